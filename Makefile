@@ -4,17 +4,17 @@
 # make house          the size and the structure of the code base beside the recorded values (ARGS=--record to record them)
 # make format         rewrite the sources as the formatter wants them
 # make slow           the slow tests
-# make bench          the benchmarks beside mlx_lm.server, within ten minutes (ARGS="--out FOLDER")
-# make architectures  probe every architecture anew and write docs/reference/architectures.md
-# make tool-table     find and measure the families of all templates anew and write the table in docs/reference/tool-call-families.md
-# make clients        real clients of all protocols before a server on the bundled model (ARGS="openai anthropic" for some)
-# make schemathesis   every operation that is described, called as its schemas say and as they do not (ARGS="--max-examples 500")
-# make demo-chat      hold the first conversation with the bundled model anew and write docs/getting-started/demo-chat.md
-# make agents         have Claude Code, Codex, opencode, aider and the Vercel AI SDK do a task each, and hold a conversation in small contexts; write docs/reference/tested-agents.md (needs npm)
-# make mac-check      measure this machine for ten minutes and save a file for the developers (ARGS="--panic-test": see docs/getting-started/install.md)
-# make venv           make .venv, or bring it up to date (after a GPU has come, say); the others do it when needed (EXTRA=vision, EXTRA=otel: with that extra)
+# make bench          all benchmarks against mlx_lm.server, within ten minutes (ARGS="--out FOLDER")
+# make architectures  examine all architectures again and write docs/reference/architectures.md
+# make tool-table     detect the families of all templates again and write the table in docs/reference/tool-call-families.md
+# make clients        run real clients of all protocols against the bundled model (ARGS="openai anthropic" for some)
+# make schemathesis   call every documented operation with valid and invalid requests (ARGS="--max-examples 500")
+# make demo-chat      hold the first conversation with the bundled model again and write docs/getting-started/demo-chat.md
+# make agents         run a task and a conversation in small contexts with coding agents; write docs/reference/tested-agents.md (needs npm)
+# make mac-check      measure this machine for ten minutes and save a report for the developers (ARGS="--panic-test": see docs/getting-started/install.md)
+# make venv           create or update .venv, for example after adding a GPU; other targets do so when needed (EXTRA=vision, EXTRA=otel: with that extra)
 # make lock           renew constraints.txt (needs uv)
-# make clean          remove what the above made, except .venv
+# make clean          remove generated files except .venv
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -116,7 +116,7 @@ mac-check: $(SERVING)
 
 lock:
 	@printf '%s\n' '# Every version that Holdfast is tested with, on all systems. Made by `make lock`; used by pip and uv with -c.' > constraints.new
-	@uv pip compile -q --universal --upgrade --python-version 3.11 --all-extras --strip-extras --no-header --no-annotate pyproject.toml >> constraints.new
+	@uv pip compile -q --universal --upgrade --python-version 3.11 --all-extras --strip-extras --no-header --no-annotate pyproject.toml bench/pyproject.toml >> constraints.new
 	@mv constraints.new constraints.txt
 
 clean:

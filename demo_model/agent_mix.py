@@ -1,6 +1,4 @@
-"""The second continued training: everything so far replayed, and tools that nobody has seen, files,
-words of every make.
-"""
+"""Conversations with unfamiliar tools, files and unusual words, and a replay of earlier data."""
 
 from __future__ import annotations
 
@@ -29,16 +27,6 @@ SHARES = (("replay", 0.58), ("tools", 0.07), ("several", 0.17), ("files", 0.14),
 LATE = (("replay", 0.4), ("short", 0.34), ("tools", 0.03), ("several", 0.14), ("files", 0.09))
 """Of the conversations drawn, before and after LATE_FROM; of the tokens see the README."""
 LATE_FROM = 0.9
-WITH_JSON = (
-    ("replay", 0.33),
-    ("short", 0.1),
-    ("several", 0.09),
-    ("files", 0.03),
-    ("tools", 0.05),
-    ("json", 0.15),
-    ("puzzled", 0.26),
-)
-"""Of the third continued training: JSON as the answer, and what nobody understands."""
 
 WITH_FORMS = (
     ("replay", 0.29),
@@ -56,7 +44,7 @@ WITH_FORMS = (
 def several_requests(
     rng: Random, tools: list[odd_tools.OddTool]
 ) -> tuple[str, list[list[dict[str, Any]]]]:
-    """Two to four requests in one, and their calls at once."""
+    """Two to four requests in one message, and their parallel calls."""
     asked = [
         odd_requests.ask(rng, rng.choice(tools)) for _ in range(rng.choice((2, 2, 2, 3, 3, 4)))
     ]
@@ -67,7 +55,7 @@ def several_requests(
 
 
 def _plan(rng: Random, tools: list[odd_tools.OddTool]) -> tuple[str, list[list[dict[str, Any]]]]:
-    """A request and its calls, step by step."""
+    """A request and its calls, by step."""
     kind = rng.random()
     if kind < 0.1:
         for tool in tools:
@@ -85,7 +73,7 @@ def _plan(rng: Random, tools: list[odd_tools.OddTool]) -> tuple[str, list[list[d
 
 
 def _result(rng: Random) -> tuple[str, str]:
-    """As `tool_tasks.result_of`, with words of every make."""
+    """Like `tool_tasks.result_of`, with unusual words."""
     if rng.random() < 0.4:
         return tool_tasks.result_of(rng)
     if rng.random() < 0.5:
@@ -112,7 +100,7 @@ def _tool_turn(rng: Random, conversation: Conversation, tools: list[odd_tools.Od
 
 
 def _other_turn(rng: Random, conversation: Conversation) -> None:
-    """What needs no tool."""
+    """A turn that needs no tool."""
     kind = rng.random()
     if kind < 0.4:
         conversation.exchange(*first_words.small_talk(rng))
@@ -127,7 +115,7 @@ def _other_turn(rng: Random, conversation: Conversation) -> None:
 
 
 def odd_tool_talk(rng: Random) -> Conversation:
-    """Tools never seen, and what is asked of them."""
+    """Invented tools and requests for them."""
     tools = odd_tools.family(rng, rng.choice((1, 1, 2, 2, 2, 3, 3, 4, 5, 8, 12)))
     style = odd_tools.SchemaStyle.draw(rng)
     order = tools[:]
@@ -143,8 +131,8 @@ def odd_tool_talk(rng: Random) -> Conversation:
 
 
 def several_talk(rng: Random) -> Conversation:
-    """Few tools, old or new, and again and again several calls at once: what stands lowest is where
-    to stop.
+    """Few tools, known or invented, and several parallel calls in every turn. The model must learn
+    when to stop.
     """
     old, new = tool_tasks.offer(rng, 4, rng.choice((0.0, 0.0, 0.5))), odd_tools.family(rng, 2)
     with_old, with_new = rng.choice(((True, False), (True, False), (True, False), (False, True)))
@@ -182,7 +170,7 @@ def several_talk(rng: Random) -> Conversation:
 
 
 def file_talk(rng: Random) -> Conversation:
-    """An agent and its files."""
+    """An agent that works with files."""
     conversation, tools = file_agent.begin(rng)
     for _ in range(rng.choice((1, 1, 2, 2, 3, 4))):
         if rng.random() < 0.1:
@@ -202,7 +190,7 @@ def _copy(rng: Random) -> tuple[str, str]:
 
 
 def word_talk(rng: Random) -> Conversation:
-    """Words of every make, copied and looked up."""
+    """Unusual words to copy and to look up."""
     conversation = Conversation()
     kind = rng.random()
     if kind < 0.5:
@@ -225,7 +213,7 @@ def word_talk(rng: Random) -> Conversation:
 
 
 def replayed(rng: Random) -> Conversation | PlainText:
-    """What the model learned before: both mixtures, and more tools and edits, which stood lowest."""
+    """A replay of both earlier mixtures, with more tools and edits."""
     kind = rng.random()
     if kind < 0.12:
         return mixture.with_tools(rng, 5, rng.choice((0.0, 0.5, 0.7)))
@@ -233,7 +221,7 @@ def replayed(rng: Random) -> Conversation | PlainText:
 
 
 def short_talk(rng: Random) -> Conversation:
-    """Short tasks of old, which suffer first while tools are learned."""
+    """Short earlier tasks, which suffer first while tools are learned."""
     kind = rng.random()
     if kind < 0.2:
         return first_mix.sums_at_once(rng)
@@ -254,7 +242,7 @@ def short_talk(rng: Random) -> Conversation:
 
 
 def puzzled_talk(rng: Random) -> Conversation:
-    """Small talk, little tasks, and much between them that nobody understands."""
+    """Small talk and little tasks mixed with unintelligible messages."""
     conversation = Conversation()
     for _ in range(rng.choice((1, 1, 1, 2, 3, 5, 8))):
         kind = rng.random()
@@ -268,12 +256,12 @@ def puzzled_talk(rng: Random) -> Conversation:
 
 
 def holds_held_out(conversation: Conversation) -> bool:
-    """Whether a held-out word of tools is in a new conversation."""
+    """Whether the conversation contains a held-out word."""
     return not is_allowed(json.dumps([conversation.tools, conversation.messages]))
 
 
 def drawn(rng: Random, kind: str) -> Conversation | PlainText:
-    """One conversation of a kind; those with new tools hold no word of the held-out tools."""
+    """A conversation of this kind without held-out words."""
     maker = {
         "replay": replayed,
         "tools": odd_tool_talk,
@@ -302,15 +290,10 @@ def _of_shares(rng: Random, shares: tuple[tuple[str, float], ...]) -> Conversati
 
 
 def conversation_at(rng: Random, done: float) -> Conversation | PlainText:
-    """A conversation for the time when this share of the training is done."""
+    """A conversation for this share of the training."""
     return _of_shares(rng, LATE if done >= LATE_FROM else SHARES)
 
 
-def with_json_at(rng: Random, done: float) -> Conversation | PlainText:
-    """A conversation of the third continued training; it does not depend on how much is done."""
-    return _of_shares(rng, WITH_JSON)
-
-
 def with_forms_at(rng: Random, done: float) -> Conversation | PlainText:
-    """A conversation of the fourth continued training; it does not depend on how much is done."""
+    """A conversation of the training with forced calls; `done` makes no difference."""
     return _of_shares(rng, WITH_FORMS)

@@ -1,12 +1,11 @@
-"""Ask a model questions written by somebody who has not seen its training data, and print how many
-it answers rightly.
+"""Asks a model questions whose author has not seen its training data, and counts the right answers.
 
-    python demo_model/ask_strangers.py [MODEL_FOLDER] [--wrong] [--only WORD]
+`python demo_model/ask_strangers.py [MODEL_FOLDER] [--wrong] [--only WORD]`
 
-The questions are the files in `strangers/`: notes of three kinds with a question each, questions
-that the notes do not answer, results of tools, sums, and small talk, whose answers are printed for
-a person to read. Nobody may train on them, nor write training data with them in mind. Decoding is
-greedy.
+The questions are in `strangers/`: three kinds of notes with a question each, questions that the
+notes do not answer, results of tools, sums, and small talk for a person to judge. Every note is
+asked about in four forms. The model is asked through Holdfast, greedily. Do not train on these
+questions, and do not write training data with them in mind.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ Judge = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One conversation, and the judge of its answer."""
+    """A conversation and the judge of its answer."""
 
     set_name: str
     form: str
@@ -57,13 +56,13 @@ class Question:
 
 
 def entries(name: str) -> list[Any]:
-    """What the file of a set holds."""
+    """The entries of a set."""
     found: list[Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     return found
 
 
 def holds(text: str, value: str) -> bool:
-    """Whether a text states a value: neither inside a longer word nor inside a longer number."""
+    """Whether a text contains a value, but not inside a longer word or number."""
     end = r"(?![\d]|[.,:]\d)" if value[-1].isdigit() else ""
     plain_numbers = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
     return (
@@ -73,7 +72,7 @@ def holds(text: str, value: str) -> bool:
 
 
 def states(value: str, other_notes: list[str]) -> Judge:
-    """The answer has the value, and is not a copy of the other notes as well."""
+    """Accept an answer with the value that does not copy the other notes."""
 
     def is_right(answer: str) -> bool:
         copied = any(note.rstrip(".") in answer for note in other_notes)
@@ -83,7 +82,7 @@ def states(value: str, other_notes: list[str]) -> Judge:
 
 
 def admits(conversation: list[Message]) -> Judge:
-    """The answer says that it does not know, and has no number that nobody gave it."""
+    """Accept an answer that admits not to know and invents no number."""
     given = " ".join(message["content"] for message in conversation)
 
     def is_right(answer: str) -> bool:
@@ -94,12 +93,12 @@ def admits(conversation: list[Message]) -> Judge:
 
 
 def others(notes: list[str], index: int, count: int) -> list[str]:
-    """Some of the other notes of a set, spread over it."""
+    """Other notes from different places of a set."""
     return [notes[(index + 1 + 5 * step) % len(notes)] for step in range(count)]
 
 
 def mixed(note: str | None, other_notes: list[str], index: int) -> list[str]:
-    """The note at a place among the others that depends on its index."""
+    """Insert the note among the others, at a place that depends on its index."""
     if note is None:
         return other_notes
     place = index % (len(other_notes) + 1)
@@ -112,7 +111,7 @@ def listed(lead: str, notes: list[str]) -> str:
 
 
 def reminder(note: str, index: int) -> str:
-    """A note as a person tells it in a conversation."""
+    """A note as told in a conversation."""
     if index % 2:
         return f"Please remember this: {note}"
     first, _, rest = note.partition(" ")
@@ -125,9 +124,7 @@ def reminder(note: str, index: int) -> str:
 def conversation_of(
     form: str, note: str | None, question: str, *, notes: list[str], index: int
 ) -> list[Message]:
-    """The question in one of the forms; `notes` are those of the whole set, from which the others
-    are taken.
-    """
+    """The question in this form. notes: those of the whole set, from which the others are taken."""
     if form == "told before":
         messages: list[Message] = []
         for place, told in enumerate(mixed(note, others(notes, index, 2), index)):
@@ -146,7 +143,7 @@ def conversation_of(
 
 
 def answered_by_notes() -> Iterator[Question]:
-    """Three sets of notes, each in every form."""
+    """Questions about three sets of notes in every form."""
     for set_name in NOTE_SETS:
         facts = entries(set_name)
         notes = [fact["note"] for fact in facts]
@@ -166,7 +163,7 @@ def answered_by_notes() -> Iterator[Question]:
 
 
 def not_answered_by_notes() -> Iterator[Question]:
-    """Questions about something else than the notes, and questions whose note does not say it."""
+    """Questions that no note answers."""
     everyday = [fact["note"] for fact in entries("everyday_notes")]
     for set_name in ("no_note", "note_says_less"):
         for index, entry in enumerate(entries(set_name)):
@@ -184,7 +181,7 @@ def not_answered_by_notes() -> Iterator[Question]:
 
 
 def tool_results() -> Iterator[Question]:
-    """Conversations that end with the result of a tool."""
+    """Conversations that end with a tool result."""
     for index, entry in enumerate(entries("tool_results")):
         for case in entry["cases"]:
             call = {
@@ -211,7 +208,7 @@ def tool_results() -> Iterator[Question]:
 
 
 def sums() -> Iterator[Question]:
-    """Sums, alone in a conversation; an honest "I cannot" is right too."""
+    """Sums; an honest "I cannot" is right, too."""
     for entry in entries("sums"):
         messages = [{"role": "user", "content": entry["question"]}]
         value, honest = states(entry["value"], []), admits(messages)
@@ -229,7 +226,7 @@ def sums() -> Iterator[Question]:
 
 
 def answer_of(llm: LLM, messages: list[Message], tools: list[dict[str, Any]]) -> str:
-    """The visible text of a greedy answer; a call instead of a text is shown as such."""
+    """The text of a greedy answer, with a note for each call."""
     options: dict[str, Any] = {"tools": tools} if tools else {}
     completion = llm.chat(messages, temperature=0, max_tokens=MOST_TOKENS, **options)
     calls = "".join(f" [calls {call.name}]" for call in completion.tool_calls)
@@ -237,7 +234,7 @@ def answer_of(llm: LLM, messages: list[Message], tools: list[dict[str, Any]]) ->
 
 
 def shown(question: Question, answer: str) -> str:
-    """A question that was answered wrongly."""
+    """A wrongly answered question, for the terminal."""
     asked = [message["content"] for message in question.messages if message["role"] == "user"]
     last = asked[-1].rsplit("\n\n", 1)[-1]
     return (
@@ -261,7 +258,7 @@ def table(asked: Counter[tuple[str, str]], right: Counter[tuple[str, str]]) -> s
 
 
 def kind_of_mistake(question: Question, answer: str) -> str:
-    """What a wrong answer is: a refusal, the text of another message, or neither."""
+    """The kind of a wrong answer."""
     if admits(question.messages)(answer):
         return "refused"
     told = "\n".join(message["content"] for message in question.messages)

@@ -1,6 +1,4 @@
-"""Whatever the model cannot know or do, from a wide grammar, and the one honest sentence that it
-answers.
-"""
+"""Messages that the model cannot answer, from a large grammar, with honest answers."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ import beyond_words as b
 import words
 from beyond_forms import QUESTIONS, REQUESTS, SLOTS
 from spelling import typed
-from words import listed
+from words import lists_of
 
 KNOW = "I do not know that, but I can answer questions about notes you give me."
 DO = (
@@ -22,26 +20,9 @@ UNCLEAR = (
     "copy and edit text."
 )
 
-_KEYS = (
-    "qwertyuiop",
-    "asdfghjkl",
-    "zxcvbnm",
-    "1234567890",
-    "asdf",
-    "jkl",
-    "qwe",
-    "hjkl;",
-    "xyz",
-    "abc",
-    "aaa",
-    ",./",
-)
-_HALVES = listed(
-    """
-?|???|...|.|!|Huh?|What?|Why?|How?|When?|Where?|Hm|Hmm|Eh?|Again?|And?|So?|Then?|What do you mean?|What does that mean?|The
-|And then|If|:)|<3|Blah blah|La la la|I|Because|Or not
-"""
-)
+_LISTED = lists_of("beyond")
+_KEYS = tuple(_LISTED["_KEYS"])
+_HALVES = tuple(_LISTED["_HALVES"])
 
 
 def _maths(rng: Random) -> str:
@@ -76,7 +57,7 @@ def _fill(rng: Random, form: str) -> str:
         words.invent(rng, rng.random() < 0.3) if rng.random() < 0.5 else words.common_word(rng)
     )
     slots["name"] = words.invent(rng, True) if rng.random() < 0.3 else rng.choice(words.NAMES)
-    # topics and places that nobody has heard of, so that the form alone decides
+    # invented topics and places, so that only the form matters
     if rng.random() < 0.2:
         slots["topic"] = " ".join(words.invent(rng) for _ in range(rng.randint(1, 2)))
         slots["place"], slots["person"] = (
@@ -90,7 +71,7 @@ def _fill(rng: Random, form: str) -> str:
 
 
 def _keys(rng: Random) -> str:
-    """Fingers on the keyboard."""
+    """Random keys."""
     parts = []
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         row = rng.choice(_KEYS)
@@ -101,7 +82,7 @@ def _keys(rng: Random) -> str:
 
 
 def unclear(rng: Random) -> str:
-    """Nothing that can be understood: keys, invented words, other languages, code, half sentences,
+    """An unintelligible message: random keys, invented words, other languages, code, fragments,
     pasted texts.
     """
     kind = rng.random()
@@ -136,7 +117,7 @@ def unclear(rng: Random) -> str:
 
 
 def sentence(rng: Random) -> str:
-    """A sentence of the list, some of its words exchanged."""
+    """A sentence with some words exchanged."""
     pieces = rng.choice(b.SENTENCES).split()
     for place, piece in enumerate(pieces):
         if place and piece.isalpha() and rng.random() < 0.18:
@@ -145,7 +126,7 @@ def sentence(rng: Random) -> str:
 
 
 def beyond(rng: Random) -> tuple[str, str]:
-    """A message and the honest answer."""
+    """A message and an honest answer."""
     kind = rng.random()
     if kind < 0.42:
         return typed(rng, _fill(rng, rng.choice(QUESTIONS)), 0.08), KNOW

@@ -1,4 +1,4 @@
-"""Conversations and their one rendering: the chat template that ships with the models."""
+"""Conversations, rendered by the chat template of the bundled models."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ Message = dict[str, Any]
 
 @dataclass
 class Conversation:
-    """Messages as a client sends them, the tools offered, and the thinking switch (None: not
-    given).
-    """
+    """Messages, tools, and the thinking switch (None: not set)."""
 
     messages: list[Message] = field(default_factory=list)
     tools: list[dict[str, Any]] | None = None
@@ -45,7 +43,7 @@ class Conversation:
         self.say("assistant", answer)
 
     def prompt_before(self, index: int) -> str:
-        """What the model sees when it is to write message `index`."""
+        """The prompt for message `index`."""
         return render(
             Conversation(self.messages[:index], self.tools, self.enable_thinking),
             add_generation_prompt=True,
@@ -53,13 +51,13 @@ class Conversation:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    """The `tojson` filter as transformers defines it: no HTML escapes, keys in their order."""
+    """The `tojson` filter of transformers: no HTML escapes, and keys keep their order."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
 
 
 @lru_cache(maxsize=1)
 def compiled_template() -> Template:
-    """The template, compiled as transformers compiles it."""
+    """The template, compiled like in transformers."""
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = _to_json
     return environment.from_string(TEMPLATE_FILE.read_text())
@@ -74,8 +72,8 @@ def render(conversation: Conversation, add_generation_prompt: bool = False) -> s
 
 
 def weighted_parts(conversation: Conversation) -> list[tuple[str, bool]]:
-    """The rendered text in parts, each with whether the model writes it itself (its loss counts in
-    full).
+    """The rendered text in parts. The flag says whether the model writes the part, so that its loss
+    counts fully.
     """
     text = render(conversation)
     parts: list[tuple[str, bool]] = []

@@ -1,4 +1,4 @@
-"""Facts: a note's sentence and the questions that it answers.
+"""Facts: a note and the questions that it answers.
 
 The right answer repeats the note word for word.
 """
@@ -16,7 +16,7 @@ Maker = Callable[[Random], str]
 
 @dataclass(frozen=True)
 class Relation:
-    """One kind of fact: how subjects and values are drawn, how it is noted and asked for."""
+    """A kind of fact: subjects, values, wordings and questions."""
 
     name: str
     subject: Maker
@@ -28,7 +28,7 @@ class Relation:
 
 @dataclass(frozen=True)
 class Fact:
-    """One fact as noted."""
+    """A fact in the words of its note."""
 
     relation: Relation
     subject: str
@@ -37,7 +37,7 @@ class Fact:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What the fact is about: two facts with one key contradict each other."""
+        """The subject of the fact. Two facts with equal keys contradict each other."""
         return (self.relation.name, self.subject)
 
     def question(self, rng: Random) -> str:
@@ -45,12 +45,12 @@ class Fact:
         return rng.choice(self.relation.questions).format(s=self.subject, v=self.value)
 
     def backward_question(self, rng: Random) -> str:
-        """A question that gives the value and asks for the subject."""
+        """A question about the subject, given the value."""
         return rng.choice(self.relation.backwards).format(s=self.subject, v=self.value)
 
 
 def _from(items: list[str], invented: float = 0.1, capital: bool = False) -> Maker:
-    """Draws from a list, at times an invented word instead."""
+    """Draw from a list, or sometimes an invented word."""
     return lambda rng: words.invent(rng, capital) if rng.random() < invented else rng.choice(items)
 
 
@@ -301,8 +301,8 @@ def draw_many(rng: Random, count: int) -> list[Fact]:
 
 
 def draw_other(rng: Random, known: list[Fact]) -> Fact:
-    """A fact that the known ones say nothing about, mostly near to one of them (same subject or
-    same relation).
+    """A fact that the known ones do not mention, mostly with the subject or relation of one of
+    them.
     """
     keys = {fact.key for fact in known}
     while True:

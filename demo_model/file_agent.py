@@ -1,6 +1,4 @@
-"""A small agent and its files: it reads, lists, searches and writes, and quotes the line that was
-asked for.
-"""
+"""An agent that reads, lists, searches and writes files, and quotes the requested line."""
 
 from __future__ import annotations
 
@@ -15,17 +13,10 @@ from file_tools import Tools, offer
 from files import ENDINGS, File, path_of, settings, shown, source
 from tool_tasks import call_message
 from wide_words import code, english, wide_phrase, wide_word
+from words import lists_of
 
-_SYSTEM = (
-    "You are a coding agent.",
-    "You are a coding agent. Use the tools to look at files, then answer.",
-    "You are a helpful assistant.",
-    "You are a helpful assistant with access to the files of a project.",
-    "You are an agent that works in a folder of files. Read before you answer.",
-    "You are an interactive CLI tool that helps users with software engineering tasks.",
-    "Answer questions about the files. Use your tools.",
-    "You are Holdfast, an assistant with tools.",
-)
+_LISTED = lists_of("file_agent")
+_SYSTEM = tuple(_LISTED["_SYSTEM"])
 
 
 def says(path: str, line: str) -> str:
@@ -34,7 +25,7 @@ def says(path: str, line: str) -> str:
 
 
 def nothing(path: str, what: str) -> str:
-    """The answer where no line tells it."""
+    """The answer if no line contains it."""
     return f"{path} does not say that."
 
 
@@ -77,7 +68,7 @@ def _call(
 
 
 def _follow_up(rng: Random, conversation: Conversation, file: File) -> None:
-    """Another line of the file that was read; no call is needed."""
+    """A question about another line of the file, which needs no call."""
     line = rng.choice(list(file.asked))
     what = rng.choice(file.asked[line])
     conversation.exchange(
@@ -94,7 +85,7 @@ def _follow_up(rng: Random, conversation: Conversation, file: File) -> None:
 
 
 def read_and_tell(rng: Random, conversation: Conversation, tools: Tools) -> None:
-    """A question about a file: read it, quote the line."""
+    """A question about a file: read it and quote the line."""
     file = settings(rng) if rng.random() < 0.7 else source(rng)
     kind = rng.random()
     if kind < 0.08:
@@ -119,7 +110,7 @@ def read_and_tell(rng: Random, conversation: Conversation, tools: Tools) -> None
 
 
 def notes_in_file(rng: Random, conversation: Conversation, tools: Tools) -> None:
-    """A file of notes: the answer is the note, as it is with notes in the prompt."""
+    """A file of notes: the answer is the note, as for notes in the prompt."""
     known = facts.draw_many(rng, rng.randint(2, 15))
     path = path_of(rng, "notes")
     fact = rng.choice(known)
@@ -149,7 +140,7 @@ def notes_in_file(rng: Random, conversation: Conversation, tools: Tools) -> None
 
 
 def whole_file(rng: Random, conversation: Conversation, tools: Tools) -> None:
-    """A short file, read out."""
+    """A short file to read out."""
     file = settings(rng, most=6)
     conversation.say(
         "user",
@@ -170,7 +161,7 @@ def whole_file(rng: Random, conversation: Conversation, tools: Tools) -> None:
 
 
 def two_files(rng: Random, conversation: Conversation, tools: Tools) -> None:
-    """Two or three files at once, or the same line of each."""
+    """Two or three files in parallel, or the same line of each."""
     files = [settings(rng, most=6) for _ in range(2)]
     paths = [file.path for file in files]
     listed = f"{', '.join(paths[:-1])} and {paths[-1]}"
@@ -201,7 +192,7 @@ def two_files(rng: Random, conversation: Conversation, tools: Tools) -> None:
 
 
 def list_folder(rng: Random, conversation: Conversation, tools: Tools) -> None:
-    """Which files there are; at times one of them is read then."""
+    """List files, and sometimes read one of them."""
     folder = wide_word(rng) if rng.random() < 0.7 else f"{wide_word(rng)}/{wide_word(rng)}"
     kinds = rng.sample(
         ["yaml", "toml", "ini", "cfg", "txt", "md", "py", "json", "csv", "log", "js", "go"],
@@ -253,7 +244,7 @@ def list_folder(rng: Random, conversation: Conversation, tools: Tools) -> None:
 
 
 def search(rng: Random, conversation: Conversation, tools: Tools) -> None:
-    """Where a word stands."""
+    """Search for a word."""
     word = rng.choice((wide_word(rng), f"{english(rng)}_{english(rng)}", code(rng)))
     found = [(path_of(rng, "code"), rng.randint(1, 400)) for _ in range(rng.choice((1, 1, 2, 3)))]
     conversation.say(
@@ -291,7 +282,7 @@ def search(rng: Random, conversation: Conversation, tools: Tools) -> None:
 
 
 def write(rng: Random, conversation: Conversation, tools: Tools) -> None:
-    """A file is written."""
+    """Write a file."""
     path, text = path_of(rng, rng.choice(list(ENDINGS))), wide_phrase(rng, 7)
     conversation.say(
         "user",
@@ -327,7 +318,7 @@ def write(rng: Random, conversation: Conversation, tools: Tools) -> None:
 
 
 def edit(rng: Random, conversation: Conversation, tools: Tools) -> None:
-    """A word of a file is replaced."""
+    """Replace a word in a file."""
     path, old, new = (
         path_of(rng, rng.choice(list(ENDINGS))),
         wide_phrase(rng, 3),
@@ -365,7 +356,7 @@ def edit(rng: Random, conversation: Conversation, tools: Tools) -> None:
 
 
 def turn(rng: Random, conversation: Conversation, tools: Tools) -> None:
-    """One task for the agent."""
+    """Add one task for the agent."""
     kind = rng.random()
     tasks = (
         (0.1, "list", list_folder),

@@ -1,4 +1,4 @@
-"""The tools of an agent that works with files, under the many names that agents give them."""
+"""File tools under the many names that agents use."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _TOLD = {
 
 @dataclass
 class Tools:
-    """The file tools that a conversation offers, by what they do."""
+    """The file tools of a conversation, by purpose."""
 
     schemas: list[dict[str, Any]]
     names: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
@@ -93,7 +93,7 @@ def _parameters(rng: Random, deed: str, where: str) -> tuple[str, ...]:
 
 
 def offer(rng: Random) -> Tools:
-    """Some file tools, reading always among them."""
+    """Some file tools, including one for reading."""
     deeds = [
         "read",
         *rng.sample(("list", "grep", "write", "edit", "run"), rng.choice((0, 1, 2, 2, 3, 3, 4, 5))),

@@ -1,4 +1,4 @@
-"""Files of an agent: settings and little programs, and how one asks for their lines."""
+"""Files of an agent, such as settings and small programs, and questions about their lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from wide_words import english, marked, wide_phrase, wide_value, wide_word
 
 @dataclass(frozen=True)
 class File:
-    """A file: its lines, and of some lines how one asks for them."""
+    """A file's lines, and questions about some of them."""
 
     path: str
     lines: tuple[str, ...]
@@ -114,7 +114,7 @@ def source(rng: Random, folder: str | None = None) -> File:
 
 
 def shown(rng: Random, file: File) -> str:
-    """The text as a tool gives it: plain or with line numbers."""
+    """The text as a tool returns it, plain or with line numbers."""
     kind = rng.random()
     if kind < 0.7:
         return "\n".join(file.lines)

@@ -1,6 +1,4 @@
-"""The continued training: the old mixture replayed, among it first words, small talk, the honest
-answers, raw text.
-"""
+"""First words, small talk, honest answers and raw text, mixed with a replay of the first mixture."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ import words
 from conversation import Conversation
 from plain_text import PlainText, plain_text
 from spelling import typed
-from words import listed
+from words import lists_of
 
 RAW, NEW = 0.2, 0.5
 """Draws below the first are raw text, below the second new conversations, the rest is replay: 87 %
@@ -37,18 +35,12 @@ TEXT_TASKS = (
     other_tasks.range_exchange,
 )
 """What is done with a text or for its own sake: a request and its answer."""
-_SYSTEM = listed(
-    """
-You are a helpful assistant.|You are a helpful assistant.|You are a friendly assistant.|Be brief.|You are Holdfast.
-|Help the user.|You are a careful assistant. Answer in one sentence.|You are a helpful, honest assistant.
-|You are an AI assistant.|You are a chatbot.|Answer politely.|You are a coding agent.|Today is Monday.
-|Answer as well as you can.|You are a helpful AI model that answers in English.
-"""
-)
+_LISTED = lists_of("first_mix")
+_SYSTEM = tuple(_LISTED["_SYSTEM"])
 
 
 def one_turn(rng: Random, conversation: Conversation) -> None:
-    """One exchange of what a newcomer types."""
+    """Add an exchange of a newcomer."""
     kind = rng.random()
     if kind < 0.5:
         conversation.exchange(*first_words.small_talk(rng))
@@ -72,7 +64,7 @@ def one_turn(rng: Random, conversation: Conversation) -> None:
 
 
 def newcomer(rng: Random) -> Conversation:
-    """First words, alone or with more after them."""
+    """First words, alone or followed by other messages."""
     conversation = Conversation()
     if rng.random() < 0.12:
         conversation.enable_thinking = rng.random() < 0.3
@@ -84,8 +76,8 @@ def newcomer(rng: Random) -> Conversation:
 
 
 def beside_notes(rng: Random) -> Conversation:
-    """Small talk and the honest answers between questions about notes; a question about the world
-    has no note.
+    """Small talk and honest answers between questions about notes; no note answers questions about
+    the world.
     """
     known = facts.draw_many(rng, rng.randint(1, 20))
     conversation = Conversation()
@@ -108,7 +100,7 @@ def beside_notes(rng: Random) -> Conversation:
 
 
 def beside_tools(rng: Random) -> Conversation:
-    """Tools are offered; a greeting, or what no tool is for, calls none."""
+    """Tools are offered, but a greeting or an unrelated message needs no call."""
     tools = tool_tasks.offer(rng, 3)
     conversation = tool_tasks.begin(rng, tools)
     for _ in range(rng.randint(1, 4)):
@@ -123,9 +115,7 @@ def beside_tools(rng: Random) -> Conversation:
 
 
 def long_chat(rng: Random) -> Conversation:
-    """A first conversation that goes on: small talk, little tasks, facts told and asked for much
-    later.
-    """
+    """A long first conversation: small talk, little tasks, and facts that are asked for much later."""
     conversation = Conversation()
     known: list[facts.Fact] = []
     for _ in range(rng.randint(8, 36)):
@@ -151,7 +141,7 @@ def long_chat(rng: Random) -> Conversation:
 
 
 def sums_at_once(rng: Random) -> Conversation:
-    """Sums with the thinking switched off."""
+    """Sums with thinking switched off."""
     conversation = Conversation(enable_thinking=False)
     for _ in range(rng.randint(3, 10)):
         conversation.exchange(*newcomer_tasks.any_sum(rng, False))
@@ -159,7 +149,7 @@ def sums_at_once(rng: Random) -> Conversation:
 
 
 def unknown_plain(rng: Random) -> Conversation:
-    """Questions that only a note could answer, and there is none."""
+    """Questions that only a note could answer, without notes."""
     conversation = Conversation()
     if rng.random() < 0.3:
         conversation.say("system", rng.choice(_SYSTEM))
@@ -171,7 +161,7 @@ def unknown_plain(rng: Random) -> Conversation:
 
 
 def fresh(rng: Random) -> Conversation:
-    """One of the new conversations."""
+    """A conversation of a new kind."""
     kind = rng.random()
     if kind < 0.68:
         return newcomer(rng)
@@ -189,16 +179,14 @@ def fresh(rng: Random) -> Conversation:
 
 
 def replayed(rng: Random) -> Conversation:
-    """The old mixture as it was at any time after its first third, and some more tools, which
-    suffered first.
-    """
+    """The first mixture after its first third, with some more tools, which are forgotten first."""
     if rng.random() < 0.12:
         return mixture.with_tools(rng, 5, rng.choice((0.0, 0.0, 0.5)))
     return mixture.conversation_at(rng, rng.uniform(0.3, 1.0))
 
 
 def is_held_out(conversation: Conversation | PlainText) -> bool:
-    """Whether a user says one of the openings that are kept for judging."""
+    """Whether a user's message is a held-out opening."""
     if isinstance(conversation, PlainText):
         return openings.plain(conversation.text) in openings.HELD_OUT_PLAIN
     return any(
@@ -208,14 +196,9 @@ def is_held_out(conversation: Conversation | PlainText) -> bool:
 
 
 def conversation_at(rng: Random, done: float) -> Conversation | PlainText:
-    """A conversation of the continued training; it does not depend on how much is done."""
+    """A conversation of this mixture; `done` makes no difference."""
     while True:
         kind = rng.random()
         chosen = plain_text(rng) if kind < RAW else fresh(rng) if kind < NEW else replayed(rng)
         if not is_held_out(chosen):
             return chosen
-
-
-def longest_at(done: float) -> int:
-    """The longest conversation in tokens."""
-    return 2560

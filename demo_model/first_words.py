@@ -1,4 +1,4 @@
-"""The first words of a conversation and small talk, in the spellings of users, with their answers."""
+"""First words and small talk in the spellings of users, with answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from random import Random
 from spelling import typed
 from talk_forms import FORMS, expand
 from talks import TALKS
-from words import listed
+from words import lists_of
 
 _TO_WHOM = (
     "",
@@ -26,18 +26,9 @@ _TO_WHOM = (
     " little one",
     " model",
 )
-_WHOM = (
-    "guys folks sir madam people boss captain doctor stranger neighbour world chum buddy pal dear "
-    "sweetie robot machine program "
-    "server assistant teacher team dude man bro sister "
-    "brother fellow lady master genius colleague darling chief ladies Ada Tom Nora "
-    "Max champ amigo tiger sunshine human comrade cowboy pilot Mister Miss"
-).split()
-_GREETINGS = (
-    "Hello Hello Hello Hi Hi Hi Hey Hey Hiya Howdy Greetings Yo Heya Hallo Hullo Hellooo Hiii "
-    "Heyyy Hoi Aloha Ahoy Salutations "
-    "Sup Helo Hii Ello Welcome Hola Wassup"
-).split()
+_LISTED = lists_of("first_words")
+_WHOM = _LISTED["_WHOM"]
+_GREETINGS = _LISTED["_GREETINGS"]
 _DAYTIMES = (
     ("Good morning", 3),
     ("Good afternoon", 2),
@@ -59,20 +50,13 @@ _MORE_GREETING = (
     ", let us begin",
     " and welcome",
 )
-_SAY_HELLO = listed(
-    """
-Say hello.|Say hi.|Say hello to me.|Please say hello.|Can you say hello?|Just say hi.|Greet me.|Say hello!|Could you say hi?
-|Say hi to everyone.|Say hello world.|Say something.|Say hey.|Say something nice.|Say a word to me.|Nice to meet you.
-|Pleased to meet you.|It is nice to meet you.|I just got here.|Let's chat.|Let us talk.|Can we talk?|Start.|Let's get started.
-|I want to talk to you.|Shall we begin?|Talk to me.
-"""
-)
+_SAY_HELLO = tuple(_LISTED["_SAY_HELLO"])
 
 _WEIGHTS = [talk.weight for talk in TALKS]
 
 
 def greeting(rng: Random) -> tuple[str, str]:
-    """A greeting and its answer, which says the time of day back."""
+    """A greeting and its answer, which repeats the time of day."""
     if rng.random() < 0.25:
         return typed(rng, rng.choice(_SAY_HELLO)), "Hello! How can I help you?"
     if rng.random() < 0.3:
@@ -93,7 +77,7 @@ def greeting(rng: Random) -> tuple[str, str]:
 
 
 def small_talk(rng: Random) -> tuple[str, str]:
-    """Anything said in passing, and its answer."""
+    """Small talk and its answer."""
     if rng.random() < 0.2:
         return greeting(rng)
     talk = rng.choices(TALKS, _WEIGHTS)[0]

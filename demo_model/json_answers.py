@@ -1,9 +1,8 @@
-"""JSON as the answer: asked for in a few words, by a schema or with the values told; and as a
-grammar forces it on any request.
+"""JSON answers: requested in a few words, by a schema or with given values, or forced by a grammar.
 
-A server that holds an answer to a schema tells the model nothing of it: the model sees "Write
-JSON." and then its own `{"` with a key that the grammar chose. It must go on with a short value and
-close it, whatever the key is.
+A server that constrains an answer does not tell the model the schema. The model sees "Write JSON."
+and its own `{"` with a key that the grammar chose, and must continue with a short value and close
+it, whatever the key is.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import words
 from conversation import Conversation
 from spelling import typed
 from wide_words import english, noun, wide_phrase, wide_value, wide_word
-from words import listed
+from words import lists_of
 
 Member = tuple[str, dict[str, Any], Any]
 """A key, the schema of its value, the value."""
@@ -96,32 +95,10 @@ _OBJECTS = (
 _RARE_STRING, _RARE_NUMBER = "none", 1
 """The usual values of keys that say nothing."""
 
-_BARE = listed(
-    """
-Write JSON.|Write some JSON.|Write a JSON object.|Give me JSON.|Give me some JSON.|Answer in JSON.
-|Answer with JSON only.|JSON please.|Return JSON.|Return a JSON object.|Reply in JSON.|Output JSON.
-|Make a JSON object.|Produce JSON.|Only JSON, please.|Print JSON.|I need JSON.|Show me JSON.|Write an example in JSON.
-|Give an example of JSON.|Write a small JSON object.|Respond with valid JSON.|Write any JSON.|Can you write JSON?
-|Write JSON now.|Write me some JSON.|Create JSON.|Fill the form.|Fill in the fields.|Make up a record.
-|Give me a record.|Make up some data.|Invent a data set.|Write a record as JSON.
-"""
-)
-_ABOUT = (
-    "Write JSON about a {t}.",
-    "Describe a {t} as JSON.",
-    "Give me a {t} as JSON.",
-    "Make up a {t} in JSON.",
-    "Write a {t} as a JSON object.",
-    "JSON for a {t}, please.",
-    "Create a {t}. Answer in JSON.",
-    "Return one {t} as JSON.",
-)
-_SYSTEM = listed(
-    """
-You are a helpful assistant.|You answer in JSON.|Answer only with JSON.|You write JSON and nothing else.|Be brief.
-|You are a service that returns JSON objects.|Always answer with one JSON object.|You are a careful assistant.
-"""
-)
+_LISTED = lists_of("json_answers")
+_BARE = tuple(_LISTED["_BARE"])
+_ABOUT = tuple(_LISTED["_ABOUT"])
+_SYSTEM = tuple(_LISTED["_SYSTEM"])
 _BY_SCHEMA = (
     "Answer with a JSON object of this schema:\n{s}",
     "Write JSON that fits this schema:\n{s}",
@@ -139,19 +116,12 @@ _ON_TEXT = (
     "Sum this up. ",
     "Find the names: ",
 )
-_TOLD = (
-    "Write JSON: {l}",
-    "Answer in JSON: {l}",
-    "As JSON: {l}",
-    "{l}. Write this as JSON.",
-    "Put this into JSON: {l}",
-    "JSON of {l}",
-)
+_TOLD = tuple(_LISTED["_TOLD"])
 
 
 def _name(rng: Random) -> str:
-    """A key that nobody knows, in one of the usual styles, its words cut off at times: any place of
-    a key may be its last.
+    """An unfamiliar key in a usual style, sometimes cut off, since any position may be its last
+    one.
     """
     parts = [
         noun(rng) if rng.random() < 0.6 else wide_word(rng)
@@ -192,7 +162,7 @@ def _flag(rng: Random) -> Member:
 
 
 def _choice(rng: Random) -> Member:
-    """An enum; only a schema tells it, so the first is the usual one."""
+    """An enum. Only a schema lists its values, so the first one is the usual one."""
     choices = list(
         dict.fromkeys(
             rng.choice((words.common_word, wide_word))(rng) for _ in range(rng.randint(2, 4))
@@ -255,7 +225,7 @@ _MAKERS: tuple[tuple[Callable[[Random], Member], int], ...] = (
 
 
 def members_of(rng: Random, count: int, depth: int = 0) -> list[Member]:
-    """The members of an object, no key twice; objects and lists within it only at depth 0."""
+    """Members of an object with unique keys; objects and lists are nested only at depth 0."""
     kinds = _MAKERS[:-2] if depth else _MAKERS
     found: dict[str, Member] = {}
     while len(found) < count:
@@ -270,7 +240,7 @@ def values_of(members: list[Member]) -> dict[str, Any]:
 
 
 def schema_of(members: list[Member]) -> dict[str, Any]:
-    """The schema of the object, its keys in the same order."""
+    """The schema of the object, with keys in the same order."""
     return {
         "type": "object",
         "properties": {key: schema for key, schema, _ in members},
@@ -279,9 +249,7 @@ def schema_of(members: list[Member]) -> dict[str, Any]:
 
 
 def written(rng: Random, value: Any) -> str:
-    """JSON as it is written mostly: a space behind `:` and `,`; at times compact or over several
-    lines.
-    """
+    """JSON with a space after `:` and `,`, or sometimes compact or on several lines."""
     kind = rng.random()
     if kind < 0.94:
         return json.dumps(value)
@@ -289,14 +257,14 @@ def written(rng: Random, value: Any) -> str:
 
 
 def _object_alone(rng: Random) -> dict[str, Any]:
-    """What is written where nothing says what: mostly one and the same."""
+    """The usual value of a member, for requests that give none."""
     if rng.random() < 0.5:
         return {"name": "Ada", "city": "Paris"}
     return values_of(members_of(rng, rng.choice((1, 2, 2, 2, 3, 3, 4, 5))))
 
 
 def bare_exchange(rng: Random) -> tuple[str, str]:
-    """JSON is asked for, and nothing said of its form."""
+    """A request for JSON without details."""
     if rng.random() < 0.75:
         request = typed(rng, rng.choice(_BARE), 0.04) if rng.random() < 0.5 else rng.choice(_BARE)
     else:
@@ -307,7 +275,7 @@ def bare_exchange(rng: Random) -> tuple[str, str]:
 
 
 def schema_talk(rng: Random, conversation: Conversation) -> None:
-    """The schema stands in the system message or the request, as some clients write it there."""
+    """A request with a schema in the system message or the user's message."""
     members = members_of(rng, rng.choice((1, 2, 2, 3, 3, 4, 5)))
     schema = schema_of(members)
     if rng.random() < 0.4:
@@ -323,7 +291,7 @@ def schema_talk(rng: Random, conversation: Conversation) -> None:
 
 
 def _told_value(rng: Random, usual: Any) -> str | int | float:
-    """Any value of that type; digits are a number whatever the type."""
+    """A random value of this type."""
     if isinstance(usual, float):
         return round(rng.uniform(0, 999), rng.choice((1, 2)))
     value = wide_value(rng) if isinstance(usual, str) else words.digits(rng)
@@ -331,7 +299,7 @@ def _told_value(rng: Random, usual: Any) -> str | int | float:
 
 
 def told_exchange(rng: Random) -> tuple[str, str]:
-    """The values stand in the request, and the object has them, at times in another order."""
+    """A request with values, which the object contains, sometimes in another order."""
     members = [
         one
         for one in members_of(rng, rng.choice((1, 2, 2, 3, 4)), depth=1)
@@ -351,7 +319,7 @@ def told_exchange(rng: Random) -> tuple[str, str]:
 
 
 def _any_request(rng: Random) -> str:
-    """What anyone says: small talk, what is beyond it, notes, words, and JSON asked for."""
+    """Any message: small talk, unanswerable questions, notes, words, requests for JSON."""
     kind = rng.random()
     if kind < 0.35:
         return first_words.small_talk(rng)[0]
@@ -364,10 +332,8 @@ def _any_request(rng: Random) -> str:
 
 
 def forced_talk(rng: Random, called: float = 0.2) -> Conversation:
-    """Any request, and an answer that a grammar forces into JSON or a call: its beginning is not
-    the model's own.
-
-    called: the share of calls.
+    """Any request and an answer that a grammar forces into JSON or a call, whose beginning is
+    given. called: the share of calls.
     """
     conversation = Conversation(enable_thinking=rng.choice((None, None, False)))
     if rng.random() < called:
@@ -380,9 +346,7 @@ def forced_talk(rng: Random, called: float = 0.2) -> Conversation:
 
 
 def _forced_call(rng: Random, conversation: Conversation) -> Conversation:
-    """A call that the request does not ask for, of an odd tool or of a form: clients make a tool of
-    a class with fields.
-    """
+    """A forced call of an invented tool or of a class with fields, which clients send as a tool."""
     tool, arguments = _form_tool(rng) if rng.random() < 0.6 else _odd_tool(rng)
     others = [
         (_form_tool(rng) if rng.random() < 0.3 else _odd_tool(rng))[0]
@@ -412,7 +376,7 @@ def _odd_tool(rng: Random) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _form_tool(rng: Random) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A class with fields as a tool, and its usual values: that tool writes the record."""
+    """A class with fields as a tool, with its usual values."""
     members = members_of(rng, rng.choice((1, 1, 2, 2, 3, 4)))
     name = odd_tools.cased_name(
         rng, [wide_word(rng), noun(rng)][: rng.choice((1, 2))], rng.choice((0, 1, 2, 2))
@@ -459,7 +423,7 @@ def _form_tool(rng: Random) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _idle_call(tool: odd_tools.OddTool) -> dict[str, Any]:
-    """A call with arguments that nothing told."""
+    """A call with arguments that the request does not give."""
     arguments: dict[str, Any] = {}
     for one in tool.parameters:
         if not one.optional:
@@ -477,7 +441,7 @@ def _idle_call(tool: odd_tools.OddTool) -> dict[str, Any]:
 
 
 def json_talk(rng: Random, called: float = 0.2) -> Conversation:
-    """One to three objects, asked for in any of these ways."""
+    """One to three objects, requested in different ways."""
     if rng.random() < 0.45:
         return forced_talk(rng, called)
     conversation = Conversation(enable_thinking=rng.choice((None, None, None, True, False)))

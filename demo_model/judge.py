@@ -1,11 +1,10 @@
-"""Fixed rules: whether an answer to a user's first words is sensible, written before the data that
-teaches such answers.
+"""Rules for sensible answers to first words, written before the training data.
 
-Every answer must be one or two sentences that begin with a capital and end by themselves within 80
-tokens, no word three times in a row, and every word plain English of the list here, or a word of
-the question. A thought before the answer is not judged, but its tokens count. Then each class wants
-something in the answer and refuses other things. Copies and sums must be right. `exact` and
-`unknown` came later, for `tools/demo_chat.py`, where a note may have been given before.
+An answer must have one or two sentences, begin with a capital, end by itself within 80 tokens,
+repeat no word three times in a row, and use only words of the list here or of the question.
+Reasoning is not judged, but its tokens count. Each class also requires and forbids certain words.
+Copies and sums must be right. The classes `exact` and `unknown` are for `tools/demo_chat.py`, where
+the user may have told notes before.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ MOST_TOKENS = 80
 
 @dataclass(frozen=True)
 class Rule:
-    """What an answer of a class must hold (all of these), and what it must not."""
+    """Patterns that an answer of a class must match, and those that it must not."""
 
     wanted: tuple[str, ...]
     refused: tuple[str, ...] = ()
@@ -78,13 +77,8 @@ _LEXICON = frozenset(
 )
 
 
-def lexicon() -> frozenset[str]:
-    """The words that any answer may use."""
-    return _LEXICON
-
-
 def sentences(text: str) -> int:
-    """How many sentences a text has: ends of sentence before a space or the end."""
+    """The number of sentences."""
     return len(re.findall(r"[.!?]+(?=\s|$)", text))
 
 
@@ -95,7 +89,7 @@ def _words(text: str) -> list[str]:
 def fault(
     kind: str, question: str, answer: str, *, expected: str = "", tokens: int, ended: bool
 ) -> str:
-    """Why the answer is not sensible, in a few words; empty where it is."""
+    """What is wrong with the answer; empty if it is sensible."""
     if not ended or tokens > MOST_TOKENS:
         return "does not end by itself within 80 tokens"
     said = _THOUGHT.sub("", answer)
@@ -113,7 +107,7 @@ def fault(
 
 
 def form_fault(said: str, asked: set[str]) -> str:
-    """What is wrong with the form of an answer; `asked` are the words of the question."""
+    """What is wrong with the form of an answer. asked: the words of the question."""
     if not said or not said[0].isupper():
         return "does not begin with a capital"
     if said != said.strip() or said[-1] not in ".!?":

@@ -1,4 +1,4 @@
-"""Conversations about notes: retrieval, absent notes, new notes, notes in the user's own message."""
+"""Conversations about notes: retrieval, missing notes, new notes, notes in the user's message."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import words
 from beyond import KNOW
 from conversation import Conversation
 from facts import Fact
+from words import lists_of
 
 ABSENT = "I have no note about that."
 INTRODUCTIONS = (
@@ -46,16 +47,8 @@ ASKING = (
     "And now: ",
     "Quick question. ",
 )
-NOTING = (
-    "Please note: {t}",
-    "Remember this: {t}",
-    "Note that {t}",
-    "New note: {t}",
-    "Keep in mind: {t}",
-    "Please remember: {t}",
-    "{t} Please remember that.",
-    "Also, {t}",
-)
+_LISTED = lists_of("memory_tasks")
+NOTING = tuple(_LISTED["NOTING"])
 HEADERS = (
     "Notes: ",
     "Notes:\n",
@@ -71,7 +64,7 @@ CLOSINGS = (" ", "\n\n", "\n", " Question: ", "\n\nQuestion: ", "\nQ: ")
 
 
 def listed(rng: Random, known: list[Fact]) -> str:
-    """Notes as bullets, numbered, as lines or as one paragraph."""
+    """Notes as a bulleted or numbered list, as lines or as a paragraph."""
     style = rng.random()
     notes = [fact.note for fact in known]
     if style < 0.55:
@@ -90,12 +83,12 @@ def _sentence(note: str) -> str:
 
 
 def asked(rng: Random, question: str) -> str:
-    """A question, at times with some words before it."""
+    """A question, sometimes with an introduction."""
     return rng.choice(ASKING) + question
 
 
 def one_question(rng: Random, known: list[Fact], doubt: float = 0.1) -> tuple[str, str]:
-    """A question and its right answer: about none of the known facts with the probability `doubt`."""
+    """A question and its answer. doubt: the probability that no known fact answers it."""
     if not known or rng.random() < doubt:
         return asked(rng, facts.draw_other(rng, known).question(rng)), ABSENT
     fact = rng.choice(known)
@@ -113,8 +106,8 @@ def one_question(rng: Random, known: list[Fact], doubt: float = 0.1) -> tuple[st
 def take_note(
     rng: Random, conversation: Conversation, known: list[Fact], bare: bool = False
 ) -> list[Fact]:
-    """The user tells one to three facts (`bare`: not a word about noting); returns what is known
-    then, newer facts for older.
+    """The user tells one to three facts; returns the known ones, newer facts replacing older ones.
+    bare: whether the user does not mention notes.
     """
     fresh = facts.draw_many(rng, rng.choice((1, 1, 1, 2, 3)))
     if known and rng.random() < 0.15:
@@ -136,7 +129,7 @@ def take_note(
 
 
 def small_talk(rng: Random, conversation: Conversation) -> None:
-    """A word of thanks or so between questions."""
+    """Add small talk between questions."""
     question, answer = rng.choice(
         (
             ("Thank you.", "You are welcome."),
@@ -150,7 +143,7 @@ def small_talk(rng: Random, conversation: Conversation) -> None:
 def system_notes(
     rng: Random, low: int, high: int, turns: tuple[int, int] = (2, 8), doubt: float = 0.1
 ) -> Conversation:
-    """Notes in the system prompt, then questions, new notes and some small talk."""
+    """Notes in the system prompt, then questions, new notes and small talk."""
     known = facts.draw_many(rng, rng.randint(low, high))
     introduction = rng.choice(INTRODUCTIONS).format(n=rng.choice(words.NAMES))
     conversation = Conversation()
@@ -163,7 +156,7 @@ def system_notes(
 
 
 def user_notes(rng: Random, low: int, high: int, turns: tuple[int, int] = (1, 5)) -> Conversation:
-    """Notes in the user's own message, before or after the first question; then more questions."""
+    """Notes in the user's message, before or after the first question; then more questions."""
     known = facts.draw_many(rng, rng.randint(low, high))
     conversation = _maybe_system(rng)
     question, answer = one_question(rng, known)
@@ -178,7 +171,7 @@ def user_notes(rng: Random, low: int, high: int, turns: tuple[int, int] = (1, 5)
 
 
 def told_notes(rng: Random, low: int, high: int) -> Conversation:
-    """No notes at first: the user tells facts turn by turn and asks for them."""
+    """The user tells facts turn by turn and asks for them."""
     conversation = _maybe_system(rng)
     known: list[Fact] = []
     target = rng.randint(low, high)
@@ -191,7 +184,7 @@ def told_notes(rng: Random, low: int, high: int) -> Conversation:
 
 
 def unknown(rng: Random) -> Conversation:
-    """Plain questions without any notes."""
+    """Questions without notes."""
     conversation = _maybe_system(rng)
     others = (
         "What is the capital of {a}?",

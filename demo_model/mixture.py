@@ -1,4 +1,4 @@
-"""What is trained when: the drill first, then all tasks with ever longer notes."""
+"""The first mixture: a drill at first, then all tasks with more and more notes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ tools.
 
 
 def drill(rng: Random, most: int) -> Conversation:
-    """Copying random words and looking up random pairs: this grows the heads on which all retrieval
-    stands.
+    """Copying random words and looking up random pairs, which trains the attention heads that
+    retrieval needs.
     """
     conversation = Conversation()
     if rng.random() < 0.5:
@@ -76,7 +76,7 @@ def with_tools(rng: Random, most_notes: int, strange: float = 0.0) -> Conversati
 
 
 def task(rng: Random, most_notes: int) -> Conversation:
-    """Any conversation but the drill."""
+    """Any conversation except the drill."""
     kind = rng.random()
     low = 1 if rng.random() < 0.5 else max(1, most_notes // 2)
     if kind < 0.40:
@@ -103,7 +103,7 @@ def task(rng: Random, most_notes: int) -> Conversation:
 
 
 def extra(rng: Random) -> Conversation:
-    """Short conversations of what is learned last."""
+    """Short conversations of the tasks that are learned last."""
     kind = rng.random()
     if kind < 0.5:
         return other_tasks.thinking(rng, 8)
@@ -113,8 +113,8 @@ def extra(rng: Random) -> Conversation:
 
 
 def polish(rng: Random) -> Conversation:
-    """Short conversations of what still goes wrong late: calls, edits, sums, questions that no note
-    answers.
+    """Short conversations of the tasks that still fail late: calls, edits, sums, unanswerable
+    questions.
     """
     kind = rng.random()
     if kind < 0.45:
@@ -129,7 +129,7 @@ def polish(rng: Random) -> Conversation:
 
 
 def finish(rng: Random) -> Conversation:
-    """The last conversations: odd tools, several calls and edits most of all."""
+    """The last conversations, mostly invented tools, parallel calls and edits."""
     kind = rng.random()
     if kind < 0.55:
         return with_tools(rng, 5, 0.7)
@@ -139,22 +139,14 @@ def finish(rng: Random) -> Conversation:
 
 
 def most_notes_at(done: float) -> int:
-    """How many notes a conversation may hold when this share of the training is done."""
+    """The highest number of notes at this share of the training."""
     if done < DRILL_UNTIL:
         return 8
     return int(10 + 180 * min(1.0, (done - DRILL_UNTIL) / 0.55) ** 1.3)
 
 
-def longest_at(done: float) -> int:
-    """The longest conversation in tokens when this share of the training is done."""
-    for until, tokens in ((DRILL_UNTIL, 256), (0.3, 512), (0.5, 1024)):
-        if done < until:
-            return tokens
-    return 2560
-
-
 def conversation_at(rng: Random, done: float) -> Conversation:
-    """A conversation for the time when this share of the training is done."""
+    """A conversation for this share of the training."""
     if rng.random() < (0.65 if done < DRILL_UNTIL else 0.1):
         return drill(rng, 12 if done < DRILL_UNTIL else 12 + most_notes_at(done))
     if done >= FINISH_FROM and rng.random() < 0.8:

@@ -1,6 +1,4 @@
-"""Little tasks as newcomers type them: sums, counts, something told about oneself, notes without a
-word about them.
-"""
+"""Small tasks of newcomers: sums, counts, facts about themselves, notes."""
 
 from __future__ import annotations
 
@@ -16,26 +14,11 @@ import other_tasks
 import words
 from conversation import Conversation
 from spelling import typed
-from words import listed
+from words import listed, lists_of
 
-_SUMS = listed(
-    """
-{a}+{b}|{a} + {b}|{a}+{b}=|{a} + {b} =|{a}+{b}=?|{a} + {b} = ?|{a} plus {b}|What is {a}+{b}?|What is {a} + {b}?
-|What is {a} plus {b}?|How much is {a}+{b}?|How much is {a} + {b}?|How much is {a} plus {b}?|Calculate {a}+{b}.
-|Calculate {a} + {b}.|Compute {a} + {b}.|Add {a} and {b}.|Add up {a} and {b}.|Please add {a} and {b}.|Can you add {a} and {b}?
-|Could you add {a} and {b}, please?|What is the sum of {a} and {b}?|Sum of {a} and {b}|The sum of {a} and {b}?
-|What do {a} and {b} make?|I need {a} + {b}.|Tell me {a} plus {b}.|What does {a}+{b} make?|What's {a} and {b} together?
-|Do you know {a}+{b}?|Is {a}+{b} hard? What is it?|And {a}+{b}?|And {a} plus {b}?|What about {a}+{b}?|Sum {a} {b}|{a} and {b} is
-|Solve {a}+{b}.|Work out {a} + {b}.
-"""
-)
-_COUNTS = listed(
-    """
-Count these words: {i}|How many words: {i}|How many words are these: {i}?|Count: {i}|How many items are in this list: {i}?
-|How many are there: {i}?|Please count these: {i}|Can you count these words: {i}?|How many things are in this list: {i}?
-|How many words are in this list: {i}?
-"""
-)
+_LISTED = lists_of("newcomer_tasks")
+_SUMS = tuple(_LISTED["_SUMS"])
+_COUNTS = tuple(_LISTED["_COUNTS"])
 _ENGLISH = sorted(
     {
         word
@@ -101,7 +84,7 @@ _ME = {
 
 
 def any_sum(rng: Random, thinking: bool | None) -> tuple[str, str]:
-    """A sum as users type it. Two digits below ten need no thought unless it is asked for."""
+    """A sum as users type it. Two digits below ten need no reasoning unless requested."""
     easy = rng.random() < 0.45
     first, second = (
         (rng.randint(0, 9), rng.randint(0, 9)) if easy else (rng.randint(1, 99), rng.randint(1, 99))
@@ -114,7 +97,7 @@ def any_sum(rng: Random, thinking: bool | None) -> tuple[str, str]:
 
 
 def any_count(rng: Random, thinking: bool | None) -> tuple[str, str]:
-    """A count of words, some of them invented."""
+    """A count of words, some of which are invented."""
     items = [_any_word(rng) for _ in range(rng.randint(1, 8))]
     question = typed(rng, rng.choice(_COUNTS).format(i=", ".join(items)), 0.0)
     if not question.isupper() and rng.random() < 0.7:
@@ -134,7 +117,7 @@ def _any_word(rng: Random) -> str:
 
 
 def copied_sentence(rng: Random) -> tuple[str, str]:
-    """Something to repeat whose words are not those of the notes."""
+    """A text to repeat with words that notes do not use."""
     text = beyond.sentence(rng)
     if rng.random() < 0.2:
         text = facts.draw(rng).note
@@ -163,7 +146,7 @@ def copied_sentence(rng: Random) -> tuple[str, str]:
 
 
 def about_me(rng: Random, conversation: Conversation) -> None:
-    """The user tells something and asks for it, in one message or in two."""
+    """The user tells something and asks for it, in one message or two."""
     value, tellings, answer, questions = _ME[rng.choice(list(_ME))]
     parts = {"v": value(rng), "p": rng.choice(words.ANIMALS), "q": rng.choice(words.PLACES)}
     if not answer:
@@ -213,7 +196,7 @@ def about_me(rng: Random, conversation: Conversation) -> None:
 
 
 def bare_notes(rng: Random, conversation: Conversation) -> None:
-    """Facts told without a word about remembering them, then asked for."""
+    """Facts told without a request to remember them, and questions about them."""
     known = facts.draw_many(rng, rng.choice((1, 1, 2, 3, 4)))
     text = " ".join(fact.note if fact.note.endswith(".") else f"{fact.note}." for fact in known)
     conversation.exchange(text, f"Noted: {text}")
@@ -226,7 +209,7 @@ def bare_notes(rng: Random, conversation: Conversation) -> None:
 
 
 def lower_question(rng: Random, conversation: Conversation) -> None:
-    """Notes in one message with a question as people type it."""
+    """Notes and a question in one message."""
     known = facts.draw_many(rng, rng.randint(1, 6))
     fact = rng.choice(known)
     question = fact.question(rng)
@@ -240,41 +223,14 @@ _HELLO = listed(
     "Hi|Hello|Hey|Hi|Hello|Good morning|Good evening|Good afternoon|Hi there|Hello there|Hey "
     "there|Greetings"
 )
-_I_AM = listed(
-    """
-I'm {v}|I am {v}|I'm {v}|I am {v}|this is {v}|it's {v}|{v} here|{v} is my name|I'm called {v}|you can call me {v}|call me {v}
-|the name is {v}
-"""
-)
-_GOOD_NEWS = listed(
-    """
-I got a new {p}!|I just got a new job!|I got the job.|We won the match!|I won!|I passed my {e}.
-|I passed!|It is my birthday today.|It's my birthday!|Today is my birthday.|I am getting married.
-|My {k} got married.|My {k} had a baby.|I finished my {p}.|I finally finished.|I found my {p}.
-|I bought a {p} today.|I am going on holiday.|The weather is lovely today.|Nice weather today.
-|The sun is shining.|What a lovely day.|I slept well.|I learned something new today.
-|I made a {f} cake.|I had {f} for lunch.|I love {f}.|My {k} is visiting me.|I am in love.
-|I got a puppy.|It works now!|I fixed it!|I had fun today.|Finally weekend!|I am so happy today.
-|I am proud of my {k}.|I feel much better.|My exam went well.|I like it here.|That made my day.
-"""
-)
-_BAD_NEWS = listed(
-    """
-My {a} died.|My {a} is ill.|My {a} ran away.|I lost my {p}.|I broke my {p}.|I failed my {e}.
-|I missed my train.|I have a cold.|I am hungry.|I'm hungry.|I'm thirsty.|I am cold.|I'm tired.
-|I'm exhausted.|I am stressed.|I'm worried.|I am scared.|I'm so bored.|I lost my job.
-|My {k} is ill.|My {k} left me.|I miss my {k}.|I slept badly.|I did not sleep well.|I can't sleep.
-|My {p} is broken.|My {p} was stolen.|I had an argument with my {k}.|I feel lonely.
-|I feel terrible.|I am confused.|I'm not feeling well.|I hurt my leg.|It has been a long day.
-|I have a lot of work.|Nothing works today.|I burned my {f}.|It is raining again.|I am late.
-|I hate Mondays.
-"""
-)
+_I_AM = tuple(_LISTED["_I_AM"])
+_GOOD_NEWS = tuple(_LISTED["_GOOD_NEWS"])
+_BAD_NEWS = tuple(_LISTED["_BAD_NEWS"])
 _KIN = "sister brother mother father friend cousin daughter son uncle aunt neighbour boss".split()
 
 
 def introduction(rng: Random, conversation: Conversation) -> None:
-    """The user says hello and a name, and asks for the name later."""
+    """The user introduces himself and asks for his name later."""
     name = words.invent(rng, True) if rng.random() < 0.25 else rng.choice(open_words.NAMES)
     hello, form = rng.choice(_HELLO), rng.choice(_I_AM)
     answer = hello if hello.startswith("Good") else "Hello"
@@ -297,7 +253,7 @@ def introduction(rng: Random, conversation: Conversation) -> None:
 
 
 def news(rng: Random) -> tuple[str, str]:
-    """The user tells how things are going, and the model is glad or sorry."""
+    """Good or bad news, and a glad or sorry answer."""
     texts, answer = rng.choice(
         ((_GOOD_NEWS, "I am glad to hear that."), (_BAD_NEWS, "I am sorry to hear that."))
     )
@@ -312,9 +268,7 @@ def news(rng: Random) -> tuple[str, str]:
 
 
 def sum_beyond(rng: Random) -> tuple[str, str]:
-    """What looks like a sum that the model can do, and is not: large numbers, three of them, other
-    operations.
-    """
+    """Sums that the model cannot do: large numbers, three numbers, other operations."""
     first, second = rng.randint(1, 99), rng.randint(1, 99)
     kind = rng.random()
     if kind < 0.35:

@@ -1,9 +1,10 @@
-"""The fifth continued training: notes in anybody's words, results told, introductions; all else
-replayed.
+"""The data of the last trainings: notes in any words, tool results, and a replay of everything
+else.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import agent_mix
@@ -16,13 +17,9 @@ import told_results
 from conversation import Conversation
 from plain_text import PlainText, plain_text
 
-_NEW_AT_FIRST, _NEW = 0.8, 0.65
-"""Of the conversations until a quarter is done, and after it."""
-_LENGTHS = ((0.15, 320), (0.35, 768), (1.0, 1536))
-
 
 def talk(rng: Random) -> Conversation:
-    """Small talk: introductions and news among what a newcomer types."""
+    """Small talk with introductions and news."""
     kind = rng.random()
     if kind < 0.35:
         return agent_mix.puzzled_talk(rng)
@@ -42,13 +39,6 @@ def talk(rng: Random) -> Conversation:
     return conversation
 
 
-def _new(rng: Random, done: float) -> Conversation:
-    if rng.random() < 0.16:
-        return told_results.conversation(rng)
-    most = 8 if done < 0.1 else 16 if done < 0.3 else 40
-    return open_notes.conversation(rng, most)
-
-
 def _replayed(rng: Random, done: float) -> Conversation | PlainText:
     kind = rng.random()
     if kind < 0.27:
@@ -63,7 +53,9 @@ def _replayed(rng: Random, done: float) -> Conversation | PlainText:
 
 
 def _strengthened(rng: Random) -> Conversation | PlainText:
-    """What the new notes had weakened: tools with odd names, several calls, sums, small talk."""
+    """Tasks that training with notes had weakened: unfamiliar tools, parallel calls, sums, small
+    talk.
+    """
     kind = rng.random()
     if kind < 0.08:
         return plain_text(rng)
@@ -86,111 +78,58 @@ def _strengthened(rng: Random) -> Conversation | PlainText:
     return _replayed(rng, 1.0)
 
 
-def balanced_at(rng: Random, done: float) -> Conversation | PlainText:
-    """A conversation of the sixth training; it does not depend on how much is done."""
-    while True:
-        kind = rng.random()
-        if kind < 0.3:
-            chosen: Conversation | PlainText = open_notes.conversation(rng, 16)
-        elif kind < 0.38:
-            chosen = told_results.conversation(rng)
-        else:
-            chosen = _strengthened(rng)
-        if first_mix.is_held_out(chosen):
-            continue
-        if isinstance(chosen, PlainText) or not agent_mix.holds_held_out(chosen):
-            return chosen
+def written_at(rng: Random, done: float) -> Conversation | PlainText:
+    """A conversation for the last training of the draft model; notes get longer with `done`."""
+    return _allowed(lambda: _written(rng, done))
 
 
-def _written_at(rng: Random, done: float) -> Conversation | PlainText:
+def evened_at(rng: Random, done: float) -> Conversation | PlainText:
+    """A conversation for the last training of `holdfast-demo`; `done` makes no difference."""
+    return _allowed(lambda: _evened(rng))
+
+
+def longest_written(done: float) -> int:
+    """The longest conversation, in tokens. Short ones come first: they teach most per token."""
+    return 320 if done <= 0.15 else 768 if done <= 0.35 else 1536
+
+
+def longest_evened(done: float) -> int:
+    """The longest conversation, in tokens."""
+    return 768
+
+
+def _written(rng: Random, done: float) -> Conversation | PlainText:
     kind = rng.random()
     if kind < 0.48:
-        return open_notes.conversation(
-            rng, 8 if done < 0.1 else 16 if done < 0.4 else 40, doubt=0.35
-        )
+        most = 8 if done < 0.1 else 16 if done < 0.4 else 40
+        return open_notes.conversation(rng, most, doubt=0.35)
     if kind < 0.55:
         return told_results.conversation(rng)
     return _strengthened(rng) if kind < 0.82 else _replayed(rng, done)
 
 
-def written_at(rng: Random, done: float) -> Conversation | PlainText:
-    """A conversation of the seventh training: notes of many frames written by hand; all else is
-    kept up.
-    """
+def _evened(rng: Random) -> Conversation | PlainText:
+    kind = rng.random()
+    if kind < 0.24:
+        return open_notes.conversation(rng, 24, doubt=0.45)
+    if kind < 0.29:
+        return told_results.conversation(rng)
+    if kind < 0.43:
+        return plain_text(rng)
+    if kind < 0.57:
+        return agent_mix.odd_tool_talk(rng)
+    if kind < 0.65:
+        return agent_mix.several_talk(rng)
+    if kind < 0.71:
+        return agent_mix.file_talk(rng)
+    return _strengthened(rng)
+
+
+def _allowed(draw: Callable[[], Conversation | PlainText]) -> Conversation | PlainText:
+    """Draw until a conversation contains nothing that is held out."""
     while True:
-        chosen = _written_at(rng, done)
+        chosen = draw()
         if first_mix.is_held_out(chosen):
             continue
         if isinstance(chosen, PlainText) or not agent_mix.holds_held_out(chosen):
             return chosen
-
-
-def settled_at(rng: Random, done: float) -> Conversation | PlainText:
-    """A conversation of the eighth training, short and slow: notes as in the seventh, and more
-    tools and small talk.
-    """
-    while True:
-        kind = rng.random()
-        if kind < 0.4:
-            chosen: Conversation | PlainText = open_notes.conversation(rng, 24, doubt=0.42)
-        elif kind < 0.47:
-            chosen = told_results.conversation(rng)
-        elif kind < 0.62:
-            chosen = agent_mix.odd_tool_talk(rng)
-        elif kind < 0.74:
-            chosen = agent_mix.several_talk(rng)
-        else:
-            chosen = _strengthened(rng)
-        if first_mix.is_held_out(chosen):
-            continue
-        if isinstance(chosen, PlainText) or not agent_mix.holds_held_out(chosen):
-            return chosen
-
-
-def evened_at(rng: Random, done: float) -> Conversation | PlainText:
-    """A conversation of the ninth training, short and slow: raw text, tools, files and small talk
-    beside notes.
-    """
-    while True:
-        kind = rng.random()
-        if kind < 0.24:
-            chosen: Conversation | PlainText = open_notes.conversation(rng, 24, doubt=0.45)
-        elif kind < 0.29:
-            chosen = told_results.conversation(rng)
-        elif kind < 0.43:
-            chosen = plain_text(rng)
-        elif kind < 0.57:
-            chosen = agent_mix.odd_tool_talk(rng)
-        elif kind < 0.65:
-            chosen = agent_mix.several_talk(rng)
-        elif kind < 0.71:
-            chosen = agent_mix.file_talk(rng)
-        else:
-            chosen = _strengthened(rng)
-        if first_mix.is_held_out(chosen):
-            continue
-        if isinstance(chosen, PlainText) or not agent_mix.holds_held_out(chosen):
-            return chosen
-
-
-def longest_of_all(done: float) -> int:
-    """The longest conversation of the sixth training."""
-    return _LENGTHS[1][1]
-
-
-def conversation_at(rng: Random, done: float) -> Conversation | PlainText:
-    """A conversation for the time when this share of the training is done."""
-    new = _NEW_AT_FIRST if done < 0.25 else _NEW
-    while True:
-        is_new = rng.random() < new
-        chosen = _new(rng, done) if is_new else _replayed(rng, done)
-        if first_mix.is_held_out(chosen):
-            continue
-        if is_new and isinstance(chosen, Conversation) and agent_mix.holds_held_out(chosen):
-            continue
-        return chosen
-
-
-def longest_at(done: float) -> int:
-    """The longest conversation in tokens: short ones first, for they teach most for their tokens."""
-    return next(tokens for until, tokens in _LENGTHS if done <= until)

@@ -1,4 +1,4 @@
-"""Requests in words for made-up tools, and the calls that they ask for."""
+"""Requests for invented tools, and their calls."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _switch(rng: Random, parameter: Parameter, value: bool) -> str:
 
 
 def _clause(rng: Random, parameter: Parameter, value: Value, last: bool) -> str:
-    """`NAME VALUE` in one of its forms."""
+    """A name and a value in one of several forms."""
     if isinstance(value, bool):
         return _switch(rng, parameter, value)
     name = parameter.words if rng.random() < 0.7 else parameter.name
@@ -74,7 +74,7 @@ def _clauses(rng: Random, chosen: list[tuple[Parameter, Value]]) -> str:
 
 
 def _opening(rng: Random, tool: OddTool, implicit: str, start: str) -> str:
-    """What is to be done, with the value of the first parameter where it needs no name."""
+    """The task, with the value of the first parameter if it needs no name."""
     act = f"{tool.verb} {tool.noun}"
     if tool.object_first and implicit:
         return f"{tool.verb} {rng.choice(('the ', 'the ', 'the ', '', 'a '))}{implicit}"
@@ -173,7 +173,7 @@ def _by_name(rng: Random, tool: OddTool, chosen: list[tuple[Parameter, Value]]) 
 
 
 def ask(rng: Random, tool: OddTool) -> tuple[str, dict[str, Any]]:
-    """A request and its call; optional parameters are given only where the request names them."""
+    """A request and its call. Optional parameters are given only if the request names them."""
     while True:
         chosen = [
             (parameter, parameter.draw(rng))
@@ -193,8 +193,8 @@ def ask(rng: Random, tool: OddTool) -> tuple[str, dict[str, Any]]:
 
 
 def ask_for_many(rng: Random, tool: OddTool) -> tuple[str, list[dict[str, Any]]] | None:
-    """One request for two to four calls of the same tool; only for tools with one parameter, a
-    string or number.
+    """A request for two to four calls of the same tool, which has one parameter; None for other
+    tools.
     """
     if len(tool.parameters) != 1 or tool.parameters[0].schema["type"] not in ("string", "integer"):
         return None

@@ -1,6 +1,4 @@
-"""Tools with names, descriptions and schemas that nobody wrote: all of it must be read in the
-prompt.
-"""
+"""Invented tools, whose names, descriptions and schemas the model must read in the prompt."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ Value = str | int | float | bool | list[str]
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter: its name, its JSON schema without description, and how its values are drawn."""
+    """A parameter: name, JSON schema without description, and a source of values."""
 
     name: str
     schema: dict[str, Any]
@@ -27,15 +25,13 @@ class Parameter:
 
     @property
     def words(self) -> str:
-        """The name as one says it."""
+        """The name in words."""
         return spaced(self.name)
 
 
 @dataclass(frozen=True)
 class OddTool:
-    """A tool: what it does in words (`verb`, `noun`) and under which name; the parameters in their
-    order.
-    """
+    """A tool. verb, noun: what it does. parameters: in their order."""
 
     name: str
     verb: str
@@ -76,7 +72,7 @@ class OddTool:
 
 @dataclass(frozen=True)
 class SchemaStyle:
-    """How one client writes its schemas."""
+    """A client's style of schemas."""
 
     described: bool
     titled: bool
@@ -87,7 +83,7 @@ class SchemaStyle:
 
     @classmethod
     def draw(cls, rng: Random) -> SchemaStyle:
-        """A client's habits."""
+        """Draw a style."""
         return cls(
             rng.random() < 0.4,
             rng.random() < 0.12,
@@ -99,7 +95,7 @@ class SchemaStyle:
 
 
 def spaced(name: str) -> str:
-    """`snake_case` and `camelCase` as words."""
+    """Split `snake_case` and `camelCase` into words."""
     out = ""
     for before, letter in zip(" " + name, name, strict=False):
         if letter in "_-.":
@@ -124,7 +120,7 @@ def _told(rng: Random, parameter: Parameter, thing: str) -> str:
 
 
 def cased_name(rng: Random, parts: list[str], style: int) -> str:
-    """Words joined as one style of names joins them."""
+    """Join words in a style."""
     if style == 0:
         return "_".join(parts)
     if style == 1:
@@ -155,7 +151,7 @@ def _date(rng: Random) -> str:
 
 
 def path(rng: Random) -> str:
-    """A path of a file."""
+    """A file path."""
     folders = "".join(f"{wide_word(rng)}/" for _ in range(rng.choice((0, 0, 1, 1, 2, 3))))
     name = "_".join(wide_word(rng) for _ in range(rng.choice((1, 1, 2))))
     ending = rng.choice(
@@ -224,7 +220,7 @@ def odd_tool(
     space: str = "",
     style: int | None = None,
 ) -> OddTool:
-    """A made-up tool; a shared noun, verb or name space makes it one of a family."""
+    """An invented tool. A shared noun, verb or namespace makes it part of a family."""
     while True:
         made = _odd_tool(
             rng,
@@ -291,8 +287,8 @@ def _odd_tool(rng: Random, shared_noun: str, shared_verb: str, space: str, style
 
 
 def family(rng: Random, most: int) -> list[OddTool]:
-    """Some tools with different names; often they share nouns, verbs or a name space, so that one
-    has to look closely.
+    """Tools with different names, often with a common noun, verb or namespace, so that the model
+    must look closely.
     """
     count = rng.randint(1, most)
     space = ""

@@ -1,4 +1,4 @@
-"""The frames of open notes: sentences of many kinds, each with the questions that it answers."""
+"""Generated frames of notes: kinds of sentences with their questions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from open_words import Entity, Verb
 
 @dataclass
 class Draft:
-    """A sentence and its questions, as a frame writes them."""
+    """A sentence and its questions."""
 
     note: str
     questions: list[str]
@@ -75,7 +75,7 @@ _RESTING = ("hang", "lie", "stand", "sit", "park", "hide")
 
 
 def _tensed(rng: Random, subject: Entity, verb: Verb, rest: str, asking: Sequence[str]) -> Draft:
-    """A statement in some tense and the questions for its last part."""
+    """A statement in some tense, and questions about its last part."""
     kind = rng.random()
     first = asking[0].lower()
     if kind < 0.55:
@@ -93,7 +93,7 @@ def _tensed(rng: Random, subject: Entity, verb: Verb, rest: str, asking: Sequenc
 
 
 def _predicate(draft: Draft, subject: Entity) -> str:
-    """What a note says after its subject."""
+    """The predicate of a note."""
     return draft.note.split(" ", len(subject.text.split()))[-1]
 
 
@@ -441,7 +441,7 @@ def label(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
 
 
 def any_words(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
-    """Any words at all; the questions keep some of them."""
+    """Random words; the questions keep some of them."""
     kept = [
         w.noun(rng) if rng.random() < 0.6 else w.invented(rng) for _ in range(rng.randint(2, 4))
     ]

@@ -1,4 +1,4 @@
-"""Notes in anybody's words: conversations about facts of many frames.
+"""Conversations about notes of many frames.
 
 The right answer is the note, word for word.
 """
@@ -21,6 +21,7 @@ from conversation import Conversation
 from memory_tasks import ABSENT
 from open_frames import Frame
 from open_words import Entity, Verb
+from words import lists_of
 from written_frames import WrittenFrame, telling_words
 
 _FRAMES = list(open_frames.WEIGHTS)
@@ -32,15 +33,8 @@ _OFTEN_SOMEBODY = (
     open_frames.has_coloured,
     open_frames.of_a_kind,
 )
-_LEADS = (
-    "Tell me {}.",
-    "Please tell me {}.",
-    "Can you tell me {}?",
-    "Do you know {}?",
-    "Could you tell me {}?",
-    "I would like to know {}.",
-    "Remind me {}.",
-)
+_LISTED = lists_of("open_notes")
+_LEADS = tuple(_LISTED["_LEADS"])
 _LEADS_TO_ME = ("Tell {}.", "Give {}.", "Please give {}.")
 _COLON_LEADS = ("Question: ", "Please tell me: ", "Quick question: ", "Tell me: ")
 _OTHER_LEADS = ("And ", "So, ", "Hey, ")
@@ -63,7 +57,7 @@ _USER_HEADS = (
 
 @dataclass
 class OpenFact:
-    """A note, what it is about, and the questions that it answers."""
+    """A note, its subject and the questions that it answers."""
 
     note: str
     questions: list[str]
@@ -76,17 +70,17 @@ class OpenFact:
 
     @property
     def has_subject(self) -> bool:
-        """Whether other facts can be told of what the note is about."""
+        """Whether other facts can have the same subject."""
         return not self.is_written and self.frame not in open_frames.WITHOUT_SUBJECT
 
     @property
     def is_written(self) -> bool:
-        """Whether the frame is one of those written by hand."""
+        """Whether the frame was written by hand."""
         return isinstance(self.frame, WrittenFrame)
 
     @property
     def verb(self) -> Verb | None:
-        """The verb of the note, where the frame is about one."""
+        """The verb of the note, if the frame has one."""
         return self.key if isinstance(self.key, Verb) else None
 
     @property
@@ -95,7 +89,7 @@ class OpenFact:
         return {_plain(text) for text in (*self.questions, *self.clauses)}
 
     def says_the_same_of(self, other: OpenFact) -> bool:
-        """Whether the other note may answer what is asked about this one."""
+        """Whether the other note may answer questions about this one."""
         if self.subject.text != other.subject.text:
             return False
         if self.frame is other.frame or self.key == other.key:
@@ -105,7 +99,7 @@ class OpenFact:
         )
 
     def question(self, rng: Random) -> str:
-        """One of the questions, as people type them."""
+        """One of the questions, as typed by a person."""
         choice = rng.randrange(len(self.questions) + len(self.clauses))
         if choice < len(self.questions):
             text = self.questions[choice]
@@ -127,7 +121,7 @@ _WRITTEN = (0.0, 0.6, 0.9, 1.0, 1.0)
 
 
 def _typed(rng: Random, text: str) -> str:
-    """A question with the small liberties that people take."""
+    """A question with the liberties that people take in typing."""
     if rng.random() < 0.08:
         text = re.sub(r"^(What|Where|When|Who|How) is\b", r"\1's", text)
     if rng.random() < 0.1:
@@ -148,7 +142,7 @@ def draw(
     frame: Frame | None = None,
     verb: Verb | None = None,
 ) -> OpenFact:
-    """A fact of any frame about anything, or of this frame or subject, or with this verb."""
+    """A fact, optionally with this frame, subject or verb."""
     while True:
         chosen = frame or rng.choices(_FRAMES, _WEIGHTS)[0]
         if subject is not None and chosen in open_frames.WITHOUT_SUBJECT:
@@ -169,7 +163,7 @@ def _subject_for(rng: Random, frame: Frame) -> Entity:
 
 
 def draw_written(rng: Random, frame: WrittenFrame | None = None) -> OpenFact:
-    """A fact of one of the frames written by hand, or of this one."""
+    """A fact of a handwritten frame, or of this one."""
     chosen = frame or rng.choice(rng.choice(written_frames.all_frames()))
     filled = written_frames.fill(rng, chosen)
     note = filled.note.rstrip(".") if rng.random() < 0.1 else filled.note
@@ -177,7 +171,7 @@ def draw_written(rng: Random, frame: WrittenFrame | None = None) -> OpenFact:
 
 
 def draw_many(rng: Random, count: int) -> list[OpenFact]:
-    """Facts of which none answers another's question; some share their subject, frame or verb."""
+    """Facts that do not answer each other's questions; some share their subject, frame or verb."""
     known: list[OpenFact] = []
     asked: set[str] = set()
     kinship = rng.choice((0.0, 0.3, 0.6))
@@ -204,15 +198,13 @@ def draw_many(rng: Random, count: int) -> list[OpenFact]:
 
 
 def _is_told_apart(fact: OpenFact, known: list[OpenFact]) -> bool:
-    """Whether a written fact adds something: another note, and not too many of one frame."""
+    """Whether a fact is new and its frame is not too frequent."""
     alike = [other for other in known if other.frame is fact.frame]
     return len(alike) < 3 and all(other.note != fact.note for other in known)
 
 
 def _question_among(rng: Random, fact: OpenFact, known: list[OpenFact]) -> str | None:
-    """A question about a written fact that fits none of the other notes as well; None where there
-    is none.
-    """
+    """A question about a handwritten fact that fits no other note as well; None if there is none."""
     own = telling_words(fact.note)
     for text in rng.sample(fact.questions, len(fact.questions)):
         words_asked = telling_words(text)
@@ -234,7 +226,7 @@ def _fits(
 
 
 def _relative(rng: Random, old: OpenFact) -> OpenFact:
-    """A fact that is easily taken for the other: its subject, its verb or nearly its name."""
+    """A similar fact: the same subject or verb, or nearly the same name."""
     if isinstance(old.frame, WrittenFrame):
         return draw_written(rng, old.frame)
     if old.frame in open_frames.WITHOUT_SUBJECT:
@@ -248,7 +240,7 @@ def _relative(rng: Random, old: OpenFact) -> OpenFact:
 
 
 def _collides(rng: Random, fact: OpenFact, other: OpenFact) -> bool:
-    """Whether one of two facts may answer the other's question."""
+    """Whether one fact may answer the other's question."""
     if fact.note == other.note or fact.says_the_same_of(other):
         return True
     if fact.subject.text != other.subject.text:
@@ -257,20 +249,7 @@ def _collides(rng: Random, fact: OpenFact, other: OpenFact) -> bool:
     return alike and (fact.frame in open_frames.VAGUE or rng.random() < 0.5)
 
 
-_KINDS_OF = (
-    *("What is {s.own} {n}", "What is the {n} of {s.text}", "Which {n} {s.does} {s.text} have"),
-    *("What {s.is_} {s.text}", "Where {s.is_} {s.text}", "When {s.is_} {s.text}"),
-    *("How {a} {s.is_} {s.text}", "What colour {s.is_} {s.text}", "Why {s.is_} {s.text} {j}"),
-    *("How many {n}s {s.does} {s.text} have", "How much {s.does} {s.text} cost"),
-    *("What {s.is_} {s.text} called", "Who {s.is_} {s.text}", "Who owns {s.text}"),
-    *("Who {v.third} {s.text}", "Who {v.past} {s.text}", "Who will {v.base} {s.text}"),
-    *("Who {v.past} {s.text}", "Who {v.third} {s.text}", "What {v.past} {s.text}"),
-    *("Where {s.does} {s.text} {v.base}", "When {s.does} {s.text} {v.base}"),
-    *("What {s.does} {s.text} {v.base}", "Why did {s.text} {v.base}"),
-    *("How long {s.does} {s.text} {v.base}", "Whom {s.does} {s.text} {v.base}"),
-    *("What is {s.own} {k}", "What is the {k} of {s.text}"),
-    *("Whose {n} {s.is_} {s.text}", "What is {s.own} {k}", "What is the {k} of {s.text}"),
-)
+_KINDS_OF = tuple(_LISTED["_KINDS_OF"])
 """Other things to ask about a subject: its names, its sizes, who does something to it."""
 _MEASURES = "old tall long big heavy wide deep fast expensive large far high thick".split()
 _ASPECTS = words.listed(
@@ -282,7 +261,7 @@ name|age|price|colour|owner|phone number|address|size|weight|birthday|job|email|
 
 
 def _aspect_question(rng: Random, old: OpenFact, known: list[OpenFact]) -> str | None:
-    """A plain question about another aspect of a subject; None where a note might answer it."""
+    """A question about another aspect of a subject; None if a note might answer it."""
     subject = old.subject
     verb = open_words.draw_verb(rng)
     form = rng.choice(_KINDS_OF)
@@ -304,7 +283,7 @@ def _aspect_question(rng: Random, old: OpenFact, known: list[OpenFact]) -> str |
 
 
 def absent_question(rng: Random, known: list[OpenFact]) -> str:
-    """What no note answers; mostly another aspect of what some note is about."""
+    """A question that no note answers, mostly about another aspect of a note's subject."""
     asked = {text for fact in known for text in fact.plain_questions}
     for _ in range(60):
         old = rng.choice(known)
@@ -327,9 +306,7 @@ def absent_question(rng: Random, known: list[OpenFact]) -> str:
 
 
 def _absent_written(rng: Random, old: OpenFact, known: list[OpenFact]) -> str | None:
-    """A question near to a written fact that no note answers, one about its like, or one about
-    anything else.
-    """
+    """A question that no note answers, similar to a handwritten fact or about something else."""
     kind = rng.random()
     if kind < 0.5:
         text = rng.choice(old.nears)
@@ -357,7 +334,7 @@ def _absent_written(rng: Random, old: OpenFact, known: list[OpenFact]) -> str | 
 
 
 def _unknown_fact(rng: Random, known: list[OpenFact]) -> OpenFact | None:
-    """A fact near to a known one, or far from all; None where this draw came to nothing."""
+    """A fact similar to a known one, or to none; None if this draw failed."""
     old = rng.choice([fact for fact in known if not fact.is_written])
     assert not isinstance(old.frame, WrittenFrame)
     has_subject = old.has_subject
@@ -382,7 +359,7 @@ def _unknown_fact(rng: Random, known: list[OpenFact]) -> OpenFact | None:
 
 
 def _other_aspect(rng: Random, old: OpenFact, known: list[OpenFact]) -> OpenFact | None:
-    """Another thing about a subject that a note is about."""
+    """Another question about the subject of a note."""
     fact = draw(rng, old.subject)
     first_words_of_notes = {
         other.questions[0].split()[0].lower()
@@ -395,7 +372,7 @@ def _other_aspect(rng: Random, old: OpenFact, known: list[OpenFact]) -> OpenFact
 
 
 def _last_thing(note: str) -> Entity | None:
-    """What stands at the end of a note, as something to ask about."""
+    """The end of a note, as a subject of questions."""
     if match := re.search(r"\b(?:the|a|an) ((?:[a-z]+ )?[a-z]+)\.?$", note):
         return Entity(f"the {match[1]}")
     match = re.search(r" ([A-Z][a-z]+)\.?$", note)
@@ -405,7 +382,7 @@ def _last_thing(note: str) -> Entity | None:
 
 
 def one_question(rng: Random, known: list[OpenFact], doubt: float) -> tuple[str, str]:
-    """A question and its right answer; with the probability `doubt` no note has one."""
+    """A question and its answer. doubt: the probability that no note has one."""
     if rng.random() < doubt:
         return absent_question(rng, known), ABSENT
     for fact in rng.sample(known, len(known)):
@@ -425,7 +402,7 @@ def _how_many(rng: Random, most: int) -> int:
 
 
 def _listed(rng: Random, known: list[OpenFact]) -> str:
-    """Notes as bullets, numbered, as lines or as one paragraph."""
+    """Notes as a bulleted or numbered list, as lines or as a paragraph."""
     style = rng.random()
     notes = [fact.note for fact in known]
     if style < 0.62:
@@ -442,7 +419,7 @@ def _listed(rng: Random, known: list[OpenFact]) -> str:
 
 
 def _end(fact: OpenFact) -> None:
-    """Give the note its full stop."""
+    """Add a full stop."""
     if not fact.note.endswith("."):
         fact.note += "."
 
@@ -516,34 +493,12 @@ _TELLING = (
         "To remember: {t}",
     ),
 )
-_TELLING_THAT = (
-    "Note that {t}",
-    "Please note that {t}",
-    "Remember that {t}",
-    "Keep in mind that {t}",
-    "Just so you know, {t}",
-)
-_ACKNOWLEDGED = (
-    *(
-        "OK.",
-        "Noted.",
-        "Got it.",
-        "All right.",
-        "Sure, I will remember that.",
-        "I have made a note of that.",
-    ),
-    *(
-        "Thanks, I have written that down.",
-        "OK, noted.",
-        "Understood.",
-        "I'll keep that in mind.",
-        "Okay, I've saved that.",
-    ),
-)
+_TELLING_THAT = tuple(_LISTED["_TELLING_THAT"])
+_ACKNOWLEDGED = tuple(_LISTED["_ACKNOWLEDGED"])
 
 
 def _tell(rng: Random, talk: Conversation, text: str, is_one: bool) -> None:
-    """A note told in a conversation; a third of the answers were given by another model."""
+    """A note told in a conversation. A third of the answers are those of another model."""
     kind = rng.random()
     said = text
     if kind > 0.45:
@@ -575,7 +530,7 @@ def _without_notes(rng: Random, talk: Conversation) -> None:
 
 
 def conversation(rng: Random, most: int = 40, doubt: float = 0.4) -> Conversation:
-    """Notes in the system prompt, in the user's message, told before, or none at all."""
+    """Notes in the system prompt, in the user's message, told before, or none."""
     talk = Conversation()
     if rng.random() < 0.06:
         talk.enable_thinking = rng.random() < 0.3

@@ -1,4 +1,4 @@
-"""What open notes are made of: people, things, verbs, times, places and values, half of their words
+"""Words for generated notes: people, things, verbs, times, places and values. Half of them are
 invented.
 """
 
@@ -12,39 +12,14 @@ from random import Random
 
 import wide_words
 import words
+from words import lists_of
 
 _TOKENIZER = (
     Path(__file__).resolve().parents[1] / "src/holdfast/models/bundled/holdfast-demo/tokenizer.json"
 )
-_IRREGULAR = (
-    "leave/left build/built begin/began/begun break/broke/broken bring/brought buy/bought "
-    "catch/caught choose/chose/chosen come/came/come cut/cut/cut do/did/done draw/drew/drawn "
-    "drink/drank/drunk drive/drove/driven eat/ate/eaten fall/fell/fallen feed/fed feel/felt "
-    "find/found fly/flew/flown forget/forgot/forgotten freeze/froze/frozen get/got "
-    "give/gave/given go/went/gone grow/grew/grown hang/hung have/had hear/heard "
-    "hide/hid/hidden hit/hit/hit hold/held keep/kept know/knew/known lead/led lend/lent "
-    "lie/lay/lain lose/lost make/made mean/meant meet/met pay/paid read/read/read "
-    "ride/rode/ridden ring/rang/rung run/ran/run see/saw/seen sell/sold send/sent set/set/set "
-    "shine/shone show/showed/shown shut/shut/shut sing/sang/sung sink/sank/sunk sit/sat "
-    "sleep/slept speak/spoke/spoken spend/spent stand/stood steal/stole/stolen swim/swam/swum "
-    "take/took/taken teach/taught tell/told think/thought throw/threw/thrown "
-    "understand/understood wear/wore/worn win/won wind/wound write/wrote/written "
-    "spread/spread bind/bound fight/fought weave/wove/woven"
-).split()
-_REGULAR = (
-    "open close play weigh need cost depart arrive start end stop move use own visit study call "
-    "park paint cook bake repair clean watch walk work live stay wait serve deliver order plant "
-    "water carry hate love like prefer enjoy want collect manage train rehearse retire land "
-    "sail dock expire launch ship publish release record sign store lock rent borrow return "
-    "contain measure last happen finish reopen host design invent discover found produce import "
-    "export coach support avoid owe miss remember follow cross reach pass enter join change "
-    "rename replace connect print copy scan load charge fill empty heat cool wash dry iron fold "
-    "sort count check test review approve reject answer ask greet marry divorce hire fire "
-    "promote name raise harvest pick pack wrap mail post receive guard groom brush polish oil "
-    "fix mend patch install remove hatch bloom melt crash reboot restart update sync rotate "
-    "renew reset poll listen mount report travel commute jog dance practise perform act compose "
-    "translate"
-).split()
+_LISTED = lists_of("open_words")
+_IRREGULAR = _LISTED["_IRREGULAR"]
+_REGULAR = _LISTED["_REGULAR"]
 PLACED = (
     "hang lie stand stay live work sleep sit park grow wait stop end start begin belong go land "
     "meet rest hide nest play run pass fit"
@@ -53,24 +28,10 @@ TIMED = (
     "leave open close start end begin arrive depart stop run happen come return expire land "
     "finish meet rehearse reopen ring shut retire eat sleep sail bloom melt restart renew"
 ).split()
-_MORE_NAMES = (
-    "Aiko Anders Bashir Beatriz Bogdan Camila Chen Dmitri Ebele Eszter Farah Fatima Felipe "
-    "Gareth Giulia Hassan Helga Ibrahim Imani Isolde Jamal Joanna Kaveh Keiko Khalid Lorenzo "
-    "Magda Malik Marta Mehmet Nadia Nikolai Oksana Oluchi Omari Paolo Priya Rafael Rashid "
-    "Renata Rohan Sanjay Selma Sigrid Simon Tamar Tomasz Ulrich Valentina Wanjiru Xavier Yasmin "
-    "Yuki Zainab Zoltan Agnes Clara Dieter Frieda Gilda Henrik Irina Jonas Kofi Ludmila Miguel "
-    "Nuria Orla Pedro Quentin Rita Stefan Thandi Ursula Viktor Wendy Ahmed Bianca Carlos Diana "
-    "Elif Fabian Grace Hiro Isabel Jorge Katya Liang Monica Nelson Olivia Patrick Rebecca "
-    "Samuel Teresa"
-).split()
+_MORE_NAMES = _LISTED["_MORE_NAMES"]
 NAMES = [*words.NAMES, *_MORE_NAMES]
 _TITLES = "Dr. Professor Mr Mrs Ms Aunt Uncle Captain Sister Judge Coach".split()
-_KIN = (
-    "mother father sister brother aunt uncle cousin boss neighbour teacher doctor dog cat rabbit "
-    "parrot car bike boat team office flat garden printer laptop phone server project company "
-    "school landlady tailor barber lawyer tutor trainer roommate daughter son wife husband plant "
-    "kitten piano oven"
-).split()
+_KIN = _LISTED["_KIN"]
 COLOURS = (*words.COLOURS, "beige", "turquoise", "violet", "crimson", "maroon")
 SMALL_NUMBERS = (
     "two three four five six seven eight nine ten eleven twelve fifteen twenty thirty forty fifty "
@@ -78,18 +39,8 @@ SMALL_NUMBERS = (
 ).split()
 _HOURS = SMALL_NUMBERS[:11]
 _ORDINALS = "first second third fourth fifth sixth top ground".split()
-UNITS = (
-    "kilos metres litres hours minutes days weeks years euros dollars pounds miles grams seconds "
-    "feet pages seats people requests points percent degrees copies boxes rooms steps tons "
-    "inches gigabytes cups spoons"
-).split()
-_PREPOSITIONS = [
-    *"in in in on on under behind near beside above inside outside at by below opposite".split(),
-    "next to",
-    "in front of",
-    "on top of",
-    "close to",
-]
+UNITS = _LISTED["UNITS"]
+_PREPOSITIONS = _LISTED["_PREPOSITIONS"]
 
 
 class Verb:
@@ -133,7 +84,7 @@ def verb_of(base: str) -> Verb:
 
 
 def draw_verb(rng: Random, fitting: list[str] | None = None) -> Verb:
-    """A verb: one of those that fit, any English one, or an invented one, at times irregular."""
+    """A fitting verb, any English verb, or an invented one, sometimes irregular."""
     kind = rng.random()
     if fitting and kind < 0.4:
         return verb_of(rng.choice(fitting))
@@ -149,7 +100,7 @@ def draw_verb(rng: Random, fitting: list[str] | None = None) -> Verb:
 
 @cache
 def _pieces() -> list[str]:
-    """The pieces of the vocabulary that are short runs of letters."""
+    """Tokens of the vocabulary that are short runs of letters."""
     from tokenizers import Tokenizer
 
     vocabulary = Tokenizer.from_file(str(_TOKENIZER)).get_vocab()
@@ -160,7 +111,7 @@ def _pieces() -> list[str]:
 
 
 def invented(rng: Random) -> str:
-    """A word that nobody has seen: pieces of the vocabulary, syllables, or two words joined."""
+    """An invented word: tokens, syllables, or two joined words."""
     while True:
         kind = rng.random()
         if kind < 0.5:
@@ -174,7 +125,7 @@ def invented(rng: Random) -> str:
 
 
 def noun(rng: Random) -> str:
-    """A noun, every second one invented."""
+    """A noun; half of them are invented."""
     kind = rng.random()
     if kind < 0.42:
         return rng.choice(wide_words.NOUNS)
@@ -184,7 +135,7 @@ def noun(rng: Random) -> str:
 
 
 def adjective(rng: Random) -> str:
-    """An adjective, or a word in its place."""
+    """An adjective or an invented word."""
     kind = rng.random()
     if kind < 0.3:
         return rng.choice(COLOURS)
@@ -201,7 +152,7 @@ def article(phrase: str) -> str:
 
 
 def start_upper(text: str) -> str:
-    """The text with a capital at its start."""
+    """The text with a capital first letter."""
     return text[0].upper() + text[1:]
 
 
@@ -222,7 +173,7 @@ def city(rng: Random) -> str:
 
 
 def compound(rng: Random) -> str:
-    """A noun with what may stand beside it."""
+    """A noun, sometimes with an adjective or a second noun."""
     head = noun(rng)
     kind = rng.random()
     if kind < 0.2:
@@ -237,7 +188,7 @@ def compound(rng: Random) -> str:
 
 @dataclass(frozen=True)
 class Entity:
-    """Who or what a fact is about."""
+    """The subject of a fact."""
 
     text: str
     many: bool = False
@@ -245,7 +196,7 @@ class Entity:
 
     @property
     def at_start(self) -> str:
-        """The text as the first words of a sentence."""
+        """The text at the beginning of a sentence."""
         return start_upper(self.text)
 
     @property
@@ -274,7 +225,7 @@ class Entity:
 
 
 def human(rng: Random) -> Entity:
-    """Somebody by name, or by what they are to somebody."""
+    """A person, by name or by a relationship."""
     if rng.random() < 0.8:
         return Entity(person(rng), human=True)
     whose = rng.choice(("my", "our", "my", "our", "his", "her", "their"))
@@ -282,7 +233,7 @@ def human(rng: Random) -> Entity:
 
 
 def entity(rng: Random) -> Entity:
-    """Anybody or anything."""
+    """A person or a thing."""
     return human(rng) if rng.random() < 0.3 else _thing_entity(rng)
 
 
@@ -310,7 +261,7 @@ def _thing_entity(rng: Random) -> Entity:
 
 
 def sibling(rng: Random, subject: Entity) -> Entity:
-    """Somebody or something with nearly the same name: another number, ending or word."""
+    """A subject with nearly the same name: another number, ending or word."""
     parts = subject.text.split()
     place = len(parts) - 1
     if len(parts) > 2 and rng.random() < 0.4:
@@ -340,7 +291,7 @@ def number(rng: Random) -> str:
 
 
 def _repetitive(rng: Random) -> str:
-    """An address, a version or digits that repeat themselves: a copy easily loses its place."""
+    """An address, a version or repeating digits, which are hard to copy."""
     few = ["0", words.digits(rng, 1, rng.choice((1, 1, 2, 3))), words.digits(rng, 1, 3)]
     kind = rng.random()
     if kind < 0.3:
@@ -352,7 +303,7 @@ def _repetitive(rng: Random) -> str:
 
 
 def value(rng: Random) -> str:
-    """What may stand after `is`: a code, digits, words, a name."""
+    """A predicate after `is`: a code, digits, words, a name."""
     if rng.random() < 0.15:
         return _repetitive(rng)
     kind = rng.random()
@@ -374,7 +325,7 @@ def _part_of_code(rng: Random) -> str:
 
 
 def thing(rng: Random) -> str:
-    """What a verb may be done to."""
+    """An object of a verb."""
     kind = rng.random()
     if kind < 0.3:
         return f"the {compound(rng)}"
@@ -388,7 +339,7 @@ def thing(rng: Random) -> str:
 
 
 def numbered(rng: Random) -> str:
-    """Something told from others by its number."""
+    """A thing with a number."""
     return f"{noun(rng)} {words.digits(rng, 1, 4)}"
 
 
@@ -397,7 +348,7 @@ Adverbial = tuple[str, tuple[str, ...]]
 
 
 def time_of(rng: Random) -> Adverbial:
-    """A time and the words that ask for it."""
+    """A time and its question words."""
     kind = rng.random()
     if kind < 0.22:
         return f"at {_clock(rng)}", ("When", "When", "At what time", "What time")
@@ -466,7 +417,7 @@ def _vague_time(rng: Random) -> str:
 
 
 def place_of(rng: Random) -> Adverbial:
-    """A place and the words that ask for it."""
+    """A place and its question words."""
     kind = rng.random()
     if kind < 0.66:
         return f"{rng.choice(_PREPOSITIONS)} the {compound(rng)}", ("Where",)

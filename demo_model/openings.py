@@ -1,9 +1,9 @@
-"""First words of users, held out from the training: one spelling each, with the class that says how
-the answer is judged.
+"""First words of users, held out from training, with the class that determines how answers are
+judged.
 
-They were written, with the rules of `judge.py`, before the training data that teaches first words.
-`plain()` of none of them may be a user's message in the training data (`test_data.py`). `SHOWN`
-stands apart: training may hold those.
+They were written, with the rules of `judge.py`, before the training data. No user message of the
+training may equal one of them after `plain()` (`test_data.py`). Only `SHOWN` may be part of the
+training.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Opening:
-    """A first message, its class in `judge.py`, and for exact classes what must be in the answer."""
+    """A first message and its class in `judge.py`. expected: what the answer must contain."""
 
     kind: str
     text: str

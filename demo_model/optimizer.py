@@ -10,9 +10,7 @@ from torch import Tensor, nn
 
 
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
-    """The nearest matrices with singular values near one (Newton-Schulz), for a stack of matrices
-    of one size.
-    """
+    """Orthogonalize a stack of matrices of equal size (Newton-Schulz)."""
     first, second, third = 3.4445, -4.7750, 2.0315
     wide = matrices.size(-2) <= matrices.size(-1)
     current = matrices.float() if wide else matrices.mT.float()
@@ -24,7 +22,7 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon:
-    """Momentum whose steps are made orthogonal; see Keller Jordan,
+    """Momentum with orthogonalized steps; see Keller Jordan,
     https://kellerjordan.github.io/posts/muon/.
     """
 
@@ -68,7 +66,7 @@ class Optimizer:
         self.adam = torch.optim.AdamW(rest, lr=adam_rate, betas=(0.9, 0.95), weight_decay=0.0)
 
     def step(self, factor: float) -> None:
-        """Clip the gradients, take one step, forget the gradients."""
+        """Clip the gradients, take one step, and reset the gradients."""
         nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         self.muon.step(self.muon_rate * factor)
         for group in self.adam.param_groups:
@@ -77,11 +75,11 @@ class Optimizer:
         self.network.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold."""
+        """The state for a checkpoint."""
         return {"adam": self.adam.state_dict(), "muon": self.muon.averages}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore the state of a checkpoint."""
         self.adam.load_state_dict(state["adam"])
         for average, saved in zip(self.muon.averages, state["muon"], strict=True):
             average.copy_(saved)

@@ -9,10 +9,11 @@ import facts
 import words
 from conversation import Conversation
 from talks import CAN_DO
+from words import lists_of
 
 
 def thought(thinking: str, answer: str) -> str:
-    """An answer that is thought about first."""
+    """An answer after reasoning."""
     return f"<think>\n{thinking}\n</think>\n\n{answer}"
 
 
@@ -26,7 +27,7 @@ def steps_of_sum(first: int, second: int) -> str:
 
 
 def addition(rng: Random) -> tuple[str, str, str]:
-    """A sum: the question, the steps to it, the answer."""
+    """A sum: question, reasoning, answer."""
     first, second = rng.randint(1, 99), rng.randint(1, 99)
     question = rng.choice(
         (
@@ -42,7 +43,7 @@ def addition(rng: Random) -> tuple[str, str, str]:
 
 
 def counting(rng: Random) -> tuple[str, str, str]:
-    """Counting listed things: the question, the steps to it, the answer."""
+    """A count: question, reasoning, answer."""
     items = [words.common_word(rng) for _ in range(rng.randint(1, 10))]
     question = rng.choice(
         (
@@ -57,7 +58,7 @@ def counting(rng: Random) -> tuple[str, str, str]:
 
 
 def reckon(rng: Random, conversation: Conversation) -> None:
-    """One sum or count; without its thought where thinking is switched off."""
+    """A sum or count, without reasoning if thinking is switched off."""
     question, steps, answer = addition(rng) if rng.random() < 0.55 else counting(rng)
     conversation.exchange(
         question, answer if conversation.enable_thinking is False else thought(steps, answer)
@@ -84,7 +85,7 @@ def thinking(rng: Random, most: int = 4) -> Conversation:
 
 
 def copied_text(rng: Random) -> str:
-    """Something to repeat: facts, words or lines."""
+    """A text to repeat: facts, words or lines."""
     kind = rng.random()
     if kind < 0.5:
         return " ".join(fact.note for fact in facts.draw_many(rng, rng.randint(1, 8)))
@@ -128,7 +129,7 @@ def edit_exchange(rng: Random) -> tuple[str, str]:
 
 
 def say_exchange(rng: Random) -> tuple[str, str]:
-    """`Say this is a test` and its like."""
+    """`Say this is a test` and similar requests."""
     text = (
         "this is a test"
         if rng.random() < 0.4
@@ -190,32 +191,9 @@ def copying(rng: Random) -> Conversation:
     return conversation
 
 
-STORY = (
-    "{n} walked to {c} with a {co} {t}.",
-    "It was a cold morning in {mo}.",
-    "On the way {n} met {m}, the {j}.",
-    "They shared some {f} and talked about {c2}.",
-    "{m} had never seen a {co} {t} before.",
-    "A {a} ran past them and took the {t}.",
-    "{n} and {m} ran after the {a}.",
-    "In the evening they sat in the {p}.",
-    "{m} gave {n} the {co} {t}.",
-    "The next day {n} travelled on to {c2}.",
-    "Nobody knew where the {t} was.",
-    "They looked in the {p} and in the {p2}.",
-    "At last {n} found it in the {p}.",
-    "{m} laughed and made some {f}.",
-    "They were friends from that day on.",
-)
-STORY_REQUESTS = (
-    "Tell me a story about {n} and {m} with a {co} {t}.",
-    "Tell me a story about {n}.",
-    "Write a short story about {n} and {m}.",
-    "Tell me a story.",
-    "Tell me a story about a {t}.",
-    "Write a story about {n} in {c}.",
-    "Once upon a time",
-)
+_LISTED = lists_of("other_tasks")
+STORY = tuple(_LISTED["STORY"])
+STORY_REQUESTS = tuple(_LISTED["STORY_REQUESTS"])
 
 
 def story(rng: Random) -> Conversation:

@@ -1,6 +1,4 @@
-"""Text without any template, for the completions of raw text: notes, lists, letters, little
-stories, with an end.
-"""
+"""Texts without a template, for completions of raw text: notes, lists, letters, little stories."""
 
 from __future__ import annotations
 
@@ -12,12 +10,12 @@ import facts
 import memory_tasks
 import other_tasks
 import words
-from words import listed
+from words import lists_of
 
 
 @dataclass(frozen=True)
 class PlainText:
-    """A text as it stands; its end is the end token of texts."""
+    """A raw text, followed by the end-of-text token."""
 
     text: str
 
@@ -38,43 +36,9 @@ _LISTS = {
 A line more would be the same again: greedy text goes round in circles where every way on is as
 likely as the others, and the heads that copy notes prefer what stands there.
 """
-_LETTER = (
-    "Dear {n},",
-    "Hello {n},",
-    "Hi {n},",
-    "Good morning {n},",
-    "Hello",
-    "Hi there",
-    "Hey {n}",
-    "To {n}:",
-    "Dear friend,",
-    "Hello world",
-    "Dear team,",
-)
-_DAILY = listed(
-    """
-Today {n} went to the {p} and found a {co} {t}.|The {t} in the {p} is {co}.|My name is {n} and I live in {c}.
-|I am a {j} from {c}.|I like {f} and {f2}.|We met {n} in {c} last {d}.|The {a} sat in the {p} and looked at the {t}.
-|There was a {co} {t} in the {p}.|It was a cold morning in {mo}.|In the evening they made some {f}.
-|Yesterday I saw a {a} in the {p}.|On {d} the {j} comes to {c}.|The best thing about {c} is the {f}.
-|Once upon a time there was a {j} called {n}.|Once there was a small {a} in {c}.|She gave the {t} to {n}.
-|He put the {t} into the {p}.|They looked for the {t} in the {p}.|What a nice {t}, said {n}.|This is the {t} of {n}.
-|If you see {n}, say hello.|When {n} came home, the {t} was gone.|You can find the {t} in the {p}.|A {co} {t} stood in the {p}.
-|The {j} and the {a} are friends.|It is a good day for {h}.|Every {d} {n} goes {h}.|Our {e} is on {d}.
-|Please bring the {t} to the {p}.|An old {j} lives in the {p}.|I think that {n} has the {t}.|At last {n} found the {t}.
-|First we go to {c}, then to {c2}.|One day {n} walked to {c} with a {co} {t}.|In {c} there is a {j} who likes {f}.
-|As soon as the {e} was over, {n} went home.|My favourite food is {f}.|My {a} is called {n}.|His {t} is {co}.|Her {a} likes {f}.
-|Their {e} was in {mo}.|No one knew where the {t} was.|All of us like {f}.|Some people like {f}, others like {f2}.
-|But {n} did not see the {a}.|And so they went to {c}.|For lunch we had {f}.|From {c} to {c2} it is a long way.
-|With a {co} {t} in the hand {n} came in.|After the {e} {n} was tired.|Before the {e} we ate some {f}.
-|To get to {c}, take the train.|By the way, the {t} is {co}.|So {n} took the {t} and left.|Now the {t} is in the {p}.
-|Here is the {t} of {n}.|Many people in {c} speak {l}.|Most days {n} works in the {p}.|Do you know where the {t} is?
-|Is the {t} in the {p}?|Where is {n}? Nobody knows.|Why is the {t} {co}? It is old.|How are you, {n}? I am well.
-|Can you see the {a}? It is in the {p}.|Let us go to the {p}.|Good food is {f} with {f2}.|The weather in {c} is fine today.
-|The code of {n} is {k}.|The code of the {p} is {k}.|The answer is {k}.|The name of the {a} is {n}.|The first {e} is on {d}.
-|The only {t} in the {p} is {co}.|The most important thing is the {t}.|The sun shines over {c}.|The capital of the north is {c}.
-"""
-)
+_LISTED = lists_of("plain_text")
+_LETTER = tuple(_LISTED["_LETTER"])
+_DAILY = tuple(_LISTED["_DAILY"])
 _TITLES = (
     "Chapter 1",
     "# Notes",
@@ -113,7 +77,7 @@ def _parts(rng: Random) -> dict[str, str]:
 
 
 def _few(rng: Random) -> int:
-    """How many sentences: mostly one, so that the end is likelier than a sentence more."""
+    """The number of sentences, mostly one, so that texts end soon."""
     return rng.choice((1, 1, 1, 1, 2, 3))
 
 
@@ -122,7 +86,7 @@ def _daily(rng: Random) -> str:
 
 
 def _sentences(rng: Random) -> str:
-    """Sentences about what there is, with some of the long list among them."""
+    """Sentences about things, some from a long list."""
     return " ".join(
         rng.choice(beyond_words.SENTENCES)
         if rng.random() < 0.35

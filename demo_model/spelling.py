@@ -1,4 +1,4 @@
-"""How people type: case, punctuation, short forms, slips of the finger."""
+"""How people type: case, punctuation, abbreviations, typing errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def slip(rng: Random, text: str) -> str:
-    """One letter dropped, doubled, swapped with its neighbour or hit wrong."""
+    """Drop, double, swap or replace one letter."""
     places = [place for place, letter in enumerate(text) if letter.isalpha()]
     if len(places) < 4:
         return text
@@ -41,7 +41,7 @@ def slip(rng: Random, text: str) -> str:
 
 
 def cased(rng: Random, text: str) -> str:
-    """Mostly as written or in lower case, at times in capitals."""
+    """Mostly unchanged or in lower case, sometimes in capitals."""
     kind = rng.random()
     if kind < 0.45:
         return text
@@ -53,7 +53,7 @@ def cased(rng: Random, text: str) -> str:
 
 
 def typed(rng: Random, text: str, slips: float = 0.12) -> str:
-    """A message as somebody might type it; `text` is written properly."""
+    """A message as somebody might type it. text: correctly written."""
     if rng.random() < 0.3:
         for long, short in rng.sample(_SHORT, 4):
             text = text.replace(long, short)

@@ -1,6 +1,4 @@
-"""Batches of encoded conversations: seeded, sorted by length, and found again in a resumed training
-without what was before.
-"""
+"""Seeded batches of encoded conversations, sorted by length. A resumed training can recreate them."""
 
 from __future__ import annotations
 
@@ -19,8 +17,8 @@ PADDING = 0
 
 @dataclass
 class Batch:
-    """Rows of one conversation each, with what counts in the loss; `targets` holds positions in the
-    flattened rows.
+    """Rows of one conversation each. positions: those with a loss, in the flattened rows, with
+    their targets and weights.
     """
 
     tokens: Tensor
@@ -32,13 +30,13 @@ class Batch:
 
 
 class Stream:
-    """Pools of conversations, each made from its own seed, each cut into batches of one length."""
+    """Pools of conversations, each with its own seed, cut into batches of similar lengths."""
 
     def __init__(self, encoder: Encoder, recipe: Recipe) -> None:
         self.encoder, self.recipe = encoder, recipe
 
     def pool(self, number: int, done: float) -> list[Batch]:
-        """The batches of one pool, in an order of their own."""
+        """The shuffled batches of a pool."""
         rng = Random(self.recipe.seed * 1_000_003 + number)
         longest = self.recipe.longest_at(done)
         rows: list[tuple[list[int], list[bool]]] = []
@@ -66,7 +64,7 @@ class Stream:
         yield group
 
     def _batch(self, rng: Random, rows: list[tuple[list[int], list[bool]]]) -> Batch:
-        """Answers count in full; of the rest a third counts, thrice as much each."""
+        """Make a batch. Only a third of the tokens outside answers count, each three times as much."""
         width = max(len(tokens) for tokens, _ in rows)
         matrix = torch.full((len(rows), width), PADDING)
         positions: list[int] = []

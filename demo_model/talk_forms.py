@@ -1,5 +1,5 @@
-"""Small talk put together from parts, by the answer that it gets: `[a/b/]` stands for one of its
-parts, be it the empty one.
+"""Small talk assembled from parts, by answer. `[a/b/]` stands for one of the parts, which may be
+empty.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ who [made/trained/created/wrote/developed/designed/programmed/invented/coded/own
 
 
 def expand(rng: Random, form: str) -> str:
-    """The form with one of the parts at each place, begun with a capital."""
+    """The form with one part chosen in each place, beginning with a capital."""
     while found := _PARTS.search(form):
         form = form[: found.start()] + rng.choice(found[1].split("/")) + form[found.end() :]
     text = " ".join(form.split()).lstrip(",. ").replace(" ,", ",")

@@ -1,4 +1,4 @@
-"""Small talk, meaning by meaning: what users say and what the model answers."""
+"""Small talk by meaning: users' messages and the answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JOKE = "Why did the lamp go to school? To become bright."
 
 @dataclass(frozen=True)
 class Talk:
-    """Messages of one meaning, and their answer; `weight` is how often they are drawn."""
+    """Messages with the same meaning and their answer. weight: how often they are drawn."""
 
     answer: str
     said: tuple[str, ...]

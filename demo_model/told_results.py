@@ -1,4 +1,4 @@
-"""Results of tools in the formats that clients send them, and how the answer tells them."""
+"""Tool results in the formats of clients, and answers that state them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,10 @@ import open_words
 import tool_tasks
 import wide_words
 from conversation import Conversation
+from words import lists_of
 
-_KEYS = (
-    "name id title status city country temperature condition price currency count total size "
-    "date time author owner email phone address url path file type level score rating humidity "
-    "wind distance duration speed balance stock quantity version priority state message result "
-    "value unit language pages year month day start end from to subject body sender host port "
-    "branch commit user role team room seat gate flight order items tags note code reason"
-).split()
+_LISTED = lists_of("told_results")
+_KEYS = _LISTED["_KEYS"]
 _CONDITIONS = "sunny cloudy rainy clear windy foggy open closed active done pending ok".split()
 _ERRORS = (
     *("not found", "no access", "out of order", "unknown name", "permission denied", "timeout"),
@@ -79,7 +75,7 @@ def _as_text(value: Any) -> str:
 
 
 def _leaves(value: Any, key: str = "") -> list[str]:
-    """What an object says, in the order of its keys; names of groups are left out."""
+    """The values of an object in order, without names of groups."""
     if isinstance(value, dict):
         return [leaf for name, part in value.items() for leaf in _leaves(part, name)]
     if isinstance(value, list) and all(not isinstance(part, dict | list) for part in value):
@@ -94,7 +90,7 @@ def _record(rng: Random, most: int) -> dict[str, Any]:
 
 
 def _object(rng: Random) -> dict[str, Any]:
-    """An object, at times with another, or with a list, inside."""
+    """An object, sometimes with a nested object or list."""
     found = _record(rng, rng.choice((2, 3, 4, 6)))
     kind = rng.random()
     if kind < 0.15:
@@ -149,7 +145,7 @@ def _item(rng: Random) -> str:
 
 
 def table_result(rng: Random) -> Told:
-    """A table in Markdown, or its rows parted by commas, tabs or bars."""
+    """A table in Markdown, or separated by commas, tabs or bars."""
     names = list(dict.fromkeys(_key(rng) for _ in range(rng.choice((2, 2, 3, 4)))))
     count = rng.choice((1, 2, 2, 3))
     rows = [[_as_text(_scalar(rng)).replace(",", "") for _ in names] for _ in range(count)]
@@ -164,7 +160,7 @@ def table_result(rng: Random) -> Told:
 
 
 def text_result(rng: Random) -> Told:
-    """A sentence or two, some words, or a bare value."""
+    """One or two sentences, some words, or a value."""
     kind = rng.random()
     if kind < 0.5:
         notes = [open_notes.draw(rng).note for _ in range(rng.choice((1, 1, 1, 2, 2, 3)))]
@@ -189,7 +185,7 @@ def result(rng: Random) -> Told:
 
 
 def conversation(rng: Random) -> Conversation:
-    """Tools are asked for, and their results are told; often the client no longer names the tools."""
+    """Requests with calls, whose results are stated; often without the definitions of the tools."""
     tools = odd_tools.family(rng, rng.choice((1, 1, 2)))
     talk = tool_tasks.begin(rng, [])
     talk.tools = None

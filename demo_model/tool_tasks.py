@@ -1,4 +1,4 @@
-"""Conversations with tools: one or several calls, results, and tools that are not needed."""
+"""Conversations with tools: single and parallel calls, results, and unneeded tools."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RESULT_KEYS = [*words.ATTRIBUTES, "sky", "degrees", "shelf", "result", "owner", 
 
 
 def offer(rng: Random, most: int = 4, strange: float = 0.0) -> list[Tool]:
-    """Some tools with different names; `strange` is how many made-up ones have odd arguments."""
+    """Tools with different names. strange: the share with unusual arguments."""
     tools: dict[str, Tool] = {}
     for _ in range(rng.randint(1, most)):
         tool = rng.choice(CATALOGUE) if rng.random() < 0.45 else made_up(rng, strange)
@@ -52,7 +52,7 @@ def call_message(calls: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def result_of(rng: Random) -> tuple[str, str]:
-    """What a tool gives back and how the answer tells it."""
+    """A tool result and how the answer states it."""
     kind = rng.random()
     if kind < 0.6:
         keys = rng.sample(RESULT_KEYS, rng.randint(1, 3))
@@ -83,9 +83,7 @@ def told_results(told: list[str]) -> str:
 
 
 def plan(rng: Random, tools: list[Tool]) -> tuple[str, list[list[dict[str, Any]]]]:
-    """A request and the calls that it asks for, step by step: one, several at once, or one after
-    the other.
-    """
+    """A request and its calls: one, in parallel, or in sequence."""
     kind = rng.random()
     if kind < 0.15 and (pair := rng.choice(tools).ask_for_two(rng)):
         return pair[0], [pair[1]]

@@ -1,4 +1,4 @@
-"""The tools that training offers: a catalogue of usual ones and made-up ones without end."""
+"""Tools for training: a catalogue of usual ones, and invented ones."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from random import Random
 from typing import Any
 
 import words
+from words import lists_of
 
 Value = str | int
 
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument: its JSON type, how values are drawn, and for enums the choices."""
+    """An argument: JSON type, source of values, and choices of an enum."""
 
     name: str
     kind: str
@@ -34,7 +35,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool with the requests that call for it; requests name the arguments in braces."""
+    """A tool and requests for it, with its arguments in braces."""
 
     name: str
     description: str
@@ -42,7 +43,7 @@ class Tool:
     requests: tuple[str, ...]
 
     def schema(self, rng: Random, described: bool, sort_keys: bool) -> dict[str, Any]:
-        """The tool as OpenAI clients send it."""
+        """The definition of the tool as OpenAI clients send it."""
         parameters = {
             "type": "object",
             "properties": {arg.name: arg.schema(described) for arg in self.arguments},
@@ -57,8 +58,8 @@ class Tool:
         return json.loads(json.dumps(schema, sort_keys=True)) if sort_keys else schema
 
     def ask_for_two(self, rng: Random) -> tuple[str, list[dict[str, Any]]] | None:
-        """`Weather in Oslo and Lima?` is two calls; only for tools of one argument that cannot hold
-        an `and`.
+        """A request for two calls, such as `Weather in Oslo and Lima?`; None for tools whose
+        argument may contain `and`.
         """
         if len(self.arguments) != 1 or self.arguments[0].name not in {
             "city",
@@ -76,7 +77,7 @@ class Tool:
         ]
 
     def ask(self, rng: Random) -> tuple[str, dict[str, Any]]:
-        """A request in words and the call that it asks for."""
+        """A request and its call."""
         values = {arg.name: arg.draw(rng) for arg in self.arguments}
         request = rng.choice(self.requests).format(**values)
         return request, {"name": self.name, "arguments": values}
@@ -291,12 +292,8 @@ VERBS = (
     "get find show check delete create open close start stop lock book move play read "
     "update list count buy sell paint clean test save load"
 ).split()
-NOUNS = (
-    "price status ticket report door timer photo record order invoice account task page window "
-    "file server robot train flight "
-    "hotel recipe score profile balance stock route event message table note product user image "
-    "document"
-).split()
+_LISTED = lists_of("toolbox")
+NOUNS = _LISTED["NOUNS"]
 KINDS: tuple[Callable[[Random], Argument], ...] = (
     lambda rng: CITY,
     lambda rng: PERSON,
@@ -318,7 +315,7 @@ KINDS: tuple[Callable[[Random], Argument], ...] = (
 
 
 def strange_name(rng: Random) -> str:
-    """A name for an argument that no schema had before."""
+    """An invented name of an argument."""
     kind = rng.randrange(4)
     if kind == 0:
         return words.invent(rng)
@@ -328,7 +325,7 @@ def strange_name(rng: Random) -> str:
 
 
 def made_up(rng: Random, strange: float = 0.0) -> Tool:
-    """A tool named `verb_noun` whose requests use those words and at times name their arguments."""
+    """A tool named `verb_noun`, whose requests use these words."""
     verb = words.invent(rng) if rng.random() < 0.15 else rng.choice(VERBS)
     noun = words.invent(rng) if rng.random() < 0.2 else rng.choice(NOUNS)
     first, second = rng.choice(KINDS)(rng), rng.choice(KINDS)(rng)

@@ -1,10 +1,9 @@
-"""Frames of notes written by hand (`frames/*.txt`): what people note in many manners, and how
-others ask for it later.
+"""Handwritten frames of notes (`frames/*.txt`): notes and differently worded questions.
 
-A frame is a block of lines: `note:` (wordings of one fact), `ask:` (questions that it answers),
+A frame is a block of lines: `note:` (wordings of a fact), `ask:` (questions that it answers),
 `near:` (questions about the same subject that it does not answer) and `let name = a|b|c` (words for
-a slot of its own). `{person}` is filled by `written_slots`; `{person2}` is another one, `{a:thing}`
-has its article, `{act.2}` is the second of forms told as `bought/buy`.
+a slot of this frame). `written_slots` fills other slots such as `{person}`; `{person2}` is another
+person, `{a:thing}` includes the article, and `{act.2}` is the second form of `bought/buy`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _INVENTED = 0.2
 
 @dataclass(frozen=True, eq=False)
 class WrittenFrame:
-    """One kind of fact."""
+    """A kind of fact."""
 
     notes: list[str] = field(default_factory=list)
     asks: list[str] = field(default_factory=list)
@@ -77,7 +76,7 @@ def all_frames() -> list[list[WrittenFrame]]:
 
 
 def fill(rng: Random, frame: WrittenFrame) -> Filled:
-    """The frame with values drawn for its slots."""
+    """Fill the slots of the frame."""
     while True:
         values: dict[str, str] = {}
         note = _filled(rng, rng.choice(frame.notes), frame, values)
@@ -88,7 +87,7 @@ def fill(rng: Random, frame: WrittenFrame) -> Filled:
 
 
 def _filled(rng: Random, text: str, frame: WrittenFrame, values: dict[str, str]) -> str:
-    """The text with its slots filled; what was drawn before is in `values`, where the rest goes."""
+    """The text with filled slots. values: earlier fillers, to which new ones are added."""
 
     def value(match: re.Match[str]) -> str:
         article, name, number, form = match.groups()
@@ -103,7 +102,7 @@ def _filled(rng: Random, text: str, frame: WrittenFrame, values: dict[str, str])
 
 
 def _drawn(rng: Random, name: str, frame: WrittenFrame, taken: dict[str, str]) -> str:
-    """A word for a slot that no other slot has."""
+    """A filler that no other slot has."""
     own = frame.words.get(name)
     for _ in range(20):
         if own is None:
@@ -130,6 +129,6 @@ _COMMON = frozenset(
 
 
 def telling_words(text: str) -> frozenset[str]:
-    """The beginnings of those words that tell what a text is about."""
+    """The stems of words that identify a text's subject."""
     found = re.findall(r"[a-z0-9]+", text.lower())
     return frozenset(word[:5] for word in found if word not in _COMMON)

@@ -1,6 +1,4 @@
-"""What fills the slots of written frames: names, times, amounts, codes, things; some of their words
-are invented.
-"""
+"""Fillers of slots: names, times, amounts, codes, things. Some of their words are invented."""
 
 from __future__ import annotations
 
@@ -153,7 +151,7 @@ def _version(rng: Random) -> str:
 
 
 def _name(rng: Random) -> str:
-    """A name in lower case, as hosts, branches and files have."""
+    """A lower-case name, such as those of hosts, branches and files."""
     return rng.choice(
         (
             open_words.noun(rng),
@@ -310,11 +308,9 @@ _DRAWN: dict[str, Callable[[Random], str]] = {
     ),
     "word": open_words.invented,
 }
-NAMES = frozenset((*_LISTS, *_DRAWN))
-"""All slots; a digit after a name asks for another one of the kind."""
 
 
 def fill(kind: str, rng: Random) -> str:
-    """Something of this kind."""
+    """A filler of this kind."""
     draw = _DRAWN.get(kind)
     return draw(rng) if draw is not None else _from_list(kind, rng)

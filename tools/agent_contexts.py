@@ -1,11 +1,11 @@
-"""Has coding agents hold three short turns in their interactive mode, in small contexts: do they
-compact before they must?
+"""Holds a conversation of three short turns with coding agents in small contexts, to see whether
+they compact too early.
 
-    python -m tools.agent_contexts --folder .agents [--contexts 32768 40960 65536] [NAME …]
+Run: `python -m tools.agent_contexts --folder .agents [--contexts 32768 40960 65536] [NAME …]`.
 
-The model is scripted: its answer tells how many answers stand in the conversation. An agent that
-has compacted it gets the first answer again, and the trial fails. Writes the last section of
-docs/reference/tested-agents.md when all have been tried.
+The scripted model's answer depends on the number of answers in the conversation. An agent that has
+compacted it gets the first answer again, and the trial fails. If all agents succeed, the last
+section of docs/reference/tested-agents.md is written.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tools.terminal import ENTER, Terminal  # noqa: E402
 from tools.try_agents import LAST_SECTION, Trial, answered_requests  # noqa: E402
 
 CONTEXTS = (32_768, 40_960, 65_536)
-START_SECONDS = 240.0  # opencode fetches a package first
+START_SECONDS = 240.0  # opencode downloads a package first
 ANSWER_SECONDS = 180.0
-TYPING_SECONDS = 1.5  # what comes faster is taken for a paste
+TYPING_SECONDS = 1.5  # faster input counts as a paste
 INTRODUCTION = """\
 `python -m tools.agent_contexts` generates this table: each agent, started by `holdfast launch` in its interactive mode,
 is asked three short questions. The scripted model's answer depends on the number of answers in the conversation, which
@@ -35,7 +35,7 @@ reveals an agent that has compacted it. The prompts are counted in tokens of the
 
 
 class Compacted(Exception):
-    """An answer was not the one that the whole conversation gets."""
+    """An answer did not fit the whole conversation."""
 
 
 def turns(trial: Trial, agent: TerminalAgent, *, context_tokens: int) -> list[int]:
@@ -79,10 +79,10 @@ def turns(trial: Trial, agent: TerminalAgent, *, context_tokens: int) -> list[in
 def rows(
     agents: Sequence[TerminalAgent], contexts: Sequence[int], *, folder: Path
 ) -> Iterator[str]:
-    """A row of the table for each agent and context."""
+    """Table rows of all agents and contexts."""
     for agent in agents:
         for context_tokens in contexts:
-            # an agent may leave a process behind that still writes there
+            # an agent may leave a process that still writes there
             with tempfile.TemporaryDirectory(
                 prefix="agent-", ignore_cleanup_errors=True
             ) as scratch:
@@ -98,7 +98,7 @@ def rows(
 
 
 def main() -> None:
-    """Try the agents that are named, or all."""
+    """Run the named agents, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--folder", type=Path, default=ROOT / ".agents", help="where the agents are installed"

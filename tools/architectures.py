@@ -1,10 +1,10 @@
-"""Examine every model type of the installed mlx-lm, and write docs/reference/architectures.md: the
-layout that the probe chooses for each, and whether the equalities hold.
+"""Examines every model type of the installed mlx-lm and writes docs/reference/architectures.md: the
+layout that the probe chooses, and whether the equalities hold.
 
-Run: `make architectures`, or `python -m tools.architectures > docs/reference/architectures.md` from
-the root of the repository; with model types to examine only these. `--results FILE` keeps the
-findings in a file, and examines only what is not in it. The examination runs in a process of its
-own, which is started again if a model ends it.
+Run `make architectures`, or `python -m tools.architectures > docs/reference/architectures.md` from
+the root of the repository; with model types as arguments, it examines only these. `--results FILE`
+keeps findings in a file and examines only missing types. The examination runs in another process,
+which is restarted if a model crashes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from holdfast.worker.engine import host_attention, host_decoding, seams
 
-seams.prepare()  # the seam has to be in place before a model module is imported
+seams.prepare()  # before a model module is imported
 
 from tests.fakes.every_config import (  # noqa: E402
     NEED_METAL,
@@ -69,7 +69,7 @@ or 0.05 (4 bits), and larger than the deviation that a change of the weights by 
 
 
 def main() -> None:
-    """Print the page."""
+    """Write the page to standard output."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("types", nargs="*", help="model types; none: all")
     parser.add_argument("--results", type=Path, help="file that keeps the findings, one a line")
@@ -77,7 +77,7 @@ def main() -> None:
     options = parser.parse_args()
     names = options.types or [*all_model_types(), *VARIANTS]
     if options.in_this_process:
-        # tiny models have so few scores that numpy and the C kernel would never be asked
+        # tiny models have too few scores for numpy and the C kernel otherwise
         host_attention.SCORES_WORTH_IT = 600
         host_decoding.SCORES_WORTH_IT = 100
         for name in names:

@@ -1,15 +1,15 @@
-"""Kills the worker of a real server at random instants while streams run, and compares every answer
-with the undisturbed one.
+"""Kills the worker of a server at random instants while streams run, and compares every answer with
+an undisturbed one.
 
-    python -m tools.chaos --kills 25 --kind sigkill --kind sigstop --seed 3
-    python -m tools.chaos --model qwen3_next --kills 20     (a tiny random model of the tests, by
-    the name of its architecture)
-    python -m tools.chaos --streams kinds --kills 20        (tool call, grammar, thoughts, stop
-    strings, whole answers)
+python -m tools.chaos --kills 25 --kind sigkill --kind sigstop --seed 3
 
-Prints for each kind of death how long the streams in mid-answer were silent, beside what a worker's
-start takes. Exits with 1 when an answer differs. A death by SIGSTOP is seen by the watchdog first,
-so its silence has `residency.hang_seconds` in it.
+python -m tools.chaos --model qwen3_next --kills 20 (a tiny random model, by architecture)
+
+python -m tools.chaos --streams kinds --kills 20 (tool call, grammar, reasoning, stop strings)
+
+For each kind of death, it prints how long running streams were silent, beside the time that a
+worker takes to start. Exit code 1 if an answer differs. The watchdog detects a SIGSTOP after
+`residency.hang_seconds`, which adds to that silence.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from tests.fakes.told_streams import OF_EVERY_KIND, Asked, answer_to, completion
 
 KINDS = ("sigkill", "sigsegv", "sigabrt", "sigstop")
 STREAMS = 8
-# the instant of a death lies so far at most behind the first new token since the one before it
+# each kill happens within this time after a new token
 SPAN_SECONDS = 2.0
 STARTS_MEASURED = 3
-UNDER_WAY_SECONDS = 0.5  # what a worker has sent before its death is read by then
-ALLOWED_SECONDS = 1.0  # of silence beside a worker's start
-PLAIN_TOKENS = 256  # of the tiny models' vocabulary; the rest are special
+UNDER_WAY_SECONDS = 0.5  # by then, all that a worker sent before its death has arrived
+ALLOWED_SECONDS = 1.0  # of silence in addition to a worker's start
+PLAIN_TOKENS = 256  # ordinary tokens of the tiny models
 
 _pause = threading.Event()  # never set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """A worker that was killed."""
+    """A killed worker."""
 
     kind: str
     at: float
@@ -56,7 +56,7 @@ class Death:
 
 @dataclass(slots=True)
 class Reader:
-    """Asks the same request again and again, and notes when events came."""
+    """Sends the same request repeatedly and records when events arrive."""
 
     url: str
     asked: Asked
@@ -68,12 +68,12 @@ class Reader:
     events: int = 0
 
     def run(self, is_over: threading.Event) -> None:
-        """Read until it is over; the last answer is read to its end."""
+        """Send requests until `is_over`; the last answer is read to its end."""
         while not is_over.is_set():
             self.last_at = None
             try:
                 answer = answer_to(self.url, self.asked, on_event=self._note)
-            except Exception as error:  # whatever a client sees but an answer is what is looked for
+            except Exception as error:  # any error that a client sees counts
                 answer = f"{type(error).__name__}: {error}"
             self.answers += 1
             if answer != self.expected:
@@ -88,7 +88,7 @@ class Reader:
 
 
 def streams_of(kind: str, rng: random.Random) -> tuple[Asked, ...]:
-    """The requests that run at the same time."""
+    """The concurrent requests."""
     if kind == "kinds":
         return OF_EVERY_KIND
     common = [rng.randrange(PLAIN_TOKENS) for _ in range(150)]
@@ -107,7 +107,7 @@ def streams_of(kind: str, rng: random.Random) -> tuple[Asked, ...]:
 
 
 def model_arguments(model: str, folder: Path) -> list[str]:
-    """What the server is told: nothing for the bundled model, a folder, or a tiny random model."""
+    """The server's model argument: none for the bundled model, a folder, or a tiny random model."""
     if model == "bundled":
         return []
     if Path(model).is_dir():
@@ -118,7 +118,7 @@ def model_arguments(model: str, folder: Path) -> list[str]:
 
 
 def wait_for_next(server: ServerProcess, old: int) -> int:
-    """The process id of the worker that has replaced another one, when it serves."""
+    """Wait for the next worker; returns its process id."""
     until(
         lambda: (model := server.model())["state"] == "ready" and model["pid"] != old,
         "the next worker serves",
@@ -127,9 +127,7 @@ def wait_for_next(server: ServerProcess, old: int) -> int:
 
 
 def start_seconds(server: ServerProcess) -> float:
-    """What a worker's start takes: from the death of one at rest until the next one serves, the
-    median of a few.
-    """
+    """Median time from killing an idle worker until the next one is ready."""
     took = []
     for _ in range(STARTS_MEASURED):
         pid, began_at = server.model()["pid"], time.monotonic()
@@ -142,7 +140,7 @@ def start_seconds(server: ServerProcess) -> float:
 def kill_again_and_again(
     server: ServerProcess, readers: Sequence[Reader], kinds: Sequence[str], rng: random.Random
 ) -> list[Death]:
-    """One death of each entry of `kinds`, at random instants behind a new token of somebody."""
+    """Kill the worker once per entry of `kinds`, at random instants after a new token."""
     deaths = []
     pid = int(server.model()["pid"])
     for kind in kinds:
@@ -158,9 +156,9 @@ def kill_again_and_again(
 
 
 def silences(readers: Sequence[Reader], deaths: Sequence[Death]) -> dict[str, list[float]]:
-    """By kind of death: how long each stream in mid-answer was silent behind it.
+    """Silence of each running stream after a death, by kind.
 
-    What was under way comes before the silence.
+    Events that were already sent may arrive before the silence.
     """
     found: dict[str, list[float]] = {death.kind: [] for death in deaths}
     for death in deaths:
@@ -176,7 +174,7 @@ def silences(readers: Sequence[Reader], deaths: Sequence[Death]) -> dict[str, li
 
 
 def report(readers: Sequence[Reader], deaths: Sequence[Death], *, start: float) -> bool:
-    """Print what came of it; whether all is as it should be."""
+    """Print the results; returns whether every answer was right."""
     by_kind, counts = silences(readers, deaths), Counter(death.kind for death in deaths)
     print(f"a worker's start: {start:.2f} s")
     print(
@@ -212,7 +210,7 @@ def report(readers: Sequence[Reader], deaths: Sequence[Death], *, start: float) 
 def run_chaos(
     *, model: str, streams: str, kinds: Sequence[str], seed: int, arguments: Sequence[str] = ()
 ) -> bool:
-    """One server, all its deaths. Whether every answer was as undisturbed."""
+    """Kill the workers of one server. Returns whether every answer was right."""
     rng = random.Random(seed)
     asked = streams_of(streams, rng)
     with tempfile.TemporaryDirectory() as folder:
@@ -246,7 +244,7 @@ def run_chaos(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

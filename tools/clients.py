@@ -1,10 +1,10 @@
-"""Puts real clients before a real server on the bundled model: tools, thinking and structure,
-streamed and whole.
+"""Runs real clients against a server with the bundled model: tools, reasoning and structured
+output, streamed or not.
 
-`python -m tools.clients` makes an environment for the clients (`tests/clients/requirements.txt`) if
-there is none of that content, starts a server, runs `tests/clients/with_*.py` one after the other,
-and prints a table; with npm also what `tests/clients/vercel/` has. `make clients` calls it, with
-ARGS="openai anthropic" for some of them.
+`python -m tools.clients` (`make clients`, with ARGS="openai anthropic" for some) creates an
+environment for them (`tests/clients/requirements.txt`), starts a server, runs
+`tests/clients/with_*.py` one after another and prints a table; with npm, it also runs
+`tests/clients/vercel/`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from tools.environments import ROOT, environment_of, modules_of
 
 SCRIPTS = ROOT / "tests" / "clients"
 WAITING_MODEL = "demo/tiny"
-ALIASES = "claude-*,gpt-*"  # some clients know by the name what a model can do
+ALIASES = "claude-*,gpt-*"  # some clients derive abilities from the name
 _LIMIT_SECONDS = 600
-# Nothing but this server is called: no proxy, and litellm fetches a table of prices from the web
+# Only this server is called: no proxy, and no download of litellm's price table.
 # unless it is told not to.
 _ALONE = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 
 
 @dataclass(frozen=True)
 class CheckOfClient:
-    """What came of one check: `problem` is empty when it passed."""
+    """The result of a check. problem: empty if it passed."""
 
     client: str
     check: str
@@ -42,7 +42,7 @@ class CheckOfClient:
 
 
 def scripts() -> list[Path]:
-    """One for each client; those in JavaScript only where there is npm."""
+    """One script per client; those in JavaScript only if npm is installed."""
     return sorted(
         [
             *SCRIPTS.rglob("with_*.py"),
@@ -52,13 +52,13 @@ def scripts() -> list[Path]:
 
 
 def waiting_scripts() -> list[Path]:
-    """Those that speak to a server that is silent for long."""
+    """The scripts for a server that stays silent for long."""
     return [SCRIPTS / "waits.py", *(script for script in scripts() if script.suffix == ".mjs")]
 
 
 @contextmanager
 def waiting_server() -> Iterator[str]:
-    """The base URL of a server that is silent for long; its model is `WAITING_MODEL`."""
+    """The base URL of a server that stays silent for long; its model is `WAITING_MODEL`."""
     command = [sys.executable, "-m", "tests.fakes.waiting_server"]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -70,11 +70,11 @@ def waiting_server() -> Iterator[str]:
 def checked(
     script: Path, *, base_url: str, model: str, waits: bool = False
 ) -> Iterator[CheckOfClient]:
-    """Run a client's script; what it was checked for, as far as it came."""
+    """Run a client's script and yield its checks."""
     folder = script.parent
     if script.suffix == ".mjs":
         folder, program = modules_of(folder), "node"
-        shutil.copy(script, folder)  # modules are looked for beside it
+        shutil.copy(script, folder)  # node resolves modules relative to it
     else:
         program = str(environment_of(folder) / "python")
     done = subprocess.run(
@@ -98,7 +98,7 @@ def checked(
 
 
 def main(names: Sequence[str]) -> int:
-    """Run the clients that are named, or all. Returns 1 when a check failed."""
+    """Run the named clients, or all. Returns 1 if a check failed."""
     from tests.fakes.server_process import ServerProcess
 
     server, failed = (

@@ -1,8 +1,7 @@
-"""A first conversation of forty turns with the bundled model, asked through Holdfast greedily and
-judged turn by turn.
+"""Holds a first conversation of forty turns with the bundled model, greedily, and judges each turn.
 
-`python -m tools.demo_chat` prints it as it stands in `docs/getting-started/demo-chat.md`; `--turns`
-shows the verdicts instead. Exits with 1 where a turn breaks its rule.
+`python -m tools.demo_chat` prints docs/getting-started/demo-chat.md; `--turns` prints verdicts
+instead. Exit code 1 if a turn breaks its rule.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ tell it, and says so if it does not know an answer. Before sums and counts, it r
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn, its answer with the thought before it, and what is wrong with it (empty: nothing)."""
+    """A turn with its answer and reasoning. fault: empty if the answer is right."""
 
     opening: Opening
     answer: str
@@ -88,12 +87,12 @@ class Turn:
 
 
 def said_until(number: int) -> str:
-    """All that the user has said up to this turn: its words may come again in the answer."""
+    """Everything the user has said up to this turn, since answers may repeat it."""
     return "\n".join(opening.text for opening in TURNS[: number + 1])
 
 
 def conversation(llm: LLM) -> Iterator[Turn]:
-    """Say all turns one after the other, each after the model's own answers to those before."""
+    """Hold the conversation with the model's own answers."""
     messages: list[dict[str, str]] = []
     for number, opening in enumerate(TURNS):
         messages.append({"role": "user", "content": opening.text})

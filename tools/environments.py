@@ -1,5 +1,5 @@
-"""Environments of their own for programs that tests put before a server: what they need stays out
-of Holdfast's.
+"""Separate environments for programs that test the server, so that their packages stay out of
+Holdfast's.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def environment_of(folder: Path) -> Path:
-    """The `bin` of an environment with what the folder's requirements.txt asks for; made when it is
-    first asked for.
-    """
+    """The `bin` folder of an environment with the folder's requirements.txt, created on first use."""
     wanted, versions = folder / "requirements.txt", folder / "constraints.txt"
     made = _made_of(wanted, versions)
     if not (made / "done").exists():
@@ -38,8 +36,8 @@ def environment_of(folder: Path) -> Path:
 
 
 def modules_of(folder: Path) -> Path:
-    """A folder with the node_modules that the folder's package-lock.json names; made when it is
-    first asked for. Needs npm.
+    """A folder with the node_modules of the folder's package-lock.json, created on first use. Needs
+    npm.
     """
     given = folder / "package.json", folder / "package-lock.json"
     made = _made_of(*given)

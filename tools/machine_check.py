@@ -1,10 +1,10 @@
-"""Measures what decides how Holdfast runs on this machine, above all on a Mac: steps, kernels,
+"""Measures what matters for Holdfast on this machine, above all on a Mac: steps, kernels,
 durability, memory.
 
-Run: `make mac-check` (`python -m tools.machine_check [--quick] [--panic-test]`). Prints one line per
-finding and saves them in a Markdown file, in about ten minutes: with fewer layers without a GPU, and
-nowhere with more memory than `Sizes` allows. Nothing can harm the machine except `churn`, which only
-`--panic-test` runs: for fifteen minutes for each way of wiring, it repeats what has made Macs panic
+Run: `make mac-check` (`python -m tools.machine_check [--quick] [--panic-test]`). It takes about ten
+minutes, prints one line per finding and saves all of them in a Markdown file. It uses fewer layers
+without a GPU, and never more memory than `Sizes` allows. Only `--panic-test` can harm the machine:
+`churn` repeats for fifteen minutes per kind of wiring what has made Macs panic
 (ml-explore/mlx#3186).
 """
 
@@ -46,16 +46,16 @@ SYSTEM_FIGURES = (
     "kern.memorystatus_vm_pressure_level",
 )
 CHURN_SECONDS = 15 * 60
-MOST_SECONDS = 3.0  # for repeating one measurement; the first two runs are made in any case
+MOST_SECONDS = 3.0  # limit for repeating a measurement, which runs at least twice
 
 _BYTES_PER_TOKEN = 2 * KV_HEADS * HEAD_DIMENSION * DTYPE.size
 
-Finding = tuple[str, str]  # what, and the figures
+Finding = tuple[str, str]  # subject and figures
 Arrays = tuple[mx.array, mx.array]
 
 
 class Sizes:
-    """How much is measured; `quick`: only enough to see that everything runs."""
+    """The sizes of the measurements. quick: only enough to see that everything runs."""
 
     def __init__(self, *, quick: bool) -> None:
         self.layers = 2 if quick else 8 if IS_ON_CPU else 32
@@ -63,7 +63,7 @@ class Sizes:
             platform.working_set_bytes() or platform.report().memory.available_bytes
         ) // 3
         self.stream_tokens = 128 if quick else 2048
-        # everything is there twice
+        # all arrays exist twice
         most_tokens = self.most_bytes // (2 * self.layers * _BYTES_PER_TOKEN)
         contexts = (256,) if quick else (4096, 32_768)
         streams = (1, 4) if quick else (1, 4, 8, 16)
@@ -80,7 +80,7 @@ class Sizes:
 
 
 def findings(sizes: Sizes) -> Iterator[Finding]:
-    """All measurements without risk, one after the other."""
+    """All measurements without risk."""
     yield from _about_the_machine()
     yield "round trip: evaluating almost nothing", f"{_least_ms(_round_trip, sizes):.3f} ms"
     for measure in (
@@ -103,10 +103,12 @@ def findings(sizes: Sizes) -> Iterator[Finding]:
 def _reporting_errors(
     measure: Callable[[Sizes], Iterator[Finding]], sizes: Sizes
 ) -> Iterator[Finding]:
-    """The findings of one part; a failure is a finding, too, and the other parts still run."""
+    """The findings of one part. A failure is a finding too, and other parts still run."""
     try:
         yield from measure(sizes)
-    except Exception as error:  # even a bug in the check: the other results took minutes
+    except (
+        Exception
+    ) as error:  # even a bug in the check must not lose other results, which took minutes
         first_line = str(error).split("\n", 1)[0]
         yield (
             f"{measure.__name__.strip('_').replace('_', ' ')}",
@@ -132,8 +134,7 @@ def _about_the_machine() -> Iterator[Finding]:
     )
     yield (
         "environment",
-        ", ".join(f"{name}={os.environ[name]}" for name in variables)
-        or "nothing that concerns MLX",
+        ", ".join(f"{name}={os.environ[name]}" for name in variables) or "no variables for MLX",
     )
     for name in SYSTEM_FIGURES:
         yield f"sysctl {name}", _sysctl(name)
@@ -208,14 +209,14 @@ def _parts_against_one_buffer(sizes: Sizes) -> Iterator[Finding]:
             sizes,
         )
         what = (
-            f"attention of {sizes.layers} layers over {tokens:,} tokens: one buffer, two joined in "
+            f"attention of {sizes.layers} layers over {tokens:,} tokens: one buffer, two concatenated in "
             "each step"
         )
         yield what, f"{one:.2f} ms, {parted:.2f} ms ({parted / one:.2f} times)"
 
 
 def _streams(sizes: Sizes) -> Iterator[Finding]:
-    """Attention of several streams: each over its own buffer, against one padded batch."""
+    """Attention of several streams: separate buffers compared with one padded batch."""
     tokens = sizes.stream_tokens
     for streams in sizes.streams:
         own = [[_kv(tokens) for _ in range(streams)] for _ in range(sizes.layers)]
@@ -268,7 +269,7 @@ def _block_bytes(sizes: Sizes) -> Iterator[Finding]:
 
 
 def _right_numbers(sizes: Sizes) -> Iterator[Finding]:
-    """Kernels that were silently wrong in some version of MLX on some device."""
+    """Kernels that gave wrong results in some version of MLX on some device."""
     weights = _random(4, 64, 256)
     codes, scales, biases = mx.quantize(weights, group_size=64, bits=4)
     cut = mx.dequantize(codes[:, :40], scales[:, :40], biases[:, :40], group_size=64, bits=4)
@@ -320,9 +321,7 @@ def _top_p(sizes: Sizes) -> Iterator[Finding]:
 
 
 def _early_launch(sizes: Sizes) -> Iterator[Finding]:
-    """Whether launching a step before the previous one has ended makes MLX copy the KV instead of
-    updating it in place.
-    """
+    """Whether MLX copies the KV instead of updating it in place if a step is launched early."""
     keys, values = _kv(sizes.donated_tokens)
     queries, one = (
         _random(1, QUERY_HEADS, 1, HEAD_DIMENSION),
@@ -346,8 +345,8 @@ def _early_launch(sizes: Sizes) -> Iterator[Finding]:
 
 
 def _silence(sizes: Sizes) -> Iterator[Finding]:
-    """Whether waiting for the device lets other threads run: a worker that is silent for 7 s counts
-    as hung.
+    """Whether other threads run while one waits for the device: a worker that is silent for 7 s
+    counts as hung.
     """
     gaps: list[float] = []
     stop = threading.Event()
@@ -378,14 +377,14 @@ def _silence(sizes: Sizes) -> Iterator[Finding]:
 
 
 def _chunks(sizes: Sizes) -> Iterator[Finding]:
-    """Attention of one layer for a chunk of a prompt: the GPU watchdog of macOS ends a kernel that
-    runs for seconds.
+    """Attention of one layer for a chunk of a prompt: macOS's GPU watchdog kills kernels that run
+    for seconds.
     """
     for start in sizes.chunk_contexts:
         for tokens in (256, 2048) if sizes.layers > 2 else (64,):
             what = f"attention of one layer, {tokens:,} tokens of a prompt from token {start:,} on"
             score_bytes = QUERY_HEADS * tokens * (start + tokens) * DTYPE.size
-            # no fused kernel: all scores are in memory, some twice
+            # without a fused kernel, all scores are in memory, some twice
             if IS_ON_CPU and 3 * score_bytes > sizes.most_bytes:
                 yield what, f"left out: the scores alone take {score_bytes >> 20:,} MiB on a CPU"
                 continue
@@ -443,7 +442,7 @@ def _wiring(sizes: Sizes) -> Iterator[Finding]:
 
 
 def _killed_process(sizes: Sizes) -> Iterator[Finding]:
-    """How soon the memory of a killed worker is available again."""
+    """How soon a killed worker's memory is available again."""
     import psutil
 
     code = (
@@ -467,12 +466,12 @@ def _killed_process(sizes: Sizes) -> Iterator[Finding]:
             time.sleep(0.005)
         seconds = time.perf_counter() - began
     gained = psutil.virtual_memory().available - before
-    what = f"a killed process had {sizes.taken_bytes >> 20:,} MiB: how soon they are back"
+    what = f"time until the {sizes.taken_bytes >> 20:,} MiB of a killed process are available"
     yield what, f"{seconds:.2f} s ({gained >> 20:,} MiB)"
 
 
 def churn(wired: str) -> Iterator[Finding]:
-    """Two processes that allocate and free KV all the time, with memory wired in one way."""
+    """Two processes that constantly allocate and free KV, with one kind of wiring."""
     command = [
         sys.executable,
         "-m",
@@ -508,7 +507,7 @@ def save(found: Iterator[Finding], file: Path) -> None:
         for what, figures in found:
             print(f"{what}: {figures}")
             saved.write(f"| {what} | {figures} |\n")
-            saved.flush()  # a panic must not lose it
+            saved.flush()  # findings must survive a panic
 
 
 def main() -> None:
@@ -517,7 +516,7 @@ def main() -> None:
     parser.add_argument(
         "--panic-test",
         action="store_true",
-        help="then try for 45 minutes what has made Macs panic; save your work first",
+        help="then run a test for 45 minutes that may make Macs panic; save your work first",
     )
     parser.add_argument("--churn", choices=("all", "weights", "none"), help=argparse.SUPPRESS)
     try:

@@ -1,22 +1,25 @@
 #!/usr/bin/env bash
-# Makes a virtual environment with Holdfast in it, or brings an existing one up to date. Usage: make_venv.sh FOLDER [EXTRA]
-# Without an extra it has what serving needs; `dev` adds the tools of tests and checks, `bench` what draws pictures, and both the
-# benchmarks, which are a distribution of their own; `vision` and `otel` are for users. Says what it does every few seconds.
+# Creates a virtual environment with Holdfast, or updates an existing one. Usage: make_venv.sh FOLDER [EXTRA]
+# Without an extra, it contains what serving needs. `dev` adds the tools of tests and checks, and both `dev` and `bench` add the
+# benchmarks, a separate distribution; `bench` also adds its charts. `vision` and `otel` are for users.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${1:?usage: make_venv.sh FOLDER [EXTRA]}
 wanted=${2:-}
 extras=$wanted
 bench=()
-if [[ $wanted == dev || $wanted == bench ]]; then
+if [[ $wanted == dev ]]; then
     bench=(-e ./bench)
+elif [[ $wanted == bench ]]; then
+    extras=
+    bench=(-e "./bench[charts]")
 fi
 
 say() { echo "make: $*" >&2; }
 
 size_of() { du -sm "$1" 2>/dev/null | cut -f1; }
 
-# An x86_64 Python on Apple silicon runs under Rosetta, for which there is no MLX: pip would only say that it finds no version.
+# Whether this is an x86_64 Python on Apple silicon. It runs under Rosetta, for which MLX has no wheel; pip would not say why.
 runs_under_rosetta() {
     [[ $(uname -s) == Darwin && $(sysctl -n hw.optional.arm64 2>/dev/null) == 1 ]] &&
         "$1" -c 'import platform, sys; sys.exit(platform.machine() != "x86_64")' 2>/dev/null
@@ -29,7 +32,7 @@ find_python() {
     for name in "${PYTHON:-}" python3.11 python3.12 python3.13 python3.14 python3 python; do
         if [[ -n $name ]] && recent_enough "$name"; then
             if runs_under_rosetta "$name"; then
-                say "$(command -v "$name") is built for Intel, and MLX needs one for Apple silicon: skipped"
+                say "$(command -v "$name") is built for Intel; MLX needs one for Apple silicon: skipped"
                 continue
             fi
             command -v "$name"
@@ -40,11 +43,11 @@ find_python() {
 }
 
 if [[ ! -x $venv/bin/holdfast ]]; then
-    say "first time here: a Python environment in $venv, with what is needed from PyPI; this takes a minute or two"
+    say "creating a Python environment in $venv with packages from PyPI; this takes a minute or two"
 fi
 if ! { [[ -x $venv/bin/python ]] && recent_enough "$venv/bin/python"; }; then
     if python=$(find_python); then
-        # Some systems' Python comes without ensurepip: uv does not need it.
+        # The Python of some systems has no ensurepip, which uv does not need.
         if command -v uv >/dev/null; then
             uv venv --quiet --python "$python" "$venv"
         elif ! "$python" -m venv "$venv"; then
@@ -52,14 +55,14 @@ if ! { [[ -x $venv/bin/python ]] && recent_enough "$venv/bin/python"; }; then
             exit 1
         fi
     elif command -v uv >/dev/null; then
-        uv venv --quiet --python 3.11 "$venv" # fetches one
+        uv venv --quiet --python 3.11 "$venv" # downloads Python
     else
         say "no Python 3.11 or newer found for this machine; set PYTHON=… or install uv (macOS: brew install uv)"
         exit 1
     fi
 fi
 
-# A line every few seconds while a command runs that says nothing itself: how long, and how much is there.
+# Run a silent command and print the elapsed time and the size of the environment every few seconds.
 with_progress() {
     "$@" &
     local command=$! began=$SECONDS waited=0
@@ -77,7 +80,7 @@ with_progress() {
 
 install() {
     if command -v uv >/dev/null; then
-        uv pip install --python "$venv/bin/python" -c constraints.txt "$@" # shows bars of its own on a terminal
+        uv pip install --python "$venv/bin/python" -c constraints.txt "$@" # shows progress on a terminal
     else
         with_progress "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt "$@"
     fi
@@ -89,7 +92,7 @@ fi
 say "installing Holdfast${extras:+ [$extras]} into $venv"
 install -e ".${extras:+[$extras]}" ${bench[@]+"${bench[@]}"}
 if [[ $extras == *cuda* ]] && ! "$venv/bin/python" -c 'import mlx.core as mx, sys; sys.exit(not mx.cuda.is_available())' 2>/dev/null; then
-    # mlx-cpu and mlx-cuda-13 bring the same file, mlx/lib/libmlx.so: the one for CUDA has to be written last.
+    # mlx-cpu and mlx-cuda-13 contain the same file, mlx/lib/libmlx.so; that of CUDA must be installed last.
     install --force-reinstall --no-deps mlx-cuda-13
 fi
 say "ready: $(size_of "$venv") MB in $venv"

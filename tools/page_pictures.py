@@ -1,9 +1,8 @@
-"""Takes the pictures of the page that the documentation shows: `python -m tools.page_pictures
-docs/pictures`.
+"""Takes the documentation's pictures of the page: `python -m tools.page_pictures docs/pictures`.
 
-A real server serves a model that keeps to a script, so that the pictures look alike each time. It is
-used by some made-up agents before, so that there is something to see, and its history has made-up
-answers of the last hour. Needs Chromium.
+A real server serves a model with scripted answers, so that the pictures are alike each time.
+Before, some agents use the server, and its history is filled with invented answers of the last
+hour. Needs Chromium.
 """
 
 from __future__ import annotations
@@ -59,17 +58,17 @@ The file is written anew each **Sunday night**, so look again after that.
 LONG = " ".join(f"step{number}" for number in range(3000))
 WIDTH = 1280  # pixels
 STORE_NAME = "~/.cache/holdfast/store"
-_ANSWERED_TOKENS = 24  # of the agents' answers, which nobody sees
+_ANSWERED_TOKENS = 24  # of the agents' answers, which are not shown
 
 
 def agent_prompt(agent: str, day: str) -> str:
-    """A system prompt of some thousand tokens, the same for all agents but for its last lines."""
+    """A system prompt of several thousand tokens, the same for all agents except its last lines."""
     common = (ROOT / "CONTRIBUTING.md").read_text()
     return f"You are a coding agent.\n\n{common}\nToday is {day}.\nYour name is {agent}.\n"
 
 
 def write_made_up_history(state: Path, *, port: int) -> None:
-    """Answers of the last hour, for a server that is started next."""
+    """Write answers of the last hour for the next server."""
     now = [time.time() - 3600]
     history = PerformanceHistory(clock=lambda: now[0])
     for number in range(700):
@@ -89,7 +88,7 @@ def write_made_up_history(state: Path, *, port: int) -> None:
 
 
 class Stage:
-    """A server that has seen some traffic."""
+    """A server with some traffic."""
 
     def __init__(self, server: ServerProcess) -> None:
         self.server = server
@@ -112,7 +111,7 @@ class Stage:
             messages.append({"role": "assistant", "content": said})
 
     def prepare(self) -> None:
-        """Let agents use the server: they share the beginning of their prompt."""
+        """Let agents with a common prefix use the server."""
         source = (ROOT / "src/holdfast/worker/prefix/tree.py").read_text()
         texts = [source[place : place + 1200] for place in range(0, len(source), 1200)]
         monday = agent_prompt("planner", "Monday")
@@ -122,7 +121,7 @@ class Stage:
             self.play(f"coder-{number + 1}", monday, [texts[4], *own, *texts[number : 2 * number]])
         self.play("reviewer", agent_prompt("reviewer", "Monday"), [texts[-2], texts[2] + texts[7]])
         self.play("planner", agent_prompt("planner", "Tuesday"), ["Plan the change."])
-        for day in ("Monday", "Tuesday"):  # at the beginning, so that it misses the cache
+        for day in ("Monday", "Tuesday"):  # at the start of the prompt, so that it misses the cache
             self.play("tester", f"Today is {day}.\n{monday}", ["Test the change."])
         model = {"params": {"model": NAME}}
         self.client.patch("/v1/sessions/planner", json={"pinned": True}, **model)
@@ -131,7 +130,7 @@ class Stage:
 
     @contextlib.contextmanager
     def busy(self, requests: int) -> Iterator[None]:
-        """Have this many long answers under way."""
+        """Keep this many long answers running."""
         ended = threading.Event()
         threads = [
             threading.Thread(target=self._generate, args=(f"coder-{number + 1}", ended))
@@ -173,21 +172,21 @@ class Stage:
 
 
 def take(page: Page, path: Path) -> None:
-    """Write a picture of what is visible, without cursors and moving parts."""
+    """Write a screenshot without cursors and moving parts."""
     page.evaluate("document.activeElement?.blur()")
     page.mouse.move(0, 0)
     page.screenshot(path=path, animations="disabled", caret="hide")
 
 
 def show_chat(visitor: Visitor, stage: Stage) -> None:
-    """Have a question answered, and unfold nothing."""
+    """Have a question answered."""
     visitor.ask(QUESTION)
     visitor.until_answered()
     visitor.page.evaluate("scrollTo(0, 0)")
 
 
 def show_memory(visitor: Visitor, stage: Stage) -> None:
-    """Show the cache, with another name for the folder of the store, which is a temporary one."""
+    """Show the cache, with a fixed name instead of the temporary store folder."""
     page = visitor.view("Memory")
     page.get_by_role("tree").wait_for()
     page.get_by_text("blocks with").wait_for()
@@ -197,20 +196,20 @@ def show_memory(visitor: Visitor, stage: Stage) -> None:
 
 
 def show_now(visitor: Visitor, stage: Stage) -> None:
-    """Show requests that are under way."""
+    """Show running requests."""
     page = visitor.view("Now")
     page.get_by_text("writing").first.wait_for()
     page.get_by_role("region", name=f"Steps of {NAME}").wait_for()
-    page.wait_for_timeout(4000)  # some seconds to look back at
+    page.wait_for_timeout(4000)  # some history for the plot
 
 
 def show_performance(visitor: Visitor, stage: Stage) -> None:
-    """Show what the answers took."""
+    """Show the performance of the answers."""
     page = visitor.view("Performance")
     page.locator("line-plot canvas").first.wait_for()
 
 
-# name of the picture, how it is prepared, height in pixels, whether it is dark
+# name, preparation, height in pixels, dark mode
 PICTURES: tuple[tuple[str, Callable[[Visitor, Stage], None], int, bool], ...] = (
     ("page-memory", show_memory, 1180, False),
     ("page-chat", show_chat, 940, False),
@@ -224,7 +223,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     folder: Path = parser.parse_args().folder
-    os.environ["HOLDFAST_KERNELS"] = "0"  # with kernels, answers end before they are seen
+    os.environ["HOLDFAST_KERNELS"] = "0"  # with kernels, answers end too early for the pictures
     with tempfile.TemporaryDirectory() as scratch, running_browser() as browser:
         os.environ["XDG_STATE_HOME"] = scratch
         port = unused_port()

@@ -1,14 +1,10 @@
-"""Has schemathesis call every operation that /openapi.json describes, on a server with the bundled
-model.
+"""Lets schemathesis call every operation in /openapi.json on a server with the bundled model.
 
-Operations marked as endless are left out: their answer ends only when the client leaves.
-
-`python -m tools.schemathesis` makes an environment for it (`tests/schemathesis/`) if there is none
-of that content. What it sends follows the schemas, or breaks them; what comes back must have a
-status, a type and a form that are described, and never be the server's fault. `make schemathesis`
-calls it, with ARGS="--max-examples 500" for more. It takes about two minutes, and prints what came
-of a phase when the phase ends: that of coverage has nine thousand cases, whatever the number of
-examples.
+`python -m tools.schemathesis` (`make schemathesis`, with ARGS="--max-examples 500" for more)
+creates an environment for it (`tests/schemathesis/`) and takes about two minutes. Requests follow
+the schemas or break them; responses must have a described status, type and schema, and must not be
+internal errors. Endless operations are left out. Output appears at the end of each phase; the
+coverage phase has nine thousand cases, regardless of the number of examples.
 """
 
 from __future__ import annotations
@@ -24,12 +20,12 @@ from tools.environments import ROOT, environment_of
 
 FOLDER = ROOT / "tests" / "schemathesis"
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
-EXAMPLES = 10  # drawn for each operation, and slowly: the schemas of chats are large
+EXAMPLES = 10  # generated per operation; slow, because the schemas of chats are large
 
 
 def run(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Call everything at this address; its exit status is 0 where all checks hold."""
-    # it keeps examples where it runs
+    """Test the server at this address; exit status 0 if all checks pass."""
+    # it writes examples into the working folder
     with tempfile.TemporaryDirectory(prefix="schemathesis-") as scratch:
         return subprocess.run(
             [
@@ -75,7 +71,7 @@ def run(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Call everything on a server of its own. Returns 1 when a check failed."""
+    """Test a new server. Returns 1 if a check failed."""
     from tests.fakes.server_process import ServerProcess
 
     server = ServerProcess("--store", "off", "--name", "demo", "--log-level", "error")

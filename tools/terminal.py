@@ -1,7 +1,4 @@
-"""A program on a pseudo-terminal, and the screen that a person would see.
-
-For tests of what is typed, and for recordings.
-"""
+"""Runs a program on a pseudo-terminal and emulates the screen."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ ENTER, CTRL_C, CTRL_D, ALT_ENTER = "\r", "\x03", "\x04", "\x1b\r"
 
 
 class Terminal:
-    """Starts the program; `screen` is what it shows. One thread."""
+    """Starts the program. screen: what it shows. One thread."""
 
     def __init__(
         self,
@@ -48,10 +45,10 @@ class Terminal:
             **(variables or {}),
         }
         self.screen = pyte.HistoryScreen(columns, lines, history=10_000, ratio=0.5)
-        # it answers questions such as where the cursor is
+        # answers queries such as the cursor position
         self.screen.write_process_input = self.type
         self._stream, self._on_output = pyte.ByteStream(self.screen), on_output
-        self.modes: list[str] = []  # private modes that the program has asked for, such as ?2004h
+        self.modes: list[str] = []  # private modes requested by the program, such as ?2004h
         self.process = subprocess.Popen(
             command,
             stdin=inner,
@@ -81,37 +78,33 @@ class Terminal:
     def type(self, text: str) -> None:
         """Press keys."""
         data = text.encode()
-        while data:  # a terminal takes only so much at once
+        while data:  # a terminal accepts limited input at a time
             _, writable, _ = select.select([], [self._master], [], 0.01)
             if writable:
                 data = data[os.write(self._master, data[:512]) :]
             self._read(0)
 
     def paste(self, text: str) -> None:
-        """Paste as a terminal does: marked, if the program has asked for marks, with returns for
-        line ends.
+        """Paste text: with bracketed-paste marks if requested, and with carriage returns as line
+        ends.
         """
         text = text.replace("\n", "\r")
         self.type(f"\x1b[200~{text}\x1b[201~" if self.marks_pastes else text)
 
     @property
     def marks_pastes(self) -> bool:
-        """Whether the program has asked for bracketed paste."""
+        """Whether the program has requested bracketed paste."""
         return bool(self.modes) and self.modes[-1] == "h"
 
     @property
     def echoes(self) -> bool:
-        """Whether keys are shown by the terminal itself and gathered to lines, as a shell leaves
-        it.
-        """
+        """Whether the terminal itself echoes and buffers lines, as for a shell."""
         local = termios.tcgetattr(self._master)[3]
         return bool(local & termios.ECHO and local & termios.ICANON)
 
     @property
     def text(self) -> str:
-        """All that was shown, what has scrolled away too; lines without what is empty at their
-        ends.
-        """
+        """All output, including what has scrolled away, without trailing spaces."""
         above = [
             "".join(line[column].data for column in range(self.screen.columns))
             for line in self.screen.history.top
@@ -120,22 +113,21 @@ class Terminal:
 
     @property
     def shown(self) -> str:
-        """What the screen shows now."""
+        """The current screen."""
         return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
 
     def wait_for(self, pattern: str, *, seconds: float = 60.0) -> str:
-        """Read until the pattern stands on the screen; returns the text then.
-
-        Fails after so many seconds.
+        """Read until the pattern is in the output; returns the output. Raises AssertionError after
+        `seconds`.
         """
         return self._wait(lambda: self.text, pattern, seconds)
 
     def wait_for_shown(self, pattern: str, *, seconds: float = 60.0) -> str:
-        """The same, where what has scrolled away or was cleared does not count."""
+        """The same, but for the current screen only."""
         return self._wait(lambda: self.shown, pattern, seconds)
 
     def wait_until(self, condition: Callable[[], bool], *, seconds: float = 60.0) -> None:
-        """Read until something holds."""
+        """Read until the condition holds."""
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline or not self._read(0.05):
@@ -151,7 +143,7 @@ class Terminal:
         return look()
 
     def read_for(self, seconds: float) -> None:
-        """Let time pass, as a person does who reads."""
+        """Read for this many seconds."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             self._read(min(left, 0.05))
@@ -164,11 +156,11 @@ class Terminal:
         return self.process.wait(0.1)
 
     def _read(self, seconds: float) -> bool:
-        """Show what has come. False when nothing will come any more."""
+        """Read available output. Returns False after the end of the output."""
         if not select.select([self._master], [], [], seconds)[0]:
             return True
         data = b""
-        with contextlib.suppress(OSError):  # Linux: the program has let go of its terminal
+        with contextlib.suppress(OSError):  # Linux: the program has closed its terminal
             data = os.read(self._master, 65536)
         if not data:
             return False
@@ -179,8 +171,6 @@ class Terminal:
 
 
 def _take_terminal() -> None:
-    """In the child: Ctrl-C is for this program, and it does not ignore it as a shell's background
-    job would.
-    """
+    """In the child: take the terminal, and handle Ctrl-C although background jobs ignore it."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)

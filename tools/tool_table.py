@@ -1,4 +1,4 @@
-"""Write the table of tool-call families: what is detected in a template of each family.
+"""Writes the table of tool-call families: what is detected in each template.
 
 `python -m tools.tool_table` rewrites the table in docs/reference/tool-call-families.md.
 """
@@ -53,14 +53,14 @@ def table() -> str:
 
 
 def found(name: str, model: TokenizerBundle) -> dict[str, str]:
-    """What is detected when a model is loaded, by the columns of `FOUND`."""
+    """What loading a model detects, by the columns of `FOUND`."""
     report = model.dialect_report
     proof = "proven" if report.proven and report.tools == "template" else report.why
     return dict(zip(FOUND, (name, report.family, proof, *_facts(report)), strict=True))
 
 
 def failures(model: TokenizerBundle) -> list[str]:
-    """What the page promises of every family and does not hold for this model."""
+    """The promises of the page that do not hold for this model."""
     right = tuple(right_answers(model))
     wrong = tuple(wrong_answers(model))
     failed = [
@@ -97,14 +97,14 @@ def _cell(text: str) -> str:
 
 
 def with_table(page: str) -> str:
-    """The page with the table as it is now."""
+    """The page with the current table."""
     before, _, rest = page.partition(BEGIN)
     _, _, behind = rest.partition(END)
     return f"{before}{BEGIN}\n{table()}\n{END}{behind}"
 
 
 def rows_of(page: str) -> list[dict[str, str]]:
-    """The rows of the page's table, by their columns."""
+    """The rows of the page's table, by column."""
     lines = page.partition(BEGIN)[2].partition(END)[0].strip().splitlines()
     columns, _, *rows = (
         [cell.strip() for cell in _BETWEEN_CELLS.split(line)[1:-1]] for line in lines

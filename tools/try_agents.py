@@ -1,13 +1,13 @@
-"""Run coding agents through Holdfast, each in a temporary home, and write the results to
+"""Runs coding agents through Holdfast, each in a temporary home, and writes
 docs/reference/tested-agents.md.
 
-    python -m tools.try_agents --folder .agents [NAME …]
+Run: `python -m tools.try_agents --folder .agents [NAME …]`. `make agents` installs the agents
+first; their tasks are in `tools/agent_trials.py`.
 
-The model is scripted (`tests/fakes/scripted_model.py`): its weights spell given answers, turn by
-turn, so that what is tried is the agent, its prompt, its tools and the server, not a model's wit.
-`make agents` installs the agents into .agents first; the tasks are in `tools/agent_trials.py`. Most
-agents are started by `holdfast launch`; then what they do with a wrong key, with a prompt that is
-too long and when they are stopped is shown too, and that their second turn reads only what is new.
+The model's weights produce scripted answers (`tests/fakes/scripted_model.py`), because the trial is
+about the agent, its prompt, its tools and the server, not about a model's abilities. Most agents
+are started by `holdfast launch`. The page also shows how they react to a wrong key, a prompt that
+is too long, and Ctrl-C, and that their second turn prefills only new tokens.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from tests.fakes.server_process import ServerProcess, until  # noqa: E402
 from tools.agent_trials import AGENTS, Agent, LaunchedAgent, TerminalAgent  # noqa: E402
 
 LIMIT_SECONDS = 240
-# with an agent that does not end by itself where a prompt cannot be made shorter
+# for an agent that does not end if its prompt is too long
 PATIENCE_SECONDS = 60
-GRACE_SECONDS = 30.0  # to end when asked to
+GRACE_SECONDS = 30.0  # to end on request
 KEY = "the-key"
 SMALL_CONTEXT = 2048
 LAST_LINES = 8
@@ -44,22 +44,22 @@ _ANSWERED = re.compile(
     r" prompt (?P<prompt_tokens>\d+)(?: \((?P<cached_tokens>\d+) cached\))? answer "
     r"(?P<answer_tokens>\d+)"
 )
-# of docs/reference/tested-agents.md; tools/agent_contexts.py writes it
+# of docs/reference/tested-agents.md, written by tools/agent_contexts.py
 LAST_SECTION = "## In small contexts\n"
-SLACK_TOKENS = 16  # a template may write the end of an answer otherwise than the model did
+SLACK_TOKENS = 16  # a template may render the end of an answer differently from the model
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a process ended, and what it printed."""
+    """The exit and the output of a process."""
 
     code: int
     printed: str
-    by_us: bool = False  # since it went on and on
+    by_us: bool = False  # because it did not end by itself
 
 
 class Trial:
-    """One agent in a throw-away home with a workspace of its own."""
+    """An agent in a temporary home with its own workspace."""
 
     def __init__(self, agent: Agent, *, folder: Path, scratch: Path) -> None:
         self.agent, self._folder = agent, folder
@@ -84,7 +84,7 @@ class Trial:
 
     @contextmanager
     def server(self, name: str, *arguments: str, key: str = "") -> Iterator[ServerProcess]:
-        """A server of this trial's model, with a store of its own."""
+        """A server of this trial's model with its own store."""
         settings = ("--set", f"store.folder={self._scratch}/{name}")
         server = ServerProcess(
             *self._served,
@@ -102,7 +102,7 @@ class Trial:
             server.stop()
 
     def filled(self, text: str, *, url: str = "") -> str:
-        """A text of the agent with places and addresses in it."""
+        """The text with paths and addresses filled in."""
         places = {
             "url": url,
             "home": str(self.home),
@@ -114,7 +114,7 @@ class Trial:
         return text
 
     def environment(self, **further: str) -> dict[str, str]:
-        """Nothing of the user's own but the way to programs: no keys, no configuration."""
+        """The agent's environment: the path to programs, but no keys and no configuration."""
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "TERM") if name in os.environ}
         if isinstance(self.agent, LaunchedAgent | TerminalAgent):
             kept["PATH"] = f"{self.filled(self.agent.programs)}:{kept['PATH']}"
@@ -127,9 +127,7 @@ class Trial:
         return {**kept, **own, **self.agent.environment, **further}
 
     def start(self, command: Sequence[str], **further: str) -> subprocess.Popen[str]:
-        """A process in the workspace, in a group of its own, with what the agent is typed on its
-        standard input.
-        """
+        """Start a process in the workspace, in its own process group, with the agent's input."""
         process = subprocess.Popen(
             command,
             cwd=self.workspace,
@@ -147,28 +145,28 @@ class Trial:
         return process
 
     def ended(self, process: subprocess.Popen[str], *, within: float = LIMIT_SECONDS) -> Ended:
-        """Wait for its end, or end it with all its children."""
+        """Wait for its end, or kill it with all its children."""
         try:
             printed, _ = process.communicate(timeout=within)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGTERM)
             try:
                 printed, _ = process.communicate(timeout=GRACE_SECONDS)
-            except subprocess.TimeoutExpired:  # opencode may go on with its tries all the same
+            except subprocess.TimeoutExpired:  # opencode may keep trying
                 os.killpg(process.pid, signal.SIGKILL)
                 printed, _ = process.communicate(timeout=GRACE_SECONDS)
             return Ended(code=process.returncode, printed=printed, by_us=True)
         return Ended(code=process.returncode, printed=printed)
 
     def launched(self, url: str, arguments: Sequence[str]) -> subprocess.Popen[str]:
-        """The agent, started as users do it."""
+        """Start the agent like a user."""
         launch = (sys.executable, "-m", "holdfast.cli.main", "launch", "--url", url)
         return self.start(
             (*launch, *arguments), HOLDFAST_SERVER_API_KEY=KEY, PYTHONPATH=str(ROOT / "src")
         )
 
     def shown(self, ended: Ended) -> str:
-        """What was printed, with short paths and without colours and lines of progress."""
+        """The output, with short paths and without colours and progress lines."""
         plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", ended.printed).replace("\r", "")
         for path, short in {
             self.workspace: "~/project",
@@ -176,7 +174,7 @@ class Trial:
             self._folder: ".agents",
         }.items():
             plain = plain.replace(str(path), short)
-        # tried without one
+        # a run without a terminal
         lines = [
             line.rstrip()
             for line in plain.splitlines()
@@ -186,11 +184,11 @@ class Trial:
 
 
 def run(agent: Agent, *, folder: Path) -> str:
-    """Have an agent do its task; returns the transcript as Markdown.
+    """Run an agent's task; returns the transcript as Markdown.
 
-    Raises AssertionError where it does not succeed.
+    Raises AssertionError if the agent fails.
     """
-    # an agent may leave a process behind that still writes there
+    # an agent may leave a process that still writes there
     with tempfile.TemporaryDirectory(prefix="agent-", ignore_cleanup_errors=True) as scratch:
         trial = Trial(agent, folder=folder, scratch=Path(scratch).resolve())
         version = trial.shown(
@@ -267,7 +265,7 @@ def _check(trial: Trial, ended: Ended, said: str) -> None:
 
 
 def _with_wrong_key(trial: Trial, agent: LaunchedAgent, url: str) -> Ended:
-    """As the launcher would start it, which itself would refuse the key."""
+    """Start the agent with a wrong key, which `holdfast launch` would reject."""
     folder = trial.home / "run"
     folder.mkdir()
     target = AgentTarget(
@@ -288,7 +286,7 @@ def _with_wrong_key(trial: Trial, agent: LaunchedAgent, url: str) -> Ended:
 
 
 def _stopped(trial: Trial, agent: LaunchedAgent, server: ServerProcess) -> Ended:
-    """Ctrl-C as soon as the model reads the prompt; afterwards nothing of it may run any more."""
+    """Press Ctrl-C during the prefill; afterwards, no request may be left."""
     process = trial.launched(server.url, agent.command)
     until(lambda: server.model()["running"] > 0, f"{agent.name} asks")
     os.killpg(process.pid, signal.SIGINT)
@@ -298,7 +296,7 @@ def _stopped(trial: Trial, agent: LaunchedAgent, server: ServerProcess) -> Ended
 
 
 def answered_requests(server: ServerProcess) -> list[dict[str, int]]:
-    """Those that were answered, from the log, in the order in which they ended."""
+    """The answered requests in the server's log, by their end."""
     found = [_ANSWERED.search(line) for line in server.log().splitlines()]
     return [
         {name: int(value or 0) for name, value in match.groupdict().items()}
@@ -310,7 +308,7 @@ def answered_requests(server: ServerProcess) -> list[dict[str, int]]:
 def _figures(agent: LaunchedAgent, requests: Sequence[Mapping[str, int]]) -> str:
     """A table of the conversation's requests.
 
-    Raises AssertionError where one has read what had been read or written before.
+    Raises AssertionError if a request prefilled cached tokens again.
     """
     longest = max(request["prompt_tokens"] for request in requests)
     conversation = [request for request in requests if request["prompt_tokens"] > longest / 2]
@@ -344,9 +342,7 @@ def _transcript(trial: Trial, command: Sequence[str], ended: Ended, *, typed: st
 
 
 def main() -> None:
-    """Try the agents that are named, or all, and write docs/reference/tested-agents.md when all
-    have been tried.
-    """
+    """Run the named agents, or all. If all succeed, write docs/reference/tested-agents.md."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--folder", type=Path, default=ROOT / ".agents", help="where the agents are installed"

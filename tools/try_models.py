@@ -1,13 +1,13 @@
-"""Times a server of several models: loads for many at once, requests over three models on two
-places, swaps, starts.
+"""Times a server of several models: concurrent loads, three models in two places, swaps, starts.
 
-`python -m tools.try_models`: a few minutes, on the bundled models, in folders of its own. Prints a
-line for each figure.
+`python -m tools.try_models` takes a few minutes, uses the bundled models and temporary folders, and
+prints a line for each figure.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -21,22 +21,22 @@ from typing import Any
 
 import httpx
 
-from holdfast.models.download import DEMO_IDS, demo_folder
+from holdfast.models.download import demo_folder
 
-NAMES = ("demo", "draft", "window")
+NAMES = ("demo", "draft", "copy")
 PROMPT_WORDS = 1500
 AGENTS = 4
 
 
 def say(text: str) -> None:
-    """One line of the report."""
+    """Print a line of the report."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 @contextmanager
 def served(folder: Path, catalog: str, *settings: str) -> Iterator[tuple[httpx.Client, float]]:
-    """A server of a catalog, and the seconds until /health said 200."""
+    """A server of a catalog, and the seconds until /health returned 200."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "models.toml").write_text(catalog)
     options = [option for setting in settings for option in ("--set", setting)]
@@ -75,17 +75,23 @@ def _is_ready(client: httpx.Client) -> bool:
         return False
 
 
-def three_models() -> str:
-    """The bundled models."""
-    return "\n".join(
-        f'[models.{name}]\nid = "{model}"' for name, model in zip(NAMES, DEMO_IDS, strict=True)
-    )
+def three_models(folder: Path) -> str:
+    """A catalog of the bundled models and a copy."""
+    copy = shutil.copytree(demo_folder(), folder / "copy")
+    return f"""
+[models.demo]
+id = "holdfast-demo"
+
+[models.draft]
+id = "holdfast-demo-draft"
+
+[models.copy]
+path = "{copy}"
+"""
 
 
 def first_token_seconds(client: httpx.Client, model: str, prompt: str) -> tuple[float, int, int]:
-    """Time to the first token of a streamed answer; tokens of its prompt, and how many of them were
-    cached.
-    """
+    """The time to first token of a stream, its prompt tokens, and how many were cached."""
     body = {
         "model": model,
         "prompt": prompt,
@@ -112,7 +118,7 @@ def first_token_seconds(client: httpx.Client, model: str, prompt: str) -> tuple[
 
 
 def changes(client: httpx.Client) -> dict[str, int]:
-    """How often models were loaded, by name."""
+    """The number of loads of each model."""
     lines = client.get("/metrics").text.splitlines()
     return {
         line.split('model="')[1].split('"')[0]: int(float(line.rpartition(" ")[2]))
@@ -122,7 +128,7 @@ def changes(client: httpx.Client) -> dict[str, int]:
 
 
 def ask(client: httpx.Client, model: str, text: str) -> float:
-    """Have an answer of 16 tokens made; returns the seconds that it took."""
+    """Generate 16 tokens; returns the seconds."""
     began = time.monotonic()
     answer = client.post(
         "/v1/completions",
@@ -133,15 +139,15 @@ def ask(client: httpx.Client, model: str, text: str) -> float:
 
 
 def try_many(folder: Path) -> None:
-    """30 at once to a cold model; 90 over three models on two places, 30 at a time."""
+    """30 concurrent requests to an unloaded model; 90 over three models in two places."""
     with (
-        served(folder, three_models(), "residency.max_loaded=2") as (client, _),
+        served(folder, three_models(folder), "residency.max_loaded=2") as (client, _),
         ThreadPoolExecutor(90) as threads,
     ):
         began = time.monotonic()
         list(threads.map(lambda number: ask(client, "demo", f"number {number}"), range(30)))
         say(
-            f"30 at once to a cold model: all answered in {time.monotonic() - began:.2f} s, loads "
+            f"30 concurrent requests to an unloaded model: answered in {time.monotonic() - began:.2f} s, loads "
             f"{changes(client)}"
         )
         for at_once in (90, 12):
@@ -151,7 +157,7 @@ def try_many(folder: Path) -> None:
                     few.map(lambda number: ask(client, NAMES[number % 3], f"n {number}"), range(90))
                 )
             say(
-                f"90 over three models on two places, {at_once} at a time: all answered in "
+                f"90 over three models in two places, {at_once} at a time: answered in "
                 f"{time.monotonic() - began:.1f} s, "
                 f"median {statistics.median(took):.2f} s, longest {max(took):.1f} s, loads so far "
                 f"{changes(client)}"
@@ -159,7 +165,7 @@ def try_many(folder: Path) -> None:
 
 
 def agent_prompt(number: int, *, turn: int) -> str:
-    """The prompt of an agent; that of the second turn begins with that of the first."""
+    """An agent's prompt; that of the second turn extends that of the first."""
     words = [f"item {(number * 7919 + place * 31) % 9973}" for place in range(PROMPT_WORDS // 2)]
     return " ".join(words) + (" and then it went on" if turn else "")
 
@@ -167,24 +173,20 @@ def agent_prompt(number: int, *, turn: int) -> str:
 def agents_first_tokens(
     client: httpx.Client, model: str, *, turn: int
 ) -> list[tuple[float, int, int]]:
-    """All agents of a model at once."""
+    """Ask for all agents of a model concurrently."""
     with ThreadPoolExecutor(AGENTS) as threads:
         prompts = [agent_prompt(number, turn=turn) for number in range(AGENTS)]
         return list(threads.map(lambda prompt: first_token_seconds(client, model, prompt), prompts))
 
 
 def try_swap(folder: Path, *, rounds: int = 5) -> None:
-    """First tokens of A's agents when A was swapped for B and back, against a load and the same
-    without a swap.
-    """
+    """Time to first token after swapping a model out and in, compared with a load and with no swap."""
     for model in NAMES[:2]:
         other = NAMES[1] if model == NAMES[0] else NAMES[0]
         loads, kept, swapped, cached = [], [], [], []
         for number in range(rounds):
-            with served(folder / f"{model}-{number}", three_models(), "residency.max_loaded=1") as (
-                client,
-                _,
-            ):
+            place = folder / f"{model}-{number}"
+            with served(place, three_models(place), "residency.max_loaded=1") as (client, _):
                 loads.append(first_token_seconds(client, model, "a")[0])
                 agents_first_tokens(client, model, turn=0)
                 kept.append(
@@ -199,7 +201,7 @@ def try_swap(folder: Path, *, rounds: int = 5) -> None:
             f"{min(each):.2f} to {max(each):.2f}" for each in (swapped, loads)
         )
         say(
-            f"swap {model}-{other}-{model}: last first token of {AGENTS} agents {swap:.2f} s "
+            f"swap {model}-{other}-{model}: slowest first token of {AGENTS} agents {swap:.2f} s "
             f"({swap_range}), load {load:.2f} s "
             f"({load_range}), never swapped {never:.3f} s: ratio {swap / (load + never):.2f}; "
             f"cached at least {min(cached):.1%}"
@@ -207,7 +209,7 @@ def try_swap(folder: Path, *, rounds: int = 5) -> None:
 
 
 def try_start(folder: Path, *, rounds: int = 3) -> None:
-    """Ready with a catalog of 200 entries, against one."""
+    """Start with a catalog of 200 entries and with one."""
     copies = folder / "copies"
     copies.mkdir(parents=True)
     for number in range(200):
@@ -240,7 +242,7 @@ def _check(models: Sequence[Any], count: int) -> None:
 
 
 def main() -> None:
-    """All of it."""
+    """Run all trials."""
     with tempfile.TemporaryDirectory() as folder:
         try_many(Path(folder) / "many")
         try_swap(Path(folder) / "swap")

@@ -1,10 +1,11 @@
-"""Fetches the libraries of the page from the npm registry and writes them into its `vendor` folder.
+"""Downloads the page's libraries from the npm registry into its `vendor` folder.
 
-Each library becomes one minified ES module, and a style sheet if it has one. The folder also gets
-the licenses of everything in the modules, and `manifest.json` with versions and hashes, which a test compares with the files.
+Each library becomes one minified ES module, and a style sheet if it has one. The folder also
+contains the licenses, and `manifest.json` with versions and hashes, which a test compares with the
+files.
 
-Run it with `python -m tools.vendor_page` after changing a version below. It needs npm; the product
-does not.
+Run `python -m tools.vendor_page` after changing a version below. It needs npm; the product does
+not.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ _TARGET = "--target=es2022"
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """A library of the page. entry: what the module exports, as JavaScript."""
+    """A library of the page. entry: the module's exports, as JavaScript."""
 
     name: str
     version: str
     entry: str
     file: str
-    # the license that we use it under, if its package offers several
+    # the license under which we use it, if its package offers several
     license: str
 
 

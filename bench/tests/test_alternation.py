@@ -1,4 +1,4 @@
-"""Cases run in turn on real servers, and what is said about their answers and speeds."""
+"""Tests of a case on several servers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def measured(
         )
 
 
-async def test_equal_servers_agree_wholly_and_all_get_the_same_prompts(tmp_path: Path) -> None:
+async def test_equal_servers_get_equal_prompts_and_agree(tmp_path: Path) -> None:
     servers = [NullServer(), NullServer()]
     result = await measured(tmp_path, servers)
     one, other = result.contenders
@@ -50,7 +50,7 @@ async def test_equal_servers_agree_wholly_and_all_get_the_same_prompts(tmp_path:
     assert one.errors() == other.errors() == []
 
 
-async def test_a_wrong_answer_is_caught_by_the_quality_gate(tmp_path: Path) -> None:
+async def test_a_wrong_answer_lowers_the_agreement(tmp_path: Path) -> None:
     result = await measured(tmp_path, [NullServer(), WrongServer(wrong_from=3)])
     agreed = result.contenders[1].agreement
     assert agreed is not None
@@ -59,14 +59,14 @@ async def test_a_wrong_answer_is_caught_by_the_quality_gate(tmp_path: Path) -> N
     assert "first answer that differs" in result.contenders[1].notes[0]
 
 
-async def test_a_slower_server_has_the_ratio_of_its_slowness(tmp_path: Path) -> None:
+async def test_a_slower_server_takes_longer(tmp_path: Path) -> None:
     result = await measured(tmp_path, [NullServer(), NullServer(token_seconds=0.005)], rounds=1)
     fast, slow = (each.pooled("request_seconds") for each in result.contenders)
     assert min(slow) >= 5 * 0.005
     assert min(fast) < min(slow)
 
 
-async def test_a_server_that_cannot_be_reached_is_a_failure_of_its_rounds_only(
+async def test_an_unreachable_server_fails_only_its_own_rounds(
     tmp_path: Path,
 ) -> None:
     stage = Stage(
@@ -88,7 +88,7 @@ async def test_a_server_that_cannot_be_reached_is_a_failure_of_its_rounds_only(
     assert result.contenders[1].agreement is None
 
 
-async def test_nothing_is_begun_after_the_deadline(tmp_path: Path) -> None:
+async def test_no_round_starts_after_the_deadline(tmp_path: Path) -> None:
     result = await measured(tmp_path, [NullServer()], deadline=time.perf_counter() - 1)
     assert result.contenders[0].rounds == []
-    assert result.notes == ["0 of 2 rounds: the time was up"]
+    assert result.notes == ["0 of 2 rounds: no time left"]

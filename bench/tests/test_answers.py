@@ -1,4 +1,4 @@
-"""Reading answers: streamed and whole, chat and plain, chunked and not."""
+"""Tests of parsing answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 
 
 def raw_of(*pieces: bytes, aborted: bool = False) -> RawAnswer:
-    """Pieces at 1, 2, 3 … seconds after sending at 0."""
+    """Pieces that arrive 1, 2, 3 … seconds after sending."""
     timed = [(float(number), piece) for number, piece in enumerate(pieces, 1)]
     return RawAnswer(sent_at=0.0, pieces=timed, ended_at=float(len(pieces)), aborted=aborted)
 
@@ -38,7 +38,7 @@ USAGE = event(
 )
 
 
-def test_texts_times_usage_and_reason_are_read() -> None:
+def test_texts_times_usage_and_finish_reason_are_parsed() -> None:
     answer = read_answer(
         raw_of(
             HEAD, b": keepalive 1/2\n\n" + text("a "), text("b"), END + USAGE + b"data: [DONE]\n\n"
@@ -51,13 +51,13 @@ def test_texts_times_usage_and_reason_are_read() -> None:
     assert answer.gaps() == [1.0]
 
 
-def test_an_event_in_two_pieces_has_the_time_of_the_second() -> None:
+def test_an_event_in_two_pieces_has_the_time_of_the_second_piece() -> None:
     whole = text("word")
     answer = read_answer(raw_of(HEAD, whole[:10], whole[10:], END))
     assert answer.text_times == (3.0,)
 
 
-def test_chunk_sizes_between_events_are_passed_over() -> None:
+def test_chunk_sizes_between_events_are_skipped() -> None:
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
     def chunk(data: bytes) -> bytes:
@@ -71,7 +71,7 @@ def test_chunk_sizes_between_events_are_passed_over() -> None:
     assert read_answer(raw_of(head, cut, chunk(END))).text == "a"
 
 
-def test_thoughts_count_as_text_and_their_marks_do_not() -> None:
+def test_reasoning_counts_as_text_without_its_marks() -> None:
     shown = read_answer(raw_of(HEAD, text("<think>hm</think>yes"), END))
     apart = read_answer(
         raw_of(HEAD, event({"choices": [{"delta": {"reasoning": "hm", "content": "yes"}}]}), END)
@@ -79,7 +79,7 @@ def test_thoughts_count_as_text_and_their_marks_do_not() -> None:
     assert shown.text == apart.text == "hmyes"
 
 
-def test_an_answer_in_one_piece_is_read_too() -> None:
+def test_an_answer_that_is_not_streamed_is_parsed() -> None:
     body = {
         "choices": [{"message": {"content": "all"}, "finish_reason": "stop"}],
         "usage": {"completion_tokens": 1},
@@ -88,7 +88,7 @@ def test_an_answer_in_one_piece_is_read_too() -> None:
     assert (answer.text, answer.completion_tokens, answer.first_seconds) == ("all", 1, 1.0)
 
 
-def test_what_went_wrong_is_told() -> None:
+def test_errors_are_reported() -> None:
     refused = read_answer(
         raw_of(b'HTTP/1.1 400 Bad Request\r\n\r\n{"error": {"message": "too long"}}')
     )

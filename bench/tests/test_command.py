@@ -1,4 +1,4 @@
-"""`holdfast bench` on the command line."""
+"""Tests of the command line."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def test_scenarios_and_models_are_listed() -> None:
     code, text = run("list")
     assert code == 0
     assert all(
-        word in text for word in ("overhead", "salvage", "qwen3-120m", "holdfast-demo-endless")
+        word in text for word in ("overhead", "reuse", "qwen3-120m", "holdfast-demo-endless")
     )
 
 
-def test_a_comparison_ends_with_1_when_something_got_worse_and_with_0_otherwise(
+def test_compare_exits_with_1_if_something_got_worse(
     tmp_path: Path,
 ) -> None:
     fast, slow = a_file(tmp_path, "fast.json", 1.0), a_file(tmp_path, "slow.json", 1.5)
@@ -47,7 +47,7 @@ def test_a_comparison_ends_with_1_when_something_got_worse_and_with_0_otherwise(
     assert run("compare", fast, fast)[0] == 0
 
 
-def test_a_report_is_written_again_from_its_results(tmp_path: Path) -> None:
+def test_a_report_can_be_written_again_from_its_results(tmp_path: Path) -> None:
     code, text = run(
         "report", a_file(tmp_path, "results.json", 1.0), "--out", str(tmp_path / "new")
     )
@@ -61,13 +61,13 @@ def test_a_report_is_written_again_from_its_results(tmp_path: Path) -> None:
     [
         (["run", "nothing"], "unknown scenario 'nothing'"),
         (["run", "overhead", "--peer", "nobody"], "unknown peer 'nobody'"),
-        (["run", "overhead", "--peer-command", "serve"], "must have {port}"),
+        (["run", "overhead", "--peer-command", "serve"], "must contain {port}"),
         (["compare", "none.json", "none.json"], "cannot be read"),
         (["report", "none.json"], "cannot be read"),
         (["engine", "--streams", "many"], "--streams"),
     ],
 )
-def test_bad_input_is_one_line_and_code_2(arguments: list[str], complaint: str) -> None:
+def test_bad_input_prints_one_line_and_exits_with_2(arguments: list[str], complaint: str) -> None:
     code, text = run(*arguments)
     assert code == 2
     assert complaint in text

@@ -1,4 +1,4 @@
-"""Two result files: what counts as worse."""
+"""Tests of comparing result files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def verdict(before: Results, after: Results) -> str:
     return change.verdict
 
 
-def test_slower_beyond_the_noise_is_worse_and_faster_is_better() -> None:
+def test_differences_beyond_the_noise_are_worse_or_better() -> None:
     assert verdict(results_of([1.0, 1.01, 0.99]), results_of([1.2, 1.21, 1.19])) == "worse"
     assert verdict(results_of([1.2, 1.21, 1.19]), results_of([1.0, 1.01, 0.99])) == "better"
     assert (
@@ -43,7 +43,7 @@ def test_slower_beyond_the_noise_is_worse_and_faster_is_better() -> None:
     )
 
 
-def test_what_is_better_depends_on_the_metric() -> None:
+def test_the_better_direction_depends_on_the_metric() -> None:
     slow, fast = ([value] * 3 for value in (100.0, 150.0))
     assert (
         verdict(
@@ -61,7 +61,7 @@ def test_what_is_better_depends_on_the_metric() -> None:
     )
 
 
-def test_wide_spreads_and_single_rounds_need_a_larger_difference() -> None:
+def test_wide_spreads_and_single_rounds_need_larger_differences() -> None:
     assert (
         verdict(results_of([1.0, 2.0, 3.0, 1.5]), results_of([1.5, 3.0, 2.5, 2.0]))
         == "no difference seen"
@@ -70,7 +70,7 @@ def test_wide_spreads_and_single_rounds_need_a_larger_difference() -> None:
     assert verdict(results_of([1.0]), results_of([1.2])) == "worse"
 
 
-def test_a_machine_that_was_slower_for_all_is_nobodys_fault() -> None:
+def test_a_slower_machine_is_not_a_regression() -> None:
     assert (
         verdict(results_of([1.0] * 3, [1.0] * 3), results_of([2.0] * 3, [2.0] * 3))
         == "no difference seen"
@@ -78,7 +78,7 @@ def test_a_machine_that_was_slower_for_all_is_nobodys_fault() -> None:
     assert verdict(results_of([1.0] * 3, [1.0] * 3), results_of([2.0] * 3, [1.0] * 3)) == "worse"
 
 
-def test_files_that_have_nothing_in_common_are_refused() -> None:
+def test_files_without_a_common_case_are_rejected() -> None:
     with pytest.raises(HoldfastError, match="no case in common"):
         changes_between(results_of([1.0]), Results())
     with pytest.raises(HoldfastError, match="cannot be compared"):

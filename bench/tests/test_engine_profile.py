@@ -1,4 +1,4 @@
-"""The profile of a step on a tiny model."""
+"""Tests of the profile of a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny
 PROMPTS = [[5, 17, 3, 99, 42, 7]]
 
 
-def test_the_parts_of_a_step_are_timed_and_the_seam_is_left_as_it_was() -> None:
+def test_profiling_times_the_parts_and_restores_the_attention_function() -> None:
     model = kept_tiny("qwen3")
     engine = Engine(choose_layout(model, vocab_size=VOCAB_SIZE), vocab_size=VOCAB_SIZE)
     ours = EngineSteps(engine, requests_of(PROMPTS, max_tokens=58))

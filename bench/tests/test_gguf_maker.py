@@ -1,4 +1,4 @@
-"""Models written as GGUF, for llama.cpp."""
+"""Tests of models converted to GGUF."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.fakes.tiny_models import write_tiny
 pytest.importorskip("gguf", reason="needs the benchmarks' extra llama-cpp")
 
 
-def test_all_weights_and_tokens_of_the_bundled_model_are_in_the_file(tmp_path: Path) -> None:
+def test_the_file_contains_all_weights_and_tokens_of_the_bundled_model(tmp_path: Path) -> None:
     model = demo_folder()
     make_gguf(model, tmp_path / "m.gguf")
     written, told = mx.load(str(tmp_path / "m.gguf"), return_metadata=True)
@@ -36,7 +36,7 @@ def test_all_weights_and_tokens_of_the_bundled_model_are_in_the_file(tmp_path: P
     assert told["tokenizer.ggml.pre"] == "smollm"
 
 
-def test_scores_of_neighbours_as_pairs_are_those_of_halves() -> None:
+def test_rotating_neighbours_gives_the_scores_of_rotating_halves() -> None:
     source = np.random.default_rng(0)
     queries, keys = (source.normal(size=(2 * 8, 12)).astype(np.float32) for _ in range(2))
     inputs = mx.array(source.normal(size=(5, 12)).astype(np.float32))
@@ -61,7 +61,7 @@ def test_scores_of_neighbours_as_pairs_are_those_of_halves() -> None:
     assert not mx.allclose(scores(queries, keys, neighbours=True), expected, atol=1e-1)
 
 
-def test_a_4_bit_model_is_as_large_in_the_file_and_nearly_the_same(tmp_path: Path) -> None:
+def test_a_4_bit_model_keeps_its_size_and_nearly_its_weights(tmp_path: Path) -> None:
     model = tmp_path / "llama-6m-4bit"
     make_model(model.name, model)
     make_gguf(model, tmp_path / "m.gguf")
@@ -89,6 +89,6 @@ def test_a_4_bit_model_is_as_large_in_the_file_and_nearly_the_same(tmp_path: Pat
     assert error.mean().item() < 0.3
 
 
-def test_a_model_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_models_of_other_architectures_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(HoldfastError, match="only Llama and Qwen3 models"):
         make_gguf(write_tiny(tmp_path / "tiny", "gemma3_text"), tmp_path / "m.gguf")

@@ -1,4 +1,4 @@
-"""The next turn of a conversation: what is asked, and what is said of the figures."""
+"""Tests of the next-turn scenario."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.fakes.null_servers import serving
 
 
 @pytest.mark.parametrize("is_chat", [False, True])
-async def test_each_request_is_the_one_before_the_answer_and_new_words_over_all_rounds(
+async def test_each_turn_extends_the_previous_request_in_all_rounds(
     tmp_path: Path, is_chat: bool
 ) -> None:
     server = NullServer()
@@ -48,7 +48,7 @@ async def test_each_request_is_the_one_before_the_answer_and_new_words_over_all_
 @pytest.mark.parametrize(
     ("beyond", "peer", "met"), [(0.001, 1.0, 2), (0.001, 0.1, 1), (2 * ALLOWED_SECONDS, 0.1, 0)]
 )
-def test_what_is_claimed_is_said_to_be_met_or_not(beyond: float, peer: float, met: int) -> None:
+def test_the_report_says_whether_a_claim_is_met(beyond: float, peer: float, met: int) -> None:
     ours = Sample(
         metrics={
             "first_token_seconds": [0.1],

@@ -25,27 +25,27 @@ def maker(tmp_path_factory: pytest.TempPathFactory) -> PromptMaker:
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 17, 500, 3000])
-def test_a_text_has_the_wanted_number_of_tokens_to_a_word(maker: PromptMaker, tokens: int) -> None:
+def test_a_text_has_the_requested_number_of_tokens(maker: PromptMaker, tokens: int) -> None:
     assert abs(len(maker.tokens(maker.text(tokens, seed="a"))) - tokens) <= 2
 
 
-def test_equal_seeds_give_equal_texts_and_others_differ_from_the_start(maker: PromptMaker) -> None:
+def test_texts_of_different_seeds_differ_from_the_start(maker: PromptMaker) -> None:
     assert maker.text(50, seed="a") == maker.text(50, seed="a")
     assert maker.text(50, seed="a").split()[:3] != maker.text(50, seed="b").split()[:3]
 
 
-def test_without_a_tokenizer_lengths_are_guessed(tmp_path: Path) -> None:
+def test_without_a_tokenizer_lengths_are_estimated(tmp_path: Path) -> None:
     guessing = PromptMaker(tmp_path)
     assert 40 < len(guessing.text(100, seed="a").split()) < 100
     assert guessing.tokens("two words.") == ["two", " ", "words", "."]
 
 
 @given(st.integers(min_value=1, max_value=300))
-def test_texts_have_the_wanted_number_of_words(count: int) -> None:
+def test_texts_have_the_requested_number_of_words(count: int) -> None:
     text = text_of(count, seed="s")
     assert len(text.split()) == count
     assert all(word.rstrip(".") in set(words()) for word in text.split()[:5])
 
 
-def test_no_word_comes_twice_in_the_lexicon() -> None:
+def test_the_lexicon_has_no_duplicates() -> None:
     assert len(set(words())) == len(words()) == WORDS

@@ -1,6 +1,4 @@
-"""Every scenario, on servers without a model: it measures what it says, and the report and the
-pictures can show it.
-"""
+"""Tests of every scenario with a server without a model."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from holdfast_bench.registry import SCENARIOS, scenarios_of
 from holdfast_bench.report import markdown
 from holdfast_bench.results import CaseResult, ContenderResult, Results, Sample
 from holdfast_bench.scenario import Case, Stage, Trial
-from holdfast_bench.scenarios import agents, peers, prefill, reuse, salvage, stall, streams
+from holdfast_bench.scenarios import agents, peers, prefill, reuse, stall, streams
 from holdfast_bench.servers import ServerStarter
 from tests.fakes.null_servers import serving
 
@@ -33,7 +31,6 @@ SMALL = {
     "agents": {"agents": 3, "turns": 2, "system_tokens": 30},
     "next-turn": {"context_tokens": 40, "turns": 2, "is_chat": False},
     "peers": {"as_in": "overhead", "max_tokens": 3, "requests": 2, "streamed": False},
-    "salvage": {"prompt_tokens": 30, "how": "aborted"},
 }
 
 
@@ -48,13 +45,11 @@ async def sample_of(name: str, folder: Path, server: NullServer) -> Sample:
 
 
 @pytest.mark.parametrize("name", SMALL)
-async def test_a_scenario_gives_figures_that_can_be_shown(name: str, tmp_path: Path) -> None:
+async def test_a_scenario_produces_known_metrics_and_charts(name: str, tmp_path: Path) -> None:
     sample = await sample_of(
         name,
         tmp_path,
-        NullServer(
-            token_seconds=0.0005, prompt_token_seconds=0.02 if name == "salvage" else 0.0001
-        ),
+        NullServer(token_seconds=0.0005, prompt_token_seconds=0.0001),
     )
     assert sample.errors == []
     assert sample.answers
@@ -71,11 +66,11 @@ async def test_a_scenario_gives_figures_that_can_be_shown(name: str, tmp_path: P
     )
 
 
-async def test_gaps_of_the_stream_are_told_apart_by_whether_a_long_prompt_was_read(
+async def test_gaps_during_prefill_are_separate_from_idle_gaps(
     tmp_path: Path,
 ) -> None:
     class Stalling(NullServer):
-        """Stops all streams while it reads, as a server without chunks does."""
+        """Stops all streams during prefill, like a server without chunked prefill."""
 
         async def _generate(self, writer, body):  # type: ignore[no-untyped-def]
             if len(body["messages"][0]["content"].split()) > 200:
@@ -97,7 +92,7 @@ async def test_gaps_of_the_stream_are_told_apart_by_whether_a_long_prompt_was_re
     )
 
 
-async def test_agents_send_their_whole_history_with_a_common_system_prompt(tmp_path: Path) -> None:
+async def test_agents_send_their_history_after_a_common_system_prompt(tmp_path: Path) -> None:
     server = NullServer()
     await sample_of("agents", tmp_path, server)
     histories = [body["messages"] for body in server.seen]
@@ -115,7 +110,7 @@ async def test_agents_send_their_whole_history_with_a_common_system_prompt(tmp_p
     assert longest[3]["content"].startswith("Tool result: ")
 
 
-async def test_a_context_comes_back_with_the_wanted_part_unchanged(tmp_path: Path) -> None:
+async def test_a_changed_context_keeps_the_requested_prefix(tmp_path: Path) -> None:
     server = NullServer()
     await sample_of("reuse", tmp_path, server)
     texts = [
@@ -132,7 +127,7 @@ async def test_a_context_comes_back_with_the_wanted_part_unchanged(tmp_path: Pat
         assert share - 0.15 < same / len(cold) <= share + 0.05
 
 
-def test_every_scenario_has_cases_at_every_scale_and_more_of_them_when_asked() -> None:
+def test_larger_scales_have_at_least_as_many_cases() -> None:
     for scenario in SCENARIOS.values():
         quick, normal, full = (
             [case.name for case in scenario.cases(scale)] for scale in ("quick", "normal", "full")
@@ -140,11 +135,11 @@ def test_every_scenario_has_cases_at_every_scale_and_more_of_them_when_asked() -
         assert 0 < len(quick) <= len(normal) <= len(full)
         assert len(set(full)) == len(full)
     assert {
-        module.SCENARIO.name for module in (agents, prefill, reuse, salvage, stall, streams)
+        module.SCENARIO.name for module in (agents, prefill, reuse, stall, streams)
     } <= SCENARIOS.keys()
 
 
-def test_what_is_measured_beside_peers_is_measured_as_in_the_other_scenarios() -> None:
+def test_peers_repeats_the_cases_of_other_scenarios() -> None:
     for scenario in (peers.SCENARIO, peers.FOUR_BIT_SCENARIO):
         cases = scenario.cases("normal")
         assert [case.settings["as_in"] for case in cases] == [

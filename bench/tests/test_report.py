@@ -1,4 +1,4 @@
-"""The report."""
+"""Tests of the report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def a_case(ours: list[float], theirs: list[float]) -> CaseResult:
     )
 
 
-def test_medians_ratios_noise_and_agreement_stand_side_by_side() -> None:
+def test_the_report_has_medians_ratios_and_agreement() -> None:
     text = markdown(Results(cases=[a_case([1.0, 1.2], [2.0, 2.4])]), pictures=("a.svg",))
     assert (
         "| first token, cold | 1.10 s [1.05 s, 1.15 s] | 2.20 s [2.10 s, 2.30 s] | 0.50 × [0.50, "
@@ -41,7 +41,7 @@ def test_medians_ratios_noise_and_agreement_stand_side_by_side() -> None:
     assert "![a.svg](a.svg)" in text
 
 
-def test_the_machine_is_named_with_what_multiplies_matrices_there(
+def test_the_report_names_the_blas_and_its_variables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in os.environ:
@@ -60,14 +60,14 @@ def test_the_machine_is_named_with_what_multiplies_matrices_there(
         assert f"- Variables for threads, BLAS and kernels: {variables}" in lines
 
 
-def test_a_metric_that_got_worse_stays_and_small_differences_are_not_called_any() -> None:
+def test_only_differences_beyond_the_noise_get_a_verdict() -> None:
     assert "2.00 × [2.00, 2.00] worse" in markdown(Results(cases=[a_case([2.0, 2.0], [1.0, 1.0])]))
     assert "1.04 × [1.04, 1.04] no difference seen" in markdown(
         Results(cases=[a_case([1.04, 1.04], [1.0, 1.0])])
     )
 
 
-def test_failures_are_in_the_report_and_on_the_terminal() -> None:
+def test_failures_appear_in_the_report_and_on_the_terminal() -> None:
     case = a_case([1.0], [1.0])
     case.contenders[1].rounds.append(Sample(errors=["it fell over"]))
     results = Results(cases=[case])

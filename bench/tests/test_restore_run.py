@@ -1,4 +1,4 @@
-"""Restored contexts over the least that they can take, with a real server and a real model."""
+"""A test of `bench restore` with a real server and a tiny model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.fakes.tiny_models import TINY, write_tiny
 
 
 @pytest.mark.slow
-async def test_both_sides_are_measured_in_turn_and_the_report_has_their_ratio(
+async def test_restoring_is_compared_with_its_minimum(
     tmp_path: Path,
 ) -> None:
     model = write_tiny(tmp_path / "model", "llama")

@@ -1,4 +1,4 @@
-"""Result files."""
+"""Tests of result files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast_bench.results import (
 )
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+def test_results_survive_writing_and_reading(tmp_path: Path) -> None:
     rounds = [Sample(metrics={"request_seconds": [0.5, 0.25]}, gaps=[0.1])]
     case = CaseResult(
         scenario="overhead",
@@ -33,7 +33,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"schema": "holdfast-bench/0"}', '{"cases": 3}'])
-def test_other_files_are_refused_with_their_name(tmp_path: Path, content: str) -> None:
+def test_other_files_are_rejected_by_name(tmp_path: Path, content: str) -> None:
     file = tmp_path / "results.json"
     file.write_text(content)
     with pytest.raises(HoldfastError, match=r"results\.json"):

@@ -1,4 +1,4 @@
-"""A whole small run against a server without a model."""
+"""Tests of a small run with a server without a model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from holdfast_bench.contenders import by_url
 from holdfast_bench.null_server import NullServer
 from holdfast_bench.registry import SCENARIOS
-from holdfast_bench.run import Item, RunPlan, case_names, run_benchmarks
+from holdfast_bench.run import Item, RunPlan, run_benchmarks
 from tests.fakes.null_servers import serving
 
 
@@ -29,7 +29,7 @@ def plan_of(url: str, out: Path, *, resume: bool = False, minutes: float = 1.0) 
     )
 
 
-async def test_a_run_is_saved_case_by_case_and_taken_up_again(tmp_path: Path) -> None:
+async def test_a_run_saves_every_scenario_and_resumes(tmp_path: Path) -> None:
     server, said = NullServer(), list[str]()
     async with serving(server) as url:
         results = await run_benchmarks(plan_of(url, tmp_path), say=said.append)
@@ -49,7 +49,7 @@ async def test_a_run_is_saved_case_by_case_and_taken_up_again(tmp_path: Path) ->
     assert results.machine["cores"] >= 1
 
 
-async def test_a_peer_that_is_not_installed_is_named(tmp_path: Path) -> None:
+async def test_a_missing_peer_is_reported(tmp_path: Path) -> None:
     async with serving(NullServer()) as url:
         plan = plan_of(url, tmp_path)
         item = replace(plan.items[0], not_installed=("llama.cpp",))
@@ -57,20 +57,13 @@ async def test_a_peer_that_is_not_installed_is_named(tmp_path: Path) -> None:
     assert results.cases[0].notes == ["not measured: llama.cpp is not installed"]
 
 
-async def test_what_does_not_fit_the_time_is_left_out_and_said(tmp_path: Path) -> None:
+async def test_cases_that_exceed_the_time_are_reported_as_left_out(tmp_path: Path) -> None:
     async with serving(NullServer()) as url:
         results = await run_benchmarks(plan_of(url, tmp_path, minutes=0.0), say=lambda line: None)
-    assert all(case.notes == ["left out: the time was up"] for case in results.cases)
+    assert all(case.notes == ["left out: no time left"] for case in results.cases)
 
 
-def test_what_would_run_can_be_listed(tmp_path: Path) -> None:
-    assert (
-        next(case_names(plan_of("http://nowhere", tmp_path).items, "quick"))
-        == "prefill / 512 tokens on served"
-    )
-
-
-async def test_a_model_that_is_not_to_be_had_costs_only_its_scenarios(tmp_path: Path) -> None:
+async def test_an_unknown_model_skips_only_its_scenarios(tmp_path: Path) -> None:
     async with serving(NullServer()) as url:
         plan = plan_of(url, tmp_path)
         items = (replace(plan.items[0], model="nothing"), plan.items[1])

@@ -1,4 +1,4 @@
-"""Servers started from a command, and ended."""
+"""Tests of starting and ending servers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def starter(folder: Path, **changes: float) -> ServerStarter:
     return ServerStarter(folder, BenchModel(name="none", folder=folder), **changes)
 
 
-async def test_a_server_is_started_measured_and_ended(tmp_path: Path) -> None:
+async def test_a_server_starts_is_measured_and_ends(tmp_path: Path) -> None:
     server = await starter(tmp_path).start(NULL)
     assert server.process is not None
     use = server.use()
@@ -36,7 +36,7 @@ async def test_a_server_is_started_measured_and_ended(tmp_path: Path) -> None:
     assert not psutil.pid_exists(server.process.pid)
 
 
-async def test_a_server_that_ends_while_starting_is_told_with_its_last_words(
+async def test_a_server_that_fails_to_start_is_reported_with_its_log(
     tmp_path: Path,
 ) -> None:
     code = "raise SystemExit('no such model')"
@@ -45,7 +45,7 @@ async def test_a_server_that_ends_while_starting_is_told_with_its_last_words(
         await starter(tmp_path).start(words)
 
 
-async def test_servers_do_not_get_the_callers_settings_but_the_kernels(
+async def test_servers_inherit_no_settings_except_the_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOLDFAST_SERVER_PORT", "1")
@@ -56,17 +56,17 @@ async def test_servers_do_not_get_the_callers_settings_but_the_kernels(
         await starter(tmp_path).start(contender)
 
 
-async def test_a_running_server_is_only_visited(tmp_path: Path) -> None:
+async def test_a_server_at_a_url_keeps_running(tmp_path: Path) -> None:
     async with serving(NullServer()) as url:
         server = await starter(tmp_path).start(by_url(f"{url}/v1/", label="there"))
         assert server.target.model == "null"
         assert server.target.base_url == url
         assert server.use() is None
-        server.stop()  # not ours: it goes on
+        server.stop()  # not started here: it keeps running
         assert (await server.client.ask(user("are you there", max_tokens=1))).is_good
 
 
-def test_a_command_needs_a_port_and_has_its_words_filled_in(tmp_path: Path) -> None:
+def test_a_command_needs_a_port_and_its_placeholders_are_filled_in(tmp_path: Path) -> None:
     contender = by_command("serve {model} --port={port} 'a b'")
     assert contender.filled_command(model=tmp_path, port=7, store=tmp_path) == [
         "serve",
@@ -74,12 +74,12 @@ def test_a_command_needs_a_port_and_has_its_words_filled_in(tmp_path: Path) -> N
         "--port=7",
         "a b",
     ]
-    with pytest.raises(HoldfastError, match=r"must have \{port\}"):
+    with pytest.raises(HoldfastError, match=r"must contain \{port\}"):
         by_command("serve {model}")
 
 
-def test_only_plain_http_is_spoken() -> None:
-    with pytest.raises(HoldfastError, match="plain http"):
+def test_only_plain_http_is_supported() -> None:
+    with pytest.raises(HoldfastError, match="http:// only"):
         by_url("https://somewhere/v1")
 
 

@@ -1,6 +1,4 @@
-"""Who meets whom; and the real thing: Holdfast and mlx_lm.server started, measured in turn,
-compared and ended.
-"""
+"""Tests of choosing contenders, and of real servers."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from holdfast_bench.suite import AS_INSTALLED, item_for, models_of
 from tests.fakes.tiny_models import write_tiny
 
 
-def test_the_peers_that_are_named_are_taken_and_each_only_once() -> None:
+def test_named_peers_are_used_once_each() -> None:
     alone = item_for(SCENARIOS["stall"], holdfast(), peers=["none"])
     assert [each.label for each in alone.contenders] == ["holdfast"]
     beside = item_for(
@@ -34,7 +32,7 @@ def test_the_peers_that_are_named_are_taken_and_each_only_once() -> None:
     ]
 
 
-def test_the_unknown_model_of_a_url_is_not_made_here() -> None:
+def test_the_model_of_a_url_stays_unknown() -> None:
     assert (
         item_for(SCENARIOS["stall"], by_url("http://there:1"), peers=["none"]).model_name
         == "served"
@@ -45,14 +43,14 @@ def test_the_unknown_model_of_a_url_is_not_made_here() -> None:
     )
 
 
-def test_a_scenario_is_measured_on_its_models_or_on_the_wanted_one() -> None:
+def test_a_scenario_uses_its_models_or_the_requested_one() -> None:
     scenario = SCENARIOS["peers"]
     assert models_of(scenario, "") == ("llama-95m", "llama-6m")
     assert models_of(scenario, "mine") == ("mine",)
     assert models_of(scenario, "", is_served=True) == ("",)
 
 
-def test_what_is_kept_on_disk_is_kept_only_where_that_is_the_subject() -> None:
+def test_only_scenarios_about_reuse_have_a_store() -> None:
     speed, memory = (
         item_for(SCENARIOS[name], holdfast(), peers=["none"]).contenders[0]
         for name in ("streams", "reuse")
@@ -62,7 +60,7 @@ def test_what_is_kept_on_disk_is_kept_only_where_that_is_the_subject() -> None:
 
 
 @pytest.mark.slow
-async def test_llama_cpp_gives_the_same_answers_when_it_computes_in_float32(
+async def test_llama_cpp_in_float32_gives_equal_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("xllamacpp", reason="needs the benchmarks' extra llama-cpp")
@@ -87,11 +85,11 @@ async def test_llama_cpp_gives_the_same_answers_when_it_computes_in_float32(
 
 
 @pytest.mark.slow
-async def test_holdfast_and_its_peer_give_the_same_answers_and_both_are_gone_afterwards(
+async def test_holdfast_and_its_peer_give_equal_answers_and_end(
     tmp_path: Path,
 ) -> None:
     model = write_tiny(tmp_path / "tiny", "qwen3")
-    names = ("overhead", "next-turn", "memory", "salvage")
+    names = ("overhead", "next-turn", "memory")
     items = tuple(
         item_for(SCENARIOS[name], holdfast(), peers=[AS_INSTALLED], model=str(model))
         for name in names

@@ -1,4 +1,4 @@
-"""The client of the load generator against a real socket."""
+"""Tests of the load generator's client with a real socket."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.fakes.null_servers import serving
 BODY = {"messages": [{"role": "user", "content": "one two three"}], "max_tokens": 4, "stream": True}
 
 
-async def test_every_piece_has_the_time_at_which_it_came() -> None:
+async def test_every_piece_has_its_arrival_time() -> None:
     async with serving(NullServer(token_seconds=0.005)) as url:
         raw = await Call(url=f"{url}/v1/chat/completions", body=BODY).run()
     times = [at for at, _ in raw.pieces]
@@ -25,7 +25,7 @@ async def test_every_piece_has_the_time_at_which_it_came() -> None:
     assert not raw.error
 
 
-async def test_an_abort_ends_the_call_at_once_and_is_no_error() -> None:
+async def test_an_abort_ends_the_call_without_an_error() -> None:
     server = NullServer(prompt_token_seconds=30.0)
     async with serving(server) as url:
         call = Call(url=f"{url}/v1/chat/completions", body=BODY)
@@ -38,18 +38,18 @@ async def test_an_abort_ends_the_call_at_once_and_is_no_error() -> None:
     assert not raw.error
 
 
-async def test_a_server_that_says_nothing_ends_in_a_timeout() -> None:
+async def test_a_silent_server_leads_to_a_timeout() -> None:
     async with serving(NullServer(prompt_token_seconds=30.0)) as url:
         raw = await Call(url=f"{url}/v1/chat/completions", body=BODY, timeout_seconds=0.05).run()
     assert "no end within" in raw.error
 
 
-async def test_nobody_there_is_said_plainly() -> None:
+async def test_an_unreachable_server_raises() -> None:
     with pytest.raises(ServerUnreachable, match="cannot be reached"):
         await get_json(f"http://127.0.0.1:{free_port()}/v1/models")
 
 
-async def test_json_is_fetched_and_other_paths_have_their_status() -> None:
+async def test_get_json_returns_status_and_body() -> None:
     async with serving(NullServer()) as url:
         assert await get_json(f"{url}/v1/models") == (
             200,
@@ -58,7 +58,7 @@ async def test_json_is_fetched_and_other_paths_have_their_status() -> None:
         assert (await get_json(f"{url}/nothing"))[0] == 404
 
 
-def test_chunked_bodies_are_put_together_and_cut_off_ones_keep_what_came() -> None:
+def test_chunked_bodies_are_joined_even_if_cut_off() -> None:
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert split_answer(head + b"5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n") == (200, b"hello world")
     assert split_answer(head + b"5\r\nhello\r\n6\r\n wo") == (200, b"hello wo")

@@ -298,7 +298,7 @@ def test_the_hub_librarys_variables_are_respected(hub: HubState, tmp_path: Path)
 def test_folders_bundled_ids_and_hub_ids_are_distinguished(tmp_path: Path) -> None:
     assert model_source(str(tmp_path)) == ModelSource(kind="folder", name=str(tmp_path))
     assert model_source("") == ModelSource(kind="bundled", name="holdfast-demo")
-    assert model_source("holdfast-demo-window").kind == "bundled"
+    assert model_source("holdfast-demo-draft").kind == "bundled"
     assert model_source("a/b") == ModelSource(kind="hub", name="a/b")
     assert model_source("a/b@refs/pr/1") == ModelSource(
         kind="hub", name="a/b", revision="refs/pr/1"

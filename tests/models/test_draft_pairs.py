@@ -175,6 +175,7 @@ def test_models_that_are_not_much_smaller_are_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draft_pairs, "_LEAST_MODEL_BYTES", 1 << 20)
-    same = DraftFolder(name="same", folder=demo_folder("holdfast-demo-window"))
+    copy = shutil.copytree(DEMO.folder, tmp_path / "copy")
+    same = DraftFolder(name="same", folder=copy)
     broken = DraftFolder(name="broken", folder=tmp_path)
     assert found_draft(DEMO, [same, broken]) is None

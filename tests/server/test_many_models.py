@@ -1,10 +1,11 @@
-"""A server of three models with room for two: loaded when they are asked for, swapped, and what
-they have read is there again.
+"""A server of three models with room for two: they are loaded on demand, swapped, and keep their
+caches.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,20 +13,27 @@ from typing import Any
 import httpx
 import pytest
 
+from holdfast.models.download import demo_folder
 from tests.fakes.server_process import ServerProcess, running_server
 
-MODELS = ("demo", "draft", "window")
+MODELS = ("demo", "draft", "copy")
 LONG = "The river rose in the night, and in the morning the bridge was gone. " * 40
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("models")
-    tables = ("holdfast-demo", "holdfast-demo-draft", "holdfast-demo-window")
-    catalog = [
-        f'[models.{name}]\nid = "{model}"\n' for name, model in zip(MODELS, tables, strict=True)
-    ]
-    (folder / "models.toml").write_text("\n".join(catalog))
+    copy = shutil.copytree(demo_folder(), folder / "copy")
+    (folder / "models.toml").write_text(f"""
+[models.demo]
+id = "holdfast-demo"
+
+[models.draft]
+id = "holdfast-demo-draft"
+
+[models.copy]
+path = "{copy}"
+""")
     arguments = (
         *("--models", str(folder / "models.toml"), "--store", str(folder / "store")),
         *("--set", "residency.max_loaded=2", "--set", "residency.turn_seconds=0.5"),
@@ -72,7 +80,7 @@ def test_thirty_who_ask_for_a_cold_model_at_once_are_answered_after_one_load(
         )
     assert [answer["usage"]["completion_tokens"] for answer in answers] == [4] * 30
     assert loads(server, "draft") == 1
-    assert states(server) == {"demo": "unloaded", "draft": "ready", "window": "unloaded"}
+    assert states(server) == {"demo": "unloaded", "draft": "ready", "copy": "unloaded"}
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
-"""`make bench`: all scenarios against mlx_lm.server within ten minutes.
-
-`python -m holdfast_bench [NAME] [any options of holdfast bench run]`; the scenarios themselves are
-in `scenarios/`.
+"""`python -m holdfast_bench [NAME] [options of holdfast bench run]`: without arguments, all
+scenarios against mlx_lm.server within ten minutes (`make bench`).
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ import sys
 
 from holdfast.cli.main import app
 
-MINUTES = "9"  # and some for starting, stopping and the last case
+MINUTES = "9"  # leaves time for starting, stopping and the last case
 
 if __name__ == "__main__":
     named = [argument for argument in sys.argv[1:2] if not argument.startswith("-")]
@@ -20,5 +18,5 @@ if __name__ == "__main__":
         if "--list" in options
         else ["run", *(named or ["all"]), "--minutes", MINUTES, "--noise-rounds", "1", *options]
     )
-    sys.argv = ["holdfast", "bench", *wanted]  # what the report names as its command
+    sys.argv = ["holdfast", "bench", *wanted]  # the report shows it as the command
     app()

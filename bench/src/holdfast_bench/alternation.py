@@ -1,8 +1,8 @@
-"""Runs one case and compares the answers: first, the first contender is measured against itself, to
-show the noise; then all contenders are measured in rounds, each in the reverse order of the one
-before (A B, B A).
+"""Runs one case and compares the answers.
 
-So drift (temperature, other work on the machine) affects all contenders equally.
+First, the first contender is measured against itself to show the noise. Then all contenders are
+measured in rounds, each in reverse order of the previous one (A B, B A), so drift (temperature,
+other programs) affects all of them equally.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _GAP_DIGITS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much time a case may take. The first round is always made; after that the clock decides."""
+    """How much time a case may take. The first round always runs."""
 
-    rounds: int = 0  # 0: what scenario and case say
+    rounds: int = 0  # 0: as many as the scenario or case specifies
     noise_rounds: int = 2
     seconds: float = 120.0
     deadline: float = float("inf")  # of time.perf_counter
-    # before each turn: threads of the server before it go on spinning for a moment
+    # before each measurement, since threads of the previous server keep spinning for a moment
     settling_seconds: float = 0.1
 
 
@@ -48,7 +48,7 @@ async def measure_case(
     effort: Effort,
     say: Callable[[str], None],
 ) -> CaseResult:
-    """All rounds of all contenders; never raises for what a server does wrong."""
+    """Measure all rounds of all contenders. Failures of servers are recorded, never raised."""
     result = CaseResult(
         scenario=scenario.name, case=case.name, model="", settings=dict(case.settings)
     )
@@ -56,7 +56,7 @@ async def measure_case(
     rounds = effort.rounds or case.rounds or scenario.rounds
     await _warm_up(contenders, stage)
     await _prepare(scenario, case, contenders, stage)
-    clock = _Clock(effort)  # what was before counts for the deadline only
+    clock = _Clock(effort)  # preparation counts towards the deadline only
     measured = {"nobody": 0, "first": 1, "everybody": len(contenders)}[scenario.against_itself]
     for contender, each in zip(contenders[:measured], result.contenders, strict=False):
         itself: list[Sample] = []
@@ -70,10 +70,10 @@ async def measure_case(
     result.noise = result.contenders[0].noise
     for number in range(rounds):
         if clock.is_late(parts=len(contenders), first_round=number == 0):
-            result.notes.append(f"{number} of {rounds} rounds: the time was up")
+            result.notes.append(f"{number} of {rounds} rounds: no time left")
             break
         sides = list(zip(contenders, result.contenders, strict=True))
-        if number % 2:  # the place within a round may matter
+        if number % 2:  # the position within a round may matter
             sides.reverse()
         for contender, each in sides:
             await asyncio.sleep(effort.settling_seconds)
@@ -87,14 +87,14 @@ async def measure_case(
     if scenario.judge is not None:
         result.notes += scenario.judge(result)
     for sample in [sample for each in result.contenders for sample in each.rounds]:
-        sample.answers = []  # compared, and too long to keep
+        sample.answers = []  # already compared, and too long to store
         sample.gaps = [round(gap, _GAP_DIGITS) for gap in sample.gaps]
     result.seconds = clock.seconds
     return result
 
 
 async def _warm_up(contenders: Sequence[Contender], stage: Stage) -> None:
-    """A server's first requests are slower, whoever it is."""
+    """Send one request to each server, because first requests are slower."""
     for contender in contenders:
         try:
             client = (await stage.server(contender)).client
@@ -102,7 +102,7 @@ async def _warm_up(contenders: Sequence[Contender], stage: Stage) -> None:
                 user(stage.prompts.text(_WARM_UP_TOKENS, seed="warm-up"), max_tokens=16)
             )
         except (ServerFailed, ServerUnreachable):
-            stage.drop(contender, kill=True)  # said where its rounds are
+            stage.drop(contender, kill=True)  # its rounds will report it
 
 
 async def _prepare(
@@ -111,7 +111,7 @@ async def _prepare(
     if scenario.prepare is None:
         return
     for contender in contenders:
-        with contextlib.suppress(ServerFailed, ServerUnreachable):  # said where its rounds are
+        with contextlib.suppress(ServerFailed, ServerUnreachable):  # its rounds will report it
             await scenario.prepare(
                 Trial(
                     stage=stage, contender=contender, case=case, seed=f"{scenario.name}/{case.name}"
@@ -132,7 +132,7 @@ async def _measured(
         stage.drop(contender, kill=True)
         return Sample(errors=[str(error)])
     if any(error.startswith(TOO_LONG) for error in sample.errors):
-        # it may still be at it, and the next round must not wait for that
+        # it may still be computing, and the next round must not wait for it
         stage.drop(contender, kill=True)
     seconds = time.perf_counter() - began
     sample.others_cpu_share = (
@@ -142,7 +142,7 @@ async def _measured(
 
 
 class _Clock:
-    """Knows the time taken and how long the longest part took, to foresee whether another one fits."""
+    """Predicts from the longest step so far whether another round fits."""
 
     def __init__(self, effort: Effort) -> None:
         self._effort = effort

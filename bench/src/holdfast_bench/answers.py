@@ -1,4 +1,4 @@
-"""Reads a raw answer: when which text came, what the server says it counted, how it ended."""
+"""Parses raw answers: text with arrival times, usage and finish reason."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _THINKING_MARKS = ("<think>", "</think>")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One answered request. Times are seconds from the sending."""
+    """One answered request. Times are seconds since it was sent."""
 
     status: int
     text: str
     text_times: tuple[float, ...]  # arrival of each event that brought text
     seconds: float  # until the end of the answer
-    prompt_tokens: int  # these three by the server's own usage; 0 when it sent none
+    prompt_tokens: int  # these three are the server's usage; 0 if it sent none
     completion_tokens: int
     cached_tokens: int
     finish_reason: str
@@ -29,22 +29,22 @@ class Answer:
 
     @property
     def is_good(self) -> bool:
-        """Whether the answer came whole."""
+        """Whether the answer is complete and free of errors."""
         return self.status == 200 and not self.error and not self.aborted
 
     @property
     def first_seconds(self) -> float:
-        """Time to the first text; to the end, when the answer came in one piece or has no text."""
+        """Time to the first text, or to the end if the answer has no separate texts."""
         return self.text_times[0] if self.text_times else self.seconds
 
     def gaps(self, *, begin: float = 0.0, end: float = float("inf")) -> list[float]:
-        """Seconds between events with text; those that end after `begin` and start before `end`."""
+        """Seconds between texts, for gaps that end after `begin` and start before `end`."""
         pairs = zip(self.text_times, self.text_times[1:], strict=False)
         return [later - earlier for earlier, later in pairs if later > begin and earlier < end]
 
 
 def read_answer(raw: RawAnswer) -> Answer:
-    """Parse what came back, streamed or whole, of chat or plain completions."""
+    """Parse an answer: streamed or not, chat or plain completion."""
     status, body = split_answer(raw.content())
     if b"data:" in body[:4096] or body.startswith(b":"):
         events = list(_events(raw))
@@ -99,7 +99,7 @@ def _text_of(choice: dict[str, Any]) -> str:
 
 
 def _without_marks(text: str) -> str:
-    """Servers differ in whether they show the marks around a thought; what is thought is the same."""
+    """Remove the marks around reasoning, which not all servers show."""
     for mark in _THINKING_MARKS:
         text = text.replace(mark, "")
     return text.strip()
@@ -108,9 +108,8 @@ def _without_marks(text: str) -> str:
 def _events(raw: RawAnswer) -> Iterator[tuple[float, dict[str, Any]]]:
     """Server-sent events, each with the time of the piece that completed it.
 
-    A chunk size of chunked transfer stands on a line of its own, between events as servers send
-    them, and is passed over. An event that a server cuts into several chunks is found by way of the
-    whole body.
+    Chunk sizes of chunked transfer encoding are on lines of their own between events and are
+    skipped. An event that is split into several chunks is found by parsing the whole body.
     """
     found = list(_scanned(raw.pieces))
     _, body = split_answer(raw.content())

@@ -1,265 +1,264 @@
-"""Which pictures a run gives: first text over context, throughput over streams, gap histogram,
-memory over agents.
-"""
+"""Charts of a run's results, drawn by matplotlib as SVG."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
 
 from holdfast_bench.results import CaseResult, ContenderResult, Results
 
 Point = tuple[float, float]
+Lines = dict[str, list[Point]]
+
 _BINS_PER_DECADE = 8
 _MEBIBYTE = 1 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One line of a chart."""
-
-    label: str
-    points: tuple[Point, ...]
+_INCHES = (7.2, 4.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A picture, before anything is drawn."""
+    """What a chart shows. name: of its file. lines: points by label."""
 
-    name: str  # of its file
+    name: str
     title: str
     x_label: str
     y_label: str
-    lines: tuple[Line, ...]
-    kind: Literal["line", "steps"] = "line"
+    lines: Lines
+    is_histogram: bool = False
     log_x: bool = False
     log_y: bool = False
-    names_values: bool = False  # each point has its value beside it
+    shows_values: bool = False
 
 
 def charts_of(results: Results) -> list[Chart]:
-    """All charts that these results have figures for."""
+    """All charts for which the results have figures."""
     by_model: dict[str, list[CaseResult]] = defaultdict(list)
     for case in results.cases:
         by_model[case.model].append(case)
-    found: list[Chart] = []
-    for model, cases in by_model.items():
-        found += [chart for make in _MAKERS for chart in make(model, cases) if chart.lines]
-    return found
+    charts = (
+        chart
+        for model, cases in by_model.items()
+        for charts in (
+            _prompt_charts(model, cases),
+            _reuse_charts(model, cases),
+            _next_turn_charts(model, cases),
+            _stream_charts(model, cases),
+            _gap_charts(model, cases),
+            _memory_charts(model, cases),
+            _growth_chart(model, cases),
+        )
+        for chart in charts
+    )
+    return [chart for chart in charts if chart.lines]
 
 
-def _first_token_over_context(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
-    prefill = [case for case in cases if case.scenario == "prefill"]
+def write_charts(charts: Sequence[Chart], folder: Path) -> list[str]:
+    """Draw the charts; returns the names of their files. Without matplotlib, it draws none."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return []
+    matplotlib = importlib.import_module("matplotlib")
+    matplotlib.use("Agg")  # no display needed
+    # Text stays text, and equal results give equal files.
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "holdfast"})
+    return [_write(chart, folder) for chart in charts]
+
+
+def _write(chart: Chart, folder: Path) -> str:
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    figure, axes = pyplot.subplots(figsize=_INCHES)
+    for label, points in chart.lines.items():
+        x, y = zip(*points, strict=True)
+        if chart.is_histogram:
+            axes.step(x, y, where="post", label=label)
+        else:
+            axes.plot(x, y, marker="o", markersize=3, label=label)
+        for point in points if chart.shows_values else ():
+            axes.annotate(f"{point[1]:.3g}", point, (0, 5), textcoords="offset points", fontsize=8)
+    axes.set_xscale("log" if chart.log_x else "linear")
+    axes.set_yscale("log" if chart.log_y else "linear")
+    axes.set_title(chart.title, fontsize=10)
+    axes.set_xlabel(chart.x_label)
+    axes.set_ylabel(chart.y_label)
+    axes.margins(0.08)
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(fontsize=7)
+    figure.tight_layout()
+    file = folder / f"{chart.name}.svg"
+    figure.savefig(file, metadata={"Date": None})
+    pyplot.close(figure)
+    return file.name
+
+
+def _prompt_charts(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
     yield Chart(
         name=f"first-token-{model}",
-        title=f"Time to the first token over the length of the prompt, cold ({model})",
+        title=f"Time to first token of new prompts ({model})",
         x_label="prompt tokens",
         y_label="seconds",
-        lines=_over(prefill, "prompt_tokens", lambda each: each.pooled("first_token_seconds")),
-        log_x=True,
-        log_y=True,
-    )
-    reuse = [case for case in cases if case.scenario == "reuse"]
-    steps = dict.fromkeys(
-        name
-        for case in reuse
-        for name in case.metric_names()
-        if name.startswith("first_token_seconds @ ")
-    )
-    lines: list[Line] = []
-    for step in steps:
-        found = _over(reuse, "context_tokens", lambda each, step=step: each.pooled(step))  # type: ignore[misc]
-        lines += [
-            Line(label=f"{line.label}, {step.split(' @ ')[1]}", points=line.points)
-            for line in found
-        ]
-    yield Chart(
-        name=f"reuse-{model}",
-        title=f"Time to the first token when a context comes back ({model})",
-        x_label="context tokens",
-        y_label="seconds",
-        lines=tuple(lines),
+        lines=_medians(_of(cases, "prefill"), "prompt_tokens", "first_token_seconds"),
         log_x=True,
         log_y=True,
     )
 
 
-def _next_turn_over_context(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
+def _reuse_charts(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
+    reuse = _of(cases, "reuse")
+    prefix = "first_token_seconds @ "
+    names = dict.fromkeys(
+        name for case in reuse for name in case.metric_names() if name.startswith(prefix)
+    )
+    all_steps = {
+        f"{label}, {name.removeprefix(prefix)}": points
+        for name in names
+        for label, points in _medians(reuse, "context_tokens", name).items()
+    }
+    restarts = _medians(reuse, "context_tokens", f"{prefix}after a restart")
+    for name, title, lines, shows_values in (
+        ("reuse", "Time to first token of a context that was sent before", all_steps, False),
+        ("restart", "Time to first token after a restart of the server", restarts, True),
+    ):
+        yield Chart(
+            name=f"{name}-{model}",
+            title=f"{title} ({model})",
+            x_label="context tokens",
+            y_label="seconds",
+            lines=lines,
+            log_x=True,
+            log_y=True,
+            shows_values=shows_values,
+        )
+
+
+def _next_turn_charts(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
     for is_chat in (False, True):
-        chosen = [
-            case
-            for case in cases
-            if case.scenario == "next-turn" and case.settings.get("is_chat") == is_chat
-        ]
-        steps = _over(chosen, "context_tokens", lambda each: each.pooled("step_seconds"))
+        chosen = _of(cases, "next-turn", is_chat=is_chat)
+        steps = _medians(chosen, "context_tokens", "step_seconds")
+        lines = _medians(chosen, "context_tokens", "first_token_seconds")
+        for points in steps.values():
+            lines["a step of the engine over as many new tokens"] = points
         yield Chart(
             name=f"next-turn-{'chat-' if is_chat else ''}{model}",
-            title=f"Time of a next turn over the context behind it{', chat' if is_chat else ''} ({model})",
-            x_label="tokens of the context",
-            y_label="seconds to the first token",
-            lines=(
-                *_over(chosen, "context_tokens", lambda each: each.pooled("first_token_seconds")),
-                *(
-                    Line(label="an engine step over as many new tokens", points=line.points)
-                    for line in steps
-                ),
-            ),
+            title=f"Time to first token of the next turn{' of a chat' if is_chat else ''} ({model})",
+            x_label="context tokens",
+            y_label="seconds",
+            lines=lines,
             log_x=True,
         )
 
 
-def _first_token_after_a_restart(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
-    reuse = [case for case in cases if case.scenario == "reuse"]
-    yield Chart(
-        name=f"restart-{model}",
-        title=f"Time to the first token of a context that was read before the server was restarted ({model})",
-        x_label="tokens of the context",
-        y_label="seconds",
-        lines=_over(
-            reuse,
-            "context_tokens",
-            lambda each: each.pooled("first_token_seconds @ after a restart"),
-        ),
-        log_x=True,
-        log_y=True,
-        names_values=True,
-    )
-
-
-def _throughput_over_streams(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
+def _stream_charts(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
     for kind in ("equal", "ragged"):
-        chosen = [
-            case
-            for case in cases
-            if case.scenario == "streams" and case.settings.get("kind") == kind
-        ]
         yield Chart(
             name=f"streams-{kind}-{model}",
-            title=f"Throughput over streams, {kind} prompts ({model})",
+            title=f"Throughput, {kind} prompts ({model})",
             x_label="streams",
             y_label="tokens per second",
-            lines=_over(chosen, "streams", lambda each: each.pooled("tokens_per_second")),
+            lines=_medians(_of(cases, "streams", kind=kind), "streams", "tokens_per_second"),
         )
 
 
-def _gap_histogram(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
-    for case in cases:
-        if case.scenario == "stall":
-            lines = [
-                Line(
-                    label=each.label,
-                    points=histogram([gap for sample in each.rounds for gap in sample.gaps]),
-                )
-                for each in case.contenders
-            ]
-            slug = case.case.replace(" ", "-")
-            yield Chart(
-                name=f"gaps-{slug}-{model}",
-                title=f"Gaps of a stream: {case.case} arriving ({model})",
-                x_label="milliseconds between texts",
-                y_label="share of texts",
-                lines=tuple(line for line in lines if line.points),
-                kind="steps",
-                log_x=True,
-            )
+def _gap_charts(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
+    for case in _of(cases, "stall"):
+        yield Chart(
+            name=f"gaps-{_file_name(case)}-{model}",
+            title=f"Gaps of a stream while {case.case} arrive(s) ({model})",
+            x_label="milliseconds between texts",
+            y_label="share of texts",
+            lines=_lines(
+                case, lambda each: histogram([gap for s in each.rounds for gap in s.gaps])
+            ),
+            is_histogram=True,
+            log_x=True,
+        )
 
 
-def _memory_over_agents(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
-    for case in cases:
-        if case.scenario == "memory":
-            slug = case.case.replace(",", "").replace(" ", "-")
-            lines = [
-                Line(label=each.label, points=_kept_by_agents(each)) for each in case.contenders
-            ]
-            yield Chart(
-                name=f"memory-{slug}-{model}",
-                title=f"Memory kept over agents: {case.case} ({model})",
-                x_label="agents",
-                y_label="MiB",
-                lines=tuple(line for line in lines if line.points),
-            )
+def _memory_charts(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
+    for case in _of(cases, "memory"):
+        yield Chart(
+            name=f"memory-{_file_name(case)}-{model}",
+            title=f"Retained memory: {case.case} ({model})",
+            x_label="agents",
+            y_label="MiB",
+            lines=_lines(case, _kept_by_agents),
+        )
 
 
-def _kept_by_agents(each: ContenderResult) -> tuple[Point, ...]:
-    names = dict.fromkeys(
-        name
+def _kept_by_agents(each: ContenderResult) -> list[Point]:
+    prefix = "kept_bytes @ "
+    points = {
+        (float(name.removeprefix(prefix).split()[0]), statistics.median(each.pooled(name)))
         for sample in each.rounds
         for name in sample.metrics
-        if name.startswith("kept_bytes @ ")
-    )
-    found = [
-        (float(name.split(" @ ")[1].split()[0]), statistics.median(each.pooled(name)) / _MEBIBYTE)
-        for name in names
-    ]
-    return tuple(sorted([(0.0, 0.0), *found])) if found else ()
+        if name.startswith(prefix)
+    }
+    kept = [(agents, size / _MEBIBYTE) for agents, size in sorted(points)]
+    return [(0.0, 0.0), *kept] if kept else []
 
 
-def _disk_over_tokens(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
-    growth = [case for case in cases if case.scenario == "growth"]
-    lines = [
-        Line(label=each.label, points=points)
-        for case in growth
-        for each in case.contenders
-        if (points := _bytes_by_tokens(each))
-    ]
+def _growth_chart(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
+    lines: Lines = {}
+    for case in _of(cases, "growth"):
+        lines |= _lines(case, _disk_by_tokens)
     yield Chart(
         name=f"growth-{model}",
-        title=f"Bytes on disk over the tokens of one session ({model})",
+        title=f"Disk space of one session ({model})",
         x_label="tokens",
         y_label="MiB",
-        lines=tuple(lines),
+        lines=lines,
     )
 
 
-def _bytes_by_tokens(each: ContenderResult) -> tuple[Point, ...]:
-    points: list[Point] = [(0.0, 0.0)]
+def _disk_by_tokens(each: ContenderResult) -> list[Point]:
+    points: list[Point] = []
     for sample in each.rounds:
         for name, (tokens,) in sample.metrics.items():
             if name.startswith("context_tokens @ "):
-                turn = name.split(" @ ")[1]
-                points.append((tokens, sample.metrics[f"disk_bytes @ {turn}"][0] / _MEBIBYTE))
-    return tuple(sorted(points)) if len(points) > 1 else ()
+                disk = sample.metrics[f"disk_bytes @ {name.split(' @ ')[1]}"][0]
+                points.append((tokens, disk / _MEBIBYTE))
+    return [(0.0, 0.0), *sorted(points)] if points else []
 
 
-_MAKERS: tuple[Callable[[str, Sequence[CaseResult]], Iterator[Chart]], ...] = (
-    _first_token_over_context,
-    _next_turn_over_context,
-    _first_token_after_a_restart,
-    _throughput_over_streams,
-    _gap_histogram,
-    _memory_over_agents,
-    _disk_over_tokens,
-)
-
-
-def histogram(seconds: Sequence[float]) -> tuple[Point, ...]:
-    """Share of the values in logarithmic bins: (lower bound in ms, share), each bin once, the last
-    bound with 0.
-    """
+def histogram(seconds: Sequence[float]) -> list[Point]:
+    """Shares of the values in logarithmic bins: (lower bound in ms, share), ending with a zero."""
     values = [value * 1000 for value in seconds if value > 0]
     if not values:
-        return ()
+        return []
     bins = [math.floor(math.log10(value) * _BINS_PER_DECADE) for value in values]
-    first, last = min(bins), max(bins)
-    shares = [
+    return [
         (10 ** (number / _BINS_PER_DECADE), bins.count(number) / len(bins))
-        for number in range(first, last + 1)
+        for number in range(min(bins), max(bins) + 2)
     ]
-    return (*shares, (10 ** ((last + 1) / _BINS_PER_DECADE), 0.0))
 
 
-def _over(
-    cases: Sequence[CaseResult], setting: str, values: Callable[[ContenderResult], list[float]]
-) -> tuple[Line, ...]:
-    """For each contender the median of its values over a setting of the cases."""
-    points: dict[str, list[Point]] = defaultdict(list)
+def _of(cases: Sequence[CaseResult], scenario: str, **settings: object) -> list[CaseResult]:
+    return [
+        case
+        for case in cases
+        if case.scenario == scenario and settings.items() <= case.settings.items()
+    ]
+
+
+def _lines(case: CaseResult, points_of: Callable[[ContenderResult], list[Point]]) -> Lines:
+    found = {each.label: points_of(each) for each in case.contenders}
+    return {label: points for label, points in found.items() if points}
+
+
+def _medians(cases: Sequence[CaseResult], setting: str, metric: str) -> Lines:
+    """The median of a metric for each contender, by a setting of the cases."""
+    lines: Lines = defaultdict(list)
     for case in cases:
         for each in case.contenders:
-            found = values(each)
-            if found and setting in case.settings:
-                points[each.label].append((float(case.settings[setting]), statistics.median(found)))
-    return tuple(Line(label=label, points=tuple(sorted(found))) for label, found in points.items())
+            if (values := each.pooled(metric)) and setting in case.settings:
+                point = (float(case.settings[setting]), statistics.median(values))
+                lines[each.label].append(point)
+    return {label: sorted(points) for label, points in lines.items()}
+
+
+def _file_name(case: CaseResult) -> str:
+    return case.case.replace(",", "").replace(" ", "-")

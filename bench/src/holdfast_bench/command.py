@@ -1,6 +1,4 @@
-"""`holdfast bench`: measure servers against each other, the engine against a bare forward, and one
-commit against another.
-"""
+"""`holdfast bench`: compares servers, the engine with a bare forward pass, and commits."""
 
 from __future__ import annotations
 
@@ -18,28 +16,22 @@ from holdfast.cli.output import plain_errors
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast_bench.engine_run import EngineKind
     from holdfast_bench.results import Results
     from holdfast_bench.run import RunPlan
 
 _INTERRUPTED = 130
-_ENGINE_TITLES: dict[EngineKind, str] = {
-    "bare": "The engine over a bare forward pass",
-    "constrained": "Constrained streams over plain ones",
-    "kv": "Native and quantized keys and values",
-}
-bench = typer.Typer(
-    help="Measure this server against others, and against itself.", no_args_is_help=True
-)
+bench = typer.Typer(help="Compare this server with others and with itself.", no_args_is_help=True)
 
-Out = Annotated[Path | None, typer.Option("--out", help="Folder for results, report and pictures.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Small cases, to see that everything works.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder for results, report and charts.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Small cases, to see whether everything works.")
+]
 Model = Annotated[str, typer.Option("--model", help="A model of `bench list`, or a model folder.")]
 
 
 @bench.command("list")
 def list_scenarios() -> None:
-    """The scenarios and the benchmark models."""
+    """List scenarios and benchmark models."""
     from holdfast_bench.models import MODEL_NAMES
     from holdfast_bench.registry import SCENARIOS
 
@@ -47,7 +39,7 @@ def list_scenarios() -> None:
         models = ", ".join((scenario.model, *scenario.more_models))
         typer.echo(f"{scenario.name:10} {scenario.summary} (on {models})")
     typer.echo(
-        f"\nmodels: {', '.join(MODEL_NAMES)}, or any model folder; with -endless behind it, "
+        f"\nmodels: {', '.join(MODEL_NAMES)}, or any model folder; with the suffix -endless, "
         "answers do not end early"
     )
 
@@ -55,24 +47,25 @@ def list_scenarios() -> None:
 @bench.command()
 def run(
     names: Annotated[
-        list[str], typer.Argument(help="Scenarios of `bench list`, or: all.", metavar="NAME…")
+        list[str], typer.Argument(help="Scenarios of `bench list`, or `all`.", metavar="NAME…")
     ],
     model: Model = "",
-    case: Annotated[str, typer.Option(help="Only cases with this in their name.")] = "",
+    case: Annotated[str, typer.Option(help="Only cases whose name contains this.")] = "",
     peer: Annotated[
         list[str] | None,
-        typer.Option(help="mlx_lm, mlx_lm-as-installed, llama.cpp or none; again for more."),
+        typer.Option(help="mlx_lm, mlx_lm-as-installed, llama.cpp or none; repeatable."),
     ] = None,
     peer_command: Annotated[
-        list[str] | None, typer.Option(help="Starts a peer; has {port} and {model} in it.")
+        list[str] | None,
+        typer.Option(help="Command that starts a peer; contains {port} and {model}."),
     ] = None,
     peer_url: Annotated[
-        list[str] | None, typer.Option(help="A peer that runs already, on the same model.")
+        list[str] | None, typer.Option(help="URL of a running peer with the same model.")
     ] = None,
     against: Annotated[
         str, typer.Option(help="Measure the server at this URL instead of one started here.")
     ] = "",
-    served_model: Annotated[str, typer.Option(help="With --against: the model's name there.")] = "",
+    served_model: Annotated[str, typer.Option(help="With --against: name of the model.")] = "",
     api_key: Annotated[
         str, typer.Option(envvar="OPENAI_API_KEY", help="With --against or --peer-url.")
     ] = "",
@@ -81,23 +74,21 @@ def run(
     full: Annotated[
         bool, typer.Option("--full", help="All sizes, more rounds; may take an hour.")
     ] = False,
-    rounds: Annotated[
-        int, typer.Option(help="Rounds of each case; 0 leaves it to the scenario.")
-    ] = 0,
+    rounds: Annotated[int, typer.Option(help="Rounds of each case; 0: the scenario's.")] = 0,
     noise_rounds: Annotated[
-        int, typer.Option(help="Pairs of the first server against itself.")
+        int, typer.Option(help="Rounds of the first server compared with itself.")
     ] = 2,
-    minutes: Annotated[float, typer.Option(help="Time for everything.")] = 60.0,
+    minutes: Annotated[float, typer.Option(help="Time limit for the run.")] = 60.0,
     case_seconds: Annotated[
-        float, typer.Option(help="Time for one case; its first round is always finished.")
+        float, typer.Option(help="Time limit for a case; the first round always ends.")
     ] = 180.0,
-    request_seconds: Annotated[
-        float, typer.Option(help="A request that takes longer failed.")
-    ] = 300.0,
-    threads: Annotated[int, typer.Option(help="Threads of every server; 0: as each chooses.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Keep what --out has already.")] = False,
+    request_seconds: Annotated[float, typer.Option(help="Time limit for a request.")] = 300.0,
+    threads: Annotated[int, typer.Option(help="Threads of every server; 0: its default.")] = 0,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Skip scenarios that --out already contains.")
+    ] = False,
 ) -> None:
-    """Run scenarios: this Holdfast and its peers in turn, medians with spread, ratios pair by pair."""
+    """Run scenarios on this Holdfast and its peers in turn; report medians, spread and ratios."""
     from holdfast_bench.contenders import by_command, by_url, holdfast
     from holdfast_bench.registry import scenarios_of
     from holdfast_bench.run import RunPlan
@@ -136,32 +127,20 @@ def run(
 @bench.command()
 def engine(
     model: Model = "qwen3-120m",
-    streams: Annotated[str, typer.Option(help="Numbers of streams, with commas.")] = "1,4,8",
-    context: Annotated[int, typer.Option(help="Tokens that every stream has behind it.")] = 256,
+    streams: Annotated[
+        str, typer.Option(help="Numbers of streams, separated by commas.")
+    ] = "1,4,8",
+    context: Annotated[int, typer.Option(help="Context of every stream, in tokens.")] = 256,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="File for the results (.json); a report (.md) comes beside it."),
+        typer.Option(
+            "--out", help="File for the results (.json); a report (.md) is written beside it."
+        ),
     ] = None,
     quick: Quick = False,
     threads: Annotated[int, typer.Option(help="BLAS threads; 0: one per core.")] = 0,
-    constrained: Annotated[
-        bool,
-        typer.Option(
-            help="Instead: streams that have to write JSON of a schema, over the same streams without it."
-        ),
-    ] = False,
-    kv: Annotated[
-        bool,
-        typer.Option(
-            "--kv",
-            help="Instead: 8-bit and 4-bit keys and values over native ones, with the C kernel for "
-            "attention and without it; several streams: also one common prefix over copies of it.",
-        ),
-    ] = False,
 ) -> None:
-    """Measure a step of the engine over a bare forward pass of the same rows, and where the rest
-    goes.
-    """
+    """Compare a step of the engine with a bare forward pass, and show where its time goes."""
     from holdfast_bench.engine_run import engine_results
     from holdfast_bench.publish import summary
     from holdfast_bench.report import markdown
@@ -170,7 +149,6 @@ def engine(
     with plain_errors():
         counts = _counts(streams, "--streams")
         command = shlex.join(["holdfast", *sys.argv[1:]])
-        kind: EngineKind = "kv" if kv else "constrained" if constrained else "bare"
         results = engine_results(
             model,
             streams=counts,
@@ -178,12 +156,12 @@ def engine(
             quick=quick,
             threads=threads,
             command=command,
-            kind=kind,
         )
         file = out or _folder(None) / "engine.json"
         write_results(results, file)
-        title = _ENGINE_TITLES[kind]
-        file.with_suffix(".md").write_text(markdown(results, title=title))
+        file.with_suffix(".md").write_text(
+            markdown(results, title="The engine compared with a bare forward pass")
+        )
     for line in (*summary(results), "", f"results: {file}"):
         typer.echo(line)
 
@@ -192,22 +170,22 @@ def engine(
 def restore(
     model: Model = "qwen3-120m",
     contexts: Annotated[
-        str, typer.Option(help="Tokens of the contexts, with commas.")
+        str, typer.Option(help="Context lengths in tokens, separated by commas.")
     ] = "1000,4000,16000",
     rounds: Annotated[
-        int, typer.Option(min=1, help="Restarts for each context, besides two to see the noise.")
+        int, typer.Option(min=1, help="Restarts per context, besides two that measure the noise.")
     ] = 5,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="File for the results (.json); a report (.md) comes beside it."),
+        typer.Option(
+            "--out", help="File for the results (.json); a report (.md) is written beside it."
+        ),
     ] = None,
-    request_seconds: Annotated[
-        float, typer.Option(help="A request that takes longer failed.")
-    ] = 600.0,
+    request_seconds: Annotated[float, typer.Option(help="Time limit for a request.")] = 600.0,
     threads: Annotated[int, typer.Option(help="BLAS threads; 0: one per core.")] = 0,
 ) -> None:
-    """Measure a context that comes back after a restart over the least that it can take: its bytes
-    and one forward pass.
+    """Compare restoring a context after a restart with the minimum: reading its bytes and one
+    forward pass.
     """
     from holdfast_bench.publish import summary
     from holdfast_bench.report import markdown
@@ -229,7 +207,7 @@ def restore(
         file = out or _folder(None) / "restore.json"
         write_results(results, file)
         file.with_suffix(".md").write_text(
-            markdown(results, title="Restored contexts over the least that they can take")
+            markdown(results, title="Restored contexts compared with the minimum")
         )
     for line in (*summary(results), "", f"results: {file}"):
         typer.echo(line)
@@ -237,10 +215,10 @@ def restore(
 
 @bench.command()
 def compare(
-    before: Annotated[Path, typer.Argument(help="results.json or engine.json of one commit.")],
+    before: Annotated[Path, typer.Argument(help="results.json or engine.json of a commit.")],
     after: Annotated[Path, typer.Argument(help="The same of another commit.")],
 ) -> None:
-    """Compare two result files; exit code 1 when something got worse beyond the noise."""
+    """Compare two result files; exit code 1 if something got worse beyond the noise."""
     from holdfast_bench.compare import changes_between, shown_change
     from holdfast_bench.results import read_results
 
@@ -258,7 +236,7 @@ def report(
     file: Annotated[Path, typer.Argument(help="A results.json.", metavar="RESULTS")],
     out: Out = None,
 ) -> None:
-    """Write the report and the pictures of a result file once more."""
+    """Write the report and the charts of a result file again."""
     from holdfast_bench.publish import publish
     from holdfast_bench.results import read_results
 
@@ -273,7 +251,7 @@ def _counts(text: str, option: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
         raise HoldfastError(
-            f"{option} takes numbers with commas between them, such as 1,4,8; not {text!r}"
+            f"{option} takes numbers separated by commas, such as 1,4,8; not {text!r}"
         )
     return tuple(int(part) for part in parts)
 
@@ -294,7 +272,7 @@ def _run_and_report(plan: RunPlan) -> None:
         results = asyncio.run(until_done())
     except (KeyboardInterrupt, asyncio.CancelledError):
         typer.echo(
-            f"interrupted; what was finished is in {plan.out}, and --resume goes on from there",
+            f"interrupted; completed scenarios are in {plan.out}, and --resume continues",
             err=True,
         )
         raise typer.Exit(_INTERRUPTED) from None

@@ -1,7 +1,7 @@
-"""Two result files of two commits: what got better or worse, beyond the noise that both carry.
+"""Compares two result files of two commits beyond the noise of both.
 
-Where both files have the same second contender, figures are taken relative to it, round by round: a
-slower day of the machine slows both, and only the first contender is what the commits changed.
+If both have the same second contender, figures are taken relative to it, round by round: a slower
+machine slows both, and the commits differ in the first contender only.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from holdfast_bench.figures import pairwise_ratios, spread
 from holdfast_bench.metrics import metric_of, shown
 from holdfast_bench.results import CaseResult, Results, median_of_rounds
 
-SMALLEST_CHANGE = 0.03  # anything nearer to 1 is no change
-_SINGLE_ROUND_NOISE = 0.10  # with too few rounds to see a spread
+SMALLEST_CHANGE = 0.03  # a smaller change counts as none
+_SINGLE_ROUND_NOISE = 0.10  # if there are too few rounds for a spread
 _ROUNDS_FOR_SPREAD = 3
 
 
@@ -29,16 +29,16 @@ class Change:
     metric: str
     before: float
     after: float
-    ratio: float  # after over before; relative to the control where there is one
-    allowed: float  # how far from 1 the ratio may be by chance
-    control: str  # label of the contender that both were related to, or ""
+    ratio: float  # after / before; relative to the control if there is one
+    allowed: float  # how far chance may move the ratio from 1
+    control: str  # label of the contender that both are relative to, or ""
     verdict: Verdict
 
 
 def changes_between(before: Results, after: Results) -> list[Change]:
-    """All figures that both files have.
+    """All figures that both files contain.
 
-    Raises HoldfastError when there are none, or the kinds differ.
+    Raises HoldfastError if there are none, or if the kinds differ.
     """
     if before.kind != after.kind:
         raise HoldfastError(f"{before.kind} results cannot be compared with {after.kind} results")
@@ -50,7 +50,7 @@ def changes_between(before: Results, after: Results) -> list[Change]:
         for change in _of_case(one, case)
     ]
     if not found:
-        raise HoldfastError("the two files have no case in common")
+        raise HoldfastError("the files have no case in common")
     return found
 
 

@@ -1,6 +1,4 @@
-"""What two sets of rounds say about each other: ratio pair by pair, and whether it stands out of
-the noise.
-"""
+"""Ratios between two contenders, and whether they exceed the noise."""
 
 from __future__ import annotations
 
@@ -13,12 +11,12 @@ from holdfast_bench.metrics import Better
 from holdfast_bench.results import CaseResult, ContenderResult
 
 Verdict = Literal["better", "worse", "no difference seen", ""]
-SMALLEST_NOISE = 0.02  # no ratio nearer to 1 than this is called a difference
+SMALLEST_NOISE = 0.02  # a smaller difference never counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """First contender over another one, pair by pair."""
+    """The first contender relative to another one, round by round."""
 
     spread: Spread
     verdict: Verdict
@@ -27,7 +25,7 @@ class Ratio:
 def ratio_of(
     case: CaseResult, other: ContenderResult, metric: str, *, better: Better
 ) -> Ratio | None:
-    """The first contender's metric over that of `other`; None when no round has both."""
+    """The first contender's metric relative to that of `other`; None if no round has both."""
     ratios = pairwise_ratios(case.contenders[0].values(metric), other.values(metric))
     found = spread(ratios)
     if found is None:
@@ -39,7 +37,7 @@ def ratio_of(
 
 
 def noise_of(ratios: Sequence[float]) -> float:
-    """How far from 1 the ratio of a server to itself came, at worst."""
+    """The largest deviation from 1 of a server's ratio to itself."""
     return max([SMALLEST_NOISE, *(max(ratio, 1 / ratio) - 1 for ratio in ratios if ratio > 0)])
 
 

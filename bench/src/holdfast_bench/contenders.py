@@ -112,25 +112,9 @@ def mlx_lm_with_blas() -> Contender:
     """
     blas = _blas_file()
     if not blas:
-        raise HoldfastError(
-            "the system has no OpenBLAS or MKL that could be put in front of mlx_lm.server's own"
-        )
+        raise HoldfastError("the system has no OpenBLAS or MKL to replace mlx_lm.server's own")
     command = (sys.executable, "-c", _WITH_BLAS, blas, *_MLX_LM)
     return Contender(label=MLX_LM_WITH_BLAS, command=command, model_id="default_model")
-
-
-def mlx_vlm() -> Contender:
-    """mlx_vlm.server as installed in this environment, using the system's OpenBLAS or MKL if found.
-    Raises HoldfastError if mlx-vlm is not installed.
-    """
-    if importlib.util.find_spec("mlx_vlm") is None:
-        raise HoldfastError("the peer mlx_vlm needs a package: pip install mlx-vlm")
-    blas = _blas_file()
-    start = ("-c", _WITH_BLAS, blas) if blas else ("-m",)
-    return Contender(
-        label="mlx_vlm+BLAS" if blas else "mlx_vlm as installed",
-        command=(sys.executable, *start, *_MLX_VLM),
-    )
 
 
 def llama_cpp() -> Contender:
@@ -138,7 +122,9 @@ def llama_cpp() -> Contender:
     `gguf`. Raises HoldfastError if one of the packages is not installed.
     """
     if not is_installed(LLAMA_CPP):
-        raise HoldfastError(f"the peer {LLAMA_CPP} needs packages: pip install xllamacpp gguf")
+        raise HoldfastError(
+            f"the peer {LLAMA_CPP} needs packages: pip install './bench[llama-cpp]'"
+        )
     command = (
         sys.executable,
         "-m",
@@ -170,22 +156,10 @@ _MLX_LM = (
     "WARNING",
 )
 
-_MLX_VLM = (
-    "mlx_vlm.server",
-    "--model",
-    "{model}",
-    "--host",
-    "127.0.0.1",
-    "--port",
-    "{port}",
-    "--log-level",
-    "WARNING",
-)
-
 
 def peers_of(names: Sequence[str]) -> list[Contender]:
     """The peers with these names, without repetitions: "mlx_lm" (with the system's BLAS if it has
-    one, otherwise as installed), "mlx_lm-as-installed", "mlx_vlm", "llama.cpp",
+    one, otherwise as installed), "mlx_lm-as-installed", "llama.cpp",
     "without-speculation" (this Holdfast), "draft-model" (this Holdfast with the bundled draft
     model), "mlx_lm-draft-model" (with the same one), "llama.cpp-ngrams". "none" adds no peer.
     Raises HoldfastError for other names.
@@ -201,8 +175,6 @@ def peers_of(names: Sequence[str]) -> list[Contender]:
                 found.append(mlx_lm())
             case "llama.cpp":
                 found.append(llama_cpp())
-            case "mlx_vlm":
-                found.append(mlx_vlm())
             case "mlx_lm-draft-model":
                 peer = mlx_lm_with_blas() if _blas_file() else mlx_lm()
                 found.append(_drafting(peer, "--draft-model", str(demo_folder(_DRAFT_ID))))
@@ -214,7 +186,7 @@ def peers_of(names: Sequence[str]) -> list[Contender]:
                 found.append(with_draft_model())
             case _:
                 raise HoldfastError(
-                    f"unknown peer {name!r}; there are: mlx_lm, mlx_lm-as-installed, mlx_vlm, "
+                    f"unknown peer {name!r}; there are: mlx_lm, mlx_lm-as-installed, "
                     f"{LLAMA_CPP}, without-speculation, draft-model, mlx_lm-draft-model, "
                     "llama.cpp-ngrams, none"
                 )
@@ -232,7 +204,7 @@ def by_command(template: str, *, label: str = "peer") -> Contender:
     """
     command = tuple(shlex.split(template))
     if "{port}" not in template or not command:
-        raise HoldfastError("a command for a peer must have {port} in it, and usually {model}")
+        raise HoldfastError("the command of a peer must contain {port}, and usually {model}")
     return Contender(label=label, command=command)
 
 
@@ -241,7 +213,7 @@ def by_url(url: str, *, label: str = "", model_id: str = "", api_key: str = "") 
     the URL begins with http://.
     """
     if not url.startswith("http://"):
-        raise HoldfastError(f"{url!r}: the load generator speaks plain http:// only")
+        raise HoldfastError(f"{url!r}: the load generator supports http:// only")
     bare = url.rstrip("/").removesuffix("/v1")
     return Contender(
         label=label or bare.split("//")[-1], url=bare, model_id=model_id, api_key=api_key
@@ -249,8 +221,8 @@ def by_url(url: str, *, label: str = "", model_id: str = "", api_key: str = "") 
 
 
 def products_of(labels: Collection[str]) -> dict[str, str]:
-    """Describes what multiplies matrices in these contenders, by label: the BLAS and the processor
-    it is tuned for, or the instructions that llama.cpp uses. Other contenders are left out.
+    """Describe the matrix multiplication of these contenders, by label: the BLAS and its target
+    processor, or the instructions that llama.cpp uses. Other contenders are omitted.
     """
     found = {}
     if HOLDFAST in labels:

@@ -22,20 +22,6 @@ from holdfast_bench.results import Agreement, CaseResult, Sample
 
 _SPARE_TOKENS = 64
 _PROFILE_STEPS = 8
-_OBJECT = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 40},
-        "age": {"type": "integer", "minimum": 0, "maximum": 150},
-        "size": {"type": "number"},
-        "kind": {"enum": ["file", "folder", "link"]},
-        "tags": {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItems": 3},
-        "is_new": {"type": "boolean"},
-    },
-    "required": ["name", "age", "size", "kind", "tags", "is_new"],
-    "additionalProperties": False,
-}
-_ENDLESS_LIST = {"type": "array", "items": _OBJECT, "minItems": 10_000}
 
 
 def _measure(job: EngineJob) -> list[CaseResult]:
@@ -46,10 +32,7 @@ def _measure(job: EngineJob) -> list[CaseResult]:
         Path(job.folder), ModelSettings(), progress=lambda stage, fraction: None
     )
     chosen = probe.choose_layout(loaded.model, vocab_size=loaded.vocab_size)
-    if job.kind == "kv":
-        return [case for streams in job.streams for case in _kv(job, loaded, chosen, streams)]
-    measure = _constrained if job.kind == "constrained" else _over_bare
-    return [measure(job, loaded, chosen, streams) for streams in job.streams]
+    return [_over_bare(job, loaded, chosen, streams) for streams in job.streams]
 
 
 def _over_bare(job: EngineJob, loaded: Any, runner: Any, streams: int) -> CaseResult:
@@ -72,113 +55,6 @@ def _over_bare(job: EngineJob, loaded: Any, runner: Any, streams: int) -> CaseRe
     _add_profile(case, loaded, ours, bare)
     ours.close()
     return case
-
-
-def _constrained(job: EngineJob, loaded: Any, runner: Any, streams: int) -> CaseResult:
-    """Streams that write JSON of a schema without end, against the same streams unconstrained; both
-    at temperature 1.
-    """
-    steps = importlib.import_module("holdfast_bench.engine_steps")
-    engine_module = importlib.import_module("holdfast.worker.engine.engine")
-    constraints = importlib.import_module("holdfast.worker.engine.constraints")
-    grammars = importlib.import_module("holdfast.worker.engine.constraints").Grammars(
-        Path(job.folder), vocab_size=loaded.vocab_size
-    )
-    grammar = importlib.import_module("llguidance").LLMatcher.grammar_from_json_schema(
-        msgspec.json.encode(_ENDLESS_LIST).decode()
-    )
-    limits = constraints.Constraints(grammars, vocab_size=loaded.vocab_size)
-    engine = engine_module.Engine(runner, vocab_size=loaded.vocab_size, constraints=limits)
-    prompts = _prompts(job, loaded, streams)
-    steppers = {
-        name: steps.EngineSteps(
-            engine,
-            steps.requests_of(
-                prompts,
-                max_tokens=_most_tokens(job),
-                name=name,
-                temperature=1.0,
-                grammar=grammar_or_none,
-            ),
-            pipelined=engine.runs_ahead,
-        )
-        for name, grammar_or_none in (("plain", ""), ("constrained", grammar))
-    }
-    case: CaseResult
-    case, tokens = steps.alternate(_streams(streams), steppers, rounds=job.rounds, steps=job.steps)
-    case.settings = _settings(job, loaded, runner, streams)
-    microseconds = limits.figures.mask_seconds / max(1, limits.figures.masks) * 1e6
-    case.notes.append(
-        f"A mask took {microseconds:.0f} µs to fill, on average over {limits.figures.masks}."
-    )
-    tokenizer = importlib.import_module("holdfast.front.prompt.tokenize").load_tokenizer(
-        Path(job.folder)
-    )
-    text = tokenizer.decode(tokens["constrained"][0], skip_special_tokens=False)
-    case.notes.append(f"The first constrained stream wrote, among other things: {text[:400]!r}")
-    return case
-
-
-def _kv(job: EngineJob, loaded: Any, runner: Any, streams: int) -> list[CaseResult]:
-    """Native, 8-bit and 4-bit keys and values: one stream decodes with the C kernel and without it,
-    and reads on; several streams decode behind one prefix, in a copy for each or held once.
-    """
-    steps = importlib.import_module("holdfast_bench.engine_steps")
-    live = importlib.import_module("holdfast.worker.kv.live")
-    engine = importlib.import_module("holdfast.worker.engine.engine").Engine(
-        runner, vocab_size=loaded.vocab_size
-    )
-    costs = {"native": engine.measure_costs()}
-    runner.learn_form(costs["native"].form)
-    importlib.import_module("holdfast.worker.engine.layouts").choose_sharing(runner)
-    most_tokens = _most_tokens(job)
-    reading_tokens = (job.rounds + 8) * steps.CHUNK_TOKENS
-    source = random.Random(streams)
-    prompt = [
-        source.randrange(300, loaded.vocab_size) for _ in range(job.context_tokens + reading_tokens)
-    ]
-    decoding: dict[str, Any] = {}
-    reading: dict[str, Any] = {}
-    for kv_bits in ("native", "8", "4"):
-        costs[kv_bits] = engine.measure_costs(kv_bits)
-        state = steps.parked(engine, prompt[: job.context_tokens], kv_bits=kv_bits)
-        uses = ("shared",) if streams == 1 else ("copied", "shared")
-        for use in uses:
-            label = kv_bits if streams == 1 else f"{kv_bits}, {use}"
-            base = live.LiveBase(state=state, tokens=job.context_tokens, use=use)
-            rows = [prompt[: job.context_tokens + 1]] * streams
-            requests = steps.requests_of(rows, max_tokens=2 * most_tokens, name=label)
-            decoding[label] = steps.EngineSteps(
-                engine, requests, pipelined=False, kv_bits=kv_bits, base=base
-            )
-        if streams == 1:
-            (request,) = steps.requests_of([prompt], max_tokens=1, name=f"read {kv_bits}")
-            reading[kv_bits] = steps.ReadingSteps(engine, request, kv_bits=kv_bits, base=base)
-    contenders = decoding
-    if streams == 1:
-        without = {
-            f"{label}, no kernel": steps.WithoutKernel(decoding[label]) for label in decoding
-        }
-        contenders = decoding | without
-    name = f"{_streams(streams)} behind {job.context_tokens} tokens"
-    cases = [steps.alternate(name, contenders, rounds=job.rounds, steps=job.steps)[0]]
-    if reading:
-        name = f"a chunk behind {job.context_tokens} tokens"
-        case, _ = steps.alternate(name, reading, rounds=job.rounds, steps=1, noise_rounds=1)
-        cases.append(case)
-    profile = importlib.import_module("holdfast_bench.engine_profile")
-    for each in cases[0].contenders:
-        if each.label in decoding:
-            share = profile.attention_share(
-                loaded.model, decoding[each.label], steps=_PROFILE_STEPS
-            )
-            _add_attention(each.rounds[-1], share)
-    for case in cases:
-        case.settings = _settings(job, loaded, runner, streams)
-        case.settings |= {
-            f"bytes_per_token_{label}": each.bytes_per_token for label, each in costs.items()
-        }
-    return cases
 
 
 def _prompts(job: EngineJob, loaded: Any, streams: int) -> list[list[int]]:

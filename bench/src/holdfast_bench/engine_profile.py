@@ -1,10 +1,10 @@
-"""Where the time of a decoding step goes: graph building in Python, attention, drawing.
+"""Shows where the time of a decode step goes: graph building in Python, attention, sampling.
 
 Imports MLX.
 
-Attention is timed by a wrapper around the function that the model calls, with everything evaluated
-before and after: that makes the parts visible and the whole slower, so its share is taken of a step
-that was measured in the same way.
+Attention is timed by a wrapper around the model's attention function that evaluates everything
+before and after. This makes the whole step slower, so attention is relative to a step that was
+timed in the same way.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ _REPEATS = 12
 
 
 def parts_of(steps: EngineSteps, *, count: int) -> dict[str, list[float]]:
-    """Seconds per step that the engine spends in laying steps out and in collecting them, pipelined
-    as in the worker.
-    """
+    """Seconds per step for building and for collecting, pipelined as in the worker."""
     steps.dispatch_seconds.clear()
     steps.collect_seconds.clear()
     steps.advance(count)
@@ -40,7 +38,7 @@ def parts_of(steps: EngineSteps, *, count: int) -> dict[str, list[float]]:
 
 
 def drawing_seconds(*, rows: int, vocab_size: int) -> list[float]:
-    """Seconds to draw one greedy token for each row from logits that are there."""
+    """Seconds to sample one greedy token per row from computed logits."""
     states = [
         row_state(
             SequenceRequest(
@@ -65,7 +63,7 @@ def drawing_seconds(*, rows: int, vocab_size: int) -> list[float]:
 
 
 def attention_share(model: Any, stepper: Stepper, *, steps: int) -> float | None:
-    """Share of attention in a step that is evaluated part by part; None when the model's attention
+    """Attention relative to a step that is evaluated part by part; None if the model's attention
     cannot be wrapped.
     """
     stepper.advance(1)
@@ -98,7 +96,7 @@ def _timed_attention(model: Any, spent: list[float]) -> Iterator[bool]:
 
 
 def _inputs(part: Any) -> list[mx.array]:
-    """What attention is given: arrays, or a view over live layers that has just appended to them."""
+    """The arrays among attention's inputs, or in the view over live layers that it reads."""
     if isinstance(part, mx.array):
         return [part]
     return [array for layer in getattr(part, "_layers", ()) for array in layer.arrays()]

@@ -1,12 +1,9 @@
-"""Runs the engine's micro-benchmark in a process of its own, so that whoever asks for it imports no
-MLX.
-"""
+"""Runs the engine's micro-benchmark in another process, so that the caller does not import MLX."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -18,15 +15,9 @@ from holdfast_bench.results import CaseResult, Results
 _LONGEST_SECONDS = 1200.0
 
 
-# the engine over a bare forward pass; constrained streams over plain ones; quantized keys and values
-# over native ones
-EngineKind: TypeAlias = Literal["bare", "constrained", "kv"]
-
-
 class EngineJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What the other process is to measure."""
+    """What the process measures."""
 
-    kind: EngineKind
     folder: str
     streams: tuple[int, ...]
     context_tokens: int
@@ -43,16 +34,11 @@ def engine_results(
     quick: bool,
     threads: int,
     command: str,
-    kind: EngineKind = "bare",
 ) -> Results:
-    """Step times of the engine on this model, and of what it is compared with.
-
-    Raises HoldfastError.
-    """
+    """Step times of the engine and of bare forward passes. Raises HoldfastError."""
     found = ensure_model(model)
     rounds, steps = (4, 4) if quick else (9, 16)
     job = EngineJob(
-        kind=kind,
         folder=str(found.folder),
         streams=streams,
         context_tokens=context_tokens,

@@ -1,4 +1,4 @@
-"""Times of decoding steps: the engine against a bare forward pass of the same rows.
+"""Times decode steps of the engine and of a bare forward pass of the same rows.
 
 Device thread only; imports MLX.
 """
@@ -11,15 +11,11 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from holdfast.kernels import decode_attention
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine, PendingStep
 from holdfast.worker.engine.layouts import own_caches
 from holdfast.worker.engine.plan import Span, StepPlan
-from holdfast.worker.engine.sequence import Prefix
-from holdfast.worker.kv.bits import KVBits
-from holdfast.worker.kv.live import LiveBase, LiveState
 from holdfast_bench.results import CaseResult, ContenderResult, Sample
 
 CHUNK_TOKENS = 512  # `scheduler.step_tokens` on a CPU
@@ -28,25 +24,22 @@ _METRICS = ("step_seconds", "step_processor_seconds")
 
 
 class Stepper(Protocol):
-    """Something that can draw one token for each of its rows, again and again."""
+    """Generates tokens for all of its rows, one step at a time."""
 
     def advance(self, steps: int) -> list[list[int]]:
-        """Draw `steps` tokens per row; everything is computed when it returns.
-
-        Returns the tokens, row by row.
-        """
+        """Generate `steps` tokens per row and wait for them. Returns the tokens of each row."""
         ...
 
 
 class BareForward:
-    """mlx-lm's model with its own caches, all rows in one batch: one forward pass and one argmax
-    per step, nothing else.
+    """mlx-lm's model with its own caches and all rows in one batch: one forward pass and one argmax
+    per step.
     """
 
     def __init__(self, model: Any, prompts: Sequence[Sequence[int]], *, pipelined: bool) -> None:
-        """The prompts must be of one length.
+        """The prompts must have equal lengths.
 
-        `pipelined`: a step is launched before the tokens of the one before it are read.
+        pipelined: whether a step is launched before the tokens of the previous one are read.
         """
         self._model, self._pipelined = model, pipelined
         self._caches = own_caches(model)
@@ -78,37 +71,22 @@ class BareForward:
 
 
 class EngineSteps:
-    """The engine as a worker drives it. pipelined: the next step is laid out while this one
-    computes.
-    """
+    """The engine as a worker drives it: the next step is built while the current one computes."""
 
     def __init__(
         self,
         engine: Engine,
         requests: Sequence[SequenceRequest],
-        *,
-        pipelined: bool = True,
-        kv_bits: KVBits = "native",
-        base: LiveBase | None = None,
     ) -> None:
-        """The prompts must be of one length, and are read when this returns.
-
-        base: the state of a common prefix, in `kv_bits`, that is not read again.
-        """
-        self._engine, self._pipelined = engine, pipelined
+        """Prefill the prompts, which must have equal lengths."""
+        self._engine = engine
         self._ids = [request.request_id for request in requests]
         self._position = len(requests[0].prompt_token_ids)
-        self.dispatch_seconds: list[float] = []  # laying out one step
-        self.collect_seconds: list[float] = []  # waiting for one, and reading what it drew
-        prefix = None if base is None else Prefix(base=base)
+        self.dispatch_seconds: list[float] = []  # to build one step
+        self.collect_seconds: list[float] = []  # to wait for one and read its tokens
         for request in requests:
-            engine.open(
-                request,
-                capacity_tokens=self._position + request.max_tokens,
-                kv_bits=kv_bits,
-                prefix=prefix,
-            )
-            _read(engine, request.request_id, 0 if base is None else base.tokens, self._position)
+            engine.open(request, capacity_tokens=self._position + request.max_tokens)
+            _prefill(engine, request.request_id, self._position)
 
     def advance(self, steps: int) -> list[list[int]]:
         """One planned step per token."""
@@ -118,10 +96,7 @@ class EngineSteps:
             following = self._dispatch()
             if waiting is not None:
                 drawn.append(self._collect(waiting))
-            if self._pipelined:
-                waiting = following
-            else:
-                drawn.append(self._collect(following))
+            waiting = following
         if waiting is not None:
             drawn.append(self._collect(waiting))
         return [list(row) for row in zip(*drawn, strict=True)]
@@ -149,66 +124,11 @@ class EngineSteps:
         return [span.token_ids[0] for span in results]
 
 
-class ReadingSteps:
-    """The engine reads a long prompt: a step is a chunk of it, and draws nothing."""
-
-    def __init__(
-        self, engine: Engine, request: SequenceRequest, *, kv_bits: KVBits, base: LiveBase
-    ) -> None:
-        """base: the state of the first tokens of the prompt, in `kv_bits`."""
-        self._engine, self._request = engine, request
-        self._position = base.tokens
-        prompt_tokens = len(request.prompt_token_ids)
-        engine.open(
-            request, capacity_tokens=prompt_tokens, kv_bits=kv_bits, prefix=Prefix(base=base)
-        )
-
-    def advance(self, steps: int) -> list[list[int]]:
-        """One chunk per step."""
-        end = self._position + steps * CHUNK_TOKENS
-        assert end < len(self._request.prompt_token_ids), "the prompt is too short"
-        _read(self._engine, self._request.request_id, self._position, end, draws=False)
-        self._position = end
-        return []
-
-    def close(self) -> None:
-        """Drop the sequence."""
-        self._engine.close(self._request.request_id)
-
-
-class WithoutKernel:
-    """The same steps without the compiled attention kernel."""
-
-    def __init__(self, stepper: Stepper) -> None:
-        self._stepper = stepper
-
-    def advance(self, steps: int) -> list[list[int]]:
-        """As the other stepper, which goes on from here."""
-        as_it_is = decode_attention.unavailable
-        decode_attention.unavailable = lambda: "turned off"  # type: ignore[assignment]
-        try:
-            return self._stepper.advance(steps)
-        finally:
-            decode_attention.unavailable = as_it_is
-
-
-def parked(engine: Engine, prompt: Sequence[int], *, kv_bits: KVBits) -> LiveState:
-    """The state of a prompt that no sequence uses, so that several can start from it."""
-    (request,) = requests_of([prompt], max_tokens=1, name="parked")
-    live = engine.open(request, capacity_tokens=len(prompt), kv_bits=kv_bits)
-    _read(engine, request.request_id, 0, len(prompt), draws=False)
-    engine.close(request.request_id)
-    live.park()
-    mx.eval(list(live.arrays()))
-    return live
-
-
-def _read(engine: Engine, request_id: str, start: int, end: int, *, draws: bool = True) -> None:
-    """Read the tokens from `start` to `end` of a prompt in chunks. draws: a token at the end."""
-    for first in range(start, end, CHUNK_TOKENS):
-        tokens = min(CHUNK_TOKENS, end - first)
-        is_last = first + tokens == end
-        span = Span(request_id=request_id, start=first, tokens=tokens, draws=draws and is_last)
+def _prefill(engine: Engine, request_id: str, tokens: int) -> None:
+    """Prefill a prompt in chunks and draw the first token."""
+    for first in range(0, tokens, CHUNK_TOKENS):
+        count = min(CHUNK_TOKENS, tokens - first)
+        span = Span(request_id=request_id, start=first, tokens=count, draws=first + count == tokens)
         engine.collect(engine.dispatch(StepPlan(spans=(span,))))
 
 
@@ -216,18 +136,14 @@ def requests_of(
     prompts: Sequence[Sequence[int]],
     *,
     max_tokens: int,
-    name: str = "row",
-    temperature: float = 0.0,
-    grammar: str = "",
 ) -> list[SequenceRequest]:
-    """One request per prompt, each with a seed of its own."""
+    """One greedy request per prompt."""
     return [
         SequenceRequest(
-            request_id=f"{name} {number}",
+            request_id=f"row {number}",
             prompt_token_ids=TokenIds.of(prompt),
             max_tokens=max_tokens,
-            sampling=SamplingParams(temperature=temperature, seed=number),
-            grammar=grammar,
+            sampling=SamplingParams(temperature=0.0, seed=number),
         )
         for number, prompt in enumerate(prompts)
     ]
@@ -236,11 +152,10 @@ def requests_of(
 def alternate(
     name: str, steppers: dict[str, Stepper], *, rounds: int, steps: int, noise_rounds: int = 2
 ) -> tuple[CaseResult, dict[str, list[list[int]]]]:
-    """Blocks of steps in turn, A B A B; the first against itself before.
+    """Time blocks of steps in turn (A B A B), after comparing the first stepper with itself.
 
-    Returns the case, and the tokens of each.
-
-    Metrics of each round: seconds, and processor time, per step of its block.
+    Returns the case and the tokens of each stepper. Metrics of a round are wall and CPU seconds per
+    step.
     """
     began = time.perf_counter()
     for stepper in steppers.values():
@@ -248,7 +163,7 @@ def alternate(
     first = next(iter(steppers.values()))
     noise = [[_timed(first, steps)[0] for _ in range(2)] for _ in range(noise_rounds)]
     for stepper in list(steppers.values())[1:]:
-        stepper.advance(2 * noise_rounds * steps)  # so that all have the same context behind them
+        stepper.advance(2 * noise_rounds * steps)  # so that all contexts are equally long
     tokens: dict[str, list[list[int]]] = {label: [] for label in steppers}
     results = {label: ContenderResult(label=label) for label in steppers}
     for _ in range(rounds):

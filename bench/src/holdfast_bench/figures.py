@@ -23,7 +23,7 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    """Median and quartiles; None of nothing."""
+    """Median and quartiles; None for an empty sample."""
     if not values:
         return None
     return Spread(
@@ -46,9 +46,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 def pairwise_ratios(
     numerators: Sequence[Sequence[float]], denominators: Sequence[Sequence[float]]
 ) -> list[float]:
-    """Median of each round of the one over the median of the same round of the other; rounds
-    without both are left out.
-    """
+    """Ratios of the medians, round by round; rounds without both are skipped."""
     ratios = []
     for above, below in zip(numerators, denominators, strict=False):
         if above and below and statistics.median(below):

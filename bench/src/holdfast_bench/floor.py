@@ -1,6 +1,4 @@
-"""What the load generator itself costs: measured against a server that has no model and answers at
-once.
-"""
+"""Measures the cost of the load generator with a server that has no model and answers at once."""
 
 from __future__ import annotations
 
@@ -20,9 +18,9 @@ NULL = Contender(
 
 
 async def client_floor(starter: ServerStarter) -> dict[str, Any]:
-    """Time of one request and the most events per second.
+    """The load generator's time per request and its highest event rate.
 
-    Every measured time contains the first, and more than the second is never seen.
+    Every measured time includes the first; rates above the second cannot be measured.
     """
     server = await starter.start(NULL)
     try:

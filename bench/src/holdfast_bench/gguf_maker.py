@@ -1,10 +1,10 @@
 """Converts a Llama or Qwen3 model to GGUF, for llama.cpp: `python -m holdfast_bench.gguf_maker
-MODEL_FOLDER FILE`. Imports MLX; needs the package `gguf`.
+MODEL_FOLDER FILE`.
 
-Weights are written in float32, in which the other servers compute on a CPU; those of a 4-bit model
-in Q4_0, which takes as many bits (4.5 per weight) but rounds to other values. The tokenizer and the
-chat template are those of the model. A model that GGUF cannot describe exactly is refused: a peer
-that reads other tokens does other work.
+Imports MLX; needs the package `gguf`. Weights are written in float32, which the other servers use
+on a CPU; those of a 4-bit model in Q4_0, which takes as many bits (4.5 per weight) but rounds to
+other values. Tokenizer and chat template are those of the model. A model that GGUF cannot describe
+exactly is rejected: other tokens would be other work.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _OF_A_LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # types of tokens in GGUF
+_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # token types of GGUF
 
 
 _KINDS = ("llama", "qwen3")
-_BITS = 4  # of quantized models; the only ones that take as many bits in GGUF
+_BITS = 4  # the only group size that takes as many bits in GGUF
 
 
 def make_gguf(model: Path, file: Path) -> None:
@@ -71,15 +71,17 @@ def make_gguf(model: Path, file: Path) -> None:
 
 
 def with_neighbours_as_pairs(weight: np.ndarray, *, head_dim: int) -> np.ndarray:
-    """Reorder the rows of each head: in Llama models, llama.cpp rotates neighbouring numbers
-    together, instead of the numbers of both halves. weight: [heads * head_dim, inputs].
+    """Reorder the rows of each head, because llama.cpp rotates neighbouring elements of Llama
+    models, not elements of the two halves.
+
+    weight: [heads * head_dim, inputs].
     """
     halves = weight.reshape(-1, 2, head_dim // 2, weight.shape[-1])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(weight.shape)
 
 
 def _float32_weights(model: Path, how: dict[str, Any]) -> dict[str, np.ndarray]:
-    """The weights by the names of their modules. how: the model's `quantization`; empty if none."""
+    """The weights by module name. how: the model's `quantization`; empty if there is none."""
     loaded: dict[str, mx.array] = {}
     for part in model.glob("*.safetensors"):
         loaded |= mx.load(str(part))  # type: ignore[arg-type]
@@ -158,7 +160,7 @@ def _add_tokens(writer: Any, model: Path, config: dict[str, Any]) -> None:
 
 
 def _splitting(pre_tokenizer: dict[str, Any]) -> str:
-    """llama.cpp's name for a pre-tokenizer. Raises HoldfastError if the name is not known here."""
+    """llama.cpp's name for a pre-tokenizer. Raises HoldfastError if it is unknown."""
     parts = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
     found = [
         (part["type"], part.get("pattern", {}).get("Regex", ""), part.get("behavior", ""))
@@ -169,7 +171,7 @@ def _splitting(pre_tokenizer: dict[str, Any]) -> str:
             return "gpt-2"
         case [("Split", "\\d", "Isolated"), ("ByteLevel", _, _)]:
             return "smollm"
-    raise HoldfastError(f"llama.cpp has no name for a tokenizer that cuts by {found}")
+    raise HoldfastError(f"llama.cpp has no name for a tokenizer that splits by {found}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-"""Words that nobody knows: the text of benchmark prompts, and what the tokenizer of the benchmark
-models is made from.
-"""
+"""Random words for the prompts and the tokenizer of the benchmark models."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ _ENDS = ["", "", "", "l", "m", "n", "nd", "ng", "r", "rk", "s", "st", "t"]
 
 @cache
 def words() -> tuple[str, ...]:
-    """All words, each once, always the same."""
+    """All words, without repetition and always the same."""
     source = random.Random(5)
     found: dict[str, None] = {}
     while len(found) < WORDS:
@@ -28,8 +26,8 @@ def words() -> tuple[str, ...]:
 
 
 def text_of(count: int, *, seed: str) -> str:
-    """`count` random words in sentences; equal for equal seeds, and unlike from the first words on
-    for others.
+    """`count` random words in sentences. Equal seeds give equal texts; others differ from the first
+    words on.
     """
     source = random.Random(seed)
     sentences: list[str] = []

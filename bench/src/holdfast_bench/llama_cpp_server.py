@@ -1,10 +1,10 @@
-"""Runs llama.cpp's server, from the package `xllamacpp`: `python -m
-holdfast_bench.llama_cpp_server MODEL_FOLDER --port PORT`.
+"""Runs llama.cpp's server, from the package `xllamacpp`: `python -m holdfast_bench.llama_cpp_server
+MODEL_FOLDER --port PORT`.
 
-It runs with llama.cpp's defaults, except for its eight slots, which share the model's context. By
-default, keys and values are float16, and so is attention. With --exact, both are float32, so that
-the answers can be compared with those of other servers. With --ngrams, it speculates: n-grams of
-earlier text give the drafts.
+It uses llama.cpp's defaults, except for eight slots that share the model's context. By default,
+keys, values and attention are float16. With --exact, they are float32, so that answers can be
+compared with those of other servers. With --ngrams, n-grams of earlier text are drafts for
+speculative decoding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from holdfast_bench.models import ensure_gguf
 
-_SLOTS = 8  # streams that are decoded at once; others wait
+_SLOTS = 8  # concurrent streams; further ones wait
 
 
 def _serve(model: Path, port: int, *, is_exact: bool, uses_ngrams: bool) -> None:
@@ -34,7 +34,7 @@ def _serve(model: Path, port: int, *, is_exact: bool, uses_ngrams: bool) -> None
         settings.speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
     if threads := os.environ.get("OMP_NUM_THREADS"):
         settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = int(threads)
-    # serves from threads of its own until this object is deleted
+    # it serves from its own threads until this object is deleted
     server = library.Server(settings)
     signal.sigwait({signal.SIGTERM, signal.SIGINT})
     del server

@@ -1,6 +1,4 @@
-"""The load generator: sends requests at given moments, alone or together, and tells how much of the
-machine it took itself.
-"""
+"""The load generator: sends requests alone or together, and measures its own cost."""
 
 from __future__ import annotations
 
@@ -20,28 +18,27 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where requests go: any server that speaks OpenAI's protocol. `base_url` ends before /v1."""
+    """A server that speaks OpenAI's protocol. base_url: without /v1."""
 
     base_url: str
     model: str
     api_key: str = ""
     timeout_seconds: float = 600.0
-    goes_on: bool = False  # past what ends an answer, on servers that know `ignore_eos`
+    goes_on: bool = False  # sends `ignore_eos`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One chat request, greedy and streamed unless said otherwise."""
+    """A greedy chat request."""
 
     path = "/v1/chat/completions"
     messages: tuple[Message, ...]
     max_tokens: int
-    after_seconds: float = 0.0
     streamed: bool = True
     more_fields: Mapping[str, Any] = field(default_factory=dict)
 
     def body(self, target: Target) -> dict[str, Any]:
-        """As JSON fields."""
+        """The JSON body."""
         return {
             "messages": list(self.messages),
             **_fields(target, self.max_tokens, streamed=self.streamed),
@@ -51,15 +48,14 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One request to go on with a text as it stands, greedy and streamed."""
+    """A greedy, streamed completion of a raw text."""
 
     path = "/v1/completions"
     prompt: str
     max_tokens: int
-    after_seconds: float = 0.0
 
     def body(self, target: Target) -> dict[str, Any]:
-        """As JSON fields."""
+        """The JSON body."""
         return {"prompt": self.prompt, **_fields(target, self.max_tokens, streamed=True)}
 
 
@@ -77,49 +73,47 @@ def _fields(target: Target, max_tokens: int, *, streamed: bool) -> dict[str, Any
     return fields
 
 
-def user(text: str, *, max_tokens: int, after_seconds: float = 0.0, streamed: bool = True) -> Ask:
-    """A request of one message."""
+def user(text: str, *, max_tokens: int, streamed: bool = True) -> Ask:
+    """A chat request with one user message."""
     messages = ({"role": "user", "content": text},)
-    return Ask(
-        messages=messages, max_tokens=max_tokens, after_seconds=after_seconds, streamed=streamed
-    )
+    return Ask(messages=messages, max_tokens=max_tokens, streamed=streamed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Together:
-    """Requests that ran at the same time. `seconds`: from the first sending to the last end."""
+    """Concurrent requests. seconds: from the first request sent to the last answer ended."""
 
     answers: tuple[Answer, ...]
     seconds: float
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens drawn by all, by the server's usage."""
+        """Generated tokens of all answers, from the servers' usage."""
         return sum(answer.completion_tokens for answer in self.answers)
 
 
 @dataclass(slots=True)
 class ClientCost:
-    """What the load generator itself used."""
+    """The cost of the load generator."""
 
     cpu_seconds: float = 0.0
     wall_seconds: float = 0.0
 
     @property
     def cpu_share(self) -> float:
-        """Of one core."""
+        """CPU time relative to one core."""
         return self.cpu_seconds / self.wall_seconds if self.wall_seconds else 0.0
 
 
 @dataclass(slots=True)
 class Client:
-    """Talks to one server and remembers what that cost."""
+    """Sends requests to one server and adds up their cost."""
 
     target: Target
     cost: ClientCost = field(default_factory=ClientCost)
 
     def call(self, ask: Ask | Completion) -> Call:
-        """The request, ready to run; for those who want to abort it or look at its pieces."""
+        """A request to run, for callers that abort it or inspect its pieces."""
         target = self.target
         return Call(
             url=target.base_url + ask.path,
@@ -129,32 +123,25 @@ class Client:
         )
 
     async def ask(self, ask: Ask | Completion) -> Answer:
-        """Send one request and wait for its end."""
+        """Send one request and wait for the answer."""
         call = self.call(ask)
         with self._watched():
             raw = await call.run()
         return read_answer(raw)
 
     async def ask_all(self, asks: Sequence[Ask | Completion]) -> Together:
-        """Send the requests at their moments and wait for all; they are parsed when the last one is
-        over.
-        """
+        """Send the requests at once; the answers are parsed after the last one has ended."""
         calls = [self.call(ask) for ask in asks]
         with self._watched():
             began = time.perf_counter()
-            raws = await asyncio.gather(
-                *(
-                    _run_later(call, ask.after_seconds)
-                    for call, ask in zip(calls, asks, strict=True)
-                ),
-            )
+            raws = await asyncio.gather(*(call.run() for call in calls))
         ended = max(raw.ended_at for raw in raws)
         return Together(answers=tuple(read_answer(raw) for raw in raws), seconds=ended - began)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
         was_enabled = gc.isenabled()
-        gc.disable()  # a collection of ours would look like a pause of the server
+        gc.disable()  # a garbage collection here would look like a pause of the server
         wall, cpu = time.perf_counter(), time.process_time()
         try:
             yield
@@ -163,9 +150,3 @@ class Client:
             self.cost.wall_seconds += time.perf_counter() - wall
             if was_enabled:
                 gc.enable()
-
-
-async def _run_later(call: Call, seconds: float) -> Any:
-    if seconds:
-        await asyncio.sleep(seconds)
-    return await call.run()

@@ -1,4 +1,4 @@
-"""The machine that a run was made on, and what else it was doing."""
+"""Describes the machine of a run, and its load."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import psutil
 
 from holdfast.kernels.build import SWITCH
 
-# as in holdfast/__init__.py, which may not be imported here: it leads to the library
+# as in holdfast/__init__.py, which is not imported here because it imports the library
 DISTRIBUTION = "holdfast-mlx"
 _PACKAGES = ("mlx", "mlx-lm", "xllamacpp", DISTRIBUTION)
-# of variables that choose threads, instructions and kernels of what is measured
+# prefixes of variables that affect threads, instructions and kernels
 _PREFIXES = (
     *("BLIS_", "GGML_", "GOMP_", "KMP_", "MKL_", "MLX_", "OMP_", "OPENBLAS_", "VECLIB_"),
     SWITCH,
@@ -25,10 +25,7 @@ _PREFIXES = (
 
 
 def machine(*, watched_seconds: float = 1.0) -> dict[str, Any]:
-    """Facts for the result file.
-
-    Looks for a while how busy the machine is before anything is started.
-    """
+    """Facts for the result file, including the load during `watched_seconds`."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -39,7 +36,8 @@ def machine(*, watched_seconds: float = 1.0) -> dict[str, Any]:
         "environment": {
             name: value for name, value in sorted(os.environ.items()) if name.startswith(_PREFIXES)
         },
-        "busy_before": psutil.cpu_percent(watched_seconds) / 100,  # share of all cores, by others
+        "busy_before": psutil.cpu_percent(watched_seconds)
+        / 100,  # share of all cores, used by other programs
         "load_average": round(os.getloadavg()[0], 2),
     }
 
@@ -50,14 +48,12 @@ def now() -> str:
 
 
 def holdfast_version() -> str:
-    """Of the installed package."""
+    """The version of the installed package."""
     return _version(DISTRIBUTION)
 
 
 def commit() -> str:
-    """The commit of the source tree that this runs from, with a + when there are changes; ""
-    outside of one.
-    """
+    """The commit of this source tree, with a + if it has changes; "" if there is none."""
     folder = Path(__file__).resolve().parent
     head = _git(folder, "rev-parse", "--short", "HEAD")
     return head + (

@@ -1,5 +1,5 @@
-"""A process that measures something when it is told to: a job as its argument, one line in and one
-line out for each time.
+"""A process that measures on request: it takes a job as its argument, and answers each line with a
+line.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import msgspec
 
 from holdfast.errors import HoldfastError
 
-READY = b"ready\n"  # the first line that it writes
+READY = b"ready\n"  # its first line
 
 
 class MeasuringProcess:
-    """`python -m MODULE JOB`, with the job as JSON; what it imports (MLX) is not imported here."""
+    """Runs `python -m MODULE JOB`, with the job as JSON. Only that process imports MLX."""
 
     def __init__(self, module: str, job: msgspec.Struct) -> None:
-        """Waits until it is ready. Raises HoldfastError."""
+        """Wait until it is ready. Raises HoldfastError."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, msgspec.json.encode(job).decode()],
             stdin=subprocess.PIPE,
@@ -39,13 +39,13 @@ class MeasuringProcess:
         self.close()
 
     def close(self) -> None:
-        """End it, when it has answered what it was told last."""
+        """End it after its last answer."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
     def measure(self, line: str = "") -> bytes:
-        """Have it measure once; returns its line. Raises HoldfastError when it has ended."""
+        """Measure once; returns the line. Raises HoldfastError if the process has ended."""
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
         self._process.stdin.flush()
@@ -55,5 +55,5 @@ class MeasuringProcess:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise HoldfastError(f"the process that measures ended with code {self._process.wait()}")
+            raise HoldfastError(f"the measuring process ended with code {self._process.wait()}")
         return line

@@ -1,4 +1,4 @@
-"""What is measured: for each name its unit, which direction is better, and how it is written."""
+"""The metrics of results: unit, which direction is better, meaning, and how a value is shown."""
 
 from __future__ import annotations
 
@@ -6,245 +6,127 @@ from dataclasses import dataclass
 from typing import Literal
 
 Better = Literal["lower", "higher", "neither"]
+Unit = Literal["s", "tok/s", "bytes", "tokens", "share", "x", "count"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Metric:
-    """One kind of figure."""
+    """One metric."""
 
-    unit: Literal["s", "tok/s", "bytes", "tokens", "share", "x", "count"]
+    unit: Unit
     better: Better
     meaning: str
 
 
 METRICS = {
     "request_seconds": Metric(
-        unit="s", better="lower", meaning="one request from connecting to its end"
+        "s", "lower", "one request, from connecting to the end of the answer"
     ),
-    "first_turn_seconds": Metric(
-        unit="s", better="lower", meaning="the first request of a conversation, which caches it"
-    ),
-    "request_bytes": Metric(unit="bytes", better="neither", meaning="the body of one request"),
-    "front_seconds": Metric(
-        unit="s", better="lower", meaning="processor time of the front process for one request"
-    ),
-    "tokenizing_seconds": Metric(
-        unit="s",
-        better="neither",
-        meaning="processor time of tokenizing a whole prompt of that length, measured apart",
-    ),
-    "ids_front_seconds": Metric(
-        unit="s", better="neither", meaning="the same for a prompt of as many token ids"
-    ),
-    "beyond_ids_seconds": Metric(
-        unit="s", better="lower", meaning="the difference: rendering, tokenizing, history"
-    ),
-    "first_token_seconds": Metric(
-        unit="s", better="lower", meaning="from connecting to the first text"
-    ),
-    "event_loop_lag_seconds": Metric(
-        unit="s", better="lower", meaning="by how much the front's event loop came late at worst"
-    ),
-    "event_loop_busy_seconds": Metric(
-        unit="s",
-        better="lower",
-        meaning="processor time that the event loop took at most before it came round",
-    ),
+    "first_token_seconds": Metric("s", "lower", "from connecting to the first text"),
     "new_tokens": Metric(
-        unit="tokens",
-        better="neither",
-        meaning="by which the prompt is longer than that of the turn before",
+        "tokens", "neither", "tokens that a turn adds to the prompt of the previous turn"
     ),
-    "cpu_seconds": Metric(
-        unit="s",
-        better="lower",
-        meaning="processor time of all processes of the server for one request",
-    ),
+    "cpu_seconds": Metric("s", "lower", "CPU time of all processes of the server per request"),
     "beyond_step_seconds": Metric(
-        unit="s",
-        better="lower",
-        meaning="first token, less an ordinary step of the engine over as many tokens on live state",
+        "s", "lower", "time to first token minus an ordinary engine step over as many new tokens"
     ),
     "tokens_per_second": Metric(
-        unit="tok/s", better="higher", meaning="tokens drawn by all streams over the whole time"
+        "tok/s", "higher", "tokens of all streams per second of the whole case"
     ),
     "decode_tokens_per_second": Metric(
-        unit="tok/s", better="higher", meaning="tokens drawn after the last stream began"
+        "tok/s", "higher", "tokens per second after the last stream has started"
     ),
     "prompt_tokens_per_second": Metric(
-        unit="tok/s", better="higher", meaning="prompt tokens over the time to the first text"
+        "tok/s", "higher", "prompt tokens per second until the first text"
     ),
-    "gap_p50_seconds": Metric(
-        unit="s", better="lower", meaning="median time between texts of a stream"
-    ),
+    "gap_p50_seconds": Metric("s", "lower", "median time between texts of a stream"),
     "gap_p99_seconds": Metric(
-        unit="s", better="lower", meaning="99th percentile of the time between texts of a stream"
+        "s", "lower", "99th percentile of the time between texts of a stream"
     ),
-    "idle_gap_seconds": Metric(
-        unit="s", better="lower", meaning="median gap of a stream while nothing else runs"
-    ),
+    "idle_gap_seconds": Metric("s", "lower", "median gap of a stream while nothing else runs"),
     "stalled_gap_p50_seconds": Metric(
-        unit="s", better="lower", meaning="median gap while long prompts are read"
+        "s", "lower", "median gap during the prefill of long prompts"
     ),
     "stalled_gap_p99_seconds": Metric(
-        unit="s", better="lower", meaning="99th percentile gap while long prompts are read"
+        "s", "lower", "99th percentile of the gaps during the prefill of long prompts"
     ),
     "stalled_gap_max_seconds": Metric(
-        unit="s", better="lower", meaning="longest gap while long prompts are read"
+        "s", "lower", "longest gap during the prefill of long prompts"
     ),
     "stalled_tokens_per_second": Metric(
-        unit="tok/s", better="higher", meaning="speed of the stream while long prompts are read"
+        "tok/s", "higher", "speed of the stream during the prefill of long prompts"
     ),
-    "long_first_token_seconds": Metric(
-        unit="s", better="lower", meaning="first text of the long prompts"
-    ),
+    "long_first_token_seconds": Metric("s", "lower", "time to first text of the long prompts"),
     "alone_first_token_seconds": Metric(
-        unit="s", better="lower", meaning="first text of a long prompt without a stream beside it"
-    ),
-    "share_of_cold": Metric(
-        unit="share",
-        better="lower",
-        meaning="time to first text over that of the same length, cold",
+        "s", "lower", "time to first text of a long prompt without a stream beside it"
     ),
     "cached_share": Metric(
-        unit="share",
-        better="higher",
-        meaning="prompt tokens that the server says it did not read again",
+        "share", "higher", "share of prompt tokens that the server reports as cached"
     ),
-    "total_seconds": Metric(unit="s", better="lower", meaning="the whole trace"),
+    "total_seconds": Metric("s", "lower", "the whole trace"),
     "resumed_first_token_seconds": Metric(
-        unit="s", better="lower", meaning="first text of agents that come back at the end"
+        "s", "lower", "time to first text of the agents resumed at the end"
     ),
-    "step_seconds": Metric(
-        unit="s", better="lower", meaning="one decoding step of all rows, mean of a block of steps"
-    ),
+    "step_seconds": Metric("s", "lower", "one decode step of all rows, mean of a block of steps"),
     "step_processor_seconds": Metric(
-        unit="s",
-        better="lower",
-        meaning="the same in processor time of all threads: with one BLAS thread, other programs "
-        "on the machine affect it less",
+        "s",
+        "lower",
+        "CPU time of all threads per step; with one BLAS thread, other programs affect it less",
     ),
     "layout_seconds": Metric(
-        unit="s",
-        better="lower",
-        meaning="building the graph of a step in Python, while another computes",
+        "s", "lower", "building the graph of a step in Python while another step computes"
     ),
-    "collect_seconds": Metric(
-        unit="s", better="neither", meaning="waiting for a step and reading what it drew"
-    ),
-    "drawing_seconds": Metric(
-        unit="s", better="lower", meaning="drawing a token for each row from logits that are there"
-    ),
+    "collect_seconds": Metric("s", "neither", "waiting for a step and reading its tokens"),
+    "drawing_seconds": Metric("s", "lower", "sampling one token per row from computed logits"),
     "layout_share": Metric(
-        unit="share",
-        better="neither",
-        meaning="the same over the step; hidden as far as cores are free",
+        "share", "neither", "graph building relative to the step; hidden if a core is free"
     ),
-    "drawing_share": Metric(unit="share", better="neither", meaning="drawing over the step"),
+    "drawing_share": Metric("share", "neither", "sampling relative to the step"),
     "attention_share": Metric(
-        unit="share",
-        better="neither",
-        meaning="attention over a step that is evaluated part by part",
+        "share", "neither", "attention relative to a step that is evaluated part by part"
     ),
     "ready_seconds": Metric(
-        unit="s", better="lower", meaning="from starting the process to the end of its first answer"
+        "s", "lower", "from starting the process to the end of its first answer"
     ),
     "listening_seconds": Metric(
-        unit="s",
-        better="lower",
-        meaning="from starting the process to the first response over HTTP",
+        "s", "lower", "from starting the process to its first HTTP response"
     ),
     "idle_bytes": Metric(
-        unit="bytes",
-        better="lower",
-        meaning="memory of all its processes when idle, shared pages once",
+        "bytes", "lower", "memory of all processes when idle, shared pages counted once"
     ),
-    "processes": Metric(unit="count", better="neither", meaning="processes of the server"),
-    "peak_bytes": Metric(
-        unit="bytes", better="lower", meaning="most memory of all its processes, sampled"
-    ),
-    "kept_bytes": Metric(
-        unit="bytes",
-        better="neither",
-        meaning="memory that stays taken after the agents were answered",
-    ),
+    "processes": Metric("count", "neither", "processes of the server"),
+    "peak_bytes": Metric("bytes", "lower", "highest sampled memory of all processes"),
+    "kept_bytes": Metric("bytes", "neither", "memory still in use after the agents were answered"),
     "kept_bytes_per_token": Metric(
-        unit="bytes", better="lower", meaning="the same for each token of their contexts"
+        "bytes", "lower", "memory still in use per token of the contexts"
     ),
     "ram_bytes": Metric(
-        unit="bytes",
-        better="neither",
-        meaning="KV in RAM of what the agents sent, as the server tells it",
+        "bytes", "neither", "KV in RAM for these contexts, as reported by the server"
     ),
-    "states_bytes": Metric(
-        unit="bytes",
-        better="neither",
-        meaning="KV and other state of all agents' tokens, each once",
-    ),
-    "ram_over_states": Metric(
-        unit="x",
-        better="lower",
-        meaning="KV in RAM, kept and live, by what the server tells, over that",
-    ),
-    "peak_ram_over_states": Metric(
-        unit="x", better="lower", meaning="the most of it while turns ran"
-    ),
-    "grown_over_states": Metric(
-        unit="x",
-        better="lower",
-        meaning="growth of the memory of all processes over the agents' states",
-    ),
-    "peak_grown_over_states": Metric(
-        unit="x", better="neither", meaning="the most of it while turns ran, sampled"
-    ),
-    "grown_from_idle_over_states": Metric(
-        unit="x",
-        better="lower",
-        meaning="growth of memory since before the warm-up over the agents' states and that of the warm-up",
-    ),
-    "disk_over_states": Metric(
-        unit="x", better="lower", meaning="growth of the store folder over the agents' states"
-    ),
-    "context_tokens": Metric(
-        unit="tokens", better="neither", meaning="prompt and answer of the turn"
-    ),
+    "context_tokens": Metric("tokens", "neither", "prompt and answer of the turn"),
     "restored_gap_ratio": Metric(
-        unit="x",
-        better="lower",
-        meaning="median gap beside restored contexts over that beside short requests",
+        "x", "lower", "median gap beside restored contexts, relative to short requests"
     ),
-    "cold_over_restored": Metric(
-        unit="x", better="higher", meaning="time to first text when cold over that when restored"
-    ),
-    "read_seconds": Metric(
-        unit="s", better="neither", meaning="reading the bytes of a context's KV from a file"
-    ),
-    "copy_seconds": Metric(unit="s", better="neither", meaning="making arrays and caches of them"),
-    "forward_seconds": Metric(
-        unit="s", better="neither", meaning="one forward pass over the prompt's last token"
-    ),
-    "kv_bytes": Metric(unit="bytes", better="neither", meaning="KV of the context"),
-    "disk_bytes": Metric(
-        unit="bytes", better="neither", meaning="what the store folder has grown by"
-    ),
+    "cold_over_restored": Metric("x", "higher", "time to first text, cold relative to restored"),
+    "read_seconds": Metric("s", "neither", "reading the bytes of a context's KV from a file"),
+    "copy_seconds": Metric("s", "neither", "copying them into arrays and caches"),
+    "forward_seconds": Metric("s", "neither", "one forward pass over the last prompt token"),
+    "kv_bytes": Metric("bytes", "neither", "KV of the context"),
+    "disk_bytes": Metric("bytes", "neither", "growth of the store folder"),
     "disk_bytes_per_token": Metric(
-        unit="bytes", better="lower", meaning="the same for each token of the contexts"
+        "bytes", "lower", "growth of the store folder per token of the contexts"
     ),
 }
-
-
-_UNKNOWN = Metric(unit="count", better="neither", meaning="not known to this version")
+_UNKNOWN = Metric("count", "neither", "unknown to this version")
 
 
 def metric_of(name: str) -> Metric:
-    """The metric of a name; what stands behind " @ " tells a step of the scenario and changes
-    nothing.
-    """
+    """The metric of a name. A step of the scenario may follow " @ "."""
     return METRICS.get(name.split(" @ ")[0], _UNKNOWN)
 
 
 def shown(value: float, unit: str) -> str:
-    """A figure as people read it."""
+    """A value with its unit."""
     match unit:
         case "s":
             return (

@@ -1,11 +1,12 @@
-"""Makes benchmark models in a process of its own: `python -m holdfast_bench.model_maker random NAME
-FOLDER`. Imports MLX.
+"""Makes benchmark models in another process: `python -m holdfast_bench.model_maker random NAME
+FOLDER`.
 
-Weights are scaled so that every part of the model moves the logits and greedy decoding does not
-fall into a short loop: sharp
-attention (large query norms) and an output matrix of its own. Rows of the output matrix for tokens
-that are no whole word are
-zero: such a token is never the most likely one, so nothing ends an answer or splits a character.
+Imports MLX.
+
+Weights are scaled so that every part of the model affects the logits and greedy decoding does not
+loop: attention is sharp (large query norms), and the output matrix is separate. Its rows for tokens
+that are not whole words are zero, so such a token is never the likeliest: answers do not end early,
+and characters are not split.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,38 +28,14 @@ from tokenizers.models import BPE
 
 from holdfast.worker.engine import seams
 from holdfast_bench.lexicon import text_of, words
-from holdfast_bench.models import CONTEXT_TOKENS, FOUR_BIT, SHAPES, Shape
+from holdfast_bench.models import CONTEXT_TOKENS, FOUR_BIT, SHAPES
 
 _SPECIALS = ("<|end|>", "<|start|>", "<|pad|>")
-_IMAGE_SPECIALS = {
-    "vision_start_token_id": "<|vision_start|>",
-    "vision_end_token_id": "<|vision_end|>",
-    "image_token_id": "<|image_pad|>",
-    "video_token_id": "<|video_pad|>",
-}
 _TEMPLATE = (
     "{% for message in messages %}{{ '<|start|>' + message['role'] + '\\n' + message['content'] + "
     "'<|end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{% endif %}"
 )
-_IMAGE_TEMPLATE = (
-    "{% for message in messages %}{{ '<|start|>' + message['role'] + '\n' }}"
-    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
-    "{% for part in message['content'] %}{% if part['type'] == 'image' %}"
-    "{{ '<|vision_start|><|image_pad|><|vision_end|>' }}{% else %}{{ part['text'] }}{% endif %}"
-    "{% endfor %}{% endif %}{{ '<|end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"
-)
-_IMAGE_PROCESSOR = {
-    "image_processor_type": "Qwen2VLImageProcessor",
-    "patch_size": 14,
-    "temporal_patch_size": 2,
-    "merge_size": 2,
-    "min_pixels": 56 * 56,
-    "max_pixels": 1024 * 1024,
-    "image_mean": [0.5] * 3,
-    "image_std": [0.5] * 3,
-}
 _TRAINING_WORDS = 60_000
 _GROUP_SIZE = 64
 _SHARP_QUERIES = 3.0
@@ -70,7 +46,7 @@ _WIDE = {
     "num_key_value_heads": 4,
     "intermediate_size": 2304,
 }
-# Decays near 1 let a recurrent state remember more than a few tokens.
+# With decays near 1, a recurrent state remembers more than a few tokens.
 _CENTRES = {"A_log": -3.0, "q_norm.weight": _SHARP_QUERIES}
 
 
@@ -79,9 +55,6 @@ def make_model(name: str, folder: Path) -> None:
     seams.prepare()
     shape = SHAPES[name.removesuffix(FOUR_BIT)]
     folder.mkdir(parents=True)
-    if "vision_config" in shape.config:
-        _make_vision_model(shape, folder)
-        return
     tokenizer = _write_tokenizer(folder, shape.vocabulary)
     config: dict[str, Any] = {
         "model_type": shape.model_type,
@@ -105,38 +78,8 @@ def make_model(name: str, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 
-def _make_vision_model(shape: Shape, folder: Path) -> None:
-    """Write a model for mlx-vlm: one like Qwen2.5-VL, with its processor."""
-    seams.prepare_vision()
-    utils: Any = importlib.import_module("mlx_vlm.utils")
-    tokenizer = _write_tokenizer(
-        folder, shape.vocabulary, specials=_IMAGE_SPECIALS.values(), template=_IMAGE_TEMPLATE
-    )
-    ids = {name: tokenizer.token_to_id(text) for name, text in _IMAGE_SPECIALS.items()}
-    config: dict[str, Any] = {
-        "model_type": shape.model_type,
-        "vocab_size": shape.vocabulary,
-        "eos_token_id": tokenizer.token_to_id(_SPECIALS[0]),
-        **ids,
-        **shape.config,
-    }
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
-    (folder / "preprocessor_config.json").write_text(json.dumps(_IMAGE_PROCESSOR, indent=2))
-    package, _ = utils.get_model_and_args(config)
-    built: dict[str, Any] = {**json.loads(json.dumps(config)), "text_config": {}}
-    arguments = package.ModelConfig.from_dict(built)
-    arguments = utils.update_module_configs(arguments, package, built, ["text", "vision"])
-    mx.random.seed(0)
-    model = package.Model(arguments)
-    parameters: Any = tree_flatten(model.parameters())
-    model.update(tree_unflatten([(path, _well_scaled(path, value)) for path, value in parameters]))
-    head = model.language_model.lm_head
-    head.weight = head.weight * _drawable(tokenizer, shape.vocabulary)[:, None]
-    _write_weights(dict(tree_flatten(model.parameters())), folder)
-
-
 def make_endless(original: Path, folder: Path) -> None:
-    """Copy a model into `folder`, in float32, with an end token that it does not draw."""
+    """Copy a model into `folder`, in float32, with an end token that it never generates."""
     _write_weights(_copied_in_float32(original, folder), folder)
     token, token_id = _last_added_token(folder)
     _change(folder / "config.json", {"eos_token_id": token_id, "torch_dtype": "float32"})
@@ -147,8 +90,8 @@ def make_wide(original: Path, folder: Path) -> None:
     """Copy a Qwen3 model into `folder`, in float32, with the shape `_WIDE` and the same answers.
 
     All added weights are zeros, except those of added layers, whose outputs are multiplied by
-    zeros. As the hidden states get zeros added, their mean square is divided by a number that must
-    be a square, and the weights of their norms take its root back.
+    zeros. Zeros in the hidden states divide their mean square by a number, which must be a square;
+    the norms' weights compensate for its root.
     """
     weights = _copied_in_float32(original, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -197,7 +140,7 @@ def make_wide(original: Path, folder: Path) -> None:
 
 
 def _regrouped(heads: mx.array, dimension: int, group: int, wide_group: int) -> mx.array:
-    """Query heads with zeros after those of each group. heads: [heads × dimension, any]."""
+    """Insert zero heads after the query heads of each group. heads: [heads * dimension, any]."""
     by_group = heads.reshape(-1, group * dimension, heads.shape[1])
     shape = (by_group.shape[0], wide_group * dimension, heads.shape[1])
     return _padded(by_group, shape).reshape(-1, heads.shape[1])
@@ -237,7 +180,7 @@ def _change(file: Path, change: dict[str, Any]) -> None:
 
 
 def _last_added_token(folder: Path) -> tuple[str, int]:
-    """The least used of the added tokens: those that end turns come first in every vocabulary."""
+    """The last added token, which is the least used one: end-of-turn tokens come first."""
     added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
     last = max(added, key=lambda token: int(token["id"]))
     return last["content"], last["id"]
@@ -255,8 +198,8 @@ def _well_scaled(path: str, parameter: mx.array) -> mx.array:
 
 
 def _quantized(model: Module) -> dict[str, Any]:
-    """Quantize in place, in bfloat16 as models on the Hub are; returns what the configuration must
-    say.
+    """Quantize in place, in bfloat16 like models on the Hub; returns the entries for the
+    configuration.
     """
     model.set_dtype(mx.bfloat16)
 
@@ -269,9 +212,7 @@ def _quantized(model: Module) -> dict[str, Any]:
 
 
 def _drawable(tokenizer: Tokenizer, vocabulary: int) -> mx.array:
-    """1 for tokens that are a space and a whole word, and that their text is cut into again; 0 for
-    all others.
-    """
+    """1 for each token that is a space and a whole word and encodes to itself; 0 for others."""
     wanted = [0.0] * vocabulary
     for word in words():
         ids = tokenizer.encode(f" {word}", add_special_tokens=False).ids
@@ -280,20 +221,14 @@ def _drawable(tokenizer: Tokenizer, vocabulary: int) -> mx.array:
     return mx.array(wanted)
 
 
-def _write_tokenizer(
-    folder: Path, vocabulary: int, *, specials: Iterable[str] = (), template: str = _TEMPLATE
-) -> Tokenizer:
-    """Byte-level BPE over the lexicon, with the special tokens (`specials`: further ones) and a chat
-    template.
-    """
+def _write_tokenizer(folder: Path, vocabulary: int) -> Tokenizer:
+    """Byte-level BPE over the lexicon, with special tokens and a chat template."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=[
-            AddedToken(text, special=True, normalized=False) for text in (*_SPECIALS, *specials)
-        ],
+        special_tokens=[AddedToken(text, special=True, normalized=False) for text in _SPECIALS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -310,7 +245,7 @@ def _write_tokenizer(
         "pad_token": _SPECIALS[2],
         "model_max_length": CONTEXT_TOKENS,
         "clean_up_tokenization_spaces": False,
-        "chat_template": template,
+        "chat_template": _TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
     return tokenizer

@@ -1,9 +1,8 @@
-"""The models that are measured: random weights in real shapes, made on the spot and kept, and the
-bundled one.
+"""The models to measure: the bundled one, and random weights in real shapes, made on demand and
+cached.
 
-How fast a model runs does not depend on what it knows. Those made here need no download, end no
-answer early (the token that ends answers can not be drawn) and draw whole words, so that texts can
-be compared token by token.
+Speed does not depend on training. Random models need no download, never end an answer early (their
+end token cannot be generated) and generate whole words, so answers can be compared token by token.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 from holdfast.errors import HoldfastError
 from holdfast.models.download import DEMO_ID, DEMO_IDS, demo_folder
 
-VERSION = 1  # of the recipe; another one makes the models anew
+VERSION = 1  # a new version makes the models again
 CONTEXT_TOKENS = 32768
 LONG_CONTEXT_TOKENS = 131072
 PEERS_CONTEXT_TOKENS = 8192  # llama.cpp reserves KV for all of it
@@ -31,7 +30,7 @@ _LONGEST_MAKING_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a benchmark model is made from."""
+    """The shape of a random model."""
 
     model_type: str
     vocabulary: int
@@ -47,7 +46,7 @@ class BenchModel:
 
     @property
     def is_endless(self) -> bool:
-        """Whether its answers are to go on past what usually ends them."""
+        """Whether requests ask it to ignore its end token."""
         return self.name.endswith(ENDLESS)
 
 
@@ -102,19 +101,6 @@ SHAPES = {
         vocabulary=8192,
         config=_plain(256, 6, heads=4, kv_heads=2, head=64, intermediate=768),
     ),
-    "qwen3-9m-128k": Shape(
-        model_type="qwen3",
-        vocabulary=8192,
-        config=_plain(
-            256,
-            6,
-            heads=4,
-            kv_heads=2,
-            head=64,
-            intermediate=768,
-            context_tokens=LONG_CONTEXT_TOKENS,
-        ),
-    ),
     "qwen3-30m": Shape(
         model_type="qwen3",
         vocabulary=8192,
@@ -151,25 +137,6 @@ SHAPES = {
             context_tokens=PEERS_CONTEXT_TOKENS,
         ),
     ),
-    "gemma3-60m": Shape(
-        model_type="gemma3_text",
-        vocabulary=16384,
-        config={
-            **_plain(512, 12, heads=4, kv_heads=1, head=128, intermediate=2048),
-            "query_pre_attn_scalar": 128,
-            "sliding_window": 512,
-            "sliding_window_pattern": 6,
-        },
-    ),
-    "qwen3_next-60m": Shape(
-        model_type="qwen3_next",
-        vocabulary=8192,
-        config={
-            **_plain(512, 8, heads=8, kv_heads=2, head=64, intermediate=1024),
-            **_DELTA,
-            **_experts(12, per_token=2, intermediate=256),
-        },
-    ),
     "qwen3-long": Shape(
         model_type="qwen3",
         vocabulary=8192,
@@ -200,39 +167,7 @@ SHAPES = {
             **_experts(4, per_token=2, intermediate=64),
         },
     ),
-    "moe-100m": Shape(
-        model_type="qwen3_moe",
-        vocabulary=8192,
-        config={
-            **_plain(512, 8, heads=8, kv_heads=4, head=64, intermediate=1536),
-            **_experts(16, per_token=2, intermediate=448),
-        },
-    ),
 }
-# with vision: a vision tower whose images of 448 × 448 pixels have 256 tokens
-SHAPES["qwen2_5_vl-30m"] = Shape(
-    model_type="qwen2_5_vl",
-    vocabulary=8192,
-    config={
-        **_plain(512, 7, heads=8, kv_heads=4, head=64, intermediate=1536),
-        "rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]},
-        "vision_config": {
-            "model_type": "qwen2_5_vl",
-            "depth": 8,
-            "hidden_size": 512,
-            "intermediate_size": 1024,
-            "out_hidden_size": 512,
-            "num_heads": 8,
-            "patch_size": 14,
-            "spatial_patch_size": 14,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "in_chans": 3,
-            "window_size": 112,
-            "fullatt_block_indexes": [3, 7],
-        },
-    },
-)
 WIDE_DEMO = f"{DEMO_ID}-120m"
 MODEL_NAMES = (
     *(name + bits for name in SHAPES for bits in ("", FOUR_BIT)),
@@ -243,24 +178,23 @@ MODEL_NAMES = (
 
 
 def cache_folder() -> Path:
-    """Where made models are kept."""
+    """The folder of cached models."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "holdfast" / "bench"
 
 
 def ensure_model(name: str) -> BenchModel:
-    """The model of this name, made if it is not there yet; or any model folder by its path.
+    """The benchmark model with this name, or the model in this folder; made on demand.
 
     Raises HoldfastError.
 
-    `…-endless` after the name or path of a model that has learnt to end its answers: a copy with
-    another end token, for scenarios that need answers of a given length. Its weights are float32,
-    which is what Holdfast computes in on a CPU: a peer that takes weights as they come then
-    computes the same, and the answers can be compared. Servers that find the end of a turn in the
-    chat template are told to go on by `ignore_eos`.
+    `…-endless` after a name or path: a copy of a trained model with another end token, for
+    scenarios that need answers of a given length. Its weights are float32, in which Holdfast
+    computes on a CPU, so that answers of peers can be compared. `ignore_eos` tells servers that
+    detect the end of a turn from the chat template to continue.
 
-    `holdfast-demo-120m` gives the answers of the bundled model, at the cost of a model with 120M
-    parameters: it is wider and deeper, but what is added are zeros, and layers that add nothing.
+    `holdfast-demo-120m` gives the answers of the bundled model at the cost of 120M parameters: the
+    added weights are zeros or do not affect the output.
     """
     if name.endswith(ENDLESS):
         original = ensure_model(name.removesuffix(ENDLESS))
@@ -296,9 +230,9 @@ def _copied(how: str, original: Path, *, name: str) -> BenchModel:
 
 
 def ensure_gguf(model: Path) -> Path:
-    """The same model as one GGUF file, made if it is not there yet or older.
+    """The model as a GGUF file, made if it is missing or outdated.
 
-    Raises HoldfastError for what cannot be one.
+    Raises HoldfastError if GGUF cannot represent the model.
     """
     model = model.resolve()
     digest = hashlib.blake2s(str(model).encode(), digest_size=4).hexdigest()
@@ -317,10 +251,7 @@ def _is_older(copy: Path, original: Path) -> bool:
 
 
 def _make(folder: Path, arguments: list[str]) -> None:
-    """Have the folder made by another process, which imports MLX; it is there whole or not at all.
-
-    Raises HoldfastError.
-    """
+    """Make the folder atomically in another process, which imports MLX. Raises HoldfastError."""
     partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
     _run_maker("holdfast_bench.model_maker", [*arguments, str(partial)], what=folder.name)
     try:
@@ -336,4 +267,4 @@ def _run_maker(module: str, arguments: list[str], *, what: str) -> None:
     )
     if done.returncode != 0:
         reason = done.stderr.decode(errors="replace").strip()[-500:]
-        raise HoldfastError(f"the model {what} could not be made: {reason}")
+        raise HoldfastError(f"cannot make the model {what}: {reason}")

@@ -1,9 +1,7 @@
-"""A server without a model: answers at once with made-up words.
+"""A server without a model, which answers at once with random words.
 
-What a measurement gives against it is the floor of the client.
-
-Run as `python -m holdfast_bench.null_server --port PORT`. Also the server that the tests of this
-room measure.
+It measures the load generator: `python -m holdfast_bench.null_server --port PORT`. Tests use it,
+too.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ _MODEL = "null"
 
 
 class NullServer:
-    """Speaks as much of OpenAI's protocol as the scenarios use. Equal messages get equal answers."""
+    """The part of OpenAI's protocol that the scenarios use. Equal messages get equal answers."""
 
     def __init__(self, *, token_seconds: float = 0.0, prompt_token_seconds: float = 0.0) -> None:
         self._token_seconds, self._prompt_token_seconds = token_seconds, prompt_token_seconds
@@ -33,11 +31,11 @@ class NullServer:
         return words()[int.from_bytes(digest) % len(words())]
 
     async def serve(self, port: int) -> asyncio.Server:
-        """Listen on the loopback; port 0 takes a free one."""
+        """Listen on the loopback interface; port 0 takes a free port."""
         return await asyncio.start_server(self._handle, "127.0.0.1", port)
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # a client may leave
+        # a client may disconnect
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             head = await reader.readuntil(b"\r\n\r\n")
             path = head.split(b" ", 2)[1].decode()

@@ -1,6 +1,4 @@
-"""Memory and processor time of a process and all its children, and how to end them all by their
-ids.
-"""
+"""Measures and ends a process with all its children."""
 
 from __future__ import annotations
 
@@ -16,10 +14,7 @@ _GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeUse:
-    """What a tree of processes uses.
-
-    Memory that processes share is counted once, where the system can tell (Linux).
-    """
+    """Resources of a process and its children. Shared memory is counted once on Linux."""
 
     processes: int
     resident_bytes: int
@@ -27,7 +22,7 @@ class TreeUse:
 
 
 def tree_use(pid: int) -> TreeUse:
-    """Use of the process `pid` and its children, all together; zeros when it is gone."""
+    """Resources of `pid` and its children; zeros if it has ended."""
     resident, cpu, count = 0, 0.0, 0
     for process in _tree(pid):
         with contextlib.suppress(*_GONE):
@@ -39,9 +34,9 @@ def tree_use(pid: int) -> TreeUse:
 
 
 def end_tree(pid: int, *, patience_seconds: float, kill: bool = False) -> None:
-    """Ask the process to end, wait, and kill what is left of it and its children.
+    """Terminate the process, wait, and kill what is left of it and its children.
 
-    `kill`: at once, without asking.
+    kill: without terminating first.
     """
     processes = list(_tree(pid))
     if not kill and processes:
@@ -55,10 +50,10 @@ def end_tree(pid: int, *, patience_seconds: float, kill: bool = False) -> None:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of all files beneath the folder."""
+    """Bytes of all files in the folder and its subfolders."""
     total = 0
     for file in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # files come and go while the server runs
+        with contextlib.suppress(FileNotFoundError):  # files may disappear while the server runs
             total += file.stat().st_size if file.is_file() else 0
     return total
 

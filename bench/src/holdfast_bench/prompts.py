@@ -1,6 +1,4 @@
-"""Prompts of a wanted length in tokens, made from a seed, so that every contender reads the same
-and no cache knows it.
-"""
+"""Makes random prompts of a given length from a seed, so that no cache contains them."""
 
 from __future__ import annotations
 
@@ -11,15 +9,15 @@ from tokenizers import Tokenizer
 
 from holdfast_bench.lexicon import text_of
 
-_TOKENS_PER_WORD = 1.6  # a guess, for servers whose tokenizer is not at hand
+_TOKENS_PER_WORD = 1.6  # an estimate, for servers with an unknown tokenizer
 _SAMPLE_WORDS = 200
 
 
 class PromptMaker:
-    """Makes texts of about `tokens` tokens: exact to a word with the model's tokenizer, a guess
-    without.
+    """Makes texts of about `tokens` tokens. Without the model's tokenizer, the length is an
+    estimate.
 
-    What a server really read is in its usage; nothing is computed from the wish.
+    Figures use the token counts in the servers' usage.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -46,10 +44,10 @@ class PromptMaker:
         return text[:cut] if cut > 0 else text[: offsets[tokens][0]]
 
     def tokens(self, text: str) -> list[str]:
-        """The text cut into tokens; into words and marks when there is no tokenizer."""
+        """The tokens of the text; words and punctuation if there is no tokenizer."""
         if self._tokenizer is None:
             return re.findall(r"\w+|\W", text)
-        # ends of turns, calls, thoughts: some servers show them, others do not
+        # not all servers show control tokens
         for mark in self._marks:
             text = text.replace(mark, "")
         return list(self._tokenizer.encode(text, add_special_tokens=False).tokens)

@@ -1,17 +1,14 @@
-"""Puts a run into a folder for people: report and pictures beside the results; and says on the
-terminal what came out.
-"""
+"""Writes report and charts of a run, and summarizes it for the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast_bench.charts import charts_of
+from holdfast_bench.charts import charts_of, write_charts
 from holdfast_bench.comparison import ratio_of
 from holdfast_bench.figures import spread
 from holdfast_bench.metrics import metric_of, shown
-from holdfast_bench.pictures import write_pictures
 from holdfast_bench.report import machine_lines, markdown
 from holdfast_bench.results import CaseResult, Results
 
@@ -19,15 +16,15 @@ REPORT_FILE = "report.md"
 
 
 def publish(results: Results, folder: Path) -> Path:
-    """Write the pictures and the report; returns the report's file."""
-    pictures = write_pictures(charts_of(results), folder)
+    """Write charts and report; returns the report's file."""
+    pictures = write_charts(charts_of(results), folder)
     report = folder / REPORT_FILE
     report.write_text(markdown(results, pictures=pictures))
     return report
 
 
 def summary(results: Results) -> Iterator[str]:
-    """Lines for a terminal: the machine; each case and metric, all contenders, ratios, verdicts."""
+    """Lines for a terminal: the machine, and for each case its metrics, ratios and verdicts."""
     yield from machine_lines(results)
     for case in results.cases:
         yield ""

@@ -1,4 +1,4 @@
-"""The quality gate: a speed counts only beside how far the answers agree, token by token."""
+"""Compares answers token by token: speed counts only if answers agree."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ Cut = Callable[[str], list[str]]
 
 
 def agreement(expected: Sequence[str], got: Sequence[str], *, cut: Cut) -> Agreement | None:
-    """Compare greedy answers to the same prompts; None when there are none.
+    """Compare greedy answers to the same prompts; None if there are none.
 
-    `cut` cuts a text into tokens.
-
-    A token agrees while nothing before it differed: after a difference two right continuations have
-    nothing in common. An answer that is longer than expected differs at its end.
+    cut: splits a text into tokens. Tokens agree up to the first difference, after which two correct
+    answers have nothing in common. An answer that is longer than expected differs at its end.
     """
     if not expected or not got:
         return None
     tokens = agreeing = equal = 0
     for wanted, given in zip(expected, got, strict=False):
-        # Texts come without space around them; the first word is one token only behind a space.
+        # Texts are stripped; with a space before it, the first word is one token.
         wanted_tokens, given_tokens = cut(f" {wanted}"), cut(f" {given}")
         tokens += max(len(wanted_tokens), len(given_tokens))
         agreeing += common_prefix(wanted_tokens, given_tokens)

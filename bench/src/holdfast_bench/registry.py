@@ -6,18 +6,13 @@ from holdfast.errors import HoldfastError
 from holdfast_bench.scenario import Scenario
 from holdfast_bench.scenarios import (
     agents,
-    front,
     growth,
-    images,
-    loop_lag,
     memory,
     next_turn,
     overhead,
     peers,
     prefill,
-    resident,
     reuse,
-    salvage,
     saving,
     speculation,
     stall,
@@ -29,7 +24,6 @@ SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario
     for scenario in (
         overhead.SCENARIO,
-        front.SCENARIO,
         peers.SCENARIO,
         peers.FOUR_BIT_SCENARIO,
         prefill.SCENARIO,
@@ -38,21 +32,17 @@ SCENARIOS: dict[str, Scenario] = {
         stall.SCENARIO,
         start.SCENARIO,
         next_turn.SCENARIO,
-        images.SCENARIO,
         memory.SCENARIO,
-        resident.SCENARIO,
         reuse.SCENARIO,
         agents.SCENARIO,
-        salvage.SCENARIO,
         saving.SCENARIO,
         growth.SCENARIO,
-        loop_lag.SCENARIO,
     )
 }
 
 
 def scenarios_of(names: list[str]) -> list[Scenario]:
-    """The named scenarios; "all" is every one that has cases of its own. Raises HoldfastError."""
+    """The named scenarios. "all": those that do not repeat cases of others. Raises HoldfastError."""
     if names == ["all"]:
         return [scenario for scenario in SCENARIOS.values() if not scenario.only_by_name]
     unknown = [name for name in names if name not in SCENARIOS]

@@ -1,6 +1,4 @@
-"""The report that people read: Markdown tables of medians, quartiles and ratios, with the agreement
-of answers beside.
-"""
+"""The report in Markdown: medians, quartiles, ratios, and agreement of answers."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ _NOTHING = "–"
 def markdown(
     results: Results, *, title: str = "Benchmark report", pictures: Sequence[str] = ()
 ) -> str:
-    """The whole report. `pictures` are files to show, relative to where the report will lie."""
+    """The whole report. pictures: image files, relative to the report."""
     lines = [f"# {title}", "", *_head(results), ""]
     for picture in pictures:
         lines += [f"![{picture}]({picture})", ""]
@@ -34,9 +32,7 @@ def markdown(
 
 
 def table(case: CaseResult) -> list[str]:
-    """One case as a Markdown table: a row for each metric, columns for each contender, ratios and
-    the noise.
-    """
+    """One case as a Markdown table: metrics by contender, with ratios and noise."""
     first, *others = case.contenders
     head = ["metric", first.label]
     for other in others:
@@ -56,8 +52,8 @@ def _head(results: Results) -> Iterator[str]:
     if results.client:
         yield _client_line(results.client)
     yield (
-        "- Figures are medians with [quartiles]; ratios are taken round by round. `A / A`: the "
-        "first server against itself."
+        "- Figures are medians with [quartiles]; ratios are medians over rounds. `A / A`: the "
+        "first server compared with itself."
     )
     yield (
         "- *Answers agree*: share of tokens of greedy answers before the first difference from the "
@@ -66,7 +62,7 @@ def _head(results: Results) -> Iterator[str]:
 
 
 def machine_lines(results: Results) -> Iterator[str]:
-    """What it was measured on; nothing where that is not known."""
+    """The machine, if it is known."""
     machine = results.machine
     if not machine:
         return
@@ -85,18 +81,15 @@ def machine_lines(results: Results) -> Iterator[str]:
         variables = [f"`{name}={value}`" for name, value in machine["environment"].items()]
         yield f"- Variables for threads, BLAS and kernels: {', '.join(variables) or 'none'}"
     busy, load = machine["busy_before"], machine["load_average"]
-    yield (
-        f"- Load before the start: {busy:.0%} of all cores were busy with other things, load "
-        f"average {load}"
-    )
+    yield (f"- Load before the start: {busy:.0%} of all cores were busy, load average {load}")
 
 
 def _client_line(client: dict[str, Any]) -> str:
     return (
-        "- Load generator against a server that does nothing: "
+        "- Load generator with a server without a model: "
         f"{shown(client['request_seconds'], 's')} per request, "
         f"{client['events_per_second']:,.0f} events per second, "
-        f"{shown(client['cpu_seconds_per_event'], 's')} of processor each"
+        f"{shown(client['cpu_seconds_per_event'], 's')} of CPU time each"
     )
 
 
@@ -139,7 +132,7 @@ def _remarks(case: CaseResult) -> Iterator[str]:
         )
         rounds = ", ".join(str(len(each.rounds)) for each in case.contenders)
         yield (
-            f"Rounds: {rounds}; {case.seconds:.0f} s; the waiting servers took at most "
+            f"Rounds: {rounds}; {case.seconds:.0f} s; waiting servers used at most "
             f"{busiest:.0%} of one core."
         )
     yield from case.notes

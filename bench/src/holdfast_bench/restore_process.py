@@ -1,5 +1,6 @@
-"""The process that measures the least that restoring can take: mlx-lm's model, a file of KV bytes,
-nothing else. Imports MLX.
+"""Measures the minimum that restoring can take, with mlx-lm's model and a file of KV bytes.
+
+Imports MLX.
 """
 
 from __future__ import annotations
@@ -22,9 +23,7 @@ _CHUNK_TOKENS = 512
 
 
 class _Context:
-    """A context that was read once; its KV lie in a file, in the order of the layers, keys before
-    values.
-    """
+    """A prefilled context whose KV is in a file, by layer, keys before values."""
 
     def __init__(self, job: LeastJob) -> None:
         platform.prepare_blas(job.threads)  # before the first import of MLX
@@ -85,7 +84,7 @@ class _Context:
         )
 
     def close(self) -> None:
-        """Let go of the device."""
+        """Release the device."""
         self._mx.clear_streams()
 
     def _caches(self) -> list[Any]:
@@ -97,7 +96,7 @@ class _Context:
 
 def _main() -> None:
     context = _Context(msgspec.json.decode(sys.argv[1], type=LeastJob))
-    for _ in range(2):  # the first pass of a shape takes longer
+    for _ in range(2):  # the first pass with a shape takes longer
         context.times()
     _say("ready")
     for _ in sys.stdin:

@@ -1,5 +1,5 @@
-"""A context that comes back after a restart, over the least that it can take: its bytes, read and
-copied, and one forward.
+"""Compares restoring a context after a restart with the minimum: reading and copying its bytes, and
+one forward pass.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast_bench.servers import ServerStarter
 
 
 class LeastJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What the other process is to do: read so many tokens once, and keep their KV in a file."""
+    """The job of the other process: prefill a context and keep its KV in a file."""
 
     folder: str
     context_tokens: int
@@ -33,7 +33,7 @@ class LeastJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeastTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """What it took to begin from that file."""
+    """Times to restore from that file."""
 
     read_seconds: float
     copy_seconds: float
@@ -42,7 +42,7 @@ class LeastTimes(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_seconds(self) -> float:
-        """All of it, one after the other."""
+        """The sum of all steps."""
         return self.read_seconds + self.copy_seconds + self.forward_seconds
 
 
@@ -56,7 +56,7 @@ async def restore_results(
     command: str,
     say: Callable[[str], None],
 ) -> Results:
-    """Times to the first token after restarts, and the least times, in turn. Raises HoldfastError."""
+    """Measure restarts of the server and the minimum in turn. Raises HoldfastError."""
     found = ensure_model(model)
     results = Results(
         made_at=now(),
@@ -100,8 +100,8 @@ async def _case(
         await stage.restart(subject)
         seconds, answer = await _first_token(stage, subject, text)
         if answer != cold_answer:
-            raise HoldfastError("a restored context was answered otherwise than when it was cold")
-        if number < 2:  # to see how far the same thing differs from itself
+            raise HoldfastError("a restored context gave another answer than the cold one")
+        if number < 2:  # noise
             noise.append(seconds)
             least.measure()
             continue

@@ -1,4 +1,4 @@
-"""The result files: JSON with a schema name, so that old files can be told from new ones."""
+"""Result files: JSON with a schema name."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ SCHEMA = "holdfast-bench/1"
 
 
 class Sample(msgspec.Struct, kw_only=True):
-    """What one round gave for one contender."""
+    """One round of one contender."""
 
     metrics: dict[str, list[float]] = msgspec.field(default_factory=dict)
-    # seconds between texts, for the histogram
+    # seconds between texts, for histograms
     gaps: list[float] = msgspec.field(default_factory=list)
-    answers: list[str] = msgspec.field(default_factory=list)  # greedy, in the order of the requests
+    answers: list[str] = msgspec.field(
+        default_factory=list
+    )  # greedy answers, in the order of the requests
     errors: list[str] = msgspec.field(default_factory=list)
-    # of one core, taken meanwhile by the contenders whose turn it was not
+    # CPU time of the waiting contenders, relative to one core
     others_cpu_share: float = 0.0
 
 
 class Agreement(msgspec.Struct, kw_only=True, frozen=True):
-    """How far a contender's greedy answers are those of the first one, to the same prompts."""
+    """How far a contender's greedy answers agree with the first contender's."""
 
     answers: int
     equal_answers: int
@@ -44,9 +46,9 @@ class ContenderResult(msgspec.Struct, kw_only=True):
 
     label: str
     rounds: list[Sample] = msgspec.field(default_factory=list)
-    # as of the case, where everybody's is measured
+    # ratios to itself, if every contender's noise is measured
     noise: dict[str, list[float]] = msgspec.field(default_factory=dict)
-    # None for the first contender, and where there is nothing to compare
+    # None for the first contender, and if nothing can be compared
     agreement: Agreement | None = None
     notes: list[str] = msgspec.field(default_factory=list)
 
@@ -59,12 +61,12 @@ class ContenderResult(msgspec.Struct, kw_only=True):
         return [value for values in self.values(metric) for value in values]
 
     def errors(self) -> list[str]:
-        """What went wrong, each once."""
+        """All errors, without repetition."""
         return list(dict.fromkeys(error for sample in self.rounds for error in sample.errors))
 
 
 class CaseResult(msgspec.Struct, kw_only=True):
-    """One case of a scenario: the first contender is the one that the others are compared with."""
+    """One case of a scenario. Others are compared with the first contender."""
 
     scenario: str
     case: str
@@ -77,7 +79,7 @@ class CaseResult(msgspec.Struct, kw_only=True):
     notes: list[str] = msgspec.field(default_factory=list)
 
     def metric_names(self) -> list[str]:
-        """All metrics that anybody has a value of."""
+        """All metrics with a value."""
         return list(
             dict.fromkeys(
                 name
@@ -90,7 +92,7 @@ class CaseResult(msgspec.Struct, kw_only=True):
 
 
 class Results(msgspec.Struct, kw_only=True):
-    """One run."""
+    """All results of a run."""
 
     schema: str = SCHEMA
     kind: str = "scenarios"  # or "engine"
@@ -99,14 +101,14 @@ class Results(msgspec.Struct, kw_only=True):
     commit: str = ""
     command: str = ""
     machine: dict[str, Any] = msgspec.field(default_factory=dict)
-    # what the load generator can do and what it took
+    # cost of the load generator
     client: dict[str, Any] = msgspec.field(default_factory=dict)
     cases: list[CaseResult] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
 
 
 def write_results(results: Results, file: Path) -> None:
-    """Write as JSON, whole or not at all."""
+    """Write as JSON, atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".partial")
     partial.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1))
@@ -114,13 +116,13 @@ def write_results(results: Results, file: Path) -> None:
 
 
 def read_results(file: Path) -> Results:
-    """Raises HoldfastError for what is no result file of this schema."""
+    """Read a result file. Raises HoldfastError for other files."""
     try:
         results = msgspec.json.decode(file.read_bytes(), type=Results)
     except OSError as error:
         raise HoldfastError(f"{file} cannot be read: {error.strerror}") from error
     except msgspec.MsgspecError as error:
-        raise HoldfastError(f"{file} is no result file: {error}") from error
+        raise HoldfastError(f"{file} is not a result file: {error}") from error
     if results.schema != SCHEMA:
         raise HoldfastError(
             f"{file} has the schema {results.schema!r}; this version reads {SCHEMA!r}"
@@ -129,5 +131,5 @@ def read_results(file: Path) -> Results:
 
 
 def median_of_rounds(values: list[list[float]]) -> list[float]:
-    """One value for each round that has any."""
+    """The median of each round that has values."""
     return [statistics.median(each) for each in values if each]

@@ -1,11 +1,11 @@
-"""A whole run: scenarios one after the other, each case saved as it ends, within a given time."""
+"""Runs scenarios one after the other within a time limit, and saves each case when it ends."""
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,35 +21,35 @@ from holdfast_bench.scenario import Case, Scale, Scenario, Stage
 from holdfast_bench.servers import ServerStarter
 
 RESULTS_FILE = "results.json"
-PARTS_FOLDER = "parts"  # one file for each scenario, from which a run is taken up again
-UNKNOWN_MODEL = "served"  # whatever the server at a given URL serves; its tokenizer is not at hand
-_GENEROSITY = 1.6  # a case may take more than its share of the time that is left: most take less
+PARTS_FOLDER = "parts"  # one file per scenario, for --resume
+UNKNOWN_MODEL = "served"  # the model of a server at a URL; its tokenizer is unknown
+_GENEROSITY = 1.6  # a case may exceed its share of the remaining time, since most take less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One scenario of a run: on which model, against whom."""
+    """A scenario with its model and contenders."""
 
     scenario: Scenario
-    contenders: tuple[Contender, ...]  # the first is the one that the others are compared with
-    model: str = ""  # "" is the scenario's own
-    only: str = ""  # a part of the names of the cases that are wanted
-    not_installed: tuple[str, ...] = ()  # peers that would be measured too
+    contenders: tuple[Contender, ...]  # others are compared with the first one
+    model: str = ""  # "": that of the scenario
+    only: str = ""  # part of the names of the cases to run
+    not_installed: tuple[str, ...] = ()  # peers of the scenario that are missing
 
     def cases(self, scale: Scale) -> list[Case]:
-        """Those that run at this scale."""
+        """The cases to run at this scale."""
         return [case for case in self.scenario.cases(scale) if self.only in case.name]
 
     @property
     def model_name(self) -> str:
-        """The model that its servers are started on; unknown where none is started."""
+        """The model to start servers on; unknown if none is started."""
         needed = any(contender.is_ours_to_start for contender in self.contenders)
         return self.model or (self.scenario.model if needed else UNKNOWN_MODEL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """What to run and how long it may take."""
+    """What to run, and how long it may take."""
 
     items: tuple[Item, ...]
     out: Path
@@ -59,17 +59,15 @@ class RunPlan:
     rounds: int = 0
     noise_rounds: int = 2
     threads: int = 0
-    request_seconds: float = 300.0  # a request that takes longer failed
+    request_seconds: float = 300.0  # a longer request counts as failed
     resume: bool = False
     command: str = ""
-    # between turns, and ten times that to see how busy the machine is
+    # between measurements; ten times as long to measure the machine's load
     settling_seconds: float = 0.1
 
 
 async def run_benchmarks(plan: RunPlan, *, say: Callable[[str], None]) -> Results:
-    """Run all, write `results.json` and one file for each scenario into the folder of the plan,
-    return the results.
-    """
+    """Run everything and write the result files."""
     plan.out.mkdir(parents=True, exist_ok=True)
     results = Results(
         made_at=now(),
@@ -109,7 +107,7 @@ async def _run_item(
     try:
         stage, model = stages.stage(model_name)
     except HoldfastError as error:
-        # a model that is not to be had here; the other scenarios may have theirs
+        # other scenarios may have a model that is available
         clock.skip(len(cases))
         say(f"{item.scenario.name}: left out, {error}")
         for case in cases:
@@ -132,8 +130,8 @@ async def _run_case(
 ) -> CaseResult:
     seconds = clock.seconds_for_next()
     if seconds <= 0:
-        say(f"{item.scenario.name} / {case.name}: left out, the time is up")
-        return _left_out(item, case, "left out: the time was up")
+        say(f"{item.scenario.name} / {case.name}: left out, no time left")
+        return _left_out(item, case, "left out: no time left")
     effort = Effort(
         rounds=plan.rounds,
         noise_rounds=plan.noise_rounds,
@@ -151,7 +149,7 @@ def _left_out(item: Item, case: Case, why: str) -> CaseResult:
 
 
 class _Budget:
-    """Shares the time that is left among the cases that are left."""
+    """Divides the remaining time among the remaining cases."""
 
     def __init__(self, plan: RunPlan) -> None:
         self.deadline = time.perf_counter() + plan.minutes * 60
@@ -169,7 +167,7 @@ class _Budget:
 
 @dataclass(slots=True)
 class _Stages:
-    """The stage of the model that was measured last; another model's servers are ended first."""
+    """The servers of the latest model. Those of the previous model are ended first."""
 
     folder: Path
     threads: int
@@ -200,10 +198,3 @@ class _Stages:
         if self._current is not None:
             self._current[1].close()
             self._current = None
-
-
-def case_names(items: Sequence[Item], scale: Scale) -> Iterator[str]:
-    """What would run, for those who want to see it first."""
-    for item in items:
-        for case in item.cases(scale):
-            yield f"{item.scenario.name} / {case.name} on {item.model_name}"

@@ -1,7 +1,4 @@
-"""What a scenario is: cases, and a coroutine that measures one case on one server once.
-
-Everything else is the same for all.
-"""
+"""A scenario: cases, and a coroutine that measures one case on one server once."""
 
 from __future__ import annotations
 
@@ -18,58 +15,53 @@ from holdfast_bench.results import CaseResult, Sample
 from holdfast_bench.servers import RunningServer, ServerStarter
 
 Scale = Literal["quick", "normal", "full"]
-# the error of a scenario that needs the processes of a server that was given as a URL
-NOT_STARTED_HERE = "only a server that the benchmark starts can be measured"
+# error for a server at a URL, whose processes cannot be measured
+NOT_STARTED_HERE = "only servers that the benchmark starts can be measured"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One variant of a scenario.
-
-    `settings` are what its `measure` reads, and what the result file shows.
-    """
+    """A variant of a scenario. settings: input of `measure`, shown in the result file."""
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
-    rounds: int = 0  # 0: as many as the run says; long cases ask for fewer
+    rounds: int = 0  # 0: as many as the run specifies; long cases need fewer
 
 
 class Closable(Protocol):
-    """Something that a scenario keeps beside the servers."""
+    """Something that a scenario keeps between rounds."""
 
     def close(self) -> None:
-        """End it."""
+        """Release it."""
         ...
 
 
 class Stage:
-    """The servers of a run: each started when first needed, and kept while the others have their
-    turn.
-    """
+    """The servers of a run, started on demand and kept running."""
 
     def __init__(self, starter: ServerStarter, prompts: PromptMaker) -> None:
         self._starter, self.prompts = starter, prompts
         self._running: dict[Contender, RunningServer] = {}
         self.model_folder, self.threads = starter.model_folder, starter.threads
-        # what a scenario needs in every round of a case, by a name of its own
+        # what a scenario needs in every round of a case, by name
         self.kept: dict[str, Closable] = {}
 
     async def server(self, contender: Contender) -> RunningServer:
-        """The running server of this contender. Raises ServerFailed, ServerUnreachable."""
+        """The contender's server. Raises ServerFailed, ServerUnreachable."""
         running = self._running.get(contender)
         if running is None:
             running = self._running[contender] = await self._starter.start(contender)
         return running
 
     async def restart(self, contender: Contender, *, kill: bool = False) -> RunningServer | None:
-        """End the server and start it on the same store folder; None when it is not ours to start."""
+        """Restart the server on its store; returns None if the benchmark did not start it."""
         if not contender.is_ours_to_start:
             return None
         self.drop(contender, kill=kill)
         return await self.server(contender)
 
     def drop(self, contender: Contender, *, kill: bool = False) -> None:
-        """End the server; the next one who needs it starts it again."""
+        """End the server. It is started again when needed."""
         running = self._running.pop(contender, None)
         if running is not None:
             running.stop(kill=kill)
@@ -81,19 +73,19 @@ class Stage:
         self.let_go()
 
     def let_go(self) -> None:
-        """End what was kept for the rounds of a case."""
+        """Release what was kept between rounds."""
         while self.kept:
             self.kept.popitem()[1].close()
 
     def cpu_seconds_of_others(self, contender: Contender) -> float:
-        """Processor time that the servers of all other contenders have used so far."""
+        """CPU time of all other contenders' servers so far."""
         uses = [running.use() for other, running in self._running.items() if other != contender]
         return sum(use.cpu_seconds for use in uses if use is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One measurement to make. Equal seeds mean equal prompts."""
+    """A measurement. Equal seeds give equal prompts."""
 
     stage: Stage
     contender: Contender
@@ -102,47 +94,49 @@ class Trial:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Of the case."""
+        """The case's settings."""
         return self.case.settings
 
     async def client(self) -> Client:
-        """A client of the contender's running server."""
+        """A client for the contender's server."""
         return (await self.stage.server(self.contender)).client
 
     def text(self, tokens: int, name: str = "") -> str:
-        """A text of this many tokens that belongs to this trial; equal names give equal texts."""
+        """A text of this many tokens. Equal names give equal texts."""
         return self.stage.prompts.text(tokens, seed=f"{self.seed}/{name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Something worth measuring."""
+    """What to measure, and how."""
 
     name: str
     summary: str
-    model: str  # the one it is measured on unless another is asked for
+    model: str  # default model
     cases: Callable[[Scale], Sequence[Case]]
     measure: Callable[[Trial], Awaitable[Sample]]
     rounds: int = 5
-    more_models: tuple[str, ...] = ()  # that it is measured on as well, unless one is asked for
-    peers: tuple[str, ...] = ("mlx_lm",)  # unless others are asked for
-    # once for each server and case, before anything is measured
+    more_models: tuple[str, ...] = ()  # further default models
+    peers: tuple[str, ...] = ("mlx_lm",)  # default peers
+    # runs once per server and case before the measurement
     prepare: Callable[[Trial], Awaitable[None]] | None = None
-    # what the figures say about what is claimed, in lines
+    # returns lines that compare figures with claims
     judge: Callable[[CaseResult], list[str]] | None = None
-    # whose noise is measured before
+    # whose noise is measured
     against_itself: Literal["first", "everybody", "nobody"] = "first"
-    # short enough to be run on mlx_lm.server with the BLAS of its wheel as well
+    # whether mlx_lm.server also runs with the BLAS of its wheel
     as_installed_too: bool = False
-    uses_store: bool = False  # what is kept on disk is a part of the subject
-    # of Holdfast's command, where it is to be measured with settings that are not usual
+    uses_store: bool = False  # whether servers have a store on disk
+    # options of Holdfast's command, for unusual settings
     options: tuple[str, ...] = ()
-    only_by_name: bool = False  # its cases are those of others, so it is not among all scenarios
-    needs_start: bool = False  # of no use against a server that cannot be started from here
+    only_by_name: bool = (
+        False  # whether "all" skips it, because other scenarios have the same cases
+    )
+    needs_start: bool = False  # whether servers at a URL cannot be measured
 
 
 def errors_of(answers: Sequence[Answer]) -> list[str]:
-    """Why answers are no good, each reason once."""
+    """The errors of the answers, without repetition."""
     return list(
         dict.fromkeys(
             answer.error or "the answer did not end" for answer in answers if not answer.is_good
@@ -151,12 +145,12 @@ def errors_of(answers: Sequence[Answer]) -> list[str]:
 
 
 class Stopwatch:
-    """Seconds since it was made."""
+    """Seconds since its creation."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
 
     @property
     def seconds(self) -> float:
-        """So far."""
+        """Elapsed seconds."""
         return time.perf_counter() - self._began

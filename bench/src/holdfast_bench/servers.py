@@ -1,6 +1,4 @@
-"""Starts, watches and ends the servers of a run: on free loopback ports, each with a log, ended by
-process id.
-"""
+"""Starts and ends servers on free loopback ports, each with a log."""
 
 from __future__ import annotations
 
@@ -27,14 +25,13 @@ _LOG_LINES_SHOWN = 5
 
 
 class ServerFailed(HoldfastError):
-    """A server did not start, or went away."""
+    """A server did not start, or ended."""
 
 
 @dataclass(slots=True)
 class RunningServer:
-    """A server that answers.
-
-    `ready_seconds`: from the start of its process to the end of its first answer of one token.
+    """A running server. ready_seconds: from the start of its process to the end of its first
+    answer.
     """
 
     contender: Contender
@@ -44,29 +41,29 @@ class RunningServer:
     listening_seconds: float = 0.0
     ready_seconds: float = 0.0
     client: Client = field(init=False)
-    # what scenarios have said to it and go on with, by case
+    # conversations of scenarios, by case
     conversations: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.client = Client(self.target)
 
     def use(self) -> TreeUse | None:
-        """Memory and processor time of its processes; None when it was not started here."""
+        """Resources of its processes; None if the benchmark did not start it."""
         return tree_use(self.process.pid) if self.process is not None else None
 
     def store_bytes(self) -> int:
-        """What it keeps on disk."""
+        """Bytes of its store."""
         return folder_bytes(self.store)
 
     def stop(self, *, kill: bool = False) -> None:
-        """End it with all its children; does nothing to a server that was not started here."""
+        """End it with all its children. A server at a URL is left alone."""
         if self.process is not None:
             end_tree(self.process.pid, patience_seconds=_END_SECONDS, kill=kill)
             self.process.wait(_END_SECONDS)
 
 
 class ServerStarter:
-    """Starts servers for one model. Keeps their logs and store folders in `folder`."""
+    """Starts servers for one model. Their logs and stores are in `folder`."""
 
     def __init__(
         self,
@@ -82,7 +79,7 @@ class ServerStarter:
         self.model_folder = model.folder
 
     async def start(self, contender: Contender) -> RunningServer:
-        """Start it (or look whether it is there, if it has a URL) and wait for its first answer.
+        """Start the server, or connect to its URL, and wait for its first answer.
 
         Raises ServerFailed.
         """
@@ -166,7 +163,7 @@ class ServerStarter:
                 return contender.model_id or str(served[0]["id"] if served else "")
             if process is None:
                 raise ServerFailed(
-                    f"{url}/v1/models answers with status {status} and names no model"
+                    f"{url}/v1/models answers with status {status} and without a model"
                 )
             await asyncio.sleep(_POLL_SECONDS)
 
@@ -180,7 +177,7 @@ class ServerStarter:
             )
         if time.perf_counter() > deadline:
             raise ServerFailed(
-                f"{contender.label} gave no answer in {self._start_seconds:.0f} s: "
+                f"{contender.label} did not answer within {self._start_seconds:.0f} s: "
                 f"{self._last_lines(contender)}"
             )
 
@@ -193,8 +190,8 @@ class ServerStarter:
         return " | ".join(lines[-_LOG_LINES_SHOWN:])
 
     def _environment(self) -> dict[str, str]:
-        """The caller's, without its own settings for Holdfast, and with nothing to look up on the
-        network. The kernels that it chooses are used.
+        """The environment of servers: no settings for Holdfast except its kernels, and no access to
+        the Hub.
         """
         environment = {
             name: value
@@ -206,7 +203,7 @@ class ServerStarter:
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
         }
-        environment["HOLDFAST_STORE_FOLDER"] = "off"  # unless the command says otherwise
+        environment["HOLDFAST_STORE_FOLDER"] = "off"  # unless the command has a store
         if paths := environment.get("PYTHONPATH"):
             environment["PYTHONPATH"] = os.pathsep.join(
                 str(Path(path).resolve()) for path in paths.split(os.pathsep)
@@ -219,7 +216,7 @@ class ServerStarter:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on."""
+    """A free loopback port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

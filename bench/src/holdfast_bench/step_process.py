@@ -1,9 +1,9 @@
-"""The process that measures an ordinary step of the engine behind a context: the floor of a turn.
+"""Measures an ordinary step of the engine after a context: the minimum for a turn.
 
 Imports MLX.
 
-One sequence is alive in the engine; a step reads the next tokens of its prompt, at the place where
-they are, and draws one. Nothing is looked up, copied, kept or sent.
+One sequence stays in the engine. A step prefills the next tokens of its prompt and samples one;
+nothing is looked up, copied, stored or sent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.config import ModelSettings
 from holdfast.machine import platform
 from holdfast_bench.scenarios.next_turn import StepJob
 
-_SPARE_TOKENS = 8192  # for steps
+_SPARE_TOKENS = 8192  # room for steps
 _CHUNK_TOKENS = 512
 _WARM_STEPS = 3
 
@@ -50,7 +50,7 @@ class _LiveSequence:
             self.seconds(tokens)
 
     def seconds(self, tokens: int, *, draws: bool = True) -> float:
-        """Of one step over the next tokens."""
+        """Seconds of one step over the next tokens."""
         span = self._plan.Span(
             request_id=self._request.request_id, start=self._position, tokens=tokens, draws=draws
         )

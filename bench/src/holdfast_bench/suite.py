@@ -1,4 +1,4 @@
-"""Who meets whom in which scenario, unless somebody says otherwise."""
+"""Chooses the contenders and models of scenarios."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def item_for(
     model: str = "",
     case: str = "",
 ) -> Item:
-    """The scenario with the subject, then the named peers, then `others`.
+    """The scenario with the subject, the named peers and `others`.
 
-    peers: None means the scenario's own as far as they are installed, and mlx_lm.server as
-    installed too in scenarios that are short enough. Raises HoldfastError.
+    peers: None means the installed ones of the scenario, and mlx_lm.server as installed in short
+    scenarios. Raises HoldfastError.
     """
     missing = (
         [] if peers is not None else [each for each in scenario.peers if not is_installed(each)]
@@ -49,8 +49,8 @@ def item_for(
 
 
 def models_of(scenario: Scenario, wanted: str, *, is_served: bool = False) -> tuple[str, ...]:
-    """The models to measure it on, each in an item of its own: the wanted one, or the scenario's.
+    """The models to measure: the wanted one, or the scenario's.
 
-    is_served: the server runs already, with a model of its own.
+    is_served: the server already runs, with its own model.
     """
     return (wanted,) if wanted or is_served else (scenario.model, *scenario.more_models)

@@ -1,10 +1,8 @@
-"""The client of the load generator: one HTTP request per connection, and a time stamp for each
-piece that arrives.
+"""The load generator's HTTP client: one request per connection, and a time stamp for each piece.
 
-While a request runs, nothing happens here but `append((now, data))`: the pieces are read and parsed
-when it is over, so that the client takes next to nothing of the machine that it shares with the
-server. Every request opens its own connection, for all servers alike; `Connection: close` makes the
-end of the answer unmistakable.
+During a request, it only records `(now, data)`. Pieces are parsed afterwards, so that the client
+takes little CPU time from the server on the same machine. `Connection: close` marks the end of an
+answer for all servers alike.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,33 +20,31 @@ from holdfast.errors import HoldfastError
 
 TOO_LONG = "no end within"
 _DONE = b"data: [DONE]"
-_LONGEST_TAIL = 64  # bytes of the last piece that may hold the first part of the end mark
+_LONGEST_TAIL = 64  # bytes that may contain the beginning of the end mark
 
 
 class ServerUnreachable(HoldfastError):
-    """No connection could be made."""
+    """A server did not accept a connection."""
 
 
 @dataclass(slots=True)
 class RawAnswer:
-    """What came back, as it came. Times are of `time.perf_counter`."""
+    """An unparsed answer. Times are those of `time.perf_counter`."""
 
     sent_at: float = 0.0  # before the connection was opened
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
     ended_at: float = 0.0
-    aborted: bool = False  # by us
+    aborted: bool = False  # by the client
     error: str = ""
 
     def content(self) -> bytes:
-        """All bytes, head included."""
+        """All bytes, including the head."""
         return b"".join(data for _, data in self.pieces)
 
 
 class _Exchange(asyncio.Protocol):
-    def __init__(
-        self, request: bytes, answer: RawAnswer, on_piece: Callable[[bytes], None] | None
-    ) -> None:
-        self._request, self._answer, self._on_piece = request, answer, on_piece
+    def __init__(self, request: bytes, answer: RawAnswer) -> None:
+        self._request, self._answer = request, answer
         self._transport: asyncio.Transport | None = None
         self._tail = b""
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -60,10 +56,8 @@ class _Exchange(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._answer.pieces.append((time.perf_counter(), data))
-        if self._on_piece is not None:
-            self._on_piece(data)
         if _DONE in self._tail + data:
-            self.finish()  # some servers keep the connection open all the same
+            self.finish()  # some servers keep the connection open
         self._tail = data[-_LONGEST_TAIL:]
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -82,7 +76,7 @@ class _Exchange(asyncio.Protocol):
 
 
 class Call:
-    """One request under way. `abort()` closes the connection, as a client does that loses interest."""
+    """A running request. `abort()` closes the connection, as a client does."""
 
     def __init__(
         self,
@@ -100,13 +94,13 @@ class Call:
         self._exchange: _Exchange | None = None
         self.answer = RawAnswer()
 
-    async def run(self, *, on_piece: Callable[[bytes], None] | None = None) -> RawAnswer:
+    async def run(self) -> RawAnswer:
         """Send, and wait for the end, an abort or the timeout. Raises ServerUnreachable."""
         loop = asyncio.get_running_loop()
         self.answer.sent_at = time.perf_counter()
         try:
             _, exchange = await loop.create_connection(
-                lambda: _Exchange(self._request, self.answer, on_piece), self._host, self._port
+                lambda: _Exchange(self._request, self.answer), self._host, self._port
             )
         except OSError as error:
             raise ServerUnreachable(
@@ -149,7 +143,7 @@ def _request_bytes(path: str, host: str, body: Mapping[str, Any] | None, api_key
 async def get_json(
     url: str, *, api_key: str = "", timeout_seconds: float = 10.0
 ) -> tuple[int, Any]:
-    """GET: status and parsed body (None when it is no JSON). Raises ServerUnreachable."""
+    """GET a URL: returns the status, and the parsed body or None. Raises ServerUnreachable."""
     raw = await Call(url=url, body=None, api_key=api_key, timeout_seconds=timeout_seconds).run()
     status, body = split_answer(raw.content())
     with contextlib.suppress(ValueError):
@@ -158,7 +152,7 @@ async def get_json(
 
 
 def split_answer(content: bytes) -> tuple[int, bytes]:
-    """Status (0 when there is none) and body, with the chunk sizes of chunked transfer taken out."""
+    """The status (0 if there is none) and the body, decoded from chunked transfer."""
     head, _, body = content.partition(b"\r\n\r\n")
     lines = head.split(b"\r\n")
     first = lines[0].split(b" ", 2)

@@ -44,7 +44,7 @@ from holdfast.models.loadable import check_loadable
 from holdfast.models.model_folder import check_is_folder
 
 DEMO_ID = "holdfast-demo"
-DEMO_IDS = (DEMO_ID, "holdfast-demo-draft", "holdfast-demo-window")
+DEMO_IDS = (DEMO_ID, "holdfast-demo-draft")
 Progress: TypeAlias = Callable[[str, float], None]
 OnBytes: TypeAlias = Callable[[int, int], None]
 """A function that several threads call with the bytes fetched so far and the bytes to fetch.

@@ -1,4 +1,4 @@
-"""What is in the graph of a decode step as a GPU would get it: `tools.count_operations` counts it."""
+"""The graph of a decode step as on a GPU."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from functools import cache
 import mlx.nn as nn
 import pytest
 
+from tests.fakes.graph_operations import VOCABULARY, decode_steps, generate_step
 from tests.fakes.slow import slow
 from tests.fakes.tiny_models import make_tiny
-from tools.count_operations import VOCABULARY, decode_steps, generate_step
 
 LAYERS = 3
 

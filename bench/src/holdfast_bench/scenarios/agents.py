@@ -1,9 +1,9 @@
-"""Agents at work: a common system prompt, turns that grow by tool results, a restart in the middle,
-two that come back.
+"""Agents with a common system prompt and growing turns, a restart in the middle, and two resumed
+ones.
 
-The trace has the shape of recorded ones; its words are made up, so that any model can run it.
-Answers go into the history as the server gave them. Tools stand in the system prompt and their
-results in user messages: every server takes those.
+The trace has the shape of recorded ones, with random words, so that any model can run it. Answers
+of the server become part of the history. Tools are described in the system prompt and results are
+user messages, which every server accepts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast_bench.scenario import Case, Scale, Scenario, Stopwatch, Trial, err
 MOST_OF_A_PEER = 0.15
 _JUDGED_TURNS = 20
 _ANSWER_TOKENS = 32
-_RESULT_TOKENS = (40, 220, 90, 400, 60, 150)  # of tool results, in turn
+_RESULT_TOKENS = (40, 220, 90, 400, 60, 150)  # of successive tool results
 _TASK_TOKENS = 80
 _RESUMED_AGENTS = 2
 _TOOLS = ("read_file", "write_file", "search", "run_command", "fetch_page", "list_folder")
@@ -127,7 +127,7 @@ def _judge(case: CaseResult) -> list[str]:
             found = ratio.spread.median
             verdict = "met" if found <= MOST_OF_A_PEER else "NOT MET"
             lines.append(
-                f"Whole trace over {other.label}: {found:.2f} ×, to be at most {MOST_OF_A_PEER} ×: "
+                f"Whole trace over {other.label}: {found:.2f} ×, limit {MOST_OF_A_PEER} ×: "
                 f"{verdict}"
             )
     return lines
@@ -149,7 +149,7 @@ def _system_prompt(trial: Trial) -> str:
 
 SCENARIO = Scenario(
     name="agents",
-    summary="6 agents with a common system prompt, growing turns, a restart in the middle, two resumed",
+    summary="6 agents with a common system prompt, growing turns and a restart; 2 resumed agents",
     model="qwen3-9m",
     cases=_cases,
     measure=_measure,

@@ -1,6 +1,6 @@
-"""One session that grows: a long beginning, then many short turns.
+"""A growing session: a long first prompt, then many short turns.
 
-Bytes on disk have to follow the tokens, not the turns.
+Disk space must grow with tokens, not with turns.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from holdfast_bench.scenario import Case, Scale, Scenario, Trial, errors_of
 
 _ANSWER_TOKENS = 16
 _TURN_TOKENS = 100
-_SETTLING_SECONDS = 0.5  # until what was handed to the writing thread is in the folder
-_LOOKS = 10  # at the folder, while turns go on
+_SETTLING_SECONDS = 0.5  # until blocks are written
+_LOOKS = 10  # number of measurements of the folder
 
 
 def _cases(scale: Scale) -> Sequence[Case]:
@@ -60,7 +60,7 @@ def _look(sample: Sample, answer: Answer, *, turn: int, disk_bytes: int) -> None
 
 SCENARIO = Scenario(
     name="growth",
-    summary="bytes on disk of one long session over many turns",
+    summary="disk space of a long session over many turns",
     model="qwen3-long",
     cases=_cases,
     measure=_measure,

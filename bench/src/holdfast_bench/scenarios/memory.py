@@ -1,21 +1,20 @@
-"""What a server keeps of the contexts of agents: in memory and on disk, for each token, with and
-without a common beginning.
+"""Memory and disk space that a server keeps per token of agents' contexts, with and without a
+common prefix.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 
 from holdfast_bench.answers import Answer
 from holdfast_bench.load import user
-from holdfast_bench.memory_use import resident_bytes, sampled, told_memory
+from holdfast_bench.memory_use import cached_bytes, resident_bytes, sampled_memory
 from holdfast_bench.results import Sample
 from holdfast_bench.scenario import NOT_STARTED_HERE, Case, Scale, Scenario, Trial, errors_of
 
 _ANSWER_TOKENS = 8
-_TAIL_TOKENS = 24  # of an agent's own, behind a prefix that all have
+_TAIL_TOKENS = 24  # private tokens of each agent after the common prefix
 _SETTLING_SECONDS = 1.0
 
 
@@ -55,32 +54,27 @@ async def _measure(trial: Trial) -> Sample:
         user(trial.text(trial.settings["context_tokens"], "before"), max_tokens=_ANSWER_TOKENS)
     )
     await asyncio.sleep(_SETTLING_SECONDS)
-    memory, disk, told = (
-        await resident_bytes(server),
-        server.store_bytes(),
-        await told_memory(server),
-    )
+    memory, disk = resident_bytes(server), server.store_bytes()
+    cached = await cached_bytes(server)
     sample, answers = Sample(), list[Answer]()
-    async with sampled(partial(resident_bytes, server)) as seen:
+    async with sampled_memory(server) as seen:
         for text in _contexts(trial):
             answers.append(await server.client.ask(user(text, max_tokens=_ANSWER_TOKENS)))
             if _is_looked_at(len(answers), trial.settings["agents"]):
                 await asyncio.sleep(_SETTLING_SECONDS)
                 step = f"{len(answers)} agent{'s' if len(answers) > 1 else ''}"
-                sample.metrics[f"kept_bytes @ {step}"] = [
-                    float(await resident_bytes(server) - memory)
-                ]
+                sample.metrics[f"kept_bytes @ {step}"] = [float(resident_bytes(server) - memory)]
                 sample.metrics[f"disk_bytes @ {step}"] = [float(server.store_bytes() - disk)]
-                if told is not None and (now := await told_memory(server)) is not None:
-                    sample.metrics[f"ram_bytes @ {step}"] = [float(now.ram_bytes - told.ram_bytes)]
-    kept, on_disk = await resident_bytes(server) - memory, server.store_bytes() - disk
+                if cached is not None and (now := await cached_bytes(server)) is not None:
+                    sample.metrics[f"ram_bytes @ {step}"] = [float(now - cached)]
+    kept, on_disk = resident_bytes(server) - memory, server.store_bytes() - disk
     _add_totals(sample, answers, kept=kept, on_disk=on_disk)
     sample.metrics["peak_bytes"] = [float(max(seen))]
     return sample
 
 
 def _is_looked_at(number: int, agents: int) -> bool:
-    """After 1, 2, 4, 8 … agents, and the last."""
+    """Whether to measure after this agent: 1, 2, 4, 8 …, and the last."""
     return number == agents or number & (number - 1) == 0
 
 
@@ -106,7 +100,7 @@ def _add_totals(sample: Sample, answers: Sequence[Answer], *, kept: int, on_disk
 
 SCENARIO = Scenario(
     name="memory",
-    summary="memory and disk that a server keeps for each agent and token",
+    summary="memory and disk space per agent and token",
     model="qwen3-9m",
     cases=_cases,
     measure=_measure,

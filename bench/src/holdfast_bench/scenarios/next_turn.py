@@ -1,10 +1,10 @@
-"""The commonest request of an agent: its next turn, a few new tokens behind a context that the
-server has just had in hand.
+"""The commonest request of an agent: the next turn, a few new tokens after a context that the
+server has just seen.
 
-One conversation for each server and case, read before anything is measured; then turn after turn,
-each the text so far, the answer and a few new words, one token drawn. Beside Holdfast's turns
-stands the floor: an ordinary step of its engine, in a process of its own, over as many tokens
-behind as many after the same pause, with nothing looked up, copied, kept or sent.
+Each server and case has a conversation, prefilled before the measurement. A turn contains the text
+so far, the answer and a few new words, and generates one token. Turns of Holdfast are compared with
+the minimum: an ordinary engine step in another process over as many tokens after as long a context
+and the same pause.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from holdfast_bench.metrics import shown
 from holdfast_bench.results import CaseResult, Sample
 from holdfast_bench.scenario import Case, Scale, Scenario, Trial, errors_of
 
-ALLOWED_SECONDS, ALLOWED_SECONDS_PER_TOKEN = 0.005, 0.2e-6  # of a turn beyond the step
+ALLOWED_SECONDS, ALLOWED_SECONDS_PER_TOKEN = 0.005, 0.2e-6  # for a turn, in addition to the step
 MOST_OF_A_PEER = 0.75
 _FEWEST_NEW, _MOST_NEW = 4, 10
-# of new text; the answer before it is one more, and two may become one
+# of new text; the previous answer adds one, and two may merge into one
 _WORDS_TOKENS = range(_FEWEST_NEW, _MOST_NEW - 1)
 _TRIES = 20
-_PAUSE_SECONDS = 0.05  # an agent's next turn comes a moment later
+_PAUSE_SECONDS = 0.05  # before each turn
 _FLOOR = "step"
 
 
 class StepJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the process that measures steps: which model, and how many tokens are to be behind them."""
+    """The job of the process that measures steps."""
 
     folder: str
     context_tokens: int
     threads: int
-    # before each step, as before each turn: caches are cold and threads asleep then
+    # before each step, as before each turn: caches get cold and threads fall asleep
     pause_seconds: float
 
 
@@ -69,7 +69,7 @@ def _cases(scale: Scale) -> Sequence[Case]:
 
 @dataclass(slots=True)
 class _Conversation:
-    """What was said to one server so far: a growing text, or messages."""
+    """A conversation with one server: a growing text, or messages."""
 
     is_chat: bool
     text: str = ""
@@ -95,7 +95,7 @@ class _Conversation:
 
 
 async def _prepare(trial: Trial) -> None:
-    """Have the server read the context, and start the floor's process beside Holdfast."""
+    """Prefill the context, and start the process that measures steps beside Holdfast."""
     server = await trial.stage.server(trial.contender)
     conversation = _Conversation(is_chat=trial.settings["is_chat"])
     conversation.begin(
@@ -106,7 +106,7 @@ async def _prepare(trial: Trial) -> None:
         _say(trial, conversation, answer)
         server.conversations[trial.case.name] = conversation
     else:
-        # it may still be at it, and the others must not wait for that
+        # it may still be computing, and the others must not wait for it
         trial.stage.drop(trial.contender, kill=True)
     if trial.contender.label == "holdfast" and _FLOOR not in trial.stage.kept:
         job = StepJob(
@@ -126,7 +126,7 @@ def _say(trial: Trial, conversation: _Conversation, answer: Answer) -> None:
 
 
 def _words(trial: Trial, seed: str) -> str:
-    """A few words of as many tokens as are wanted; the last try where there are none."""
+    """A few words with the wanted number of tokens, if one of several tries has it."""
     prompts, text = trial.stage.prompts, ""
     for number in range(_TRIES):
         text = prompts.text(_WORDS_TOKENS[-1], seed=f"{seed}/{number}")
@@ -139,7 +139,7 @@ async def _measure(trial: Trial) -> Sample:
     server, answers, new = await trial.stage.server(trial.contender), list[Answer](), list[int]()
     conversation: _Conversation | None = server.conversations.get(trial.case.name)
     if conversation is None:
-        return Sample(errors=["it has not read the context in time"])
+        return Sample(errors=["the context was not prefilled in time"])
     used = server.use()
     for _ in range(trial.settings["turns"]):
         await asyncio.sleep(_PAUSE_SECONDS)
@@ -175,7 +175,7 @@ async def _measure(trial: Trial) -> Sample:
 
 
 def _judge(case: CaseResult) -> list[str]:
-    """What is claimed of a turn, each with the figure and whether it is met."""
+    """Compare the figures with the claims."""
     ours, *others = case.contenders
     lines = []
     if beyond := ours.pooled("beyond_step_seconds"):
@@ -183,15 +183,15 @@ def _judge(case: CaseResult) -> list[str]:
         allowed = ALLOWED_SECONDS + ALLOWED_SECONDS_PER_TOKEN * context
         found = statistics.median(beyond)
         lines.append(
-            f"Beyond an ordinary step: {shown(found, 's')}, to be at most {shown(allowed, 's')} "
-            f"behind {context:,.0f} tokens: "
+            f"Beyond an ordinary step: {shown(found, 's')}, limit {shown(allowed, 's')} "
+            f"after {context:,.0f} tokens: "
             f"{_verdict(found <= allowed)}"
         )
     for other in others:
         ratio = ratio_of(case, other, "first_token_seconds", better="lower")
         if ratio is not None:
             lines.append(
-                f"Over {other.label}: {ratio.spread.median:.2f} ×, to be at most {MOST_OF_A_PEER} "
+                f"Over {other.label}: {ratio.spread.median:.2f} ×, limit {MOST_OF_A_PEER} "
                 "×: "
                 f"{_verdict(ratio.spread.median <= MOST_OF_A_PEER)}"
             )
@@ -214,7 +214,7 @@ def _verdict(is_met: bool) -> str:
 
 SCENARIO = Scenario(
     name="next-turn",
-    summary="the next turn of a conversation: a few new tokens behind a long context, over an engine step and other servers",
+    summary="the next turn: a few new tokens after a long context, compared with an engine step",
     model="holdfast-demo-endless",
     cases=_cases,
     measure=_measure,

@@ -1,4 +1,4 @@
-"""What a request costs besides the model: one token, and 64 tokens, one request after the other."""
+"""The cost of a request besides the model: one token, and 64 tokens, one request after the other."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def _measure(trial: Trial) -> Sample:
 
 SCENARIO = Scenario(
     name="overhead",
-    summary="one short request after the other: one token, 64 tokens",
+    summary="short requests one after another: 1 token, 64 tokens",
     model="holdfast-demo-endless",
     cases=_cases,
     measure=_measure,

@@ -1,17 +1,14 @@
-"""Compares Holdfast, `mlx_lm.server` and llama.cpp on the same random weights: one token, one
-stream, eight streams, a long prompt, and memory.
+"""Compares Holdfast, `mlx_lm.server` and llama.cpp with the same random weights.
 
-The cases are those of other scenarios and are measured in the same way, but on models that all three
-servers can load.
+The cases are those of other scenarios, on models that all three servers can load.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
-from holdfast_bench.memory_use import resident_bytes, sampled
+from holdfast_bench.memory_use import sampled_memory
 from holdfast_bench.models import FOUR_BIT
 from holdfast_bench.results import Sample
 from holdfast_bench.scenario import NOT_STARTED_HERE, Case, Scale, Scenario, Trial
@@ -55,7 +52,7 @@ async def _memory(trial: Trial) -> Sample:
     server = await trial.stage.restart(trial.contender)
     if server is None:
         return Sample(errors=[NOT_STARTED_HERE])
-    async with sampled(partial(resident_bytes, server)) as seen:
+    async with sampled_memory(server) as seen:
         sample = await streams.SCENARIO.measure(trial)
     sample.metrics = {"idle_bytes": [float(seen[0])], "peak_bytes": [float(max(seen))]}
     return sample
@@ -75,7 +72,7 @@ async def _measure(trial: Trial) -> Sample:
 
 SCENARIO = Scenario(
     name="peers",
-    summary="one token, one stream, eight streams, a long prompt, memory: beside mlx_lm.server and llama.cpp",
+    summary="1 token, 1 stream, 8 streams, a long prompt, memory; mlx_lm.server and llama.cpp beside it",
     model=_MODEL,
     more_models=(_SMALL_MODEL,),
     cases=_cases,
@@ -84,11 +81,11 @@ SCENARIO = Scenario(
     against_itself="everybody",
     only_by_name=True,
 )
-# MLX multiplies quantized weights on x86 CPUs in a scalar loop: a token takes a second
+# On x86 CPUs, MLX multiplies quantized weights in a scalar loop: a token takes a second.
 FOUR_BIT_SCENARIO = replace(
     SCENARIO,
     name="peers-4bit",
-    summary="the same with 4-bit weights, beside llama.cpp",
+    summary="the same with 4-bit weights; llama.cpp beside it",
     model=_MODEL + FOUR_BIT,
     more_models=(_SMALL_MODEL + FOUR_BIT,),
     peers=("llama.cpp",),

@@ -1,4 +1,4 @@
-"""How fast prompts are read: one long prompt, one token drawn."""
+"""Prefill: one long prompt, one generated token."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def _measure(trial: Trial) -> Sample:
 
 SCENARIO = Scenario(
     name="prefill",
-    summary="prompt processing: tokens per second of one long prompt",
+    summary="prefill: tokens per second of a long prompt",
     model="qwen3-30m",
     cases=_cases,
     measure=_measure,

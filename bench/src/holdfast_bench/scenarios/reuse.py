@@ -1,5 +1,5 @@
-"""What is read again when a context comes back: as it was, extended, changed in the middle, after a
-restart, after others.
+"""Time to first token of a context that was sent before: repeated, extended, changed, after a
+restart, after other contexts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from holdfast_bench.scenario import Case, Scale, Scenario, Trial, errors_of
 
 _ANSWER_TOKENS = 8
 _TURN_TOKENS = 64
-_OTHERS = 12  # contexts that are read in between to push the first one out of memory
+_OTHERS = 12  # contexts that push the first one out of memory
 
 
 def _cases(scale: Scale) -> Sequence[Case]:
@@ -75,7 +75,7 @@ def _said(text: str) -> tuple[Message, ...]:
 
 
 def _changed(trial: Trial, context: str, percent: int) -> str:
-    """The same text up to this part of it, and another one from there on."""
+    """The text with a different ending from this percentage on."""
     cut = context.rfind(" ", 0, len(context) * percent // 100)
     rest = trial.settings["context_tokens"] * (100 - percent) // 100
     return f"{context[:cut]} {trial.text(rest, f'changed {percent}')}"
@@ -83,7 +83,7 @@ def _changed(trial: Trial, context: str, percent: int) -> str:
 
 SCENARIO = Scenario(
     name="reuse",
-    summary="a context that comes back: repeated, extended, diverging, after a restart",
+    summary="a context sent again: repeated, extended, diverging, after a restart",
     model="qwen3-9m",
     cases=_cases,
     measure=_measure,

@@ -1,8 +1,7 @@
-"""What eight decoding streams feel of others' memory: contexts that come back from disk, and new
-ones that are put there.
+"""Gaps of eight streams beside restored contexts and beside new ones that are stored.
 
-Each kind of company is compared with the same number of requests that bring nothing to restore.
-What writing itself costs is the ratio to a server that keeps nothing on disk (`--against-command`).
+Restored contexts are compared with as many short requests. The cost of writing is the ratio to a
+server without a store (`--peer-command`).
 """
 
 from __future__ import annotations
@@ -74,9 +73,7 @@ async def _measure(trial: Trial) -> Sample:
 async def _decode_beside(
     trial: Trial, client: Client, sample: Sample, *, name: str, company: Sequence[str]
 ) -> None:
-    """Streams that decode from the first text of the last of them to the end of the company, or of
-    the first of them.
-    """
+    """Measure streams while other requests run."""
     asks = [
         user(
             trial.text(_STREAM_PROMPT_TOKENS, f"{name} {number}"),
@@ -109,7 +106,7 @@ async def _one_after_the_other(
 
 SCENARIO = Scenario(
     name="saving",
-    summary="what eight decoding streams feel of contexts that are restored from disk and put there",
+    summary="8 decoding streams beside restored contexts and new stored ones",
     model="qwen3-30m",
     cases=_cases,
     measure=_measure,

@@ -1,7 +1,6 @@
-"""Answers that repeat earlier text, and answers that do not, one by one and eight at once: with
-speculation and without.
+"""Speculative decoding: answers that repeat earlier text and others, one by one and eight at once.
 
-The questions are ones that the bundled model answers (`demo_model/benchmark_questions.py`).
+The questions suit the bundled model; they were chosen from its training tasks.
 """
 
 from __future__ import annotations
@@ -41,7 +40,9 @@ def _cases(scale: Scale) -> Sequence[Case]:
 
 
 def _asks(trial: Trial, *, max_tokens: int) -> list[Ask]:
-    """Questions of all kinds in turn. Each trial is a tenant, whom no earlier answer helps."""
+    """Questions of all kinds in turn. Each trial has its own tenant, so that no earlier answer
+    helps.
+    """
     kinds, count = trial.settings["kinds"], trial.settings["questions"]
     known = json.loads(_QUESTIONS.read_text())
     asks = []
@@ -58,7 +59,7 @@ def _asks(trial: Trial, *, max_tokens: int) -> list[Ask]:
 
 async def _measure(trial: Trial) -> Sample:
     client, settings = await trial.client(), trial.settings
-    for ask in _asks(trial, max_tokens=1):  # so that only the answers are measured
+    for ask in _asks(trial, max_tokens=1):  # prefill first: only decoding is measured
         await client.ask(ask)
     asks = _asks(trial, max_tokens=_MAX_TOKENS)
     if settings.get("together"):
@@ -78,9 +79,7 @@ async def _measure(trial: Trial) -> Sample:
 
 
 def _decode_speed(answers: Sequence[Answer]) -> list[float]:
-    """Tokens per second after the first token of each answer; empty for tool calls, which have no
-    text.
-    """
+    """Decode speed; empty for tool calls, which have no text."""
     tokens = sum(answer.completion_tokens - 1 for answer in answers)
     seconds = sum(answer.seconds - answer.first_seconds for answer in answers)
     return [tokens / seconds] if seconds else []
@@ -88,7 +87,7 @@ def _decode_speed(answers: Sequence[Answer]) -> list[float]:
 
 SCENARIO = Scenario(
     name="speculation",
-    summary="answers that repeat earlier text, and others: with speculation and without",
+    summary="answers that repeat earlier text and others, with and without speculation",
     model="holdfast-demo",
     more_models=(WIDE_DEMO,),
     cases=_cases,

@@ -1,6 +1,4 @@
-"""A stream is decoding when long prompts arrive: what happens to its gaps, and how much longer
-prefill takes than alone.
-"""
+"""Gaps of a decoding stream while long prompts are prefilled, and the time to first token of these."""
 
 from __future__ import annotations
 
@@ -14,10 +12,10 @@ from holdfast_bench.load import Ask, Client, user
 from holdfast_bench.results import Sample
 from holdfast_bench.scenario import Case, Scale, Scenario, Trial, errors_of
 
-# more than is ever drawn: the stream is closed when the long prompts are through
+# more than is ever generated: the stream is closed after the long prompts
 _STREAM_TOKENS = 6000
 _STREAM_PROMPT_TOKENS = 64
-_IDLE_TEXTS = 48  # texts of the undisturbed stream before the long prompts come
+_IDLE_TEXTS = 48  # texts before the long prompts
 _LATER_SECONDS = 0.2
 _POLL_SECONDS = 0.005
 
@@ -68,7 +66,7 @@ def _sample(stream: Answer, long: Sequence[Answer], *, begin: float, end: float)
     sample = Sample(errors=errors_of(long), answers=[answer.text for answer in long])
     idle, stalled = stream.gaps(end=begin)[2:], stream.gaps(begin=begin, end=end)
     if stream.finish_reason:
-        sample.errors.append("the stream ended before the long prompts were read")
+        sample.errors.append("the stream ended before the long prompts were prefilled")
     if sample.errors or not idle or not stalled:
         return sample
     sample.gaps = stalled
@@ -85,23 +83,21 @@ def _sample(stream: Answer, long: Sequence[Answer], *, begin: float, end: float)
 
 
 async def _until_texts(pieces: Sequence[object], running: asyncio.Task[object]) -> None:
-    """Wait until the stream has brought enough, or is over."""
+    """Wait until the stream has generated enough or has ended."""
     while len(pieces) < _IDLE_TEXTS and not running.done():
         await asyncio.sleep(_POLL_SECONDS)
 
 
 async def _until_idle(client: Client, trial: Trial) -> None:
-    """A server may need a while to notice that the stream was closed; the next trial must not meet
-    it.
-    """
+    """Wait until the server has noticed that the stream was closed."""
     for attempt in range(3):
         await client.ask(user(trial.text(16, f"idle {attempt}"), max_tokens=2))
 
 
 SCENARIO = Scenario(
     name="stall",
-    summary="a decoding stream while long prompts are read: its gaps",
-    model="qwen3-9m",  # every token is a visible word, so gaps between texts are those of tokens
+    summary="gaps of a decoding stream during the prefill of long prompts",
+    model="qwen3-9m",  # every token is a word, so gaps between texts are gaps between tokens
     cases=_cases,
     measure=_measure,
     rounds=3,

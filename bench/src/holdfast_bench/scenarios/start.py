@@ -1,4 +1,4 @@
-"""Time from starting the process to its first answer, and what it takes when idle."""
+"""Time from process start to the first answer, and memory when idle."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def _measure(trial: Trial) -> Sample:
 
 SCENARIO = Scenario(
     name="start",
-    summary="time to the first answer of a fresh process, idle memory of all its processes",
+    summary="time from process start to the first answer, idle memory",
     model="holdfast-demo",
     cases=_cases,
     measure=_measure,

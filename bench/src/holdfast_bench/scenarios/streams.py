@@ -1,4 +1,4 @@
-"""Several streams at once: all prompts equally long, or ragged as real ones are."""
+"""Concurrent streams with prompts of equal or ragged lengths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast_bench.results import Sample
 from holdfast_bench.scenario import Case, Scale, Scenario, Trial, errors_of
 
 _EQUAL_TOKENS = 256
-# 8 streams of 50 to 1,500; more streams take them again
+# 50 to 1,500 tokens for 8 streams, repeated for more
 _RAGGED_TOKENS = (50, 1500, 120, 800, 300, 1100, 75, 500)
 
 
@@ -36,7 +36,7 @@ def _case(count: int, kind: str, prompt_tokens: list[int], max_tokens: int) -> C
 
 
 def ragged_tokens(count: int) -> list[int]:
-    """Lengths of prompts, as unlike as those of several users."""
+    """Prompt lengths that vary like those of several users."""
     return [_RAGGED_TOKENS[number % len(_RAGGED_TOKENS)] for number in range(count)]
 
 
@@ -65,7 +65,7 @@ async def _measure(trial: Trial) -> Sample:
 
 
 def _decode_speed(together: Together) -> list[float]:
-    """Texts per second from the moment when the last stream began; each text is taken for a token."""
+    """Texts per second after the last stream has started. Each text counts as a token."""
     began = max(answer.first_seconds for answer in together.answers)
     later = sum(1 for answer in together.answers for at in answer.text_times if at > began)
     ended = max(answer.text_times[-1] for answer in together.answers if answer.text_times)
@@ -74,7 +74,7 @@ def _decode_speed(together: Together) -> list[float]:
 
 SCENARIO = Scenario(
     name="streams",
-    summary="1 to 16 streams at once, equal and ragged prompts",
+    summary="1 to 16 concurrent streams, equal and ragged prompts",
     model="qwen3-30m",
     cases=_cases,
     measure=_measure,

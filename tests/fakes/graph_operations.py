@@ -1,15 +1,13 @@
-"""Counts the operations of a decode step in MLX's own graph, beside mlx-lm's: `python -m
-tools.count_operations [--layers 36]`.
+"""Counts the operations of a decode step in MLX's graph, for Holdfast's engine and for mlx-lm.
 
-The graph is laid out as a GPU would get it: attention by the fused kernel, KV in one buffer. A CPU
-has no kernels for attention, normalization and rotation, and MLX gives it their parts as graph
-nodes; the columns "on a GPU" count each such call as one node. Kernels leave out views (slices,
-reshapes, broadcasts) and count a concatenation once for each of its inputs.
+The graph is built as on a GPU: fused attention, KV in one buffer. On a CPU, MLX has no kernels for
+attention, normalization and rotary embedding, so it adds their parts to the graph as nodes; the
+`gpu_` counts take each such call as one node. The kernel count ignores views (slices, reshapes,
+broadcasts) and counts a concatenation once per input.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import re
 import tempfile
@@ -35,7 +33,6 @@ from holdfast.worker.engine.seams import HeadSeam
 from holdfast.worker.engine.sequence import Prefix
 from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.live import LiveBase
-from tests.fakes.tiny_models import make_tiny
 
 VIEWS = set(
     "AsStrided Broadcast Copy ExpandDims Flatten Full Reshape Slice Split Squeeze Transpose Unflatten".split()
@@ -43,34 +40,20 @@ VIEWS = set(
 VOCABULARY = 32_768
 PROMPT_TOKENS, TURN_TOKENS, STEPS = 40, 7, 4
 GREEDY = SamplingParams(temperature=0.0, seed=0)
-SAMPLINGS = {
-    "greedy": GREEDY,
-    "temperature": SamplingParams(temperature=0.8, seed=1),
-    "top-p": SamplingParams(temperature=0.8, top_p=0.95, seed=1),
-    "top-k and top-p": SamplingParams(temperature=0.8, top_k=40, top_p=0.95, seed=1),
-    "penalties": SamplingParams(
-        temperature=0.0, repetition_penalty=1.1, frequency_penalty=0.2, presence_penalty=0.1, seed=0
-    ),
-}
 FUSED = ("scaled_dot_product_attention", "rms_norm", "rope")
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """The nodes of a graph as MLX gives it to a CPU; and how many nodes, concatenations among them,
-    and kernels on a GPU.
-    """
+    """Nodes of a graph, concatenations among them, and kernels, as on a GPU."""
 
-    cpu_nodes: int
     gpu_nodes: int
     gpu_concatenations: int
     gpu_kernels: int
 
 
 def _graph(outputs: Sequence[mx.array]) -> tuple[Counter[str], int]:
-    """How often each operation is in the graph of what is not evaluated yet, and how many inputs
-    its concatenations have.
-    """
+    """Count each operation in the unevaluated graph, and the inputs of its concatenations."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "graph.dot"
         mx.export_to_dot(str(file), *outputs)
@@ -89,9 +72,7 @@ def _kernels(operations: Counter[str]) -> int:
 
 
 class FusedCalls:
-    """Calls of MLX's fused operations, each with what it is made of on a CPU: laid out once more
-    over arrays that are there.
-    """
+    """Records calls of MLX's fused operations, and the graph that each of them has on a CPU."""
 
     def __init__(self) -> None:
         self.calls: Counter[Any] = Counter()
@@ -115,7 +96,7 @@ class FusedCalls:
         return call
 
     def counted(self, outputs: Sequence[mx.array]) -> Count:
-        """What is not evaluated yet, with the fused calls since the last count as one node each."""
+        """Count the unevaluated graph, with each fused call since the last count as one node."""
         operations, joined = _graph(outputs)
         nodes, kernels = operations.total(), _kernels(operations) + joined
         concatenations = operations["Concatenate"]
@@ -125,7 +106,7 @@ class FusedCalls:
             kernels -= calls * (_kernels(parts) + parts_joined - 1)
             concatenations -= calls * parts["Concatenate"]
         self.calls.clear()
-        return Count(operations.total(), nodes, concatenations, kernels)
+        return Count(nodes, concatenations, kernels)
 
 
 def _shape_or_value(argument: Any) -> Any:
@@ -136,7 +117,7 @@ def _shape_or_value(argument: Any) -> Any:
 
 @contextmanager
 def fused_calls() -> Iterator[FusedCalls]:
-    """Notes the calls of fused operations."""
+    """Record the calls of fused operations."""
     calls = FusedCalls()
     with pytest.MonkeyPatch.context() as patch:
         for name in FUSED:
@@ -146,9 +127,7 @@ def fused_calls() -> Iterator[FusedCalls]:
 
 @contextmanager
 def as_on_a_gpu() -> Iterator[list[Count]]:
-    """Run Holdfast's engine as a GPU would have it; gives the operations of each step that was
-    launched.
-    """
+    """Run Holdfast's engine as on a GPU; yields the operations of each launched step."""
     steps: list[Count] = []
     launch = engine_module.PendingStep.launch
 
@@ -169,26 +148,24 @@ def as_on_a_gpu() -> Iterator[list[Count]]:
 
 
 class Turns:
-    """Sequences of Holdfast's engine through turns of one conversation each."""
+    """Runs conversations through Holdfast's engine, turn by turn."""
 
     def __init__(
         self,
         model: Any,
         *,
         streams: int,
-        sampling: SamplingParams = GREEDY,
-        want_logprobs: bool = False,
         shares: bool = False,
     ) -> None:
-        """shares: let running sequences hold frozen parts, which a GPU's do not."""
+        """shares: whether running sequences hold frozen parts, which they never do on a GPU."""
         runner = RowsRunner(model, HeadSeam(model))
         runner.shares = shares
         self.engine = Engine(runner, vocab_size=VOCABULARY)
-        self.streams, self.sampling, self.want_logprobs = streams, sampling, want_logprobs
+        self.streams = streams
         self.states: list[Any] = [None] * streams
 
     def run(self, turn: int) -> None:
-        """Read what is new of every conversation and decode some steps together."""
+        """Prefill the new tokens of every conversation and decode a few steps together."""
         positions: dict[str, int] = {}
         for stream in range(self.streams):
             name, state = f"{turn}/{stream}", self.states[stream]
@@ -200,9 +177,7 @@ class Turns:
                     tuple(1 + (index * 7 + stream) % 200 for index in range(tokens))
                 ),
                 max_tokens=STEPS + 1,
-                sampling=self.sampling,
-                want_logprobs=self.want_logprobs,
-                top_logprobs=5 if self.want_logprobs else 0,
+                sampling=GREEDY,
             )
             prefix = None
             if state is not None:
@@ -225,7 +200,7 @@ class Turns:
 
 
 def decode_steps(model: Any, *, streams: int, turn: int = 1, **options: Any) -> list[Count]:
-    """The operations of each decode step of a turn. options: as of `Turns`."""
+    """The operations of each decode step of a turn. options: those of `Turns`."""
     with as_on_a_gpu() as steps:
         turns = Turns(model, streams=streams, **options)
         for number in range(1, turn + 1):
@@ -233,14 +208,9 @@ def decode_steps(model: Any, *, streams: int, turn: int = 1, **options: Any) -> 
         return steps[-STEPS:]
 
 
-def holdfast_step(model: Any, *, streams: int, turn: int = 1, **options: Any) -> Count:
-    """Those of the last one."""
-    return decode_steps(model, streams=streams, turn=turn, **options)[-1]
-
-
 @contextmanager
 def counting_evaluations() -> Iterator[list[Count]]:
-    """The operations of each evaluation that mlx-lm asks for and does not wait for."""
+    """Yields the operations of each asynchronous evaluation of mlx-lm."""
     steps: list[Count] = []
 
     def counting(*outputs: Any) -> None:
@@ -253,111 +223,10 @@ def counting_evaluations() -> Iterator[list[Count]]:
         yield steps
 
 
-def _mlx_lm_sampling(params: SamplingParams) -> tuple[Any, list[Any]]:
-    """mlx-lm's sampler and logits processors for the same parameters."""
-    sample_utils = importlib.import_module("mlx_lm.sample_utils")
-    sampler = sample_utils.make_sampler(
-        temp=params.temperature, top_p=params.top_p, top_k=params.top_k
-    )
-    penalties = sample_utils.make_logits_processors(
-        repetition_penalty=params.repetition_penalty if params.repetition_penalty != 1.0 else None,
-        presence_penalty=params.presence_penalty or None,
-        frequency_penalty=params.frequency_penalty or None,
-    )
-    return sampler, penalties
-
-
-def generate_step(model: Any, *, sampling: SamplingParams = GREEDY) -> Count:
-    """The operations of a decode step of mlx-lm's `generate_step`."""
+def generate_step(model: Any) -> Count:
+    """The operations of a greedy decode step of mlx-lm's `generate_step`."""
     generate = importlib.import_module("mlx_lm.generate")
-    sampler, processors = _mlx_lm_sampling(sampling)
-    options = {"max_tokens": STEPS, "sampler": sampler, "logits_processors": processors or None}
     with counting_evaluations() as steps:
-        for _ in generate.generate_step(mx.arange(1, PROMPT_TOKENS), model, **options):
+        for _ in generate.generate_step(mx.arange(1, PROMPT_TOKENS), model, max_tokens=STEPS):
             pass
         return steps[-1]
-
-
-def batch_generator(model: Any, *, streams: int, sampling: SamplingParams = GREEDY) -> Count:
-    """The operations of a decode step of mlx-lm's `BatchGenerator`."""
-    generate = importlib.import_module("mlx_lm.generate")
-    sampler, processors = _mlx_lm_sampling(sampling)
-    with counting_evaluations() as steps:
-        generator = generate.BatchGenerator(model, max_tokens=STEPS + 2)
-        generator.insert(
-            [list(range(1, PROMPT_TOKENS + stream)) for stream in range(streams)],
-            samplers=[sampler] * streams if sampling != GREEDY else None,
-            logits_processors=[processors] * streams if processors else None,
-        )
-        for _ in range(STEPS + 2):
-            generator.next()
-        by_size = sorted(steps, key=lambda step: step.gpu_nodes)
-        # those that join sequences are larger, those that read prompts may be smaller
-        return by_size[len(by_size) // 2]
-
-
-def _row(name: str, count: Callable[[], Count]) -> str:
-    step = count()
-    return (
-        f"| {name} | {step.gpu_nodes:,} | {step.gpu_concatenations:,} | {step.gpu_kernels:,} | "
-        f"{step.cpu_nodes:,} |"
-    )
-
-
-def _print_steps(model: Any, streams: Sequence[int]) -> None:
-    print("| decode step | nodes on a GPU | concatenations | kernels on a GPU | nodes on a CPU |")
-    print("|---|---:|---:|---:|---:|")
-    print(_row("mlx-lm, generate_step", lambda: generate_step(model)))
-    for number in streams:
-        print(
-            _row(
-                f"mlx-lm, BatchGenerator, {number}", partial(batch_generator, model, streams=number)
-            )
-        )
-        for turn in (1, 2):
-            print(
-                _row(
-                    f"Holdfast, {number}, turn {turn}",
-                    partial(holdfast_step, model, streams=number, turn=turn),
-                )
-            )
-
-
-def _print_sampling(model: Any, streams: Sequence[int]) -> None:
-    """What each way to draw adds to a greedy step."""
-    print("| sampling, beyond a greedy step | nodes on a GPU | kernels on a GPU |")
-    print("|---|---:|---:|")
-    for number in streams:
-        for side, step in (("mlx-lm", batch_generator), ("Holdfast", holdfast_step)):
-            greedy = step(model, streams=number)
-            counts = {
-                name: step(model, streams=number, sampling=params)
-                for name, params in SAMPLINGS.items()
-            }
-            if side == "Holdfast":
-                counts["5 log-probabilities"] = holdfast_step(
-                    model, streams=number, want_logprobs=True
-                )
-            for name, count in counts.items():
-                nodes, kernels = (
-                    count.gpu_nodes - greedy.gpu_nodes,
-                    count.gpu_kernels - greedy.gpu_kernels,
-                )
-                print(f"| {side}, {number}, {name} | {nodes:,} | {kernels:,} |")
-
-
-def main() -> None:
-    """Print the tables."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--layers", type=int, default=36)
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 8, 16])
-    options = parser.parse_args()
-    _print_steps(
-        make_tiny("qwen3", num_hidden_layers=options.layers, vocab_size=VOCABULARY), options.streams
-    )
-    print()
-    _print_sampling(make_tiny("qwen3", num_hidden_layers=1, vocab_size=VOCABULARY), options.streams)
-
-
-if __name__ == "__main__":
-    main()
