@@ -19,12 +19,12 @@ from holdfast.telemetry.history import Cell, PerformanceHistory
 from holdfast.telemetry.history_file import write_history
 from tests.fakes.browser import Visitor, visiting
 from tests.fakes.http_clients import served_on_a_thread
-from tests.fakes.page_script import LONG
 from tests.fakes.quality_report import REPORT
 from tests.fakes.scripted_gateway import INFO, ScriptedDirectory, model_status
 from tests.fakes.scripted_model import write_scripted
 from tests.fakes.server_process import ServerProcess, running_server, unused_port
 
+ANSWER = " ".join(f"word{number}" for number in range(100))
 ATTACK = "<img/src=x/onerror=document.title='stolen'>"
 HOURS_AGO = 3
 WIDTHS_AND_SCHEMES = [(1280, False), (360, True)]
@@ -54,7 +54,7 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     file = state / "holdfast" / "performance" / f"server-{port}.history"
     file.parent.mkdir(parents=True)
     write_history(file, earlier_answers().packed())
-    model = write_scripted(tmp_path_factory.mktemp("scripted") / "model", (LONG,) * 4)
+    model = write_scripted(tmp_path_factory.mktemp("scripted") / "model", (ANSWER,))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(state))
         arguments = (str(model), "--name", "scripted", "--store", "off")
