@@ -12,6 +12,7 @@ import typer.testing
 from hypothesis import HealthCheck, settings
 
 from holdfast.files import kernels_folder
+from holdfast.front.fleet.worker_files import of_this_machine
 from holdfast.machine.blas import prepare_blas
 
 gc.disable()  # until all tests are collected
@@ -42,10 +43,15 @@ for variable in [
     del os.environ[variable]
 os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parent / "tests" / "no-such-folder")
 # Nor must tests change what is that person's, except for adding kernels that they have compiled:
-# otherwise, servers would compile them again in each process of tests.
+# otherwise, servers would compile them again in each process of tests. What MLX has compiled for
+# the models of the tests (a second for each operation) is kept from one run to the next.
 _caches = tempfile.TemporaryDirectory(prefix="holdfast-tests-")
+_compiled = Path(_caches.name, "holdfast", "compiled")
+_compiled.mkdir(mode=0o700, parents=True)
+_kept_compiled = Path(__file__).parent / ".pytest_cache" / "compiled-by-mlx"
+_kept_compiled.mkdir(mode=0o700, parents=True, exist_ok=True)
+of_this_machine(_compiled).symlink_to(_kept_compiled)
 if (_kernels := kernels_folder(os.environ)).is_dir():
-    Path(_caches.name, "holdfast").mkdir(mode=0o700)
     Path(_caches.name, "holdfast", "kernels").symlink_to(_kernels)
 os.environ["XDG_CACHE_HOME"] = _caches.name
 os.environ["XDG_STATE_HOME"] = str(Path(_caches.name) / "state")

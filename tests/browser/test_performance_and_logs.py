@@ -19,15 +19,16 @@ from holdfast.front.telemetry.history_file import write_history
 from holdfast.models.quality import save_quality
 from tests.fakes.browser import Visitor, visiting
 from tests.fakes.http_clients import served_on_a_thread
-from tests.fakes.page_script import LONG
 from tests.fakes.quality_report import REPORT
 from tests.fakes.scripted_gateway import INFO, ScriptedDirectory, model_status
 from tests.fakes.scripted_model import write_scripted
 from tests.fakes.server_process import ServerProcess, running_server, unused_port
+from tests.fakes.slow import slow
 
+ANSWER = " ".join(f"word{number}" for number in range(100))
 ATTACK = "<img/src=x/onerror=document.title='stolen'>"
 HOURS_AGO = 3
-WIDTHS_AND_SCHEMES = [(1280, False), (360, True)]
+WIDE_AND_LIGHT, NARROW_AND_DARK = (1280, False), (360, True)
 
 
 def earlier_answers() -> PerformanceHistory:
@@ -54,7 +55,7 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     file = state / "holdfast" / "performance" / f"server-{port}.history"
     file.parent.mkdir(parents=True)
     write_history(file, earlier_answers().packed())
-    model = write_scripted(tmp_path_factory.mktemp("scripted") / "model", (LONG,) * 4)
+    model = write_scripted(tmp_path_factory.mktemp("scripted") / "model", (ANSWER,))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(state))
         arguments = (str(model), "--name", "scripted", "--store", "off")
@@ -275,8 +276,19 @@ def test_a_log_line_is_shown_as_text(visitor: Visitor) -> None:
     assert page.title() == "Logs – Holdfast"
 
 
-@pytest.mark.parametrize(("width", "is_dark"), WIDTHS_AND_SCHEMES)
-@pytest.mark.parametrize("view", ["performance?range=6h", "performance?model=earlier-1", "logs"])
+@pytest.mark.parametrize(
+    ("view", "width", "is_dark"),
+    [
+        ("performance?range=6h", *WIDE_AND_LIGHT),
+        ("performance?range=6h", *NARROW_AND_DARK),
+        ("performance?model=earlier-1", *WIDE_AND_LIGHT),
+        ("logs", *NARROW_AND_DARK),
+        *slow(
+            ("performance?model=earlier-1", *NARROW_AND_DARK),
+            ("logs", *WIDE_AND_LIGHT),
+        ),
+    ],
+)
 def test_the_views_fit_and_can_be_read_by_everyone(
     browser: Browser, server: ServerProcess, view: str, width: int, is_dark: bool
 ) -> None:

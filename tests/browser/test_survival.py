@@ -14,7 +14,7 @@ from tests.fakes.browser import Visitor, visiting
 from tests.fakes.cut_connection import relayed
 from tests.fakes.page_script import ANSWERS, LONG
 from tests.fakes.scripted_model import write_scripted
-from tests.fakes.server_process import ServerProcess
+from tests.fakes.server_process import ServerProcess, running_server
 
 
 @pytest.fixture(scope="module")
@@ -23,39 +23,20 @@ def model(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_scripted(tmp_path_factory.mktemp("scripted") / "model", ANSWERS)
 
 
-class Servers:
-    """One server after the other on the same port, with the same store."""
-
-    def __init__(self, model: Path, store: Path) -> None:
-        self._arguments = (str(model), "--name", "scripted", "--store", str(store))
-        self._arguments += ("--speculation", "off")
-        self.server = self._started(0)
-
-    def _started(self, port: int) -> ServerProcess:
-        server = ServerProcess(*self._arguments, port=port)
-        server.wait_ready()
-        return server
-
-    def restart(self, number: signal.Signals) -> None:
-        """End the server with a signal, and start the next one."""
-        port = int(self.server.url.rpartition(":")[2])
-        self.server.stop(number)
-        self.server = self._started(port)
-
-
 @pytest.fixture(scope="module")
-def servers(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    store = tmp_path_factory.mktemp("store")
+    options = ("--name", "scripted", "--store", str(store), "--speculation", "off")
     with pytest.MonkeyPatch.context() as patch:
         # with kernels, long answers would end before the test can act
         patch.setenv("HOLDFAST_KERNELS", "0")
-        servers = Servers(model, tmp_path_factory.mktemp("store"))
-        yield servers
-        assert servers.server.stop() == 0, servers.server.log()
+        with running_server(str(model), *options) as server:
+            yield server
 
 
 @pytest.fixture
-def visitor(browser: Browser, servers: Servers) -> Iterator[Visitor]:
-    with visiting(browser, servers.server.url) as visitor:
+def visitor(browser: Browser, server: ServerProcess) -> Iterator[Visitor]:
+    with visiting(browser, server.url) as visitor:
         visitor.open()
         yield visitor
 
@@ -78,39 +59,41 @@ def check_whole(visitor: Visitor) -> None:
         page.reload()
 
 
-def test_an_answer_survives_the_death_of_its_worker(visitor: Visitor, servers: Servers) -> None:
+def test_an_answer_survives_the_death_of_its_worker(
+    visitor: Visitor, server: ServerProcess
+) -> None:
     ask_for_much(visitor)
-    pid = servers.server.model()["pid"]
+    pid = server.model()["pid"]
     os.kill(pid, signal.SIGKILL)
     check_whole(visitor)
-    assert servers.server.model()["pid"] != pid
+    assert server.model()["pid"] != pid
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_an_answer_survives_a_restart_of_the_server(
-    visitor: Visitor, servers: Servers, number: signal.Signals
+    visitor: Visitor, server: ServerProcess, number: signal.Signals
 ) -> None:
     ask_for_much(visitor)
-    servers.restart(number)
+    server.restart(number)
     check_whole(visitor)
 
 
 @pytest.mark.slow
 def test_a_closed_page_finds_its_answer_after_a_restart_of_the_server(
-    visitor: Visitor, servers: Servers
+    visitor: Visitor, server: ServerProcess
 ) -> None:
     ask_for_much(visitor)
     address = visitor.page.url
     visitor.page.goto("about:blank")
-    servers.restart(signal.SIGTERM)
+    server.restart(signal.SIGTERM)
     visitor.page.goto(address)
     check_whole(visitor)
 
 
-def test_an_answer_survives_a_lost_connection(browser: Browser, servers: Servers) -> None:
+def test_an_answer_survives_a_lost_connection(browser: Browser, server: ServerProcess) -> None:
     with (
-        relayed(servers.server.url) as relay,
+        relayed(server.url) as relay,
         visiting(browser, relay.url) as visitor,
     ):
         visitor.open()
@@ -123,14 +106,14 @@ def test_an_answer_survives_a_lost_connection(browser: Browser, servers: Servers
 
 @pytest.mark.slow
 def test_a_finished_conversation_goes_on_after_a_restart_of_the_server(
-    visitor: Visitor, servers: Servers
+    visitor: Visitor, server: ServerProcess
 ) -> None:
     page = visitor.page
     visitor.ask("Say many words.")
     visitor.until_answered()
-    servers.restart(signal.SIGTERM)
+    server.restart(signal.SIGTERM)
     visitor.ask("And now?")
     visitor.until_answered(2)
     expect(page.get_by_role("article")).to_have_count(2)
     expect(page.get_by_role("article").last).to_contain_text("Ferry")
-    assert servers.server.model()["state"] == "ready"
+    assert server.model()["state"] == "ready"

@@ -25,7 +25,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from holdfast.files import kernels_folder
+from holdfast.files import compiled_code_folder, kernels_folder
+from holdfast.front.fleet.worker_files import of_this_machine
 from tests.fakes.volumes import read_only
 
 BUSY_PROCESSES = 12
@@ -154,6 +155,18 @@ def slow_disk(folder: Path) -> dict[str, str]:
     to read or write, 100 ms to sync.
     """
     return {"LD_PRELOAD": _slow_calls(), "SLOW_FOLDER": str(folder)}
+
+
+def link_compiled(home: Path) -> None:
+    """Let servers in a new home find what has been compiled, kernels and code of MLX: that takes
+    seconds.
+    """
+    caches = home / ".cache" / "holdfast"
+    (caches / "compiled").mkdir(mode=0o700, parents=True)
+    if (kernels := kernels_folder(os.environ)).is_dir():
+        (caches / "kernels").symlink_to(kernels)
+    compiled = of_this_machine(Path(compiled_code_folder(os.environ)))
+    of_this_machine(caches / "compiled").symlink_to(compiled.resolve())
 
 
 @contextlib.contextmanager

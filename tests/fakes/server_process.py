@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 import psutil
@@ -53,6 +53,13 @@ def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
     return {name: value for name, value in changed.items() if value or name not in (changes or {})}
 
 
+def _reading(pipe: IO[str], lines: list[str]) -> threading.Thread:
+    """A thread that has begun to read the lines of a pipe."""
+    thread = threading.Thread(target=lines.extend, args=(pipe,), daemon=True)
+    thread.start()
+    return thread
+
+
 class ServerProcess:
     """Started at once; `wait_ready` returns when the model serves."""
 
@@ -64,22 +71,33 @@ class ServerProcess:
         environ: Mapping[str, str] | None = None,
     ) -> None:
         """environ: changes to the environment; an empty value removes a variable."""
+        self._arguments = arguments
+        self._start_new_session = start_new_session
+        self._environ = environment(environ)
+        self._start(port)
+
+    def _start(self, port: int) -> None:
         self._lines: list[str] = []
         self.url = ""
         self.process = subprocess.Popen(
-            command(*arguments, "--port", str(port)),
+            command(*self._arguments, "--port", str(port)),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=environment(environ),
-            start_new_session=start_new_session,
+            env=self._environ,
+            start_new_session=self._start_new_session,
         )
         self._log: list[str] = []
         assert self.process.stderr is not None
-        self._log_reader = threading.Thread(
-            target=lambda: self._log.extend(self.process.stderr), daemon=True
-        )
-        self._log_reader.start()
+        self._log_reader = _reading(self.process.stderr, self._log)
+
+    def restart(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """End it with a signal, and start it again on its port; returns when the model serves."""
+        port = int(self.url.rpartition(":")[2])
+        code = self.stop(number)
+        assert code == (0 if number is signal.SIGTERM else -number), self.log()
+        self._start(port)
+        self.wait_ready()
 
     def wait_ready(self) -> None:
         """Read the standard output up to the line that says where the server is."""
@@ -88,10 +106,7 @@ class ServerProcess:
             self._lines.append(line)
             if found := _READY.search(line):
                 self.url = found[1]
-                self._reader = threading.Thread(
-                    target=lambda: self._lines.extend(self.process.stdout), daemon=True
-                )
-                self._reader.start()
+                self._reader = _reading(self.process.stdout, self._lines)
                 return
         raise AssertionError(f"the server ended with {self.process.wait()}: {self.log()}")
 

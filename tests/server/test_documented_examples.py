@@ -28,6 +28,7 @@ from holdfast.cli.main import app
 from holdfast.config import load_settings
 from holdfast.front.fleet.catalog import read_catalog_file
 from tests.fakes.command_line import LONGEST_SECONDS
+from tests.fakes.conditions import link_compiled
 from tests.fakes.server_process import ServerProcess, running_server
 from tests.project.sources import ROOT
 
@@ -203,6 +204,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def new_home(patch: pytest.MonkeyPatch, folder: Path) -> Path:
+    link_compiled(folder)
     for variable in [name for name in os.environ if name.startswith(("HOLDFAST_", "XDG_", "HF_"))]:
         patch.delenv(variable)
     source = ROOT / "src"

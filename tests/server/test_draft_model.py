@@ -13,38 +13,30 @@ import pytest
 
 from holdfast.models.download import demo_folder
 from tests.fakes.draft_models import write_larger_demo
-from tests.fakes.server_process import ServerProcess
+from tests.fakes.server_process import ServerProcess, running_server
 from tests.fakes.slow import slow
 from tests.fakes.speculating_server import COPY, chat, metric, resumed_answer, texts
 from tests.fakes.tiny_models import write_tiny
 
 DRAFT = "holdfast-demo-draft"
 SUM: dict[str, Any] = {"messages": [{"role": "user", "content": "What is 17 plus 25?"}]}
+TURNS = 4  # half of them before the restart
 KINDS = ("model_drafted", "model_accepted")
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    folder = tmp_path_factory.mktemp("draft-model")
-    process = started(folder)
-    yield process
-    process.stop()
-
-
-def started(folder: Path) -> ServerProcess:
     """A server of a model for which a draft model pays, with a store."""
+    folder = tmp_path_factory.mktemp("draft-model")
     model = folder / "model"
-    if not model.exists():
-        write_larger_demo(model)
+    write_larger_demo(model)
     (folder / "models.toml").write_text(
         f'[models.drafting]\npath = "{model}"\nspeculation = "{DRAFT}"\npin = true\n'
         f'[models.plain]\npath = "{model}"\nspeculation = "off"\npin = true\n'
     )
-    process = ServerProcess(
-        "--models", str(folder / "models.toml"), "--store", str(folder / "store")
-    )
-    process.wait_ready()
-    return process
+    arguments = ("--models", str(folder / "models.toml"), "--store", str(folder / "store"))
+    with running_server(*arguments) as process:
+        yield process
 
 
 @pytest.mark.parametrize(
@@ -87,8 +79,10 @@ def test_a_stream_goes_on_after_its_worker_was_killed(server: ServerProcess) -> 
     assert [resumed_answer(server, "drafting")] == whole
 
 
-def test_as_many_tokens_are_cached_as_without_drafts_over_a_restart_too(tmp_path: Path) -> None:
-    def cached(server: ServerProcess, model: str, messages: list[dict[str, Any]]) -> int:
+def test_as_many_tokens_are_cached_as_without_drafts_over_a_restart_too(
+    server: ServerProcess,
+) -> None:
+    def cached(model: str, messages: list[dict[str, Any]]) -> int:
         # both have the same blocks on disk
         answer = chat(server, model, messages=messages, max_tokens=200, cache_salt=model)
         messages += [
@@ -102,15 +96,14 @@ def test_as_many_tokens_are_cached_as_without_drafts_over_a_restart_too(tmp_path
         model: list(COPY["messages"]) for model in ("drafting", "plain")
     }
     found: list[tuple[int, int]] = []
-    for _ in range(2):
-        server = started(tmp_path)
-        for _ in range(3):
-            drafting, plain = (cached(server, model, each) for model, each in messages.items())
-            found.append((drafting, plain))
-        server.stop()
+    for turn in range(TURNS):
+        if turn == TURNS // 2:
+            server.restart()
+        drafting, plain = (cached(model, each) for model, each in messages.items())
+        found.append((drafting, plain))
     assert messages["drafting"] == messages["plain"]
     assert all(drafting == plain for drafting, plain in found)
-    assert [drafting > 0 for drafting, _ in found] == [False, True, True, True, True, True]
+    assert [drafting > 0 for drafting, _ in found] == [False, *[True] * (TURNS - 1)]
 
 
 def test_a_model_with_other_tokens_is_refused_at_the_start(tmp_path: Path) -> None:

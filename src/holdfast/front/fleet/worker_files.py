@@ -47,7 +47,7 @@ class WorkerTemporaries:
         self._folder = Path(tempfile.mkdtemp(prefix="worker-"))
         if self._kept is None or not _is_ours_alone(self._kept):
             return
-        source = _of_this_machine(self._kept)
+        source = of_this_machine(self._kept)
         if source.is_dir():
             # without the copies the worker compiles everything itself, which only takes time
             with contextlib.suppress(OSError, shutil.Error):
@@ -66,7 +66,7 @@ class WorkerTemporaries:
         if self._kept is None:
             return
         compiled = self._folder / _MLX_FOLDER
-        target = _of_this_machine(self._kept)
+        target = of_this_machine(self._kept)
         try:
             self._kept.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not _is_ours_alone(self._kept):
@@ -105,7 +105,7 @@ def _delete_unused(kept: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _of_this_machine(kept: Path) -> Path:
+def of_this_machine(kept: Path) -> Path:
     """The subfolder for this machine.
 
     Several machines may share a home directory, and libraries depend on processor and system.
