@@ -24,7 +24,8 @@ from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 @cache
 def wide(name: str) -> Runner:
     """A probed tiny model with heads that can be quantized."""
-    return choose_layout(make_tiny(name, head_dim=64), vocab_size=VOCAB_SIZE)
+    fewer = {"num_hidden_layers": 2} if name == "llama" else {}
+    return choose_layout(make_tiny(name, head_dim=64, **fewer), vocab_size=VOCAB_SIZE)
 
 
 @cache
@@ -65,12 +66,17 @@ def prompt_of(seed: str, tokens: int) -> tuple[int, ...]:
     return tuple(rng.randrange(VOCAB_SIZE - 8) for _ in range(tokens))
 
 
+@cache
+def _kept_engine(name: str) -> Engine:
+    """An engine that knows the forms."""
+    return worker(name).engine
+
+
 def alone(
     name: str, prompt: Sequence[int], *, max_tokens: int, quantized_at: int | None = None
 ) -> list[int]:
     """The answer of a sequence alone, which is quantized when it has that many tokens."""
-    engine = worker(name).engine  # it knows the forms
-    return answer_of(engine, prompt, max_tokens=max_tokens, quantized_at=quantized_at)
+    return answer_of(_kept_engine(name), prompt, max_tokens=max_tokens, quantized_at=quantized_at)
 
 
 def answer_of(
