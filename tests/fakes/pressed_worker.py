@@ -24,8 +24,7 @@ from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 @cache
 def wide(name: str) -> Runner:
     """A probed tiny model with heads that can be quantized."""
-    fewer = {"num_hidden_layers": 2} if name == "llama" else {}
-    return choose_layout(make_tiny(name, head_dim=64, **fewer), vocab_size=VOCAB_SIZE)
+    return choose_layout(make_tiny(name, head_dim=64), vocab_size=VOCAB_SIZE)
 
 
 @cache

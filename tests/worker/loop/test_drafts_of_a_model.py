@@ -228,7 +228,7 @@ def test_a_draft_model_that_fails_is_turned_off_and_harms_no_request(
 def test_sampled_tokens_have_the_probabilities_that_the_model_gives_them(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A chi-square test of the first three tokens of 1,200 answers, most of them after drafts."""
+    """A chi-square test of the first three tokens of 800 answers, most of them after drafts."""
     sampling = msgspec.structs.replace(distributions.PLAIN, **distributions.SAMPLINGS[name])
     ask_always(monkeypatch, seed=f"chi-square {name}")
     script: list[Sequence[Command]] = [
