@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from holdfast.wire.requests import SamplingParams
 
-PROMPT = tuple(range(40, 48))
+PROMPT = tuple(range(38, 46))
 ALLOWED = (45, 70, 80, 90, 100)  # the first one is part of the prompt
 ANSWERS = 800
 # only these tokens are likely; tests of further parameters replace some of these
