@@ -21,6 +21,7 @@ gc.disable()  # until all tests are collected
 settings.register_profile(
     "default",
     deadline=None,
+    max_examples=50,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=bool(os.environ.get("CI")),
 )

@@ -143,7 +143,7 @@ def test_where_forward_passes_need_no_mlx(name: str, kv_bits: KVBits) -> None:
     ],
 )
 def test_sampled_tokens_have_the_probabilities_that_the_model_gives_them(name: str) -> None:
-    """A chi-square test of the first three tokens of 1,200 answers, most of them after drafts."""
+    """A chi-square test of the first three tokens of 800 answers, most of them after drafts."""
     engine = Engine(probed("llama"), vocab_size=VOCAB_SIZE)
     sampling = msgspec.structs.replace(distributions.PLAIN, **distributions.SAMPLINGS[name])
     rng = random.Random(f"chi-square {name}")

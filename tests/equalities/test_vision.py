@@ -35,7 +35,7 @@ from tests.fakes.vision_worker import (
 # Each needs something else: positions in three dimensions with features of several layers; windows
 # and text around images; rows of tokens with breaks; recurrent states.
 FAST = ["qwen3_vl", "gemma3", "pixtral", "qwen3_5"]
-TOKENS = 5
+TOKENS = 4
 
 SQUARE = image_file(32, 32, seed=1)
 SAME_SIZE = image_file(32, 32, seed=2)
@@ -127,7 +127,7 @@ def test_each_conversation_alone_is_answered_as_by_mlx_vlm(
     assert not found
 
 
-@pytest.mark.parametrize("step_tokens", [24, 400])
+@pytest.mark.parametrize("step_tokens", [24, pytest.param(400, marks=pytest.mark.slow)])
 def test_a_crowd_is_answered_as_each_alone(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer], step_tokens: int
 ) -> None:
@@ -263,7 +263,7 @@ def test_conversations_that_come_and_go_are_answered_as_alone(
     for life in range(2):
         script: list[list[Command]] = []
         names = {}
-        for number in range(12):
+        for number in range(8):
             name = rng.choice([*CONVERSATIONS])
             names[f"{life} {number}"] = name
             request = beside.request(f"{life} {number}", CONVERSATIONS[name], max_tokens=TOKENS)

@@ -16,6 +16,7 @@ import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
 from holdfast.models.download import demo_folder
+from holdfast.worker.drafting import draft_model as draft_models
 from holdfast.worker.drafting.draft_model import DraftModel
 from holdfast.worker.drafting.suffix import MOST_DRAFTED
 from holdfast.worker.engine.engine import Engine
@@ -31,6 +32,7 @@ from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 # of tiny models that draft for themselves: so much that half of the drafted tokens or more are right
 _NOISE = {"llama": 0.1, "gpt_oss": 0.05, "gemma3_text": 0.01, "qwen3_next": 0.005}
 _USUAL_NOISE = 0.02
+_WARM_UP_TOKENS = 40  # a prefill, and the first pass of a draft
 
 
 @cache
@@ -59,13 +61,16 @@ def draft_model(
     """A draft model for the tiny model `name`. Without noise, all greedy drafts are right."""
     if noise is None:
         noise = _NOISE.get(name, _USUAL_NOISE)
-    return DraftModel(
-        engine(noisy_runner(name, noise, head_dimensions), vocab_size=VOCAB_SIZE),
-        name=f"noisy {name}",
-        vocab_size=VOCAB_SIZE,
-        context_tokens=context_tokens,
-        most_kept_bytes=most_kept_bytes,
-    )
+    runner = noisy_runner(name, noise, head_dimensions)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(draft_models, "_WARM_UP_TOKENS", _WARM_UP_TOKENS)
+        return DraftModel(
+            engine(runner, vocab_size=VOCAB_SIZE),
+            name=f"noisy {name}",
+            vocab_size=VOCAB_SIZE,
+            context_tokens=context_tokens,
+            most_kept_bytes=most_kept_bytes,
+        )
 
 
 def ask_always(monkeypatch: pytest.MonkeyPatch, *, seed: str) -> None:

@@ -16,13 +16,13 @@ def requests(**more: Any) -> list[SequenceRequest]:
     """Requests of several lengths: two share a prefix, one samples, one wants log-probabilities."""
     shared = random_prompt(70)
     return [
-        greedy("a", shared, max_tokens=40, **more),
-        greedy("b", (*shared, 5, 6, 7), max_tokens=33, **more),
-        greedy("c", random_prompt(9, "c"), max_tokens=25, want_logprobs=True, **more),
+        greedy("a", shared, max_tokens=28, **more),
+        greedy("b", (*shared, 5, 6, 7), max_tokens=23, **more),
+        greedy("c", random_prompt(9, "c"), max_tokens=18, want_logprobs=True, **more),
         SequenceRequest(
             request_id="d",
             prompt_token_ids=greedy("d", random_prompt(30, "d")).prompt_token_ids,
-            max_tokens=38,
+            max_tokens=26,
             sampling=SEEDED,
             **more,
         ),

@@ -7,6 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+
+def folder_of_kernels(config: pytest.Config, *, otherwise: Path) -> Path:
+    """The folder for kernels with fewer instructions, which the next run of the tests finds again.
+
+    otherwise: the folder where pytest keeps nothing between two runs.
+    """
+    cache: pytest.Cache | None = getattr(config, "cache", None)
+    return otherwise if cache is None else cache.mkdir("kernels")
+
 
 def assert_passes(file: str, *, less: str, folder: Path) -> None:
     """Assert that all tests of a file, except those with "processors" in their names, pass in another

@@ -6,6 +6,7 @@ import base64
 import io
 import struct
 import zlib
+from functools import cache
 from typing import Any
 
 from PIL import Image, ImageDraw
@@ -81,6 +82,7 @@ def animated(file_format: str) -> bytes:
     return saved(frames[0], file_format, save_all=True, append_images=frames[1:], duration=50)
 
 
+@cache
 def odd_images() -> dict[str, bytes]:
     """Files that are unusual, but can be read."""
     grey_16 = Image.new("I;16", (48, 32), 0x8080)
@@ -118,6 +120,7 @@ def odd_images() -> dict[str, bytes]:
     }
 
 
+@cache
 def broken_images() -> dict[str, tuple[bytes, str]]:
     """Files that are refused, with a part of the reason."""
     jpeg = saved(picture((200, 200)), "JPEG")

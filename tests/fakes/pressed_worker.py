@@ -65,12 +65,17 @@ def prompt_of(seed: str, tokens: int) -> tuple[int, ...]:
     return tuple(rng.randrange(VOCAB_SIZE - 8) for _ in range(tokens))
 
 
+@cache
+def _kept_engine(name: str) -> Engine:
+    """An engine that knows the forms."""
+    return worker(name).engine
+
+
 def alone(
     name: str, prompt: Sequence[int], *, max_tokens: int, quantized_at: int | None = None
 ) -> list[int]:
     """The answer of a sequence alone, which is quantized when it has that many tokens."""
-    engine = worker(name).engine  # it knows the forms
-    return answer_of(engine, prompt, max_tokens=max_tokens, quantized_at=quantized_at)
+    return answer_of(_kept_engine(name), prompt, max_tokens=max_tokens, quantized_at=quantized_at)
 
 
 def answer_of(

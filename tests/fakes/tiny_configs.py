@@ -23,7 +23,7 @@ _PLAIN: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "max_position_embeddings": CONTEXT_TOKENS,
     "rope_theta": 10000.0,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "tie_word_embeddings": True,
 }
 _EXPERTS: dict[str, Any] = {
@@ -53,7 +53,7 @@ _LATENT: dict[str, Any] = {
 }
 _DELTA: dict[str, Any] = {
     **_PLAIN,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 3,
     "linear_num_value_heads": 4,
     "linear_num_key_heads": 2,
     "linear_key_head_dim": 16,
@@ -74,7 +74,7 @@ _MAMBA: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,
     "state_size": 16,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "conv_kernel": 4,
     "use_bias": False,
     "use_conv_bias": True,
@@ -96,7 +96,7 @@ _WITHOUT_TYPE: dict[str, dict[str, Any]] = {
     "gemma2": {**_PLAIN, "query_pre_attn_scalar": 16.0},
     "gemma3_text": {
         **_PLAIN,
-        "num_hidden_layers": 6,
+        "num_hidden_layers": 3,
         "num_key_value_heads": 1,
         "query_pre_attn_scalar": 16,
         "sliding_window": WINDOW,
@@ -194,7 +194,7 @@ _WITHOUT_TYPE: dict[str, dict[str, Any]] = {
         "intermediate_size": 128,
         "norm_eps": 1e-5,
         "head_dim": 16,
-        "num_hidden_layers": 3,
+        "num_hidden_layers": 2,
         "a_low_rank_dim": 16,
         "v_low_rank_dim": 16,
         "gate_low_rank_dim": 16,
@@ -229,6 +229,7 @@ _WITHOUT_TYPE: dict[str, dict[str, Any]] = {
     },
     "recurrent_gemma": {
         **_PLAIN,
+        "num_hidden_layers": 3,
         "num_key_value_heads": 1,
         "attention_bias": False,
         "conv1d_width": 4,

@@ -240,7 +240,7 @@ FAMILIES: dict[str, VisionFamily] = {
                 "query_pre_attn_scalar": 16,
                 "sliding_window": WINDOW,
                 "sliding_window_pattern": 3,
-                "num_hidden_layers": 6,
+                "num_hidden_layers": 3,
                 "mm_tokens_per_image": 16,
             },
             "vision_config": {**_VISION, "model_type": "siglip_vision_model"},
@@ -354,7 +354,7 @@ FAMILIES: dict[str, VisionFamily] = {
             "text_config": {
                 **_TEXT,
                 "model_type": "qwen3_5_text",
-                "num_hidden_layers": 4,
+                "num_hidden_layers": 3,
                 "linear_num_value_heads": 4,
                 "linear_num_key_heads": 2,
                 "linear_key_head_dim": 16,

@@ -30,7 +30,7 @@ from holdfast.kernels.decode_attention import (
     dequantize,
 )
 from holdfast.worker.kv.quantized import group_of
-from tests.fakes.fewer_instructions import assert_passes
+from tests.fakes.fewer_instructions import assert_passes, folder_of_kernels
 from tests.fakes.slow import slow
 
 needs_kernel = pytest.mark.skipif(
@@ -133,7 +133,7 @@ spans = st.tuples(
 
 
 @both_ways
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(
     shape=st.sampled_from(SHAPES + SMALL_GROUP_SHAPES + ODD_SHAPES),
     bits=st.sampled_from(ALL_BITS),
@@ -248,8 +248,11 @@ def test_threads_of_a_process_call_it_at_the_same_time() -> None:
 @needs_kernel
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86-64")
 @pytest.mark.parametrize("less", ["-mno-avx512f", *slow("-mno-avx")])
-def test_processors_with_shorter_vectors_get_the_same_results(less: str, tmp_path: Path) -> None:
-    assert_passes(__file__, less=less, folder=tmp_path)
+def test_processors_with_shorter_vectors_get_the_same_results(
+    less: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    folder = folder_of_kernels(pytestconfig, otherwise=tmp_path)
+    assert_passes(__file__, less=less, folder=folder)
 
 
 def test_what_it_does_not_support_is_known() -> None:

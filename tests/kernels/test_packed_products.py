@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from holdfast.kernels import packed_products
 from holdfast.kernels.packed_products import BITS, GROUP_SIZES, MOST_ROWS, Floats, PackedWeights
 from holdfast.machine.blas import current_blas
-from tests.fakes.fewer_instructions import assert_passes
+from tests.fakes.fewer_instructions import assert_passes, folder_of_kernels
 from tests.fakes.slow import slow
 
 pytestmark = pytest.mark.skipif(
@@ -140,8 +140,11 @@ def test_a_row_gets_the_same_bits_alone_and_together(bits: int, group_size: int)
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86-64")
 @pytest.mark.parametrize("less", ["-mno-avx512f", *slow("-mno-avx512vnni", "-mno-avx")])
-def test_processors_with_fewer_instructions_get_the_same_results(less: str, tmp_path: Path) -> None:
-    assert_passes(__file__, less=less, folder=tmp_path)
+def test_processors_with_fewer_instructions_get_the_same_results(
+    less: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    folder = folder_of_kernels(pytestconfig, otherwise=tmp_path)
+    assert_passes(__file__, less=less, folder=folder)
 
 
 def test_some_outputs_are_computed() -> None:

@@ -92,11 +92,12 @@ def test_images_are_held_while_an_answer_is_generated(llm: LLM) -> None:
     assert not folder._held
 
 
-def test_images_are_gone_when_the_model_is_closed(tmp_path: Path) -> None:
-    with LLM(write_vision_model(tmp_path / "model", "llava")) as llm:
-        llm.chat([user({"type": "image", "data": CAT})], **OPTIONS)
-        folder = llm._images.folder.path
-        assert any(folder.iterdir())
+def test_images_are_gone_when_the_model_is_closed(llm: LLM) -> None:
+    """The last test of this model."""
+    llm.chat([user({"type": "image", "data": CAT})], **OPTIONS)
+    folder = llm._images.folder.path
+    assert any(folder.iterdir())
+    llm.close()
     assert not folder.exists()
 
 

@@ -37,7 +37,7 @@ def test_three_processes_fill_one_folder_and_all_of_it_is_there(tmp_path: Path) 
 
 def test_a_budget_holds_over_all_processes(tmp_path: Path) -> None:
     folder, budget = tmp_path / "s", 300_000
-    words = ("--count", "80", "--part-bytes", "9000", "--budget-bytes", str(budget))
+    words = ("--count", "50", "--part-bytes", "9000", "--budget-bytes", str(budget))
     writers = [start_writer(folder, "--first", first, *words) for first in ("0", "5000")]
     with BlockStore(folder, fingerprint=FINGERPRINT) as reader:
         while any(writer.poll() is None for writer in writers):
@@ -114,7 +114,7 @@ def test_a_command_may_clear_the_folder_beneath_a_store(tmp_path: Path) -> None:
 def test_processes_that_make_and_open_one_folder_at_the_same_moment_do_not_disturb_each_other(
     tmp_path: Path,
 ) -> None:
-    folder, many, rounds = tmp_path / "s", 6, 15
+    folder, many, rounds = tmp_path / "s", 6, 8
     openers = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.fakes.store_opener_process", str(folder), str(number), str(rounds)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import cache
 
 import pytest
 
@@ -39,12 +40,20 @@ def opened(model: DraftModel, request: SequenceRequest, generated: Sequence[int]
     return draft
 
 
+@cache
+def forgetful(name: str) -> DraftModel:
+    """A draft model that keeps no states."""
+    return draft_model(name, most_kept_bytes=0)
+
+
 def fresh_draft(
     name: str, request: SequenceRequest, generated: Sequence[int], *, depth: int
 ) -> list[int]:
-    model = draft_model(name)
+    model = forgetful(name)
     draft = opened(model, request, generated)
     model.extend([(draft, generated)], depth=depth)
+    model.keep_only(())
+    assert model.states == 0
     return draft.drafted
 
 
@@ -58,7 +67,7 @@ def test_drafts_do_not_depend_on_what_was_drafted_before(name: str) -> None:
     for sampling in SAMPLINGS:
         request = a_request(tokens(rng, rng.randint(3, 90)), sampling=sampling)
         answers.append((opened(model, request, ()), request, []))
-    for _ in range(8):
+    for _ in range(6):
         asked = [each for each in answers if rng.random() < 0.8] or answers
         depth = rng.randint(1, MOST_DRAFTED)
         model.extend([(draft, generated) for draft, _, generated in asked], depth=depth)
@@ -97,7 +106,7 @@ def test_chances_follow_what_was_right() -> None:
         model.learn(draft, generated)
     assert model.chances(draft)[0] > before[0]
     assert model.chances(None)[0] > before[0]  # of sequences to come
-    for _ in range(60):
+    for _ in range(40):
         model.extend([(draft, generated)], depth=1)
         generated.append((draft.drafted[0] + 1) % 200)
         model.learn(draft, generated)

@@ -28,8 +28,9 @@ from holdfast.worker.engine import fast_on_cpu, seams
 from holdfast.worker.engine.engine import Engine, PendingStep
 from holdfast.worker.engine.fast_on_cpu import MOST_TABLES, TABLE_POSITIONS, Rotations
 from holdfast.worker.engine.plan import Span, StepPlan
+from holdfast.worker.engine.probe import choose_layout
 from tests.fakes.architectures import probed
-from tests.fakes.tiny_models import VOCAB_SIZE
+from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
 DTYPES = (mx.float32, mx.bfloat16)
 ARCHITECTURES = ["llama", "gemma3_text", "gpt_oss", "deepseek_v3", "qwen3_next"]
@@ -338,7 +339,8 @@ def test_nothing_is_traced_after_the_first_tokens(name: str) -> None:
 def test_a_decode_step_computes_cosines_at_most_once_and_takes_fewer_operations(
     streams: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    engine = Engine(probed("llama"), vocab_size=VOCAB_SIZE)
+    model = make_tiny("llama", num_hidden_layers=3)
+    engine = Engine(choose_layout(model, vocab_size=VOCAB_SIZE), vocab_size=VOCAB_SIZE)
     names = [f"stream {index}" for index in range(streams)]
     for name in names:
         open_sequence(engine, name, prompt_tokens=5)

@@ -84,7 +84,7 @@ def reference_ids(row: Row, params: SamplingParams, *, top_p: float, tie: float)
         )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     row=rows,
     top_p=nuclei,
@@ -103,7 +103,7 @@ def test_what_is_kept_is_what_the_reference_keeps(
     assert kept >= {token for token in surely if scaled(row, temperature)[token] > -80}
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(row=rows, top_p=nuclei, temperature=temperatures)
 def test_the_nucleus_is_the_smallest_set_of_the_likeliest_that_weighs_enough(
     row: Row, top_p: float, temperature: float
@@ -118,7 +118,7 @@ def test_the_nucleus_is_the_smallest_set_of_the_likeliest_that_weighs_enough(
     assert weights[weights > edge].sum() <= top_p * (1 + ROUNDING) * weights.sum()
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(row=rows, min_p=st.sampled_from([1e-30, 1e-4, 0.1, 1.0, 7.0]), temperature=temperatures)
 def test_min_p_alone_keeps_every_token_that_is_likely_enough(
     row: Row, min_p: float, temperature: float

@@ -21,7 +21,9 @@ from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
 
 def forms_of(**settings: Any) -> KVForms:
-    runner = choose_layout(make_tiny("llama", head_dim=32), vocab_size=VOCAB_SIZE)
+    # with two layers, codes that are wrong change too little
+    model = make_tiny("llama", head_dim=32, num_hidden_layers=3)
+    runner = choose_layout(model, vocab_size=VOCAB_SIZE)
     engine = Engine(runner, vocab_size=VOCAB_SIZE)
     return examine_forms(engine, runner, vocab_size=VOCAB_SIZE, **settings)
 

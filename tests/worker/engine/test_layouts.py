@@ -217,5 +217,5 @@ def test_what_is_frozen_between_any_two_spans_is_attended_to_as_one(
             holders += [leaf.fork(leaf.frozen_tokens)] if isinstance(leaf, FullKV) else []
     assert any(
         isinstance(leaf, FullKV) and len(leaf.parts(leaf.tokens)) == 6
-        for leaf in sequences[0].live.layers[-1].leaves()
+        for leaf in sequences[0].live.leaves
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -14,9 +15,11 @@ import pytest
 from holdfast.errors import ModelLoadError
 from holdfast.worker.engine import host_attention, views
 from holdfast.worker.engine.host_attention import AttentionSpan
+from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.probe import choose_layout, warnings_about
 from holdfast.worker.engine.views import RowsView, StepContext
 from holdfast.worker.kv.layer import joined
+from tests.fakes.architectures import probed
 from tests.fakes.every_config import tiny_config
 from tests.fakes.slow import slow
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_model, make_tiny
@@ -278,8 +281,13 @@ def with_rope(kind: type[ScalarRope]) -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
+@cache
+def runner_of_scalar_rope() -> Runner:
+    return choose_layout(with_rope(ScalarRope), vocab_size=VOCAB_SIZE)
+
+
 def test_a_model_that_takes_one_position_for_all_rows_runs_solo() -> None:
-    result = choose_layout(with_rope(ScalarRope), vocab_size=VOCAB_SIZE)
+    result = runner_of_scalar_rope()
     assert result.name == "solo", result.reason
 
 
@@ -310,14 +318,14 @@ def test_a_model_whose_output_is_not_a_number_is_refused() -> None:
 
 
 def test_of_solo_a_user_is_told_what_it_costs_why_and_what_to_do() -> None:
-    for model, memory in (
-        (with_rope(ScalarRope), "cached prefixes are reused"),
-        (kept_tiny("deepseek_v41"), "no prefix cache"),
+    for runner, memory in (
+        (runner_of_scalar_rope(), "cached prefixes are reused"),
+        (probed("deepseek_v41"), "no prefix cache"),
     ):
-        (warning,) = warnings_about(choose_layout(model, vocab_size=VOCAB_SIZE))
+        (warning,) = warnings_about(runner)
         for part in ("one at a time", memory, "Why: rows fails (", "What to do: "):
             assert part in warning
-    assert warnings_about(choose_layout(kept_tiny("llama"), vocab_size=VOCAB_SIZE)) == ()
+    assert warnings_about(probed("llama")) == ()
 
 
 def failing(plain: Callable[[], mx.array], self: nn.Module, ids: mx.array, cache: Any) -> mx.array:

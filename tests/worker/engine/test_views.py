@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.worker.engine import code_attention
+from holdfast.worker.engine import code_attention, probe
 from holdfast.worker.engine.probe import warnings_about_kernels
 from holdfast.worker.engine.views import (
     GatherView,
@@ -96,6 +96,7 @@ def some_sinks(wanted: bool) -> mx.array | None:
     return mx.random.normal((HEADS,), key=mx.random.key(9)) if wanted else None
 
 
+@settings(max_examples=50)
 @given(
     window=windows,
     asked=windows,
@@ -389,8 +390,12 @@ def refusing_slices(of_mlx: Callable[..., mx.array], at: int) -> Callable[..., m
 
 
 @pytest.fixture
-def own_check() -> Iterator[None]:
-    """Repeat the checks of MLX's functions, and discard their results."""
+def own_check(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Repeat the checks of MLX's functions, and discard their results; try attention itself over few
+    keys only.
+    """
+    monkeypatch.setattr(probe, "KEYS", (100,))
+    monkeypatch.setattr(probe, "QUERIES", (1,))
     for check in (wrong_slices, code_attention.is_right):
         check.cache_clear()
     yield

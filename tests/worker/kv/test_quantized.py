@@ -128,7 +128,7 @@ class Sequences(RuleBasedStateMachine):
 
 
 TestSequences = Sequences.TestCase
-TestSequences.settings = settings(max_examples=60, stateful_step_count=30)
+TestSequences.settings = settings(max_examples=30, stateful_step_count=30)
 
 
 @pytest.mark.parametrize(("kv_bits", "share"), [("8", 0.28), ("4", 0.16), ("8/4", 0.22)])

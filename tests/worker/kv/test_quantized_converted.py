@@ -131,7 +131,7 @@ class Conversions(RuleBasedStateMachine):
 
 
 TestConversions = Conversions.TestCase
-TestConversions.settings = settings(max_examples=60, stateful_step_count=30)
+TestConversions.settings = settings(max_examples=30, stateful_step_count=30)
 
 
 def read(state: LiveState, tokens: int) -> None:

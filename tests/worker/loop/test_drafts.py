@@ -20,6 +20,8 @@ from tests.fakes.caching_worker import greedy, one_after_the_other, random_promp
 from tests.fakes.draft_requests import plain_answers, requests
 from tests.fakes.running_ahead import RunningAhead
 from tests.fakes.script_inbox import ScriptInbox, cancel
+from tests.fakes.slow import slow
+from tests.fakes.stepped_worker import make_blocks_small
 
 
 def assert_same(inbox: ScriptInbox, answers: dict[str, list[int]]) -> None:
@@ -31,8 +33,15 @@ def assert_same(inbox: ScriptInbox, answers: dict[str, list[int]]) -> None:
     assert longest > 2
 
 
-@pytest.mark.parametrize("engine", [Engine, RunningAhead])
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next"])
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        ("llama", RunningAhead),
+        ("gemma3_text", Engine),
+        ("qwen3_next", RunningAhead),
+        *slow(("llama", Engine), ("gemma3_text", RunningAhead), ("qwen3_next", Engine)),
+    ],
+)
 def test_a_crowd_gets_the_answers_that_it_gets_without_drafts(
     name: str, engine: type[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,15 +56,22 @@ def test_a_crowd_gets_the_answers_that_it_gets_without_drafts(
     )
 
 
-@pytest.mark.parametrize("engine", [Engine, RunningAhead])
-@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        ("llama", RunningAhead),
+        ("qwen3_next", Engine),
+        *slow(("llama", Engine), ("qwen3_next", RunningAhead)),
+    ],
+)
 def test_what_verified_answers_leave_in_the_cache_is_right_before_and_after_a_restart(
     name: str, engine: type[Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompt = random_prompt(250)
-    first = greedy("first", prompt, max_tokens=60)
+    make_blocks_small(monkeypatch)
+    prompt = random_prompt(60)
+    first = greedy("first", prompt, max_tokens=30)
     answer = plain_answers([[first]], name=name)["first"]
-    following = greedy("next", (*prompt, *answer, 7, 8, 9), max_tokens=30)
+    following = greedy("next", (*prompt, *answer, 7, 8, 9), max_tokens=20)
     answers = plain_answers(one_after_the_other(first, following), name=name)
     forced_drafts.force(monkeypatch, answers, seed="cache")
     for _ in range(2):
@@ -67,17 +83,23 @@ def test_what_verified_answers_leave_in_the_cache_is_right_before_and_after_a_re
         assert inbox.finished("next").cached_tokens >= len(prompt) + len(answer) - missing
 
 
-@pytest.mark.parametrize("engine", [Engine, RunningAhead])
-@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        ("llama", Engine),
+        ("qwen3_next", RunningAhead),
+        *slow(("llama", RunningAhead), ("qwen3_next", Engine)),
+    ],
+)
 def test_preempted_sequences_go_on_with_their_drafts(
     name: str, engine: type[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script: list[Sequence[Command]] = [
-        [greedy(name, random_prompt(10, name), max_tokens=60) for name in "abcd"]
+        [greedy(name, random_prompt(10, name), max_tokens=40) for name in "abcd"]
     ]
     answers = plain_answers(script, name=name)
     forced_drafts.force(monkeypatch, answers, seed="preempted")
-    worker = tiny_worker(name=name, engine=engine, speculates=True, budget_tokens=130)
+    worker = tiny_worker(name=name, engine=engine, speculates=True, budget_tokens=90)
     assert_same(worker.serve(script), answers)
     assert worker.scheduler.statistics().preemptions > 0
 
@@ -89,7 +111,7 @@ def test_a_request_can_be_cancelled_while_its_draft_is_verified(
     script: list[Sequence[Command]] = [requests()]
     answers = plain_answers(script)
     forced_drafts.force(monkeypatch, answers, seed="cancelled")
-    for steps in range(3, 9):
+    for steps in range(3, 7):
         cancelled = [*script, *[[]] * steps, [cancel("a")], *[[]] * 3, [cancel("d")]]
         inbox = tiny_worker(engine=engine, speculates=True).serve(cancelled)
         for name in "ad":
@@ -139,7 +161,7 @@ def test_an_earlier_answer_to_the_same_prompt_is_drafted_but_not_that_of_another
 
 def test_repetitions_are_drafted_by_the_worker_itself() -> None:
     """A greedy answer of a tiny model soon repeats itself."""
-    request = greedy("a", random_prompt(20), max_tokens=300)
+    request = greedy("a", random_prompt(20), max_tokens=120)
     answer = plain_answers([[request]])["a"]
     inbox = tiny_worker(speculates=True).serve([[request]])
     assert inbox.tokens("a") == answer

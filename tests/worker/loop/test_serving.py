@@ -137,7 +137,7 @@ def test_the_worker_and_the_measuring_process_name_a_model_alike(
 
 
 WIDE = {"head_dim": 64, "max_position_embeddings": 16_384}
-NATIVE_BYTES = 3072  # of a token
+NATIVE_BYTES = 2048  # of a token
 
 
 @pytest.mark.parametrize(

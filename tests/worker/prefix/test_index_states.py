@@ -393,5 +393,5 @@ class IndexStates(RuleBasedStateMachine):
             )
 
 
-IndexStates.TestCase.settings = settings(max_examples=100, stateful_step_count=30)
+IndexStates.TestCase.settings = settings(max_examples=50, stateful_step_count=30)
 TestIndexStates = IndexStates.TestCase

@@ -186,5 +186,5 @@ class TreeStates(RuleBasedStateMachine):
         assert self.tree.tokens == len(stored)
 
 
-TreeStates.TestCase.settings = settings(max_examples=100, stateful_step_count=30)
+TreeStates.TestCase.settings = settings(max_examples=50, stateful_step_count=30)
 TestTreeStates = TreeStates.TestCase

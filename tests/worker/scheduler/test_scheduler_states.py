@@ -187,6 +187,6 @@ class SchedulerStates(RuleBasedStateMachine):
 
 
 SchedulerStates.TestCase.settings = hypothesis_settings(
-    max_examples=150, stateful_step_count=30, deadline=None
+    max_examples=75, stateful_step_count=30, deadline=None
 )
 TestSchedulerStates = SchedulerStates.TestCase

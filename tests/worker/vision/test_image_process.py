@@ -54,8 +54,13 @@ def beside(tmp_path_factory: pytest.TempPathFactory) -> VisionBeside:
 
 
 @pytest.fixture(scope="module")
-def shared(beside: VisionBeside) -> Iterator[ImageProcess]:
-    process = process_of(beside)
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(scope="module")
+def shared(beside: VisionBeside, clock: Clock) -> Iterator[ImageProcess]:
+    process = process_of(beside, clock=clock)
     yield process
     process.close()
 
@@ -172,38 +177,35 @@ def test_an_image_that_ends_processes_is_lost_and_then_refused(
         assert isinstance(result_of(shared, other), ImageFile)
 
 
-def test_a_stopped_process_is_replaced(beside: VisionBeside) -> None:
-    clock = Clock()
-    process = process_of(beside, clock=clock)
-    result_of(process, kept(beside.images, png(5)))
-    stopped = process.pid
+def test_a_stopped_process_is_replaced(
+    beside: VisionBeside, shared: ImageProcess, clock: Clock
+) -> None:
+    result_of(shared, kept(beside.images, png(5)))
+    stopped = shared.pid
     assert stopped is not None
     os.kill(stopped, signal.SIGSTOP)
     name = kept(beside.images, png(6))
-    process.begin(name, max_pixels=None)
+    shared.begin(name, max_pixels=None)
     clock.added += 1  # what it has used so far
-    assert process.results() == []
+    assert shared.results() == []
     clock.added += image_process.STALL_SECONDS + 1
-    assert process.results() == []  # tried again in another process
+    assert shared.results() == []  # tried again in another process
     assert not psutil.pid_exists(stopped)
-    assert isinstance(result_of(process, name), ImageFile)
-    process.close()
+    assert isinstance(result_of(shared, name), ImageFile)
 
 
-def test_an_idle_process_is_ended(beside: VisionBeside) -> None:
-    clock = Clock()
-    process = process_of(beside, clock=clock)
-    result_of(process, kept(beside.images, png(7)))
-    pid = process.pid
+def test_an_idle_process_is_ended(beside: VisionBeside, shared: ImageProcess, clock: Clock) -> None:
+    result_of(shared, kept(beside.images, png(7)))
+    pid = shared.pid
     assert pid is not None
     features = FeatureCache(None, fingerprint="", ram_bytes=1, disk_bytes=1)
     assert isinstance(beside.loaded.model, VisionModel)
-    images = WorkerImages(beside.loaded.model, beside.processor, reader=process, features=features)
+    images = WorkerImages(beside.loaded.model, beside.processor, reader=shared, features=features)
     images.tend()
-    assert process.pid == pid
+    assert shared.pid == pid
     clock.added += image_process.IDLE_SECONDS + 1
     images.tend()
-    assert process.pid is None
+    assert shared.pid is None
     assert not psutil.pid_exists(pid)
 
 
