@@ -9,7 +9,10 @@ short context.
 from __future__ import annotations
 
 import contextlib
+import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import psutil
@@ -39,6 +42,16 @@ LONG = " ".join(f"word{number}" for number in range(4000))
 TEXT = "When does the ferry to the island leave on Monday"
 
 
+def without_template(model: Path) -> Path:
+    """The same model as a base model."""
+    folder = shutil.copytree(model, model.with_name("base"))
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    del config["chat_template"]
+    file.write_text(json.dumps(config))
+    return folder
+
+
 @pytest.fixture(scope="module")
 def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("interruptions")
@@ -46,6 +59,7 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     (folder / "models.toml").write_text(
         f"[models.scripted]\npath = '{model}'\n"
         f"[models.short]\npath = '{model}'\ncontext = {SHORT_CONTEXT}\n"
+        f"[models.base]\npath = '{without_template(model)}'\n"
     )
     keys = [
         named_key(name, secret, is_admin=secret == ADMIN, priority="interactive", max_requests=None)
@@ -588,3 +602,19 @@ def test_an_answer_is_found_and_stopped_after_its_tab_was_closed(
         stop.click()
         expect(stop).to_have_count(0)
         expect(page.get_by_text("1 answering")).to_have_count(0)
+
+
+@pytest.mark.parametrize("key", [USER, ADMIN])
+def test_a_base_model_is_said_not_to_chat(
+    browser: Browser, server: ServerProcess, key: str
+) -> None:
+    with visit(browser, server.url, key=key, model="base") as visitor:
+        page = visitor.page
+        chosen = page.get_by_role("combobox", name="Model").locator("option:checked")
+        expect(chosen).to_contain_text("base (base model, cannot chat; unloaded)")
+        page = visitor.view("Models")
+        mark = page.get_by_text("base model: completes text, cannot chat")
+        expect(mark).to_have_count(1)
+        expect(
+            page.get_by_role("rowheader").or_(page.get_by_role("heading")).filter(has=mark)
+        ).to_contain_text("base ")
