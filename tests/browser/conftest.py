@@ -12,14 +12,10 @@ from tests.fakes.page_script import ANSWERS
 from tests.fakes.scripted_model import write_scripted
 from tests.fakes.server_process import ServerProcess, running_server
 
-# host names that resolve to this machine, but that browsers treat as remote: without HTTPS, their
-# pages are not secure contexts
-OTHER_HOSTS = "*.example"
-
 
 @pytest.fixture(scope="module")  # not longer: its event loop keeps others from running
 def browser() -> Iterator[Browser]:
-    with running_browser(f"--host-resolver-rules=MAP {OTHER_HOSTS} 127.0.0.1") as browser:
+    with running_browser() as browser:
         yield browser
 
 

@@ -9,12 +9,16 @@ short context.
 from __future__ import annotations
 
 import contextlib
+import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from holdfast.front.server.access import named_key, write_keys
 from tests.fakes.browser import Visitor, visiting
@@ -22,11 +26,12 @@ from tests.fakes.cut_connection import relayed
 from tests.fakes.images import png
 from tests.fakes.page_script import ANSWERS
 from tests.fakes.scripted_model import write_scripted
-from tests.fakes.server_process import ServerProcess, running_server
-
-# Not daily yet: in about a third of the runs, one of the tests waits in vain for a text of the page
-# after a reload or a first message.
-pytestmark = pytest.mark.slow
+from tests.fakes.server_process import (
+    ServerProcess,
+    children_running,
+    running_server,
+    until,
+)
 
 OTHER_HOST = "harbour.example"
 ADMIN, USER = "key-of-the-harbour-master", "key-of-a-sailor"
@@ -37,6 +42,16 @@ LONG = " ".join(f"word{number}" for number in range(4000))
 TEXT = "When does the ferry to the island leave on Monday"
 
 
+def without_template(model: Path) -> Path:
+    """The same model as a base model."""
+    folder = shutil.copytree(model, model.with_name("base"))
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    del config["chat_template"]
+    file.write_text(json.dumps(config))
+    return folder
+
+
 @pytest.fixture(scope="module")
 def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("interruptions")
@@ -44,6 +59,7 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     (folder / "models.toml").write_text(
         f"[models.scripted]\npath = '{model}'\n"
         f"[models.short]\npath = '{model}'\ncontext = {SHORT_CONTEXT}\n"
+        f"[models.base]\npath = '{without_template(model)}'\n"
     )
     keys = [
         named_key(name, secret, is_admin=secret == ADMIN, priority="interactive", max_requests=None)
@@ -53,6 +69,7 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     settings = {
         "server.keys_file": folder / "keys.json",
         "server.allowed_hosts": OTHER_HOST,
+        "residency.hang_seconds": 600,  # a test suspends a worker
         "residency.load_seconds": 0,  # a request for a model that is not loaded is refused at once
         "model.speculation": "off",
     }
@@ -95,6 +112,49 @@ def another_tab(visitor: Visitor) -> Page:
     page.get_by_role("button", name="Use this key").click()
     page.get_by_label("Message").wait_for()
     return page
+
+
+# uses these stores until the tab is closed, so that all other tabs wait for them
+_USE_STORES = """
+(stores) => new Promise((resolve, reject) => {
+  const opening = indexedDB.open('holdfast');
+  opening.onerror = reject;
+  opening.onsuccess = () => {
+    const used = opening.result.transaction(stores, 'readwrite').objectStore(stores[0]);
+    const use = () => {
+      used.get('').onsuccess = use;
+      resolve();
+    };
+    used.get('').onsuccess = use;
+  };
+})
+"""
+# claims that it sends every message
+_CLAIM = """
+() => {
+  const channel = new BroadcastChannel('holdfast');
+  channel.onmessage = ({ data: { what, id } }) => {
+    if (what !== 'who sends') return;
+    channel.postMessage({ what: 'I send', id });
+    window.hasClaimed = true;
+  };
+}
+"""
+_IS_STOP_SAVED = """async () => {
+  const stored = await import('/page/files/conversations.js');
+  return (await stored.runningTurns()).some(({ answer }) => answer.wantsStop);
+}"""
+
+
+def bare_tab(visitor: Visitor) -> Page:
+    """A tab that shares the browser's database with the page, but does not run it."""
+    tab = visitor.context.new_page()
+    tab.goto(f"{visitor.url}/page/files/icon.svg")
+    return tab
+
+
+def workers(server: ServerProcess) -> list[psutil.Process]:
+    return children_running("holdfast.worker", psutil.Process(server.process.pid))
 
 
 # makes the page believe that models take images, which it may assume of models that are not loaded
@@ -145,6 +205,35 @@ def test_a_message_is_sent_over_plain_http_from_another_host(
         check_accessible(page)
 
 
+def test_a_message_typed_while_the_browser_is_slow_is_kept(
+    browser: Browser, server: ServerProcess
+) -> None:
+    with visit(browser, server.url, width=PHONE) as visitor:
+        page = visitor.page
+        box = page.get_by_label("Message")
+        box.wait_for()
+        other = bare_tab(visitor)
+        other.evaluate(_USE_STORES, ["drafts"])
+        page.reload()
+        box.fill(TEXT)  # before the draft is read
+        other.close()
+        page.evaluate("import('/page/files/conversations.js').then((it) => it.readDraft('any'))")
+        expect(box).to_have_value(TEXT)
+
+        other = bare_tab(visitor)
+        other.evaluate(_USE_STORES, ["conversations"])
+        page.get_by_role("button", name="Send").click()
+        expect(box).to_have_value("")
+        box.fill("The next one")  # before the message is stored
+        other.close()
+        page.get_by_role("button", name="Stop").click()
+        visitor.until_answered()
+        expect(box).to_have_value("The next one")
+        expect(page.get_by_role("group", name="You")).to_contain_text(TEXT)
+        page.reload()
+        expect(box).to_have_value("The next one")
+
+
 def test_drafts_survive_other_views_reloads_and_other_conversations(
     browser: Browser, server: ServerProcess
 ) -> None:
@@ -177,7 +266,7 @@ def test_drafts_survive_other_views_reloads_and_other_conversations(
             page.get_by_role("button", name=f"Remove image {number}").click()
         page.get_by_role("button", name="Send").click()
         page.get_by_role("button", name="Stop").click()
-        expect(box).to_have_value("")
+        page.get_by_role("article").get_by_text("Stopped.").wait_for()
         page.reload()
         visitor.until_answered()
         expect(box).to_have_value("")
@@ -216,6 +305,7 @@ def test_two_tabs_share_one_conversation(browser: Browser, server: ServerProcess
             box.evaluate("(box) => box.form.requestSubmit()")
         visitor.until_answered(3)
         for box, page in zip(boxes, (first, second), strict=True):
+            expect(page.get_by_role("button", name="Send")).to_be_enabled()  # nothing is under way
             if box.input_value():
                 page.get_by_role("button", name="Send").click()
         for each in (visitor, other):
@@ -240,21 +330,74 @@ def test_a_message_waits_for_its_model_and_is_sent_automatically(
 ) -> None:
     with visit(browser, server.url, width=PHONE) as visitor:
         page = visitor.page
+        stop = page.get_by_role("button", name="Stop")
         headers = {"authorization": f"Bearer {ADMIN}"}
         unload = f"{server.url}/admin/models/scripted/unload"
         httpx.post(unload, headers=headers, timeout=60).raise_for_status()
-        visitor.ask(TEXT)
-        waits = page.get_by_text("Your message is saved and will be sent as soon as it is ready")
-        expect(waits).to_be_visible()
-        page.reload()
+        others = workers(server)
+        with page.expect_response("**/v1/responses"):
+            visitor.ask(TEXT)
+        until(lambda: len(workers(server)) > len(others), "a worker that loads the model")
+        (worker,) = set(workers(server)) - set(others)
+        worker.suspend()
+        try:
+            waits = page.get_by_text("Your message is saved and will be sent as soon as it is")
+            expect(waits).to_be_visible()
+            page.reload()
+            expect(waits).to_be_visible()
+            stop.click()
+            visitor.until_answered()
+            # stopped before the server refuses it
+            held: list[Route] = []
+            page.route("**/v1/responses", lambda route: held.append(route), times=1)
+            with page.expect_request("**/v1/responses"):
+                page.get_by_role("button", name="Regenerate").click()
+            stop.click()
+            held[0].continue_()
+            visitor.until_answered()
+            page.get_by_role("button", name="Regenerate").click()
+            expect(waits).to_be_visible()
+        finally:
+            worker.resume()
         page.get_by_role("article").get_by_text("word5 ").wait_for()
         expect(waits).to_have_count(0)
-        page.get_by_role("button", name="Stop").click()
+        stop.click()
         visitor.until_answered()
         expect(page.get_by_role("group", name="You")).to_have_count(1)
         expect(page.get_by_role("combobox", name="Model").locator("option").first).to_have_text(
             "scripted"
         )
+
+
+def test_an_answer_stopped_before_the_server_accepts_it_stays_stopped(
+    browser: Browser, server: ServerProcess
+) -> None:
+    with visit(browser, server.url, width=PHONE) as visitor:
+        page = visitor.page
+        stop = page.get_by_role("button", name="Stop")
+        held: list[Route] = []
+        page.route("**/v1/responses", lambda route: held.append(route))
+        with page.expect_request("**/v1/responses"):
+            visitor.ask(TEXT)
+        stop.click()
+        page.wait_for_function(_IS_STOP_SAVED)
+        page.reload()
+        visitor.until_answered()
+        expect(page.get_by_text("Stopped.")).to_be_visible()
+
+        # stopped while the page finds out whether another tab sends the message
+        with page.expect_request("**/v1/responses"):
+            page.get_by_role("button", name="Regenerate").click()
+        other = bare_tab(visitor)
+        other.evaluate(_CLAIM)
+        page.reload()
+        other.wait_for_function("window.hasClaimed")
+        stop.click()
+        page.wait_for_function(_IS_STOP_SAVED)
+        other.close()
+        visitor.until_answered()
+        expect(page.get_by_text("Stopped.")).to_be_visible()
+        assert len(held) == 2  # no message is sent again
 
 
 def test_a_full_context_is_explained_and_remedies_are_offered(
@@ -290,8 +433,11 @@ def test_a_refused_image_is_left_out_of_later_messages_and_can_be_removed(
     with visit(browser, server.url) as visitor:
         page = visitor.page
         let_models_see(page)
-        visitor.bring("paste", png(1))
-        visitor.ask("What is this?")
+        page.get_by_label("Message").fill("What is this?")
+        page.evaluate(
+            "addEventListener('paste', () => document.querySelector('#message').form.requestSubmit())"
+        )
+        visitor.bring("paste", png(1))  # and send at once
         expect(page.get_by_text("Image 1 of your message cannot be used")).to_be_visible()
         question = page.get_by_role("group", name="You").first
         expect(question).to_contain_text("Left out: this model reads text only")
@@ -308,6 +454,7 @@ def test_a_refused_image_is_left_out_of_later_messages_and_can_be_removed(
         expect(question.get_by_role("img")).to_have_count(0)
         page.get_by_role("button", name="Try again").click()
         page.get_by_role("button", name="Stop").click()
+        expect(page.get_by_role("button", name="Regenerate")).to_have_count(2)
         page.reload()
         expect(page.get_by_role("button", name="Regenerate")).to_have_count(2)
         assert page.get_by_text("cannot be used").count() == 0
@@ -455,3 +602,19 @@ def test_an_answer_is_found_and_stopped_after_its_tab_was_closed(
         stop.click()
         expect(stop).to_have_count(0)
         expect(page.get_by_text("1 answering")).to_have_count(0)
+
+
+@pytest.mark.parametrize("key", [USER, ADMIN])
+def test_a_base_model_is_said_not_to_chat(
+    browser: Browser, server: ServerProcess, key: str
+) -> None:
+    with visit(browser, server.url, key=key, model="base") as visitor:
+        page = visitor.page
+        chosen = page.get_by_role("combobox", name="Model").locator("option:checked")
+        expect(chosen).to_contain_text("base (base model, cannot chat; unloaded)")
+        page = visitor.view("Models")
+        mark = page.get_by_text("base model: completes text, cannot chat")
+        expect(mark).to_have_count(1)
+        expect(
+            page.get_by_role("rowheader").or_(page.get_by_role("heading")).filter(has=mark)
+        ).to_contain_text("base ")

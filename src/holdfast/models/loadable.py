@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from holdfast.errors import DamagedModel, ModelLoadError, UnusableModel
-from holdfast.models.chat_templates import check_templates
+from holdfast.models.chat_templates import check_templates, template_sources
 from holdfast.models.model_folder import (
     check_is_folder,
     check_supported,
@@ -37,7 +38,16 @@ _MORE_JSON = (
 )
 _BLANK = b" \t\r\n"
 _Signature: TypeAlias = tuple[tuple[str, int, int, int], ...]
-_results: OrderedDict[Path, tuple[_Signature, Mapping[str, Any] | UnusableModel]] = OrderedDict()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Checked:
+    signature: _Signature
+    config: Mapping[str, Any] | UnusableModel  # or why the model is unusable
+    can_chat: bool = False
+
+
+_results: OrderedDict[Path, _Checked] = OrderedDict()
 
 
 def check_loadable(folder: Path) -> Mapping[str, Any]:
@@ -46,21 +56,30 @@ def check_loadable(folder: Path) -> Mapping[str, Any]:
     Raises UnusableModel with the reason, and ModelLoadError if a file cannot be read at the moment.
     Thread-safe.
     """
+    config = _checked(folder).config
+    if isinstance(config, UnusableModel):
+        raise type(config)(str(config))
+    return config
+
+
+def can_chat(folder: Path) -> bool:
+    """Whether a loadable model has a chat template. Raises ModelLoadError. Thread-safe."""
+    return _checked(folder).can_chat
+
+
+def _checked(folder: Path) -> _Checked:
     check_is_folder(folder)
     try:
         signature = _signature(folder)
         kept = _results.get(folder)
-        if kept is None or kept[0] != signature:
-            kept = signature, _result(folder)
+        if kept is None or kept.signature != signature:
+            kept = _result(folder, signature)
             _results[folder] = kept
             if len(_results) > _MOST_KEPT:
                 _results.popitem(last=False)
     except OSError as error:
         raise ModelLoadError(f"{folder} cannot be read: {error.strerror or error}") from None
-    result = kept[1]
-    if isinstance(result, UnusableModel):
-        raise type(result)(str(result))
-    return result
+    return kept
 
 
 def _signature(folder: Path) -> _Signature:
@@ -77,8 +96,7 @@ def _signature(folder: Path) -> _Signature:
     return tuple(sorted(found))
 
 
-def _result(folder: Path) -> Mapping[str, Any] | UnusableModel:
-    """The configuration, or why the model is unusable."""
+def _result(folder: Path, signature: _Signature) -> _Checked:
     try:
         config = checked_config(folder)
         check_supported(config)
@@ -88,9 +106,10 @@ def _result(folder: Path) -> Mapping[str, Any] | UnusableModel:
             if os.path.lexists(folder / name):
                 read_json(folder / name)
         check_templates(folder)
+        has_template = bool(template_sources(folder))
     except UnusableModel as error:
-        return error
-    return config
+        return _Checked(signature=signature, config=error)
+    return _Checked(signature=signature, config=config, can_chat=has_template)
 
 
 def _check_tokenizer(folder: Path) -> None:

@@ -49,7 +49,9 @@ async def test_health_says_whether_a_model_with_vision_takes_images(refused: str
 async def test_models_are_listed_with_their_context_state_and_aliases() -> None:
     models = (
         model_status(aliases=("tiny",), own_context_tokens=4096, sampling={"temperature": 0.6}),
-        model_status(id="b", state="loading", weights_read=0.25, info=None, can_see=True),
+        model_status(
+            id="b", state="loading", weights_read=0.25, info=None, can_see=True, can_chat=False
+        ),
     )
     response = await get("/v1/models", ScriptedDirectory(models=models))
     usual = {
@@ -68,10 +70,10 @@ async def test_models_are_listed_with_their_context_state_and_aliases() -> None:
         "default_sampling": {"temperature": 0.6},
     }
     first = usual | lengths | {"id": MODEL, "state": "ready", "aliases": ["tiny"]}
-    first["weights_read"] = None
+    first |= {"weights_read": None, "can_chat": True}
     first["architecture"] = {"input_modalities": ["text"], "output_modalities": ["text"]}
     second = usual | dict.fromkeys(lengths) | {"id": "b", "state": "loading", "aliases": []}
-    second["weights_read"] = 0.25
+    second |= {"weights_read": 0.25, "can_chat": False}
     second["architecture"] = {"input_modalities": ["text", "image"], "output_modalities": ["text"]}
     assert response.json() == {"object": "list", "data": [first, second]}
 

@@ -58,6 +58,19 @@ def test_models_found_on_the_machine_follow_those_of_the_file(
     assert names(found(tmp_path, hub_cache=False)) == ["lmstudio-community/Wrack-4bit", "plain"]
 
 
+def test_models_without_chat_template_are_known_as_base_models(tmp_path: Path) -> None:
+    in_hub_cache(tmp_path / "hf", "o/kelp")
+    watched = model(tmp_path / "watched" / "plain")
+    listed = model(tmp_path / "listed")
+    text = f"[models.here]\npath = '{listed}'\n[models.elsewhere]\nid = 'o/first'\n"
+    entries = found(tmp_path, text=text).entries
+    assert {entry.name for entry in entries if not entry.can_chat} == {"here", "o/kelp", "plain"}
+    for folder in (watched, listed):
+        (folder / "chat_template.jinja").write_text("{{ messages }}")
+    entries = found(tmp_path, text=text).entries
+    assert [entry.name for entry in entries if not entry.can_chat] == ["o/kelp"]
+
+
 def test_the_only_found_model_is_loaded_at_the_start(tmp_path: Path) -> None:
     in_hub_cache(tmp_path / "hf", "o/kelp")
     assert found(tmp_path).at_start == ("o/kelp",)

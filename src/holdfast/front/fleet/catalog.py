@@ -40,7 +40,7 @@ from holdfast.models.download import (
 )
 from holdfast.models.draft_pairs import check_speculation, drafts_for_itself
 from holdfast.models.hub import ModelSource
-from holdfast.models.loadable import check_loadable
+from holdfast.models.loadable import can_chat, check_loadable
 from holdfast.models.model_folder import can_see, known_context_tokens
 from holdfast.wire.requests import SAMPLING_RANGES
 
@@ -86,6 +86,7 @@ class CatalogEntry:
     # context window from config.json; 0: unknown
     own_context_tokens: int = 0
     can_see: bool = False  # whether it can be given images, as far as its config.json tells
+    can_chat: bool = True  # whether it has a chat template; true if its files are not here yet
 
     @property
     def adapter_folders(self) -> Mapping[str, Path]:
@@ -369,6 +370,7 @@ def _entry(name: str, table: object, *, file: Path, settings: Settings) -> Catal
         template_arguments=_template(table),
         own_context_tokens=known_context_tokens(config),
         can_see=can_see(config),
+        can_chat="path" not in table or can_chat(Path(place["path"])),
     )
 
 
@@ -607,6 +609,7 @@ def _with_found(
             idle_seconds=settings.residency.idle_seconds,
             own_context_tokens=known_context_tokens(config),
             can_see=can_see(config),
+            can_chat=can_chat(model.folder),
         )
         taken[model.name] = entry
         served.append(entry)

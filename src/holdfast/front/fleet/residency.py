@@ -79,6 +79,7 @@ class ModelStatus:
     context_tokens: int | None = None
     own_context_tokens: int | None = None  # the context that the model was trained for
     can_see: bool = False  # whether it can be given images; before the load, whether that is likely
+    can_chat: bool = True  # whether it has a chat template; true if its files are not here yet
     # sampling parameters of requests that set none; None: unknown until the load
     sampling: Mapping[str, float] | None = None
     is_pinned: bool = False
@@ -695,6 +696,7 @@ class Residency:
             context_tokens=slot.context_tokens,
             own_context_tokens=slot.own_context_tokens,
             can_see=slot.can_see,
+            can_chat=slot.can_chat,
             sampling=slot.sampling,
             aliases=() if entry is None else entry.aliases,
             adapters=() if entry is None else entry.adapters,

@@ -129,6 +129,7 @@ class ModelFiles:
     weight_bytes: int = 0
     sampling: Mapping[str, float] = field(default_factory=dict)  # as the model recommends
     draft: DraftFolder | None = None  # a draft model; its weights are part of `weight_bytes`
+    can_chat: bool = True  # whether the model has a chat template
 
 
 Fetch: TypeAlias = Callable[[CatalogEntry], ModelFiles]
@@ -779,10 +780,21 @@ class ModelSlot:
         """The sampling parameters of requests that set none; None until the model's files are
         there.
         """
+        if (files := self._known_files) is None:
+            return None
+        return default_sampling({**files.sampling, **self.entry.sampling})
+
+    @property
+    def can_chat(self) -> bool:
+        """Whether the model has a chat template; true if its files are not here yet."""
+        return (self._known_files or self.entry).can_chat
+
+    @property
+    def _known_files(self) -> ModelFiles | None:
         files = self._files
         if files is None or not files.done() or files.exception() is not None:
             return None
-        return default_sampling({**files.result().sampling, **self.entry.sampling})
+        return files.result()
 
     @property
     def own_context_tokens(self) -> int | None:

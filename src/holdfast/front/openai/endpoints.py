@@ -499,6 +499,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
         model or of its entry in `models.toml`, else Holdfast's defaults; null until its files are
         there.
     architecture: whether the model takes images. Before it is loaded: whether that is likely.
+    can_chat: whether the model has a chat template; a base model, which has none, only completes
+        text. True if its files are not here yet.
     state: as in /health.
     weights_read: while the model is being loaded, the share of its weights read so far, from 0 to
         1; otherwise null.
@@ -519,6 +521,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     max_output_tokens: int | None = None
     default_sampling: Mapping[str, float] | None = None
     architecture: Modalities
+    can_chat: bool = True
     state: str
     weights_read: float | None = None
     aliases: tuple[str, ...] = ()
@@ -547,6 +550,7 @@ def model_card(model: ModelStatus) -> ModelCard:
         max_output_tokens=answer_tokens,
         default_sampling=model.sampling,
         architecture=Modalities(input_modalities=input_modalities(model)),
+        can_chat=model.can_chat,
         state=model.state,
         weights_read=model.weights_read,
         aliases=model.aliases,

@@ -184,19 +184,26 @@ class Front:
         entries = self._residency.catalog.entries
         draft = _draft_of(entry, folder, self._residency.catalog)
         sampling = recommended_sampling(read_json(folder / "generation_config.json"))
-        if not template_sources(folder):
+        has_template = bool(template_sources(folder))
+        if not has_template:
             logger.warning(
                 "model %s has no chat template: it is a base model, which completes text "
                 "(/v1/completions); chat requests are refused",
                 entry.name,
             )
         if len(entries) == 1:  # the size matters only if there are several models
-            return ModelFiles(folder=folder, draft=draft, sampling=sampling)
+            return ModelFiles(folder=folder, draft=draft, sampling=sampling, can_chat=has_template)
         weight_bytes = checked_tensor_bytes(folder)
         weight_bytes += sum(each.tensor_bytes for each in checked_adapters(entry.model.adapters))
         if draft is not None:
             weight_bytes += checked_tensor_bytes(draft.folder)
-        return ModelFiles(folder=folder, weight_bytes=weight_bytes, draft=draft, sampling=sampling)
+        return ModelFiles(
+            folder=folder,
+            weight_bytes=weight_bytes,
+            draft=draft,
+            sampling=sampling,
+            can_chat=has_template,
+        )
 
     def _worker_of(
         self, entry: CatalogEntry, files: ModelFiles, share: MemoryShare

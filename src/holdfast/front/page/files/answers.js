@@ -25,6 +25,7 @@ import { ApiError, access, eventsOf, get, post, remove } from './api.js';
  * @property {number} began  milliseconds, as are the next two
  * @property {number | null} firstAt  when the first text came
  * @property {number | null} lastAt
+ * @property {boolean} wantsStop  whether the user has stopped it, which the server may not know yet
  * @property {number} restarts  how often the server lost the answer and it was requested again
  * @property {boolean} isRejoined  whether a part came after a lost connection, so that it has no speed
  * @property {object | null} usage
@@ -55,6 +56,7 @@ export function newAnswer(model, attempt = 0) {
     began: Date.now(),
     firstAt: null,
     lastAt: null,
+    wantsStop: false,
     restarts: 0,
     isRejoined: false,
     usage: null,
@@ -115,7 +117,6 @@ export class Follower {
     this.onChange = onChange;
     this.isLost = false; // the connection is lost
     this.leaves = new AbortController();
-    this.wantsStop = false;
     this.hasResentOnce = false; // resent once to learn the field at fault
     /** Whether an answer that the server lost may be requested again. */
     this.mayRestart = () => true;
@@ -130,19 +131,29 @@ export class Follower {
   async rejoin() {
     this.answer.isRejoined = true;
     if (!this.answer.responseId) this.answer.responseId = await this.#acceptedId();
+    if (this.answer.wantsStop) await this.#stopRejoined();
     await this.#follow(() => this.#open());
   }
 
   /** End the answer; what has come stays. */
   async stop() {
-    this.wantsStop = true;
     const { responseId, waits } = this.answer;
+    this.answer.wantsStop = true;
     if (responseId) {
-      await post(`/v1/responses/${responseId}/cancel`);
+      // the request is sent even if the page is closed at once
+      await post(`/v1/responses/${responseId}/cancel`, undefined, { keepalive: true });
     } else if (waits || this.isLost) {
       this.leave();
       this.#end('cancelled', '');
+    } else {
+      this.onChange(true); // the page may be closed before the server tells the id
     }
+  }
+
+  /** End an answer that was stopped before the page was closed. */
+  async #stopRejoined() {
+    if (this.answer.responseId) await this.stop().catch(() => {});
+    else this.#end('cancelled', '');
   }
 
   /** Stop taking in events; the server goes on. */
@@ -201,7 +212,7 @@ export class Follower {
       }
       if (this.leaves.signal.aborted || this.answer.status !== 'running') return;
       open = () => this.#open();
-      if (this.wantsStop && !this.answer.responseId) {
+      if (this.answer.wantsStop && (!this.answer.responseId || this.#isForgotten(error))) {
         this.#end('cancelled', '');
         return;
       }
@@ -224,7 +235,7 @@ export class Follower {
       this.onChange(false);
       await this.#pause(pause);
       pause = Math.min(LONGEST_PAUSE, 2 * pause);
-      if (this.wantsStop) await this.stop().catch(() => {}); // an earlier attempt may have failed
+      if (this.answer.wantsStop) await this.stop().catch(() => {}); // an earlier attempt may have failed
     }
   }
 
@@ -235,8 +246,8 @@ export class Follower {
   }
 
   #beginAgain(restarts) {
-    const { model, attempt } = this.answer;
-    Object.assign(this.answer, newAnswer(model, (attempt ?? 0) + 1), { restarts });
+    const { model, attempt, wantsStop } = this.answer;
+    Object.assign(this.answer, newAnswer(model, (attempt ?? 0) + 1), { restarts, wantsStop });
     this.onChange(true);
   }
 
@@ -325,13 +336,17 @@ export class Follower {
     if (event.sequence_number <= answer.seen) return;
     const failure = event.type === 'response.failed' ? event.response.error : null;
     if (failure && STOPPED.test(failure.message)) throw new ServerStopped(failure.message);
+    if (failure && this.answer.wantsStop && RETRYABLE_CODES.includes(failure.code)) {
+      this.#end('cancelled', '');
+      return;
+    }
     if (failure && this.#shouldResend(failure)) throw new NotBegun(failure);
     answer.seen = event.sequence_number;
     answer.waits = null;
     const isFirst = !answer.responseId;
     if (isFirst && event.response) answer.responseId = event.response.id;
     applyEvent(answer, event);
-    if (isFirst && this.wantsStop) this.stop().catch(() => {});
+    if (isFirst && answer.wantsStop) this.stop().catch(() => {});
     this.onChange(isFirst || answer.status !== 'running');
   }
 
@@ -341,7 +356,7 @@ export class Follower {
    * same request sent now is refused with that name.
    */
   #shouldResend({ code }) {
-    if (this.answer.items.length || this.wantsStop) return false;
+    if (this.answer.items.length || this.answer.wantsStop) return false;
     if (RETRYABLE_CODES.includes(code)) return true;
     const isFirstResend = code === 'invalid_prompt' && !this.hasResentOnce;
     this.hasResentOnce ||= isFirstResend;

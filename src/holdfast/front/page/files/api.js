@@ -93,9 +93,10 @@ export const access = new Access();
  * Send a request; returns the response if it is a success.
  * @param {string} method
  * @param {string} path
- * @param {{body?: unknown, headers?: Record<string, string>, signal?: AbortSignal}} [options]
+ * @param {{body?: unknown, headers?: Record<string, string>, signal?: AbortSignal,
+ *   keepalive?: boolean}} [options]
  */
-async function send(method, path, { body, headers = {}, signal } = {}) {
+async function send(method, path, { body, headers = {}, signal, keepalive } = {}) {
   const sent = { accept: 'application/json', ...FROM_PAGE, ...headers };
   if (body !== undefined) sent['content-type'] = 'application/json';
   if (access.key) sent.authorization = bearer();
@@ -104,6 +105,7 @@ async function send(method, path, { body, headers = {}, signal } = {}) {
     headers: sent,
     body: body === undefined ? undefined : JSON.stringify(body),
     signal,
+    keepalive,
     credentials: 'omit',
     cache: 'no-store',
   });

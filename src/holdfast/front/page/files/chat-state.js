@@ -133,6 +133,7 @@ class ChatState extends EventTarget {
    */
   async open(id) {
     if (id !== null && this.conversation?.id === id) return;
+    await stored.database(); // no form before it is open: what is typed is saved there
     const found = id === null ? undefined : await stored.readConversation(id);
     if (!found) {
       const hasDraft = id !== null && (await stored.readDraft(id)) !== undefined;
@@ -167,7 +168,8 @@ class ChatState extends EventTarget {
       const whole = conversation ?? newConversation(id, text, this.settings);
       const last = stored.shownPath(whole, turns).at(-1) ?? null;
       if (last?.answer?.status === 'running') throw new Error(BUSY);
-      return withMessage(whole, turns, last, { text, images }, this.settings.model);
+      const { model } = this.settings;
+      return { ...withMessage(whole, turns, last, { text, images }, model), draft: id };
     });
     if (this.#newId === id) this.#takeNewId(newId());
   }
@@ -176,7 +178,8 @@ class ChatState extends EventTarget {
   async edit({ id, conversation }, text, images) {
     await this.#generate(conversation, (whole, turns) => {
       const parent = turns.get(turns.get(id).parent) ?? null;
-      return withMessage(whole, turns, parent, { text, images }, this.settings.model);
+      const { model } = this.settings;
+      return { ...withMessage(whole, turns, parent, { text, images }, model), draft: id };
     });
   }
 
@@ -234,8 +237,16 @@ class ChatState extends EventTarget {
 
   /** Stop the answer of a turn, in whichever conversation it is. @param {string} id */
   async stop(id) {
-    if (this.followers.has(id)) await this.followers.get(id).stop();
-    else tabs.tell('stop', id);
+    if (!this.followers.has(id)) {
+      tabs.tell('stop', id);
+      // no tab may have resumed the answer yet
+      await this.#change(this.turns.get(id).conversation, (whole, turns) => {
+        const turn = turns.get(id);
+        turn.answer.wantsStop = true;
+        return { conversation: whole, changed: [turn] };
+      });
+    }
+    await this.followers.get(id)?.stop();
   }
 
   /** @param {Partial<stored.Settings>} change */
@@ -296,7 +307,8 @@ class ChatState extends EventTarget {
     const follower = this.#follow(made.answer);
     this.#take(id, made);
     this.#until(made.answer.id, follower.begin());
-    await this.refreshList();
+    if (made.draft) tabs.tell('draft', made.draft);
+    this.refreshList().catch(() => {}); // the message is stored, whatever happens
   }
 
   #take(id, { conversation, turns }) {

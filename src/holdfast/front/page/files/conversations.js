@@ -51,7 +51,8 @@ const BLOCKED =
 /** @type {Promise<IDBDatabase> | null} */
 let opened = null;
 
-function database() {
+/** The database, opened once. @returns {Promise<IDBDatabase>} */
+export function database() {
   opened ??= new Promise((resolve, reject) => {
     const request = indexedDB.open(NAME, VERSION);
     request.onupgradeneeded = ({ oldVersion }) => {
@@ -115,7 +116,8 @@ export async function readTurns(conversation) {
 
 /**
  * Change the stored state of a conversation, which another tab may have changed meanwhile.
- * @template {{conversation: Conversation, changed?: Turn[]}} Change
+ * @template {{conversation: Conversation, changed?: Turn[], draft?: string}} Change  draft: id of the
+ * draft that became a message, and is deleted
  * @param {string} id
  * @param {(conversation: Conversation | undefined, turns: Map<string, Turn>) => Change} work  may
  * throw; then nothing changes
@@ -124,8 +126,9 @@ export async function readTurns(conversation) {
 export async function change(id, work) {
   const base = await database();
   return new Promise((resolve, reject) => {
-    const run = base.transaction(['conversations', 'turns'], 'readwrite');
-    const [conversationStore, turnStore] = ['conversations', 'turns'].map((name) => run.objectStore(name));
+    const names = ['conversations', 'turns', 'drafts'];
+    const run = base.transaction(names, 'readwrite');
+    const [conversationStore, turnStore, draftStore] = names.map((name) => run.objectStore(name));
     const conversation = conversationStore.get(id);
     const stored = turnStore.index('conversation').getAll(id);
     let made = null;
@@ -136,6 +139,7 @@ export async function change(id, work) {
         made = { ...work(conversation.result, turns), turns };
         conversationStore.put(made.conversation);
         for (const turn of made.changed ?? []) turnStore.put(turn);
+        if (made.draft) draftStore.delete(made.draft);
       } catch (error) {
         failure = error;
         run.abort();
@@ -201,22 +205,23 @@ export async function listDrafts() {
 }
 
 /** Save a draft. An empty draft of a new message is removed. @param {Draft} draft */
-export async function saveDraft(draft) {
-  const base = await database();
-  return new Promise((resolve, reject) => {
-    const run = base.transaction(['drafts'], 'readwrite');
-    const isEmpty = 'title' in draft && !draft.text && !draft.images.length;
-    if (isEmpty) run.objectStore('drafts').delete(draft.id);
-    else run.objectStore('drafts').put(draft);
-    run.oncomplete = () => resolve();
-    run.onabort = () => reject(run.error);
-    run.commit(); // at once, because the page may be closing
-  });
+export function saveDraft(draft) {
+  const isEmpty = 'title' in draft && !draft.text && !draft.images.length;
+  return changeDrafts((store) => (isEmpty ? store.delete(draft.id) : store.put(draft)));
 }
 
 export function deleteDraft(id) {
-  return transaction(['drafts'], 'readwrite', (store) => {
-    store.delete(id);
+  return changeDrafts((store) => store.delete(id));
+}
+
+async function changeDrafts(work) {
+  const base = await database();
+  return new Promise((resolve, reject) => {
+    const run = base.transaction(['drafts'], 'readwrite');
+    work(run.objectStore('drafts'));
+    run.oncomplete = () => resolve();
+    run.onabort = () => reject(run.error);
+    run.commit(); // at once, because the page may be closing
   });
 }
 

@@ -125,7 +125,8 @@ function drawFrame() {
 
 /**
  * An element whose property `text` is shown as Markdown. A text that is not drawn yet is shown as it
- * is, so that the browser finds words in it.
+ * is, so that the browser finds words in it. The element is `aria-busy` until the text that came last
+ * is drawn.
  */
 class MarkdownText extends HTMLElement {
   #text = '';
@@ -173,6 +174,7 @@ class MarkdownText extends HTMLElement {
   #drawSoon() {
     if (this.#isDue) return;
     this.#isDue = true;
+    this.setAttribute('aria-busy', 'true');
     // a long block costs more to render than a frame may take: then it is drawn less often
     setTimeout(() => drawInTurn(this), this.#restMilliseconds);
   }
@@ -193,6 +195,7 @@ class MarkdownText extends HTMLElement {
     this.#last.replaceChildren(rest.length > MOST_PARSED ? plain(rest) : rendered(rest));
     this.#restMilliseconds = Math.min(2000, 5 * (performance.now() - began));
     this.#isDue = false;
+    this.removeAttribute('aria-busy');
     return true;
   }
 

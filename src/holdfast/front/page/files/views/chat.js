@@ -65,7 +65,10 @@ class ChatView extends View {
   async openAddress() {
     this.news = '';
     await chat.open(new URL(location.href).searchParams.get('conversation'));
-    if (!chat.modelOf(chat.settings.model)) chat.settings.model = chat.models[0]?.id ?? '';
+    if (!chat.modelOf(chat.settings.model)) {
+      const first = chat.models.find((model) => model.can_chat) ?? chat.models[0];
+      chat.settings.model = first?.id ?? '';
+    }
     this.requestUpdate();
   }
 
@@ -172,7 +175,7 @@ class ChatView extends View {
           ${chat.models.map(
             (model) =>
               html`<option value=${model.id} ?selected=${model.id === chat.settings.model}>
-                ${model.id}${model.state === 'ready' ? '' : ` (${model.state})`}
+                ${nameOf(model)}
               </option>`,
           )}
         </select></label
@@ -280,6 +283,13 @@ class ChatView extends View {
   }
 }
 customElements.define('chat-view', ChatView);
+
+/** The name of a model in the chooser, with what the user should know before choosing it. */
+function nameOf({ id, state, can_chat: canChat }) {
+  const notes = [canChat ? '' : 'base model, cannot chat', state === 'ready' ? '' : state];
+  const text = notes.filter(Boolean).join('; ');
+  return text ? `${id} (${text})` : id;
+}
 
 function fileName(ending) {
   return `${chat.conversation.title.replaceAll(/[^\w-]+/g, '-').slice(0, 50)}.${ending}`;

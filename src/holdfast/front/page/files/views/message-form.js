@@ -34,7 +34,8 @@ class MessageForm extends Component {
     this.images = []; // as data URLs
     this.notice = ''; // why something was not attached or not sent
     this.timer = 0;
-    this.saving = Promise.resolve();
+    this.changes = 0; // of the text or the images, by the user
+    this.attaching = Promise.resolve();
     this.isSending = false;
     this.onDraft = ({ detail }) => {
       if (detail === this.draftId && !this.contains(document.activeElement)) this.load();
@@ -68,11 +69,12 @@ class MessageForm extends Component {
   }
 
   async load() {
-    const { draftId } = this;
+    const { draftId, changes } = this;
     const draft = await readDraft(draftId).catch((error) => {
       this.notice = error.message;
     });
-    if (draftId !== this.draftId || this.timer) return; // something was typed meanwhile
+    const isTyped = this.timer || changes !== this.changes; // something was typed meanwhile
+    if (draftId !== this.draftId || isTyped) return;
     if (draft) {
       this.text = draft.text;
       this.images = draft.images;
@@ -85,6 +87,7 @@ class MessageForm extends Component {
   /** Change the text or the images, and save the draft soon. */
   set(change) {
     Object.assign(this, change);
+    this.changes += 1;
     clearTimeout(this.timer);
     const pause = this.images.length ? SAVE_MILLISECONDS : 0;
     this.timer = setTimeout(() => this.flush(), pause);
@@ -98,21 +101,9 @@ class MessageForm extends Component {
     const { text, images } = this;
     const draft = { id, text, images, ...(this.edited === null && { title: titleOf(text) }) };
     const save = saveDraft(draft).then(() => chat.noteDraft(id));
-    this.saving = save.catch((error) => {
+    save.catch((error) => {
       this.notice = `This draft could not be saved: ${error.message}`;
     });
-  }
-
-  /** Clear the form and delete its draft. */
-  async clear() {
-    const { draftId } = this;
-    clearTimeout(this.timer);
-    this.timer = 0;
-    await this.saving;
-    await deleteDraft(draftId);
-    this.text = '';
-    this.images = [];
-    await chat.noteDraft(draftId);
   }
 
   get model() {
@@ -166,7 +157,11 @@ class MessageForm extends Component {
 
   cancelButton() {
     const cancel = async () => {
-      await this.clear();
+      const { draftId } = this;
+      clearTimeout(this.timer);
+      this.timer = 0;
+      await deleteDraft(draftId);
+      await chat.noteDraft(draftId);
       this.dispatchEvent(new Event('cancel'));
     };
     return html`<button type="button" @click=${cancel}>Cancel</button>`;
@@ -227,13 +222,17 @@ class MessageForm extends Component {
     if (!this.seesImages) this.notice = `${this.model} reads text only.`;
     else if (files.length < given.length) this.notice = 'Only images can be attached.';
     if (!this.seesImages || !files.length) return;
-    try {
-      const images = await Promise.all(files.map(dataUrlOf));
-      this.set({ images: [...this.images, ...images] });
-      announce(`${counted(images.length, 'image')} attached`);
-    } catch (error) {
-      this.notice = error.message;
-    }
+    const attach = async () => {
+      try {
+        const images = await Promise.all(files.map(dataUrlOf));
+        this.set({ images: [...this.images, ...images] });
+        announce(`${counted(images.length, 'image')} attached`);
+      } catch (error) {
+        this.notice = error.message;
+      }
+    };
+    this.attaching = this.attaching.then(attach);
+    await this.attaching;
   }
 
   onKey(event) {
@@ -241,23 +240,38 @@ class MessageForm extends Component {
     if (isSend && this.edited === null) this.submit(event);
   }
 
-  /** Send the message; it stays in the form if that fails. */
+  /** Send the message, with the images that are being attached. */
   async submit(event) {
     event.preventDefault();
-    const { text, images } = this;
-    if (!this.canSend || !(text.trim() || images.length)) return;
-    this.notice = '';
+    if (!this.canSend) return;
     this.isSending = true;
     try {
-      const { draftId } = this;
-      await this.send(text, images);
-      if (draftId === this.draftId) await this.clear();
-      else await deleteDraft(draftId).then(() => chat.noteDraft(draftId));
-    } catch (error) {
-      this.notice = error.message;
+      await this.attaching;
+      if (!this.unreadableImages && (this.text.trim() || this.images.length)) await this.sendNow();
     } finally {
       this.isSending = false;
       this.requestUpdate();
+    }
+  }
+
+  /** The form is empty at once, for the next message; if sending fails, its content comes back. */
+  async sendNow() {
+    const { draftId, text, images } = this;
+    const isNew = this.edited === null;
+    this.notice = '';
+    this.flush(); // a draft until it is sent
+    if (isNew) {
+      this.changes += 1;
+      this.text = '';
+      this.images = [];
+    }
+    try {
+      await this.send(text, images);
+    } catch (error) {
+      this.notice = error.message;
+      if (!isNew || draftId !== this.draftId) return;
+      const texts = [text, this.text].filter(Boolean); // something may have been typed meanwhile
+      this.set({ text: texts.join('\n\n'), images: [...images, ...this.images] });
     }
   }
 

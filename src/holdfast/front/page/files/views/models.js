@@ -52,7 +52,7 @@ class ModelsView extends PolledView {
           ${this.cards.map(
             (card) =>
               html`<tr>
-                <th scope="row">${card.id}</th>
+                <th scope="row">${card.id} ${baseMark(card)}</th>
                 <td>${card.state}</td>
                 <td class="number">${card.context_length ? count(card.context_length) : ''}</td>
               </tr>`,
@@ -114,7 +114,7 @@ class ModelsView extends PolledView {
     return html`<section class="card" aria-labelledby=${title}>
       <h2 id=${title}>
         ${model.id} <span class="badge">${health.state}</span>
-        ${health.pinned ? html`<span class="badge">pinned</span>` : nothing}
+        ${health.pinned ? html`<span class="badge">pinned</span>` : nothing} ${baseMark(card)}
       </h2>
       ${health.failure ? html`<p class="failure">${health.failure}</p>` : nothing}
       <dl>
@@ -176,6 +176,12 @@ class ModelsView extends PolledView {
   }
 }
 customElements.define('models-view', ModelsView);
+
+/** Says of a base model what it cannot do. */
+function baseMark(card) {
+  if (card?.can_chat !== false) return nothing;
+  return html`<span class="badge">base model: completes text, cannot chat</span>`;
+}
 
 function download(name, stages) {
   return html`<div>

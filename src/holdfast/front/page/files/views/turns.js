@@ -3,7 +3,7 @@
 import { html, nothing } from '../vendor/lit.js';
 import { textOf } from '../answers.js';
 import { chat } from '../chat-state.js';
-import { deleteDraft, readDraft } from '../conversations.js';
+import { readDraft } from '../conversations.js';
 import { count, counted, percent, seconds } from '../format.js';
 import '../markdown.js';
 import { Component, announce, copyText } from '../view.js';
@@ -134,7 +134,6 @@ class ChatQuestion extends Component {
 
   async sendAgain(text, images) {
     await chat.edit(this.turn, text, images);
-    await deleteDraft(this.turn.id);
     this.isEditing = false;
   }
 }
