@@ -14,11 +14,13 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from itertools import count
 from typing import Any, Final, TypeAlias
 
 from holdfast.errors import InvalidRequest
+from holdfast.front.prompt.tool_definitions import made_once
 from holdfast.front.toolcalls.call_format import Call, CallFormat, IdForm
 from holdfast.wire.output import ToolCall
 
@@ -174,8 +176,8 @@ def _tool_calls(calls: Any, *, arguments_as_text: bool, field: str) -> list[Mess
             raise InvalidRequest(
                 "a tool call must have a function with a name", field=f"{field}.{place}.function"
             )
-        given = function.get("arguments")
-        arguments = _arguments_text(given) if arguments_as_text else arguments_object(given)
+        form = _arguments_text if arguments_as_text else arguments_object
+        arguments = made_once(call, form, partial(form, function.get("arguments")))
         ready.append({**call, "function": {**function, "arguments": arguments}})
     return ready
 

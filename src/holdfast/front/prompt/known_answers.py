@@ -17,7 +17,7 @@ from array import array
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -25,6 +25,7 @@ from holdfast.front.answers.answer import AnswerReader, TextJoints
 from holdfast.front.prompt.conversation import REASONING_FIELDS, reasoning_of
 from holdfast.front.prompt.lru_cache import LruCache
 from holdfast.front.prompt.text_places import AnswerFrame
+from holdfast.front.prompt.tool_definitions import made_once
 from holdfast.front.toolcalls.call_format import (
     AnswerPart,
     CallArguments,
@@ -42,6 +43,7 @@ _MAX_ALIKE = 256
 # number of characters fed to a reader at a time; more would be slower, because a reader scans all
 # of its pending text each time
 _READ_CHARACTERS = 1024
+SETTLED: Final = "settled arguments"  # kind of `made_once`
 _MAX_EXACT = 2**53  # larger integers do not survive clients that compute in doubles
 
 
@@ -318,13 +320,13 @@ def meaning_of_message(message: Mapping[str, Any]) -> AnswerMeaning | None:
     if not isinstance(content, str):
         return None
     sent = message.get("tool_calls")
-    calls: list[tuple[str, Any]] = []
+    calls: list[tuple[str, str]] = []
     for call in sent if isinstance(sent, list | tuple) else ():
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             return None
-        calls.append((function["name"], function.get("arguments")))
-    return meaning(reasoning_of(message), content, calls)
+        calls.append((function["name"], settled_arguments(call)))
+    return AnswerMeaning(reasoning_of(message).strip(), content.strip(), tuple(calls))
 
 
 def meaning_of_deltas(deltas: Sequence[OutputDelta]) -> AnswerMeaning | None:
@@ -369,6 +371,11 @@ def meaning_of_text(text: str, form: AnswerReader, *, cut: bool = False) -> Answ
         "".join(texts["text"]),
         ((name, "".join(arguments)) for name, arguments in calls),
     )
+
+
+def settled_arguments(call: Mapping[str, Any]) -> str:
+    """The `canonical_arguments` of an earlier call, computed only once if the call is kept."""
+    return made_once(call, SETTLED, lambda: canonical_arguments(call["function"].get("arguments")))
 
 
 def canonical_arguments(arguments: Any) -> str:
