@@ -34,6 +34,7 @@ from holdfast.front.anthropic.conversation import (
     shown_tools,
 )
 from holdfast.front.fleet.residency import ModelStatus
+from holdfast.front.images.sources import with_notes
 from holdfast.front.prompt.limits import MAX_STOP_CHARACTERS
 from holdfast.front.server.answers import AnswerPlan
 from holdfast.front.server.dialect import Dialect, ModelShapes, answers_of, operation, request_of
@@ -189,6 +190,7 @@ class PromptFields(SharedFields):
             talk.add_system(self.system)
         for place, turn in self._shown_turns():
             talk.add(turn, f"messages.{place}.content")
+        talk.messages = [*with_notes(talk.messages)]
         talk.mark({"cache_control": self.cache_control}, messages=len(talk.messages))
         if len(talk.breakpoints) > _MOST_BREAKPOINTS:
             raise invalid_field(

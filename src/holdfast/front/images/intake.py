@@ -35,6 +35,8 @@ from holdfast.front.images.sources import (
     images_in,
     is_image,
     left_out_note,
+    newest_user,
+    note_part,
 )
 from holdfast.machine.clocks import awake_timeout
 from holdfast.wire.images import VisionInfo
@@ -73,7 +75,7 @@ class TakenPrompt:
                 raise refused(reason, field=self.fields[name])
 
         def readable(name: Any) -> dict[str, str]:
-            return _note(UNREADABLE_NOTE) if name in unusable else {"type": IMAGE, IMAGE: name}
+            return note_part(UNREADABLE_NOTE) if name in unusable else {"type": IMAGE, IMAGE: name}
 
         return _with_parts(self.prompt, readable) if unusable else self.prompt
 
@@ -230,7 +232,7 @@ class ImageIntake:
 
 def _sources(messages: Sequence[Mapping[str, Any]]) -> dict[ImageSource, bool]:
     """The images of a conversation in order, and whether each is new."""
-    newest = _newest(messages)
+    newest = newest_user(messages)
     sources = {
         source: place == newest
         for place, message in enumerate(messages)
@@ -238,16 +240,6 @@ def _sources(messages: Sequence[Mapping[str, Any]]) -> dict[ImageSource, bool]:
     }
     assert all(isinstance(source, ImageSource) for source in sources), "not from a protocol"
     return sources
-
-
-def _newest(messages: Sequence[Mapping[str, Any]]) -> int | None:
-    """The index of the user's latest message; None if an answer follows it."""
-    for place in reversed(range(len(messages))):
-        if messages[place]["role"] == "user":
-            return place
-        if messages[place]["role"] == "assistant":
-            return None
-    return None
 
 
 def _new(sources: Mapping[ImageSource, bool]) -> frozenset[ImageSource]:
@@ -267,7 +259,9 @@ def text_only(prompt: ChatPrompt, vision: VisionInfo | None = None) -> TakenProm
             if vision is not None:
                 reason = f"this model cannot be given images: {vision.refused}"
             raise ImagesRefused(reason, field=source.field)
-    left_out = _with_parts(prompt, lambda source: _note(left_out_note(source.media_type or IMAGE)))
+    left_out = _with_parts(
+        prompt, lambda source: note_part(left_out_note(source.media_type or IMAGE))
+    )
     return TakenPrompt(prompt=left_out, fields={})
 
 
@@ -336,7 +330,7 @@ def _with_names(
 
     def named(source: ImageSource) -> dict[str, Any]:
         name = names.get(source)
-        return _note(UNREADABLE_NOTE) if name is None else {"type": IMAGE, IMAGE: name}
+        return note_part(UNREADABLE_NOTE) if name is None else {"type": IMAGE, IMAGE: name}
 
     return TakenPrompt(
         prompt=_with_parts(prompt, named) if found else prompt,
@@ -359,7 +353,3 @@ def _with_parts(prompt: ChatPrompt, part_of: Callable[[Any], dict[str, Any]]) ->
         for message in prompt.messages
     )
     return msgspec.structs.replace(prompt, messages=messages)
-
-
-def _note(text: str) -> dict[str, str]:
-    return {"type": "text", "text": text}

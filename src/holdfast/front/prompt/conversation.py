@@ -28,6 +28,7 @@ Message: TypeAlias = dict[str, Any]
 
 # names under which clients send, and templates read, past reasoning
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+PART_KINDS = frozenset({"text", "input_text", "output_text", "refusal"})  # that contain text
 _ROLES = {"developer": "system"}  # OpenAI's newer name for the same role
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _ALNUM9 = re.compile(r"[a-zA-Z0-9]{9}")
@@ -152,7 +153,7 @@ def _part(part: Any, *, field: str) -> str:
         raise InvalidRequest("a content part must be an object", field=field)
     kind = part.get("type", "text")
     text = part.get("refusal" if kind == "refusal" else "text")
-    if kind not in ("text", "input_text", "output_text", "refusal"):
+    if kind not in PART_KINDS:
         raise InvalidRequest(
             f"content parts of type {kind!r} are not supported: this model reads only text",
             field=f"{field}.type",
