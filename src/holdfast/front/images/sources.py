@@ -264,3 +264,6 @@ UNREADABLE_NOTE: Final = "[image left out: it cannot be read]"
 """What a model reads in place of an unusable image of an earlier turn. The same for all reasons, so
 that the prompts of later turns begin with the prompt of this one.
 """
+
+TOO_MANY_NOTE: Final = "[image left out: the conversation has too many images]"
+"""What a model reads in place of the oldest images of a conversation that has too many."""
