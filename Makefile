@@ -9,7 +9,7 @@
 # make clients        real clients of all protocols before a server on the bundled model (ARGS="openai anthropic" for some)
 # make schemathesis   every operation that is described, called as its schemas say and as they do not (ARGS="--max-examples 500")
 # make demo-chat      hold the first conversation with the bundled model anew and write docs/getting-started/demo-chat.md
-# make agents         have Claude Code, Codex, opencode, aider and the Vercel AI SDK do a task each, and hold a conversation in small contexts; write docs/reference/tested-agents.md (needs npm)
+# make agents         have Claude Code, Codex, opencode, pi, Cline, aider and the Vercel AI SDK do a task each, and hold a conversation in small contexts; write docs/reference/tested-agents.md (needs npm)
 # make mac-check      measure this machine for ten minutes and save a file for the developers (ARGS="--panic-test": see docs/getting-started/install.md)
 # make venv           make .venv, or bring it up to date (after a GPU has come, say); the others do it when needed (EXTRA=vision, EXTRA=otel: with that extra)
 # make lock           renew constraints.txt (needs uv)
@@ -102,7 +102,7 @@ demo-chat: $(SERVING)
 	@mv docs/getting-started/demo-chat.new docs/getting-started/demo-chat.md
 
 agents: $(TOOLS)
-	@npm install --silent --no-fund --no-audit --prefix .agents opencode-ai@1.18 @anthropic-ai/claude-code@2.1.330 @openai/codex@0.169 @qwen-code/qwen-code@0.15 ai@6 @ai-sdk/openai-compatible@2 zod@4
+	@npm install --silent --no-fund --no-audit --prefix .agents opencode-ai@1.18 @mariozechner/pi-coding-agent@0.73 cline@3.0 @anthropic-ai/claude-code@2.1.330 @openai/codex@0.169 @qwen-code/qwen-code@0.15 ai@6 @ai-sdk/openai-compatible@2 zod@4
 	@test -x .agents/aider/bin/aider || { $(BIN)/python -m venv .agents/aider && .agents/aider/bin/pip install --quiet "aider-chat>=0.86,<0.90"; }
 	@$(ONE_THREAD) $(BIN)/python -m tools.try_agents $(ARGS)
 	@$(ONE_THREAD) $(BIN)/python -m tools.agent_contexts $(ARGS)
