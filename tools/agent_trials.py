@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.fakes.scripted_model import calls
 
@@ -48,11 +49,12 @@ class LaunchedAgent(Agent):
     """One that `holdfast launch` starts: `command` is its name and what stands behind it."""
 
     programs: str  # the folder of its program
-    # arguments that go on with the conversation, in a new process; none: `command` has both turns
+    # arguments that go on with the conversation, in a new process; none: `command` has all turns
     again: Sequence[str] = ()
     said_again: str
     typed: str = ""  # to its standard input
     moves_its_prompt: bool = False  # what it sends next does not begin with what it sent before
+    note: str = ""  # what the trial leaves out, and why
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,7 @@ class TerminalAgent(Agent):
     awaits: str  # a pattern that is on the screen when it takes what is typed
 
 
-def _copying(read: tuple[str, dict[str, str]], write: tuple[str, dict[str, str]]) -> Sequence[str]:
+def _copying(read: tuple[str, dict[str, Any]], write: tuple[str, dict[str, Any]]) -> Sequence[str]:
     return (calls(read, text="I read the notes first."), calls(write), COPIED, BREAD)
 
 
@@ -200,6 +202,35 @@ AGENTS: Sequence[Agent] = (
         said_again=BREAD,
         without_tools="Second line of the notes",
         environment={"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_LSP_DOWNLOAD": "1"},
+    ),
+    LaunchedAgent(
+        name="pi",
+        programs=_NPM,
+        version=(f"{_NPM}/pi", "--version"),
+        script=_file_loop("read", "write", path_key="path"),
+        files={"notes.txt": NOTES},
+        command=("pi", "-p", COPY),
+        again=("pi", "-p", "--continue", NEXT),
+        expected={"answer.txt": LINE + "\n"},
+        said=COPIED,
+        said_again=BREAD,
+        environment={"PI_OFFLINE": "1"},
+    ),
+    LaunchedAgent(
+        name="Cline",
+        programs=_NPM,
+        version=(f"{_NPM}/cline", "--version"),
+        script=lambda workspace: _copying(
+            ("read_files", {"files": [{"path": str(workspace / "notes.txt")}]}),
+            ("editor", {"path": str(workspace / "answer.txt"), "new_text": LINE + "\n"}),
+        ),
+        files={"notes.txt": NOTES},
+        command=("cline", COPY),
+        expected={"answer.txt": LINE + "\n"},
+        said=COPIED,
+        said_again=COPIED,
+        note="Only one turn is tried: Cline continues a conversation (`--id`) only in its terminal "
+        "interface, even with a prompt on the command line.",
     ),
     LaunchedAgent(
         name="aider",

@@ -40,6 +40,8 @@ GRACE_SECONDS = 30.0  # to end on request
 KEY = "the-key"
 SMALL_CONTEXT = 2048
 LAST_LINES = 8
+# warnings of an agent's JavaScript, which repeat with every step
+_WARNING = re.compile(r"^(?:Deprecation)?Warning: .*\n(?: +at .*\n)*\n?", re.MULTILINE)
 _ANSWERED = re.compile(
     r" prompt (?P<prompt_tokens>\d+)(?: \((?P<cached_tokens>\d+) cached\))? answer "
     r"(?P<answer_tokens>\d+)"
@@ -174,6 +176,7 @@ class Trial:
             self._folder: ".agents",
         }.items():
             plain = plain.replace(str(path), short)
+        plain = _WARNING.sub("", plain)
         # a run without a terminal
         lines = [
             line.rstrip()
@@ -232,14 +235,17 @@ def _launched(trial: Trial, agent: LaunchedAgent) -> Iterator[str]:
             _check(trial, first, agent.said_again)
         requests = answered_requests(server)
         wrong = _with_wrong_key(trial, agent, server.url)
+    if agent.note:
+        yield f"{agent.note}\n"
     yield _figures(agent, requests)
     with trial.server("small", "--context", str(SMALL_CONTEXT), key=KEY) as server:
         long = trial.ended(trial.launched(server.url, agent.command), within=PATIENCE_SECONDS)
     with trial.server("stopped", key=KEY) as server:
         stopped = _stopped(trial, agent, server)
+    fit = "which is enough" if agent.said in long.printed else "which its prompt does not fit"
     cases = {
         "With a wrong key": wrong,
-        f"With a context of {SMALL_CONTEXT} tokens, which its prompt does not fit": long,
+        f"With a context of {SMALL_CONTEXT} tokens, {fit}": long,
         "Stopped with Ctrl-C during the prefill": stopped,
     }
     for case, ended in cases.items():
@@ -288,10 +294,10 @@ def _with_wrong_key(trial: Trial, agent: LaunchedAgent, url: str) -> Ended:
 def _stopped(trial: Trial, agent: LaunchedAgent, server: ServerProcess) -> Ended:
     """Press Ctrl-C during the prefill; afterwards, no request may be left."""
     process = trial.launched(server.url, agent.command)
-    until(lambda: server.model()["running"] > 0, f"{agent.name} asks")
+    until(lambda: server.model(key=KEY)["running"] > 0, f"{agent.name} asks")
     os.killpg(process.pid, signal.SIGINT)
     ended = trial.ended(process)
-    until(lambda: server.model()["running"] == 0, f"what {agent.name} asked ends")
+    until(lambda: server.model(key=KEY)["running"] == 0, f"what {agent.name} asked ends")
     return ended
 
 

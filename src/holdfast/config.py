@@ -498,7 +498,10 @@ class ImagesSettings:
         "addresses are contacted. Images within the request are always allowed.",
     )
     max_count: int = _setting(
-        100, "Maximum number of images in a request; 0: none are allowed.", limits=NOT_NEGATIVE
+        100,
+        "Maximum number of images in a prompt. Of more, the oldest are left out with a note, except "
+        "those of the user's latest message. 0: none are allowed.",
+        limits=NOT_NEGATIVE,
     )
     max_bytes: int = _setting(20 * _MIB, "Largest image file.", limits=Limits(at_least=1024))
     max_pixels: int = _setting(

@@ -54,6 +54,21 @@ def test_a_mistyped_command_gets_a_suggestion(arguments: list[str], meant: str) 
 
 
 @pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["serve", "a/b", "c/d"], "name them in models.toml and start 'holdfast serve' without"),
+        (["serve", "a/b", "c/d", "--port", "1"], "takes one model; 'c/d' is left over"),
+        (["chat", "a/b", "hello"], "holdfast run MODEL QUESTION"),
+        (["doctor", "a/b", "c/d"], "Run the command once for each"),
+    ],
+)
+def test_several_models_get_a_hint(arguments: list[str], hint: str) -> None:
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "300"})
+    assert result.exit_code == 2
+    assert hint in result.output
+
+
+@pytest.mark.parametrize(
     ("arguments", "title"), [(["help"], "COMMAND"), (["help", "serve"], "holdfast serve")]
 )
 def test_help_is_a_command_too(arguments: list[str], title: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,6 +69,18 @@ def test_another_holdfast_is_named_with_its_address_and_models() -> None:
 def test_any_other_answer_means_another_program(answer: Any) -> None:
     with answering(200, answer) as port:
         assert "in use by another program; stop it, or use another port: -p" in said_of(port)
+
+
+def test_an_own_server_that_shows_its_models_only_with_a_key_is_recognized(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with answering(200, {"status": "ok"}) as port:
+        own = SimpleNamespace(port=port)
+        monkeypatch.setattr("holdfast.cli.servers.own_servers", lambda: [own])
+        said = said_of(port)
+        assert f"in use by another Holdfast, at http://127.0.0.1:{port}. Stop that server" in said
+        own.port += 1
+        assert "another program" in said_of(port)
 
 
 def test_a_server_without_http_is_another_program() -> None:

@@ -71,6 +71,16 @@ def test_now_cuts_answers_off_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stage.signals == [signal.SIGTERM] * 2
 
 
+def test_now_cuts_answers_off_although_their_number_needs_a_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unknown = {"status": "stopping"}
+    stage = Stage(monkeypatch, [{"status": "ok"}, unknown, unknown, None])
+    done = CliRunner().invoke(app, ["stop", "--now"])
+    assert (done.exit_code, stage.signals) == (0, [signal.SIGTERM] * 2)
+    assert done.stdout.splitlines() == [f"stopped http://here (pid {os.getpid()})"]
+
+
 def test_one_server_and_all_of_them_cannot_be_combined(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(monkeypatch, [None])
     refused = CliRunner().invoke(app, ["stop", "1", "--all"])

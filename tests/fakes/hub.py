@@ -53,6 +53,9 @@ class HubState:
     lfs_files: set[str] = field(default_factory=set)  # are told with their SHA-256, as weights are
     damaged_files: set[str] = field(default_factory=set)  # arrive with one other byte
     failing_files: set[str] = field(default_factory=set)  # are announced, but cannot be fetched
+    # the answers to the next requests for contents of files, and for their descriptions
+    passing_failures: list[int] = field(default_factory=list)
+    passing_failures_of_heads: list[int] = field(default_factory=list)
     # files wait until it is set
     sends_files: threading.Event = field(default_factory=threading.Event)
     requests: list[str] = field(default_factory=list)  # "GET /path" or "GET /path bytes=7-"
@@ -128,6 +131,14 @@ class _Handler(BaseHTTPRequestHandler):
         content = self.state.repositories[repository].get(name)
         if content is None:
             self._send(404, headers={"X-Error-Code": "EntryNotFound"})
+            return
+        failures = (
+            self.state.passing_failures
+            if self.command == "GET"
+            else self.state.passing_failures_of_heads
+        )
+        if failures:
+            self._send(failures.pop(0))
             return
         if name in self.state.failing_files and self.command == "GET":
             self._send(503)

@@ -122,9 +122,10 @@ class ServerProcess:
             self._log_reader.join()
         return "".join(self._log)
 
-    def model(self) -> dict[str, Any]:
+    def model(self, *, key: str = "none") -> dict[str, Any]:
         """The model's entry in /health."""
-        (model,) = httpx.get(f"{self.url}/health", timeout=60).json()["models"]
+        headers = {"Authorization": f"Bearer {key}"}
+        (model,) = httpx.get(f"{self.url}/health", headers=headers, timeout=60).json()["models"]
         return dict(model)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:

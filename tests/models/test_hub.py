@@ -29,6 +29,7 @@ MODEL = "coast/kelp-small"
 SOURCE = ModelSource(kind="hub", name=MODEL)
 FILE = "model.safetensors"
 WEIGHTS = safetensors_bytes({"w": ("F32", np.ones(4, np.float32))})
+OTHER_WEIGHTS = safetensors_bytes({"w": ("F32", np.zeros(4, np.float32))})
 COMMIT = hashlib.sha1(MODEL.encode()).hexdigest()
 OUTSIDE = [
     "../../../x",
@@ -74,12 +75,30 @@ def refusal(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
-@pytest.mark.parametrize("header", ["etags", "linked_etags", "commit_headers"])
-def test_a_header_that_names_a_file_outside_the_cache_is_refused(
+def test_a_commit_that_names_a_file_outside_the_cache_is_refused(
+    hub: HubState, tmp_path: Path, name: str
+) -> None:
+    hub.commit_headers[FILE] = name
+    assert "is refused" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("name", [*OUTSIDE, "a:b", "a;br", ".gz", "5f3.gz", "{1,2}", "a b@c#d$e"])
+@pytest.mark.parametrize("header", ["etags", "linked_etags"])
+def test_any_etag_becomes_a_file_in_the_cache(
     hub: HubState, tmp_path: Path, header: str, name: str
 ) -> None:
     getattr(hub, header)[FILE] = name
-    assert "is refused" in refusal(tmp_path)
+    folder = fetch()
+    assert (folder / FILE).read_bytes() == WEIGHTS
+    assert (folder / FILE).resolve().parent == folder.parents[1] / "blobs"
+    assert os.listdir(tmp_path) == ["home"]
+    assert os.listdir(tmp_path / "home") == ["cache"]
+    # another ETag is another file
+    getattr(hub, header)[FILE] = name + "x"
+    hub.commits[MODEL] = "0" * 40
+    hub.repositories[MODEL][FILE] = OTHER_WEIGHTS
+    assert (fetch() / FILE).read_bytes() == OTHER_WEIGHTS
+    assert (folder / FILE).read_bytes() == WEIGHTS
 
 
 @pytest.mark.parametrize("name", [*OUTSIDE, "", None, 7, [], "main", "a" * 39, "\0" * 40])
@@ -162,7 +181,7 @@ def test_an_invalid_list_of_files_is_reported_in_one_line(
 
 
 def test_a_pull_checks_answers_too(hub: HubState, tmp_path: Path) -> None:
-    hub.etags[FILE] = "../../../x"
+    hub.commit_headers[FILE] = "../../../x"
     with pytest.raises(ModelLoadError, match="is refused"):
         pull_model(SOURCE, on_step=lambda *_: None)
     assert os.listdir(tmp_path) in ([], ["home"])
@@ -192,7 +211,7 @@ def test_a_mirror_below_a_path_is_checked_too(
 
 @pytest.mark.parametrize("name", ["../x", "a/b"])
 def test_info_checks_answers_too(hub: HubState, name: str) -> None:
-    hub.etags["config.json"] = name
+    hub.tree = [{"type": "file", "path": "config.json", "size": 1, "oid": name}]
     with pytest.raises(ModelLoadError, match="is refused"):
         size_on_hub(SOURCE)
 

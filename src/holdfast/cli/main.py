@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import holdfast as package
 from holdfast.cli.chat import chat, run
@@ -27,6 +27,13 @@ from holdfast.cli.store import sessions, state, store
 # group of entry points in other distributions, such as that of `bench/`; each is a typer.Typer
 FURTHER_COMMANDS = "holdfast.commands"
 
+# command → what to do with several models, or with words after the model
+_SEVERAL_MODELS = {
+    "serve": "To serve several models, name them in models.toml and start 'holdfast serve' without "
+    "a model; it also serves the models in the Hub's cache. See docs/guides/models.md",
+    "chat": "To ask at once: holdfast run MODEL QUESTION",
+    "doctor": "Run the command once for each",
+}
 _HELP = "help"
 _BENCH = "bench"
 # what users of other programs may type → our command, where the names are not similar
@@ -74,6 +81,21 @@ class CommandGroup(TyperGroup):
             if "/" in word or Path(word).exists():
                 ctx.fail(f"No such command '{word}'. To serve that model: holdfast serve {word}")
         return super().resolve_command(ctx, args)
+
+
+class ModelCommand(TyperCommand):
+    """A command whose only argument is a model. Says what to do with several ones."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse further arguments with a hint."""
+        ctx.allow_extra_args = True
+        super().parse_args(ctx, args)
+        if ctx.args and not ctx.resilient_parsing:
+            ctx.fail(
+                f"{ctx.info_name} takes one model; '{' '.join(ctx.args)}' is left over. "
+                f"{_SEVERAL_MODELS[ctx.info_name]}"
+            )
+        return list(ctx.args)
 
 
 def version() -> None:
@@ -135,7 +157,8 @@ for panel, commands in {
     _MACHINE: (doctor, config, version),
 }.items():
     for command in commands:
-        app.command(rich_help_panel=panel)(command)
+        kind = ModelCommand if command.__name__ in _SEVERAL_MODELS else None
+        app.command(rich_help_panel=panel, cls=kind)(command)
 # Everything after the agent's name is passed to the agent.
 app.command(
     rich_help_panel=_SERVING,

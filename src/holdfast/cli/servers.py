@@ -129,6 +129,11 @@ def port_in_use(error: AddressInUse) -> str:
     other_port = port + 1 if port < 65535 else port - 1
     hint = f"or use another port: -p {other_port} (-p 0: a free one)"
     models = _served_models(error.url)
+    if models is None and any(server.port == port for server in own_servers()):
+        return (
+            f"port {port} on {error.host} is in use by another Holdfast, at {error.url}. Stop that "
+            f"server (holdfast stop {port}), {hint}"
+        )
     if models is None:
         return f"port {port} on {error.host} is in use by another program; stop it, {hint}"
     served = ", ".join(models) or "no model yet"
@@ -142,7 +147,7 @@ def port_in_use(error: AddressInUse) -> str:
 def _served_models(url: str) -> list[str] | None:
     """Return the ids of the models that a Holdfast at this address serves.
 
-    Returns None if no Holdfast answers.
+    Returns None if no Holdfast answers, or if it shows them only with a key.
     """
     try:
         with ServerClient(url=url) as client:
@@ -174,9 +179,13 @@ def ps(as_json: Json = False, api_key: ApiKey = None) -> None:
 def _server_report(server: RunningServer, *, api_key: str) -> dict[str, Any]:
     """Describe a server for `ps`. memory_bytes: memory of its front process.
 
-    If the server does not accept the key, the running requests are left out and a line says why.
+    If the server does not accept the key, the models and requests are left out and a line says why.
     """
-    health = health_of(server, seconds=_REPORT_SECONDS) or {"status": "does not answer"}
+    health = health_of(server, seconds=_REPORT_SECONDS, api_key=api_key)
+    if not health:
+        health = {"status": "does not answer"}
+    elif "models" not in health:
+        complain(f"the models are unknown: {KeyRefused(server.url, has_key=bool(api_key))}")
     models = health.get("models", [])
     requests: list[dict[str, Any]] = []
     if any(model.get("running") or model.get("queued") for model in models):
@@ -242,10 +251,10 @@ def _resident_bytes(pid: int) -> int:
         return 0
 
 
-def health_of(server: RunningServer, *, seconds: float) -> dict[str, Any]:
+def health_of(server: RunningServer, *, seconds: float, api_key: str = "") -> dict[str, Any]:
     """Return the content of a server's /health; {} if the server does not answer in time."""
     try:
-        with client_of_own(server) as client:
+        with client_of_own(server, api_key=api_key) as client:
             return client.health(seconds=seconds)
     except ServerFailed:
         return {}
@@ -359,7 +368,7 @@ def _wait_until_stopped(server: RunningServer, *, now: bool) -> None:
     # a running server holds a lock; its process id may already belong to another process
     while server in own_servers():
         requests = _unfinished_requests(server)
-        if requests and now:
+        if requests != 0 and now:
             _terminate(server)
             now = False  # a second signal would also end the workers, which are saving their cache
         elif requests and requests != printed:
@@ -369,12 +378,17 @@ def _wait_until_stopped(server: RunningServer, *, now: bool) -> None:
     typer.echo(f"stopped {server.url} (pid {server.pid})")
 
 
-def _unfinished_requests(server: RunningServer) -> int:
-    """How many requests a stopping server still has to answer; 0 if that is unknown."""
+def _unfinished_requests(server: RunningServer) -> int | None:
+    """How many requests a stopping server still has to answer; None if it tells the number only
+    with a key.
+
+    It answers only until the last request is finished.
+    """
     health = health_of(server, seconds=_ASK_SECONDS)
     if health.get("status") != "stopping":
         return 0
-    return sum(int(model["leases"]) for model in health["models"])
+    models = health.get("models")
+    return None if models is None else sum(int(model["leases"]) for model in models)
 
 
 @_command

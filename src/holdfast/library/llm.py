@@ -23,7 +23,15 @@ from holdfast.files import hash_cache_file, read_regular
 from holdfast.front.answers.choice import ChoiceText
 from holdfast.front.images.folder import images_folder
 from holdfast.front.images.intake import ImageIntake
-from holdfast.front.images.sources import ImageSource, image_part, is_image_kind, with_image
+from holdfast.front.images.sources import (
+    ImageSource,
+    image_part,
+    is_image_kind,
+    left_out_note,
+    unreadable_part,
+    with_image,
+    with_notes,
+)
 from holdfast.front.link.event_stream import refusal
 from holdfast.front.output import (
     ChoiceFinished,
@@ -38,6 +46,7 @@ from holdfast.front.output import (
     tool_calls_of,
 )
 from holdfast.front.prompt.conversation import answer_message
+from holdfast.front.prompt.conversation import PART_KINDS, answer_message
 from holdfast.front.prompt.embed_and_rank import (
     PromptReader,
     ReadPrompt,
@@ -745,8 +754,8 @@ def chat_request(messages: Messages, options: Mapping[str, Any]) -> GenerationRe
         messages = [{"role": "user", "content": messages}]
     given = dict(options)
     prompt = ChatPrompt(
-        messages=tuple(
-            _with_images(message, f"messages.{place}") for place, message in enumerate(messages)
+        messages=with_notes(
+            _readable(message, f"messages.{place}") for place, message in enumerate(messages)
         ),
         tools=tuple(dict(tool) for tool in given.pop("tools", ())),
         template_options=dict(given.pop("template_options", None) or {}),
@@ -760,18 +769,26 @@ def chat_request(messages: Messages, options: Mapping[str, Any]) -> GenerationRe
     return request_of(prompt, given)
 
 
-def _with_images(message: Mapping[str, Any], field: str) -> dict[str, Any]:
-    """The message with its images in the form of a prompt."""
+def _readable(message: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """The message with its images in the form of a prompt, and its unreadable parts marked."""
     content = message.get("content")
     if not isinstance(content, list | tuple):
         return dict(message)
-    parts = [
-        _with_image(part, f"{field}.content.{place}")
-        if isinstance(part, Mapping) and is_image_kind(str(part.get("type")))
-        else part
-        for place, part in enumerate(content)
-    ]
+    parts = [_part(part, f"{field}.content.{place}") for place, part in enumerate(content)]
     return {**message, "content": parts}
+
+
+def _part(part: Any, field: str) -> Any:
+    kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
+    if is_image_kind(str(kind)):
+        return _with_image(part, field)
+    if kind in PART_KINDS:
+        return part
+    refusal = InvalidRequest(
+        f"content parts of type {kind!r} are not supported: only text and images are",
+        field=f"{field}.type",
+    )
+    return unreadable_part(left_out_note(str(kind)), refusal)
 
 
 def _with_image(part: Mapping[str, Any], field: str) -> dict[str, Any]:

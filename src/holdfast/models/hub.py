@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import logging
 import re
 import socket
@@ -32,7 +33,12 @@ REVISION = re.compile(r"(?!\.)[\w.-]+(/(?!\.)[\w.-]+)*")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 # the library puts these into paths as they are
 _NAME = re.compile(r"[\w+=~-][\w.+=~-]{0,254}")
-_HEADERS = ("etag", "x-linked-etag", "x-repo-commit")
+_COMMIT_HEADER = "x-repo-commit"
+_ETAG_HEADERS = ("etag", "x-linked-etag")
+# an ETag that is used as the name of a file: short enough for endings, and without their dots
+_PLAIN_ETAG = re.compile(r"[A-Za-z0-9_+=~-]{1,200}")
+_ETAG_DIGITS = 40
+_PASSING = frozenset({408, 425, 429})  # statuses below 500 that may pass
 _HASHES = ("sha", "oid", "blobId", "xetHash", "sha256")
 _PATHS = ("path", "rfilename")
 # what the library raises if an answer is incomplete or malformed
@@ -162,7 +168,8 @@ def _check_answers() -> None:
     """Make huggingface_hub refuse answers that name files outside its cache.
 
     The library uses ETags, commits and hashes as file names, so a mirror could make it write files
-    anywhere. Answers are checked as they arrive, so no call of the library can bypass the check.
+    anywhere. Answers are checked as they arrive, so no call of the library can bypass the check. An
+    ETag may be any text, so one that is no plain name is replaced by a hash of it.
     Also limits how long the Hub may be silent.
     """
     from huggingface_hub import set_client_factory
@@ -186,10 +193,13 @@ def _check_answers() -> None:
 def _check_answer(response: Any) -> None:
     """Raise ModelLoadError if an answer of the Hub names a file outside the cache."""
     host = response.url.host
-    for header in _HEADERS:
-        value = response.headers.get(header)
-        if value is not None:
-            _check_name(value.removeprefix("W/").strip('"'), what=header, host=host)
+    for header in _ETAG_HEADERS:
+        if (etag := _etag(response.headers.get(header))) and not _PLAIN_ETAG.fullmatch(etag):
+            digest = hashlib.sha256(etag.encode("utf-8", "surrogatepass")).hexdigest()
+            # with a prefix, because the cache takes a bare hash for that of the file's content
+            response.headers[header] = f'"etag-{digest[:_ETAG_DIGITS]}"'
+    if (commit := response.headers.get(_COMMIT_HEADER)) is not None:
+        _check_name(_etag(commit), what=_COMMIT_HEADER, host=host)
     is_json = "json" in response.headers.get("content-type", "")
     path = response.url.path
     is_description = "/api/" in path and "/resolve/" not in path  # not a streamed file
@@ -200,6 +210,10 @@ def _check_answer(response: Any) -> None:
         except (ValueError, RecursionError) as error:
             raise ModelLoadError(f"{host} did not answer with JSON: {_one_line(error)}") from None
         _check_content(content, host=host)
+
+
+def _etag(header: str | None) -> str:
+    return "" if header is None else header.removeprefix("W/").strip('"')
 
 
 def _check_content(content: Any, *, host: str) -> None:
@@ -283,6 +297,30 @@ def explained(source: ModelSource, error: BaseException) -> ModelLoadError:
     if isinstance(error, HfHubHTTPError):
         return ModelLoadError(_refused(source.name, error.response.status_code))
     return ModelLoadError(_not_fetched(source.name, error))
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether a transfer that failed with this error may succeed if it is tried again."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if isinstance(error, HfHubHTTPError):
+        status = error.response.status_code
+        return status >= 500 or status in _PASSING
+    return isinstance(error, (network_error(), ConnectionError, TimeoutError))
+
+
+def interrupted(source: ModelSource, error: BaseException) -> ModelLoadError:
+    """The error for a download that was given up after several tries: says how to continue it."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    why = _one_line(error)
+    if isinstance(error, HfHubHTTPError):
+        why = f"the Hub answered {error.response.status_code}"
+    revision = f" --revision {source.revision}" if source.revision else ""
+    return ModelLoadError(
+        f"the download of {source.name} was interrupted ({why}); what has arrived is kept, and "
+        f"this command continues from there: holdfast models pull {source.name}{revision}"
+    )
 
 
 def _not_found(name: str) -> str:

@@ -22,11 +22,11 @@ from urllib.parse import urlsplit
 
 from holdfast.errors import ModelLoadError
 from holdfast.files import try_lock
-from holdfast.models.hub import ModelSource, network_error
+from holdfast.models.hub import ModelSource, interrupted, may_pass, network_error
 
 _CONNECTIONS = 8
 _MOST_FRUITLESS_TRIES = 5  # in a row without a single byte
-_RETRY_SECONDS = 1.0
+_RETRY_SECONDS = 1.0  # doubled after each fruitless try
 _PARTIAL = ".incomplete"
 
 
@@ -63,9 +63,11 @@ def fetch_blobs(
         try:
             for task in as_completed(tasks):
                 task.result()
-        except BaseException:
+        except BaseException as error:
             is_stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
+            if may_pass(error):
+                raise interrupted(source, error) from error
             raise
 
 
@@ -99,7 +101,7 @@ def _fetch_blob(
     from huggingface_hub import hf_hub_url
 
     url = hf_hub_url(source.name, name, revision=commit)
-    metadata = _metadata(url)
+    metadata = _metadata(url, add=add)
     etag = metadata.etag
     if etag is None:
         raise ModelLoadError(f"the Hub sends no ETag for {name} of {source.name}")
@@ -119,11 +121,26 @@ def _fetch_blob(
         os.replace(partial, blob)
 
 
-def _metadata(url: str) -> Any:
+def _metadata(url: str, *, add: Callable[[float], None]) -> Any:
     """The ETag, location and size of a file on the Hub."""
     from huggingface_hub import constants, get_hf_file_metadata
 
-    return get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    fruitless = 1
+    while True:
+        try:
+            return get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        except (network_error(), ConnectionError, TimeoutError) as error:
+            if fruitless > _MOST_FRUITLESS_TRIES or not may_pass(error):
+                raise
+            _pause(fruitless, add=add)
+            fruitless += 1
+
+
+def _pause(fruitless: int, *, add: Callable[[float], None]) -> None:
+    """Wait before the next try; `add` may stop the wait. fruitless: the number of tries so far."""
+    for _ in range(2 ** max(0, fruitless - 1)):
+        time.sleep(_RETRY_SECONDS)
+        add(0)
 
 
 def _has_xet() -> bool:
@@ -134,8 +151,6 @@ def _has_xet() -> bool:
 
 def _receive(url: str, file: IO[bytes], metadata: Any, *, add: Callable[[float], None]) -> None:
     """Append the missing bytes, over as many connections as it takes."""
-    from huggingface_hub.errors import HfHubHTTPError
-
     size: int | None = metadata.size
     if size is not None and file.tell() > size:
         _start_over(file)
@@ -148,15 +163,12 @@ def _receive(url: str, file: IO[bytes], metadata: Any, *, add: Callable[[float],
             if size is None or file.tell() >= size:
                 break
             raise ConnectionError(f"the connection ended after {file.tell():,} of {size:,} bytes")
-        except HfHubHTTPError:
-            raise
-        except (network_error(), ConnectionError, TimeoutError):
+        except (network_error(), ConnectionError, TimeoutError) as error:
             fruitless = 0 if file.tell() > before else fruitless + 1
-            if fruitless > _MOST_FRUITLESS_TRIES:
+            if fruitless > _MOST_FRUITLESS_TRIES or not may_pass(error):
                 raise
-            time.sleep(_RETRY_SECONDS)
-            add(0)
-            metadata = _metadata(url)  # the location may expire
+            _pause(fruitless, add=add)
+            metadata = _metadata(url, add=add)  # the location may expire
     if size is not None and file.tell() != size:
         _start_over(file)
         raise ConnectionError(f"the Hub sent more than the {size:,} bytes of {url}")

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from holdfast.errors import InvalidRequest
 from holdfast.front.anthropic.conversation import Conversation, Turn, referenced_tools
+from holdfast.front.images.sources import with_notes
 from holdfast.front.server.access import Seal
 
 SEAL = Seal()
@@ -190,7 +191,6 @@ def test_what_only_anthropics_servers_could_use_is_left_out(kind: str) -> None:
             [{"type": "search_result", "content": [{"type": "image"}]}],
             "messages.0.content.0",
         ),
-        ("user", [result([{"type": "mystery"}])], "messages.0.content.0.content.0.type"),
         ("user", [{"type": "mystery"}], "messages.0.content.0.type"),
         ("user", [use()], "messages.0.content.0.type"),
         ("assistant", [result()], "messages.0.content.0.type"),
@@ -199,7 +199,7 @@ def test_what_only_anthropics_servers_could_use_is_left_out(kind: str) -> None:
 )
 def test_what_no_model_here_reads_is_named(role: str, blocks: list[Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as error:
-        talk((role, blocks))
+        with_notes(talk((role, blocks)))
     assert error.value.field == field
 
 

@@ -252,3 +252,50 @@ async def test_an_image_url_is_fetched_once_and_survives_its_host(
     assert NOTE in front.shown()
     assert await ask(shown(dog)) == 200
     assert front.sent.images == before.images
+
+
+TOO_MANY = "[image left out: the conversation has too many images]"
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_the_oldest_images_of_too_many_are_left_out_in_batches(
+    protocol: str, tmp_path: Path
+) -> None:
+    path, body_of = PROTOCOLS[protocol]
+    front = seeing_front(tmp_path / "images", settings=ImagesSettings(max_count=8))
+    turns: list[tuple[str, Any]] = [("user", "look")]
+    left_out, changed, before = [], [], ""
+    for number in range(14):
+        turns.append(("result", png(number + 1)))
+        answer = await front.http.post(path, json=body_of(*turns))
+        assert answer.status_code == 200, answer.text
+        shown = front.shown()
+        assert len(front.sent.images) == number + 1 - shown.count(TOO_MANY) <= 8
+        notes, _, rest = shown.rpartition(TOO_MANY)
+        assert "{image" not in notes and TOO_MANY not in rest
+        left_out.append(shown.count(TOO_MANY))
+        changed.append(not shown.startswith(before))
+        before = shown.removesuffix("<|im_start|>assistant\n")
+    assert left_out == [0] * 8 + [2, 2, 4, 4, 6, 6]
+    assert changed == [False] * 8 + [True, False] * 3
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_too_many_new_images_are_refused_and_old_ones_make_room(
+    protocol: str, tmp_path: Path
+) -> None:
+    path, body_of = PROTOCOLS[protocol]
+    old = [("user", CAT), ("assistant", "hm")]
+    for most, status, notes in ((2, 200, 0), (1, 200, 1), (0, 400, 0)):
+        settings = ImagesSettings(max_count=most)
+        front = seeing_front(tmp_path / f"{most}", settings=settings)
+        answer = await front.http.post(path, json=body_of(*old, ("user", png(2))))
+        assert answer.status_code == status, answer.text
+        if status == 200:
+            assert front.shown().count(TOO_MANY) == notes
+            assert len(front.sent.images) == 2 - notes
+        else:
+            assert "at most 0 images, got 1" in answer.text
+    text = await front.http.post(path, json=body_of(*old, ("user", "and?")))
+    assert text.status_code == 200, text.text
+    assert front.shown().count(TOO_MANY) == 1

@@ -160,7 +160,7 @@ async def test_a_prompt_that_is_too_long_with_its_images_is_refused(tmp_path: Pa
     assert answer.json()["error"]["code"] == "context_length_exceeded", answer.text
 
 
-async def test_too_many_images_are_refused(tmp_path: Path) -> None:
+async def test_too_many_images_in_a_new_message_are_refused(tmp_path: Path) -> None:
     front = seeing_front(tmp_path / "images", settings=ImagesSettings(max_count=2))
     images = [openai(CAT)] * 3
     answer = await front.http.post("/v1/chat/completions", json=chat(*images))

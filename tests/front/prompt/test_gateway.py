@@ -574,6 +574,42 @@ async def test_what_cannot_be_encoded_is_named(bundle: TokenizerBundle) -> None:
     assert error.value.field == "input"
 
 
+@pytest.mark.parametrize("is_refused", [False, True])
+async def test_a_command_waits_until_the_first_request_of_its_session_is_submitted(
+    bundle: TokenizerBundle, monkeypatch: pytest.MonkeyPatch, is_refused: bool
+) -> None:
+    gateway, engine = serve(bundle, answers(*encode(bundle, "hello")))
+    command = SessionCommand(operation="get", call_id="c", tenant="", session_id="s")
+    asked_first = asyncio.Event()
+
+    async def ask(command: SessionCommand) -> SessionAnswer:
+        asked_first.set()
+        if engine.submitted:
+            return SessionAnswer(call_id="c")
+        return SessionAnswer(call_id="c", failure=SessionFailure.NOT_FOUND, message="none")
+
+    monkeypatch.setattr(engine, "ask", ask)
+    prepare = gateway._prepare
+    asking: list[asyncio.Task[Any]] = []
+
+    async def prepared_late(*arguments: Any) -> Any:
+        asking.append(asyncio.create_task(gateway.sessions("toy", command)))
+        await asked_first.wait()
+        if is_refused:
+            raise InvalidRequest("too long")
+        return await prepare(*arguments)
+
+    monkeypatch.setattr(gateway, "_prepare", prepared_late)
+    if is_refused:
+        with pytest.raises(InvalidRequest):
+            await collect(gateway, asks(session_id="s"))
+        with pytest.raises(SessionRefused):
+            await asking[0]
+    else:
+        assert text_of(await collect(gateway, asks(session_id="s"))) == "hello"
+        assert await asking[0] == ()
+
+
 @pytest.mark.parametrize("forget", [False, True])
 async def test_a_session_can_be_closed_while_its_first_prompt_is_prepared(
     bundle: TokenizerBundle, monkeypatch: pytest.MonkeyPatch, forget: bool

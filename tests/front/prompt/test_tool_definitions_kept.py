@@ -13,10 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.prompt.canonical import FirstForms, guarded
+from holdfast.front.prompt.canonical import FirstForms, canonical, guarded
+from holdfast.front.prompt.conversation import arguments_object, template_messages
+from holdfast.front.prompt.known_answers import KnownAnswers
 from holdfast.front.prompt.template_worker import jinja_environment
 from holdfast.front.prompt.tool_definitions import KeptTool, exact_key, made_once
 from holdfast.front.request import ChatPrompt
+from holdfast.front.prompt.tool_definitions import KeptPart, exact_key, made_once
+from holdfast.wire.requests import ChatPrompt
 
 TOOL: dict[str, Any] = {
     "type": "function",
@@ -45,7 +49,7 @@ json_values = st.recursive(
 @pytest.mark.parametrize("form", FORMS)
 def test_templates_write_it_as_they_write_a_plain_one_each_time(form: str) -> None:
     template = jinja_environment().from_string(f"{{{{ {form} }}}}")
-    kept = KeptTool(TOOL)
+    kept = KeptPart(TOOL)
     expected = template.render(tool=TOOL)
     assert [template.render(tool=kept) for _ in range(3)] == [expected] * 3
 
@@ -55,12 +59,12 @@ def test_forms_of_its_json_are_told_apart_however_many_a_template_asks_for() -> 
         f"{{{{ {form} }}}}"
         for form in (*FORMS, *FORMS, "tool | tojson(ensure_ascii=true)", "tool | tojson(indent=1)")
     )
-    template, kept = jinja_environment().from_string(text), KeptTool(TOOL)
+    template, kept = jinja_environment().from_string(text), KeptPart(TOOL)
     assert template.render(tool=kept) == template.render(tool=kept) == template.render(tool=TOOL)
 
 
 def test_what_is_made_of_it_is_made_once_and_only_a_few_things_are_kept() -> None:
-    kept, asked = KeptTool(TOOL), []
+    kept, asked = KeptPart(TOOL), []
     for kind in (0, 0, *range(1, 10), 9):
         assert made_once(kept, kind, lambda kind=kind: asked.append(kind) or kind) == kind  # type: ignore[misc, func-returns-value]
     assert asked == [*range(10), 9]
@@ -70,7 +74,7 @@ def test_what_is_made_of_it_is_made_once_and_only_a_few_things_are_kept() -> Non
     "copied", [copy.copy, copy.deepcopy, lambda tool: pickle.loads(pickle.dumps(tool))]
 )
 def test_a_copy_is_a_plain_dictionary_so_that_what_is_changed_in_it_is_written(copied: Any) -> None:
-    kept = KeptTool(TOOL)
+    kept = KeptPart(TOOL)
     template = jinja_environment().from_string("{{ tool | tojson }}")
     template.render(tool=kept)
     changed = copied(kept)
@@ -127,3 +131,68 @@ def test_control_tokens_in_it_are_broken_every_time_by_the_guard_that_is_asked_f
 
     assert [shown(str.upper), shown(str.upper), shown(str.title)] == ["DÜ", "DÜ", "Dü"]
     assert forms.tool(TOOL) == TOOL
+
+
+def call_with(arguments: Any, **fields: Any) -> Any:
+    function = {"name": "f", "arguments": arguments}
+    return {"id": "c", "type": "function", "function": function, **fields}
+
+
+@pytest.mark.parametrize("arguments", ['{"a": "x", "b": 1}', {"a": "x", "b": 1}, "no JSON"])
+@pytest.mark.parametrize("fields", [{}, {"id": None}], ids=["with id", "without id"])
+def test_a_call_that_is_sent_again_is_not_read_again(arguments: Any, fields: Any) -> None:
+    forms, seen = FirstForms(), []
+
+    class Guard:
+        def __call__(self, text: str) -> str:
+            seen.append(text)
+            return text
+
+        name = __call__
+
+    guard: Any = Guard()
+
+    def turn(arguments: Any, tenant: str = "") -> Any:
+        message = {"role": "assistant", "tool_calls": [call_with(arguments, **fields)]}
+        prompt = canonical(ChatPrompt(messages=(copy.deepcopy(message),)), forms, tenant=tenant)
+        past = KnownAnswers().recall(prompt.messages, tenant=tenant)
+        prompt = guarded(ChatPrompt(messages=past.messages), guard)
+        (ready,) = template_messages(prompt.messages, keep_parts=False, arguments_as_text=False)
+        return ready["tool_calls"][0]["function"]
+
+    first = turn(arguments)
+    assert first == {"name": "f", "arguments": arguments_object(arguments)}
+    read = len(seen)
+    again = turn(arguments)
+    assert again["arguments"] is first["arguments"]
+    assert seen[read:] == ["assistant"]
+    # another call, or another tenant's, is read
+    assert turn('{"a": "y"}')["arguments"] == {"a": "y"}
+    read = len(seen)
+    assert turn(arguments, tenant="t") == first
+    assert "arguments" in seen[read:]
+
+
+def test_a_kept_call_does_not_change_with_what_was_sent() -> None:
+    forms, sent = FirstForms(), call_with({"a": ["x"]})
+    kept = forms.call(sent)
+    sent["function"]["arguments"]["a"].append("y")
+    assert kept == call_with({"a": ["x"]})
+    assert forms.call(sent) == sent
+    assert forms.call(call_with({"a": ["x"]})) is kept
+
+
+def test_a_call_and_a_tool_with_the_same_content_are_kept_apart() -> None:
+    forms, same = FirstForms(), {"type": "function", "function": {"name": "f"}}
+    tool = forms.tool(same)
+    assert forms.call(same)["function"] == {"name": "f", "arguments": None}
+    assert forms.tool(same) is tool == same
+
+
+def test_calls_are_kept_within_bounds() -> None:
+    forms = FirstForms(max_bytes=10_000)
+    first = forms.call(call_with("{}", id="first"))
+    for number in range(100):
+        forms.call(call_with({"a": "x" * 500}, id=f"c{number}"))
+        forms._forms.check_invariants()
+    assert forms.call(call_with("{}", id="first")) is not first

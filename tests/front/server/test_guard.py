@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.config import ServerSettings
 from tests.fakes.http_clients import CHAT, chat_body, client_of
-from tests.fakes.scripted_gateway import ScriptedGateway
+from tests.fakes.scripted_gateway import MODEL, ScriptedDirectory, ScriptedGateway, model_status
 
 
 async def status(headers: dict[str, Any], **settings: Any) -> int:
@@ -169,6 +169,22 @@ async def test_keys_that_contradict_each_other_are_refused_where_a_key_is_needed
 
 async def test_without_a_configured_key_any_key_will_do() -> None:
     assert await status({"authorization": "Bearer whatever"}) == 200
+
+
+@pytest.mark.parametrize("key", [None, "wrong"])
+@pytest.mark.parametrize(("state", "status"), [("ready", 200), ("loading", 503)])
+async def test_without_the_key_health_shows_only_whether_the_server_is_up(
+    state: Any, status: int, key: str | None
+) -> None:
+    directory = ScriptedDirectory(models=(model_status(state=state, is_awaited=True),))
+    settings = ServerSettings(api_key="sesame")
+    async with client_of(ScriptedGateway(), server=settings, directory=directory) as client:
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        closed = await client.get("/health", headers=headers)
+        opened = await client.get("/health", headers={"authorization": "Bearer sesame"})
+    shown = "ok" if status == 200 else "loading"
+    assert (closed.status_code, closed.json()) == (status, {"status": shown})
+    assert (opened.status_code, opened.json()["models"][0]["id"]) == (status, MODEL)
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/openapi.json", "/nope"])

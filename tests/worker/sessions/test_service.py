@@ -29,6 +29,33 @@ def test_a_request_opens_its_session_and_the_next_turn_continues_it() -> None:
     assert answer(inbox, "b").sessions == (session,)
 
 
+@pytest.mark.parametrize("after", [0, 3, 30])
+def test_a_session_exists_during_its_first_answer(after: int, tmp_path: Path) -> None:
+    script = [
+        [greedy("1", prompt("first"), max_tokens=40, session_id="s", tenant="t")],
+        *[[]] * after,
+        [
+            ask("get", "begun", tenant="t"),
+            ask("list", "listed", tenant="t"),
+            ask("get", "other"),
+            ask("update", "named", tenant="t", metadata={"task": "x"}, ttl_seconds=None),
+        ],
+        *[[]] * 120,
+        [ask("get", "ended", tenant="t")],
+    ]
+    inbox = worker(folder=tmp_path).serve(script)  # type: ignore[arg-type]
+    begun = info(inbox, "begun")
+    assert (begun.requests, begun.branches) == (0, 0)
+    assert answer(inbox, "listed").sessions == (begun,)
+    assert answer(inbox, "other").failure is SessionFailure.NOT_FOUND
+    assert info(inbox, "named").metadata == {"task": "x"}
+    ended = info(inbox, "ended")
+    assert (ended.requests, ended.branches, ended.metadata) == (1, 1, {"task": "x"})
+    assert (ended.created_at, ended.expires_at) == (begun.created_at, None)
+    again = info(serve(worker(folder=tmp_path), ask("get", "a", tenant="t")), "a")
+    assert again.metadata == {"task": "x"}
+
+
 def test_cached_tokens_of_a_session_are_exact() -> None:
     inbox = serve(
         worker(),

@@ -151,7 +151,7 @@ def test_closing_a_session_that_is_not_open_yet_closes_no_other_one(tmp_path: Pa
     subject = worker("llama", tmp_path, most_sessions=1)
     inbox = subject.serve(
         [
-            [ask("open", "other", "other")],
+            [ask("open", "other", "other", pinned=True)],  # so `s` is not opened
             [greedy("1", PROMPT, max_tokens=LONG, session_id="s")],
             *[[]] * 5,
             [ask("close", "gone", forget=True)],

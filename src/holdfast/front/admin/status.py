@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -193,7 +193,7 @@ class ModelHealth(Struct, frozen=True, kw_only=True):
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """The state of the server.
+    """The state of the server. If a key is needed, only `status` is shown without one.
 
     `memory_pressure` is about all loaded models together. Above `first_watermark_bytes`, its
     `level` is `warning`: idle state goes to disk, and new sequences start in 8 bits. Above
@@ -202,9 +202,9 @@ class Health(Struct, frozen=True, kw_only=True):
     """
 
     status: str
-    version: str
-    memory_pressure: PressureFigures
-    models: list[ModelHealth]
+    version: str | UnsetType = UNSET
+    memory_pressure: PressureFigures | UnsetType = UNSET
+    models: list[ModelHealth] | UnsetType = UNSET
 
 
 @operation(
@@ -215,20 +215,21 @@ class Health(Struct, frozen=True, kw_only=True):
     needs_key=False,
 )
 async def health(request: Request, services: Services) -> Response:
-    """Show the state of the server and its models. Requires no key."""
+    """Show the state of the server and its models; without a key, if one is needed, only whether
+    the server accepts requests.
+    """
     statuses = services.statuses()
     status = _STOPPING if services.drain.is_on else _status(statuses, services.unread)
-    is_admin = caller_of(request).is_admin
-    models = [_health(model, services, shows_ids=is_admin) for model in statuses]
-    return json_response(
-        Health(
+    caller = caller_of(request)
+    shown = Health(status=status)
+    if caller.is_let_in:
+        shown = Health(
             status=status,
             version=__version__,
             memory_pressure=services.control.memory.figures(),
-            models=models,
-        ),
-        status=200 if status == "ok" else 503,
-    )
+            models=[_health(model, services, shows_ids=caller.is_admin) for model in statuses],
+        )
+    return json_response(shown, status=200 if status == "ok" else 503)
 
 
 def _status(models: Sequence[ModelStatus], unread: Collection[str]) -> str:

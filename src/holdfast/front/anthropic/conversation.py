@@ -22,13 +22,14 @@ from holdfast.front.server.fields import (
     ToolMode,
     checked_definitions,
     choice_among,
-    is_media,
     log_once,
-    readable_part,
+    other_part,
     refuse_too_many,
-    refused_media,
 )
 from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
+from holdfast.front.server.problem import invalid_field, missing_field
+from holdfast.wire.output import separator
+from holdfast.wire.requests import CacheBreakpoint, ToolChoice
 
 _OTHER = TAG_MARK + "other"
 _TAGS = {
@@ -233,6 +234,8 @@ class Conversation:
     def _add_said(self, role: str, blocks: Sequence[Mapping[str, Any]], field: str) -> None:
         """Add a turn of the user or the system. Each result of a call becomes its own message."""
         parts: list[Message] = []
+        # beside results, an agent puts what its tools found, such as the pages of a PDF
+        source = "tool" if any(block["type"] == "tool_result" for block in blocks) else role
         for place, block in enumerate(blocks):
             if block["type"] == "tool_result":
                 if parts:
@@ -245,11 +248,9 @@ class Conversation:
                 self.mark(block, messages=len(self.messages), parts=len(parts))
             elif block["type"] == "tool_reference":
                 parts.append(_reference(block))
-            elif is_image_kind(block["type"]) and role == "user":
-                parts.append(with_image(block, f"{field}.{place}"))
+            elif not _is_left_out(block["type"]):
+                parts.append(_other(block, source, f"{field}.{place}"))
                 self.mark(block, messages=len(self.messages), parts=len(parts))
-            else:
-                _refuse_unless_left_out(block["type"], f"{field}.{place}")
         if parts or not blocks:
             self.messages.append({"role": role, "content": parts or ""})
 
@@ -284,8 +285,9 @@ def _answer(blocks: Sequence[Mapping[str, Any]], field: str, seal: Seal) -> Mess
                     "arguments": json.dumps(block["input"], ensure_ascii=False),
                 }
                 calls.append({"id": block["id"], "type": "function", "function": function})
-            case _:
-                _refuse_unless_left_out(block["type"], f"{field}.{place}")
+            case kind if not _is_left_out(kind):
+                note = _other(block, "assistant", f"{field}.{place}")["text"]
+                text += separator(text, note) + note
         follows_text = block["type"] == "text"
     thought = "".join(thoughts)
     return {
@@ -315,9 +317,7 @@ def _result(block: Mapping[str, Any], field: str) -> Message:
             elif part["type"] == "tool_reference":
                 parts.append(_reference(part))
             elif not _is_left_out(part["type"]):
-                if not is_media(part["type"]):
-                    raise _refused_type(part["type"], f"{field}.content.{place}")
-                parts.append(readable_part(part, field=f"{field}.content.{place}"))
+                parts.append(_other(part, "tool", f"{field}.content.{place}"))
         content = parts
     if block.get("is_error"):  # chat templates have no field for errors
         content = _failed(content)
@@ -372,20 +372,16 @@ def _reference(block: Mapping[str, Any]) -> Message:
     return {"type": "tool_reference", "tool_name": block["tool_name"]}
 
 
-def _refuse_unless_left_out(kind: str, field: str) -> None:
-    if not _is_left_out(kind):
-        raise refused_media(kind, field=field) if is_media(kind) else _refused_type(kind, field)
-
-
 def _is_left_out(kind: str) -> bool:
     return kind in _LEFT_OUT or kind.endswith(_LEFT_OUT_ENDING)
 
 
-def _refused_type(kind: str, field: str) -> RequestRefused:
-    field = f"{field}.type"
-    return invalid_field(
-        field, "a block of this type is not allowed here", shown=f": {kind[:40]!r}"
-    )
+def _other(block: Mapping[str, Any], role: str, field: str) -> Message:
+    """Like `other_part`. Raises RequestRefused for a block that belongs elsewhere."""
+    if (kind := block["type"]) in _TAGS:
+        reason = "a block of this type is not allowed here"
+        raise invalid_field(f"{field}.type", reason, shown=f": {kind!r}")
+    return other_part(block, role=role, field=field)
 
 
 def _object(required: str, **properties: Any) -> dict[str, Any]:

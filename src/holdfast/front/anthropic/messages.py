@@ -34,6 +34,7 @@ from holdfast.front.anthropic.conversation import (
     shown_tools,
 )
 from holdfast.front.fleet.residency import ModelStatus
+from holdfast.front.images.sources import with_notes
 from holdfast.front.prompt.limits import MAX_STOP_CHARACTERS
 from holdfast.front.request import ChatPrompt, GenerationRequest, OutputFormat, Thinking
 from holdfast.front.server.answers import AnswerPlan
@@ -184,6 +185,7 @@ class PromptFields(SharedFields):
             talk.add_system(self.system)
         for place, turn in self._shown_turns():
             talk.add(turn, f"messages.{place}.content")
+        talk.messages = [*with_notes(talk.messages)]
         talk.mark({"cache_control": self.cache_control}, messages=len(talk.messages))
         if len(talk.breakpoints) > _MOST_BREAKPOINTS:
             raise invalid_field(

@@ -4,9 +4,9 @@ Here, an image is opaque bytes: a worker's image process decodes it and reports 
 used. An image that was sent before is recognized by its text or URL, so that a later turn neither
 decodes its base64 nor fetches it again.
 
-An unusable image is an error only if it is new: in the user's latest message, with no answer after
-it. Anywhere else, a note takes its place in the prompt, because otherwise every later turn of the
-conversation would fail.
+An image that is unusable or one too many is an error only if it is new: in the user's latest
+message, with no answer after it. Anywhere else, a note takes its place in the prompt, because
+otherwise every later turn of the conversation would fail.
 """
 
 from __future__ import annotations
@@ -29,12 +29,16 @@ from holdfast.front.images.fetch import AddressTest, DaemonThreads, fetch_image,
 from holdfast.front.images.folder import ImageFolder
 from holdfast.front.images.sources import (
     IMAGE,
+    TOO_MANY_NOTE,
     UNREADABLE_NOTE,
     ImageSource,
     SourceKey,
+    image_part,
     images_in,
     is_image,
     left_out_note,
+    newest_user,
+    note_part,
 )
 from holdfast.front.request import ChatPrompt
 from holdfast.machine.clocks import awake_timeout
@@ -44,6 +48,7 @@ _FETCHED_AT_ONCE: Final = 4
 _READ_AT_ONCE: Final = 2  # each holds the bytes of one image
 _MOST_REMEMBERED: Final = 20_000  # sources
 _EARLIER_SHARE: Final = 0.3  # of the remaining time, for fetching an image of an earlier turn
+_BATCHES: Final = 4  # of the images that a request may have; see `_accepted`
 _TEXT_ONLY: Final = "this model reads text only"
 
 
@@ -73,7 +78,7 @@ class TakenPrompt:
                 raise refused(reason, field=self.fields[name])
 
         def readable(name: Any) -> dict[str, str]:
-            return _note(UNREADABLE_NOTE) if name in unusable else {"type": IMAGE, IMAGE: name}
+            return note_part(UNREADABLE_NOTE) if name in unusable else {"type": IMAGE, IMAGE: name}
 
         return _with_parts(self.prompt, readable) if unusable else self.prompt
 
@@ -118,7 +123,7 @@ class ImageIntake:
         if vision is None or vision.refused:
             yield text_only(prompt, vision)
             return
-        sources = self._accepted(prompt)
+        prompt, sources = self._accepted(prompt)
         with _Hold(self.folder, tenant, seconds=self._settings.check_seconds) as hold:
             try:
                 async with awake_timeout(self._settings.check_seconds):
@@ -138,7 +143,7 @@ class ImageIntake:
         if vision is None or vision.refused:
             yield text_only(prompt, vision)
             return
-        sources = self._accepted(prompt)
+        prompt, sources = self._accepted(prompt)
         with _Hold(self.folder, tenant, seconds=self._settings.check_seconds) as hold:
             found: dict[ImageSource, str | BaseException] = {}
             for source, is_new in sources.items():
@@ -209,17 +214,33 @@ class ImageIntake:
             self._remember(None, source, hold)
             raise
 
-    def _accepted(self, prompt: ChatPrompt) -> dict[ImageSource, bool]:
-        """The images to store, and whether each is new. Raises InvalidRequest if there are too
-        many.
+    def _accepted(self, prompt: ChatPrompt) -> tuple[ChatPrompt, dict[ImageSource, bool]]:
+        """The prompt with notes in place of its oldest images if it has too many; and the images to
+        store, and whether each is new. Raises InvalidRequest if there are too many new ones.
+
+        The oldest images are left out in batches, so that the next turns leave out the same ones
+        and their prompts stay cached.
         """
         sources = _sources(prompt.messages)
-        if len(sources) > (most := self._settings.max_count):
+        most = self._settings.max_count
+        new = [source for source, is_new in sources.items() if is_new]
+        if len(new) > most:
             raise InvalidRequest(
-                f"a request may have at most {most:,} images, got {len(sources):,}",
-                field=[*sources][most].field,
+                f"a message may have at most {most:,} images, got {len(new):,}",
+                field=new[most].field,
             )
-        return sources
+        excess = len(sources) - most
+        if excess <= 0:
+            return prompt, sources
+        batch = max(1, most // _BATCHES)
+        old = [source for source, is_new in sources.items() if not is_new]
+        left_out = {*old[: -(-excess // batch) * batch]}
+
+        def accepted(source: ImageSource) -> dict[str, Any]:
+            return note_part(TOO_MANY_NOTE) if source in left_out else image_part(source)
+
+        kept = {source: is_new for source, is_new in sources.items() if source not in left_out}
+        return _with_parts(prompt, accepted), kept
 
     def _too_slow(self) -> WorkerUnavailable:
         return WorkerUnavailable(
@@ -230,7 +251,7 @@ class ImageIntake:
 
 def _sources(messages: Sequence[Mapping[str, Any]]) -> dict[ImageSource, bool]:
     """The images of a conversation in order, and whether each is new."""
-    newest = _newest(messages)
+    newest = newest_user(messages)
     sources = {
         source: place == newest
         for place, message in enumerate(messages)
@@ -238,16 +259,6 @@ def _sources(messages: Sequence[Mapping[str, Any]]) -> dict[ImageSource, bool]:
     }
     assert all(isinstance(source, ImageSource) for source in sources), "not from a protocol"
     return sources
-
-
-def _newest(messages: Sequence[Mapping[str, Any]]) -> int | None:
-    """The index of the user's latest message; None if an answer follows it."""
-    for place in reversed(range(len(messages))):
-        if messages[place]["role"] == "user":
-            return place
-        if messages[place]["role"] == "assistant":
-            return None
-    return None
 
 
 def _new(sources: Mapping[ImageSource, bool]) -> frozenset[ImageSource]:
@@ -267,7 +278,9 @@ def text_only(prompt: ChatPrompt, vision: VisionInfo | None = None) -> TakenProm
             if vision is not None:
                 reason = f"this model cannot be given images: {vision.refused}"
             raise ImagesRefused(reason, field=source.field)
-    left_out = _with_parts(prompt, lambda source: _note(left_out_note(source.media_type or IMAGE)))
+    left_out = _with_parts(
+        prompt, lambda source: note_part(left_out_note(source.media_type or IMAGE))
+    )
     return TakenPrompt(prompt=left_out, fields={})
 
 
@@ -336,7 +349,7 @@ def _with_names(
 
     def named(source: ImageSource) -> dict[str, Any]:
         name = names.get(source)
-        return _note(UNREADABLE_NOTE) if name is None else {"type": IMAGE, IMAGE: name}
+        return note_part(UNREADABLE_NOTE) if name is None else {"type": IMAGE, IMAGE: name}
 
     return TakenPrompt(
         prompt=_with_parts(prompt, named) if found else prompt,
@@ -359,7 +372,3 @@ def _with_parts(prompt: ChatPrompt, part_of: Callable[[Any], dict[str, Any]]) ->
         for message in prompt.messages
     )
     return msgspec.structs.replace(prompt, messages=messages)
-
-
-def _note(text: str) -> dict[str, str]:
-    return {"type": "text", "text": text}

@@ -1,4 +1,5 @@
-"""Images as clients send them: within the request, or by a URL.
+"""Images as clients send them, within the request or by a URL, and notes in place of what no model
+here reads.
 
 The protocols put an `ImageSource` where a message has an image: as the part
 `{"type": "image", "image": source}`. When the model is known, `ImageIntake` checks the image and
@@ -10,7 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -25,6 +26,8 @@ _SPACE: Final = re.compile(r"\s+")
 _WEB: Final = ("http://", "https://")
 _DIGEST_DIGITS: Final = 12
 _KINDS: Final = frozenset({IMAGE, "image_url", "input_image"})  # types of parts
+_SYSTEM: Final = frozenset({"system", "developer"})
+_REFUSAL: Final = "why it is refused"  # key of an error in an unreadable part
 _NAMES: Final = ("image_url", "source", "image", "data", "url")  # of the image, within a part
 
 
@@ -200,12 +203,67 @@ def _for_log(part: Any) -> Any:
     return {**part, IMAGE: repr(part[IMAGE])} if is_image(part) else part
 
 
+def newest_user(messages: Sequence[Mapping[str, Any]]) -> int | None:
+    """The index of the user's latest message; None if an answer follows it."""
+    for place in reversed(range(len(messages))):
+        if messages[place].get("role") == "user":
+            return place
+        if messages[place].get("role") == "assistant":
+            return None
+    return None
+
+
 def left_out_note(what: str) -> str:
     """What a model reads in place of content that it, or every model here, cannot read."""
     return f"[{what} left out: this model takes text only]"
+
+
+def note_part(text: str) -> dict[str, Any]:
+    """The part of a message that contains a note."""
+    return {"type": "text", "text": text}
+
+
+def unreadable_part(note: str, refusal: InvalidRequest) -> dict[str, Any]:
+    """A part that no model here reads, until `with_notes` decides what becomes of it."""
+    return {**note_part(note), _REFUSAL: refusal}
+
+
+def with_notes(messages: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """The messages of a prompt, with notes in place of parts that no model here reads.
+
+    Raises the refusal of such a part if it is new: in the user's latest message, or in a system
+    message, with no answer after it. Anywhere else it must not be an error, because otherwise every
+    later turn of the conversation would fail.
+    """
+    given = tuple(messages)
+    newest = newest_user(given)
+    answers = (place for place, each in enumerate(given) if each.get("role") == "assistant")
+    last_answer = max(answers, default=-1)
+    ready = []
+    for place, message in enumerate(given):
+        content = message.get("content")
+        parts = content if isinstance(content, list) else []
+        refusals = [*_refusals(parts)]
+        is_new_system = message.get("role") in _SYSTEM and place > last_answer
+        if refusals and (place == newest or is_new_system):
+            raise refusals[0]
+        if refusals:
+            noted = [note_part(part["text"]) if [*_refusals([part])] else part for part in parts]
+            message = {**message, "content": noted}
+        ready.append(message)
+    return tuple(ready)
+
+
+def _refusals(parts: Iterable[Any]) -> Iterator[InvalidRequest]:
+    for part in parts:
+        if isinstance(part, Mapping) and isinstance(part.get(_REFUSAL), InvalidRequest):
+            yield part[_REFUSAL]
 
 
 UNREADABLE_NOTE: Final = "[image left out: it cannot be read]"
 """What a model reads in place of an unusable image of an earlier turn. The same for all reasons, so
 that the prompts of later turns begin with the prompt of this one.
 """
+
+TOO_MANY_NOTE: Final = "[image left out: the conversation has too many images]"
+"""What a model reads in place of the oldest images of a conversation that has too many."""

@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import UnknownModel
-from holdfast.front.images.sources import image_part, text_source
+from holdfast.front.images.sources import image_part, text_source, with_notes
 from holdfast.front.ollama.answer import (
     ChatLine,
     ChatLines,
@@ -56,8 +56,8 @@ from holdfast.front.server.fields import (
     UnsupportedFields,
     checked_definitions,
     optional,
+    other_part,
     refuse_too_many,
-    refused_media,
 )
 from holdfast.front.server.generation import SESSION_FIELDS, EmbeddingPlan, embed, generate
 from holdfast.front.server.problem import invalid_field
@@ -157,7 +157,7 @@ def definitions(
 def conversation(messages: Sequence[OllamaMessage]) -> tuple[dict[str, Any], ...]:
     """Convert the messages of a request to the messages of a prompt.
 
-    Raises InvalidRequest for images in other messages than the user's and tool results.
+    Raises RequestRefused for images in a new system message.
 
     A result is assigned to the call with its id. Without an id, or if the calls were sent without
     ids, it is assigned to the first unanswered call of the tool that it names, or else to the first
@@ -170,9 +170,9 @@ def conversation(messages: Sequence[OllamaMessage]) -> tuple[dict[str, Any], ...
         turn: dict[str, Any] = {"role": message["role"], "content": message.get("content") or ""}
         if images := message.get("images"):
             field = f"messages.{place}.images"
-            if message["role"] not in _WITH_IMAGES:
-                raise refused_media("image", field=field)
             shown, said = image_parts(images, field=field), text_parts(turn["content"])
+            if message["role"] not in _WITH_IMAGES:
+                shown = [other_part({"type": "image"}, role=message["role"], field=field)]
             turn["content"] = [*shown, *said] if message["role"] == "user" else [*said, *shown]
         if thought := message.get("thinking"):
             turn["reasoning_content"] = thought
@@ -188,7 +188,7 @@ def conversation(messages: Sequence[OllamaMessage]) -> tuple[dict[str, Any], ...
             turn |= {"tool_call_id": answered, **({"name": name} if name else {})}
             open_calls.pop(answered, None)
         ready.append(turn)
-    return tuple(ready)
+    return with_notes(ready)
 
 
 def image_parts(images: Sequence[Any], *, field: str) -> list[dict[str, Any]]:

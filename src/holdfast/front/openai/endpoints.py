@@ -39,7 +39,7 @@ from holdfast.front.openai.messages import (
     function_call_of,
     history,
     predicted_text,
-    refuse_what_is_not_text,
+    refuse_missing_texts,
     tool_choice_of,
 )
 from holdfast.front.output import Embedding, TextRead
@@ -157,7 +157,7 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
         """
         self.refuse_what_cannot_be_served(services.limits)
         self._refuse_contradictions(services.limits)
-        refuse_what_is_not_text(self.messages)
+        refuse_missing_texts(self.messages)
         tools, choice = self._tools(services.limits)
         max_tokens = self.max_completion_tokens
         if max_tokens is None:

@@ -11,6 +11,7 @@ from typing_extensions import TypedDict
 from holdfast.config import LimitsSettings
 from holdfast.front.images.sources import is_image_kind, with_image
 from holdfast.front.request import ToolChoice
+from holdfast.front.images.sources import with_notes
 from holdfast.front.server.fields import (
     STRICT,
     TAG_MARK,
@@ -19,10 +20,9 @@ from holdfast.front.server.fields import (
     ToolMode,
     checked_definitions,
     choice_among,
-    is_media,
-    readable,
+    other_part,
     refuse_too_many,
-    refused_media,
+    refused_part,
 )
 from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
 
@@ -129,17 +129,16 @@ def history(messages: Sequence[ChatMessage]) -> tuple[dict[str, Any], ...]:
     """Convert the messages of a request to the messages of a prompt.
 
     Calls and results of the older form (`functions`) become tool calls, thoughts are moved from the
-    content to `reasoning_content`, and media in results other than images are replaced by notes.
+    content to `reasoning_content`, and parts that no model here reads are replaced by notes
+    (`with_notes`). Raises RequestRefused.
     """
     ready: list[dict[str, Any]] = []
     latest: dict[str, str] = {}  # for the older form: name of a function → id of its latest call
     for place, message in enumerate(messages):
         turn: dict[str, Any] = dict(message)
-        if turn["role"] in _RESULTS and isinstance(turn.get("content"), list):
-            turn["content"] = readable(turn["content"], field=f"messages.{place}.content")
-        elif isinstance(turn.get("content"), list):
+        if isinstance(turn.get("content"), list):
             turn["content"] = [
-                with_image(part, f"messages.{place}.content.{number}")
+                _part(part, role=turn["role"], field=f"messages.{place}.content.{number}")
                 for number, part in enumerate(turn["content"])
             ]
         if call := turn.pop("function_call", None):
@@ -150,7 +149,14 @@ def history(messages: Sequence[ChatMessage]) -> tuple[dict[str, Any], ...]:
             name = turn.get("name") or ""
             turn |= {"role": "tool", "tool_call_id": latest.get(name, f"call_{name}")}
         ready.append(_with_thoughts_apart(turn))
-    return tuple(ready)
+    return with_notes(ready)
+
+
+def _part(part: ContentPart, *, role: str, field: str) -> dict[str, Any]:
+    is_thought = part["type"] in _THOUGHTS and role == _ASSISTANT
+    if is_thought or part["type"] in _TEXT_PARTS:
+        return dict(part)
+    return other_part(part, role=role, field=field)
 
 
 def _with_thoughts_apart(turn: dict[str, Any]) -> dict[str, Any]:
@@ -176,11 +182,8 @@ def _thought(part: Mapping[str, Any]) -> str:
     return "".join(text for text in texts if isinstance(text, str))
 
 
-def refuse_what_is_not_text(messages: Sequence[ChatMessage]) -> None:
-    """Raise RequestRefused for the first message or part that is not text.
-
-    Also allowed are images of the user, thoughts of the assistant, and media in tool results.
-    """
+def refuse_missing_texts(messages: Sequence[ChatMessage]) -> None:
+    """Raise RequestRefused for the first message without content, or text part without text."""
     for position, message in enumerate(messages):
         field = f"messages.{position}.content"
         content = message.get("content")
@@ -189,10 +192,7 @@ def refuse_what_is_not_text(messages: Sequence[ChatMessage]) -> None:
             raise RequestRefused(reason, code="invalid_type", field=field)
         if isinstance(content, list):
             for place, part in enumerate(content):
-                is_thought = part["type"] in _THOUGHTS and message["role"] == _ASSISTANT
-                is_result = is_media(part["type"]) and message["role"] in _RESULTS
-                is_shown = is_image_kind(part["type"]) and message["role"] == "user"
-                if not is_thought and not is_result and not is_shown:
+                if part["type"] in _TEXT_PARTS:
                     _refuse_unless_text(part, f"{field}.{place}")
 
 
@@ -209,13 +209,10 @@ def predicted_text(prediction: Prediction) -> str:
 def _refuse_unless_text(part: ContentPart, field: str) -> None:
     kind = part["type"]
     key = _TEXT_PARTS.get(kind)
-    if key is not None:
-        if not isinstance(part.get(key), str):
-            raise missing_field(f"{field}.{key}")
-    elif is_media(kind):
-        raise refused_media(kind, field=field)
-    else:
-        raise invalid_field(f"{field}.type", "unknown part type", shown=f" {kind[:40]!r}")
+    if key is None:
+        raise refused_part(kind, field=field)
+    if not isinstance(part.get(key), str):
+        raise missing_field(f"{field}.{key}")
 
 
 def _word_or_object(value: Any) -> str:

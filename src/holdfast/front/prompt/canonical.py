@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import marshal
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -20,11 +21,22 @@ import msgspec
 from holdfast.front.images.sources import IMAGE, is_image
 from holdfast.front.prompt.conversation import REASONING_FIELDS, reasoning_of
 from holdfast.front.prompt.images import image_mark, joined
-from holdfast.front.prompt.known_answers import canonical_arguments
+from holdfast.front.prompt.known_answers import (
+    SETTLED,
+    canonical_arguments,
+    settled_arguments,
+)
 from holdfast.front.prompt.lru_cache import LruCache
 from holdfast.front.prompt.tokenize import ControlGuard, guarded_value
 from holdfast.front.prompt.tool_definitions import KeptTool, exact_key, in_usual_order, made_once
 from holdfast.front.request import ChatPrompt
+from holdfast.front.prompt.tool_definitions import (
+    KeptPart,
+    exact_key,
+    in_usual_order,
+    made_once,
+)
+from holdfast.wire.requests import ChatPrompt
 
 # Claude Code puts a header that changes with every request before its system prompt.
 _ACCOUNTING_NAME = "x-anthropic-billing-header:"
@@ -32,7 +44,7 @@ _ACCOUNTING = re.compile(rf"^{_ACCOUNTING_NAME}[^\n]*(?:\n+|\Z)", re.MULTILINE)
 # how clients join the parts of a system prompt; the first separator is the one we use
 _SEPARATORS = ("\n", "\n\n", "", " ")
 _ENTRY_BYTES = 256  # overhead of an entry, on top of its text
-_FORMS_OF_TOOL = 3  # a tool is stored as sent, with control tokens broken up, and as JSON
+_FORMS_OF_PART = 3  # a part is stored as sent, with control tokens broken up, and as JSON
 _REFERENCE = "tool_reference"
 _TEXT_KINDS = frozenset({"text", "input_text", "output_text"})
 _SYSTEM = frozenset({"system", "developer"})
@@ -57,31 +69,50 @@ class FirstForms:
         exact = exact_key(tool, tenant=tenant)
         known = None if exact is None else self._known(exact)
         if known is not None:
-            return cast(KeptTool, known)
+            return cast(KeptPart, known)
         try:
             ordered = copy.deepcopy(in_usual_order(tool))  # the caller may change the original
             content = json.dumps(ordered, sort_keys=True)
         except (TypeError, ValueError, RecursionError):  # not JSON
             return dict(tool)
         key = _key(tenant, "tool", content)
-        first = self._first_of(key, KeptTool(ordered), _FORMS_OF_TOOL * len(content))
+        first = self._first_of(key, KeptPart(ordered), _FORMS_OF_PART * len(content))
         if exact is not None:
             self._first_of(exact, key, 0)
-        return cast(KeptTool, first)
+        return cast(KeptPart, first)
 
-    def arguments(self, arguments: str, *, call_id: str, tenant: str = "") -> str:
-        """The arguments of a call (JSON text) in their first form.
+    def call(self, call: Any, *, tenant: str = "") -> Any:
+        """An earlier call, with its arguments in their first form if they are JSON text.
 
-        Arguments whose content is new are returned as sent.
+        If a call is sent again, this returns the same object, so that it is not parsed again.
         """
-        exact = _key(tenant, "call as it came", call_id, arguments)
-        known = self._known(exact)
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            return call
+        exact = exact_key(("call", call), tenant=tenant)
+        known = None if exact is None else self._forms.get(exact)
         if known is not None:
-            return cast(str, known)
-        key = _key(tenant, "call", call_id, canonical_arguments(arguments))
-        first = self._first_of(key, arguments, len(arguments))
-        self._first_of(exact, key, 0)
-        return cast(str, first)
+            return known
+        settled = settled_arguments(call)
+        arguments, call_id = function.get("arguments"), call.get("id")
+        if isinstance(arguments, str) and isinstance(call_id, str) and call_id:
+            arguments = self._first_arguments(arguments, settled, call_id=call_id, tenant=tenant)
+        first = {**call, "function": {**function, "arguments": arguments}}
+        if exact is None:
+            return first
+        # the caller may change the original; `deepcopy` takes ten times as long
+        kept = KeptPart(marshal.loads(marshal.dumps(first)))
+        made_once(kept, SETTLED, lambda: settled)
+        return self._first_of(exact, kept, _FORMS_OF_PART * len(settled))
+
+    def arguments(self, arguments: str, *, call_id: str, tenant: str = "") -> None:
+        """Remember the arguments of a new call (JSON text) as their first form."""
+        settled = canonical_arguments(arguments)
+        self._first_arguments(arguments, settled, call_id=call_id, tenant=tenant)
+
+    def _first_arguments(self, arguments: str, settled: str, *, call_id: str, tenant: str) -> str:
+        key = _key(tenant, "call", call_id, settled)
+        return cast(str, self._first_of(key, arguments, len(arguments)))
 
     def system_text(self, parts: Sequence[str], *, tenant: str = "") -> str:
         """The parts of a system prompt joined into one text.
@@ -180,7 +211,7 @@ def _canonical_message(message: Any, forms: FirstForms, tenant: str) -> Any:
         ready["content"] = joined(parts) or None
     calls = message.get("tool_calls")
     if isinstance(calls, list | tuple):
-        ready["tool_calls"] = [_canonical_call(call, forms, tenant) for call in calls]
+        ready["tool_calls"] = [forms.call(call, tenant=tenant) for call in calls]
     return ready
 
 
@@ -212,18 +243,6 @@ def _texts(content: Any) -> list[str] | None:
             return None
         texts.append(text)
     return texts
-
-
-def _canonical_call(call: Any, forms: FirstForms, tenant: str) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    arguments = function.get("arguments") if isinstance(function, dict) else None
-    if not isinstance(function, dict) or not isinstance(arguments, str):
-        return call
-    call_id = call.get("id")
-    if not isinstance(call_id, str) or not call_id:
-        return call
-    first = forms.arguments(arguments, call_id=call_id, tenant=tenant)
-    return call if first == arguments else {**call, "function": {**function, "arguments": first}}
 
 
 def guarded(
@@ -267,13 +286,17 @@ def _guarded_call(call: Any, guard: ControlGuard) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return guarded_value(call, guard)
-    ready = guarded_value({**call, "function": None}, guard)
-    ready["function"] = {
-        **guarded_value({**function, "arguments": None}, guard),
-        "name": guarded_value(function.get("name"), guard.name),
-        "arguments": _guarded_arguments(function.get("arguments"), guard),
-    }
-    return ready
+
+    def broken_up() -> KeptPart:
+        ready = guarded_value({**call, "function": None}, guard)
+        ready["function"] = {
+            **guarded_value({**function, "arguments": None}, guard),
+            "name": guarded_value(function.get("name"), guard.name),
+            "arguments": _guarded_arguments(function.get("arguments"), guard),
+        }
+        return KeptPart(ready)
+
+    return made_once(call, guard, broken_up)
 
 
 def _guarded_arguments(arguments: Any, guard: ControlGuard) -> Any:
@@ -317,8 +340,8 @@ def _with_open_thought(ready: Any, message: Any, guard: ControlGuard, start: str
 
 
 def _guarded_tool(tool: Any, guard: ControlGuard) -> Any:
-    if isinstance(tool, KeptTool):
-        return made_once(tool, guard, lambda: KeptTool(guarded_value(tool, guard)))
+    if isinstance(tool, KeptPart):
+        return made_once(tool, guard, lambda: KeptPart(guarded_value(tool, guard)))
     return guarded_value(tool, guard)
 
 

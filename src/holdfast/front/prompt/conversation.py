@@ -14,18 +14,21 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from itertools import count
 from typing import Any, Final, TypeAlias
 
 from holdfast.errors import InvalidRequest
 from holdfast.front.output import ToolCall
+from holdfast.front.prompt.tool_definitions import made_once
 from holdfast.front.toolcalls.call_format import Call, CallFormat, IdForm
 
 Message: TypeAlias = dict[str, Any]
 
 # names under which clients send, and templates read, past reasoning
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+PART_KINDS = frozenset({"text", "input_text", "output_text", "refusal"})  # that contain text
 _ROLES = {"developer": "system"}  # OpenAI's newer name for the same role
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _ALNUM9 = re.compile(r"[a-zA-Z0-9]{9}")
@@ -150,7 +153,7 @@ def _part(part: Any, *, field: str) -> str:
         raise InvalidRequest("a content part must be an object", field=field)
     kind = part.get("type", "text")
     text = part.get("refusal" if kind == "refusal" else "text")
-    if kind not in ("text", "input_text", "output_text", "refusal"):
+    if kind not in PART_KINDS:
         raise InvalidRequest(
             f"content parts of type {kind!r} are not supported: this model reads only text",
             field=f"{field}.type",
@@ -174,8 +177,8 @@ def _tool_calls(calls: Any, *, arguments_as_text: bool, field: str) -> list[Mess
             raise InvalidRequest(
                 "a tool call must have a function with a name", field=f"{field}.{place}.function"
             )
-        given = function.get("arguments")
-        arguments = _arguments_text(given) if arguments_as_text else arguments_object(given)
+        form = _arguments_text if arguments_as_text else arguments_object
+        arguments = made_once(call, form, partial(form, function.get("arguments")))
         ready.append({**call, "function": {**function, "arguments": arguments}})
     return ready
 

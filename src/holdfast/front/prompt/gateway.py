@@ -10,7 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
@@ -82,12 +82,12 @@ def sessions_of(answer: SessionAnswer) -> tuple[SessionInfo, ...]:
 class _RunningAnswer:
     """A running answer of a session.
 
-    is_submitted: whether it was passed to the model's client. is_closed: whether the session was
-    closed after the answer began. is_forgotten: whether it was also forgotten, so that no next turn
-    can use this answer.
+    submitted: set when it was passed to the model's client, or has ended before. is_closed: whether
+    the session was closed after the answer began. is_forgotten: whether it was also forgotten, so
+    that no next turn can use this answer.
     """
 
-    is_submitted: bool = False
+    submitted: asyncio.Event = field(default_factory=asyncio.Event)
     is_closed: bool = False
     is_forgotten: bool = False
 
@@ -155,13 +155,13 @@ class Gateway:
                 observe=observer(request, bundle, prepared),
             )
             sources: list[EventStream] = []
-            answer.is_submitted = True
             for sequence in prepared.sequences:
                 if answer.is_closed:
                     sequence = sequence.without_session(forget=answer.is_forgotten)
                 source = client.submit(sequence)
                 held.push_async_callback(source.aclose)
                 sources.append(source)
+            answer.submitted.set()
             stream = GenerationStream(
                 request,
                 prepared,
@@ -243,19 +243,27 @@ class Gateway:
     async def sessions(self, model: str, command: SessionCommand) -> tuple[SessionInfo, ...]:
         """Let the model's worker run a session command. Returns the sessions that it concerns.
 
+        If the session's first request is still being prepared, waits until it is submitted, which
+        opens the session.
+
         Raises SessionRefused, UnknownModel, QueueFull, and WorkerUnavailable when no worker starts
         or the command kills two workers.
         """
-        waiting = False
+        answers = tuple(self._answers.get((model, command.tenant, command.session_id), ()))
+        preparing = [answer for answer in answers if not answer.submitted.is_set()]
         if command.operation == "close":
-            for answer in self._answers.get((model, command.tenant, command.session_id), ()):
-                waiting |= not answer.is_submitted
+            for answer in answers:
                 answer.is_closed = True
                 answer.is_forgotten |= command.forget
         async with self._lease_of(model, 1) as client:
             told = await client.ask(command)
-        if waiting and told.failure is SessionFailure.NOT_FOUND:
-            return ()  # its first request has not been submitted, and will not open it
+        if preparing and told.failure is SessionFailure.NOT_FOUND:
+            if command.operation == "close":
+                return ()  # its first request has not been submitted, and will not open it
+            for answer in preparing:
+                await answer.submitted.wait()
+            async with self._lease_of(model, 1) as client:
+                told = await client.ask(command)
         return sessions_of(told)
 
     def _begun(self, request: GenerationRequest, held: AsyncExitStack) -> _RunningAnswer:
@@ -266,6 +274,7 @@ class Gateway:
             self._answers[key].add(answer)
 
             def ended() -> None:
+                answer.submitted.set()
                 self._answers[key].discard(answer)
                 if not self._answers[key]:
                     del self._answers[key]

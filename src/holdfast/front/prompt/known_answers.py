@@ -17,7 +17,7 @@ from array import array
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -29,6 +29,16 @@ from holdfast.front.prompt.text_places import AnswerFrame
 from holdfast.front.records.answers import SECRET_BYTES, AnswerFile, Secret, StoredAnswer
 from holdfast.front.request import PlacedAnswer
 from holdfast.front.toolcalls.call_format import AnswerPart, CallArguments, CallBegun, Segment
+from holdfast.front.prompt.tool_definitions import made_once
+from holdfast.front.toolcalls.call_format import (
+    AnswerPart,
+    CallArguments,
+    CallBegun,
+    Segment,
+)
+from holdfast.store.answers import SECRET_BYTES, AnswerFile, Secret, StoredAnswer
+from holdfast.wire.output import OutputDelta, text_of, tool_calls_of
+from holdfast.wire.requests import PlacedAnswer
 
 _TAG_BYTES = 16
 # Maximum number of answers with the same meaning, such as calls without arguments: a recalled
@@ -37,6 +47,7 @@ _MAX_ALIKE = 256
 # number of characters fed to a reader at a time; more would be slower, because a reader scans all
 # of its pending text each time
 _READ_CHARACTERS = 1024
+SETTLED: Final = "settled arguments"  # kind of `made_once`
 _MAX_EXACT = 2**53  # larger integers do not survive clients that compute in doubles
 
 
@@ -313,13 +324,13 @@ def meaning_of_message(message: Mapping[str, Any]) -> AnswerMeaning | None:
     if not isinstance(content, str):
         return None
     sent = message.get("tool_calls")
-    calls: list[tuple[str, Any]] = []
+    calls: list[tuple[str, str]] = []
     for call in sent if isinstance(sent, list | tuple) else ():
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             return None
-        calls.append((function["name"], function.get("arguments")))
-    return meaning(reasoning_of(message), content, calls)
+        calls.append((function["name"], settled_arguments(call)))
+    return AnswerMeaning(reasoning_of(message).strip(), content.strip(), tuple(calls))
 
 
 def meaning_of_deltas(deltas: Sequence[OutputDelta]) -> AnswerMeaning | None:
@@ -364,6 +375,11 @@ def meaning_of_text(text: str, form: AnswerReader, *, cut: bool = False) -> Answ
         "".join(texts["text"]),
         ((name, "".join(arguments)) for name, arguments in calls),
     )
+
+
+def settled_arguments(call: Mapping[str, Any]) -> str:
+    """The `canonical_arguments` of an earlier call, computed only once if the call is kept."""
+    return made_once(call, SETTLED, lambda: canonical_arguments(call["function"].get("arguments")))
 
 
 def canonical_arguments(arguments: Any) -> str:

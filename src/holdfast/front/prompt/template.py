@@ -40,6 +40,7 @@ from holdfast.front.prompt.template_process import SandboxedTemplate
 from holdfast.front.prompt.template_worker import RENDER_ERRORS
 from holdfast.front.prompt.tool_definitions import KeptTool, complete_tool
 from holdfast.front.request import RESERVED_TEMPLATE_ARGUMENTS, ChatPrompt
+from holdfast.front.prompt.tool_definitions import KeptPart, complete_tool
 from holdfast.models.chat_templates import template_sources
 from holdfast.models.tokenizer_files import named_special_tokens, read_json
 from holdfast.wire.images import VisionInfo
@@ -264,7 +265,7 @@ class ChatTemplate:
         if self._habits.describes_tools or not prompt.listed_tools:
             return self._run("default", messages, tools=None, options=options, answer=answer)
         name = "tool_use" if "tool_use" in self._templates else "default"
-        tools = [tool if isinstance(tool, KeptTool) else dict(tool) for tool in prompt.listed_tools]
+        tools = [tool if isinstance(tool, KeptPart) else dict(tool) for tool in prompt.listed_tools]
         if _CHANGES_LISTS.search(self.sources[name]):
             tools = copy.deepcopy(tools)  # the originals are reused for other requests
         try:

@@ -39,7 +39,7 @@ from holdfast.front.prompt.template_worker import (
     Outcome,
     RenderTask,
 )
-from holdfast.front.prompt.tool_definitions import KeptTool, packed_tool
+from holdfast.front.prompt.tool_definitions import KeptPart, packed_tool
 
 RENDER_SECONDS: Final = 5  # limit of processor time; a long conversation takes a hundredth of it
 MAX_PROCESSES: Final = 8
@@ -99,7 +99,7 @@ class SandboxedTemplate:
     def _packed(self, variables: Mapping[str, Any] | None) -> bytes:
         if variables is not None and variables.get("tools") is not None:
             tools = [
-                packed_tool(tool) if isinstance(tool, KeptTool) else tool
+                packed_tool(tool) if isinstance(tool, KeptPart) else tool
                 for tool in variables["tools"]
             ]
             variables = {**variables, "tools": tools}

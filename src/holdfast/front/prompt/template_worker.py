@@ -25,7 +25,7 @@ from jinja2 import Template, TemplateError, TemplateSyntaxError
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from holdfast.front.prompt.tool_definitions import KeptTool, made_once, unpacked_tool
+from holdfast.front.prompt.tool_definitions import KeptPart, made_once, unpacked_tool
 from holdfast.models.chat_templates import EXTENSIONS
 
 MAX_MEMORY_BYTES = 1 << 30
@@ -162,7 +162,7 @@ def _to_json(
             default=_listed,
         )
 
-    if not isinstance(value, KeptTool):
+    if not isinstance(value, KeptPart):
         return written()
     form = (ensure_ascii, indent, None if separators is None else tuple(separators), sort_keys)
     return made_once(value, form, written)

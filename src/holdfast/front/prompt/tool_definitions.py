@@ -1,5 +1,5 @@
 """Puts tool definitions into the usual order, completes them for templates that need it, and caches
-them with derived values, because agents send the same definitions with every turn.
+them with derived values, because agents send the same definitions (and calls) with every turn.
 """
 
 from __future__ import annotations
@@ -45,39 +45,44 @@ _TYPE_OF_VALUE: Final = {
     list: "array",
     dict: "object",
 }
-_MAX_DERIVED = 6  # maximum of values cached per definition, such as its JSON and packed form
+_MAX_DERIVED = 6  # maximum of values cached per part, such as its JSON and packed form
 _MAX_UNPACKED = 128
 _MAX_LEVELS: Final = 16
 _MARSHAL_VERSION = 2  # without references: equal content always gives equal bytes
 
 
-class KeptTool(dict[str, Any]):
-    """A tool definition in OpenAI's format, together with values derived from it (`made_once`).
+class KeptPart(dict[str, Any]):
+    """A part of a conversation, such as a tool definition or a call in OpenAI's format, together
+    with values derived from it (`made_once`).
 
     It must not be changed. Copies of it are plain dictionaries.
     """
 
     __slots__ = ("_derived",)
 
-    def __init__(self, definition: Mapping[str, Any]) -> None:
-        super().__init__(definition)
+    def __init__(self, part: Mapping[str, Any]) -> None:
+        super().__init__(part)
         self._derived: dict[Hashable, Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)
 
 
-def made_once(tool: KeptTool, kind: Hashable, make: Callable[[], T]) -> T:
-    """The value that `make` derives from a definition, computed once per `kind`. Thread-safe."""
-    if kind in tool._derived:
-        return cast(T, tool._derived[kind])
+def made_once(part: Mapping[str, Any], kind: Hashable, make: Callable[[], T]) -> T:
+    """The value that `make` derives from a part, computed once per `kind` if the part is kept.
+    Thread-safe.
+    """
+    if not isinstance(part, KeptPart):
+        return make()
+    if kind in part._derived:
+        return cast(T, part._derived[kind])
     made = make()
-    if len(tool._derived) < _MAX_DERIVED:
-        tool._derived[kind] = made
+    if len(part._derived) < _MAX_DERIVED:
+        part._derived[kind] = made
     return made
 
 
-def packed_tool(tool: KeptTool) -> bytes:
+def packed_tool(tool: KeptPart) -> bytes:
     """Pack a tool definition into bytes that `unpacked_tool` reads in another process.
     Thread-safe.
     """
@@ -85,23 +90,23 @@ def packed_tool(tool: KeptTool) -> bytes:
 
 
 @functools.lru_cache(maxsize=_MAX_UNPACKED)
-def unpacked_tool(packed: bytes) -> KeptTool:
+def unpacked_tool(packed: bytes) -> KeptPart:
     """Return the tool definition that `packed_tool` has packed into these bytes.
 
     Results are cached: equal bytes usually return the same object, so that values derived from the
     definition are computed only once in this process too.
     """
-    return KeptTool(pickle.loads(packed))
+    return KeptPart(pickle.loads(packed))
 
 
-def exact_key(definition: Any, *, tenant: str) -> bytes | None:
-    """A hash of a definition as it was sent, including key order and value types.
+def exact_key(part: Any, *, tenant: str) -> bytes | None:
+    """A hash of a part as it was sent, including key order and value types.
 
-    Returns None if the definition cannot be hashed. The hash is of `marshal`'s output, which takes
+    Returns None if the part cannot be hashed. The hash is of `marshal`'s output, which takes
     a fifth of the time of sorted JSON.
     """
     try:
-        written = marshal.dumps((tenant, definition), _MARSHAL_VERSION)
+        written = marshal.dumps((tenant, part), _MARSHAL_VERSION)
     except ValueError:  # not JSON, or nested too deeply
         return None
     return hashlib.blake2b(written, digest_size=16, person=b"exact").digest()

@@ -20,6 +20,7 @@ from holdfast.front.images.sources import IMAGE, ImageSource, with_image
 from holdfast.front.output import separator
 from holdfast.front.records.responses import Item
 from holdfast.front.request import ChatPrompt, GenerationRequest, Thinking, ToolChoice
+from holdfast.front.images.sources import left_out_note, unreadable_part, with_notes
 from holdfast.front.responses.hosted_items import (
     answered_calls,
     call_of,
@@ -31,10 +32,8 @@ from holdfast.front.server.access import Seal
 from holdfast.front.server.fields import (
     STRICT,
     TextOrMany,
-    is_media,
     log_once,
-    readable,
-    refused_media,
+    other_part,
 )
 from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
 
@@ -165,7 +164,7 @@ def conversation(
         is_kept = kind_of(item) == "message" and item.get("role") != "assistant"
         if number >= compacted or is_kept:
             messages.read(item, f"{field}.{number - earlier}")
-    return tuple(messages.messages)
+    return with_notes(messages.messages)
 
 
 class _Messages:
@@ -209,20 +208,18 @@ class _Messages:
                 self._of_client(item, place)
             case kind if is_left_out(kind):
                 log_once("items of type %r are left out, because no model here reads them", kind)
-            case _:
+            case kind if kind in (TRIGGER, "item_reference"):
                 raise _refused(item, place)
+            case kind:
+                note = left_out_note(kind[:_LONGEST_SHOWN])
+                self.add("user", [unreadable_part(note, _refused(item, place))])
 
     def _message(self, item: Mapping[str, Any], place: str) -> None:
         role = _required(item, "role", place)
         if role not in _ROLES:
             shown = f", got {role[:_LONGEST_SHOWN]!r}"
             raise invalid_field(f"{place}.role", f"must be {' or '.join(_ROLES)}", shown=shown)
-        content = _required(item, "content", place)
-        if role == "user" and not isinstance(content, str):
-            content = [
-                with_image(part, f"{place}.content.{number}") for number, part in enumerate(content)
-            ]
-        content = _content(content, f"{place}.content")
+        content = _content(_required(item, "content", place), role, f"{place}.content")
         if role != "assistant":
             self.add(role, content)
             return
@@ -256,9 +253,7 @@ class _Messages:
         self._assistant().setdefault("tool_calls", []).append(call)
 
     def _call_output(self, item: Mapping[str, Any], place: str) -> None:
-        output = _required(item, "output", place)
-        if not isinstance(output, str):
-            output = _content(readable(output, field=f"{place}.output"), f"{place}.output")
+        output = _content(_required(item, "output", place), "tool", f"{place}.output")
         self.add("tool", output, tool_call_id=_required(item, "call_id", place))
 
     def _of_client(self, item: Mapping[str, Any], place: str) -> None:
@@ -268,8 +263,7 @@ class _Messages:
                 self._assistant().setdefault("tool_calls", []).append(call)
         elif (found := output_of(item, self._answered)) is not None:
             call_id, output = found
-            if not isinstance(output, str):
-                output = _content(readable(output, field=f"{place}.output"), f"{place}.output")
+            output = _content(output, "tool", f"{place}.output")
             self.add("tool", output, tool_call_id=call_id)
 
     def _compaction(self, item: Mapping[str, Any], place: str) -> None:
@@ -311,26 +305,18 @@ def _required(item: Mapping[str, Any], key: str, place: str) -> Any:
     return item[key]
 
 
-def _content(given: str | Sequence[Mapping[str, Any]], field: str) -> str | list[dict[str, Any]]:
+def _content(
+    given: str | Sequence[Mapping[str, Any]], role: str, field: str
+) -> str | list[dict[str, Any]]:
     if isinstance(given, str):
         return given
-    return [
-        dict(part)
-        if isinstance(part.get(IMAGE), ImageSource)
-        else {"type": "text", "text": _text(part, f"{field}.{number}")}
-        for number, part in enumerate(given)
-    ]
+    return [_part(part, role, f"{field}.{number}") for number, part in enumerate(given)]
 
 
-def _text(part: Mapping[str, Any], field: str) -> str:
-    kind = part["type"]
-    if (key := _TEXT_PARTS.get(kind)) is None:
-        if is_media(kind):
-            raise refused_media(kind, field=field)
-        shown = f" {kind[:_LONGEST_SHOWN]!r}"
-        raise invalid_field(f"{field}.type", "unknown part type", shown=shown)
-    text: str = _required(part, key, field)
-    return text
+def _part(part: Mapping[str, Any], role: str, field: str) -> dict[str, Any]:
+    if (key := _TEXT_PARTS.get(part["type"])) is None:
+        return other_part(part, role=role, field=field)
+    return {"type": "text", "text": _required(part, key, field)}
 
 
 def _thought_in(item: Mapping[str, Any]) -> str:

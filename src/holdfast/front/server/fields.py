@@ -6,13 +6,19 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from holdfast.front.images.sources import is_image_kind, left_out_note, with_image
+from holdfast.front.images.sources import (
+    is_image_kind,
+    left_out_note,
+    note_part,
+    unreadable_part,
+    with_image,
+)
 from holdfast.front.prompt.limits import nesting_of
 from holdfast.front.request import Thinking, ThinkingEffort, ToolChoice
 from holdfast.front.server.problem import RequestRefused, invalid_field
@@ -57,6 +63,8 @@ _MOST_REMEMBERED = 1000
 _already_logged: set[str] = set()
 _MEDIA_WORDS = ("image", "audio", "video", "file", "document", "container_upload", "search_result")
 _MEDIA_TYPE = re.compile(r"^(?:data:)?([a-z]{1,20}/[a-zA-Z0-9.+-]{1,60})(?:[;,]|\Z)")
+_WITH_IMAGES = frozenset({"user", "tool", "function"})  # roles of messages that may have images
+_REFUSED_IF_NEW = frozenset({"user", "system", "developer"})  # roles; of others, parts become notes
 _LONGEST_SHOWN = 40
 _LONGEST_NAMED = 100
 
@@ -339,32 +347,28 @@ def refused_media(kind: str, *, field: str) -> RequestRefused:
     return RequestRefused(reason, code="unsupported_content", field=field, shown=shown)
 
 
-def readable(parts: Iterable[Mapping[str, Any]], *, field: str) -> list[dict[str, Any]]:
-    """The parts of a tool's result as parts of a prompt.
+def other_part(part: Mapping[str, Any], *, role: str, field: str) -> dict[str, Any]:
+    """A part that is not text, as a part of a prompt: an image of the user or of a tool's result, or
+    else a note that says what was left out (`with_notes`).
 
-    field: the request field that contains the parts.
+    role: of the message. field: the request field that contains the part.
     """
-    return [readable_part(part, field=f"{field}.{place}") for place, part in enumerate(parts)]
-
-
-def readable_part(part: Mapping[str, Any], *, field: str) -> dict[str, Any]:
-    """A part of a tool's result as a part of a prompt: a note in place of media that no model here
-    reads.
-
-    Each media type is logged only once.
-
-    field: the request field that contains the part.
-    """
-    if is_image_kind(part["type"]):
-        return with_image(part, field)
-    return _note(part) if is_media(part["type"]) else dict(part)
-
-
-def _note(part: Mapping[str, Any]) -> dict[str, str]:
     kind = part["type"]
-    log_once("media in tool results are omitted, because no model here takes them: %r", kind)
-    what = next(_media_types(part), kind[:_LONGEST_SHOWN])
-    return {"type": "text", "text": left_out_note(what)}
+    if is_image_kind(kind) and role in _WITH_IMAGES:
+        return with_image(part, field)
+    log_once("parts are left out of prompts, because no model here reads them: %r", kind)
+    note = left_out_note(next(_media_types(part), kind[:_LONGEST_SHOWN]))
+    if role in _REFUSED_IF_NEW:
+        return unreadable_part(note, refused_part(kind, field=field))
+    return note_part(note)
+
+
+def refused_part(kind: str, *, field: str) -> RequestRefused:
+    """The error for a part of a message that no model here reads."""
+    if is_media(kind):
+        return refused_media(kind, field=field)
+    shown = f" {kind[:_LONGEST_SHOWN]!r}"
+    return invalid_field(f"{field}.type", "unknown part type", shown=shown)
 
 
 def _media_types(part: Mapping[str, Any]) -> Iterator[str]:

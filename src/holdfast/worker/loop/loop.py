@@ -340,6 +340,8 @@ class WorkerLoop:
         except (QueueFull, InvalidRequest) as refusal:
             self._ledger.reject(request, refusal)
         else:
+            if self._sessions is not None and request.session_id:
+                self._sessions.begun(request.session_id, tenant=request.tenant)
             self._cache.look_up(self._ledger.accept(request, kv_bits))
 
     def _drop_idle_work_of_closed(self, request: SequenceRequest) -> None:

@@ -6,6 +6,7 @@ Device thread only.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -117,6 +118,15 @@ class SessionService:
     def is_open(self, session_id: str, *, tenant: str) -> bool:
         """Whether a tenant has a session with this id."""
         return self._registry.find(session_id, tenant=tenant) is not None
+
+    def begun(self, session_id: str, *, tenant: str) -> None:
+        """Open the session of an accepted request if the tenant has none with this id, so that it
+        can be shown and changed during its first answer.
+        """
+        if not self.is_open(session_id, tenant=tenant):
+            with contextlib.suppress(SessionRefused):  # `used` logs it
+                self._make_room(tenant)
+                self._registry.open(session_id, tenant=tenant, now=self._now())
 
     def used(
         self,

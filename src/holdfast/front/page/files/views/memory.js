@@ -267,7 +267,7 @@ class MemoryView extends PolledView {
     if (!this.sessions.length) {
       return html`<p class="empty">
         ${this.hasSessions
-          ? html`There are no sessions with a finished answer. A request opens a session with the
+          ? html`There are no sessions. A request opens a session with the
               header <code>X-Session-ID</code>; each conversation of Chat is one.`
           : 'Loading …'}
       </p>`;
