@@ -12,7 +12,7 @@ import typer.testing
 from hypothesis import HealthCheck, settings
 
 from holdfast.files import kernels_folder
-from holdfast.machine.blas import prepare_blas
+from holdfast.worker.cpu.blas import prepare_blas
 
 gc.disable()  # until all tests are collected
 

@@ -29,14 +29,14 @@ import numpy.typing as npt  # noqa: E402
 
 from holdfast.wire.commands import SequenceRequest  # noqa: E402
 from holdfast.wire.requests import SamplingParams  # noqa: E402
-from holdfast.worker.engine.engine import Engine  # noqa: E402
-from holdfast.worker.engine.host_sampling import (  # noqa: E402  # noqa: E402
+from holdfast.worker.cpu.host_sampling import (  # noqa: E402  # noqa: E402
     ManyKept,
     WeighedRow,
     draw_on_host,
     rows_of,
     score_on_host,
 )
+from holdfast.worker.engine.engine import Engine  # noqa: E402
 from holdfast.worker.engine.plan import Span, StepPlan  # noqa: E402
 from holdfast.worker.engine.probe import choose_layout  # noqa: E402
 from holdfast.worker.engine.sampling_draw import draw, draw_key, draw_kind, largest  # noqa: E402

@@ -72,7 +72,7 @@ def test_importing_it_imports_no_mlx() -> None:
 
 
 def test_the_report_recommends_what_makes_it_faster() -> None:
-    from holdfast.machine.blas import BlasReport
+    from holdfast.worker.cpu.blas import BlasReport
 
     slow, fast = BlasReport(in_front=False), BlasReport(in_front=True, few_rows=16)
     advice = platform._recommendations("cpu", slow, compiler=False)
@@ -87,7 +87,7 @@ def test_the_report_recommends_what_makes_it_faster() -> None:
 def test_a_blas_that_is_slower_than_it_could_be_gets_advice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from holdfast.machine.blas import BlasReport
+    from holdfast.worker.cpu.blas import BlasReport
 
     without = BlasReport(in_front=True, no_shim="there is no C compiler")
     (line,) = platform._recommendations("cpu", without, compiler=True)

@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 
 from holdfast.errors import HoldfastError
-from holdfast.kernels.build import SWITCH
 from holdfast.models.download import demo_folder
+from holdfast.worker.cpu.kernels.build import SWITCH
 
 # Loads a BLAS globally and then runs a module as `python -m` does, without importing Holdfast.
 _WITH_BLAS = (

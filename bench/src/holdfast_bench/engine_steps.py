@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from holdfast.kernels import decode_attention
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
+from holdfast.worker.cpu.kernels import decode_attention
 from holdfast.worker.engine.engine import Engine, PendingStep
 from holdfast.worker.engine.layouts import own_caches
 from holdfast.worker.engine.plan import Span, StepPlan

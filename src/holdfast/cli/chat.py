@@ -43,9 +43,9 @@ from holdfast.cli.server_client import (
 from holdfast.cli.settings import read_settings, settings_command
 from holdfast.config import EffectiveSettings, ModelSettings, shown_value
 from holdfast.errors import HoldfastError, ModelLoadError
-from holdfast.kernels.build import uncompiled
 from holdfast.models.download import local_folder, model_source
 from holdfast.wire.requests import DEFAULT_ANSWER_TOKENS, DEFAULT_SAMPLING
+from holdfast.worker.cpu.kernels.build import uncompiled
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession

@@ -152,7 +152,7 @@ def diagnose(
     """
     from holdfast.files import crash_reports_folder
     from holdfast.front.fleet.worker_files import last_report
-    from holdfast.machine.blas import usable_cores
+    from holdfast.machine.cores import usable_cores
     from holdfast.machine.device_memory import memory_report
 
     machine = Machine(
@@ -482,7 +482,7 @@ def _load_and_probe(settings: ModelSettings) -> LayoutCheck:
     platform.prepare_blas(settings.threads)  # before the first import of MLX
     probe = importlib.import_module("holdfast.worker.engine.probe")
     sharing = importlib.import_module("holdfast.worker.engine.layouts")
-    host_decoder = importlib.import_module("holdfast.worker.engine.host_decoder")
+    host_decoder = importlib.import_module("holdfast.worker.cpu.host_decoder")
     measuring = importlib.import_module("holdfast.worker.engine.quality")
     began = time.perf_counter()
     platform.use_device(settings.device)

@@ -20,8 +20,8 @@ import msgspec
 
 from holdfast.config import DeviceChoice
 from holdfast.errors import HoldfastError, ModelLoadError
-from holdfast.machine.blas import BlasReport, current_blas, prepare_blas, unused_instructions
 from holdfast.machine.device_memory import DeviceMemory, memory_report
+from holdfast.worker.cpu.blas import BlasReport, current_blas, prepare_blas, unused_instructions
 
 __all__ = [
     "PlatformReport",

@@ -9,7 +9,7 @@ from mlx import nn
 from mlx.utils import tree_flatten
 
 from holdfast.errors import ModelLoadError
-from holdfast.worker.engine import packed_layers
+from holdfast.worker.cpu import packed_layers
 from holdfast.worker.engine.weight_format import (
     AS_IT_IS,
     WeightFormat,

@@ -15,8 +15,8 @@ from typing import Literal
 
 import mlx.core as mx
 
-from holdfast.kernels.decode_attention import Bits
-from holdfast.worker.engine.host_decoding import bits_of
+from holdfast.worker.cpu.host_decoding import bits_of
+from holdfast.worker.cpu.kernels.decode_attention import Bits
 from holdfast.worker.kv.layer import LayerKV
 from holdfast.worker.kv.quantized import dequantized, fit_for, quantized
 

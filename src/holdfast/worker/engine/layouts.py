@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from holdfast.wire.requests import RequestId
-from holdfast.worker.engine import fast_on_cpu, host_decoder
+from holdfast.worker.cpu import fast_on_cpu, host_decoder
 from holdfast.worker.engine.lora import Adapters
 from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.engine.seams import HeadSeam, LaterLogits, StepLogits

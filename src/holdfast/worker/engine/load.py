@@ -33,7 +33,8 @@ from holdfast.models.model_folder import (
 )
 from holdfast.models.quantization import HOW_TO_CONVERT
 from holdfast.models.weight_files import checked_tensors, tensor_bytes
-from holdfast.worker.engine import host_decoder, packed_layers, seams, weight_format
+from holdfast.worker.cpu import host_decoder, packed_layers
+from holdfast.worker.engine import seams, weight_format
 from holdfast.worker.engine.fingerprint import model_fingerprint
 from holdfast.worker.engine.lora import Adapters, attach
 from holdfast.worker.engine.seams import HEAD_NAMES

@@ -20,8 +20,7 @@ import numpy as np
 from holdfast.errors import InvalidRequest
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SAMPLING_RANGES, SamplingParams
-from holdfast.worker.engine.constraints import SequenceConstraint, Words
-from holdfast.worker.engine.host_sampling import (
+from holdfast.worker.cpu.host_sampling import (
     Scores,
     draw_on_host,
     drawing_pays,
@@ -29,6 +28,7 @@ from holdfast.worker.engine.host_sampling import (
     score_on_host,
     scoring_pays,
 )
+from holdfast.worker.engine.constraints import SequenceConstraint, Words
 from holdfast.worker.engine.sampling_draw import (
     DrawKind,
     draw,

@@ -39,7 +39,7 @@ from mlx.nn.layers.base import Module
 
 from holdfast.errors import ModelLoadError
 from holdfast.wire.requests import RequestId
-from holdfast.worker.engine import packed_layers
+from holdfast.worker.cpu import packed_layers
 
 _NAME = "scaled_dot_product_attention"
 _MARK = "_holdfast_plain_attention"

@@ -15,8 +15,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from holdfast.worker.engine import code_attention, host_attention, host_decoding
-from holdfast.worker.engine.host_attention import AttentionSpan
+from holdfast.worker.cpu import host_attention, host_decoding
+from holdfast.worker.cpu.host_attention import AttentionSpan
+from holdfast.worker.engine import code_attention
 from holdfast.worker.kv.layer import LayerKV, are_alike, joined
 from holdfast.worker.kv.recurrent import RecurrentState
 

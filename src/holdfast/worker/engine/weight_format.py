@@ -26,7 +26,8 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
 from holdfast.errors import ModelLoadError
-from holdfast.worker.engine import packed_layers, seams
+from holdfast.worker.cpu import packed_layers
+from holdfast.worker.engine import seams
 
 # share of the available memory for dequantized weights; the rest is for KV and activations
 _FLOAT32_SHARE = 0.75

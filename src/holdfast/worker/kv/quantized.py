@@ -19,8 +19,8 @@ from typing import Self
 import mlx.core as mx
 import numpy as np
 
-from holdfast.kernels.decode_attention import Bits, Quantized, can_dequantize, dequantize
-from holdfast.kernels.five_bits import FIELDS_OF_FIVE_BITS
+from holdfast.worker.cpu.kernels.decode_attention import Bits, Quantized, can_dequantize, dequantize
+from holdfast.worker.cpu.kernels.five_bits import FIELDS_OF_FIVE_BITS
 from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.layer import (

@@ -14,9 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.kernels import packed_products
-from holdfast.kernels.packed_products import BITS, GROUP_SIZES, MOST_ROWS, Floats, PackedWeights
-from holdfast.machine.blas import current_blas
+from holdfast.worker.cpu.blas import current_blas
+from holdfast.worker.cpu.kernels import packed_products
+from holdfast.worker.cpu.kernels.packed_products import (
+    BITS,
+    GROUP_SIZES,
+    MOST_ROWS,
+    Floats,
+    PackedWeights,
+)
 from tests.fakes.fewer_instructions import assert_passes
 from tests.fakes.slow import slow
 

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.kernels import products
-from holdfast.kernels.build import turned_off
+from holdfast.worker.cpu.kernels import products
+from holdfast.worker.cpu.kernels.build import turned_off
 
 NAME = "packed_products"  # the name that turns it off
 BITS = (8, 4)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.machine.blas import usable_cores
+from holdfast.machine.cores import usable_cores
 
 
 @pytest.fixture

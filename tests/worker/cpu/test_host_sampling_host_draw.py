@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.wire.requests import SamplingParams
-from holdfast.worker.engine import host_sampling
-from holdfast.worker.engine.host_sampling import (
+from holdfast.worker.cpu import host_sampling
+from holdfast.worker.cpu.host_sampling import (
     FewKept,
     WeighedRow,
     draw_on_host,

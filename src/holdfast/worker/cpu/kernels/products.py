@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.kernels.build import Kernel, is_on, kernel
+from holdfast.worker.cpu.kernels.build import Kernel, is_on, kernel
 
 FEW_ROWS = "few_rows"  # the name that turns the kernel off, without the shim
 _ROW_MAJOR, _AS_IT_IS, _TRANSPOSED = 101, 111, 112  # of CBLAS

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.machine.blas import blas_of_numpy
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
-from holdfast.worker.engine import host_attention
+from holdfast.worker.cpu import host_attention
+from holdfast.worker.cpu.blas import blas_of_numpy
+from holdfast.worker.cpu.host_attention import SCORES_WORTH_IT, AttentionSpan
 from holdfast.worker.engine.engine import Engine
-from holdfast.worker.engine.host_attention import SCORES_WORTH_IT, AttentionSpan
 from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.kv.layer import joined

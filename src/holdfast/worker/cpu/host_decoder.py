@@ -22,19 +22,19 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.positional_encoding import RoPE
 
-from holdfast.kernels import decoder
-from holdfast.kernels.decode_attention import NATIVE_BITS, RUN, held, supports
-from holdfast.kernels.decoder import (
+from holdfast.worker.cpu import fast_on_cpu, packed_layers
+from holdfast.worker.cpu.fast_on_cpu import RopeForm
+from holdfast.worker.cpu.host_attention import HostSpan, attend_in_numpy, threads_to_use
+from holdfast.worker.cpu.host_decoding import attend_in_place, bits_of, description
+from holdfast.worker.cpu.kernels import decoder
+from holdfast.worker.cpu.kernels.decode_attention import NATIVE_BITS, RUN, held, supports
+from holdfast.worker.cpu.kernels.decoder import (
     Decoder,
     DecoderLayer,
     DecoderShape,
     ForwardPass,
     NewTokens,
 )
-from holdfast.worker.engine import fast_on_cpu, packed_layers
-from holdfast.worker.engine.fast_on_cpu import RopeForm
-from holdfast.worker.engine.host_attention import HostSpan, attend_in_numpy, threads_to_use
-from holdfast.worker.engine.host_decoding import attend_in_place, bits_of, description
 from holdfast.worker.engine.seams import StepLogits
 from holdfast.worker.engine.sequence import SequenceSpan
 from holdfast.worker.engine.views import RowsView, StepContext

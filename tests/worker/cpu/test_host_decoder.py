@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from holdfast.config import ModelSettings
-from holdfast.kernels.build import SWITCH
 from holdfast.machine import platform
-from holdfast.worker.engine import host_decoder
+from holdfast.worker.cpu import host_decoder
+from holdfast.worker.cpu.host_decoder import MOST_TOKENS, HostDecoder
+from holdfast.worker.cpu.kernels.build import SWITCH
 from holdfast.worker.engine.engine import Engine
-from holdfast.worker.engine.host_decoder import MOST_TOKENS, HostDecoder
 from holdfast.worker.engine.load import load_model
 from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.engine.views import RowsView, StepContext

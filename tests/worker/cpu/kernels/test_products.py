@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.kernels.products import Floats, linear, linear_in_numpy, product
-from holdfast.machine.blas import current_blas
+from holdfast.worker.cpu.blas import current_blas
+from holdfast.worker.cpu.kernels.products import Floats, linear, linear_in_numpy, product
 from tests.fakes.slow import slow
 
 MOST_ROWS = current_blas().few_rows
@@ -89,9 +89,9 @@ def test_threads_change_nothing() -> None:
     code = (
         "import numpy as np\n"
         "from concurrent.futures import ThreadPoolExecutor\n"
-        "from holdfast.machine.blas import prepare_blas\n"
+        "from holdfast.worker.cpu.blas import prepare_blas\n"
         "assert prepare_blas(3).few_rows\n"
-        "from holdfast.kernels.products import linear, linear_in_numpy\n"
+        "from holdfast.worker.cpu.kernels.products import linear, linear_in_numpy\n"
         "rng = np.random.default_rng(0)\n"
         "inputs = rng.standard_normal((2, 512), np.float32)\n"
         "weights = rng.standard_normal((3000, 512), np.float32)\n"
@@ -107,7 +107,7 @@ def test_threads_change_nothing() -> None:
 @pytest.mark.parametrize("kernels", ["", "products"])  # with and without the kernel for few rows
 def test_mlx_computes_with_it(kernels: str) -> None:
     code = (
-        "from holdfast.machine.blas import prepare_blas\n"
+        "from holdfast.worker.cpu.blas import prepare_blas\n"
         "report = prepare_blas(1)\n"
         "import numpy as np, mlx.core as mx\n"
         "mx.set_default_device(mx.cpu)\n"
@@ -129,9 +129,9 @@ def test_mlx_computes_with_it(kernels: str) -> None:
 RECORDING_BLAS = """
 import ctypes, os, threading
 import numpy as np
-from holdfast.machine.blas import prepare_blas
+from holdfast.worker.cpu.blas import prepare_blas
 prepare_blas(3)
-from holdfast.kernels import packed_products, products
+from holdfast.worker.cpu.kernels import packed_products, products
 library = products.library()
 threads = [3]
 calls = []
@@ -188,7 +188,7 @@ def test_a_thread_that_waits_for_others_sleeps() -> None:
 def test_split_products_are_correct(threads: int) -> None:
     code = (
         "import numpy as np\n"
-        "from holdfast.machine.blas import prepare_blas\n"
+        "from holdfast.worker.cpu.blas import prepare_blas\n"
         f"report = prepare_blas({threads})\n"
         "import mlx.core as mx\n"
         "for m, n, k in ((65, 2100, 96), (2100, 65, 96), (513, 514, 70), (97, 97, 700), (65, 96, 400)):\n"
@@ -206,9 +206,9 @@ def test_split_products_are_correct(threads: int) -> None:
 
 def test_a_shim_that_disagrees_with_numpy_is_not_used() -> None:
     code = (
-        "from holdfast.kernels import products\n"
+        "from holdfast.worker.cpu.kernels import products\n"
         "products.linear_in_numpy = lambda inputs, weights: 2 * (inputs @ weights.T)\n"
-        "from holdfast.machine.blas import prepare_blas\n"
+        "from holdfast.worker.cpu.blas import prepare_blas\n"
         "report = prepare_blas(1)\n"
         "print(report.few_rows, report.no_kernel)"
     )
@@ -219,9 +219,9 @@ def test_a_shim_that_disagrees_with_numpy_is_not_used() -> None:
 @pytest.mark.parametrize("less", ["-mno-avx512f", *slow("-mno-avx")])
 def test_it_is_right_with_shorter_vectors(less: str, tmp_path: Path) -> None:
     code = (
-        "from holdfast.kernels import build\n"
+        "from holdfast.worker.cpu.kernels import build\n"
         f"build._FLAGS = (*build._FLAGS, {less!r})\n"
-        "from holdfast.machine.blas import prepare_blas\n"
+        "from holdfast.worker.cpu.blas import prepare_blas\n"
         "report = prepare_blas(2)\n"  # compares it with numpy
         "print(report.few_rows, report.no_kernel)"
     )

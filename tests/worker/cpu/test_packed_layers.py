@@ -14,11 +14,12 @@ from mlx import nn
 from mlx_lm.models.switch_layers import SwitchLinear
 
 from holdfast.config import ModelSettings
-from holdfast.kernels import packed_products
-from holdfast.kernels.packed_products import MOST_ROWS, PackedWeights
-from holdfast.worker.engine import packed_layers, probe, weight_format
+from holdfast.worker.cpu import packed_layers
+from holdfast.worker.cpu.kernels import packed_products
+from holdfast.worker.cpu.kernels.packed_products import MOST_ROWS, PackedWeights
+from holdfast.worker.cpu.packed_layers import keep_stored, lazy, supports
+from holdfast.worker.engine import probe, weight_format
 from holdfast.worker.engine.load import LoadedModel, load_model
-from holdfast.worker.engine.packed_layers import keep_stored, lazy, supports
 from holdfast.worker.engine.seams import HeadSeam
 from holdfast.worker.engine.weight_format import choose_format, convert
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny, write_tiny

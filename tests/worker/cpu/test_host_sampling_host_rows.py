@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.worker.engine.host_sampling import GroupedRow
+from holdfast.worker.cpu.host_sampling import GroupedRow
 
 
 @settings(max_examples=80)

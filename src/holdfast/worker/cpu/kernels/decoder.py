@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.kernels import decode_attention, packed_products, products
-from holdfast.kernels.build import kernel, turned_off
-from holdfast.kernels.decode_attention import CHUNK_TOKENS
-from holdfast.kernels.packed_products import PackedStruct, PackedWeights
+from holdfast.worker.cpu.kernels import decode_attention, packed_products, products
+from holdfast.worker.cpu.kernels.build import kernel, turned_off
+from holdfast.worker.cpu.kernels.decode_attention import CHUNK_TOKENS
+from holdfast.worker.cpu.kernels.packed_products import PackedStruct, PackedWeights
 
 NAME = "decoder"  # the name that turns it off
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.machine import blas
-from holdfast.machine.blas import BlasReport
+from holdfast.worker.cpu import blas
+from holdfast.worker.cpu.blas import BlasReport
 
 needs_openblas = pytest.mark.skipif(
     sys.platform != "linux" or ctypes.util.find_library("openblas") is None,
@@ -27,7 +27,7 @@ OF_THE_SYSTEM = {"HOLDFAST_KERNELS": "0"}
 def run(code: str, **variables: str) -> str:
     environment = {**os.environ, "PYTHONPATH": "src", "OMP_NUM_THREADS": "1", **variables}
     environment.pop("OPENBLAS_NUM_THREADS", None)
-    prelude = "import sys, os\nfrom holdfast.machine import blas\n"
+    prelude = "import sys, os\nfrom holdfast.worker.cpu import blas\n"
     return subprocess.run(
         [sys.executable, "-c", prelude + code],
         env=environment,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.kernels import build
-from holdfast.kernels.build import Kernel
+from holdfast.worker.cpu.kernels import build
+from holdfast.worker.cpu.kernels.build import Kernel
 from tests.fakes.slow import slow
 
 pytestmark = [

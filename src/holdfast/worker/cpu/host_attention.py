@@ -23,8 +23,9 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.kernels import products
-from holdfast.machine.blas import AVX512_CORES, blas_of_numpy, current_blas, usable_cores
+from holdfast.machine.cores import usable_cores
+from holdfast.worker.cpu.blas import AVX512_CORES, blas_of_numpy, current_blas
+from holdfast.worker.cpu.kernels import products
 
 _BLOCK_SCORES = 1 << 18  # 1 MiB of float32: a core's share of the cache
 _MIN_ROWS = 64  # rows of a block, if there are enough: the keys are read once for all rows

@@ -16,8 +16,8 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.kernels.build import kernel
-from holdfast.kernels.five_bits import FIELDS_OF_FIVE_BITS
+from holdfast.worker.cpu.kernels.build import kernel
+from holdfast.worker.cpu.kernels.five_bits import FIELDS_OF_FIVE_BITS
 
 _LANES = 16  # head dimensions must be a multiple of this
 _QUANTIZED_LANES = 32  # and of this if keys and values are quantized

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.kernels import decode_attention
-from holdfast.kernels.decode_attention import (
+from holdfast.worker.cpu.kernels import decode_attention
+from holdfast.worker.cpu.kernels.decode_attention import (
     Bits,
     Buffer,
     Floats,

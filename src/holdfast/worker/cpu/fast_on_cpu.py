@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 from mlx.nn.layers.linear import Linear
 
-from holdfast.kernels import build
+from holdfast.worker.cpu.kernels import build
 
 # A sequence that decodes alone takes its cosines and sines from a table of this many positions.
 TABLE_POSITIONS = 64

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.worker.engine.host_sampling import score_on_host
+from holdfast.worker.cpu.host_sampling import score_on_host
 from tests.fakes.reference_sampler import log_probabilities
 
 

@@ -1,4 +1,4 @@
-"""Loads a fast BLAS before MLX's own on Linux CPUs, and counts the cores that this process may use.
+"""Loads a fast BLAS before MLX's own on Linux CPUs.
 
 MLX's CPU wheel for Linux is linked with the reference BLAS. The symbols of a globally loaded
 library take precedence over those of libraries loaded later. So a faster BLAS must be loaded before
@@ -15,7 +15,6 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import itertools
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -24,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_CPUS = Path("/sys/devices/system/cpu")
-_CGROUP = Path("/sys/fs/cgroup")
+from holdfast.machine.cores import usable_cores
+
 _CPU_INFO = Path("/proc/cpuinfo")
 AVX512_CORES = frozenset({"SkylakeX", "Cooperlake", "SapphireRapids"})  # names of OpenBLAS
 _OLDER_CORES = frozenset(
@@ -258,7 +257,8 @@ def _in_numpys_wheel() -> list[str]:
 
 
 def _load_first(candidates: list[str], *, threads: int) -> BlasReport:
-    from holdfast.kernels import products  # imports numpy, which the front process does not have
+    # not at the top: it imports numpy, which the command line does not need
+    from holdfast.worker.cpu.kernels import products
 
     no_shim = products.unavailable()
     refusals = []
@@ -362,45 +362,3 @@ def _thread_variables(threads: int) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-def usable_cores(*, cpus: Path = _CPUS, cgroup: Path = _CGROUP) -> int:
-    """Count the physical cores that the scheduler and the control group allow this process; at
-    least 1.
-
-    Two hardware threads of a core count once, because the second one does not make matrix products
-    faster.
-    """
-    if hasattr(os, "sched_getaffinity"):
-        allowed = sorted(os.sched_getaffinity(0))
-        cores = len({_core_of(cpu, cpus) for cpu in allowed})
-    else:
-        cores = os.cpu_count() or 1
-    quota = _cpu_quota(cgroup)
-    if quota:
-        cores = min(cores, math.ceil(quota))
-    return max(1, cores)
-
-
-def _core_of(cpu: int, cpus: Path) -> tuple[str, ...]:
-    topology = cpus / f"cpu{cpu}" / "topology"
-    try:
-        return (topology / "physical_package_id").read_text().strip(), (
-            topology / "core_id"
-        ).read_text().strip()
-    except OSError:
-        return (str(cpu),)  # its core is unknown: count each CPU as one
-
-
-def _cpu_quota(cgroup: Path) -> float:
-    """Return the CPUs granted by the control group (version 2 or 1); 0 if there is no limit."""
-    try:
-        quota, period = (cgroup / "cpu.max").read_text().split()
-        return 0.0 if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        quota_us = int((cgroup / "cpu/cpu.cfs_quota_us").read_text())
-        return max(quota_us, 0) / int((cgroup / "cpu/cpu.cfs_period_us").read_text())
-    except (OSError, ValueError, ZeroDivisionError):
-        return 0.0

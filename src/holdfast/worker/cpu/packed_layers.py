@@ -29,15 +29,15 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
-from holdfast.kernels import packed_products, products
-from holdfast.kernels.packed_products import (
+from holdfast.worker.cpu.blas import current_blas
+from holdfast.worker.cpu.kernels import packed_products, products
+from holdfast.worker.cpu.kernels.packed_products import (
     BITS,
     GROUP_SIZES,
     INPUTS_MULTIPLE,
     MOST_ROWS,
     PackedWeights,
 )
-from holdfast.machine.blas import current_blas
 
 STORED = ("weight", "scales", "biases")  # the arrays of a layer that keep their format
 _HALVES = (mx.float16, mx.bfloat16)

@@ -15,9 +15,16 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from holdfast.kernels import decode_attention
-from holdfast.kernels.decode_attention import NATIVE_BITS, Bits, Buffer, Floats, Quantized, Run
-from holdfast.worker.engine.host_attention import threads_to_use
+from holdfast.worker.cpu.host_attention import threads_to_use
+from holdfast.worker.cpu.kernels import decode_attention
+from holdfast.worker.cpu.kernels.decode_attention import (
+    NATIVE_BITS,
+    Bits,
+    Buffer,
+    Floats,
+    Quantized,
+    Run,
+)
 from holdfast.worker.kv.bits import BITS
 from holdfast.worker.kv.layer import LayerKV
 

@@ -21,12 +21,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.kernels.build import SWITCH
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
-from holdfast.worker.engine import fast_on_cpu, seams
+from holdfast.worker.cpu import fast_on_cpu
+from holdfast.worker.cpu.fast_on_cpu import MOST_TABLES, TABLE_POSITIONS, Rotations
+from holdfast.worker.cpu.kernels.build import SWITCH
+from holdfast.worker.engine import seams
 from holdfast.worker.engine.engine import Engine, PendingStep
-from holdfast.worker.engine.fast_on_cpu import MOST_TABLES, TABLE_POSITIONS, Rotations
 from holdfast.worker.engine.plan import Span, StepPlan
 from tests.fakes.architectures import probed
 from tests.fakes.tiny_models import VOCAB_SIZE
