@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from holdfast.machine import platform
 from holdfast.wire.requests import TokenIds
+from holdfast.worker.cpu.blas import prepare_blas
 from holdfast.worker.engine import seams
 
-platform.prepare_blas()  # before mlx is imported
+prepare_blas()  # before mlx is imported
 seams.prepare()
 
 import mlx.core as mx  # noqa: E402

@@ -26,7 +26,7 @@ _WITH_BLAS = (
 )
 _FIND_BLAS = (
     "import os, sys; os.environ['HOLDFAST_KERNELS'] = sys.argv[1]; "
-    "from holdfast.machine.platform import prepare_blas; found = prepare_blas(); "
+    "from holdfast.worker.cpu.blas import prepare_blas; found = prepare_blas(); "
     "print(found.file, found, sep='\\n')"
 )
 _FIND_INSTRUCTIONS = "import xllamacpp; print(xllamacpp.get_system_info().strip(' |\\n'))"

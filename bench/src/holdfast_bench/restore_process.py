@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from holdfast.config import ModelSettings
-from holdfast.machine import platform
+from holdfast.worker.cpu.blas import prepare_blas
 from holdfast_bench.restore_run import LeastJob, LeastTimes
 
 _CHUNK_TOKENS = 512
@@ -27,7 +27,7 @@ class _Context:
     """
 
     def __init__(self, job: LeastJob) -> None:
-        platform.prepare_blas(job.threads)  # before the first import of MLX
+        prepare_blas(job.threads)  # before the first import of MLX
         self._mx: Any = importlib.import_module("mlx.core")
         load = importlib.import_module("holdfast.worker.engine.load")
         self._layouts = importlib.import_module("holdfast.worker.engine.layouts")

@@ -37,10 +37,10 @@ from holdfast.models.quality import QualityReport, find_quality
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from holdfast.cli.machine_report import MachineReport
     from holdfast.front.fleet.worker_files import CrashReport
     from holdfast.front.prompt.dialects import DialectReport
     from holdfast.machine.device_memory import DeviceMemory
-    from holdfast.machine.platform import PlatformReport
 
 _GIB = 1 << 30
 _SHOWN_LOG_LINES = 12
@@ -127,7 +127,7 @@ class Diagnosis(msgspec.Struct, kw_only=True):
     """The results of all checks. A result is None if its check failed; `problems` says why."""
 
     machine: Machine
-    platform: PlatformReport | None = None
+    platform: MachineReport | None = None
     speed: Speed | None = None
     model_name: str = ""
     folder: str = ""
@@ -190,13 +190,13 @@ def diagnose(
 
 
 def _check_platform(found: Diagnosis, settings: ModelSettings, progress: object) -> None:
-    from holdfast.machine.platform import platform_in_subprocess
+    from holdfast.cli.machine_report import machine_report
 
-    found.platform = platform_in_subprocess(threads=settings.threads)
+    found.platform = machine_report(threads=settings.threads)
 
 
 def _measure_speed(found: Diagnosis, settings: ModelSettings, progress: object) -> None:
-    from holdfast.machine.platform import measure_gflops
+    from holdfast.cli.machine_report import measure_gflops
 
     if found.platform is None:
         return
@@ -269,7 +269,7 @@ def check_layout(settings: ModelSettings) -> LayoutCheck:
 
 
 def advice(
-    report: PlatformReport | None,
+    report: MachineReport | None,
     *,
     system: str,
     architecture: str,
@@ -478,8 +478,9 @@ def _gib(size: int) -> str:
 
 def _load_and_probe(settings: ModelSettings) -> LayoutCheck:
     from holdfast.machine import platform
+    from holdfast.worker.cpu.blas import prepare_blas
 
-    platform.prepare_blas(settings.threads)  # before the first import of MLX
+    prepare_blas(settings.threads)  # before the first import of MLX
     probe = importlib.import_module("holdfast.worker.engine.probe")
     sharing = importlib.import_module("holdfast.worker.engine.layouts")
     host_decoder = importlib.import_module("holdfast.worker.cpu.host_decoder")

@@ -30,6 +30,7 @@ from holdfast.store.store import BlockStore
 from holdfast.wire.commands import WorkerSettings
 from holdfast.wire.events import ModelInfo
 from holdfast.wire.images import VisionInfo
+from holdfast.worker.cpu.blas import current_blas
 from holdfast.worker.drafting.draft_model import DraftModel
 from holdfast.worker.engine.constraints import Constraints, Grammars
 from holdfast.worker.engine.engine import Engine, KVCosts
@@ -668,7 +669,7 @@ def _info(
         reserve_bytes=memory.reserve_bytes,
         device_memory_bytes=found.memory.working_set_bytes,
         embedding_dimensions=runner.hidden_size,
-        blas=str(found.blas),
+        blas=str(current_blas()),
         load_seconds=load_seconds,
         speculation_refused=probed.engine.speculation_refused,
         vision=_vision_info(loaded),
