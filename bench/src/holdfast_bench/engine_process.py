@@ -40,6 +40,7 @@ _ENDLESS_LIST = {"type": "array", "items": _OBJECT, "minItems": 10_000}
 
 def _measure(job: EngineJob) -> list[CaseResult]:
     prepare_blas(job.threads)  # before the first import of MLX
+    importlib.import_module("holdfast.worker.loop.device").use_device("auto")
     load = importlib.import_module("holdfast.worker.engine.load")
     probe = importlib.import_module("holdfast.worker.engine.probe")
     loaded = load.load_model(

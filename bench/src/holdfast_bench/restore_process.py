@@ -29,6 +29,7 @@ class _Context:
     def __init__(self, job: LeastJob) -> None:
         prepare_blas(job.threads)  # before the first import of MLX
         self._mx: Any = importlib.import_module("mlx.core")
+        importlib.import_module("holdfast.worker.loop.device").use_device("auto")
         load = importlib.import_module("holdfast.worker.engine.load")
         self._layouts = importlib.import_module("holdfast.worker.engine.layouts")
         loaded = load.load_model(

@@ -29,6 +29,7 @@ _WARM_STEPS = 3
 class _LiveSequence:
     def __init__(self, job: StepJob) -> None:
         prepare_blas(job.threads)  # before the first import of MLX
+        importlib.import_module("holdfast.worker.loop.device").use_device("auto")
         load = importlib.import_module("holdfast.worker.engine.load")
         probe = importlib.import_module("holdfast.worker.engine.probe")
         loaded = load.load_model(

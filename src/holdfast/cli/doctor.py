@@ -477,16 +477,15 @@ def _gib(size: int) -> str:
 
 
 def _load_and_probe(settings: ModelSettings) -> LayoutCheck:
-    from holdfast.machine import platform
     from holdfast.worker.cpu.blas import prepare_blas
 
     prepare_blas(settings.threads)  # before the first import of MLX
     probe = importlib.import_module("holdfast.worker.engine.probe")
     sharing = importlib.import_module("holdfast.worker.engine.layouts")
-    host_decoder = importlib.import_module("holdfast.worker.cpu.host_decoder")
+    device = importlib.import_module("holdfast.worker.loop.device")
     measuring = importlib.import_module("holdfast.worker.engine.quality")
     began = time.perf_counter()
-    platform.use_device(settings.device)
+    device.use_device(settings.device)
     loaded, fingerprint = measuring.load_with_fingerprint(
         settings, hash_cache=hash_cache_file(os.environ), progress=lambda stage, fraction: None
     )
@@ -502,7 +501,7 @@ def _load_and_probe(settings: ModelSettings) -> LayoutCheck:
         context_tokens=_fitting_context(loaded, result, settings),
         own_context_tokens=loaded.own_context_tokens,
         kept_layers=loaded.kept_layers,
-        attention=host_decoder.attention_of(loaded.model),
+        attention=result.backend.describe_attention(loaded.model),
         speculation_refused=result.speculation_refused,
         images=_images(loaded, result),
         note=loaded.note,

@@ -99,12 +99,12 @@ def test_a_rotation_has_the_bits_of_mlx(
     offset = mx.array(starts[:rows]) if is_batch else starts[0]
     expected = mx.fast.rope(x, dims, offset=offset, **how)
     later = mx.fast.rope(x, dims, offset=offset + 1, **how)
-    with fast_on_cpu.step(rotations):
+    with rotations.step():
         if isinstance(offset, mx.array):
             rotations.share(offset)
         assert_same_bits(mx.fast.rope(x, dims, offset=offset, **how), expected)
         assert_same_bits(mx.fast.rope(x, dims, offset=offset, **how), expected)
-    with fast_on_cpu.step(rotations):
+    with rotations.step():
         assert_same_bits(mx.fast.rope(x, dims, offset=offset + 1, **how), later)
 
 
@@ -129,7 +129,7 @@ def test_the_rotations_of_mlx_lm_have_the_same_bits(rope: Any, tokens: int, tmp_
     for offset in (130, mx.array([5, 1000])):
         expected = rope(x, offset=offset)
         rotations = Rotations()
-        with fast_on_cpu.step(rotations):
+        with rotations.step():
             if isinstance(offset, mx.array):
                 rotations.share(offset)
             found = [rope(x, offset=offset) for _ in range(3)]
@@ -142,7 +142,7 @@ def test_an_array_that_the_model_has_made_is_never_taken_for_an_earlier_one() ->
     x = random_array(2, 1, 1, 16)
     rope: Any = nn.RoPE(16)
     rotations = Rotations()
-    with fast_on_cpu.step(rotations):
+    with rotations.step():
         rotations.share(mx.array([3, 4]))
         offset = mx.array([5, 9])
         before = rope(x, offset=offset)
@@ -158,7 +158,7 @@ def test_a_step_of_several_forward_passes_rotates_each_by_its_own_positions() ->
     places = [mx.array([3, 4]), mx.array([5, 9])]
     expected = [rope(x, offset=offset) for offset in places]
     rotations = Rotations()
-    with fast_on_cpu.step(rotations):
+    with rotations.step():
         found = [rope(x, offset=rotations.share(offset)) for offset in places]
     for each, right in zip(found, expected, strict=True):
         assert_same_bits(each, right)
@@ -172,7 +172,7 @@ def test_tables_are_kept_over_steps_and_those_unused_for_longest_are_dropped(
     x = random_array(1, 1, 1, 16)
 
     def cosines_computed_at(position: int) -> int:
-        with fast_on_cpu.step(rotations):
+        with rotations.step():
             turned = rope(x, offset=position)
         computed = operations_of(turned, folder=tmp_path)["Cos"]
         mx.eval(turned)
@@ -204,7 +204,7 @@ def test_a_linear_layer_has_the_bits_of_mlx(
         linear.weight = random_array(outputs, inputs, dtype=dtype, seed=seed)
         x = random_array(*shape, inputs, dtype=dtype)
         expected = linear(x)
-        with fast_on_cpu.step(Rotations(), transposes_once=True):
+        with Rotations(transposes_once=True).step():
             assert_same_bits(linear(x), expected)
             assert_same_bits(linear(x), expected)
     assert set(linear) == parameters
@@ -214,14 +214,14 @@ def test_a_linear_layer_of_one_sequence_is_one_operation(tmp_path: Path) -> None
     linear = nn.Linear(16, 8, bias=False)
     x = random_array(1, 1, 16)
     mx.eval(x, linear.weight)
-    with fast_on_cpu.step(Rotations(), transposes_once=True):
+    with Rotations(transposes_once=True).step():
         mx.eval(linear(x))
         assert operations_of(linear(x), folder=tmp_path) == {"Matmul": 1}
 
 
 def test_wrong_arguments_raise_the_errors_of_mlx() -> None:
     x = random_array(1, 1, 1, 16)
-    with fast_on_cpu.step(Rotations()):
+    with Rotations().step():
         for dims in (0, -2, 5, 18):
             with pytest.raises(ValueError, match=r"\[rope\] dims"):
                 nn.RoPE(dims)(x)
@@ -235,7 +235,7 @@ def cosines_of_two_rotations(folder: Path) -> int:
 
 def test_other_threads_and_code_outside_of_steps_call_mlx(tmp_path: Path) -> None:
     elsewhere: list[int] = []
-    with fast_on_cpu.step(Rotations()):
+    with Rotations().step():
         assert cosines_of_two_rotations(tmp_path) == 1
         other = threading.Thread(
             target=lambda: elsewhere.append(cosines_of_two_rotations(tmp_path))
@@ -287,9 +287,14 @@ def open_sequence(engine: Engine, name: str, *, prompt_tokens: int) -> None:
     engine.open(request, capacity_tokens=prompt_tokens + 64)
 
 
-def test_a_type_of_numbers_is_traced_once() -> None:
+def test_a_type_of_numbers_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def _combined_at_once(*arrays: mx.array) -> mx.array:
+        return fast_on_cpu._combined(*arrays)
+
+    fresh = mx.compile(_combined_at_once, shapeless=True)  # no other test has had it traced
+    monkeypatch.setattr(fast_on_cpu, "_combined_at_once", fresh)
     rope: Any = nn.RoPE(16)
-    with traced() as names, fast_on_cpu.step(Rotations()):
+    with traced() as names, Rotations().step():
         for heads in (2, 3):
             rope(random_array(1, heads, 1, 16, dtype=mx.float16), offset=5)
     assert len(names) == 1

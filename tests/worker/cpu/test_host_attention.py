@@ -19,7 +19,8 @@ from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.cpu import host_attention
 from holdfast.worker.cpu.blas import blas_of_numpy
-from holdfast.worker.cpu.host_attention import SCORES_WORTH_IT, AttentionSpan
+from holdfast.worker.cpu.host_attention import SCORES_WORTH_IT
+from holdfast.worker.engine.backend import AttentionSpan
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast.worker.engine.probe import choose_layout

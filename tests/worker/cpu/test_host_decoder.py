@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,11 @@ import numpy as np
 import pytest
 
 from holdfast.config import ModelSettings
-from holdfast.machine import platform
 from holdfast.worker.cpu import host_decoder
 from holdfast.worker.cpu.host_decoder import MOST_TOKENS, HostDecoder
 from holdfast.worker.cpu.kernels.build import SWITCH
+from holdfast.worker.engine import backend
+from holdfast.worker.engine.backend import Backend
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.load import load_model
 from holdfast.worker.engine.probe import choose_layout
@@ -245,8 +245,7 @@ def test_models_that_are_built_otherwise_are_left_alone(monkeypatch: pytest.Monk
 def test_on_a_gpu_no_model_runs_in_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There, products do not go through the shim: a stand-in would be read as a matrix."""
     write_tiny(tmp_path, "llama")
-    plain = platform.report()
-    monkeypatch.setattr(platform, "report", lambda: replace(plain, device="gpu"))
+    monkeypatch.setattr(backend, "_in_use", Backend())
     loaded = load_model(tmp_path, ModelSettings(), progress=lambda *_: None)
     assert host_decoder.of(loaded.model) is None
     assert loaded.kept_layers == 0

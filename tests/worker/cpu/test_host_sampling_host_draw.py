@@ -20,7 +20,8 @@ from holdfast.worker.cpu.host_sampling import (
     drawing_pays,
     kept_tokens,
 )
-from holdfast.worker.engine.sampling_draw import DrawKind, draw, draw_key, draw_kind
+from holdfast.worker.engine.backend import DrawKind
+from holdfast.worker.engine.sampling_draw import draw, draw_key, draw_kind
 from tests.fakes.reference_sampler import CHUNK, assert_counts_fit, probabilities
 
 TIE = 4e-5  # nats, as the reference sampler has it

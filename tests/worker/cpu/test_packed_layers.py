@@ -17,10 +17,10 @@ from holdfast.config import ModelSettings
 from holdfast.worker.cpu import packed_layers
 from holdfast.worker.cpu.kernels import packed_products
 from holdfast.worker.cpu.kernels.packed_products import MOST_ROWS, PackedWeights
-from holdfast.worker.cpu.packed_layers import keep_stored, lazy, supports
+from holdfast.worker.cpu.packed_layers import keep_stored, supports
 from holdfast.worker.engine import probe, weight_format
 from holdfast.worker.engine.load import LoadedModel, load_model
-from holdfast.worker.engine.seams import HeadSeam
+from holdfast.worker.engine.seams import HeadSeam, only_graph
 from holdfast.worker.engine.weight_format import choose_format, convert
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny, write_tiny
 
@@ -161,7 +161,7 @@ def test_experts_are_not_computed_if_nobody_wants_the_result(
         lambda *args, **more: products.append(args) or plain(*args, **more),
     )
     x, chosen = mx.random.normal((2, 1, 1, 64)), mx.array([[0, 3], [3, 4]])
-    with lazy():
+    with only_graph():
         later = layer(x, chosen)
     assert not products
     assert_close(later, layer(x, chosen))
@@ -247,9 +247,7 @@ def test_weights_in_another_memory_order_are_put_in_order(tmp_path: Path) -> Non
     projection.weight = turned.T  # as a model that transposes what it loads
     tokens = mx.array([[3, 7, 9]])
     wanted = model(tokens)
-    wish = choose_format(
-        model, dtype="auto", dequantize="auto", on_cpu=True, available_bytes=1 << 34
-    )
+    wish = choose_format(model, dtype="auto", dequantize="auto", available_bytes=1 << 34)
     convert(model, wish, read=lambda _: None)
     assert packed_layers.is_kept(model.layers[0].mlp.down_proj)
     assert_close(model(tokens), wanted.astype(mx.float32), tolerance=5e-2)

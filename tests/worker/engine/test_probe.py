@@ -13,8 +13,8 @@ import pytest
 
 from holdfast.errors import ModelLoadError
 from holdfast.worker.cpu import host_attention
-from holdfast.worker.cpu.host_attention import AttentionSpan
 from holdfast.worker.engine import views
+from holdfast.worker.engine.backend import AttentionSpan
 from holdfast.worker.engine.probe import choose_layout, warnings_about
 from holdfast.worker.engine.views import RowsView, StepContext
 from holdfast.worker.kv.layer import joined

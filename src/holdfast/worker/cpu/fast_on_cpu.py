@@ -4,7 +4,7 @@ On a GPU, `mx.fast.rope` is one kernel. On a CPU, MLX composes it of 28 operatio
 rotation computes its cosines and sines anew. A decode step of a small model spends more time on
 handling operations than on computing.
 
-Functions of this module take the place of MLX's. On a thread that is inside `step` they use fewer
+Functions of this module take the place of MLX's. On a thread that is inside `Rotations.step` they use fewer
 operations; everywhere else they call MLX's function, so nothing changes for other users of MLX in
 the process. The results are bit-equal to MLX's:
 
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ import numpy.typing as npt
 from mlx.nn.layers.linear import Linear
 
 from holdfast.worker.cpu.kernels import build
+from holdfast.worker.engine.backend import StepOperations
 
 # A sequence that decodes alone takes its cosines and sines from a table of this many positions.
 TABLE_POSITIONS = 64
@@ -71,10 +72,16 @@ class _Factors(NamedTuple):
         return _Factors(self.cosines[:, :, here], self.sines[:, :, here])
 
 
-class Rotations:
-    """The cosines and sines of one model, as far as they are shared. Device thread only."""
+class Rotations(StepOperations):
+    """The cosines and sines of one model, as far as they are shared. Device thread only.
 
-    def __init__(self) -> None:
+    transposes_once: whether linear layers, too, take fewer operations. If an input's dimension of
+        size 1 has an unusual stride, as in some recurrent layers, BLAS may then round in another
+        way.
+    """
+
+    def __init__(self, *, transposes_once: bool = False) -> None:
+        self._transposes_once = transposes_once
         self._of_step: dict[tuple[Any, ...], _Factors] = {}
         self._shared: mx.array | None = None
         # kept over steps; with the array whose id is part of the key
@@ -94,9 +101,24 @@ class Rotations:
         """
         return isinstance(offset, int) or offset is self._shared
 
-    def forget_step(self) -> None:
-        self._of_step.clear()
-        self._shared = None
+    def step(self) -> AbstractContextManager[None]:
+        """Within the block, this thread rotates in fewer operations, unless HOLDFAST_KERNELS turns
+        that off.
+        """
+        return self._in_step() if is_on() else nullcontext()
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        _install()
+        _here.rotations = self
+        _here.transposes_once = self._transposes_once
+        try:
+            yield
+        finally:
+            _here.rotations = None
+            _here.transposes_once = False
+            self._of_step.clear()
+            self._shared = None
 
     def factors(
         self,
@@ -182,24 +204,6 @@ def cosines_and_sines(form: RopeForm, start: int, *, tokens: int) -> npt.NDArray
     rotate = getattr(mx.fast.rope, _MARK, mx.fast.rope)
     factors = _factors(rotate, form, start, tokens=tokens, dtype=mx.float32)
     return np.array(mx.concatenate(list(factors), axis=-1)[0, 0])
-
-
-@contextmanager
-def step(rotations: Rotations, *, transposes_once: bool = False) -> Iterator[None]:
-    """Within the block, this thread rotates in fewer operations. Only on a CPU.
-
-    transposes_once: whether linear layers, too, take fewer. If an input's dimension of size 1 has an
-        unusual stride, as in some recurrent layers, BLAS may then round in another way.
-    """
-    _install()
-    _here.rotations = rotations
-    _here.transposes_once = transposes_once
-    try:
-        yield
-    finally:
-        _here.rotations = None
-        _here.transposes_once = False
-        rotations.forget_step()
 
 
 def _install() -> None:

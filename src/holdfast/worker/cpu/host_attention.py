@@ -26,6 +26,7 @@ import numpy.typing as npt
 from holdfast.machine.cores import usable_cores
 from holdfast.worker.cpu.blas import AVX512_CORES, blas_of_numpy, current_blas
 from holdfast.worker.cpu.kernels import products
+from holdfast.worker.engine.backend import AttentionSpan
 
 _BLOCK_SCORES = 1 << 18  # 1 MiB of float32: a core's share of the cache
 _MIN_ROWS = 64  # rows of a block, if there are enough: the keys are read once for all rows
@@ -36,31 +37,6 @@ SCORES_WORTH_IT = 1 << 15  # with fewer, waiting for MLX and waking threads cost
 
 _Array: TypeAlias = npt.NDArray[np.float32]
 _Mask: TypeAlias = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionSpan:
-    """The queries of one sequence's span, and all keys and values that its last query sees."""
-
-    queries: mx.array  # scaled, [1, heads, tokens, head_dim]
-    # adjoining: keys [1, kv_heads, tokens, head_dim], values […, value_dim]
-    parts: Sequence[tuple[mx.array, mx.array]]
-    window: int | None  # how many positions a query sees, including its own; None: all
-
-    @property
-    def tokens(self) -> int:
-        """Queries per head."""
-        return self.queries.shape[2]
-
-    @property
-    def seen(self) -> int:
-        """The number of positions with keys."""
-        return sum(keys.shape[2] for keys, _ in self.parts)
-
-    @property
-    def scores(self) -> int:
-        """The number of attention scores (products of a query and a key) over all heads."""
-        return self.queries.shape[1] * self.tokens * self.seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +67,33 @@ class _Block:
                 found.append((keys[head, low:high], values[head, low:high]))
             first += keys.shape[1]
         return found
+
+
+def attend_one(queries: mx.array, parts: Sequence[tuple[mx.array, mx.array]]) -> mx.array:
+    """Attention of one query per head, as two matrix products per key head.
+
+    queries: scaled, [1, heads, 1, head_dim]. parts: adjoining keys and values, [1, kv_heads,
+    tokens, head_dim].
+
+    The heads that share a key head are the rows of one product, so that BLAS packs the keys once:
+    on the CPU, this is 1.4 to 2.2 times as fast as mx.fast, which packs them for every head. The
+    softmax is computed in float32, so the result is as exact as that of mx.fast. In bf16, it would
+    change logits by 2 % of the effect of one changed context token.
+    """
+    heads = queries.shape[1]
+    kv_heads = parts[0][0].shape[1]
+    grouped = queries.reshape(1, kv_heads, heads // kv_heads, queries.shape[3])
+    scores = [grouped @ keys.swapaxes(-1, -2) for keys, _ in parts]
+    if len(parts) == 1:
+        attended = mx.softmax(scores[0], axis=-1, precise=True) @ parts[0][1]
+    else:
+        weights = mx.softmax(mx.concatenate(scores, axis=-1), axis=-1, precise=True)
+        of_parts = mx.split(
+            weights, list(itertools.accumulate(part.shape[3] for part in scores[:-1])), axis=-1
+        )
+        terms = [weight @ values for weight, (_, values) in zip(of_parts, parts, strict=True)]
+        attended = sum(terms[1:], start=terms[0])
+    return attended.reshape(1, heads, 1, attended.shape[3])
 
 
 def pays(spans: Sequence[AttentionSpan], *, host_scores: int) -> bool:

@@ -337,7 +337,7 @@ def of(model: Any) -> HostDecoder | None:
 
 
 def attention_of(model: Any) -> str:
-    """What computes the attention of a model's decode steps on this device, and why."""
+    """What computes the attention of a model's decode steps, and why."""
     if of(model) is None:
         return description()
     return "the C kernel (forward passes need no MLX operations; prefill: numpy)"

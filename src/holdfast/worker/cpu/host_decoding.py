@@ -32,9 +32,7 @@ SCORES_WORTH_IT = 1 << 14  # with fewer, waiting for MLX costs the time saved
 
 
 def description() -> str:
-    """What computes the attention of decode steps on this device, and why."""
-    if mx.default_device() != mx.Device(mx.cpu):
-        return "MLX's fused kernel"
+    """What computes the attention of decode steps, and why."""
     reason = decode_attention.unavailable()
     if reason:
         return f"MLX, or numpy if keys and values are quantized. Why no C kernel: {reason}"

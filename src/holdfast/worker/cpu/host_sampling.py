@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.wire.requests import SamplingParams
-from holdfast.worker.engine.sampling_draw import BLOCK, HOTTEST, DrawKind, on_host
+from holdfast.worker.engine.backend import DrawKind, Scores
+from holdfast.worker.engine.sampling_draw import BLOCK, HOTTEST
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[np.intp]
@@ -44,7 +45,7 @@ _Doubles: TypeAlias = npt.NDArray[np.float64]
 _Words: TypeAlias = npt.NDArray[np.uint32]
 
 
-def rows_of(logits: mx.array) -> Floats:
+def _rows_of(logits: mx.array) -> Floats:
     """Evaluate float32 logits, [rows, vocab], and return a numpy view of them."""
     mx.eval(logits)
     return np.array(logits, copy=False)
@@ -87,27 +88,9 @@ class GroupedRow:
         return ids[np.lexsort((ids, -values))[:count]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
-    """Log-probabilities at n positions.
-
-    chosen: those of one given token per position, fp32 [n]. top: the k most likely tokens, the
-    likeliest first, as ids, uint32 [n, k], and log-probabilities, fp32 [n, k]; None if k is 0.
-    """
-
-    chosen: mx.array
-    top: tuple[mx.array, mx.array] | None = None
-
-    def arrays(self) -> list[mx.array]:
-        """All arrays, for one evaluation."""
-        return [self.chosen, *(self.top or ())]
-
-
 def scoring_pays(*, vocab_size: int) -> bool:
-    """Whether `score_on_host` is faster than MLX on this device; the same for all rows of a
-    model.
-    """
-    return vocab_size >= LARGE_VOCABULARY and on_host()
+    """Whether `score_on_host` is faster than MLX; the same for all rows of a model."""
+    return vocab_size >= LARGE_VOCABULARY
 
 
 def score_on_host(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -> Scores:
@@ -118,7 +101,7 @@ def score_on_host(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -
     get NaN. Allocates memory for one additional row.
     """
     mx.eval(logits, token_ids)
-    rows = rows_of(logits)
+    rows = _rows_of(logits)
     tokens = np.array(token_ids)
     top_ids = np.zeros((len(rows), top_logprobs), np.uint32)
     top = np.full((len(rows), top_logprobs), np.nan, np.float32)
@@ -142,10 +125,10 @@ def score_on_host(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -
 
 
 def drawing_pays(kind: DrawKind, *, vocab_size: int) -> bool:
-    """Whether `draw_on_host` is faster than MLX on this device. The answer is the same for all rows
+    """Whether `draw_on_host` is faster than MLX. The answer is the same for all rows
     of a kind, so that no sampled token depends on the other rows of a batch.
     """
-    if kind.greedy or kind.candidates or not on_host():
+    if kind.greedy or kind.candidates:
         return False
     return vocab_size >= (_SMALLEST_FOR_NUCLEUS if kind.nucleus else LARGE_VOCABULARY)
 
@@ -161,7 +144,7 @@ def draw_on_host(
     with np.errstate(all="ignore"):
         tokens = [
             _draw(row, one, key)
-            for row, one, key in zip(rows_of(logits), params, keys, strict=True)
+            for row, one, key in zip(_rows_of(logits), params, keys, strict=True)
         ]
     return mx.array(tokens, dtype=mx.uint32)
 

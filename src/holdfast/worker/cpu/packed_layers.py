@@ -15,9 +15,6 @@ names and formats do not change. Device thread only.
 from __future__ import annotations
 
 import itertools
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -38,17 +35,11 @@ from holdfast.worker.cpu.kernels.packed_products import (
     MOST_ROWS,
     PackedWeights,
 )
+from holdfast.worker.engine import seams
+from holdfast.worker.engine.weight_format import STORED
 
-STORED = ("weight", "scales", "biases")  # the arrays of a layer that keep their format
 _HALVES = (mx.float16, mx.bfloat16)
 _SCALES = (mx.float32, *_HALVES)
-
-
-class _Local(threading.local):
-    is_lazy = False
-
-
-_local = _Local()
 
 
 class PackedLinear(QuantizedLinear):
@@ -106,7 +97,7 @@ def _packed_classes() -> dict[type[Module], type[Module]]:
         def __call__(
             self, x: mx.array, indices: mx.array, sorted_indices: bool = False
         ) -> mx.array:
-            y = None if _local.is_lazy else _product_of_experts(self, x, indices)
+            y = None if seams.is_only_graph() else _product_of_experts(self, x, indices)
             if y is None:
                 in_graph: mx.array = super().__call__(  # type: ignore[no-untyped-call]
                     x, indices, sorted_indices
@@ -214,17 +205,6 @@ def stand_in_views(
     batch = mx.as_strided(first, (1, inputs, outputs), (inputs * outputs, 1, inputs))
     mx.eval(flat, batch)
     return flat, batch
-
-
-@contextmanager
-def lazy(is_lazy: bool = True) -> Iterator[None]:
-    """Within the block, experts only add to MLX's graph, because the graph is never evaluated."""
-    before = _local.is_lazy
-    _local.is_lazy = is_lazy
-    try:
-        yield
-    finally:
-        _local.is_lazy = before
 
 
 def _product(module: Any, x: mx.array) -> mx.array:

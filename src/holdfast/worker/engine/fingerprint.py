@@ -40,6 +40,7 @@ _IRRELEVANT_KEYS = frozenset(
 # source files of Holdfast that affect the numbers in a cached state
 _OWN_CODE = (
     "worker/engine/adapters.py",
+    "worker/engine/backend.py",
     "worker/engine/code_attention.py",
     "worker/engine/lora.py",
     "worker/engine/seams.py",
