@@ -16,8 +16,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from holdfast.worker.cpu.backend import backend_of_device
 from holdfast.worker.engine import backend, seams
+from holdfast.worker.loop.device import backend_of_device
 from tests.fakes.tiny_configs import CONTEXT_TOKENS, TINY, VOCAB_SIZE
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.worker.cpu.backend import backend_of_device
 from holdfast.worker.engine.backend import use
+from holdfast.worker.loop.device import backend_of_device
 
 use(backend_of_device())

@@ -111,8 +111,3 @@ class CpuBackend(Backend):
 
     def prepare(self, model: Module, dtype: mx.Dtype) -> None:
         host_decoder.attach(model, dtype)
-
-
-def backend_of_device() -> Backend:
-    """The backend of MLX's default device."""
-    return CpuBackend() if mx.default_device() == mx.Device(mx.cpu) else Backend()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
+
 from holdfast.config import DeviceChoice
 from holdfast.machine import platform
-from holdfast.worker.cpu.backend import backend_of_device
 from holdfast.worker.engine import backend
+from holdfast.worker.engine.backend import Backend
 
 
 def use_device(device: DeviceChoice) -> None:
@@ -16,3 +18,12 @@ def use_device(device: DeviceChoice) -> None:
     """
     platform.use_device(device)
     backend.use(backend_of_device())
+
+
+def backend_of_device() -> Backend:
+    """The backend of MLX's default device. On a GPU, no module of `worker/cpu` is imported."""
+    if mx.default_device() != mx.Device(mx.cpu):
+        return Backend()
+    from holdfast.worker.cpu.backend import CpuBackend
+
+    return CpuBackend()
