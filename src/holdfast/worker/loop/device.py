@@ -21,7 +21,7 @@ def use_device(device: DeviceChoice) -> None:
 
 
 def backend_of_device() -> Backend:
-    """The backend of MLX's default device. On a GPU, no module of `worker/cpu` is imported."""
+    """The backend of MLX's default device. On a GPU, that for CPUs is not imported."""
     if mx.default_device() != mx.Device(mx.cpu):
         return Backend()
     from holdfast.worker.cpu.backend import CpuBackend
