@@ -8,12 +8,12 @@ changes, so that checking hundreds of models again takes only one `stat` per fil
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from holdfast.errors import DamagedModel, ModelLoadError, UnusableModel
+from holdfast.lru_cache import LruCache
 from holdfast.models.chat_templates import check_templates
 from holdfast.models.model_folder import (
     check_is_folder,
@@ -37,7 +37,9 @@ _MORE_JSON = (
 )
 _BLANK = b" \t\r\n"
 _Signature: TypeAlias = tuple[tuple[str, int, int, int], ...]
-_results: OrderedDict[Path, tuple[_Signature, Mapping[str, Any] | UnusableModel]] = OrderedDict()
+_results: LruCache[Path, tuple[_Signature, Mapping[str, Any] | UnusableModel]] = LruCache(
+    _MOST_KEPT
+)
 
 
 def check_loadable(folder: Path) -> Mapping[str, Any]:
@@ -52,9 +54,7 @@ def check_loadable(folder: Path) -> Mapping[str, Any]:
         kept = _results.get(folder)
         if kept is None or kept[0] != signature:
             kept = signature, _result(folder)
-            _results[folder] = kept
-            if len(_results) > _MOST_KEPT:
-                _results.popitem(last=False)
+            _results.put(folder, kept)
     except OSError as error:
         raise ModelLoadError(f"{folder} cannot be read: {error.strerror or error}") from None
     result = kept[1]

@@ -21,10 +21,10 @@ from holdfast.front.images.sources import IMAGE, is_image
 from holdfast.front.prompt.conversation import REASONING_FIELDS, reasoning_of
 from holdfast.front.prompt.images import image_mark, joined
 from holdfast.front.prompt.known_answers import canonical_arguments
-from holdfast.front.prompt.lru_cache import LruCache
 from holdfast.front.prompt.tokenize import ControlGuard, guarded_value
 from holdfast.front.prompt.tool_definitions import KeptTool, exact_key, in_usual_order, made_once
 from holdfast.front.request import ChatPrompt
+from holdfast.lru_cache import LruCache
 
 # Claude Code puts a header that changes with every request before its system prompt.
 _ACCOUNTING_NAME = "x-anthropic-billing-header:"
