@@ -498,7 +498,6 @@ def _digest(request: SequenceRequest) -> bytes:
         session_id="",
         is_alternative=False,
         branch_points=(),
-        pins=(),
         service=ServiceClass(),
         generated_token_ids=TokenIds(),
         predicted_token_ids=TokenIds(),
