@@ -20,7 +20,6 @@ from holdfast.store.folder import (
     StoreFolder,
 )
 from holdfast.store.index import IndexSupervisor
-from holdfast.store.inspect import verify_store
 from holdfast.store.maintenance import StoreLimits, choose_victims
 from holdfast.store.store import BlockStore
 from holdfast.worker.prefix.chain import (
@@ -122,7 +121,6 @@ def small_blocks(folder: Path, count: int) -> None:
     shutil.rmtree(folder / "index")
     with BlockStore(folder, fingerprint=MODEL, limits=LIMITS) as store:
         print(f"open without index: {seconds_of(store.entries) * 1e3:.0f} ms")
-        print(f"verify: {verify_store(folder).seconds * 1e3:.0f} ms")
     supervisor = IndexSupervisor(StoreFolder(folder))
     entries = supervisor.use(lambda index: index.entries(0.0))
     print(
