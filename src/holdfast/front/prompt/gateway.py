@@ -366,6 +366,7 @@ def _takes_long(prompt: Prompt) -> bool:
 
 @dataclass(slots=True)
 class _Choice:
+    index: int
     text: ChoiceText
     source: EventStream
     guard: RepetitionGuard
@@ -400,7 +401,7 @@ class GenerationStream:
         self.left_out = prepared.left_out
         self._observe = observe
         self._choices = [
-            _Choice(prepared.choice(index), source, RepetitionGuard(repeated_tokens))
+            _Choice(index, prepared.choice(), source, RepetitionGuard(repeated_tokens))
             for index, source in enumerate(sources)
         ]
         self._thought_end = prepared.thought_end
@@ -460,7 +461,7 @@ class GenerationStream:
                 )
             if isinstance(event, Rejected):
                 raise refusal(event)
-            self._ready.extend(choice.text.feed(event))
+            self._ready.extend([self._watched(choice, each) for each in choice.text.feed(event)])
 
     def pause(self) -> None:
         """Pause generation until `go_on`. Tokens that were already generated can still be read."""
@@ -538,7 +539,7 @@ class GenerationStream:
     def _watched(self, choice: _Choice, event: OutputEvent) -> OutputEvent:
         """End the choice's thought if it repeats itself.
 
-        Returns the event; the last one also reports what ended the thought.
+        Returns the event with the choice's index; the last one also reports what ended the thought.
         """
         if (
             isinstance(event, TextDelta)
@@ -547,8 +548,8 @@ class GenerationStream:
         ):
             self._end_thought(choice, by="repetition")
         if isinstance(event, ChoiceFinished) and choice.thought_ended_by is not None:
-            return msgspec.structs.replace(event, thought_ended_by=choice.thought_ended_by)
-        return event
+            event = msgspec.structs.replace(event, thought_ended_by=choice.thought_ended_by)
+        return msgspec.structs.replace(event, index=choice.index) if choice.index else event
 
     def _end_thought(self, choice: _Choice, *, by: ThoughtEnder) -> None:
         if self._thought_end is None or choice.thought_ended_by is not None or choice.text.done:
