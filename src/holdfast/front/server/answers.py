@@ -32,7 +32,9 @@ from holdfast.wire.requests import SamplingParams
 
 # time between two checks for silence; a keep-alive is therefore sent after 5 to 10 silent seconds
 KEEP_ALIVE_SECONDS = 5.0
-MOST_READY_BYTES = 64 << 10  # the socket's buffer may hold as many bytes in addition
+# Bounds one write and what waits behind it: a stream that was unread for a while, or the answer of an
+# earlier request, is ready as a whole. The socket's buffer may hold as many bytes in addition.
+MOST_READY_BYTES = 64 << 10
 HEADER_GRACE_SECONDS = 0.5  # delay of the headers, so that an early failure gets its own status
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"  # a comment, which readers of server-sent events ignore
 _HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
