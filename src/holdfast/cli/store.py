@@ -758,8 +758,8 @@ def _log_kinds(settings: Settings) -> list[StateKind]:
 def _cache_kinds() -> list[StateKind]:
     from holdfast.files import caches_folder
     from holdfast.front.fleet.worker_files import MOST_KINDS
-    from holdfast.kernels.build import MOST_VERSIONS, kept_elsewhere
     from holdfast.models.quality import MOST_RESULTS
+    from holdfast.worker.cpu.kernels.build import MOST_VERSIONS, kept_elsewhere
 
     caches = caches_folder(os.environ)
     kernel_folders = {"kernels": caches / "kernels"}

@@ -220,7 +220,8 @@ def test_our_own_code_that_shapes_states_counts_and_all_of_it_is_there() -> None
     assert patterns == []
     assert {
         "holdfast/worker/engine/seams.py",
-        "holdfast/worker/engine/host_attention.py",
+        "holdfast/worker/cpu/host_attention.py",
+        "holdfast/worker/cpu/kernels/decoder.h",
     } <= files.keys()
 
 
