@@ -357,7 +357,7 @@ class LLM:
             raise
         return TextStream(
             events,
-            prepared.choice(0),
+            prepared.choice(),
             held=held,
             prompt_tokens=prepared.prompt_tokens,
             left_out=prepared.left_out,

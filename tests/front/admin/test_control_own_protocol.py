@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from holdfast.errors import GenerationFailed, QueueFull, WorkerUnavailable
 from holdfast.front.application import DIALECTS
 from holdfast.front.fleet.residency import Residency
 from holdfast.front.fleet.slot import ModelFiles
-from holdfast.front.output import ChoiceFinished, TextDelta
+from holdfast.front.output import ChoiceFinished, OutputEvent, TextDelta
 from holdfast.front.request import GenerationRequest
 from holdfast.front.run.web import build_application
 from holdfast.front.server import answers as server_answers
@@ -34,7 +34,6 @@ from holdfast.front.server.answers import (
     AnswerPlan,
     Explanation,
     TokenCounts,
-    WholeChoice,
 )
 from holdfast.front.server.dialect import Dialect, operation, request_of
 from holdfast.front.server.generation import generate
@@ -78,12 +77,14 @@ class Lines(AnswerFormat):
         return b"! %b\n" % problem.code.encode()
 
     def whole(
-        self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
+        self, events: Iterable[OutputEvent], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
+        *deltas, end = events
+        assert isinstance(end, ChoiceFinished)
         return json.dumps(
             {
-                "spoken": choices[0].text(),
-                "why": choices[0].end.finish_reason,
+                "spoken": "".join(each.text for each in deltas if isinstance(each, TextDelta)),
+                "why": end.finish_reason,
                 "read": counts.prompt_tokens,
             }
         ).encode()

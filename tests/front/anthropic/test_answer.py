@@ -27,7 +27,7 @@ from holdfast.front.output import (
     ToolCallStarted,
 )
 from holdfast.front.server.access import Seal
-from holdfast.front.server.answers import TokenCounts, WholeChoice
+from holdfast.front.server.answers import TokenCounts
 from holdfast.front.server.problem import Problem
 from holdfast.wire.events import FinishReason
 from tests.fakes.http_clients import named_events_of
@@ -47,18 +47,12 @@ def form(**options: Any) -> MessagesAnswer:
 
 def streamed(script: Sequence[OutputEvent], answers: MessagesAnswer) -> str:
     parts = [answers.opening(prompt_tokens=20)]
-    parts += [
-        answers.finish(event) if isinstance(event, ChoiceFinished) else answers.delta(event)
-        for event in script
-    ]
+    parts += [answers.piece(event) for event in script]
     return b"".join([*parts, answers.closing(COUNTS, None)]).decode()
 
 
 def whole(script: Sequence[OutputEvent], answers: MessagesAnswer) -> Any:
-    deltas = [event for event in script if not isinstance(event, ChoiceFinished)]
-    end = cast(ChoiceFinished, script[-1])
-    choice = WholeChoice(deltas=deltas, finished=end)
-    return json.loads(answers.whole([choice], COUNTS, None))
+    return json.loads(answers.whole(script, COUNTS, None))
 
 
 def folded(text: str) -> Message:

@@ -80,7 +80,7 @@ def received(
     end: None: the client, or the server at a deadline, closed the stream after the last token.
     """
     request, prepared = ask(bundle, [QUESTION], **fields)
-    choice, observe = prepared.choice(0), observer(request, bundle, prepared)
+    choice, observe = prepared.choice(), observer(request, bundle, prepared)
     events: list[Any] = [
         TokensGenerated(request_id="r/0", token_ids=tokens[place : place + per_event])
         for place in range(0, len(tokens), per_event)

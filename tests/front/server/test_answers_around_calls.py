@@ -12,7 +12,7 @@ from holdfast.front.ollama.answer import ChatLines
 from holdfast.front.openai.answers import ChatAnswer
 from holdfast.front.output import ChoiceFinished, OutputEvent
 from holdfast.front.server.access import Seal
-from holdfast.front.server.answers import AnswerFormat, TokenCounts, WholeChoice
+from holdfast.front.server.answers import AnswerFormat, TokenCounts
 from holdfast.front.toolcalls.call_format import Call
 from tests.fakes.family_bundles import bundle
 from tests.fakes.family_templates import FAMILY_TEMPLATES
@@ -33,10 +33,7 @@ def script() -> list[OutputEvent]:
 
 
 def whole(form: AnswerFormat, script: list[OutputEvent]) -> Any:
-    deltas = [event for event in script if not isinstance(event, ChoiceFinished)]
-    end = script[-1]
-    assert isinstance(end, ChoiceFinished)
-    return json.loads(form.whole([WholeChoice(deltas=deltas, finished=end)], COUNTS, None))
+    return json.loads(form.whole(script, COUNTS, None))
 
 
 def streamed(form: AnswerFormat, script: list[OutputEvent]) -> str:

@@ -108,9 +108,9 @@ class Prepared:
         """Number of tokens in the prompt, which all choices share."""
         return len(self.rules.prompt_token_ids)
 
-    def choice(self, index: int) -> ChoiceText:
+    def choice(self) -> ChoiceText:
         """Create a new reader for the events of one sequence."""
-        return ChoiceText(index=index, pieces=self.pieces, rules=self.rules)
+        return ChoiceText(pieces=self.pieces, rules=self.rules)
 
 
 def prepare(

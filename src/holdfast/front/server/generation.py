@@ -37,7 +37,6 @@ from holdfast.front.server.answers import (
     Explanation,
     StreamFormat,
     TokenCounts,
-    WholeChoice,
     explain_choice,
     explanation_of,
 )
@@ -251,26 +250,19 @@ class GenerationResponse(Response):
             yield form.opening(prompt_tokens=stream.prompt_tokens)
             async for event in self._limit.events(stream):
                 self._observe(event, record)
-                yield _piece_of(form, event)
+                yield form.piece(event)
         except HoldfastError as error:
             record_problem(record, problem_of(error), error)
             raise
         yield form.closing(self._counts(stream), self._explanation(stream, record))
 
     async def _write_whole(self, send: Send, stream: OutputStream, record: RequestRecord) -> None:
-        choices = [
-            WholeChoice() for _ in range(len(self._plan.requests) * self._plan.choices_per_prompt)
-        ]
+        events: list[OutputEvent] = []
         async for event in self._limit.events(stream):
             self._observe(event, record)
-            if isinstance(event, PromptProgress):
-                continue
-            if isinstance(event, ChoiceFinished):
-                choices[event.index].finished = event
-            else:
-                choices[event.index].deltas.append(event)
+            events.append(event)
         body = self._plan.form.whole(
-            choices, self._counts(stream), self._explanation(stream, record)
+            events, self._counts(stream), self._explanation(stream, record)
         )
         if self._held is not None:
             self._services.held.keep(self._held, body)
@@ -320,12 +312,6 @@ class GenerationResponse(Response):
                 request = self._plan.requests[choice.index // per_prompt]
                 self._explained.append((request, choice))
         return explanation_of(choices) if self._plan.explains else None
-
-
-def _piece_of(form: AnswerFormat, event: OutputEvent) -> bytes:
-    if isinstance(event, ChoiceFinished):
-        return form.finish(event)
-    return form.progress(event) if isinstance(event, PromptProgress) else form.delta(event)
 
 
 def _refuse_broken_end(event: ChoiceFinished) -> None:

@@ -59,7 +59,6 @@ from holdfast.wire.sessions import SessionCommand, SessionInfo
 
 RequestState: TypeAlias = Literal["waiting", "reading", "writing", "abandoned"]
 _STOPPED = "the server stopped before the answer was complete"
-_MOST_READY = 64  # maximum number of buffered events, if there are several prompts
 
 # Sends a session command to a model's worker. Raises SessionRefused, UnknownModel, QueueFull and
 # WorkerUnavailable.
@@ -433,6 +432,9 @@ async def _abandon(tasks: Sequence[asyncio.Task[OutputStream]]) -> None:
 class MergedStream:
     """The events of several answers in order of arrival.
 
+    At most one event of each answer is read before the consumer asks for it, so that the answers
+    apply backpressure.
+
     Choice i of prompt p has the index p · choices + i.
     """
 
@@ -475,7 +477,7 @@ class MergedStream:
         """The next event of any of the answers; raises what one of them raises."""
         while self._unfinished:
             event = await self._events.get()
-            if self._events.qsize() < _MOST_READY:
+            if self._events.empty():
                 self._has_room.set()
             if not isinstance(event, asyncio.Task):
                 return event
@@ -510,8 +512,7 @@ class MergedStream:
         async for event in stream:
             await self._has_room.wait()
             self._events.put_nowait(msgspec.structs.replace(event, index=event.index + first_index))
-            if self._events.qsize() >= _MOST_READY:
-                self._has_room.clear()
+            self._has_room.clear()
 
 
 class TimeLimit:
