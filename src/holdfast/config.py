@@ -569,8 +569,8 @@ class StoreSettings:
     pinned_percent: int = _setting(
         50,
         "Percentage of the disk budget (of the RAM budget if there is no disk cache) that "
-        "pinned sessions and prefixes marked by clients may use; an imported file may not "
-        "exceed it. 0: nothing can be pinned.",
+        "pinned sessions may use; an imported file may not exceed it. 0: nothing can be "
+        "pinned.",
         limits=Limits(at_least=0, at_most=100),
     )
 
