@@ -26,19 +26,10 @@ from holdfast.front.output import OutputDelta, text_of, tool_calls_of
 from holdfast.front.prompt.conversation import REASONING_FIELDS, reasoning_of
 from holdfast.front.prompt.lru_cache import LruCache
 from holdfast.front.prompt.text_places import AnswerFrame
+from holdfast.front.prompt.tool_definitions import made_once
 from holdfast.front.records.answers import SECRET_BYTES, AnswerFile, Secret, StoredAnswer
 from holdfast.front.request import PlacedAnswer
 from holdfast.front.toolcalls.call_format import AnswerPart, CallArguments, CallBegun, Segment
-from holdfast.front.prompt.tool_definitions import made_once
-from holdfast.front.toolcalls.call_format import (
-    AnswerPart,
-    CallArguments,
-    CallBegun,
-    Segment,
-)
-from holdfast.store.answers import SECRET_BYTES, AnswerFile, Secret, StoredAnswer
-from holdfast.wire.output import OutputDelta, text_of, tool_calls_of
-from holdfast.wire.requests import PlacedAnswer
 
 _TAG_BYTES = 16
 # Maximum number of answers with the same meaning, such as calls without arguments: a recalled
