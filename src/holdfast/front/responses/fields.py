@@ -22,7 +22,13 @@ from typing_extensions import TypedDict
 
 from holdfast.config import LimitsSettings
 from holdfast.front.openai.fields import KNOWN, JsonSchemaFormat, SamplingFields
-from holdfast.front.request import ChatPrompt, GenerationRequest, OutputFormat, ToolChoice
+from holdfast.front.request import (
+    ChatPrompt,
+    GenerationRequest,
+    OutputFormat,
+    ToolChoice,
+    new_request_id,
+)
 from holdfast.front.responses.hosted_items import TOOL_ITEMS, UPDATE, is_client_item, is_left_out
 from holdfast.front.responses.items import (
     InputItem,
@@ -34,6 +40,7 @@ from holdfast.front.responses.items import (
     summary_request,
     summary_seal,
 )
+from holdfast.front.server.context import RequestContext
 from holdfast.front.server.fields import (
     MANY,
     ONE,
@@ -54,8 +61,9 @@ from holdfast.front.server.fields import (
     thinking_of,
 )
 from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
-from holdfast.front.server.services import Services, model_of
+from holdfast.front.server.services import model_of
 
+_SESSION_HEADERS = ("session-id", "session_id")  # names in current and earlier versions of Codex
 # features of OpenAI's own service
 _HOSTED = ("prompt", "context_management", "moderation", "access_programs", "image")
 _RENAMED = {
@@ -349,31 +357,32 @@ class ResponseRequest(SamplingFields):
 
     def request(
         self,
-        services: Services,
-        request_id: str,
+        context: RequestContext,
         *,
         offered: OfferedTools,
         before: Sequence[Mapping[str, Any]],
+        only_counts: bool = False,
     ) -> GenerationRequest:
-        """Return what to generate. Raises RequestRefused."""
+        """Return what to generate, or the tokens of which prompt to count. Raises RequestRefused."""
         items = [*before, *items_of(self.input)]
         compacts = asks_for_compaction(items)
         if compacts:
             items.pop()
         if not items:
             raise missing_field("input")
-        model = model_of(services, self.model)
+        model = model_of(context.services, self.model)
+        seal = context.seal
         messages = conversation(
             items,
             instructions=self.instructions,
-            unseal=services.seal.open,
-            open_summary=summary_seal(services.seal, model).open,
+            unseal=seal.open,
+            open_summary=summary_seal(seal, model).open,
             earlier=len(before),
         )
         parallel = self.parallel_tool_calls is not False
         reasoning, text = self._configuration(items, earlier=len(before))
         request = GenerationRequest(
-            request_id=request_id,
+            request_id=new_request_id("resp_"),
             model=model,
             prompt=ChatPrompt(
                 messages=messages, tools=offered.definitions, tool_fields=offered.fields
@@ -385,9 +394,16 @@ class ResponseRequest(SamplingFields):
             thinking=thinking_of(said={"reasoning": reasoning}),
             output_format=text,
             prompt_field="input",
-            **self.request_options(),
+            # a count belongs to no session
+            **({"tenant": context.tenant} if only_counts else self.request_options(context)),
         )
         return summary_request(request) if compacts else request
+
+    def request_options(self, context: RequestContext, *, session_key: str = "") -> dict[str, Any]:
+        """Return the fields of a GenerationRequest that do not concern the prompt."""
+        named = (context.headers.get(name) for name in _SESSION_HEADERS)
+        key = session_key or next(filter(None, named), "")
+        return super().request_options(context, session_key=key)
 
     def _configuration(
         self, items: Sequence[Mapping[str, Any]], *, earlier: int
