@@ -62,7 +62,7 @@ def test_the_form_holds_behind_the_thought(family: str, form: Any) -> None:
             .plan(CONTEXT)
             .requests[0]
         )
-        prompt = prompt_text(request, model, info=INFO)
+        prompt = prompt_text(request, model, request.prompt, info=INFO)
         grammar = answer_grammar(
             request, model.dialect, prompt=prompt, limits=LimitsSettings(), tools=ToolsSettings()
         ).text
