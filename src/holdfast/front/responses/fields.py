@@ -31,13 +31,14 @@ from holdfast.front.request import (
 )
 from holdfast.front.responses.hosted_items import TOOL_ITEMS, UPDATE, is_client_item, is_left_out
 from holdfast.front.responses.items import (
+    SUMMARY_TURN,
     InputItem,
     asks_for_compaction,
     conversation,
     items_of,
     kind_of,
     model_name,
-    summary_request,
+    summary_options,
     summary_seal,
 )
 from holdfast.front.server.context import RequestContext
@@ -381,23 +382,33 @@ class ResponseRequest(SamplingFields):
         )
         parallel = self.parallel_tool_calls is not False
         reasoning, text = self._configuration(items, earlier=len(before))
-        request = GenerationRequest(
+        choice = choice_of(self.tool_choice, offered=offered, parallel=parallel)
+        thinking = thinking_of(said={"reasoning": reasoning})
+        if compacts:
+            messages = (*messages, SUMMARY_TURN)
+            asked = summary_options(max_tokens=self.max_output_tokens, thinking=thinking)
+        else:
+            asked = {
+                "max_tokens": self.max_output_tokens,
+                "want_logprobs": self.shows().logprobs,
+                "top_logprobs": self.top_logprobs or 0,
+                "tool_choice": choice,
+                "thinking": thinking,
+                "output_format": text,
+            }
+        prompt = ChatPrompt(
+            messages=messages, tools=offered.definitions, tool_fields=offered.fields
+        )
+        # a count belongs to no session
+        options = {"tenant": context.tenant} if only_counts else self.request_options(context)
+        return GenerationRequest(
             request_id=new_request_id("resp_"),
             model=model,
-            prompt=ChatPrompt(
-                messages=messages, tools=offered.definitions, tool_fields=offered.fields
-            ),
-            max_tokens=self.max_output_tokens,
-            want_logprobs=self.shows().logprobs,
-            top_logprobs=self.top_logprobs or 0,
-            tool_choice=choice_of(self.tool_choice, offered=offered, parallel=parallel),
-            thinking=thinking_of(said={"reasoning": reasoning}),
-            output_format=text,
+            prompt=prompt,
             prompt_field="input",
-            # a count belongs to no session
-            **({"tenant": context.tenant} if only_counts else self.request_options(context)),
+            **asked,
+            **options,
         )
-        return summary_request(request) if compacts else request
 
     def request_options(self, context: RequestContext, *, session_key: str = "") -> dict[str, Any]:
         """Return the fields of a GenerationRequest that do not concern the prompt."""
