@@ -66,7 +66,6 @@ from holdfast.front.server.request import json_response, parse, read_json
 from holdfast.front.server.services import Services, model_of
 from holdfast.wire.requests import SamplingParams
 
-_SESSION_HEADER = "x-claude-code-session-id"
 _WITHOUT_EFFECT = frozenset(
     "metadata service_tier speed inference_geo context_management safeguards diagnostics betas "
     "user_profile_id workspace_id billing_policy fallback_credit_token "
@@ -135,6 +134,7 @@ class OutputConfig(BaseModel):
 class PromptFields(SharedFields):
     """The fields that form the prompt."""
 
+    session_headers = ("x-claude-code-session-id",)
     model: Annotated[str, Field(min_length=1)] = Field(description="Id of a model in /v1/models.")
     messages: Annotated[list[Turn], Field(min_length=1, fail_fast=True)] = Field(
         description="The conversation so far, oldest first."
@@ -327,10 +327,9 @@ class MessagesRequest(PromptFields):
             requests=[request], form=form, streams=bool(self.stream), explains=self.explains
         )
 
-    def request_options(self, context: RequestContext, *, session_key: str = "") -> dict[str, Any]:
+    def request_options(self, context: RequestContext) -> dict[str, Any]:
         """Return the fields of a GenerationRequest that do not concern the prompt."""
         given = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
-        key = session_key or context.headers.get(_SESSION_HEADER, "")
         return {
             "max_tokens": self.max_tokens,
             "sampling": SamplingParams(**given),
@@ -338,14 +337,14 @@ class MessagesRequest(PromptFields):
                 name for name in SamplingParams.__struct_fields__ if name not in given
             ),
             "stop": tuple(dict.fromkeys(self.stop_sequences or ())),
-            **super().request_options(context, session_key=key),
+            **super().request_options(context),
         }
 
 
 class CountTokensRequest(PromptFields):
     """A request to count the tokens of a conversation. Accepts fields that affect only answers."""
 
-    def request_options(self, context: RequestContext, *, session_key: str = "") -> dict[str, Any]:
+    def request_options(self, context: RequestContext) -> dict[str, Any]:
         """Return only the tenant: a count belongs to no session."""
         return {"tenant": context.tenant}
 

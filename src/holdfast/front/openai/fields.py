@@ -421,13 +421,13 @@ class SamplingFields(SharedFields):
         """Whether the body asks for batch priority."""
         return self.service_tier in _PATIENT_TIERS or (self.priority or 0) > 0
 
-    def request_options(self, context: RequestContext, *, session_key: str = "") -> dict[str, Any]:
+    def request_options(self, context: RequestContext) -> dict[str, Any]:
         """Return the fields of a GenerationRequest that chat, completions and Responses share."""
         return {
             "sampling": self.sampling(),
             "unset_sampling": tuple(name for name in SAMPLING if getattr(self, name) is None),
             "ignore_eos": bool(self.ignore_eos),
-            **super().request_options(context, session_key=session_key),
+            **super().request_options(context),
         }
 
 
@@ -452,14 +452,14 @@ class GenerationFields(SamplingFields):
         """Return the stop strings as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
-    def request_options(self, context: RequestContext, *, session_key: str = "") -> dict[str, Any]:
+    def request_options(self, context: RequestContext) -> dict[str, Any]:
         """Return the fields of a GenerationRequest that chat and completions share."""
         return {
             "model": model_of(context.services, self.model),
             "choices": self.choices,
             "stop": self.stop_strings(),
             "tells_progress": bool(self.return_progress and self.stream),
-            **super().request_options(context, session_key=session_key),
+            **super().request_options(context),
         }
 
     def plan_of(self, requests: Sequence[GenerationRequest], form: AnswerFormat) -> AnswerPlan:

@@ -64,7 +64,6 @@ from holdfast.front.server.fields import (
 from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
 from holdfast.front.server.services import model_of
 
-_SESSION_HEADERS = ("session-id", "session_id")  # names in current and earlier versions of Codex
 # features of OpenAI's own service
 _HOSTED = ("prompt", "context_management", "moderation", "access_programs", "image")
 _RENAMED = {
@@ -318,6 +317,7 @@ class Shows:
 class ResponseRequest(SamplingFields):
     """A request to generate a response to an input."""
 
+    session_headers = ("session-id", "session_id")  # of current and earlier versions of Codex
     input: Input | None = optional("A text, or the conversation as items, oldest first.")
     instructions: str | None = optional("A system message before the input.")
     stream_options: ResponseStreamOptions | None = None
@@ -409,12 +409,6 @@ class ResponseRequest(SamplingFields):
             **asked,
             **options,
         )
-
-    def request_options(self, context: RequestContext, *, session_key: str = "") -> dict[str, Any]:
-        """Return the fields of a GenerationRequest that do not concern the prompt."""
-        named = (context.headers.get(name) for name in _SESSION_HEADERS)
-        key = session_key or next(filter(None, named), "")
-        return super().request_options(context, session_key=key)
 
     def _configuration(
         self, items: Sequence[Mapping[str, Any]], *, earlier: int

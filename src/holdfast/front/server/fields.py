@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
@@ -197,8 +197,12 @@ class SaltField(BaseModel):
 
 
 class SharedFields(SaltField):
-    """Fields of all requests that generate: cache, session, truncation, Holdfast's own options."""
+    """Fields of all requests that generate: cache, session, truncation, Holdfast's own options.
 
+    session_headers: headers in which clients of the protocol name the session.
+    """
+
+    session_headers: ClassVar[tuple[str, ...]] = ()
     session_id: str | None = optional(
         "The session of the request, which is opened if it does not exist."
     )
@@ -231,14 +235,13 @@ class SharedFields(SaltField):
         """Whether the body asks for an explanation of how much was cached."""
         return bool(self.holdfast and self.holdfast.explain)
 
-    def request_options(self, context: RequestContext, *, session_key: str = "") -> dict[str, Any]:
+    def request_options(self, context: RequestContext) -> dict[str, Any]:
         """The fields of a GenerationRequest that follow from these fields and the headers.
 
         Raises RequestRefused for an invalid session or priority.
-
-        session_key: identifies the session if neither body nor X-Session-ID does.
         """
-        key = self.prompt_cache_key or session_key
+        keys = (self.prompt_cache_key, *map(context.headers.get, self.session_headers))
+        key = next(filter(None, keys), "")
         return {
             "tenant": context.tenant,
             "session_id": context.session_id(named=self.session_id, key=key),
