@@ -11,6 +11,7 @@ import asyncio
 import json
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from holdfast.front.server.answers import (
     Explanation,
     TokenCounts,
 )
+from holdfast.front.server.context import RequestContext
 from holdfast.front.server.dialect import Dialect, operation, request_of
 from holdfast.front.server.generation import generate
 from holdfast.front.server.http_server import HttpServer, listen, url_of
@@ -99,24 +101,27 @@ class Wish(BaseModel):
     at_once: bool = False
     secret: str = ""
 
-    def plan(self, services: Services) -> AnswerPlan:
+    @property
+    def cache_salt(self) -> str:
+        return self.secret
+
+    def plan(self, context: RequestContext) -> AnswerPlan:
         request = GenerationRequest(
             request_id="toy",
-            model=self.by or first_model(services),
+            model=self.by or first_model(context.services),
+            tenant=context.tenant,
             prompt=self.after,
             max_tokens=self.at_most,
             sampling=SamplingParams(temperature=0.0),
             prompt_field="after",
         )
-        return AnswerPlan(
-            requests=[request], form=Lines(), streams=not self.at_once, cache_salt=self.secret
-        )
+        return AnswerPlan(requests=[request], form=Lines(), streams=not self.at_once)
 
 
 @operation("POST", SPEAK, request_of(Wish), summary="a toy")
 async def speak(request: Request, services: Services) -> Response:
     """Go on speaking."""
-    return await generate(request, services, lambda body: parse(Wish, body).plan(services))
+    return await generate(request, services, partial(parse, Wish))
 
 
 def toy_error(problem: Problem) -> dict[str, Any]:

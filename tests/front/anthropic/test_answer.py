@@ -42,7 +42,9 @@ arguments = st.dictionaries(
 
 
 def form(**options: Any) -> MessagesAnswer:
-    return MessagesAnswer(**({"model": "m", "seal": SEAL, "max_tokens": 9} | options))
+    return MessagesAnswer(
+        **({"answer_id": "a", "model": "m", "seal": SEAL, "max_tokens": 9} | options)
+    )
 
 
 def streamed(script: Sequence[OutputEvent], answers: MessagesAnswer) -> str:

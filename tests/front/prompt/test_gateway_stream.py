@@ -47,7 +47,7 @@ async def open_stream(
     )
     stream = GenerationStream(
         GenerationRequest(request_id=name, model="toy", prompt="x"),
-        Prepared(sequences=sequences, rules=rules, pieces=PIECES),
+        Prepared(prompt="", sequences=sequences, rules=rules, pieces=PIECES),
         sources=[engine.submit(sequence) for sequence in sequences],
     )
     await stream.accepted()
@@ -79,7 +79,9 @@ async def thinking_stream(
     )
     stream = GenerationStream(
         GenerationRequest(request_id="a", model="toy", prompt="x"),
-        Prepared(sequences=(sequence,), rules=rules, pieces=PIECES, thought_end=thought_end),
+        Prepared(
+            prompt="", sequences=(sequence,), rules=rules, pieces=PIECES, thought_end=thought_end
+        ),
         sources=[engine.submit(sequence)],
         repeated_tokens=32,
     )

@@ -128,7 +128,9 @@ def meaning(deltas: list[OutputDelta]) -> tuple[Any, ...]:
 def put_back(bundle: TokenizerBundle, message: dict[str, Any]) -> tuple[int, ...] | None:
     """The tokens that replace those of an answer in the next turn; None if nothing replaces them."""
     request, prepared = ask(bundle, [QUESTION, message])
-    answers = prompt_text(request, bundle, info=model_info(context_tokens=100_000)).answers
+    answers = prompt_text(
+        request, bundle, request.prompt, info=model_info(context_tokens=100_000)
+    ).answers
     if not answers:
         return None
     opening = bundle.tokenizer.encode(prepared.opening or "", add_special_tokens=False)

@@ -44,9 +44,11 @@ def streamed(form: AnswerFormat, script: list[OutputEvent]) -> str:
 
 
 def test_one_string_has_a_newline_where_the_call_stood(script: list[OutputEvent]) -> None:
-    chat = whole(ChatAnswer(choices=1, model="m", version="1"), script)
+    chat = whole(ChatAnswer(answer_id="a", choices=1, model="m", version="1"), script)
     assert chat["choices"][0]["message"]["content"] == "I look.\nI answer."
-    chunks = events_of(streamed(ChatAnswer(choices=1, model="m", version="1"), script))
+    chunks = events_of(
+        streamed(ChatAnswer(answer_id="a", choices=1, model="m", version="1"), script)
+    )
     assert (
         "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
         == "I look.\nI answer."
@@ -58,7 +60,7 @@ def test_one_string_has_a_newline_where_the_call_stood(script: list[OutputEvent]
 
 def test_blocks_of_messages_have_their_own_text_and_nothing_more(script: list[OutputEvent]) -> None:
     def form() -> MessagesAnswer:
-        return MessagesAnswer(model="m", seal=Seal(), max_tokens=99)
+        return MessagesAnswer(answer_id="a", model="m", seal=Seal(), max_tokens=99)
 
     blocks = whole(form(), script)["content"]
     assert [block.get("text", block["type"]) for block in blocks] == [

@@ -756,9 +756,8 @@ async def test_an_answer_that_is_larger_than_the_room_for_all_is_cancelled_with_
 
 
 def plan() -> AnswerPlan:
-    return AnswerPlan(
-        requests=(), form=ChatAnswer(choices=1, model=MODEL, version="1"), streams=True
-    )
+    form = ChatAnswer(answer_id="a", choices=1, model=MODEL, version="1")
+    return AnswerPlan(requests=(), form=form, streams=True)
 
 
 def record() -> RequestRecord:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
@@ -215,9 +214,15 @@ class MessagesAnswer(AnswerFormat):
     """
 
     def __init__(
-        self, *, model: str, seal: Seal, max_tokens: int, hides_thinking: bool = False
+        self,
+        *,
+        answer_id: str,
+        model: str,
+        seal: Seal,
+        max_tokens: int,
+        hides_thinking: bool = False,
     ) -> None:
-        self.id = f"msg_{uuid.uuid4().hex}"
+        self.id = answer_id
         self.model = model
         self._seal = seal
         self._max_tokens = max_tokens

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
@@ -238,13 +237,13 @@ class OpenAIAnswer(AnswerFormat):
     shows_logprobs: a whole answer contains the log-probabilities of its tokens.
     """
 
-    id_prefix: str  # chatcmpl or cmpl
     chunk_object: str  # value of `object` in a chunk
     empty_news: bytes  # what a chunk that adds no text contains in place of the text
 
     def __init__(
         self,
         *,
+        answer_id: str,
         model: str,
         version: str,
         shows_usage: bool = False,
@@ -252,7 +251,7 @@ class OpenAIAnswer(AnswerFormat):
         shows_logprobs: bool = False,
         shows_progress: bool = False,
     ) -> None:
-        self.id = f"{self.id_prefix}-{uuid.uuid4().hex}"
+        self.id = answer_id
         self.model = model
         self._shows_usage = shows_usage
         self._shows_counts = shows_counts
@@ -383,7 +382,6 @@ class ChatAnswer(OpenAIAnswer):
     calls_functions: the request has `functions`, so the only call is shown as `function_call`.
     """
 
-    id_prefix = "chatcmpl"
     chunk_object = "chat.completion.chunk"
     empty_news = b'"delta":{}'
 
@@ -519,7 +517,6 @@ def _bare_logprob(token: TokenText) -> ContentLogprob:
 class CompletionAnswer(OpenAIAnswer):
     """The AnswerFormat of /v1/completions. An answer contains the choices of all prompts."""
 
-    id_prefix = "cmpl"
     chunk_object = "text_completion"
     empty_news = b'"text":""'
 

@@ -141,10 +141,8 @@ class Gateway:
         async with AsyncExitStack() as held:
             answer = self._begun(request, held)
             client, bundle = await self._model(request.model, request.choices, held)
-            request, layouts = await self._with_images(request, client, held)
-            prepared = await self._prepare(request, bundle, client.info, layouts)
-            if prepared.shortened is not None:
-                request = msgspec.structs.replace(request, prompt=prepared.shortened)
+            prompt, layouts = await self._with_images(request, client, held)
+            prepared = await self._prepare(request, prompt, bundle, client.info, layouts)
             observe = self._warm_ahead.observer(
                 request,
                 bundle,
@@ -181,13 +179,13 @@ class Gateway:
 
         async with AsyncExitStack() as lease:
             client, bundle = await self._model(request.model, 0, lease)
-            request, layouts = await self._with_images(request, client, lease)
+            prompt, layouts = await self._with_images(request, client, lease)
 
             def encoded() -> EncodedPrompt:
-                prompt = prompt_text(request, bundle, info=client.info)
-                tokens = prompt_tokens(request, bundle, prompt, info=client.info, layouts=layouts)
+                text = prompt_text(request, bundle, prompt, info=client.info)
+                tokens = prompt_tokens(request, bundle, text, info=client.info, layouts=layouts)
                 shown = visible_tokens(tokens.token_ids, tokens.images, layouts)
-                return EncodedPrompt(text=prompt.text, token_ids=shown)
+                return EncodedPrompt(text=text.text, token_ids=shown)
 
             return await asyncio.get_running_loop().run_in_executor(
                 self._threads_of(request.model), encoded
@@ -297,18 +295,17 @@ class Gateway:
 
     async def _with_images(
         self, request: GenerationRequest, client: EngineClient, held: AsyncExitStack
-    ) -> tuple[GenerationRequest, Layouts]:
+    ) -> tuple[Prompt, Layouts]:
         """Take the images of a request and get their token layouts from the worker.
 
-        Returns the request with the names of its images, and their layouts.
+        Returns the prompt with the names of its images, and their layouts.
 
         held: holds the files of the images.
         """
         if not isinstance(request.prompt, ChatPrompt):
-            return request, NO_IMAGES
+            return request.prompt, NO_IMAGES
         if self._images is None:
-            prompt = text_only(request.prompt).prompt
-            return msgspec.structs.replace(request, prompt=prompt), NO_IMAGES
+            return text_only(request.prompt).prompt, NO_IMAGES
         model = client.info.fingerprint
         with waiting_for(WaitReason.IMAGES):
             taken = await held.enter_async_context(
@@ -319,8 +316,7 @@ class Gateway:
             )
             if question is not None:
                 self._layouts.learn(await client.ask(question), model=model)
-        prompt, layouts = self._layouts.known(taken, model=model)
-        return msgspec.structs.replace(request, prompt=prompt), layouts
+        return self._layouts.known(taken, model=model)
 
     def _threads_of(self, model: str) -> ThreadPoolExecutor:
         if model not in self._threads:
@@ -332,6 +328,7 @@ class Gateway:
     async def _prepare(
         self,
         request: GenerationRequest,
+        prompt: Prompt,
         bundle: TokenizerBundle,
         info: ModelInfo,
         layouts: Layouts,
@@ -343,6 +340,7 @@ class Gateway:
             info=info,
             limits=self._limits,
             tools=self._tools,
+            prompt=prompt,
             layouts=layouts,
         )
         # Compiling a new schema takes milliseconds, mostly without the GIL.

@@ -7,14 +7,13 @@ from __future__ import annotations
 import abc
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import msgspec
 from msgspec import Struct
 from starlette.types import Send
 
-from holdfast.config import KVBitsChoice
 from holdfast.front.output import (
     ChoiceFinished,
     OutputDelta,
@@ -23,8 +22,7 @@ from holdfast.front.output import (
     ThoughtEnder,
     TruncatedPart,
 )
-from holdfast.front.request import GenerationRequest, MarkedPrefix, Truncation
-from holdfast.front.server.access import Caller
+from holdfast.front.request import GenerationRequest, MarkedPrefix
 from holdfast.front.server.problem import Problem, problem_of
 from holdfast.wire.events import CacheOutcome
 from holdfast.wire.requests import SamplingParams
@@ -346,19 +344,10 @@ class AnswerFormat(StreamFormat):
 class AnswerPlan:
     """A checked request: what to generate, and the format of the answer."""
 
-    requests: Sequence[GenerationRequest]  # one per prompt
+    requests: Sequence[GenerationRequest]  # one per prompt, all with as many choices
     form: AnswerFormat
-    truncation: Truncation = "disabled"
     streams: bool = False
-    choices_per_prompt: int = 1
-    explains: bool = False  # whether the answer contains an `Explanation`
-    cache_salt: str = ""  # only requests with the same salt share cached prompts
-    session_id: str | None = None  # from the body, not validated; the header overrides it
-    session_key: str = ""  # any text; names the session if neither body nor header does
-    kv_bits: KVBitsChoice | Literal[""] = ""
-    can_wait: bool = False  # whether the body asks for batch priority
-    caller: Caller = field(default_factory=Caller)
-    time_limit_seconds: float = 0.0  # including queueing; 0: no limit
+    explains: bool = False  # whether the body asks for an `Explanation`
 
 
 class EventWriter:

@@ -248,7 +248,7 @@ class Services:
     log_ring: LogRing = field(default_factory=LogRing)  # the latest lines of the log
     history_file: HistoryFile | None = None  # keeps the history of `metrics`
     traces: Traces | None = None
-    seal: Seal = field(default_factory=Seal)
+    seal: Seal = field(default_factory=Seal)  # see `RequestContext.seal`
     images: ImageIntake | None = None  # closed when the server stops
     # dialects by model id, for models whose tokenizer has been loaded
     dialects: Mapping[str, DialectReport] = field(default_factory=dict)
@@ -268,14 +268,6 @@ class Services:
     def needs_key(self) -> bool:
         """Whether clients must send an API key."""
         return bool(self.server.api_key) or self.keys.is_needed
-
-
-def salted(services: Services, cache_salt: str | None) -> Services:
-    """The services with a seal for this salt.
-
-    This seal cannot decrypt a text that was encrypted for another salt.
-    """
-    return replace(services, seal=services.seal.of(cache_salt)) if cache_salt else services
 
 
 def is_waited_for(services: Services, model_id: str) -> bool:
