@@ -148,7 +148,7 @@ async def test_tokens_that_the_reader_has_not_asked_for_stay_in_the_sources_and_
     rules = ChoiceRules(prompt_token_ids=prompt, stop_token_ids=frozenset(), max_tokens=1000)
     stream = GenerationStream(
         GenerationRequest(request_id="r", model="toy", prompt="x"),
-        Prepared(sequences=tuple(sequences), rules=rules, pieces=PIECES),
+        Prepared(prompt="x", sequences=tuple(sequences), rules=rules, pieces=PIECES),
         sources=sources,
     )
 

@@ -377,7 +377,8 @@ def other_part(part: Mapping[str, Any], *, role: str, field: str) -> dict[str, A
     kind = part["type"]
     if is_image_kind(kind) and role in _WITH_IMAGES:
         return with_image(part, field)
-    log_once("parts are left out of prompts, because no model here reads them: %r", kind)
+    known = next((word for word in _MEDIA_WORDS if word in kind), "another")  # kind may be secret
+    log_once("parts are left out of prompts, because no model here reads them: type %r", known)
     note = left_out_note(next(_media_types(part), kind[:_LONGEST_SHOWN]))
     if role in _REFUSED_IF_NEW:
         return unreadable_part(note, refused_part(kind, field=field))
