@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.prompt.lru_cache import LruCache
+from holdfast.lru_cache import LruCache
 
 
 @given(
@@ -35,5 +35,4 @@ def test_the_least_recently_used_entries_are_forgotten(
         else:
             assert cache.first(key, number, size=size) == (number if known is None else known[0])
         cache.check_invariants()
-    assert [cache.get(key) for key in entries] == [value for value, _ in entries.values()]
-    assert [key for key in range(5) if cache.get(key) is None] == sorted({*range(5)} - {*entries})
+    assert cache.items() == [(key, value) for key, (value, _) in entries.items()]

@@ -27,7 +27,7 @@ class LruCache(Generic[K, V]):
             self._entries.move_to_end(key)
             return self._entries[key][0]
 
-    def put(self, key: K, value: V, *, size: int) -> None:
+    def put(self, key: K, value: V, *, size: int = 1) -> None:
         """Set a value. A value that is larger than the limit is not stored."""
         with self._lock:
             self._used -= self._entries.pop(key, (value, 0))[1]
@@ -38,13 +38,18 @@ class LruCache(Generic[K, V]):
             while self._used > self._limit:
                 self._used -= self._entries.popitem(last=False)[1][1]
 
-    def first(self, key: K, value: V, *, size: int) -> V:
+    def first(self, key: K, value: V, *, size: int = 1) -> V:
         """Return the value that the key already has; if it has none, set and return this value."""
         with self._lock:
             known = self.get(key)
             if known is None:
                 self.put(key, value, size=size)
             return value if known is None else known
+
+    def items(self) -> list[tuple[K, V]]:
+        """All keys and values, the least recently used first."""
+        with self._lock:
+            return [(key, value) for key, (value, _) in self._entries.items()]
 
     def check_invariants(self) -> None:
         """Assert that sizes are counted correctly and within the limit."""
