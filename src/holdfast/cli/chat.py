@@ -45,7 +45,7 @@ from holdfast.config import EffectiveSettings, ModelSettings, shown_value
 from holdfast.errors import HoldfastError, ModelLoadError
 from holdfast.front.request import DEFAULT_ANSWER_TOKENS
 from holdfast.models.download import local_folder, model_source
-from holdfast.models.tokenizer_files import DEFAULT_SAMPLING
+from holdfast.models.model_folder import DEFAULT_SAMPLING
 from holdfast.worker.cpu.kernels.build import uncompiled
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 from holdfast.errors import DamagedModel, ModelLoadError, UnusableModel
 from holdfast.files import open_regular
@@ -49,6 +49,15 @@ _EXTENDING_ROPE = ("yarn", "longrope", "su", "dynamic", "linear")
 _ABSURD_TOKENS = 1 << 31  # tokenizers write 1e30 for an unknown length
 LONGEST_ANSWER_TOKENS = 32_000  # agents should reserve at most this much for an answer
 UNKNOWN_CONTEXT_TOKENS = 32768  # used for recurrent models, which have no limit of their own
+
+# For models that recommend nothing. At temperature 1, small models get simple questions wrong that
+# they can answer (measured in docs/guides/models.md).
+DEFAULT_SAMPLING: Final[Mapping[str, float]] = {
+    "temperature": 0.7,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+}
 
 
 def checked_config(folder: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
@@ -16,17 +16,8 @@ from tokenizers import Tokenizer as Backend
 from holdfast.errors import ModelLoadError, UnusableModel
 from holdfast.models import model_folder
 from holdfast.models.loadable import CONVERTIBLE
+from holdfast.models.model_folder import DEFAULT_SAMPLING
 from holdfast.wire.requests import SAMPLING_RANGES
-
-# For models that recommend nothing. At temperature 1, small models get simple questions wrong that
-# they can answer (measured in docs/guides/models.md).
-DEFAULT_SAMPLING: Final[Mapping[str, float]] = {
-    "temperature": 0.7,
-    "top_k": 40,
-    "top_p": 0.95,
-    "min_p": 0.05,
-}
-
 
 # the fields of SamplingParams for which a model may recommend a value
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

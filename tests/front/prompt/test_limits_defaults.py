@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from holdfast.front.prompt.limits import with_model_defaults
-from holdfast.models.tokenizer_files import DEFAULT_SAMPLING, recommended_sampling
+from holdfast.models.model_folder import DEFAULT_SAMPLING
+from holdfast.models.tokenizer_files import recommended_sampling
 from holdfast.wire.requests import SamplingParams
 
 

@@ -15,7 +15,8 @@ import msgspec
 from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest
 from holdfast.front.request import GenerationRequest
-from holdfast.models.tokenizer_files import DEFAULT_SAMPLING, default_sampling
+from holdfast.models.model_folder import DEFAULT_SAMPLING
+from holdfast.models.tokenizer_files import default_sampling
 from holdfast.wire.requests import SAMPLING_RANGES, SamplingParams
 
 # Maximum length of a stop string. Each new token is searched together with as much of the preceding
