@@ -122,7 +122,7 @@ def unchanged(server: ServerProcess) -> bool:
     return bool(server.model()["state"] == "ready" and session["pinned"] is False)
 
 
-def test_pages_of_other_sites_learn_nothing_and_change_nothing(
+def test_pages_of_other_sites_learn_and_change_nothing(
     page: Page, server: ServerProcess, elsewhere: int
 ) -> None:
     page.goto(f"http://{EVIL}:{elsewhere}/")
@@ -136,7 +136,7 @@ def test_pages_of_other_sites_learn_nothing_and_change_nothing(
     assert unchanged(server)
 
 
-def test_other_pages_of_this_machine_may_generate_but_neither_administer_nor_look(
+def test_other_local_pages_may_generate_but_not_administer_or_look(
     page: Page, server: ServerProcess, elsewhere: int
 ) -> None:
     page.goto(f"http://127.0.0.1:{elsewhere}/")
@@ -150,7 +150,7 @@ def test_other_pages_of_this_machine_may_generate_but_neither_administer_nor_loo
     assert server.model()["state"] == "ready"
 
 
-def test_a_foreign_name_for_this_machine_gets_neither_the_page_nor_data(
+def test_a_foreign_hostname_gets_neither_the_page_nor_data(
     page: Page, server: ServerProcess
 ) -> None:
     port = server.url.rpartition(":")[2]
@@ -164,7 +164,7 @@ def test_a_foreign_name_for_this_machine_gets_neither_the_page_nor_data(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", EVIL])
-def test_the_page_is_not_shown_in_a_frame(
+def test_the_page_cannot_be_framed(
     page: Page, server: ServerProcess, elsewhere: int, host: str
 ) -> None:
     page.goto(f"http://{host}:{elsewhere}/")
@@ -175,7 +175,7 @@ def test_the_page_is_not_shown_in_a_frame(
     assert frame.url.startswith("chrome-error://")
 
 
-def test_another_page_cannot_reach_the_window_that_it_opened(
+def test_another_page_cannot_reach_the_window_it_opened(
     page: Page, server: ServerProcess, elsewhere: int
 ) -> None:
     page.goto(f"http://127.0.0.1:{elsewhere}/")
@@ -194,7 +194,7 @@ def visitor(browser: Browser, server: ServerProcess) -> Iterator[Visitor]:
         yield visitor
 
 
-def test_markup_in_names_of_sessions_files_and_prompts_is_text(
+def test_markup_in_names_and_prompts_is_shown_as_text(
     visitor: Visitor, server: ServerProcess
 ) -> None:
     with httpx.Client(base_url=server.url, timeout=60) as client:
@@ -216,7 +216,9 @@ def test_markup_in_names_of_sessions_files_and_prompts_is_text(
     assert page.title() == "Memory – Holdfast"
 
 
-def test_markup_in_requests_under_way_is_text(visitor: Visitor, server: ServerProcess) -> None:
+def test_markup_in_running_requests_is_shown_as_text(
+    visitor: Visitor, server: ServerProcess
+) -> None:
     page = visitor.open("/page/now")
     page.get_by_text("No request is under way.").wait_for()
     body = {

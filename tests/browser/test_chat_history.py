@@ -51,7 +51,7 @@ def said(text: str) -> list[dict[str, Any]]:
     return [{"type": "message", "content": [{"type": "output_text", "text": text}]}]
 
 
-def test_calls_of_tools_are_shown_with_their_arguments(visitor: Visitor) -> None:
+def test_tool_calls_are_shown_with_their_arguments(visitor: Visitor) -> None:
     page = visitor.page
     call = {"type": "function_call", "name": "look_up", "arguments": '{"word": "<b>pier</b>"}'}
     page.evaluate(_STORE, stored([[call, *said("It is pier 3.")]]))
@@ -62,7 +62,7 @@ def test_calls_of_tools_are_shown_with_their_arguments(visitor: Visitor) -> None
     expect(answer).to_contain_text("It is pier 3.")
 
 
-def test_a_long_conversation_is_drawn_where_it_is_looked_at(visitor: Visitor) -> None:
+def test_only_the_visible_part_of_a_long_conversation_is_rendered(visitor: Visitor) -> None:
     page = visitor.page
     code = "```python\n# no **bold** here\n\n\nprint(1)\n```"
     paragraph = (

@@ -369,7 +369,7 @@ def test_a_message_waits_for_its_model_and_is_sent_automatically(
         )
 
 
-def test_an_answer_stopped_before_the_server_accepts_it_stays_stopped(
+def test_an_answer_stopped_before_it_is_accepted_stays_stopped(
     browser: Browser, server: ServerProcess
 ) -> None:
     with visit(browser, server.url, width=PHONE) as visitor:
@@ -400,9 +400,7 @@ def test_an_answer_stopped_before_the_server_accepts_it_stays_stopped(
         assert len(held) == 2  # no message is sent again
 
 
-def test_a_full_context_is_explained_and_remedies_are_offered(
-    browser: Browser, server: ServerProcess
-) -> None:
+def test_a_full_context_is_explained_with_remedies(browser: Browser, server: ServerProcess) -> None:
     with visit(browser, server.url, width=PHONE, model="short") as visitor:
         page = visitor.page
         visitor.ask("Say many words. " + "one two three " * 40)
@@ -427,7 +425,7 @@ def test_a_full_context_is_explained_and_remedies_are_offered(
         expect(page.get_by_label("Leave out the middle")).to_be_checked()
 
 
-def test_a_refused_image_is_left_out_of_later_messages_and_can_be_removed(
+def test_a_refused_image_is_not_sent_again_and_can_be_removed(
     browser: Browser, server: ServerProcess
 ) -> None:
     with visit(browser, server.url) as visitor:
@@ -460,7 +458,7 @@ def test_a_refused_image_is_left_out_of_later_messages_and_can_be_removed(
         assert page.get_by_text("cannot be used").count() == 0
 
 
-def test_images_of_earlier_messages_are_not_sent_to_a_model_that_reads_text_only(
+def test_earlier_images_are_not_sent_to_a_text_model(
     browser: Browser, server: ServerProcess
 ) -> None:
     with visit(browser, server.url) as visitor:
@@ -550,7 +548,7 @@ def test_views_and_messages_wait_until_the_server_is_back(
         visitor.until_answered()
 
 
-def test_a_waiting_message_is_sent_by_another_tab_if_its_own_tab_is_closed(
+def test_another_tab_sends_a_waiting_message_of_a_closed_tab(
     browser: Browser, server: ServerProcess
 ) -> None:
     with relayed(server.url) as relay, visit(browser, relay.url) as visitor:
@@ -572,7 +570,7 @@ def test_a_waiting_message_is_sent_by_another_tab_if_its_own_tab_is_closed(
         expect(second.get_by_role("group", name="You")).to_have_count(2)
 
 
-def test_an_answer_is_found_and_stopped_after_its_tab_was_closed(
+def test_an_answer_of_a_closed_tab_is_found_and_stopped(
     browser: Browser, server: ServerProcess
 ) -> None:
     with visit(browser, server.url, width=PHONE) as visitor:
@@ -605,7 +603,7 @@ def test_an_answer_is_found_and_stopped_after_its_tab_was_closed(
 
 
 @pytest.mark.parametrize("key", [USER, ADMIN])
-def test_a_base_model_is_said_not_to_chat(
+def test_a_base_model_is_marked_as_unable_to_chat(
     browser: Browser, server: ServerProcess, key: str
 ) -> None:
     with visit(browser, server.url, key=key, model="base") as visitor:

@@ -39,7 +39,7 @@ def memory(browser: Browser, used_server: ServerProcess) -> Iterator[Visitor]:
         yield visitor
 
 
-def test_the_picture_shows_shared_heads_their_branches_and_who_uses_them(memory: Visitor) -> None:
+def test_the_picture_shows_shared_prefixes_branches_and_users(memory: Visitor) -> None:
     tree = memory.page.get_by_role("tree", name=f"Cached prompts of {MODEL}")
     head, *branches = tree.get_by_role("treeitem").all()
     assert head.get_attribute("aria-level") == "1"
@@ -94,7 +94,7 @@ def test_a_miss_says_which_line_of_the_prompt_changed(memory: Visitor) -> None:
     assert change.get_by_role("insertion").inner_text() == "Today is Tuesday."
 
 
-def test_tiers_and_what_was_written_are_shown(memory: Visitor) -> None:
+def test_cache_tiers_and_written_bytes_are_shown(memory: Visitor) -> None:
     tiers = memory.page.get_by_label(f"Cache tiers of {MODEL}")
     for name in ("Live states", "Blocks in RAM", "Blocks on disk", "Written today"):
         expect(tiers).to_contain_text(name)

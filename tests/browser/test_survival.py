@@ -80,7 +80,7 @@ def test_an_answer_survives_a_restart_of_the_server(
 
 
 @pytest.mark.slow
-def test_a_closed_page_finds_its_answer_after_a_restart_of_the_server(
+def test_a_reopened_page_finds_its_answer_after_a_server_restart(
     visitor: Visitor, server: ServerProcess
 ) -> None:
     ask_for_much(visitor)
@@ -105,7 +105,7 @@ def test_an_answer_survives_a_lost_connection(browser: Browser, server: ServerPr
 
 
 @pytest.mark.slow
-def test_a_finished_conversation_goes_on_after_a_restart_of_the_server(
+def test_a_finished_conversation_continues_after_a_server_restart(
     visitor: Visitor, server: ServerProcess
 ) -> None:
     page = visitor.page

@@ -36,12 +36,12 @@ def test_parts_are_indented_below_their_parents() -> None:
     ]
 
 
-def test_a_root_of_one_token_is_left_out_unless_it_is_alone() -> None:
+def test_a_root_of_one_token_is_hidden_unless_it_is_alone() -> None:
     root = part(None, start=0, tokens=1)
     assert shown(root) == ["  tokens 0 to 1"]
     assert shown(root, part(0, start=1, tokens=4)) == ["  tokens 1 to 5"]
 
 
-def test_trees_that_are_not_listed_are_counted_at_the_end() -> None:
+def test_unlisted_trees_are_counted_at_the_end() -> None:
     lines = list(tree_lines([TREE], [part(None, start=0, tokens=5)], hidden_trees=1200))
     assert lines[-1] == "  and 1,200 more trees"

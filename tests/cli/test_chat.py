@@ -113,7 +113,7 @@ def test_run_without_a_question_shows_how_to_ask(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("temperature", ["-0.1", "2.1", "hot"])
-def test_a_temperature_that_no_server_takes_is_refused_before_one_is_started(
+def test_an_invalid_temperature_is_refused_before_a_server_starts(
     temperature: str, tmp_path: Path
 ) -> None:
     done = holdfast_here("run", DEMO_ID, "Hello!", "--temperature", temperature, cwd=tmp_path)
@@ -134,7 +134,7 @@ def test_a_question_in_place_of_the_model_gets_a_hint(
     )
 
 
-def test_without_a_url_a_running_server_is_used_only_for_a_model_that_it_serves(
+def test_a_running_server_is_used_only_for_a_model_it_serves(
     tmp_path: Path,
 ) -> None:
     with running_server() as server, announced(server, tmp_path / "cache" / "holdfast" / "run"):
@@ -268,7 +268,7 @@ def test_alt_enter_or_a_backslash_starts_a_new_line(server: EchoServer, terminal
     assert said(server) == ["one\ntwo\nthr\\ee"]
 
 
-def test_a_message_may_be_longer_than_a_terminals_line_buffer(
+def test_a_message_may_exceed_a_terminals_line_buffer(
     server: EchoServer, terminal: Terminal
 ) -> None:
     long = "word " * 4000 + "end"
@@ -333,9 +333,7 @@ def test_an_interrupt_from_outside_stops_the_answer(server: EchoServer, terminal
     assert server.client_left.wait(60)
 
 
-def test_after_ctrl_c_the_tokens_of_the_prompt_are_known(
-    server: EchoServer, terminal: Terminal
-) -> None:
+def test_after_ctrl_c_the_prompts_tokens_are_known(server: EchoServer, terminal: Terminal) -> None:
     server.behaviour = "wait"
     terminal.type("one" + ENTER)
     terminal.wait_for("^you$")
@@ -409,7 +407,7 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
-def test_it_serves_with_the_settings_of_the_chat_and_ends_with_it(tmp_path: Path) -> None:
+def test_chat_serves_with_its_settings_and_ends_its_server(tmp_path: Path) -> None:
     write_tiny(tmp_path / "model", "qwen3")
     before, told = children(), list[str]()
     with own_server(

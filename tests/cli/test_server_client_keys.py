@@ -109,7 +109,7 @@ def commands_of(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, s
 
 @pytest.mark.parametrize("key", ["", "wrong"])
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_missing_or_wrong_key_is_one_line_that_says_how_to_pass_it(
+def test_a_missing_or_wrong_key_is_one_line_with_the_remedy(
     command: Sequence[str], key: str, home: Path, url: str
 ) -> None:
     result = called(*(with_key(command, key) if key else command))
@@ -121,7 +121,7 @@ def test_a_missing_or_wrong_key_is_one_line_that_says_how_to_pass_it(
         assert result.output.splitlines() == [line]
 
 
-def test_the_table_has_every_command_that_talks_to_a_server() -> None:
+def test_the_table_has_every_command_that_uses_a_server() -> None:
     found = dict(commands_of(typer.main.get_command(app)))
     tested = {
         " ".join(command[: 2 if command[0] in ("sessions", "models") else 1])
@@ -134,7 +134,7 @@ def test_the_table_has_every_command_that_talks_to_a_server() -> None:
 
 
 @pytest.mark.parametrize("command", [("chat", "-p", "hello"), ("run", MODEL, "hello")])
-def test_no_second_server_is_started_beside_one_that_refuses_the_key(
+def test_a_refused_key_starts_no_second_server(
     command: Sequence[str], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def started(*_: Any, **__: Any) -> None:

@@ -68,7 +68,7 @@ def damage_one(folder: Path) -> None:
     path.write_bytes(content)
 
 
-def test_ls_lists_the_models_the_largest_first(folder: Path, running: BlockStore) -> None:
+def test_ls_lists_the_largest_models_first(folder: Path, running: BlockStore) -> None:
     models = shown("ls", "--store", str(folder))
     assert [(model["blocks"], model["tokens"]) for model in models] == [(5, 20), (2, 8)]
     table = run("ls", "--store", str(folder)).stdout
@@ -136,7 +136,7 @@ def test_verify_finds_no_damage(folder: Path, running: BlockStore) -> None:
     assert "no damaged files" in run("verify", "--store", str(folder)).stdout
 
 
-def test_verify_exits_with_1_for_damage_and_with_0_after_quarantine(
+def test_verify_exits_with_1_for_damage_and_0_after_quarantine(
     folder: Path,
 ) -> None:
     damage_one(folder)
@@ -148,7 +148,7 @@ def test_verify_exits_with_1_for_damage_and_with_0_after_quarantine(
     assert "quarantine" in run("stat", "--store", str(folder)).stdout
 
 
-def test_prune_brings_the_folder_within_the_limits_of_the_settings(
+def test_prune_enforces_the_configured_limits(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HOLDFAST_STORE_FOLDER")
@@ -181,7 +181,7 @@ def test_clear_can_delete_a_single_model(folder: Path, running: BlockStore) -> N
     )
 
 
-def test_clear_accepts_the_name_of_a_model_and_deletes_the_name(folder: Path) -> None:
+def test_clear_accepts_a_models_name_and_deletes_it(folder: Path) -> None:
     assert (
         "deleted 5 blocks"
         in run("clear", "--store", str(folder), "--model", "owner/one", "--yes").stdout

@@ -22,7 +22,7 @@ def asked(**options: Any) -> Any:
     return chat_request("hi", options)
 
 
-def test_a_text_is_a_user_message_and_tools_are_part_of_the_prompt() -> None:
+def test_text_becomes_a_user_message_and_tools_join_the_prompt() -> None:
     request = asked(tools=[TOOL], template_options={"a": 1}, max_tokens=3)
     assert request.prompt == ChatPrompt(
         messages=({"role": "user", "content": "hi"},), tools=(TOOL,), template_options={"a": 1}

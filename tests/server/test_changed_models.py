@@ -125,7 +125,7 @@ def give_nothing(folder: Path) -> None:
         (give_code, change_a_table_of_the_code),
     ],
 )
-def test_a_changed_model_begins_with_an_empty_memory_and_answers_as_a_clean_one(
+def test_a_changed_model_starts_with_an_empty_cache(
     folder: Path, tmp_path: Path, prepare: Callable[[Path], None], change: Callable[[Path], None]
 ) -> None:
     prepare(folder)
@@ -138,7 +138,7 @@ def test_a_changed_model_begins_with_an_empty_memory_and_answers_as_a_clean_one(
     assert after.text == ask(folder, None).text
 
 
-def test_a_session_of_other_weights_is_not_taken_in(folder: Path, tmp_path: Path) -> None:
+def test_a_session_of_other_weights_is_not_imported(folder: Path, tmp_path: Path) -> None:
     with LLM(folder) as llm:
         llm.chat([{"role": "user", "content": PROMPT}], max_tokens=2, session_id="a")
         llm.sessions().export_to(tmp_path / "a.session", "a")
@@ -166,7 +166,7 @@ def complete(folder: Path, *more: str) -> tuple[str, int]:
 
 
 @pytest.mark.slow  # four servers, and 600 MB to be hashed twice
-def test_weights_changed_in_the_middle_of_a_large_file_are_seen_by_a_server(tmp_path: Path) -> None:
+def test_a_change_deep_inside_a_large_weight_file_is_detected(tmp_path: Path) -> None:
     """The file is one of 600 MB whose weights lie where a sample of it every few megabytes sees
     nothing of them.
     """

@@ -199,7 +199,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MatrixServers]:
         for feature in FEATURES
     ],
 )
-def test_a_feature_works_in_every_condition(
+def test_features_work_in_every_condition(
     places: MatrixServers, condition: str, feature: str
 ) -> None:
     expected = places.expected(feature)

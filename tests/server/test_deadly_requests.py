@@ -63,7 +63,7 @@ def killed(server: ServerProcess) -> int:
 
 
 @pytest.mark.slow
-def test_it_is_refused_after_a_few_deaths_although_it_drew_tokens_each_time(
+def test_a_deadly_request_is_refused_after_a_few_worker_deaths(
     server: ServerProcess,
 ) -> None:
     with ThreadPoolExecutor(len(INNOCENTS)) as threads:

@@ -327,7 +327,7 @@ def is_quick(example: Example) -> bool:
 
 
 @pytest.mark.parametrize("document", READ_FIRST)
-def test_what_a_newcomer_copies_first_runs(
+def test_the_first_commands_of_a_newcomer_run(
     document: str, shared_server: ServerProcess, tmp_path: Path
 ) -> None:
     assert_runs(
@@ -342,7 +342,7 @@ def test_what_a_newcomer_copies_first_runs(
 @pytest.mark.parametrize(
     "document", [name for name, found in EXAMPLES.items() if any(each.is_run for each in found)]
 )
-def test_all_other_examples_of_a_document_run(
+def test_all_other_documented_examples_run(
     document: str, shared_server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     examples = [each for each in EXAMPLES[document] if not is_quick(each)]
@@ -358,7 +358,7 @@ def test_all_other_examples_of_a_document_run(
         server.stop()
 
 
-def test_every_block_is_run_or_listed_or_is_output() -> None:
+def test_every_block_is_run_listed_or_output() -> None:
     known = {*SHELL, *OUTPUT, "python", "toml"}
     unknown = [
         f"{each.document}: {each.text[:60]!r}"
@@ -368,7 +368,7 @@ def test_every_block_is_run_or_listed_or_is_output() -> None:
     assert unknown == [], "give these blocks a language, or list them in NOT_RUN"
 
 
-def test_output_that_is_shown_holds_no_commands() -> None:
+def test_output_blocks_contain_no_commands() -> None:
     found = []
     for document in EXAMPLES:
         for language, block in FENCE.findall(DOCUMENTS[document].read_text(encoding="utf-8")):
@@ -381,7 +381,7 @@ def test_output_that_is_shown_holds_no_commands() -> None:
     assert found == [], "put these commands into a block of `sh` or `console`"
 
 
-def test_every_example_that_is_listed_is_still_there() -> None:
+def test_every_listed_example_still_exists() -> None:
     listed = [*NOT_RUN, *SAYS]
     assert [
         each for each in listed if not any(example.begins(each) for example in ALL_EXAMPLES)
@@ -402,7 +402,7 @@ def holdfast_commands() -> set[tuple[str, ...]]:
     return found
 
 
-def test_every_command_of_holdfast_that_is_shown_is_understood(
+def test_every_documented_holdfast_command_is_valid(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("typer.core.HAS_RICH", False)  # the help in colours takes twice as long

@@ -51,15 +51,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         ),
     ],
 )
-def test_the_answer_is_that_of_the_model_without_drafts(
-    server: ServerProcess, asked: dict[str, Any]
-) -> None:
+def test_drafts_do_not_change_the_answer(server: ServerProcess, asked: dict[str, Any]) -> None:
     for question in (SUM, COPY):
         asked = {**question, **asked}
         assert texts(chat(server, "drafting", **asked)) == texts(chat(server, "plain", **asked))
 
 
-def test_what_the_draft_model_drafted_is_counted(server: ServerProcess) -> None:
+def test_drafted_tokens_are_counted(server: ServerProcess) -> None:
     for number in range(4):
         body = {"messages": [{"role": "user", "content": f"What is {number} plus 25?"}]}
         chat(server, "drafting", **body)
@@ -74,12 +72,12 @@ def test_what_the_draft_model_drafted_is_counted(server: ServerProcess) -> None:
     }
 
 
-def test_a_stream_goes_on_after_its_worker_was_killed(server: ServerProcess) -> None:
+def test_a_stream_continues_after_its_worker_is_killed(server: ServerProcess) -> None:
     whole = texts(chat(server, "plain", max_tokens=200))
     assert [resumed_answer(server, "drafting")] == whole
 
 
-def test_as_many_tokens_are_cached_as_without_drafts_over_a_restart_too(
+def test_drafting_does_not_change_cached_tokens_even_after_a_restart(
     server: ServerProcess,
 ) -> None:
     def cached(model: str, messages: list[dict[str, Any]]) -> int:
@@ -106,7 +104,7 @@ def test_as_many_tokens_are_cached_as_without_drafts_over_a_restart_too(
     assert [drafting > 0 for drafting, _ in found] == [False, *[True] * (TURNS - 1)]
 
 
-def test_a_model_with_other_tokens_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_a_draft_model_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
     other = write_tiny(tmp_path / "other", "llama")
     command = [sys.executable, "-m", "holdfast.cli.main", "serve", str(demo_folder())]
     done = subprocess.run(

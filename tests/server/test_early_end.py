@@ -43,7 +43,7 @@ def loading(folder: Path) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
-def test_a_signal_while_the_model_is_loaded_is_one_line_and_an_end_of_front_and_worker(
+def test_a_signal_while_loading_ends_both_processes_with_one_line(
     endless: Path, number: signal.Signals
 ) -> None:
     server = loading(endless)
@@ -76,7 +76,7 @@ runpy.run_module("holdfast.cli.main", run_name="__main__", alter_sys=True)
 """
 
 
-def test_a_signal_at_the_moment_the_http_server_takes_over_signals_is_not_lost(
+def test_a_signal_during_the_handover_to_uvicorn_is_not_lost(
     endless: Path,
 ) -> None:
     done = subprocess.run(
@@ -103,7 +103,7 @@ FURTHER_COMMANDS = [["doctor"], ["config"], ["version"], ["sessions", "ls"], ["b
     [*COMMANDS, *(pytest.param(each, marks=pytest.mark.slow) for each in FURTHER_COMMANDS)],
     ids=" ".join,
 )
-def test_a_deleted_working_folder_is_one_line_for_every_command(
+def test_a_deleted_working_directory_is_reported_in_one_line(
     arguments: list[str], tmp_path: Path
 ) -> None:
     gone = tmp_path / "gone"

@@ -21,7 +21,7 @@ def server() -> Iterator[ServerProcess]:
 
 
 @pytest.mark.slow
-def test_a_client_can_end_a_thought_while_it_is_told(server: ServerProcess) -> None:
+def test_a_client_can_end_a_thought_while_streaming(server: ServerProcess) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     marks = [
         httpx.post(

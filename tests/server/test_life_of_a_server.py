@@ -45,9 +45,7 @@ def test_a_disconnect_stops_the_work(server: ServerProcess) -> None:
     assert server.model()["running"] == 0
 
 
-def test_the_front_process_has_no_mlx_in_its_memory(
-    server: ServerProcess, client: openai.OpenAI
-) -> None:
+def test_the_front_process_does_not_load_mlx(server: ServerProcess, client: openai.OpenAI) -> None:
     client.completions.create(model="demo", prompt="one", max_tokens=1)
     maps = Path(f"/proc/{server.process.pid}/maps")
     if not maps.exists():
@@ -60,7 +58,7 @@ def has_ended(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-def test_running_answers_and_uploads_are_cut_when_the_time_to_stop_is_over(
+def test_running_answers_and_uploads_are_cut_at_the_shutdown_limit(
     model_folder: Path,
 ) -> None:
     with running_server(model_folder, "--set", "server.shutdown_seconds=0.5") as server:
@@ -87,7 +85,7 @@ def test_running_answers_and_uploads_are_cut_when_the_time_to_stop_is_over(
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
-def test_what_is_waited_for_is_said_and_a_second_signal_ends_it(
+def test_shutdown_says_what_it_waits_for_and_a_second_signal_ends_it(
     model_folder: Path, number: signal.Signals
 ) -> None:
     with running_server(model_folder, "--set", "server.shutdown_seconds=60") as server:
@@ -114,7 +112,7 @@ def test_what_is_waited_for_is_said_and_a_second_signal_ends_it(
         assert not re.search("ERROR|Traceback", server.log())
 
 
-def test_an_answer_that_ends_in_time_is_given_whole_and_then_the_server_ends(
+def test_an_answer_that_ends_in_time_is_completed_before_exit(
     model_folder: Path,
 ) -> None:
     with running_server(model_folder, "--set", "server.shutdown_seconds=60") as server:
@@ -130,7 +128,7 @@ def test_an_answer_that_ends_in_time_is_given_whole_and_then_the_server_ends(
         assert not re.search("cut off|ERROR|Traceback", server.log())
 
 
-def test_others_are_told_their_address_and_the_owner_the_risk(
+def test_clients_get_the_address_and_the_owner_a_warning(
     strict_server: ServerProcess,
 ) -> None:
     server = strict_server
@@ -149,7 +147,7 @@ def test_others_are_told_their_address_and_the_owner_the_risk(
     assert "--allowed-hosts" in refused.json()["error"]["message"]
 
 
-def test_a_taken_port_is_one_line_and_exit_code_2(
+def test_a_port_in_use_is_one_line_and_exit_code_2(
     server: ServerProcess, model_folder: Path
 ) -> None:
     port = server.url.rpartition(":")[2]

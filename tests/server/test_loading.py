@@ -58,7 +58,7 @@ def _ports(process: psutil.Process) -> list[int]:
     ]
 
 
-def test_all_who_come_while_the_model_is_loaded_wait_and_are_answered(
+def test_requests_during_loading_wait_and_are_answered(
     held_up: tuple[ServerProcess, psutil.Process],
 ) -> None:
     server, worker = held_up

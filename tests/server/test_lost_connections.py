@@ -193,7 +193,7 @@ def drawn(server: ServerProcess, answered: Callable[[], tuple[str, Any]]) -> flo
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
-def test_a_stream_that_breaks_is_given_whole_to_the_same_request_and_drawn_once(
+def test_a_broken_stream_is_replayed_to_the_repeated_request(
     server: ServerProcess, kind: Any
 ) -> None:
     client = kind(server.url)
@@ -248,7 +248,9 @@ def breaking_proxy(server: ServerProcess) -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CLIENTS)
-def test_a_whole_answer_that_breaks_off_is_drawn_once(server: ServerProcess, kind: Any) -> None:
+def test_a_repeated_request_gets_the_broken_answer_without_new_sampling(
+    server: ServerProcess, kind: Any
+) -> None:
     """OpenAI's and Anthropic's clients send the request again by themselves; Ollama's leaves that
     to its caller.
     """

@@ -70,7 +70,7 @@ def kill(server: ServerProcess) -> None:
     until(lambda: not psutil.pid_exists(worker), "the end of the worker")
 
 
-def test_a_server_at_rest_is_small_and_private_and_leaves_nothing_after_an_interrupt(
+def test_an_idle_server_is_small_and_private_and_cleans_up(
     model_folder: Path, places: Places, running: list[ServerProcess]
 ) -> None:
     server = started(model_folder, running)
@@ -94,7 +94,7 @@ def test_a_server_at_rest_is_small_and_private_and_leaves_nothing_after_an_inter
 
 
 @pytest.mark.slow
-def test_a_killed_server_leaves_nothing_that_the_next_start_does_not_remove(
+def test_the_next_start_removes_the_files_of_a_killed_server(
     model_folder: Path, places: Places, running: list[ServerProcess]
 ) -> None:
     killed, living = started(model_folder, running), started(model_folder, running)
@@ -122,7 +122,7 @@ def _belongs_to(folder: Path, server: ServerProcess) -> bool:
 
 
 @pytest.mark.slow
-def test_sockets_lie_elsewhere_where_the_path_is_too_long_and_are_swept_there_too(
+def test_long_paths_move_the_sockets_and_these_are_swept_too(
     model_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -157,7 +157,7 @@ def _link_of(server: ServerProcess) -> Path:
 
 
 @pytest.mark.slow
-def test_what_a_worker_has_compiled_is_kept_for_the_next(
+def test_compiled_kernels_are_kept_for_the_next_worker(
     model_folder: Path, places: Places, running: list[ServerProcess]
 ) -> None:
     first = started(model_folder, running)

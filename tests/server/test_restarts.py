@@ -209,9 +209,7 @@ def checked(stream: Any, *, until_delta: bool = False) -> list[Any]:
     return events
 
 
-def test_what_was_read_is_there_after_a_kill_and_comes_from_disk(
-    known: Known, second_life: Life
-) -> None:
+def test_after_a_kill_the_prompt_is_restored_from_disk(known: Known, second_life: Life) -> None:
     after, again = second_life.complete(), second_life.complete()
     read = after["usage"]["prompt_tokens"] - 1
     assert after["choices"] == known.completion["choices"]
@@ -221,7 +219,7 @@ def test_what_was_read_is_there_after_a_kill_and_comes_from_disk(
     assert (again["holdfast"]["ram_tokens"], again["holdfast"]["disk_tokens"]) == (read, 0)
 
 
-def test_responses_and_conversations_outlive_a_kill(known: Known, second_life: Life) -> None:
+def test_responses_and_conversations_survive_a_kill(known: Known, second_life: Life) -> None:
     client = second_life.client
     assert 0 < new_tokens(known.second) < 30, "more was read than is new"
     assert client.responses.retrieve(known.first.id).to_dict() == known.first.to_dict()
@@ -264,14 +262,14 @@ def test_a_response_outlives_its_stream_and_is_followed_cancelled_and_deleted(
         client.responses.retrieve(response_id)
 
 
-def test_a_worker_whose_front_was_killed_keeps_what_it_has_and_ends(third_life: Life) -> None:
+def test_a_worker_whose_front_was_killed_saves_and_exits(third_life: Life) -> None:
     after = third_life.complete(f"Another book. {TEXT}")
     assert cached(after) == after["usage"]["prompt_tokens"] - 1, (
         "the last block of the prompt was full with the answer only"
     )
 
 
-def test_a_session_is_there_after_two_restarts(third_life: Life) -> None:
+def test_a_session_survives_two_restarts(third_life: Life) -> None:
     url = f"{third_life.server.url}/v1/sessions/long"
     found = httpx.get(url, headers=SESSION, timeout=60).json()
     told = (found["pinned"], found["pin_state"], found["expires_at"], found["requests"])
@@ -279,7 +277,7 @@ def test_a_session_is_there_after_two_restarts(third_life: Life) -> None:
     assert found["kept_tokens"] == found["disk_tokens"] == found["tokens"] > 200
 
 
-def test_a_stop_writes_down_what_it_cuts_and_all_that_was_read(
+def test_a_stop_saves_cut_answers_and_their_prompts(
     third_life: Life, model_folder: Path, store: Path
 ) -> None:
     said = checked(

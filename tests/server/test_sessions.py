@@ -116,7 +116,7 @@ def test_a_session_grows_forks_and_closes(server: ServerProcess) -> None:
     assert cached(complete(server, STORY, tenant=tenant, session="c")) == 0
 
 
-def test_a_session_goes_from_one_server_to_another_as_a_file(
+def test_a_session_moves_between_servers_as_a_file(
     server: ServerProcess, strict_server: ServerProcess, tmp_path: Path
 ) -> None:
     other = strict_server
@@ -145,7 +145,7 @@ def test_a_session_goes_from_one_server_to_another_as_a_file(
     ]["code"]
 
 
-def test_a_forged_file_is_refused_and_nobody_elses_session_is_touched(
+def test_a_forged_file_is_refused_and_changes_no_other_session(
     server: ServerProcess, tmp_path: Path
 ) -> None:
     complete(server, STORY, tenant="owner", session="kept")
@@ -174,7 +174,7 @@ def test_a_forged_file_is_refused_and_nobody_elses_session_is_touched(
     assert ask(server, "GET", "/kept", tenant="owner").json() == before
 
 
-def test_the_command_line_does_all_of_it(server: ServerProcess) -> None:
+def test_the_cli_opens_pins_forks_and_closes_sessions(server: ServerProcess) -> None:
     tenant = "cli"
     assert "no sessions" in run(server, "ls", tenant=tenant).stdout
     opened = shown(server, "open", "one two", "--ttl", "12h", tenant=tenant)
@@ -199,7 +199,7 @@ def test_the_command_line_does_all_of_it(server: ServerProcess) -> None:
     assert "--ttl" in run(server, "open", "x", "--ttl", "soon", tenant=tenant, code=2).stderr
 
 
-def test_the_command_line_shows_what_is_cached_and_what_was_missed(server: ServerProcess) -> None:
+def test_the_cli_shows_cached_prompts_and_misses(server: ServerProcess) -> None:
     tenant = "looker"
     other = STORY.replace("storm, and", "storm and", 1)
     for text in (STORY, other):
@@ -216,14 +216,14 @@ def test_the_command_line_shows_what_is_cached_and_what_was_missed(server: Serve
     assert "harbour" not in others
 
 
-def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_server_is_named(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["sessions", "ls", "--url", "http://127.0.0.1:9"])
     assert result.exit_code == 2
     assert "no answer from http://127.0.0.1:9" in result.stderr
 
 
 @pytest.mark.parametrize("forget", [True, False])
-def test_a_session_can_be_closed_while_its_first_answer_is_streamed(
+def test_a_session_can_be_closed_during_its_first_stream(
     server: ServerProcess, forget: bool
 ) -> None:
     tenant = f"closed in the middle, {forget}"

@@ -45,7 +45,7 @@ def undisturbed(watched: ServerProcess) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_answers_go_on_with_the_next_worker_as_if_nothing_had_happened(
+def test_answers_continue_unchanged_on_the_next_worker(
     watched: ServerProcess, undisturbed: list[str], number: signal.Signals
 ) -> None:
     before, worker = resumed(watched), psutil.Process(watched.model()["pid"])
@@ -67,9 +67,7 @@ def test_answers_go_on_with_the_next_worker_as_if_nothing_had_happened(
     assert resumed(watched) - before >= 4
 
 
-def test_it_is_told_in_the_log_and_in_a_crash_report(
-    server: ServerProcess, state_folder: Path
-) -> None:
+def test_a_worker_death_is_logged_and_reported(server: ServerProcess, state_folder: Path) -> None:
     asked = completion("explained", "Once upon a time", max_tokens=200)
     worker = psutil.Process(server.model()["pid"])
     with httpx.stream(

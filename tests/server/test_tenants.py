@@ -232,7 +232,7 @@ def asked(server: ServerProcess, request: pytest.FixtureRequest) -> Asked:
     return Asked(server, request.node.name)
 
 
-def test_every_operation_that_takes_a_body_is_in_one_of_the_tables() -> None:
+def test_every_operation_with_a_body_is_in_one_table() -> None:
     posted = {
         each.path for dialect in DIALECTS for each in dialect.operations if each.method == "POST"
     }
@@ -240,7 +240,7 @@ def test_every_operation_that_takes_a_body_is_in_one_of_the_tables() -> None:
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_another_tenant_finds_nothing_where_the_same_finds_all(asked: Asked, path: str) -> None:
+def test_another_tenant_finds_nothing_in_the_cache(asked: Asked, path: str) -> None:
     first = asked.counts(ROUTES[path].writer or path, ALICE)
     assert (first.cached, first.prompt > 80) == (0, True)
     found = {name: asked.counts(path, asking) for name, asking in SAME_TENANT.items()}
@@ -251,7 +251,7 @@ def test_another_tenant_finds_nothing_where_the_same_finds_all(asked: Asked, pat
 
 
 @pytest.mark.parametrize("path", [path for path, route in ROUTES.items() if route.has_sessions])
-def test_a_session_is_its_tenants_own_however_it_is_named(asked: Asked, path: str) -> None:
+def test_a_session_belongs_to_its_tenant_under_every_spelling(asked: Asked, path: str) -> None:
     spellings: dict[str, Callable[[str], Asking]] = {
         "header": lambda name: Asking(headers={"X-Session-ID": name}),
         "field": lambda name: Asking(body={"session_id": name}),
@@ -274,7 +274,7 @@ def test_a_session_is_its_tenants_own_however_it_is_named(asked: Asked, path: st
 @pytest.mark.parametrize(
     "path", [*(path for path, route in ROUTES.items() if not route.has_sessions), *MEANS]
 )
-def test_a_route_without_sessions_refuses_the_name_of_one(
+def test_routes_without_sessions_refuse_a_session_name(
     asked: Asked, path: str, field_name: str
 ) -> None:
     body = {"input": STORY, "prompt": STORY} if path in MEANS else None
@@ -284,7 +284,7 @@ def test_a_route_without_sessions_refuses_the_name_of_one(
 
 
 @pytest.mark.parametrize("body", [{"metadata": {}}, {"items": [{"role": "user", "content": "a"}]}])
-def test_a_conversation_takes_its_salt_from_the_query_only(
+def test_a_conversation_takes_its_salt_only_from_the_query(
     asked: Asked, body: dict[str, Any]
 ) -> None:
     path = "/v1/conversations"
@@ -302,7 +302,7 @@ def written_in(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
-def test_no_key_stands_on_disk(asked: Asked, folder: Path) -> None:
+def test_no_key_is_on_disk(asked: Asked, folder: Path) -> None:
     asked.counts("/v1/completions", ALICE)
     until(lambda: len(written_in(folder / "store")) > 1000, "blocks on disk")
     assert [key for key in KEYS.values() if key.encode() in written_in(folder)] == []

@@ -75,7 +75,7 @@ def sent_back(message: dict[str, Any], turn: int, choose: random.Random) -> list
 
 
 @pytest.mark.slow
-def test_each_turn_of_thirty_calls_reads_what_is_new_through_a_restart_in_the_middle(
+def test_thirty_calls_prefill_only_new_text_even_after_a_restart(
     model: Path, tmp_path: Path
 ) -> None:
     choose = random.Random(11)

@@ -104,7 +104,7 @@ def stands_still(server: ServerProcess) -> None:
 
 
 @pytest.mark.slow
-def test_unread_streams_are_bounded_and_keep_nobody_from_being_answered(
+def test_unread_streams_are_bounded_and_block_nobody(
     patient: ServerProcess,
 ) -> None:
     front = psutil.Process(patient.process.pid)
@@ -134,7 +134,7 @@ def test_unread_streams_are_bounded_and_keep_nobody_from_being_answered(
         {**SEEDED, "logprobs": 20, "n": 3, "max_tokens": 300},
     ],
 )
-def test_who_reads_on_after_a_pause_gets_the_same_text(
+def test_a_stream_resumed_after_a_pause_has_the_same_text(
     patient: ServerProcess, body: dict[str, Any]
 ) -> None:
     undisturbed = texts(httpx.post(f"{patient.url}/v1/completions", json=body, timeout=120).text)
@@ -144,7 +144,7 @@ def test_who_reads_on_after_a_pause_gets_the_same_text(
     client.socket.close()
 
 
-def test_who_reads_nothing_for_too_long_is_cancelled_and_others_go_on(
+def test_a_stream_unread_for_too_long_is_cancelled_and_others_continue(
     strict_server: ServerProcess,
 ) -> None:
     before = len(strict_server.log())

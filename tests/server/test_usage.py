@@ -234,7 +234,7 @@ ONLY_READING = {  # fields with which nothing is generated, and how the answer s
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("name", ONLY_READING)
-def test_a_request_for_no_tokens_reads_its_prompt_and_the_next_one_finds_it(
+def test_a_request_with_max_tokens_0_warms_the_cache(
     server: ServerProcess, name: str, streams: bool
 ) -> None:
     fields, end = ONLY_READING[name]
@@ -247,7 +247,9 @@ def test_a_request_for_no_tokens_reads_its_prompt_and_the_next_one_finds_it(
 
 
 @pytest.mark.parametrize("choices", [1, 2])
-def test_completions_of_no_tokens_read_their_prompt(server: ServerProcess, choices: int) -> None:
+def test_completions_with_max_tokens_0_prefill_their_prompt(
+    server: ServerProcess, choices: int
+) -> None:
     headers = {"X-Holdfast-Tenant": f"completions of no tokens {choices}"}
     usages = []
     for fields in ({"max_tokens": 0, "n": choices}, {"max_tokens": 1}):
@@ -295,7 +297,7 @@ def asked(server: ServerProcess) -> Asked:
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("name", DIALECTS)
-def test_cached_tokens_are_those_that_were_read_before_and_the_same_in_every_dialect(
+def test_cached_tokens_equal_those_prefilled_before_in_every_dialect(
     asked: Asked, name: str, streams: bool
 ) -> None:
     cold, warm, extended = (asked[name, streams][turn] for turn in ("cold", "warm", "extended"))
@@ -311,7 +313,7 @@ def test_cached_tokens_are_those_that_were_read_before_and_the_same_in_every_dia
 
 
 @pytest.mark.slow
-def test_a_restart_changes_no_figure_but_what_is_read(model_folder: Path, tmp_path: Path) -> None:
+def test_a_restart_changes_only_the_prefill_figures(model_folder: Path, tmp_path: Path) -> None:
     arguments = (str(model_folder), "--name", "demo", "--store", str(tmp_path / "store"))
     before: dict[tuple[str, bool], Figures] = {}
     further: dict[tuple[str, bool], dict[str, Any]] = {}

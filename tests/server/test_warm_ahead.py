@@ -53,7 +53,7 @@ def ask(client: httpx.Client, messages: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_next_turn_reads_its_question_and_is_billed_for_nothing_else(
+def test_the_next_turn_prefills_and_bills_only_its_question(
     client: httpx.Client,
 ) -> None:
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Where is it? " * 20}]
@@ -94,9 +94,7 @@ def is_on_disk(client: httpx.Client) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_what_was_read_ahead_counts_as_such_whether_or_not_the_worker_died_meanwhile(
-    is_killed: bool, tmp_path: Path
-) -> None:
+def test_prefill_ahead_is_counted_even_if_the_worker_dies(is_killed: bool, tmp_path: Path) -> None:
     folder = write_thinking(tmp_path / "thinking", turns=2, answer_tokens=ANSWER_TOKENS)
     server = ServerProcess(str(folder), "--name", "scripted", "--store", str(tmp_path / "store"))
     server.wait_ready()
