@@ -128,7 +128,7 @@ def test_an_answer_that_ends_in_time_is_completed_before_exit(
         assert not re.search("cut off|ERROR|Traceback", server.log())
 
 
-def test_clients_get_the_address_and_the_owner_a_warning(
+def test_the_banner_shows_lan_addresses_and_the_missing_key(
     strict_server: ServerProcess,
 ) -> None:
     server = strict_server

@@ -138,7 +138,7 @@ def test_the_matched_stop_sequence_is_reported(claude: anthropic.Anthropic) -> N
         assert "help" not in content(message)[0]["text"]
 
 
-def test_a_full_context_and_max_tokens_have_different_stop_reasons(
+def test_a_limited_answer_stops_for_max_tokens(
     claude: anthropic.Anthropic,
 ) -> None:
     assert claude.messages.create(**{**options(ASKED), "max_tokens": 1}).stop_reason == "max_tokens"

@@ -18,7 +18,7 @@ pieces = st.lists(
 
 
 @given(pieces)
-def test_the_cut_is_where_the_stop_string_begins_in_one_piece_of_visible_text(
+def test_visible_text_is_cut_where_the_stop_string_begins(
     parts: list[tuple[TextKind, str]],
 ) -> None:
     answer, visible, shown, place = "", "", "", 0
@@ -43,7 +43,7 @@ def test_the_cut_is_where_the_stop_string_begins_in_one_piece_of_visible_text(
     assert shown == answer
 
 
-def test_what_is_no_text_shows_what_was_held_before_it() -> None:
+def test_a_part_that_is_not_text_flushes_withheld_text() -> None:
     stops = VisibleStops(["stop"])
     assert [*stops.scan(Segment("text", "a st", 0))] == [Segment("text", "a ", 0)]
     assert [*stops.scan(CallEnded())] == [Segment("text", "st", 2), CallEnded()]

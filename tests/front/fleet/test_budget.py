@@ -26,12 +26,12 @@ def wanted(name: str, number: int = 1, *, footprint_bytes: int = 10) -> Candidat
     )
 
 
-def test_a_requested_model_is_loaded_if_it_fits_and_no_other_is_loaded() -> None:
+def test_a_requested_model_is_loaded_if_it_fits_during_no_other_load() -> None:
     unwanted = Candidate(name="b", phase="unloaded", footprint_bytes=10)
     assert decide([wanted("a"), unwanted], TWO, now=0) == Verdict(load=("a",))
 
 
-def test_the_least_recently_used_model_is_unloaded_before_the_next_is_loaded() -> None:
+def test_the_least_recently_used_model_is_unloaded_before_the_next_load() -> None:
     models = [ready("a", used_at=2), ready("b", used_at=1), wanted("c")]
     assert decide(models, TWO, now=3) == Verdict(unload=("b",), makes_room={"b": "c"})
     stopping = [models[0], replace(models[1], phase="stopping"), models[2]]
@@ -59,7 +59,7 @@ def test_no_more_models_are_unloaded_than_necessary() -> None:
     assert decide(models, limits, now=3) == Verdict(unload=("large",), makes_room={"large": "c"})
 
 
-def test_nothing_is_unloaded_if_that_would_not_make_enough_room() -> None:
+def test_models_stay_loaded_if_unloading_them_would_not_help() -> None:
     limits = PlaceLimits(memory_bytes=100, turn_seconds=10)
     models = [
         ready("small"),
@@ -69,7 +69,7 @@ def test_nothing_is_unloaded_if_that_would_not_make_enough_room() -> None:
     assert decide(models, limits, now=3) == Verdict(look_again_at=10)
 
 
-def test_pinned_models_stay_and_block_models_that_do_not_fit_beside_them() -> None:
+def test_pinned_models_stay_and_block_others_that_do_not_fit() -> None:
     models = [ready("a", is_pinned=True), ready("b", is_pinned=True), wanted("c")]
     assert decide(models, TWO, now=99) == Verdict(blocked=("c",))
     assert decide([models[0], ready("b"), wanted("c")], TWO, now=99) == Verdict(
@@ -85,7 +85,7 @@ def test_a_model_larger_than_the_budget_is_loaded_alone() -> None:
     )
 
 
-def test_an_unused_model_is_unloaded_after_its_idle_time_or_at_once_or_never() -> None:
+def test_an_idle_model_is_unloaded_after_its_idle_time() -> None:
     assert decide([ready("a", used_at=5, idle_seconds=3)], TWO, now=7) == Verdict(look_again_at=8)
     assert decide([ready("a", used_at=5, idle_seconds=3)], TWO, now=8) == Verdict(unload=("a",))
     assert decide([ready("a", used_at=5, idle_seconds=0)], TWO, now=5) == Verdict(unload=("a",))

@@ -116,7 +116,7 @@ async def test_requests_of_a_suspended_worker_get_the_same_answers() -> None:
         assert made.statuses()[0].restarts == {"died": 0, "hung": 1}
 
 
-async def test_a_worker_that_holds_the_interpreter_lock_while_it_runs_is_left_alone() -> None:
+async def test_a_running_worker_that_holds_the_gil_is_left_alone() -> None:
     """Native code that builds a tokenizer does so: 15 s without heartbeats on a busy machine."""
     hasty = ResidencySettings(heartbeat_seconds=0.05, hang_seconds=0.4)
     async with residency("holds-the-lock", settings=hasty) as made:
@@ -195,7 +195,7 @@ async def test_a_worker_with_a_hanging_device_call_is_replaced(
 
 
 @pytest.mark.slow
-async def test_a_request_that_hangs_every_worker_is_refused_and_the_others_continue() -> None:
+async def test_a_request_that_hangs_every_worker_is_refused() -> None:
     async with residency(
         settings=ResidencySettings(heartbeat_seconds=0.05, hang_seconds=0.5)
     ) as made:

@@ -68,7 +68,7 @@ async def residency(
         assert (status.state in ("unloaded", "failed"), status.pid) == (True, None)
 
 
-async def test_a_model_is_loading_then_ready_then_there_is_a_client() -> None:
+async def test_a_client_is_available_once_the_model_is_ready() -> None:
     async with residency() as made:
         (loading,) = made.statuses()
         assert loading.state == "loading"
@@ -88,13 +88,13 @@ async def test_a_model_is_loading_then_ready_then_there_is_a_client() -> None:
         assert (await made.statistics())["m"].finished == 1
 
 
-async def test_an_unknown_model_has_no_client() -> None:
+async def test_a_client_of_an_unknown_model_is_refused() -> None:
     async with residency() as made:
         with pytest.raises(UnknownModel, match="available: m"):
             await made.client("other")
 
 
-async def test_a_dead_worker_is_replaced_at_once_and_its_streams_continue() -> None:
+async def test_a_dead_worker_is_replaced_and_its_streams_continue() -> None:
     asked = [a_request(str(index), max_tokens=5_000 + index) for index in range(3)]
     async with residency() as made:
         await made.wait_ready()
@@ -120,7 +120,7 @@ async def test_a_dead_worker_is_replaced_at_once_and_its_streams_continue() -> N
         assert made.statuses()[0].resumed == 9
 
 
-async def test_a_session_command_of_a_dead_worker_is_answered_by_the_next_one() -> None:
+async def test_the_next_worker_answers_a_dead_workers_session_command() -> None:
     async with residency() as made:
         client = await made.client("m")
         pid = made.statuses()[0].pid
@@ -135,7 +135,7 @@ async def test_a_session_command_of_a_dead_worker_is_answered_by_the_next_one() 
         assert made.statuses()[0].pid != pid
 
 
-async def test_when_no_worker_starts_again_all_streams_end_with_one_clear_error(
+async def test_streams_end_with_one_error_if_no_worker_starts_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.front.fleet.slot.backoff_seconds", lambda failures: 0.0)

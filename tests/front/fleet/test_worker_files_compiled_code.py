@@ -65,7 +65,7 @@ def test_a_workers_folder_is_private_and_removed_at_its_end(outside: Path) -> No
     assert list(outside.iterdir()) == []
 
 
-def test_code_compiled_by_one_worker_is_there_for_the_next(kept: Path, compiled: Path) -> None:
+def test_code_compiled_by_one_worker_is_reused_by_the_next(kept: Path, compiled: Path) -> None:
     assert stat.S_IMODE(kept.stat().st_mode) == 0o700
     second, third = Worker(kept), Worker(kept)
     assert (second.found(), third.found()) == ("compiled", "compiled")
@@ -92,7 +92,7 @@ def test_a_folder_that_others_can_write_is_not_used(kept: Path, compiled: Path, 
     assert not compiled.exists()
 
 
-def test_a_link_in_place_of_the_folder_is_not_followed(kept: Path, compiled: Path) -> None:
+def test_a_symlink_in_place_of_the_folder_is_not_followed(kept: Path, compiled: Path) -> None:
     kept.rename(kept.with_name("elsewhere"))
     kept.symlink_to(kept.with_name("elsewhere"))
     assert Worker(kept).found() == ""

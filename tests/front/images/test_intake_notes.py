@@ -148,7 +148,7 @@ async def test_an_unusable_new_image_is_an_error(
 @pytest.mark.parametrize("place", [each for each in OLD if each != "before a call"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("refused", ["", "it runs in the layout solo"])
-async def test_a_text_model_gets_a_note_in_place_of_an_old_image(
+async def test_a_text_model_gets_a_note_for_an_old_image(
     protocol: str, place: str, refused: str, tmp_path: Path
 ) -> None:
     path, body_of = PROTOCOLS[protocol]
@@ -258,7 +258,7 @@ TOO_MANY = "[image left out: the conversation has too many images]"
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_the_oldest_images_of_too_many_are_left_out_in_batches(
+async def test_the_oldest_excess_images_are_left_out_in_batches(
     protocol: str, tmp_path: Path
 ) -> None:
     path, body_of = PROTOCOLS[protocol]
@@ -281,7 +281,7 @@ async def test_the_oldest_images_of_too_many_are_left_out_in_batches(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_too_many_new_images_are_refused_and_old_ones_make_room(
+async def test_too_many_new_images_are_refused_and_old_ones_left_out(
     protocol: str, tmp_path: Path
 ) -> None:
     path, body_of = PROTOCOLS[protocol]

@@ -48,9 +48,7 @@ async def test_an_image_reaches_the_worker(kind: str, streams: bool, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", NEW)
-async def test_a_broken_image_is_a_400_in_the_protocols_own_shape(
-    kind: str, tmp_path: Path
-) -> None:
+async def test_a_broken_image_is_a_400_in_the_protocols_form(kind: str, tmp_path: Path) -> None:
     path, body, _ = REQUESTS[kind]
     front = seeing_front(tmp_path / "images")
     broken = json.dumps(body).replace(in_base64(CAT), in_base64(CAT[:60]))
@@ -62,7 +60,7 @@ async def test_a_broken_image_is_a_400_in_the_protocols_own_shape(
 
 
 @pytest.mark.parametrize("kind", NEW)
-async def test_a_url_is_fetched_only_if_that_is_switched_on(kind: str, tmp_path: Path) -> None:
+async def test_a_url_is_fetched_only_if_enabled(kind: str, tmp_path: Path) -> None:
     path, body, _ = REQUESTS[kind]
     front = seeing_front(tmp_path / "images")
     named = json.dumps(body).replace(data_url(CAT), "http://example.com/cat.png")
@@ -154,7 +152,7 @@ async def test_a_rendered_conversation_shows_the_placeholder(tmp_path: Path) -> 
     assert "What?<|vision_start|><|image_pad|><|vision_end|>" in rendered.json()["prompt"]
 
 
-async def test_a_prompt_that_is_too_long_with_its_images_is_refused(tmp_path: Path) -> None:
+async def test_a_prompt_too_long_with_its_images_is_refused(tmp_path: Path) -> None:
     front = seeing_front(tmp_path / "images", context_tokens=30)
     answer = await front.http.post("/v1/chat/completions", json=chat("?", openai(CAT), openai(DOG)))
     assert answer.json()["error"]["code"] == "context_length_exceeded", answer.text
@@ -169,7 +167,7 @@ async def test_too_many_images_in_a_new_message_are_refused(tmp_path: Path) -> N
     assert answer.json()["error"]["param"] == "messages.0.content.2.image_url"
 
 
-async def test_an_image_that_the_model_cannot_use_is_refused_by_its_field(tmp_path: Path) -> None:
+async def test_an_image_the_model_cannot_use_is_refused_by_field(tmp_path: Path) -> None:
     front = seeing_front(tmp_path / "images")
     wide = openai(png(size=(650, 10)))
     answer = await front.http.post("/v1/chat/completions", json=chat(openai(CAT), wide))
@@ -202,7 +200,7 @@ async def test_a_cache_breakpoint_after_an_image_pins_the_image(tmp_path: Path) 
     assert span.end <= pin.tokens <= span.end + 1
 
 
-async def test_the_context_of_ollama_goes_on_without_the_images(tmp_path: Path) -> None:
+async def test_ollamas_context_continues_without_the_images(tmp_path: Path) -> None:
     front = seeing_front(tmp_path / "images")
     _, body, _ = REQUESTS["Ollama, a prompt"]
     first = (await front.http.post("/api/generate", json={**body, "stream": False})).json()
@@ -213,7 +211,7 @@ async def test_the_context_of_ollama_goes_on_without_the_images(tmp_path: Path) 
     assert "What?" in front.shown()
 
 
-async def test_images_are_units_when_the_middle_is_left_out(tmp_path: Path) -> None:
+async def test_truncation_keeps_or_removes_whole_images(tmp_path: Path) -> None:
     front = seeing_front(tmp_path / "images", context_tokens=400)
     messages = [said(f"turn {turn} " + "word " * 20, openai(png(turn))) for turn in range(12)]
     messages.append(said("last ", openai(CAT), "words"))

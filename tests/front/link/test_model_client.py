@@ -165,7 +165,7 @@ async def test_a_request_continues_after_the_received_tokens(front: Front) -> No
     assert front.client.open_streams == 0
 
 
-async def test_requests_made_without_a_worker_are_sent_to_the_next_one_in_order(
+async def test_requests_without_a_worker_go_to_the_next_one_in_order(
     front: Front,
 ) -> None:
     front.submit("a")
@@ -175,7 +175,7 @@ async def test_requests_made_without_a_worker_are_sent_to_the_next_one_in_order(
     assert front.resumed == 0, "none was accepted by the first"
 
 
-async def test_a_request_closed_by_its_reader_is_not_sent_again(front: Front) -> None:
+async def test_a_request_closed_by_its_reader_is_not_resent(front: Front) -> None:
     left, _ = front.submit("a", "b")
     front.die()
     await left.aclose()
@@ -183,7 +183,7 @@ async def test_a_request_closed_by_its_reader_is_not_sent_again(front: Front) ->
     assert front.client.open_streams == 1
 
 
-async def test_an_unread_stream_is_paused_at_the_next_worker_too_and_resumed_when_it_is_read(
+async def test_an_unread_stream_stays_paused_at_the_next_worker(
     front: Front,
 ) -> None:
     (stream,) = front.submit("a")
@@ -207,7 +207,7 @@ async def test_reasoning_that_was_ended_stays_ended_at_the_next_worker(front: Fr
     assert (again.thinking_budget, front.worker.limited) == (budget, [])
 
 
-async def test_without_a_next_worker_all_requests_end_with_one_error_and_later_ones_are_accepted(
+async def test_without_a_next_worker_requests_fail_and_later_ones_are_accepted(
     front: Front,
 ) -> None:
     streams = front.submit("a", "b")
@@ -236,7 +236,7 @@ async def test_an_id_in_use_cannot_be_opened_twice(front: Front) -> None:
         front.submit("a")
 
 
-async def test_a_request_that_kills_alone_is_refused_and_the_others_continue(front: Front) -> None:
+async def test_a_request_that_kills_alone_is_refused_and_others_continue(front: Front) -> None:
     streams = dict(zip("abc", front.submit("a", "b", "c"), strict=True))
     front.tokens("a", "b", "c")
     front.die()
@@ -277,7 +277,7 @@ async def end_of(stream: EventStream) -> Finished:
     return end
 
 
-async def test_a_request_that_killed_workers_is_refused_at_once_when_sent_again(
+async def test_a_request_that_killed_workers_is_refused_when_sent_again(
     front: Front,
 ) -> None:
     assert (await end_of(await killed(front))).is_deadly
@@ -302,7 +302,7 @@ async def test_other_prompts_tenants_and_adapters_are_not_refused_with_it(front:
     assert front.worker.ids == ["a", "b", "c", "d"]
 
 
-async def test_after_an_hour_and_after_another_load_it_is_tried_again(front: Front) -> None:
+async def test_a_killer_is_retried_after_an_hour_or_another_load(front: Front) -> None:
     await killed(front)
     front.seconds += REMEMBERED_SECONDS + 1
     front.client.submit(a_request("later", prompt=(7, 8)))
@@ -323,7 +323,7 @@ async def test_the_same_request_sent_concurrently_kills_no_more_workers(front: F
     assert front.next_worker().ids == []
 
 
-async def test_a_request_paused_during_its_trial_is_tried_again_when_it_is_resumed(
+async def test_a_request_paused_during_its_trial_is_retried_when_resumed(
     front: Front,
 ) -> None:
     """Else a client that reconnects again and again would kill one worker after the other."""
@@ -348,7 +348,7 @@ async def test_a_request_paused_during_its_trial_is_tried_again_when_it_is_resum
     assert front.next_worker().ids == ["innocent"]
 
 
-async def test_a_killer_that_draws_a_token_in_every_life_is_refused_and_the_others_continue(
+async def test_a_killer_that_draws_a_token_in_every_life_is_refused(
     front: Front,
 ) -> None:
     guilty, _ = front.submit("guilty", "innocent")
@@ -367,7 +367,7 @@ async def test_a_killer_that_draws_a_token_in_every_life_is_refused_and_the_othe
     assert front.next_worker().ids == ["innocent"]
 
 
-async def test_a_suspect_that_is_not_read_lets_the_next_one_be_tried(front: Front) -> None:
+async def test_an_unread_suspect_lets_the_next_one_be_tried(front: Front) -> None:
     front.submit("a", "b")
     for _ in range(3):
         front.tokens("a", "b", count=1)
@@ -392,7 +392,7 @@ async def test_requests_that_passed_continue_when_all_were_tried(front: Front) -
 
 
 @pytest.mark.parametrize("leave", ["ends", "is left"])
-async def test_a_suspect_that_ends_lets_the_next_one_be_tried(front: Front, leave: str) -> None:
+async def test_a_finished_suspect_lets_the_next_one_be_tried(front: Front, leave: str) -> None:
     first, _ = front.submit("a", "b")
     front.die()
     front.next_worker()
@@ -442,7 +442,7 @@ async def test_a_command_without_a_worker_waits_for_the_next_one(
     assert front.next_worker().commands == []
 
 
-async def test_a_question_about_images_is_asked_again_of_the_next_worker(front: Front) -> None:
+async def test_an_image_question_is_repeated_to_the_next_worker(front: Front) -> None:
     question = ImageCommand(images=("a",), call_id="c")
     task = asyncio.create_task(front.client.ask(question))
     await asyncio.sleep(0)
@@ -453,7 +453,7 @@ async def test_a_question_about_images_is_asked_again_of_the_next_worker(front: 
     assert await task == answer
 
 
-async def test_an_unanswered_command_is_sent_once_more_after_the_requests(
+async def test_an_unanswered_command_is_resent_once_after_the_requests(
     front: Front,
 ) -> None:
     command = await asked(front, "close")
@@ -492,7 +492,7 @@ async def test_a_failure_at_the_first_worker_is_passed_on_unchanged(front: Front
     assert (await command).message == "so it is"
 
 
-async def test_a_command_that_met_two_deaths_is_not_sent_to_a_third_worker(front: Front) -> None:
+async def test_a_command_that_met_two_deaths_is_not_resent(front: Front) -> None:
     command = await asked(front, "import")
     front.die()
     front.next_worker()
@@ -559,7 +559,7 @@ async def test_neither_a_refusal_nor_idle_work_counts_as_progress(
     assert front.die_on_trial("a") == ("a",)
 
 
-async def test_the_next_worker_learns_of_prefilled_prompts_until_a_request_uses_them(
+async def test_the_next_worker_learns_of_unused_prefilled_prompts(
     front: Front,
 ) -> None:
     request = read_ahead(9)

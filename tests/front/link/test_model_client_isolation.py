@@ -38,15 +38,13 @@ def died_alone(
     return died(isolation, {request_id: tokens}, also_open=also_open)
 
 
-def test_one_death_makes_no_suspect() -> None:
+def test_one_death_makes_nobody_a_suspect() -> None:
     isolation = Isolation()
     assert died(isolation, {"a": 1, "b": 0}) is None
     assert isolation.is_over
 
 
-def test_after_two_deaths_without_progress_requests_are_tried_alone_and_the_killer_is_refused() -> (
-    None
-):
+def test_after_two_deaths_requests_are_tried_alone_and_the_killer_refused() -> None:
     isolation = Isolation()
     died(isolation, {"a": 1, "b": 1, "c": 1})
     assert died(isolation, {"a": 0, "b": 0, "c": 0}) is None
@@ -58,7 +56,7 @@ def test_after_two_deaths_without_progress_requests_are_tried_alone_and_the_kill
     assert isolation.is_over, "its deaths are explained"
 
 
-def test_an_innocent_request_survives_a_worker_that_something_else_kills_in_its_trial() -> None:
+def test_an_innocent_request_survives_an_unrelated_death_in_its_trial() -> None:
     isolation = Isolation()
     for _ in range(2):
         died(isolation, {"a": 0, "b": 0})
@@ -75,7 +73,7 @@ def test_an_innocent_request_survives_a_worker_that_something_else_kills_in_its_
             isolation.has_passed("b")
 
 
-def test_a_request_that_draws_a_token_or_two_in_each_life_is_tried_alone_and_refused() -> None:
+def test_a_request_with_few_tokens_per_life_is_tried_alone() -> None:
     isolation = Isolation()
     for tokens in (2, 1, 2):
         assert isolation.is_over
@@ -86,7 +84,7 @@ def test_a_request_that_draws_a_token_or_two_in_each_life_is_tried_alone_and_ref
     assert isolation.is_over
 
 
-def test_a_request_that_meets_many_deaths_is_tried_alone_whatever_its_progress() -> None:
+def test_a_request_that_meets_many_deaths_is_tried_alone() -> None:
     isolation = Isolation()
     for _ in range(DEATHS_OF_A_LIFE):
         assert isolation.is_over
@@ -96,7 +94,7 @@ def test_a_request_that_meets_many_deaths_is_tried_alone_whatever_its_progress()
     assert isolation.tokens_to_pass > 2 * MANY
 
 
-def test_a_request_without_a_token_while_others_progress_is_tried_alone() -> None:
+def test_a_stuck_request_among_progressing_ones_is_tried_alone() -> None:
     isolation = Isolation()
     for _ in range(DEATHS_OF_ONE):
         assert isolation.is_over
@@ -106,7 +104,7 @@ def test_a_request_without_a_token_while_others_progress_is_tried_alone() -> Non
     assert isolation.is_over
 
 
-def test_requests_with_few_tokens_are_tried_before_those_that_may_have_been_queued() -> None:
+def test_requests_with_few_tokens_are_tried_before_possibly_queued_ones() -> None:
     isolation = Isolation()
     for _ in range(DEATHS_OF_ONE):
         died(isolation, {"queued": 0, "slow": 4, "guilty": 2})
@@ -117,7 +115,7 @@ def test_requests_with_few_tokens_are_tried_before_those_that_may_have_been_queu
     assert isolation.next_of(["queued", "slow", "guilty"]) == "queued"
 
 
-def test_each_further_trial_of_a_request_is_twice_as_long() -> None:
+def test_each_further_trial_is_twice_as_long() -> None:
     isolation = Isolation()
     to_pass = []
     for _ in range(3):
@@ -155,9 +153,7 @@ def test_finding_the_killer_clears_the_requests_that_died_with_it() -> None:
 
 
 @given(data=st.data(), count=st.integers(1, 8))
-def test_every_killer_is_refused_in_the_end_and_nothing_else(
-    data: st.DataObject, count: int
-) -> None:
+def test_exactly_the_killers_are_refused(data: st.DataObject, count: int) -> None:
     """Some requests kill the worker whenever they run, after any number of tokens."""
     killers = data.draw(
         st.dictionaries(st.integers(0, count - 1).map(str), st.integers(0, 3 * FEW_TOKENS))
@@ -195,7 +191,7 @@ MOST_DEATHS = (MOST_TOKENS.bit_length() + 1) * (DEATHS_OF_A_LIFE + DEATHS_ALONE)
 @given(
     lives=st.lists(st.tuples(st.integers(0, MOST_TOKENS), st.booleans()), min_size=1, max_size=8)
 )
-def test_the_deaths_that_one_request_can_cause_are_bounded_however_it_behaves(
+def test_the_deaths_caused_by_one_request_are_bounded(
     lives: list[tuple[int, bool]],
 ) -> None:
     """In each life it generates some tokens, or its stream is not read for a while in its trial."""
@@ -216,7 +212,7 @@ def test_the_deaths_that_one_request_can_cause_are_bounded_however_it_behaves(
     assert any(pauses for _, pauses in lives), "it was never refused"
 
 
-def test_a_suspect_that_is_not_read_waits_for_its_trial_and_no_death_is_forgotten() -> None:
+def test_an_unread_suspect_waits_for_its_trial_and_stays_suspect() -> None:
     isolation = Isolation()
     for _ in range(DEATHS_OF_ONE):
         died(isolation, {"innocent": MANY, "guilty": 2})

@@ -65,7 +65,7 @@ def whole_of(deltas: list[OutputDelta], end: ChoiceFinished) -> WholeChoice:
     reason=ends,
     logprobs=st.booleans(),
 )
-def test_a_streamed_chat_says_what_the_whole_says(
+def test_streamed_and_whole_chats_are_equal(
     calls: list[str], thought: str, said: str, reason: FinishReason, logprobs: bool
 ) -> None:
     *deltas, end = events(calls, thought, said, reason, logprobs=logprobs)
@@ -106,7 +106,7 @@ def test_a_streamed_chat_says_what_the_whole_says(
 
 
 @given(thought=texts, said=texts, reason=ends)
-def test_a_streamed_prompt_says_what_the_whole_says(
+def test_streamed_and_whole_completions_are_equal(
     thought: str, said: str, reason: FinishReason
 ) -> None:
     *deltas, end = events([], thought, said, reason, logprobs=False)
@@ -126,7 +126,7 @@ def test_a_streamed_prompt_says_what_the_whole_says(
     assert (lines[-1].context, lines[-1].done_reason) == (whole.context, whole.done_reason)
 
 
-def test_an_answer_whose_writing_was_not_timed_still_took_some_time() -> None:
+def test_untimed_generation_reports_a_positive_duration() -> None:
     end = ChoiceFinished(
         index=0,
         reason=FinishReason.STOP,

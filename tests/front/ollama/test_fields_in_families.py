@@ -45,7 +45,7 @@ SERVICES = scripted_services(ScriptedGateway(), directory=directory_of())
 @pytest.mark.parametrize(
     "form", [PERSON, pytest.param("json", marks=pytest.mark.slow)], ids=["schema", "json"]
 )
-def test_the_form_holds_behind_the_thought(family: str, form: Any) -> None:
+def test_the_format_is_enforced_after_the_thought(family: str, form: Any) -> None:
     model = bundle(FAMILY_TEMPLATES[family])
     tokenizer = LLTokenizer(model.tokenizer.backend.to_str(), eos_token=0)
     for think in (True, False, None):

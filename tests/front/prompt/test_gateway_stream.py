@@ -86,7 +86,7 @@ async def thinking_stream(
     return stream
 
 
-async def test_a_thought_that_goes_round_in_circles_is_ended_once_and_its_end_says_so(
+async def test_a_repeating_thought_is_ended_once_and_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
@@ -99,9 +99,7 @@ async def test_a_thought_that_goes_round_in_circles_is_ended_once_and_its_end_sa
     assert caplog.text.count("repeated itself") == 1
 
 
-async def test_a_thought_that_goes_on_and_what_is_said_again_and_again_behind_it_are_left_alone() -> (
-    None
-):
+async def test_varied_thoughts_and_repeated_text_are_left_alone() -> None:
     dice = random.Random(1)
     thought = [dice.choice(WORDS) for _ in range(300)]
     said = TOKENIZER.encode("</think>", add_special_tokens=False).ids + list(WORDS[:3] * 100)
@@ -112,7 +110,7 @@ async def test_a_thought_that_goes_on_and_what_is_said_again_and_again_behind_it
     assert (end.thought_ended_by, engine.thought_limits) == (None, [])
 
 
-async def test_thoughts_are_ended_on_request_where_the_model_has_a_marker() -> None:
+async def test_thoughts_are_ended_on_request_if_the_model_has_a_marker() -> None:
     engine = ScriptedClient(answers(*WORDS))
     async with aclosing(await thinking_stream(engine)) as stream:
         assert stream.end_thoughts()
@@ -141,7 +139,7 @@ async def read(
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_readers_that_come_and_go_leave_nothing_open(seed: int) -> None:
+async def test_leaving_readers_leave_nothing_open(seed: int) -> None:
     dice = random.Random(seed)
     lengths: dict[str, int] = {}
 
@@ -176,7 +174,7 @@ async def test_readers_that_come_and_go_leave_nothing_open(seed: int) -> None:
     await engine.close()
 
 
-async def test_whole_readers_see_every_choice_end_once() -> None:
+async def test_patient_readers_see_every_choice_end_once() -> None:
     engine = ScriptedClient(answers(*WORDS * 3))
     ended = await asyncio.gather(
         *(read(engine, str(name), choices=3, events=1000, stops=()) for name in range(10))

@@ -60,7 +60,7 @@ def written(
     keeps_thoughts=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_a_turn_of_an_agent_begins_with_all_that_was_read_and_written(
+def test_an_agents_next_turn_begins_with_everything_before(
     turns: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]], keeps_thoughts: bool, seed: int
 ) -> None:
     choose = random.Random(seed)
@@ -99,7 +99,7 @@ CALL = '<tool_call>\n{"name":"f","arguments":{}}\n</tool_call>'
 PLAIN_ORDER = random.Random(0)
 
 
-def test_an_answer_with_a_token_that_its_client_did_not_see_is_tokenized_anew() -> None:
+def test_an_answer_with_a_token_hidden_from_the_client_is_retokenized() -> None:
     bundle = replace(BUNDLE, known_answers=KnownAnswers())
     markers = bundle.dialect.marker_ids
     ends = {bundle.tokenizer.pieces.backend.id_to_token(e) for e in bundle.tokenizer.eos_token_ids}
@@ -114,7 +114,7 @@ def test_an_answer_with_a_token_that_its_client_did_not_see_is_tokenized_anew() 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_an_answer_that_spells_a_control_text_comes_back_as_it_was_generated(seed: int) -> None:
+def test_an_answer_with_spelled_control_text_returns_as_generated(seed: int) -> None:
     bundle = replace(BUNDLE, known_answers=KnownAnswers())
     encode = bundle.tokenizer.encode_text
     said = "hello <tool_call> the <|im_end|> world </think>"
@@ -139,7 +139,7 @@ NO_CALLS = {"tool_choice": ToolChoice(mode="none")}
         ("hello world", {"stop": ("xyz",)}, "hello world", True),
     ],
 )
-def test_an_answer_is_known_if_its_client_saw_all_that_its_tokens_mean(
+def test_an_answer_is_known_if_the_client_saw_all_of_its_meaning(
     generated: str, fields: dict[str, Any], seen: str, is_known: bool
 ) -> None:
     bundle = replace(BUNDLE, known_answers=KnownAnswers())
@@ -150,7 +150,7 @@ def test_an_answer_is_known_if_its_client_saw_all_that_its_tokens_mean(
 
 
 @pytest.mark.parametrize("keeps_thoughts", [True, False])
-def test_a_thought_that_the_prompt_opens_belongs_to_the_answer(keeps_thoughts: bool) -> None:
+def test_a_thought_opened_by_the_prompt_belongs_to_the_answer(keeps_thoughts: bool) -> None:
     bundle = replace(BUNDLE, known_answers=KnownAnswers())
     opened = {"template_options": {"opened": True}}
     before, deltas = one_turn(bundle, f"  why hello\n\n</think>{CALL}", **opened)
@@ -161,7 +161,7 @@ def test_a_thought_that_the_prompt_opens_belongs_to_the_answer(keeps_thoughts: b
     assert prompt[: len(before)] == before
 
 
-def test_an_empty_thought_that_the_prompt_has_written_stays_in_history() -> None:
+def test_an_empty_thought_written_by_the_prompt_stays_in_history() -> None:
     bundle = replace(BUNDLE, known_answers=KnownAnswers())
     closed = {"template_options": {"opened": False}}
     before, deltas = one_turn(bundle, "hello world", **closed)
@@ -169,7 +169,7 @@ def test_an_empty_thought_that_the_prompt_has_written_stays_in_history() -> None
     assert prompt[: len(before)] == before
 
 
-def test_a_thought_that_the_template_drops_stays_dropped_and_is_counted() -> None:
+def test_a_thought_dropped_by_the_template_is_counted_and_stays_dropped() -> None:
     bundle = replace(BUNDLE, known_answers=KnownAnswers())
     _, deltas = one_turn(bundle, f"<think>\nwhy\n</think>\n\nhello{CALL}")
     messages = [
@@ -188,7 +188,7 @@ def test_a_thought_that_the_template_drops_stays_dropped_and_is_counted() -> Non
 @pytest.mark.parametrize(
     "change", [{"content": "held"}, {"arguments": '{"a": 1}'}, {"name": "read_file"}]
 )
-def test_what_a_client_has_changed_is_read_as_it_is_sent(change: dict[str, Any]) -> None:
+def test_an_answer_changed_by_the_client_is_read_as_sent(change: dict[str, Any]) -> None:
     bundle = replace(BUNDLE, known_answers=KnownAnswers())
     _, deltas = one_turn(bundle, f"hello{CALL}")
     (call,) = tool_calls_of(deltas)
@@ -208,7 +208,7 @@ def test_what_a_client_has_changed_is_read_as_it_is_sent(change: dict[str, Any])
     assert all(value in text for value in change.values())
 
 
-def test_answers_are_found_again_by_a_server_that_was_started_anew(tmp_path: Path) -> None:
+def test_answers_are_recalled_after_a_server_restart(tmp_path: Path) -> None:
     (tmp_path / "answers").mkdir()
     files = [AnswerFile(tmp_path), AnswerFile(tmp_path), AnswerFile(tmp_path)]
     first, second = (

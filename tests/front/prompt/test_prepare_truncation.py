@@ -102,7 +102,7 @@ def test_the_next_turn_of_a_shortened_conversation_tokenizes_little(
 @pytest.mark.parametrize(
     "text", ["\ufdd5" * 300_000 + NOTE * 3000, NOTE * 3000 + "\ufdd5" * 300_000]
 )
-def test_characters_without_tokens_do_no_harm(counting: TokenizerBundle, text: str) -> None:
+def test_characters_without_tokens_are_harmless(counting: TokenizerBundle, text: str) -> None:
     prepared = short(counting, ChatPrompt(messages=(user(text),)))
     assert prepared.left_out is not None
     assert prepared.prompt_tokens <= CONTEXT - 64

@@ -101,7 +101,9 @@ def answered(messages: Sequence[Message]) -> list[str]:
 
 
 @given(turns(), st.integers(150, 3000))
-def test_what_is_left_fits_and_keeps_what_must_stay(messages: list[Message], limit: int) -> None:
+def test_the_shortened_conversation_fits_and_keeps_required_messages(
+    messages: list[Message], limit: int
+) -> None:
     short = shortened(messages, limit)
     if short is None:
         return
@@ -122,7 +124,7 @@ def test_what_is_left_fits_and_keeps_what_must_stay(messages: list[Message], lim
 
 
 @given(turns(), st.integers(150, 3000))
-def test_shortening_twice_is_shortening_once(messages: list[Message], limit: int) -> None:
+def test_shortening_twice_equals_shortening_once(messages: list[Message], limit: int) -> None:
     short = shortened(messages, limit)
     if short is not None:
         again = shortened(short.messages, limit)
@@ -139,7 +141,7 @@ def test_a_conversation_that_fits_is_unchanged(messages: list[Message]) -> None:
 
 @settings(max_examples=15)
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=40, max_size=80))
-def test_a_growing_conversation_is_cut_anew_only_now_and_then(
+def test_a_growing_conversation_is_recut_only_occasionally(
     lengths: list[tuple[int, int]],
 ) -> None:
     """Between two cuts, each prompt extends the one before it, so the prefix cache is hit."""
@@ -159,7 +161,7 @@ def test_a_growing_conversation_is_cut_anew_only_now_and_then(
 
 @settings(max_examples=15)
 @given(st.lists(st.integers(1, 100), min_size=40, max_size=80))
-def test_a_long_run_of_tool_calls_is_cut_anew_only_now_and_then(lengths: list[int]) -> None:
+def test_a_long_run_of_tool_calls_is_recut_only_occasionally(lengths: list[int]) -> None:
     messages = [system(), user(30)]
     prompts: list[tuple[Message, ...]] = []
     for place, length in enumerate(lengths):
@@ -173,7 +175,7 @@ def test_a_long_run_of_tool_calls_is_cut_anew_only_now_and_then(lengths: list[in
     assert cuts <= 1 + count(messages) / (room / 3)
 
 
-def test_the_oldest_messages_of_the_middle_go_first_and_are_counted_in_a_note() -> None:
+def test_the_oldest_middle_messages_go_first_and_are_counted() -> None:
     messages = [system(), user(10, "first")]
     for turn in range(20):
         messages += [answer(50), user(50, f"u{turn}_")]
@@ -189,7 +191,7 @@ def test_the_oldest_messages_of_the_middle_go_first_and_are_counted_in_a_note() 
     assert short.messages[3:] == tuple(messages[2 + gone :])
 
 
-def test_a_call_and_results_around_another_message_stay_together() -> None:
+def test_a_call_and_its_results_stay_together() -> None:
     messages = [user(5), *(answer(60) for _ in range(9)), calling("a", "b"), result("a", 60)]
     messages += [user(60), result("b", 60), *(answer(60) for _ in range(5)), user(5)]
     for limit in range(150, 1000, 50):
@@ -198,7 +200,7 @@ def test_a_call_and_results_around_another_message_stay_together() -> None:
         assert len(called(short.messages)) == len(answered(short.messages))
 
 
-def test_a_text_too_long_to_stay_whole_loses_its_middle_and_keeps_the_same_ends() -> None:
+def test_a_text_that_is_too_long_loses_its_middle() -> None:
     document = user(3000, "d")
     first = shortened([system(), document])
     assert first is not None
@@ -213,7 +215,7 @@ def test_a_text_too_long_to_stay_whole_loses_its_middle_and_keeps_the_same_ends(
     assert later.messages[2:] == (answer(20), user(20))
 
 
-def test_a_long_result_is_cut_the_same_way_once_it_is_not_the_last_message() -> None:
+def test_a_long_result_is_cut_equally_in_later_turns() -> None:
     run = [system(), user(20), calling("a"), result("a", 2000)]
     first = shortened(run)
     assert first is not None
@@ -297,7 +299,7 @@ def test_the_roundest_number_is_divisible_by_the_highest_power_of_two(
 
 
 @given(st.integers(64, 5000), st.integers(1, 20_000))
-def test_the_middle_of_a_growing_text_hardly_changes(limit: int, excess: int) -> None:
+def test_the_middle_of_a_growing_text_rarely_changes(limit: int, excess: int) -> None:
     tokens = limit + excess
     start, end = middle_of_tokens(tokens, limit=limit)
     assert 0 < start < end <= tokens

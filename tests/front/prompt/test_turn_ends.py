@@ -119,7 +119,7 @@ _SOLAR_CALL = (
         ("<|content|>Hello.", ["Hello."]),
     ],
 )
-def test_the_end_of_the_text_ends_the_answer_but_the_end_of_a_thought_does_not(
+def test_the_end_of_text_ends_an_answer_but_a_thoughts_end_does_not(
     text: str, says: list[object]
 ) -> None:
     found, tokenizer = _found(FAMILY_TEMPLATES["solar"])
@@ -155,7 +155,7 @@ def test_an_answer_continues_with_a_call_after_a_message_end(
     assert heard(by_tokens(tokenizer, found.dialect, TOOLS, text)) == says
 
 
-def test_the_choice_ends_with_the_message_and_not_with_the_model() -> None:
+def test_the_choice_ends_with_the_message_not_the_model() -> None:
     found, tokenizer = _found(FAMILY_TEMPLATES["solar"])
     text = "<|content|>Hello.<|end|><|begin|>user"
     *_, last = by_tokens(tokenizer, found.dialect, (), text, reason=FinishReason.LENGTH)
