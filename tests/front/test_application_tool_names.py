@@ -103,7 +103,7 @@ def calls_in(path: str, answer: Any) -> list[str]:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", ["a" * 65, LONG, "n" * 256, "wetter_für", "ns.f/x:y-z"])
-async def test_a_name_of_any_length_reaches_the_model_and_comes_back_as_it_was(
+async def test_a_long_tool_name_reaches_the_model_and_returns_unchanged(
     name: str, path: str
 ) -> None:
     gateway = ScriptedGateway(script=calling((name, '{"x": "1"}')))
@@ -117,7 +117,7 @@ async def test_a_name_of_any_length_reaches_the_model_and_comes_back_as_it_was(
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", ["", "n" * 257, "a b", "<f>", 'a"b', "a\nb"])
-async def test_other_names_are_refused_with_the_field(name: str, path: str) -> None:
+async def test_invalid_names_are_refused_by_field(name: str, path: str) -> None:
     gateway = ScriptedGateway()
     response = await asked(gateway, path, name=name)
     field = "tools.0.name" if path in (RESPONSES, MESSAGES) else "tools.0.function.name"
@@ -140,7 +140,7 @@ async def test_tools_of_unknown_types_are_skipped_or_refused_by_name(kind: str, 
 
 
 @pytest.mark.parametrize("call_id", ODD_IDS, ids=range(len(ODD_IDS)))
-async def test_odd_ids_are_read_by_every_family_and_alike_in_all_protocols(call_id: str) -> None:
+async def test_odd_ids_are_read_equally_by_families_and_protocols(call_id: str) -> None:
     asked_by = {path: await request_of(path, call_id=call_id) for path in PATHS}
     for request in asked_by.values():
         assert isinstance(request.prompt, ChatPrompt)
@@ -153,7 +153,7 @@ async def test_odd_ids_are_read_by_every_family_and_alike_in_all_protocols(call_
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_two_clients_of_one_tenant_with_the_same_names_and_ids_do_not_mix(path: str) -> None:
+async def test_two_clients_with_equal_names_and_ids_do_not_mix(path: str) -> None:
     first, second = await asyncio.gather(
         request_of(path, name="f", key="city"), request_of(path, name="f", key="zone")
     )

@@ -19,7 +19,7 @@ def a_server(pid: int, *, started_at: float) -> RunningServer:
     )
 
 
-def test_living_servers_are_found_oldest_first_and_dead_ones_are_not(
+def test_running_servers_are_found_oldest_first_and_dead_ones_not(
     tmp_path: Path,
 ) -> None:
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
@@ -42,5 +42,5 @@ def test_living_servers_are_found_oldest_first_and_dead_ones_are_not(
     assert running_servers(environ) == []
 
 
-def test_a_user_without_a_home_has_no_servers(tmp_path: Path) -> None:
+def test_without_a_home_directory_servers_are_not_found(tmp_path: Path) -> None:
     assert running_servers({"XDG_CACHE_HOME": str(tmp_path / "none")}) == []

@@ -93,7 +93,7 @@ async def test_a_damaged_model_is_not_listed(client: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_request_for_a_damaged_model_says_why_in_the_form_of_its_protocol(
+async def test_a_request_for_a_damaged_model_gets_its_protocols_error(
     client: httpx.AsyncClient, path: str, stream: bool
 ) -> None:
     words = {

@@ -4,7 +4,7 @@ from holdfast.front.output import TextDelta, TokenText
 from holdfast.front.server.answers import WholeChoice
 
 
-def test_a_whole_choice_tells_its_kinds_of_text_apart_and_keeps_all_tokens_in_order() -> None:
+def test_a_whole_choice_separates_text_kinds_and_orders_tokens() -> None:
     tokens = [TokenText(text=text, raw=text.encode(), logprob=-1.0) for text in "abc"]
     choice = WholeChoice(
         deltas=[

@@ -46,7 +46,7 @@ def streamed(form: AnswerFormat, script: list[OutputEvent]) -> str:
     ).decode()
 
 
-def test_one_string_has_a_newline_where_the_call_stood(script: list[OutputEvent]) -> None:
+def test_one_string_has_a_newline_in_place_of_the_call(script: list[OutputEvent]) -> None:
     chat = whole(ChatAnswer(choices=1, model="m", version="1"), script)
     assert chat["choices"][0]["message"]["content"] == "I look.\nI answer."
     chunks = events_of(streamed(ChatAnswer(choices=1, model="m", version="1"), script))
@@ -59,7 +59,7 @@ def test_one_string_has_a_newline_where_the_call_stood(script: list[OutputEvent]
     assert "".join(line["message"]["content"] for line in lines) == "I look.\nI answer."
 
 
-def test_blocks_of_messages_have_their_own_text_and_nothing_more(script: list[OutputEvent]) -> None:
+def test_text_blocks_around_a_call_are_unchanged(script: list[OutputEvent]) -> None:
     def form() -> MessagesAnswer:
         return MessagesAnswer(model="m", seal=Seal(), max_tokens=99)
 

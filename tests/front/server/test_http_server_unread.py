@@ -48,7 +48,7 @@ def unread(url: str) -> socket.socket:
     return client
 
 
-async def test_a_client_that_reads_nothing_is_given_up_with_one_line(
+async def test_an_unread_response_is_given_up_with_one_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     gateway = EndlessGateway()
@@ -70,7 +70,7 @@ async def test_a_client_that_reads_nothing_is_given_up_with_one_line(
     assert [record for record in said if record.levelno >= logging.ERROR] == []
 
 
-async def test_a_client_that_reads_nothing_for_a_while_and_then_on_loses_nothing() -> None:
+async def test_a_client_that_pauses_reading_loses_nothing() -> None:
     gateway = EndlessGateway()
     async with served(gateway) as url:
         client = await asyncio.to_thread(unread, url)

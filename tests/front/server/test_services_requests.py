@@ -49,7 +49,7 @@ async def test_work_whose_client_leaves_is_cancelled() -> None:
     assert cancelled.is_set()
 
 
-async def test_what_the_work_raises_is_raised() -> None:
+async def test_an_exception_of_the_work_is_raised() -> None:
     async def work() -> None:
         raise ZeroDivisionError
 

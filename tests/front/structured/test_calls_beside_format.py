@@ -83,7 +83,7 @@ def _grammar(dialect: ModelDialect, schema: Any, **choice: Any) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
-def test_every_readable_form_of_call_is_allowed_beside_a_document(name: str) -> None:
+def test_every_readable_call_is_allowed_as_an_alternative_to_a_document(name: str) -> None:
     found, tokenizer = _found(name)
     dialect = found.dialect
     assert dialect.calls is not None
@@ -113,7 +113,7 @@ def test_documents_are_accepted_as_without_tools(name: str, kind: str) -> None:
     assert refusal(tokenizer, dialect, grammar, before + "I think that")
 
 
-def test_several_bare_calls_are_allowed_only_if_calls_may_be_parallel() -> None:
+def test_several_bare_calls_need_parallel_calls() -> None:
     found, tokenizer = _found("qwen3")
     call = json.dumps({"name": "find_places", "arguments": _ARGUMENTS})
     schema, _ = _DOCUMENTS["other names"]

@@ -24,7 +24,7 @@ _NOT_WRITTEN = {("gpt_oss", "a text and a call")}
 
 
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
-def test_a_model_may_write_what_its_template_writes_to_the_end_of_the_turn(name: str) -> None:
+def test_a_model_may_write_its_templates_text_to_the_turns_end(name: str) -> None:
     family = FAMILY_TEMPLATES[name]
     tokenizer = family.tokenizer()
     found = find_dialect(family.template(), tokenizer, config={})
@@ -41,7 +41,7 @@ def test_a_model_may_write_what_its_template_writes_to_the_end_of_the_turn(name:
 
 
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
-def test_after_a_complete_call_and_a_new_line_the_answer_can_end(name: str) -> None:
+def test_after_a_call_and_a_new_line_the_answer_can_end(name: str) -> None:
     """Models write the line break that separates two calls after the last call, too."""
     family = FAMILY_TEMPLATES[name]
     tokenizer = family.tokenizer()

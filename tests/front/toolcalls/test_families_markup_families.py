@@ -123,7 +123,7 @@ def dialect_of(name: str, *, as_tokens: bool) -> ModelDialect:
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=12)
 @given(calls=calls, places=st.lists(st.integers(0, 1000), max_size=6), as_tokens=st.booleans())
-def test_a_family_reads_what_it_writes_however_it_is_cut(
+def test_a_family_reads_its_own_calls_from_any_pieces(
     name: str, calls: list[Call], places: list[int], as_tokens: bool
 ) -> None:
     text = MARKUP_FAMILIES[name].write(calls)
@@ -134,7 +134,7 @@ def test_a_family_reads_what_it_writes_however_it_is_cut(
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=12)
 @given(data=st.data(), places=st.lists(st.integers(0, 1000), max_size=6), as_tokens=st.booleans())
-def test_any_text_is_read_the_same_however_it_is_cut_and_no_text_is_lost(
+def test_any_text_is_read_equally_from_any_pieces_without_loss(
     name: str, data: st.DataObject, places: list[int], as_tokens: bool
 ) -> None:
     family = MARKUP_FAMILIES[name]
@@ -199,7 +199,7 @@ HAS_ITEM: dict[str, Any] = {"type": "object", "properties": {"item": {"type": "s
         ({"type": "object"}, [("item", "alpha"), ("item", "beta")], ["alpha", "beta"]),
     ],
 )
-def test_item_tags_are_an_array_if_the_schema_allows_one_or_an_object_would_lose_values(
+def test_item_tags_become_an_array_if_the_schema_requires_it(
     schema: dict[str, Any], tags: list[tuple[str, str]], value: Any
 ) -> None:
     mark = NestedTags().mark
@@ -250,7 +250,7 @@ def test_strings_stream(name: str, as_tokens: bool) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_call_that_is_cut_off_does_not_end_and_keeps_its_arguments(name: str) -> None:
+def test_a_cut_call_does_not_end_and_keeps_its_arguments(name: str) -> None:
     text = MARKUP_FAMILIES[name].write(
         [Call("get_weather", {"city": "Rome < </p", "days": 3, "opt": {"a": [1]}})]
     )
@@ -311,7 +311,7 @@ def test_a_thought_may_mention_calls_and_end_with_one(
 
 @pytest.mark.parametrize("filler", ["[", "{", '{"a":', "<item>", "]<]minimax[>[<item>", "("])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_endless_brackets_become_arguments_that_a_client_can_parse(name: str, filler: str) -> None:
+def test_endless_brackets_become_parseable_arguments(name: str, filler: str) -> None:
     text = (
         MARKUP_FAMILIES[name]
         .write([Call("get_weather", {"opt": {"a": ["XX"]}})])
