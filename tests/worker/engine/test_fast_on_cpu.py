@@ -138,7 +138,7 @@ def test_the_rotations_of_mlx_lm_have_the_same_bits(rope: Any, tokens: int, tmp_
             assert_same_bits(each, expected)
 
 
-def test_an_array_that_the_model_has_made_is_never_taken_for_an_earlier_one() -> None:
+def test_a_new_array_is_never_mistaken_for_an_earlier_one() -> None:
     x = random_array(2, 1, 1, 16)
     rope: Any = nn.RoPE(16)
     rotations = Rotations()
@@ -152,7 +152,7 @@ def test_an_array_that_the_model_has_made_is_never_taken_for_an_earlier_one() ->
     assert_same_bits(after, rope(x, offset=mx.array([6, 10])))
 
 
-def test_a_step_of_several_forward_passes_rotates_each_by_its_own_positions() -> None:
+def test_each_forward_pass_of_a_step_rotates_by_its_positions() -> None:
     x = random_array(2, 1, 1, 16)
     rope: Any = nn.RoPE(16)
     places = [mx.array([3, 4]), mx.array([5, 9])]
@@ -164,7 +164,7 @@ def test_a_step_of_several_forward_passes_rotates_each_by_its_own_positions() ->
         assert_same_bits(each, right)
 
 
-def test_tables_are_kept_over_steps_and_those_unused_for_longest_are_dropped(
+def test_tables_are_kept_and_the_least_recently_used_dropped(
     tmp_path: Path,
 ) -> None:
     rope = nn.RoPE(16)
@@ -233,7 +233,7 @@ def cosines_of_two_rotations(folder: Path) -> int:
     return operations_of(*turned, folder=folder)["Cos"]
 
 
-def test_other_threads_and_code_outside_of_steps_call_mlx(tmp_path: Path) -> None:
+def test_other_threads_and_code_outside_steps_call_mlx(tmp_path: Path) -> None:
     elsewhere: list[int] = []
     with fast_on_cpu.step(Rotations()):
         assert cosines_of_two_rotations(tmp_path) == 1
@@ -287,7 +287,7 @@ def open_sequence(engine: Engine, name: str, *, prompt_tokens: int) -> None:
     engine.open(request, capacity_tokens=prompt_tokens + 64)
 
 
-def test_a_type_of_numbers_is_traced_once() -> None:
+def test_each_number_type_is_traced_once() -> None:
     rope: Any = nn.RoPE(16)
     with traced() as names, fast_on_cpu.step(Rotations()):
         for heads in (2, 3):
@@ -296,7 +296,7 @@ def test_a_type_of_numbers_is_traced_once() -> None:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_nothing_is_traced_after_the_first_tokens(name: str) -> None:
+def test_tracing_stops_after_the_first_tokens(name: str) -> None:
     engine = Engine(probed(name), vocab_size=VOCAB_SIZE)
     ends: dict[str, int] = {}
 
@@ -336,7 +336,7 @@ def test_nothing_is_traced_after_the_first_tokens(name: str) -> None:
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-def test_a_decode_step_computes_cosines_at_most_once_and_takes_fewer_operations(
+def test_a_decode_step_computes_cosines_at_most_once(
     streams: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     model = make_tiny("llama", num_hidden_layers=3)

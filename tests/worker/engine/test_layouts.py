@@ -68,7 +68,7 @@ def assert_close(got: mx.array | None, expected: mx.array) -> None:
     ("with_head", "projects_later"), [(False, False), (True, False), (True, True)]
 )
 @pytest.mark.parametrize("layout", ["rows", "split", "solo"])
-def test_each_span_gets_the_rows_that_it_wants_in_the_order_of_the_plan(
+def test_each_span_gets_its_wanted_rows_in_plan_order(
     layout: str, with_head: bool, projects_later: bool
 ) -> None:
     model = make_tiny("llama")
@@ -100,7 +100,7 @@ def test_each_span_gets_the_rows_that_it_wants_in_the_order_of_the_plan(
 
 
 @pytest.mark.parametrize("layout", ["rows", "split", "solo"])
-def test_a_step_that_wants_no_logits_has_none_but_moves_on(layout: str) -> None:
+def test_a_step_without_wanted_logits_still_advances(layout: str) -> None:
     model = kept_tiny("llama")
     runner = runner_of(layout, model)
     sequence = a_sequence(runner, "a")
@@ -111,7 +111,7 @@ def test_a_step_that_wants_no_logits_has_none_but_moves_on(layout: str) -> None:
     )
 
 
-def test_a_decoding_span_that_draws_nothing_does_not_shift_the_others() -> None:
+def test_a_decoding_span_without_a_draw_does_not_shift_others() -> None:
     model = kept_tiny("llama")
     runner = runner_of("split", model)
     quiet, loud, late = (a_sequence(runner, name) for name in "abc")
@@ -131,7 +131,7 @@ def test_a_decoding_span_that_draws_nothing_does_not_shift_the_others() -> None:
     )
 
 
-def test_a_window_that_a_chunk_has_stretched_is_back_at_rest_after_the_step() -> None:
+def test_a_window_stretched_by_a_chunk_shrinks_after_the_step() -> None:
     model = kept_tiny("gemma3_text")
     runner = runner_of("rows", model)
     sequence = a_sequence(runner, "a")
@@ -157,7 +157,7 @@ def test_recurrent_layers_are_refused_as_rows(name: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["rows", "split"])
-def test_a_kind_that_only_mlx_lm_knows_is_refused(layout: str) -> None:
+def test_a_kind_known_only_to_mlx_lm_is_refused(layout: str) -> None:
     with pytest.raises(LayoutError, match="only mlx-lm knows"):
         runner_of(layout, kept_tiny("deepseek_v41")).fresh_layers()
 
@@ -167,7 +167,7 @@ def test_solo_keeps_mlx_lms_own_objects() -> None:
     assert all(isinstance(layer, ForeignState) for layer in layers)
 
 
-def test_experts_serve_many_rows_as_they_serve_each() -> None:
+def test_experts_give_the_same_for_many_rows_as_for_one() -> None:
     """From 64 routed rows on mlx-lm sorts them by expert."""
     model = kept_tiny("qwen3_moe")
     runner = runner_of("rows", model)
@@ -187,7 +187,7 @@ def test_experts_serve_many_rows_as_they_serve_each() -> None:
     ("name", "layout"),
     [("llama", "rows"), ("gemma3_text", "rows"), ("gpt_oss", "rows"), ("qwen3_next", "split")],
 )
-def test_what_is_frozen_between_any_two_spans_is_attended_to_as_one(
+def test_parts_frozen_between_spans_are_attended_to_as_one(
     name: str, layout: str, host_scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone and with another sequence; each layer ends in several parts, as if others held the

@@ -123,7 +123,7 @@ def rounded(quantize: Quantize) -> Quantize:
 
 
 @pytest.mark.parametrize("model_type", listed("awq"))
-def test_weights_of_autoawq(tmp_path: Path, model_type: str) -> None:
+def test_autoawq_weights(tmp_path: Path, model_type: str) -> None:
     found = difference(
         tmp_path,
         tiny_config(model_type),
@@ -136,7 +136,7 @@ def test_weights_of_autoawq(tmp_path: Path, model_type: str) -> None:
 
 @pytest.mark.parametrize("changes", [{}, LARGER], ids=["one block", "several blocks"])
 @pytest.mark.parametrize("model_type", listed("fp8"))
-def test_weights_of_fp8_in_blocks(tmp_path: Path, model_type: str, changes: dict[str, Any]) -> None:
+def test_fp8_block_weights(tmp_path: Path, model_type: str, changes: dict[str, Any]) -> None:
     config = {**tiny_config(model_type), **changes}
     found = difference(
         tmp_path, config, rounded(forms.fp8_blocks()), FP8, is_quantized=_is_linear_or_expert
@@ -145,14 +145,14 @@ def test_weights_of_fp8_in_blocks(tmp_path: Path, model_type: str, changes: dict
 
 
 @pytest.mark.parametrize("model_type", listed("compressed-tensors"))
-def test_packed_weights_of_4_bits(tmp_path: Path, model_type: str) -> None:
+def test_packed_4_bit_weights(tmp_path: Path, model_type: str) -> None:
     found = difference(
         tmp_path, tiny_config(model_type), forms.int_packed(), INT4, is_quantized=is_linear
     )
     assert found < 1e-4
 
 
-def test_experts_in_mxfp4(tmp_path: Path) -> None:
+def test_mxfp4_experts(tmp_path: Path) -> None:
     """gpt-oss: gate and up projection are interleaved, and blocks have an axis of their own."""
     config = tiny_config("gpt_oss")
     tensors = plain_tensors(config)
@@ -213,7 +213,7 @@ _OF_DEEPSEEK_V41 = {
 }
 
 
-def test_the_published_form_of_deepseek_v41(tmp_path: Path) -> None:
+def test_the_published_format_of_deepseek_v41(tmp_path: Path) -> None:
     """Its own names, FP8 for most weights, FP4 for experts, and powers of two as scales."""
     config = tiny_config("deepseek_v41")
     parameters = tree_flatten(make_model(config).parameters())
@@ -248,7 +248,7 @@ def test_the_published_form_of_deepseek_v41(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["awq", "fp8"])
-def test_an_adapter_over_such_weights_acts_as_over_plain_ones(tmp_path: Path, form: str) -> None:
+def test_an_adapter_works_the_same_over_such_weights(tmp_path: Path, form: str) -> None:
     name, quantize, method = {
         "awq": ("llama", forms.awq(), AWQ),
         "fp8": ("deepseek_v3", rounded(forms.fp8_blocks()), FP8),

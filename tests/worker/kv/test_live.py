@@ -90,7 +90,7 @@ USES: list[BaseUse] = ["moved", "shared", "copied"]
 
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_begins_from_a_state_goes_on_as_if_it_had_read_all_itself_and_leaves_the_other_as_it_was(
+def test_a_fork_matches_a_fresh_prefill_and_leaves_the_parent_unchanged(
     kind: str, use: BaseUse
 ) -> None:
     rng = random.Random(f"{kind} {use}")
@@ -121,7 +121,7 @@ def test_what_begins_from_a_state_goes_on_as_if_it_had_read_all_itself_and_leave
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_state_that_is_restored_has_fresh_layers_where_it_does_not_grow(kind: str) -> None:
+def test_a_restored_state_has_fresh_layers_where_it_does_not_grow(kind: str) -> None:
     base, known = a_state(kind, list(range(1, 21))), list(range(1, 21))
     fresh = layers(kind)
     state = start_from(LiveBase(state=base, tokens=20, use="moved"), fresh, is_restored=True)
@@ -134,7 +134,7 @@ def test_a_state_that_is_restored_has_fresh_layers_where_it_does_not_grow(kind: 
 
 
 @pytest.mark.parametrize("kind", ["full", "window", "composite", "recurrent"])
-def test_what_several_hold_is_counted_once_and_a_parked_state_with_all_that_it_has(
+def test_shared_tokens_are_counted_once(
     kind: str,
 ) -> None:
     base = a_state(kind, list(range(40)))
@@ -158,7 +158,7 @@ def test_what_several_hold_is_counted_once_and_a_parked_state_with_all_that_it_h
     assert base.frozen_tokens == 40
 
 
-def test_only_what_can_go_back_in_every_layer_is_rewound() -> None:
+def test_only_states_that_can_go_back_in_every_layer_rewind() -> None:
     assert a_state("full", [1, 2, 3]).can_rewind(0)
     assert not a_state("recurrent", [1, 2, 3]).can_rewind(2)
     assert a_state("recurrent", [1, 2, 3]).can_rewind(3)

@@ -148,7 +148,7 @@ def test_a_token_takes_a_fraction_of_its_float32_size(kv_bits: KVBits, share: fl
     assert held <= layer.bytes_per_token() * 4096 + layer.fixed_bytes()
 
 
-def test_a_block_that_was_cut_within_codes_is_continued_by_codes() -> None:
+def test_a_block_cut_within_codes_is_continued_by_codes() -> None:
     """Two chains that part within a block: the second one has the common tokens as codes."""
     form = (HeadsForm(2, 64, "float32"), HeadsForm(2, 64, "float32"))
     layer = QuantizedKV("8", form=form, block_tokens=BLOCK)
@@ -177,7 +177,7 @@ def _continued(state: LiveState) -> LiveState:
 
 @pytest.mark.parametrize("dimension", [64, 96])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
-def test_five_bits_are_dequantized_as_mlx_does(dimension: int, dtype: mx.Dtype) -> None:
+def test_five_bits_are_dequantized_like_in_mlx(dimension: int, dtype: mx.Dtype) -> None:
     array = mx.random.normal((1, 4, 40, dimension), key=mx.random.key(5)).astype(dtype)
     group = group_of(dimension)
     codes, scales, biases = (each[:, 1:3, 7:33] for each in quantized(array, 5))

@@ -44,7 +44,7 @@ def finish(subject: SteppedWorker) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_request_is_looked_up_again_if_a_closed_session_took_its_blocks(
+def test_a_request_whose_blocks_a_closed_session_took_is_looked_up_again(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     subject = on_disk_only(name, tmp_path)
@@ -62,7 +62,7 @@ def test_a_request_is_looked_up_again_if_a_closed_session_took_its_blocks(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_request_that_holds_blocks_lost_on_disk_starts_from_them(
+def test_a_request_that_holds_blocks_lost_on_disk_uses_them(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     subject = on_disk_only(name, tmp_path)
@@ -81,7 +81,7 @@ def test_a_request_that_holds_blocks_lost_on_disk_starts_from_them(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_sequence_that_could_not_be_opened_leaves_no_live_state(
+def test_a_sequence_that_cannot_be_opened_leaves_no_live_state(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject = SteppedWorker(name, most_parked_bytes=0)
@@ -126,7 +126,7 @@ def test_a_moved_state_is_freed_once_if_the_open_fails(
     subject.end()
 
 
-def test_blocks_that_the_store_refused_are_written_before_the_worker_ends(
+def test_blocks_the_store_refused_are_written_before_the_worker_ends(
     tmp_path: Path,
 ) -> None:
     subject = SteppedWorker("llama", folder=tmp_path, limits=StoreLimits(queue_blocks=1))

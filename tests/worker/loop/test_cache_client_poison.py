@@ -83,7 +83,7 @@ def fresh_answer(request: SequenceRequest, name: str = "llama") -> list[int]:
         ),
     ],
 )
-def test_poisoned_blocks_are_found_out_once_and_forgotten(
+def test_poisoned_blocks_are_detected_once_and_forgotten(
     name: str, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = greedy("a", random_prompt(300))
@@ -109,7 +109,7 @@ def test_poisoned_blocks_are_found_out_once_and_forgotten(
 
 
 @pytest.mark.parametrize("value", [INFINITY, 3e38])
-def test_blocks_that_lead_to_nan_are_forgotten_whatever_they_hold(
+def test_blocks_that_lead_to_nan_are_forgotten(
     value: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Finite values can lead to NaN, too: a fresh prefill then shows that the blocks were at fault."""
@@ -127,7 +127,7 @@ def test_blocks_that_lead_to_nan_are_forgotten_whatever_they_hold(
     assert len(warnings(caplog)) == 1
 
 
-def test_descendants_of_poisoned_blocks_are_forgotten_and_siblings_stay(
+def test_only_descendants_of_poisoned_blocks_are_forgotten(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     long = random_prompt(700)
@@ -152,7 +152,7 @@ def test_descendants_of_poisoned_blocks_are_forgotten_and_siblings_stay(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_requests_that_start_from_poison_together_are_all_answered_right(
+def test_concurrent_requests_over_poisoned_blocks_are_answered_right(
     engine: type[Engine], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shared = random_prompt(400)
@@ -174,7 +174,7 @@ def test_requests_that_start_from_poison_together_are_all_answered_right(
     ("what", "engine"),
     [(EMBEDDED, RunningAhead), (SCORED, Engine), *slow((EMBEDDED, Engine), (SCORED, RunningAhead))],
 )
-def test_a_prompt_that_is_only_prefilled_is_right_after_poison(
+def test_a_prefill_only_prompt_is_right_after_poison(
     what: dict[str, Any], engine: type[Engine], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It draws nothing, so the step that fails is the last one that was planned for it."""
@@ -215,7 +215,7 @@ def fed(subject: CachingWorker, request_id: str) -> int:
         *slow(("llama", Engine), ("qwen3_next", RunningAhead)),
     ],
 )
-def test_tokens_that_were_sent_stay_and_the_answer_goes_on_from_them(
+def test_sent_tokens_stay_and_the_answer_continues_from_them(
     name: str, engine: type[Engine], caplog: pytest.LogCaptureFixture
 ) -> None:
     sampling = SamplingParams(temperature=0.8, seed=5, presence_penalty=0.5)
@@ -265,7 +265,7 @@ def nan_in(part: Any, row: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", *slow("gpt_oss")])
-def test_a_prompt_with_nan_logits_fails_once_and_caches_nothing(
+def test_a_prompt_with_nan_logits_fails_and_caches_nothing(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, runner = untied(name)
@@ -311,9 +311,7 @@ def tokens_kept(subject: CachingWorker) -> set[int]:
         *slow((Engine, 6), (Engine, 8), (RunningAhead, 5), (RunningAhead, 7)),
     ],
 )
-def test_nothing_of_a_failed_row_is_kept_when_it_is_cancelled_in_that_step(
-    engine: type[Engine], steps: int
-) -> None:
+def test_a_failed_row_cancelled_in_its_step_is_not_cached(engine: type[Engine], steps: int) -> None:
     model, runner = untied("llama")
     subject = CachingWorker(runner, vocab_size=VOCAB_SIZE, engine=engine)
     script = [[greedy("a", (*random_prompt(300), BAD))], *[[]] * steps, [cancel("a")]]
@@ -333,7 +331,7 @@ def test_nothing_of_a_failed_row_is_kept_when_it_is_cancelled_in_that_step(
         *slow(("llama", cancel("a")), ("qwen3_next", SHUT_DOWN)),
     ],
 )
-def test_state_that_is_not_finite_is_not_kept_though_the_output_was(
+def test_non_finite_state_is_not_cached_even_if_the_output_was_finite(
     name: str, end: Command, tmp_path: Path
 ) -> None:
     subject, steps = tiny_worker(tmp_path, name=name), [0]
@@ -395,7 +393,7 @@ def of_another_form(subject: CachingWorker) -> None:
             )
 
 
-def test_a_restore_that_raises_at_admission_is_read_afresh_and_forgotten(
+def test_a_failed_restore_at_admission_is_prefilled_and_forgotten(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     subject, spoiled = tiny_worker(max_queued=1, max_running=1, most_parked_bytes=0), [0]
@@ -419,7 +417,7 @@ def test_a_restore_that_raises_at_admission_is_read_afresh_and_forgotten(
     assert len(warnings(caplog)) == 1
 
 
-def test_a_request_admitted_while_its_blocks_are_found_bad_restarts_too(
+def test_a_request_admitted_while_its_blocks_fail_restarts_too(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its place is made by a pause, and the step that finds it out is collected between its

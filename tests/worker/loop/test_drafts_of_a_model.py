@@ -72,7 +72,7 @@ def assert_no_states_left(worker: CachingWorker) -> None:
         *slow(*itertools.product(["deepseek_v3", "mamba2", "gpt_oss"], [Engine, RunningAhead])),
     ],
 )
-def test_a_crowd_gets_the_answers_that_it_gets_without_drafts(
+def test_drafts_do_not_change_concurrent_answers(
     name: str, engine: type[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script: list[Sequence[Command]] = [requests()]
@@ -136,7 +136,7 @@ def test_with_quantized_keys_and_values(kv_bits: str, monkeypatch: pytest.Monkey
         *slow(("llama", RunningAhead), ("qwen3_next", Engine)),
     ],
 )
-def test_the_cache_has_the_same_before_and_after_a_restart(
+def test_the_cache_is_the_same_before_and_after_a_restart(
     name: str, engine: type[Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_blocks_small(monkeypatch)
@@ -156,7 +156,7 @@ def test_the_cache_has_the_same_before_and_after_a_restart(
 
 
 @pytest.mark.parametrize("engine", [Engine, RunningAhead])
-def test_preempted_sequences_go_on_with_their_drafts(
+def test_preempted_sequences_continue_with_their_drafts(
     engine: type[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script: list[Sequence[Command]] = [
@@ -207,7 +207,7 @@ class Failing(Engine):
 
 
 @pytest.mark.parametrize("reason", ["", "not a number"])
-def test_a_draft_model_that_fails_is_turned_off_and_harms_no_request(
+def test_a_failing_draft_model_is_disabled_and_harms_no_request(
     reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     script: list[Sequence[Command]] = [requests()]
@@ -225,7 +225,7 @@ def test_a_draft_model_that_fails_is_turned_off_and_harms_no_request(
 
 
 @pytest.mark.parametrize("name", slow(*distributions.SAMPLINGS))
-def test_sampled_tokens_have_the_probabilities_that_the_model_gives_them(
+def test_sampled_tokens_follow_the_models_distribution(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A chi-square test of the first three tokens of 800 answers, most of them after drafts."""

@@ -279,9 +279,7 @@ class Conversions(RuleBasedStateMachine):
 @pytest.mark.parametrize(
     ("examples", "steps"), [(4, 8), pytest.param(60, 30, marks=pytest.mark.slow)]
 )
-def test_whatever_is_converted_and_whatever_fails_each_request_gets_its_answer(
-    examples: int, steps: int
-) -> None:
+def test_conversions_and_failures_never_change_an_answer(examples: int, steps: int) -> None:
     Conversions.conversions = Conversions.exact_answers = 0
     run_state_machine_as_test(
         Conversions,

@@ -134,7 +134,7 @@ class HoldingWorker:
 
 
 @pytest.mark.parametrize("reserve_step", [1, 8])
-def test_held_and_reserved_memory_stay_within_the_budget_and_all_requests_end(
+def test_held_and_reserved_memory_stay_within_the_budget(
     reserve_step: int,
 ) -> None:
     moved = reclaimed = 0

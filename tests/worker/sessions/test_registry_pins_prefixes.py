@@ -78,7 +78,7 @@ def size(reader: CachingWorker, *names: str) -> int:
     return sum(map(reader.index.size_of, {key for name in names for key in keys(reader, name)}))
 
 
-def test_a_pin_ends_with_its_time_and_a_use_begins_it_anew(
+def test_a_pin_expires_and_each_use_renews_it(
     pins: PrefixPins, table: SessionPins, reader: CachingWorker
 ) -> None:
     keep(pins, "c")
@@ -90,9 +90,7 @@ def test_a_pin_ends_with_its_time_and_a_use_begins_it_anew(
     assert (table.pinned_bytes, len(pins)) == (0, 0)
 
 
-def test_a_prefix_pinned_again_is_pinned_once_for_the_longer_time(
-    pins: PrefixPins, table: SessionPins
-) -> None:
+def test_a_prefix_pinned_again_keeps_the_longer_time(pins: PrefixPins, table: SessionPins) -> None:
     keep(pins, "c", 60, seconds=60 * MINUTES)
     keep(pins, "c", 100, now=1000.0)
     assert len(pins) == 1  # both end in one block
@@ -102,7 +100,7 @@ def test_a_prefix_pinned_again_is_pinned_once_for_the_longer_time(
     assert not table.pinned_bytes
 
 
-def test_the_next_turn_takes_the_place_of_the_one_before_but_not_of_what_is_kept_longer(
+def test_the_next_turns_pin_replaces_only_shorter_ones(
     pins: PrefixPins,
 ) -> None:
     keep(pins, "a", 256)
@@ -115,7 +113,7 @@ def test_the_next_turn_takes_the_place_of_the_one_before_but_not_of_what_is_kept
     assert len(pins) == 3
 
 
-def test_nothing_stored_is_not_pinned(pins: PrefixPins) -> None:
+def test_an_empty_prefix_is_not_pinned(pins: PrefixPins) -> None:
     pins.keep(
         [PinnedPrefix(tokens=20, seconds=1.0)],
         tenant="",
@@ -125,7 +123,7 @@ def test_nothing_stored_is_not_pinned(pins: PrefixPins) -> None:
     assert len(pins) == 0
 
 
-def test_a_tenant_pins_its_share_and_its_first_ones_give_way(
+def test_a_tenants_oldest_pins_give_way_within_its_share(
     pins: PrefixPins, table: SessionPins, reader: CachingWorker, quota: list[int]
 ) -> None:
     quota[0] = 4 * size(reader, "c")
@@ -138,7 +136,7 @@ def test_a_tenant_pins_its_share_and_its_first_ones_give_way(
     assert len(pins) == 3, "what is more than a share takes nothing from others"
 
 
-def test_when_the_quota_is_used_up_the_first_to_end_gives_way_whosever_it_is(
+def test_at_the_quota_the_first_to_expire_gives_way(
     pins: PrefixPins, table: SessionPins, reader: CachingWorker, quota: list[int]
 ) -> None:
     quota[0] = 2 * size(reader, "c") + 1
@@ -177,7 +175,7 @@ def test_the_number_of_sessions_is_bounded(
     ),
     parts=st.integers(0, 6),
 )
-def test_the_counts_agree_whatever_is_pinned(
+def test_the_counts_always_agree(
     reader: CachingWorker, steps: list[tuple[str, int, int, str]], parts: int
 ) -> None:
     table = SessionPins(reader.cache, quota_bytes=lambda: parts * size(reader, "c"))
@@ -202,7 +200,7 @@ FIRST, SECOND = prompt("first", 80), prompt("second", 80)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
-def test_in_ram_a_pinned_beginning_survives_what_evicts_another_one(name: str) -> None:
+def test_a_pinned_prefix_survives_eviction_in_ram(name: str) -> None:
     probe = worker(name)
     serve(probe, greedy("1", FIRST, max_tokens=1))
     one = probe.index.figures().ram_bytes
@@ -214,7 +212,7 @@ def test_in_ram_a_pinned_beginning_survives_what_evicts_another_one(name: str) -
     assert inbox.finished("pinned").cached_tokens == len(FIRST)
 
 
-def test_on_disk_a_pinned_beginning_survives_what_evicts_another_one(tmp_path: Path) -> None:
+def test_a_pinned_prefix_survives_eviction_on_disk(tmp_path: Path) -> None:
     name = "qwen3_next"
     probe = worker(name, tmp_path / "probe")
     serve(probe, greedy("1", FIRST, max_tokens=1))
@@ -236,7 +234,7 @@ def test_on_disk_a_pinned_beginning_survives_what_evicts_another_one(tmp_path: P
     )
 
 
-def test_a_pin_whose_time_is_over_is_evicted_as_others_are() -> None:
+def test_an_expired_pin_is_evicted_like_others() -> None:
     probe = worker()
     serve(probe, greedy("1", FIRST, max_tokens=1))
     one = probe.index.figures().ram_bytes
@@ -251,7 +249,7 @@ def test_a_pin_whose_time_is_over_is_evicted_as_others_are() -> None:
     assert inbox.finished("late").cached_tokens == 0
 
 
-def test_pins_of_clients_make_room_for_a_session_that_is_pinned() -> None:
+def test_clients_pins_make_room_for_a_pinned_session() -> None:
     probe = worker()
     serve(probe, greedy("1", FIRST, max_tokens=1))
     one = probe.index.figures().ram_bytes
