@@ -36,7 +36,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("name", "how", "mixes"), KINDS)
-def test_in_a_crowd_each_sequence_draws_what_mlx_lm_draws_with_its_adapter(
+def test_concurrent_sequences_draw_the_same_as_mlx_lm_with_their_adapters(
     name: str, how: dict[str, Any], mixes: bool, tmp_path: Path
 ) -> None:
     folders = {

@@ -214,7 +214,7 @@ def same_answer(found: list[TokenLogprob], expected: list[TokenLogprob], what: s
     life=lives,
     seed=st.integers(0, 1 << 20),
 )
-def test_a_remembered_prompt_is_answered_like_a_fresh_one(
+def test_a_cached_prompt_is_answered_like_a_fresh_one(
     name: str, length: int, asked: list[Turn], life: Life, seed: int
 ) -> None:
     check(name, length, asked, life, seed)
@@ -229,7 +229,7 @@ def test_a_remembered_prompt_is_answered_like_a_fresh_one(
     life=lives,
     seed=st.integers(0, 1 << 20),
 )
-def test_a_remembered_prompt_is_answered_like_a_fresh_one_at_length(
+def test_a_cached_prompt_is_answered_like_a_fresh_one_at_length(
     name: str, length: int, asked: list[Turn], life: Life, seed: int
 ) -> None:
     check(name, length, asked, life, seed)

@@ -138,7 +138,7 @@ def drawn(
     return tokens
 
 
-def test_the_probe_takes_the_fastest_layout_and_layers_are_of_the_kind() -> None:
+def test_the_probe_chooses_the_fastest_layout_with_this_kind() -> None:
     runner = choose_layout(model(), vocab_size=VOCAB_SIZE)
     assert runner.name == "rows"
     assert {type(layer) for layer in runner.fresh_layers()} == {TransposedKV}
@@ -206,7 +206,7 @@ def test_restored_is_kept_through_bytes() -> None:
     assert restored == drawn(engine, request, prefix=None)
 
 
-def test_tokens_that_were_dropped_leave_no_trace() -> None:
+def test_dropped_tokens_leave_no_trace() -> None:
     once, again = TransposedKV(), TransposedKV()
     keys, values = mx.random.normal((1, 2, 9, 4)), mx.random.normal((1, 2, 9, 6))
     again.append(keys, values)

@@ -41,7 +41,7 @@ def small_blocks() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("name", "engine", "way"), CASES)
-def test_whatever_a_request_begins_from_it_is_answered_as_alone(
+def test_requests_over_parked_states_answer_as_alone(
     name: str, engine: type[Engine], way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probed(name), "shares", way == HELD_ONCE)

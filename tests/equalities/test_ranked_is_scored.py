@@ -92,7 +92,7 @@ def own_logits(name: str, token_ids: tuple[int, ...]) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma2"])
-def test_likelihood_is_the_mean_log_probability_of_the_query_behind_the_document(
+def test_likelihood_is_the_querys_mean_log_probability_after_the_document(
     name: str, bundle: TokenizerBundle
 ) -> None:
     """Twice with this query, then with another: what was read of the documents is not read again."""
@@ -126,7 +126,7 @@ def test_likelihood_is_the_mean_log_probability_of_the_query_behind_the_document
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
-def test_yes_is_weighed_against_no_in_the_form_of_the_models_template(
+def test_yes_is_weighed_against_no_in_the_templates_form(
     name: str, bundle: TokenizerBundle
 ) -> None:
     template = ChatTemplate({"default": JUDGING}, special_tokens={})

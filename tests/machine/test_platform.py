@@ -55,7 +55,7 @@ def test_on_metal_steps_end_before_the_wired_limit_changes(monkeypatch: pytest.M
     ]
 
 
-def test_importing_it_imports_no_mlx() -> None:
+def test_importing_the_module_does_not_import_mlx() -> None:
     imports = "from holdfast.machine import platform; from holdfast.models import download"
     code = f"import sys; {imports}; print('mlx.core' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": "src"}
@@ -71,7 +71,7 @@ def test_importing_it_imports_no_mlx() -> None:
     )
 
 
-def test_the_report_recommends_what_makes_it_faster() -> None:
+def test_the_report_recommends_faster_settings() -> None:
     from holdfast.machine.blas import BlasReport
 
     slow, fast = BlasReport(in_front=False), BlasReport(in_front=True, few_rows=16)
@@ -84,7 +84,7 @@ def test_the_report_recommends_what_makes_it_faster() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="about Linux")
-def test_a_blas_that_is_slower_than_it_could_be_gets_advice(
+def test_a_needlessly_slow_blas_gets_advice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from holdfast.machine.blas import BlasReport

@@ -17,12 +17,12 @@ WRITTEN = re.findall(
 )
 
 
-def test_the_first_conversation_has_forty_turns_and_is_in_the_documents() -> None:
+def test_the_documented_first_conversation_has_forty_turns() -> None:
     assert len(TURNS) == 40
     assert [question for question, _ in WRITTEN] == [turn.text for turn in TURNS]
 
 
-def test_every_answer_in_the_documents_keeps_its_rule() -> None:
+def test_every_answer_in_the_documents_follows_its_rule() -> None:
     for number, (turn, (_, answer)) in enumerate(zip(TURNS, WRITTEN, strict=True)):
         assert (
             fault(

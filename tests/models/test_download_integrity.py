@@ -19,7 +19,7 @@ def linked(folder: Path, name: str, blob_name: str, content: bytes = CONTENT) ->
     return folder / name
 
 
-def test_complete_files_stay_and_are_read_once(tmp_path: Path) -> None:
+def test_complete_files_are_kept_and_read_once(tmp_path: Path) -> None:
     large = linked(tmp_path, "model.safetensors", hashlib.sha256(CONTENT).hexdigest())
     small = linked(tmp_path, "config.json", hashlib.sha1(b"blob 1000\0" + CONTENT).hexdigest())
     read: list[int] = []

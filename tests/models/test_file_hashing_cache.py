@@ -42,7 +42,7 @@ def test_only_its_owner_can_read_or_write_it(path: Path) -> None:
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_without_a_path_nothing_is_kept() -> None:
+def test_without_a_path_hashes_are_not_saved() -> None:
     cache = HashCache(None)
     cache.add(STAMP, FOUND)
     cache.save()
@@ -102,9 +102,7 @@ def _other_format(path: Path) -> None:
         Path.unlink,
     ],
 )
-def test_a_damaged_or_shared_cache_counts_as_empty_and_is_replaced(
-    path: Path, harm: object
-) -> None:
+def test_a_damaged_or_shared_cache_is_replaced(path: Path, harm: object) -> None:
     kept(path)
     harm(path)  # type: ignore[operator]
     cache = HashCache(path)
@@ -115,7 +113,7 @@ def test_a_damaged_or_shared_cache_counts_as_empty_and_is_replaced(
     assert HashCache(path).find(STAMP) == FOUND
 
 
-def test_an_unwritable_place_harms_nothing(tmp_path: Path) -> None:
+def test_an_unwritable_location_is_harmless(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     kept(tmp_path / "file" / "cache.json")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -72,7 +72,7 @@ def is_table_of_handlers_for_all(node: ast.AST) -> bool:
     )
 
 
-def test_modules_of_the_package_are_run_without_the_current_folder_on_their_path() -> None:
+def test_modules_run_without_the_current_folder_on_their_path() -> None:
     starts = re.compile(r'(.{6})"-m", "holdfast')
     product = [source for source in product_sources() if source.path.is_relative_to(PACKAGE)]
     found = [
@@ -82,7 +82,7 @@ def test_modules_of_the_package_are_run_without_the_current_folder_on_their_path
     assert [name for name, before in found if before != '"-P", '] == []
 
 
-def test_every_room_has_an_empty_init_file() -> None:
+def test_every_package_has_an_empty_init_file() -> None:
     rooms = {path.parent for path in PACKAGE.rglob("*.py")} - {PACKAGE}
     assert [
         str(room)
@@ -97,7 +97,7 @@ def test_every_room_has_an_empty_init_file() -> None:
     assert [source.name for source in inits if source.text] == []
 
 
-def test_everything_is_caught_only_where_errors_end() -> None:
+def test_exceptions_are_caught_broadly_only_at_boundaries() -> None:
     found = Counter(
         source.name
         for source in product_sources()
@@ -111,11 +111,11 @@ def test_everything_is_caught_only_where_errors_end() -> None:
     } == {}
 
 
-def test_nothing_is_left_for_later_in_a_comment() -> None:
+def test_comments_contain_no_todos() -> None:
     assert [source.name for source in comments_with(UNFINISHED)] == []
 
 
-def test_no_file_of_the_product_is_exempt_from_a_rule() -> None:
+def test_no_product_file_is_exempt_from_a_rule() -> None:
     ruff = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
     patterns = [
         *ruff["lint"].get("per-file-ignores", {}),
@@ -130,7 +130,7 @@ def test_no_file_of_the_product_is_exempt_from_a_rule() -> None:
     assert [source.name for source in comments_with(EXEMPTION) if source in product_sources()] == []
 
 
-def test_mypy_leaves_out_no_module_of_the_product() -> None:
+def test_mypy_excludes_no_product_module() -> None:
     overrides = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"].get(
         "overrides", []
     )
@@ -142,7 +142,7 @@ def test_mypy_leaves_out_no_module_of_the_product() -> None:
     ] == []
 
 
-def test_there_are_no_junk_drawers() -> None:
+def test_modules_and_classes_have_specific_names() -> None:
     modules = [
         source
         for source in product_sources()
@@ -175,7 +175,7 @@ ROOMS = sorted(
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_each_test_file_mirrors_a_file_of_its_room(room: str) -> None:
+def test_each_test_file_mirrors_a_source_file(room: str) -> None:
     tested = [path.stem.removeprefix("test_") for path in (ROOT / "tests" / room).glob("test_*.py")]
     modules = {path.stem for path in (PACKAGE / room).glob("*.py")} - {"__init__"}
     assert [
@@ -185,7 +185,7 @@ def test_each_test_file_mirrors_a_file_of_its_room(room: str) -> None:
     ] == []
 
 
-def test_no_file_knows_the_machine_it_was_written_on() -> None:
+def test_no_file_names_the_machine_it_was_written_on() -> None:
     begins = ("/ro" + "ot/", "/wo" + "rk/", "/Use" + "rs/", "/ho" + "me/")
     home = re.compile(r"/(root|work|Users|home/[a-z]+)/")
     assert [
@@ -195,7 +195,7 @@ def test_no_file_knows_the_machine_it_was_written_on() -> None:
     ] == []
 
 
-def test_no_two_classes_of_the_package_have_one_name() -> None:
+def test_class_names_in_the_package_are_unique() -> None:
     homes: dict[str, list[str]] = {}
     for source in product_sources():
         if source.path.is_relative_to(PACKAGE):
@@ -205,7 +205,7 @@ def test_no_two_classes_of_the_package_have_one_name() -> None:
     assert {name: files for name, files in homes.items() if len(files) > 1} == {}
 
 
-def test_tests_share_what_is_in_fakes_and_nothing_else() -> None:
+def test_tests_import_from_fakes_only() -> None:
     mine = ("tests.fakes.", "tests.project.sources.")
     found = {
         (source.name, module)
@@ -232,14 +232,14 @@ def sleeps(source: Source) -> Iterator[ast.Call]:
                 yield node
 
 
-def test_tests_wait_for_what_happens_and_not_for_time() -> None:
+def test_tests_wait_for_events_not_for_time() -> None:
     found = Counter(
         source.name for source in sources() if "tests" in source.path.parts for _ in sleeps(source)
     )
     assert {name: count for name, count in found.items() if count > MAY_SLEEP.get(name, 0)} == {}
 
 
-def test_raw_results_of_benchmarks_stay_out_of_the_repository_when_they_are_large() -> None:
+def test_large_raw_benchmark_results_are_not_in_the_repository() -> None:
     sizes = {
         str(path.relative_to(ROOT)): path.stat().st_size for path in (ROOT / "docs").rglob("*.json")
     }

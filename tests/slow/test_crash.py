@@ -83,7 +83,7 @@ def kill_tree(server: ServerProcess) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120 + CRASHES * 30)
-def test_kills_at_random_instants_cost_no_answer_and_little_memory(tmp_path: Path) -> None:
+def test_kills_at_random_instants_cost_no_answer_and_little_cache(tmp_path: Path) -> None:
     rng = random.Random(7)
     model = str(write_tiny(tmp_path / "model", "llama"))
     known = Known(random_prompts(rng, 24 * max(1, CRASHES // 10)))

@@ -96,7 +96,7 @@ def damage(rng: random.Random, folder: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300 + DAMAGES * 3)
-def test_damaged_files_are_never_answered_from_and_fail_no_request(tmp_path: Path) -> None:
+def test_damaged_files_are_never_used_and_fail_no_request(tmp_path: Path) -> None:
     rng = random.Random(11)
     runner = RowsRunner(kept_tiny("llama"), None)
     prompts = [

@@ -177,7 +177,7 @@ def _shown(template: ChatTemplate) -> str:
         return ""
 
 
-def test_all_templates_that_show_tools_are_proven_and_the_others_get_them_in_text(
+def test_templates_with_tools_are_proven_and_others_use_text(
     found: dict[str, FoundDialect],
 ) -> None:
     by_tools = Counter((each.report.tools, each.report.proven) for each in found.values())
@@ -192,14 +192,14 @@ def test_all_templates_that_show_tools_are_proven_and_the_others_get_them_in_tex
     assert len(found) == 70
 
 
-def test_those_that_show_no_tools_are_told_them_in_the_syntax_that_they_name_or_else_in_one_that_most_know(
+def test_templates_without_tools_use_their_named_syntax_or_a_common_one(
     found: dict[str, FoundDialect],
 ) -> None:
     families = {name: found[name].report.family for name in WITHOUT_TOOLS}
     assert families == {**dict.fromkeys(WITHOUT_TOOLS, "hermes"), **TOLD_IN_OWN_SYNTAX}
 
 
-def test_thoughts_are_known_whose_opening_a_macro_writes(found: dict[str, FoundDialect]) -> None:
+def test_thought_markers_written_by_a_macro_are_detected(found: dict[str, FoundDialect]) -> None:
     thinking = found["Kimi-K3"].report.thinking
     assert thinking is not None
     assert (thinking.start, thinking.opened_by_prompt, thinking.efforts["off"]) == (
@@ -209,11 +209,11 @@ def test_thoughts_are_known_whose_opening_a_macro_writes(found: dict[str, FoundD
     )
 
 
-def test_those_that_refuse_two_calls_are_given_pairs(found: dict[str, FoundDialect]) -> None:
+def test_templates_that_refuse_two_calls_get_pairs(found: dict[str, FoundDialect]) -> None:
     assert {name for name, each in found.items() if not each.report.parallel} >= ONE_CALL_AT_A_TIME
 
 
-def test_every_template_can_be_asked_for_less_thought_or_has_no_switch(
+def test_every_thinking_switch_can_be_turned_off(
     found: dict[str, FoundDialect],
 ) -> None:
     for name, each in found.items():
@@ -221,7 +221,7 @@ def test_every_template_can_be_asked_for_less_thought_or_has_no_switch(
             assert "off" in each.switch.options, name
 
 
-def test_the_next_turn_of_nearly_all_begins_with_all_that_was_read_and_written(
+def test_nearly_all_next_turns_begin_with_everything_before(
     found: dict[str, FoundDialect],
 ) -> None:
     """Without thoughts: most templates drop them, for good reasons."""
@@ -229,7 +229,7 @@ def test_the_next_turn_of_nearly_all_begins_with_all_that_was_read_and_written(
     assert again == READ_AGAIN
 
 
-def test_cache_breakpoints_are_found_in_all_of_them(found: dict[str, FoundDialect]) -> None:
+def test_cache_breakpoints_are_found_in_all_templates(found: dict[str, FoundDialect]) -> None:
     call = {
         "id": "abcdefghi",
         "type": "function",
@@ -273,7 +273,7 @@ def test_cache_breakpoints_are_found_in_all_of_them(found: dict[str, FoundDialec
         assert all(end in part for end, part in zip(ends, said, strict=False)), (name, said)
 
 
-def test_no_client_text_becomes_a_control_token_in_any_template(
+def test_client_text_becomes_a_control_token_in_no_template(
     found: dict[str, FoundDialect],
 ) -> None:
     for name, each in found.items():
@@ -314,7 +314,7 @@ def test_the_end_tokens_are_found_in_all_templates(found: dict[str, FoundDialect
         assert each.dialect.message_ends == MESSAGE_ENDS.get(name, ()), name
 
 
-def test_a_model_may_write_what_its_template_writes_to_the_end_of_the_turn(
+def test_a_model_may_write_its_templates_text_to_the_turns_end(
     found: dict[str, FoundDialect],
 ) -> None:
     tried = 0

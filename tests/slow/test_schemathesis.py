@@ -26,7 +26,7 @@ def server() -> Iterator[ServerProcess]:
 
 
 @pytest.mark.timeout(900)
-def test_every_operation_answers_as_it_is_described(server: ServerProcess) -> None:
+def test_every_operation_matches_its_description(server: ServerProcess) -> None:
     paths = httpx.get(f"{server.url}/openapi.json").json()["paths"].values()
     described = [operation for operations in paths for operation in operations.values()]
     ending = [operation for operation in described if ENDLESS_MARK not in operation]

@@ -53,7 +53,7 @@ def server() -> Iterator[ServerProcess]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + WARM_UP_SECONDS + 300)
-async def test_leaving_clients_leave_nothing_behind_and_memory_flat(server: ServerProcess) -> None:
+async def test_leaving_clients_leave_nothing_behind(server: ServerProcess) -> None:
     processes = {
         "front": psutil.Process(server.process.pid),
         "worker": psutil.Process(server.model()["pid"]),

@@ -27,7 +27,7 @@ MODEL = fingerprint_id(FINGERPRINT)
 CHAIN = make_chain(6)
 
 
-def test_an_empty_index_learns_everything_from_the_files(tmp_path: Path) -> None:
+def test_an_empty_index_is_rebuilt_from_the_files(tmp_path: Path) -> None:
     folder, index = filled(tmp_path, CHAIN), BlockIndex(Path(":memory:"))
     os.utime(folder.block_path(CHAIN[0].key, model=MODEL), (0, 1234.0))
     assert reconcile(index, folder) == {}
@@ -105,7 +105,7 @@ def test_complete_files_of_a_dead_writer_are_saved_and_others_deleted(tmp_path: 
 @pytest.mark.parametrize(
     "damage", ["file_bytes = 7", "file_bytes = -1", "file_bytes = 1 << 50", "file_bytes = 'seven'"]
 )
-def test_a_row_with_another_size_is_made_anew_and_its_block_is_not_given_up(
+def test_a_row_with_a_wrong_size_is_repaired_without_losing_its_block(
     tmp_path: Path, damage: str
 ) -> None:
     folder, index = filled(tmp_path / "s", CHAIN), BlockIndex(tmp_path / "i.sqlite")

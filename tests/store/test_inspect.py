@@ -41,7 +41,7 @@ def block_path(folder: Path, key: bytes) -> Path:
     return next(folder.rglob(f"{key.hex()}.block"))
 
 
-def test_the_list_tells_what_is_kept_of_each_model(folder: Path) -> None:
+def test_the_list_shows_what_is_stored_of_each_model(folder: Path) -> None:
     first, second = list_store(folder)
     assert (first.fingerprint, first.blocks, first.states, first.tokens) == (FINGERPRINT, 6, 1, 20)
     assert (second.fingerprint, second.blocks, second.states, second.tokens) == (
@@ -73,7 +73,7 @@ def test_the_summary_counts_everything(folder: Path) -> None:
     assert 0 < summary.volume_free_bytes <= summary.volume_bytes
 
 
-def test_verifying_names_the_damaged_files_and_sets_them_aside(folder: Path) -> None:
+def test_verifying_names_damaged_files_and_sets_them_aside(folder: Path) -> None:
     assert verify_store(folder).bad == {}
     path = block_path(folder, CHAIN[1].key)
     path.write_bytes(path.read_bytes()[:-5])
@@ -84,7 +84,7 @@ def test_verifying_names_the_damaged_files_and_sets_them_aside(folder: Path) -> 
     assert verify_store(folder).bad == {}
 
 
-def test_pruning_removes_what_cannot_be_reached_and_what_is_too_much(folder: Path) -> None:
+def test_pruning_removes_unreachable_and_excess_blocks(folder: Path) -> None:
     block_path(folder, CHAIN[2].key).unlink()
     report = prune_store(folder, limits=NO_LIMITS)
     assert set(report.keys) == {CHAIN[3].key, CHAIN[4].key}
@@ -117,7 +117,7 @@ def test_clearing_everything_leaves_an_empty_store_that_works(folder: Path) -> N
         assert store.flush()
 
 
-def test_a_read_only_store_can_be_looked_at(folder: Path) -> None:
+def test_a_read_only_store_can_be_inspected(folder: Path) -> None:
     block_path(folder, CHAIN[4].key).chmod(0o600)
     with read_only(folder):
         assert len(list_store(folder)) == 2
@@ -125,7 +125,7 @@ def test_a_read_only_store_can_be_looked_at(folder: Path) -> None:
         assert verify_store(folder).files == 8
 
 
-def test_what_is_no_store_is_refused_and_not_made_one(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_store_is_refused_unchanged(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_text("mine")
     for name in ("photos", "nothing"):

@@ -142,7 +142,9 @@ def check_damaged(sound_store: Path, folder: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_damage_costs_blocks_but_never_truth(sound_store: Path, tmp_path: Path, seed: int) -> None:
+def test_damage_costs_blocks_but_never_correctness(
+    sound_store: Path, tmp_path: Path, seed: int
+) -> None:
     check_damaged(sound_store, tmp_path / "s", seed)
 
 

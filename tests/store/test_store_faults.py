@@ -385,7 +385,7 @@ def test_no_error_of_the_full_list_loses_stored_data(
     assert_nothing_is_lost(outcomes(sound, tmp_path, name=name, operation=operation))
 
 
-def test_a_history_that_cannot_be_read_is_not_replaced(tmp_path: Path) -> None:
+def test_an_unreadable_history_is_not_replaced(tmp_path: Path) -> None:
     fill_history(tmp_path)
     for operation in OPERATIONS:
         for error in FEW_ERRORS:

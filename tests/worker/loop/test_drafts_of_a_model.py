@@ -83,7 +83,7 @@ def test_drafts_do_not_change_concurrent_answers(
 
 
 @pytest.mark.parametrize("engine", [Engine, RunningAhead])
-def test_with_grammars_thinking_budgets_and_penalties(
+def test_drafts_change_nothing_with_grammars_budgets_and_penalties(
     engine: type[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     constrained: dict[str, dict[str, Any]] = {
@@ -111,7 +111,9 @@ def test_with_grammars_thinking_budgets_and_penalties(
 
 
 @pytest.mark.parametrize("kv_bits", ["8/4", *slow("8")])
-def test_with_quantized_keys_and_values(kv_bits: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_change_nothing_with_quantized_kv(
+    kv_bits: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script: list[Sequence[Command]] = [
         [greedy(name, random_prompt(245, name), max_tokens=24, kv_bits=kv_bits) for name in "ab"]
     ]
