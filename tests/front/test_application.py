@@ -1,5 +1,5 @@
-"""The application as a whole: any JSON gives an answer in OpenAI's form, and the official client is
-content.
+"""The application as a whole: any JSON gets an answer in OpenAI's form, and the official client
+works.
 """
 
 from __future__ import annotations

@@ -214,7 +214,7 @@ async def request_of(
 
 
 async def requests(*, thinks: bool) -> dict[str, GenerationRequest]:
-    """The conversation by protocol; each says something else of how strict the tools are."""
+    """The conversation by protocol; each has another value for strict tools."""
     gateway = ScriptedGateway()
     services = scripted_services(gateway, directory=directory_of())
     return {
@@ -231,7 +231,7 @@ def bundle_of(name: str) -> TokenizerBundle:
 
 
 def read(request: GenerationRequest, name: str) -> tuple[int, ...]:
-    """What the model reads of a request."""
+    """The tokens that the model reads of a request."""
     prepared = prepare(
         request, bundle_of(name), info=model_info(context_tokens=100_000), limits=LimitsSettings()
     )

@@ -1,4 +1,4 @@
-"""Odd names of tools, unknown types of tools and odd ids of calls: one table for all protocols."""
+"""Odd tool names, unknown tool types and odd call ids: one table for all protocols."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def parameters(key: str) -> dict[str, Any]:
 def body(
     path: str, *, name: str = "f", call_id: str = "c1", key: str = "x", **tool: Any
 ) -> dict[str, Any]:
-    """A question, a call with its result, and the tool. tool: changes its definition."""
+    """A question, a call with its result, and the tool. tool: changes to its definition."""
     call = {"name": name, "arguments": json.dumps({key: "1"})}
     asked = {"role": "user", "content": "q"}
     if path == RESPONSES:
@@ -57,7 +57,7 @@ def body(
             {"role": "assistant", "content": [use]},
             {"role": "user", "content": [result]},
         ]
-        # tools of Anthropic's own have no schema
+        # tools of Anthropic lack a schema
         given = {"name": name, **(tool or {"input_schema": parameters(key)})}
         return {"messages": turns, "tools": [given], "max_tokens": 9}
     function: dict[str, Any] = call if path == CHAT else {"name": name, "arguments": {key: "1"}}
@@ -92,7 +92,7 @@ def read(request: GenerationRequest, model: TokenizerBundle) -> tuple[int, ...]:
 
 
 def calls_in(path: str, answer: Any) -> list[str]:
-    """The names of the calls in an answer."""
+    """The names of an answer's calls."""
     if path == RESPONSES:
         return [item["name"] for item in answer["output"] if item["type"] == "function_call"]
     if path == MESSAGES:

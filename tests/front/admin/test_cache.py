@@ -51,7 +51,7 @@ def keys(tmp_path: Path) -> KeyRing:
 
 
 def missed() -> ScriptedGateway:
-    """A gateway whose prompts differ from what is cached at token 3, and lose further tokens."""
+    """A gateway whose prompts diverge from the cache at token 3 and lose further tokens."""
     end = ChoiceFinished(
         index=0,
         reason=FinishReason.STOP,

@@ -1,5 +1,5 @@
-"""A dialect that exists in this file only is served by the real application: fields, streams, ends
-and errors in its own form.
+"""A dialect defined only in this file is served by the real application: fields, streams, ends and
+errors in its own form.
 
 Its streams are lines: `> "text"` for new text, `. reason` for the end of a choice, `= read+written`
 and `bye` at the end, `! code` for an error, `~` to keep the line open.
@@ -114,7 +114,7 @@ class Wish(BaseModel):
 
 @operation("POST", SPEAK, request_of(Wish), summary="a toy")
 async def speak(request: Request, services: Services) -> Response:
-    """Go on speaking."""
+    """Continue speaking."""
     return await generate(request, services, lambda body: parse(Wish, body).plan(services))
 
 

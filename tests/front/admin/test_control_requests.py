@@ -33,7 +33,7 @@ REQUESTS = "/admin/requests"
 
 
 def endless(*texts: str) -> ScriptedGateway:
-    """Writes so much, and then waits for what never comes."""
+    """Write this many deltas, then wait for ever."""
     return ScriptedGateway(script=[*answer(*texts)[: len(texts)], asyncio.Event()])
 
 

@@ -40,7 +40,7 @@ async def test_an_answer_is_in_the_history_with_its_metrics() -> None:
 
 
 async def test_names_of_models_that_are_not_served_never_count() -> None:
-    """Else, any client could push the history of real models out."""
+    """Otherwise, any client could push out the history of real models."""
     messages = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
     documents = {"query": "hi", "documents": ["a"]}
     bodies = {

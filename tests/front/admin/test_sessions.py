@@ -1,6 +1,4 @@
-"""The session endpoints: what they take, which command it becomes, how answers and refusals come
-out.
-"""
+"""Session endpoints: their parameters, commands, answers and refusals."""
 
 from __future__ import annotations
 

@@ -270,7 +270,7 @@ async def test_health_is_ok_without_a_loaded_model() -> None:
     unloaded = model_status(id="b", state="unloaded", pid=None, is_awaited=False)
     for other, status in (
         (model_status(state="unloaded"), "ok"),
-        (model_status(state="loading", is_awaited=False), "ok"),  # somebody has asked for it
+        (model_status(state="loading", is_awaited=False), "ok"),  # somebody requested it
         (model_status(state="failed", failure="no room"), "ok"),
         (model_status(state="loading"), "loading"),
     ):
@@ -280,7 +280,7 @@ async def test_health_is_ok_without_a_loaded_model() -> None:
 
 
 async def test_health_is_not_ready_before_the_first_tokenizer_is_loaded() -> None:
-    """A broken tokenizer ends the server; before, it had already reported that it was ready."""
+    """A broken tokenizer ends the server, which used to report that it was ready first."""
     for unread, status in (((MODEL,), "loading"), ((), "ok"), (("other",), "ok")):
         body = (await get("/health", ScriptedDirectory(unread=unread))).json()
         assert (body["status"], body["models"][0]["state"]) == (status, "ready")

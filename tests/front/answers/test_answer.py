@@ -1,5 +1,5 @@
-"""An answer is read in one pass, and however it was cut: reasoning, text and calls, and no text is
-lost.
+"""An answer is read in one pass into reasoning, text and calls, without losing text, wherever it is
+split.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def read(
 
 
 def joined(parts: list[AnswerPart]) -> list[tuple[object, ...]]:
-    """The parts, those of a kind that follow each other as one."""
+    """The parts, with adjacent parts of one kind joined."""
     found: list[tuple[object, ...]] = []
     for part in parts:
         match part:
@@ -338,7 +338,7 @@ def test_repeated_beginnings_of_a_call_take_linear_time(dialect: ModelDialect, a
     text = f"{again}\n" * 2000
     start = time.process_time()
     assert outcome(text, dialect)[1].count(again) == 2000
-    # some were 4 s, some minutes, when each was read again from the next one on
+    # some took 4 s, some minutes, when each was rescanned from the next one on
     assert time.process_time() - start < 3
 
 

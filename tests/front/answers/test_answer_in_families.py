@@ -1,5 +1,5 @@
-"""A call that a thought quotes or weighs is reasoning, in every family; one that ends the answer is
-made.
+"""In every family, a call that a thought quotes or considers is reasoning; one that ends the answer
+is made.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def marks_of(dialect: ModelDialect) -> tuple[str, str]:
 
 
 def thought_of(text: str, dialect: ModelDialect) -> tuple[str, str]:
-    """A thought as it is told: its text without the white space at its edges."""
+    """A thought as shown: its text stripped of white space."""
     return ("thought", filled(text, dialect).strip())
 
 
@@ -62,7 +62,7 @@ def filled(text: str, dialect: ModelDialect) -> str:
 
 
 def every_place(text: str, dialect: ModelDialect) -> list[list[int]]:
-    """The ways to cut a text in two; the first leaves it whole."""
+    """All ways to split a text in two; the first leaves it whole."""
     return [[place] for place in range(len(dialect.markers.encode(text)) + 1)]
 
 
@@ -71,7 +71,7 @@ def called(*calls: Call) -> list[Any]:
 
 
 def answers(dialect: ModelDialect, *, parallel: bool) -> dict[str, tuple[str, list[Any]]]:
-    """Answers with thoughts that hold calls, and what they say."""
+    """Answers whose thoughts contain calls, and their expected parts."""
 
     def thought(text: str) -> tuple[str, str]:
         return thought_of(text, dialect)
@@ -234,7 +234,7 @@ def test_the_end_of_a_thought_counts_within_a_call_too() -> None:
         )
 
 
-# The same for every family that there is, whatever its models do: with <think>, as of Qwen.
+# The same for every family with <think> markers, as Qwen uses.
 
 GENERAL = sorted(
     name

@@ -1,4 +1,4 @@
-"""One choice: text, tokens and log-probabilities that belong together, and exactly one end."""
+"""One choice: consistent text, tokens and log-probabilities, and exactly one end."""
 
 from __future__ import annotations
 
@@ -175,9 +175,7 @@ def answers(draw: st.DrawFn) -> tuple[str, list[tuple[int, ...]], tuple[str, ...
 def test_the_end_names_the_matched_stop_string(
     case: tuple[str, list[tuple[int, ...]], tuple[str, ...]],
 ) -> None:
-    """The one that is complete first, of several the longest; none where the text goes on to its
-    end.
-    """
+    """The first complete one, the longest of several; none if the text ends without one."""
     name, parts, stops = case
     whole = texts(run(choice(name=name), parts))
     ends = [(whole.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in whole]
@@ -338,7 +336,7 @@ def test_the_first_differing_token_is_shown_as_text() -> None:
     reader.feed(Started(request_id="r", memory=diverged, timings=Timings()))
     (end,) = reader.feed(finished())
     assert isinstance(end, ChoiceFinished)
-    assert end.divergent is None  # the last word is that of Finished
+    assert end.divergent is None  # Finished has the last word
 
     reader = choice(prompt_token_ids=TokenIds.of(encode("xb")))
     end = reader.feed(

@@ -1,5 +1,5 @@
-"""A choice whose model thinks and calls tools: typed events, ids, and every token with its
-log-probability exactly once.
+"""A choice whose model thinks and calls tools: typed events, ids, and every token's log-probability
+exactly once.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def answer(
     scored: bool = False,
     **rules: object,
 ) -> tuple[list[OutputEvent], tuple[int, ...]]:
-    """What a client sees of a text, and the tokens that were generated."""
+    """What a client sees of a text, and the generated tokens."""
     tokenizer, pieces, dialect = model(style, special)
     ids = tuple(tokenizer.encode(text, add_special_tokens=False).ids)
     defaults = {
@@ -96,7 +96,7 @@ def finish(events: list[OutputEvent]) -> ChoiceFinished:
 
 
 def told(events: list[OutputEvent]) -> list[tuple[object, ...]]:
-    """The events without tokens; what may be cut anywhere is joined."""
+    """The events without tokens; fragments are joined."""
     rows: list[tuple[object, str]] = []
     for event in deltas(events):
         match event:

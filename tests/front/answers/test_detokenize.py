@@ -24,7 +24,7 @@ def family(name: str) -> tuple[Tokenizer, TokenPieces]:
 
 @st.composite
 def tokens_in_parts(draw: st.DrawFn) -> tuple[str, list[list[int]]]:
-    """Random ids of a family, some of them unknown, many of them bytes of real characters."""
+    """Random ids of a family: some unknown, many of them bytes of real characters."""
     name = draw(st.sampled_from(FAMILIES))
     tokenizer, _ = family(name)
     size = tokenizer.get_vocab_size()

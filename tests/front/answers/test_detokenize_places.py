@@ -1,4 +1,4 @@
-"""Tokens that became certain together get the characters that they made."""
+"""Tokens decoded together are assigned the characters that they produced."""
 
 from __future__ import annotations
 

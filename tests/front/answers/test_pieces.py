@@ -1,4 +1,4 @@
-"""A decoder's definition is read as far as it can be taken apart, and not further."""
+"""A decoder's definition is analysed as far as possible."""
 
 from __future__ import annotations
 

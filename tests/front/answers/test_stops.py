@@ -1,4 +1,4 @@
-"""Stop strings are found across parts and never shown; only what could be one is held back."""
+"""Stop strings are found across parts and never shown; only a possible stop string is withheld."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ part_lists = st.lists(st.text(alphabet="ab\nc", max_size=6), max_size=12)
 
 
 def expected(text: str, stops: list[str]) -> tuple[str, bool]:
-    """By `str.find` on the whole: the stop string that is complete first, of several the longest."""
+    """`str.find` on the whole: the first complete stop string, the longest of several."""
     found = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
     return (text[: min(found)[1]], True) if found else (text, False)
 

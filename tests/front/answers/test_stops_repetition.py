@@ -12,7 +12,7 @@ TOKENS = 128
 
 
 def fired_at(token_ids: list[int], *, pieces: int = 1, tokens: int = TOKENS) -> int | None:
-    """After how many tokens the guard says that they repeat; None: never."""
+    """The number of tokens after which the guard reports repetition; None: never."""
     guard = RepetitionGuard(tokens)
     for begin in range(0, len(token_ids), pieces):
         if guard.take(token_ids[begin : begin + pieces]):
@@ -21,7 +21,7 @@ def fired_at(token_ids: list[int], *, pieces: int = 1, tokens: int = TOKENS) -> 
 
 
 def repeats_somewhere(token_ids: list[int]) -> bool:
-    """Whether any TOKENS tokens in a row are rounds of one piece, by definition."""
+    """Whether any TOKENS consecutive tokens are repetitions of one piece, by definition."""
     for begin in range(len(token_ids) - TOKENS + 1):
         window = token_ids[begin : begin + TOKENS]
         for period in range(1, TOKENS // LEAST_ROUNDS + 1):

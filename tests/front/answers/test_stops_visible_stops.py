@@ -1,4 +1,4 @@
-"""A stop string is found in visible text, and its place in the answer is known."""
+"""A stop string is found in visible text, with its position in the answer."""
 
 from __future__ import annotations
 

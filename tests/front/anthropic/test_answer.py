@@ -1,6 +1,4 @@
-"""Streams and whole answers come to the same, whatever the model does, by the rules of the official
-client.
-"""
+"""Streams and whole answers are equal, by the rules of the official client."""
 
 from __future__ import annotations
 
@@ -62,9 +60,7 @@ def whole(script: Sequence[OutputEvent], answers: MessagesAnswer) -> Any:
 
 
 def folded(text: str) -> Message:
-    """What the official client makes of a stream, each of whose events is checked against its type
-    and ours.
-    """
+    """What the official client makes of a stream; each event is checked against its type and ours."""
     snapshot: Any = None
     buffers: dict[int, bytes] = {}
     for name, data in named_events_of(text):

@@ -1,6 +1,4 @@
-"""Tools that a search has found: defined where they were found, so that nothing before is read
-again.
-"""
+"""Tools found by a search are defined where they were found, so that the prefix stays cached."""
 
 from __future__ import annotations
 
@@ -73,9 +71,7 @@ def result(call_id: str, content: Any) -> dict[str, Any]:
 
 
 def conversations() -> list[list[dict[str, Any]]]:
-    """All conversations of ten searches that wait for an answer, each of which goes on from the one
-    before.
-    """
+    """All conversations of ten searches that wait for an answer; each continues the one before."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "hello the world"}]
     found = [messages]
     for number in range(len(FOUND)):

@@ -1,4 +1,4 @@
-"""What /v1/messages takes, and what it asks the gateway for."""
+"""Requests to /v1/messages, and the resulting request to the gateway."""
 
 from __future__ import annotations
 

@@ -121,9 +121,9 @@ def test_a_smaller_model_does_not_overtake_an_earlier_request() -> None:
 
 def test_a_place_is_not_freed_twice() -> None:
     stopping = Candidate(name="a", phase="stopping", footprint_bytes=10, waiting_since=3)
-    # c takes a's place
+    # c takes the place of a
     assert decide([stopping, ready("b"), wanted("c", 2)], TWO, now=0) == Verdict()
-    # a has it again
+    # a is back
     assert decide([stopping, ready("b"), wanted("c", 4)], TWO, now=0).unload == ("b",)
 
 
@@ -176,7 +176,7 @@ class Places(RuleBasedStateMachine):
         model.leases, model.waiting, model.waiting_since = model.leases + model.waiting, 0, None
 
     def settle(self) -> None:
-        """Do what is decided, until nothing more is."""
+        """Carry out decisions until there are no more."""
         for _ in range(20):
             self.verdict = decide(
                 [self.candidate(name) for name in NAMES], self.limits, now=self.now
@@ -276,9 +276,7 @@ class Places(RuleBasedStateMachine):
     @precondition(lambda self: any(model.waiting for model in self.models.values()))
     @rule()
     def everybody_who_waits_is_served_in_the_end(self) -> None:
-        """Answers end, but for every one that ends on a model that takes requests another one comes
-        at once.
-        """
+        """Answers end, but each one that ends on an open model is followed by another."""
         waited = {name for name, model in self.models.items() if model.waiting}
         for _ in range(12 * len(NAMES)):
             for name in NAMES:

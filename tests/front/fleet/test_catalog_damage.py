@@ -109,7 +109,7 @@ def test_a_damaged_file_leaves_out_only_its_model(tmp_path: Path, name: str, dam
 
 
 def cut(name: str, size: int) -> Callable[[Path], None]:
-    """Truncate a file to this size; negative: remove this many bytes from its end."""
+    """Truncate a file to this size, or by this many bytes if negative."""
 
     def damage(folder: Path) -> None:
         (folder / name).write_bytes((folder / name).read_bytes()[:size])

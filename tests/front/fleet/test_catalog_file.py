@@ -28,7 +28,7 @@ def read(folder: Path, text: str, settings: Settings | None = None) -> Catalog:
 
 
 def reason(folder: Path, text: str) -> str:
-    """Why the only model that is left out is."""
+    """The reason why the only left-out model is left out."""
     found = read(folder, text)
     (left_out,) = found.left_out
     assert left_out.is_asked_for

@@ -115,7 +115,7 @@ async def test_a_shared_pull_stops_when_its_last_waiter_leaves(
             assert await anext(first.steps()) == PullStep(
                 stage="download", done_bytes=1, total_bytes=2
             )
-            with pytest.raises(NoSuchModel):  # there is nothing yet that could be removed
+            with pytest.raises(NoSuchModel):  # nothing can be removed yet
                 await made.library.remove(SOURCE)
         assert (held.begun, held.stopped, first.is_stopped) == (1, 0, False)
     await until(lambda: held.stopped == 1)

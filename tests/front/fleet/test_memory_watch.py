@@ -1,4 +1,6 @@
-"""The level of memory pressure follows the footprint of all workers: up at once, down after a while."""
+"""The level of memory pressure follows the footprint of all workers: it rises immediately and falls
+after a delay.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,7 @@ def test_a_peak_during_recovery_restarts_it() -> None:
 def test_the_level_always_fits_the_footprint(steps: list[tuple[float, int]], fixed: int) -> None:
     watch = MemoryWatch()
     now = 0.0
-    above_since = dict.fromkeys(Pressure, -1.0)  # last time that the footprint was that high
+    above_since = dict.fromkeys(Pressure, -1.0)  # the last time the footprint was that high
     for seconds, footprint in steps:
         now += seconds
         use = use_of(footprint, fixed=fixed)
@@ -128,7 +130,7 @@ def test_a_running_process_has_a_footprint_and_a_missing_one_none() -> None:
 
 
 class Meter:
-    """Memory that a test sets: of each worker process, and of the machine."""
+    """Memory set by a test: of each worker process, and of the machine."""
 
     def __init__(self, total_bytes: int) -> None:
         self.each_bytes = 0
@@ -150,7 +152,7 @@ async def until_pressure(made: FakeModels, pressure: Pressure) -> None:
 
 @contextlib.asynccontextmanager
 async def two_answers(client: EngineClient) -> AsyncIterator[None]:
-    """Two long answers that are read, so that neither is paused."""
+    """Two long answers, read so that neither is paused."""
 
     async def read(name: str) -> None:
         async for _ in client.submit(a_request(name, max_tokens=900_000)):
@@ -166,7 +168,7 @@ async def two_answers(client: EngineClient) -> AsyncIterator[None]:
 
 
 async def until_running(made: FakeModels, wanted: tuple[int, int], *, model: str = "a") -> None:
-    """Wait until a worker says that it has this many running and queued sequences."""
+    """Wait until a worker reports this many running and queued sequences."""
     async with asyncio.timeout(60):
         while True:
             figures = (await made.statistics()).get(model, WorkerStatistics())
@@ -190,7 +192,7 @@ async def test_workers_are_told_their_common_memory_pressure(
         await made.start()
         try:
             await made.wait_ready()
-            meter.each_bytes = 440  # of one alone, this would be far below the first watermark
+            meter.each_bytes = 440  # a single one would be far below the first watermark
             meter.available_bytes = 120
             await until_pressure(made, Pressure.WARNING)
             meter.each_bytes = 490
@@ -200,7 +202,7 @@ async def test_workers_are_told_their_common_memory_pressure(
                 await until_running(made, (1, 1))
                 psutil.Process(made.statuses()[0].pid).kill()
                 await client.worker.lost  # type: ignore[attr-defined]
-                await until_running(made, (1, 1))  # the next worker is told the pressure, too
+                await until_running(made, (1, 1))  # the next worker learns the pressure, too
                 meter.each_bytes = 100
                 meter.available_bytes = 800
                 await until_pressure(made, Pressure.NORMAL)

@@ -50,7 +50,7 @@ async def worker(
 async def serving(
     behaviour: str = "good", *, on_progress: Callable[[LoadProgress], None] = lambda event: None
 ) -> AsyncIterator[tuple[WorkerProcess, ModelClient]]:
-    """A worker that serves, and its client."""
+    """A serving worker and its client."""
     client = ModelClient(unread_bytes=1 << 20)
     async with worker(behaviour, on_progress=on_progress, client=client) as process:
         ready = await process.wait_started(timeout_seconds=30)

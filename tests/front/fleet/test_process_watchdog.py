@@ -29,7 +29,7 @@ RESTING = Heartbeat(activity="resting", lasting_seconds=0.0)
 def looks_until_verdict(
     dog: Watchdog, beats: list[Heartbeat | None], *, elapsed_seconds: float = 1.0
 ) -> int | None:
-    """The first poll, from 1, that finds the worker hanging."""
+    """The number of the poll that finds the worker hanging, from 1."""
     for number, beat in enumerate(beats, start=1):
         if dog.look(beat, elapsed_seconds=elapsed_seconds) is not None:
             return number

@@ -41,7 +41,7 @@ def tokens_of(events: Sequence[RequestEvent]) -> list[int]:
 
 
 async def kill(made: OneModel) -> None:
-    """Kill the worker that serves, and wait until the front notices."""
+    """Kill the serving worker, and wait until the front notices."""
     pid, link = made.statuses()[0].pid, (await made.client("m")).worker
     psutil.Process(pid).kill()
     await link.lost
@@ -78,7 +78,7 @@ async def test_a_client_is_available_once_the_model_is_ready() -> None:
         while (status := made.statuses()[0]).state == "loading":
             read.add(status.weights_read)
             await asyncio.sleep(0)
-        assert max(filter(None, read)) > 0.0  # what its worker has reported
+        assert max(filter(None, read)) > 0.0  # its worker's reports
         await made.wait_ready()
         (ready,) = made.statuses()
         assert (ready.state, ready.created) == ("ready", loading.created)
@@ -126,12 +126,12 @@ async def test_the_next_worker_answers_a_dead_workers_session_command() -> None:
         pid = made.statuses()[0].pid
         worker = psutil.Process(pid)
         worker.suspend()
-        while worker.status() != psutil.STATUS_STOPPED:  # before that, it could still answer
+        while worker.status() != psutil.STATUS_STOPPED:  # it could still answer before
             await asyncio.sleep(0.001)
         asked = asyncio.create_task(client.ask(SessionCommand(operation="list", tenant="")))
         await asyncio.sleep(0)
         await kill(made)
-        assert (await asked).failure is SessionFailure.OFF  # this one keeps nothing
+        assert (await asked).failure is SessionFailure.OFF  # this worker keeps nothing
         assert made.statuses()[0].pid != pid
 
 
@@ -245,7 +245,7 @@ async def test_no_more_requests_wait_than_the_workers_queue_holds() -> None:
         with pytest.raises(QueueFull) as refused:
             await made.client("m")
         assert (refused.value.queued, refused.value.limit) == (places, places)
-        one.cancel()  # who leaves makes room
+        one.cancel()  # leaving frees a place
         await asyncio.wait([one])
         another = asyncio.create_task(made.client("m"))
         await asyncio.sleep(0)

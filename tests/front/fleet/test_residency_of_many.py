@@ -116,7 +116,7 @@ async def test_a_model_in_use_stays_until_it_is_drained() -> None:
             await anext(stream)
             waiting = asyncio.create_task(answered(made, "b"))
             await until(made, a="stopping")
-            # it has had its turn: who comes now comes after b
+            # it has had its turn: later requests come after b
             late = asyncio.create_task(answered(made, "a"))
             for _ in range(200):
                 await anext(stream)
@@ -243,7 +243,7 @@ async def test_a_model_is_loaded_and_unloaded_on_request() -> None:
         await unloading
         await late
         await made.unload("a")
-        await made.unload("b")  # it is not loaded
+        await made.unload("b")  # it is unloaded
         assert states(made) == {"a": "unloaded", "b": "unloaded"}
         assert made.statuses()[0].figures.changes == {"loaded": 2, "asked": 2}
 
@@ -255,7 +255,7 @@ async def test_changed_limits_survive_restarts_and_loads_until_the_stop() -> Non
         loading = asyncio.create_task(made.load("a"))
         while made.statuses()[0].pid is None:
             await asyncio.sleep(0.001)
-        # its process has been told others already
+        # its process already knows others
         changed = await made.set_limits("a", max_running=3, step_tokens=48)
         assert changed == SchedulerLimits(max_running=3, step_tokens=48)
         await loading
@@ -334,11 +334,11 @@ async def test_loaded_models_are_limited_by_memory_and_divide_kv() -> None:
         await answered(made, "a")
         await answered(made, "b")
         assert states(made) == {"a": "unloaded", "b": "ready", "c": "unloaded"}
-        await answered(made, "c")  # larger than all there is: it is tried alone
+        await answered(made, "c")  # larger than the budget: it is tried alone
         assert states(made) == {"a": "unloaded", "b": "unloaded", "c": "ready"}
     async with models(catalog_over("a", "b", "c"), TWO) as made:
         await made.load("a")
-        while not made.statuses()[0].figures.footprint_bytes:  # until its worker has told
+        while not made.statuses()[0].figures.footprint_bytes:  # until its worker has reported
             await asyncio.sleep(0.005)
         await made.load("b")
         assert [made.shares[name].parts for name in "ab"] == [2, 1]
@@ -420,7 +420,7 @@ async def kv_budgets(made: Residency, **wanted: int) -> None:
 
 
 async def context_of(made: Residency, model: str, wanted: int) -> None:
-    """Wait until the context that fits is this long, in the status and for requests."""
+    """Wait until the usable context has this length, in the status and for requests."""
     async with asyncio.timeout(60):
         while made.statuses()[0].context_tokens != wanted:
             await asyncio.sleep(0.01)
@@ -433,7 +433,7 @@ async def test_on_a_mac_models_divide_the_rest_of_the_working_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(residency_module, "HAS_UNIFIED_MEMORY", True)
-    settings = replace(TWO, memory_bytes=1 << 40)  # the fakes tell less than their processes take
+    settings = replace(TWO, memory_bytes=1 << 40)  # the fakes report less than their processes use
     async with models(catalog_over("a", "b"), settings, a=1_000_000, b=1_000_000) as made:
         made.behaviours.update(a="on-a-mac", b="on-a-mac")
         await answered(made, "a")

@@ -123,7 +123,7 @@ async def a_while(polls: int) -> None:
 async def test_states_stay_consistent_during_deaths_and_model_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Requests, kills, unloads and pins at the same time, for three models in one place."""
+    """Concurrent requests, kills, unloads and pins, for three models in one place."""
     entered: list[tuple[State, State]] = []
     enter = ModelSlot._enter
 

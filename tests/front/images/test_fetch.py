@@ -122,9 +122,7 @@ def test_this_machines_own_address_is_never_contacted(monkeypatch: pytest.Monkey
 
 
 def test_the_peer_of_a_connection_is_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the address had been rewritten by NAT, or by a name that resolves differently the
-    second time.
-    """
+    """As if NAT had rewritten the address, or the name resolved differently the second time."""
     public = ipaddress.ip_address("93.184.215.14")
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
@@ -380,7 +378,7 @@ def test_a_slow_dns_lookup_is_given_up_at_the_deadline(
 
     monkeypatch.setattr(fetch, "_LOOKUPS", DaemonThreads(2, name="test"))
     monkeypatch.setattr(socket, "getaddrinfo", slow)
-    for _ in range(3):  # the last one waits for a thread in vain
+    for _ in range(3):  # the last one waits for a thread without success
         assert "longer than 0.1 s" in refused("http://slow.example/", seconds=0.1)
     assert not may_end.is_set()
     may_end.set()

@@ -1,4 +1,4 @@
-"""The folder of images: what it keeps, and what it removes."""
+"""The image folder keeps and removes files."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_a_full_folder_is_not_scanned_for_every_image(
     monkeypatch.setattr(folder, "_files", counted)
     for number in range(200):
         folder.release([folder.hold(number.to_bytes(10, "big"))])
-    assert scans <= 12  # at the start, and after every tenth image once it is full
+    assert scans <= 12  # at the start, and after every tenth image once full
     assert len(names(folder)) <= 100
     folder.check_invariants()
 

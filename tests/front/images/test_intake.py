@@ -1,4 +1,4 @@
-"""Checking the images of requests: all kinds of files, many at once, and what stays behind."""
+"""Checking the images of requests: all kinds of files, many at a time, and leftovers."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def test_an_image_that_takes_too_long_is_given_up_and_released(
     assert answer.status_code == 503
     assert "could not be fetched and kept within 0.05 s" in answer.json()["error"]["message"]
     may_end.set()
-    while not files(front):  # the thread goes on, and writes the image
+    while not files(front):  # the thread continues and writes the image
         await asyncio.sleep(0.001)
     await asyncio.to_thread(front.intake._readers.shutdown)
     assert not front.intake.folder._held

@@ -1,4 +1,4 @@
-"""Unusable images: an error if they are new, otherwise a note."""
+"""Unusable images are an error if new, otherwise a note."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ PROTOCOLS: dict[str, tuple[str, Any]] = {
     "messages": ("/v1/messages", in_messages),
     "ollama": ("/api/chat", in_ollama),
 }
-OLD: dict[str, Any] = {  # conversations with an image that is not new
+OLD: dict[str, Any] = {  # conversations with an earlier image
     "result": lambda image: [("user", "look"), ("result", image)],
     "earlier result": lambda image: [
         ("user", "look"),
@@ -116,7 +116,7 @@ async def test_an_unusable_old_image_becomes_a_note(
     assert answer.status_code == 200, answer.text
     shown = front.shown()
     assert NOTE in shown
-    # the next turn begins with the same tokens, and processes nothing again
+    # the next turn begins with the same tokens and processes nothing again
     asked = len(front.engine.asked)
     before = front.sent.prompt_token_ids
     longer = [*turns, ("assistant", "hi"), ("user", "more")]
@@ -242,7 +242,7 @@ async def test_an_image_url_is_fetched_once_and_survives_its_host(
     assert fetched == [cat]
     # in a new message, it is fetched again
     assert await ask(shown(cat)) == 400
-    # an image that was never fetched is a note, and stays one
+    # an image that was never fetched stays a note
     for _ in range(2):
         assert await ask(shown(dog), answer, said("and?")) == 200
         assert NOTE in front.shown()

@@ -1,4 +1,4 @@
-"""Images in the requests of all protocols, up to the sequence that a worker gets."""
+"""Images in the requests of all protocols, up to the worker's sequence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.fakes.seeing import FAMILIES, chat, said, seeing_front
 
 
 def shortened(shown: str) -> str:
-    """Without the markers that the template of Qwen writes around images."""
+    """Without the markers that Qwen's template writes around images."""
     return shown.replace("<|vision_start|>", "").replace("<|vision_end|>", "")
 
 
@@ -101,7 +101,7 @@ async def test_images_and_texts_keep_their_places_with_every_template(
     assert len(front.sent.images) == 4
     names = [span.layout.image for span in front.sent.images]
     assert names == [names[0], names[1], names[1], names[0]]
-    if family != "llava":  # which puts the images of a message first
+    if family != "llava":  # it puts a message's images first
         assert shown.index("one") < shown.index("{image 0}") < shown.index("two")
         assert shown.index("two") < shown.index("{image 1}") < shown.index("three")
     if family == "gemma3":
@@ -121,7 +121,7 @@ async def test_the_second_turn_begins_with_the_tokens_of_the_first(tmp_path: Pat
     length = len(before.prompt_token_ids)
     assert after.prompt_token_ids[:length] == before.prompt_token_ids
     assert after.images[0] == before.images[0]
-    # the cat's layout was known
+    # the layout of the cat was known
     assert [len(command.images) for command in front.engine.asked] == [1, 1]
 
 

@@ -1,4 +1,4 @@
-"""Parts that no model here reads: an error if they are new, otherwise a note."""
+"""Parts that no model here reads are an error if new, otherwise a note."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ PROTOCOLS: dict[str, tuple[str, Any, str]] = {
     "responses": ("/v1/responses", in_responses, "input"),
     "messages": ("/v1/messages", in_messages, "messages"),
 }
-PARTS: dict[tuple[str, str], tuple[Body, str]] = {  # the part, and what the note calls it
+PARTS: dict[tuple[str, str], tuple[Body, str]] = {  # the part, and its name in the note
     ("chat", "PDF"): ({"type": "file", "file": {"file_data": PDF}}, "application/pdf"),
     ("chat", "audio"): ({"type": "input_audio", "input_audio": SOUND}, "input_audio"),
     ("chat", "unknown"): (UNKNOWN, "hologram"),
@@ -86,7 +86,7 @@ PARTS: dict[tuple[str, str], tuple[Body, str]] = {  # the part, and what the not
     ("messages", "audio"): ({"type": "audio", "source": SOUND}, "audio"),
     ("messages", "unknown"): (UNKNOWN, "hologram"),
 }
-OLD: dict[str, Any] = {  # conversations with a part that is not new
+OLD: dict[str, Any] = {  # conversations with an earlier part
     "answered": lambda part: [("user", part), ("assistant", "hm"), ("user", "and?")],
     "refused, and then a text": lambda part: [("user", part), ("user", "and?")],
     "before a call": lambda part: [("user", part), ("result", "seen")],

@@ -33,7 +33,7 @@ def tokens(request_id: str = "a") -> TokensGenerated:
 
 
 class Front:
-    """Streams that may have ten unread tokens, by id, and the commands that they sent."""
+    """Streams that may have ten unread tokens, by id, and the commands they sent."""
 
     def __init__(self) -> None:
         self.streams: dict[str, EventStream] = {}
@@ -78,7 +78,7 @@ async def test_closing_early_cancels_once_and_ends_the_iteration() -> None:
     front.route([Accepted(request_id="a"), tokens()])
     await stream.aclose()
     await stream.aclose()
-    front.route([tokens(), finished()])  # what was under way is dropped
+    front.route([tokens(), finished()])  # events on their way are dropped
     assert [event async for event in stream] == []
     assert front.asked == ["cancel a"]
 
@@ -170,7 +170,7 @@ async def test_an_unread_stream_is_paused_and_resumed_when_half_read() -> None:
     stream, other = front.open("a"), front.open("b")
     front.route([tokens("b"), *[tokens("a")] * 5])
     assert front.asked == []
-    front.route([tokens("a")] * 3)  # what was under way when it was told
+    front.route([tokens("a")] * 3)  # events on their way when it was paused
     assert front.asked == ["pause a"]
     for _ in range(5):
         await anext(stream)

@@ -1,4 +1,4 @@
-"""Requests that outlive their workers, over links that only record the commands."""
+"""Requests that outlive their workers, over links that only record commands."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ UNREAD_BYTES = 1024
 
 
 class WrittenLink:
-    """Records what one worker is sent."""
+    """Records the commands for one worker."""
 
     def __init__(self) -> None:
         self.is_open = True
@@ -93,7 +93,7 @@ class Front:
         return self.client.lose_worker().refused
 
     def die_on_trial(self, name: str) -> tuple[str, ...]:
-        """The worker dies while this request runs alone, as often as it takes to refuse it."""
+        """The worker dies while this request runs alone, until the request is refused."""
         for _ in range(DEATHS_ALONE - 1):
             assert self.die() == ()
             assert self.next_worker().ids == [name]
@@ -326,7 +326,7 @@ async def test_the_same_request_sent_concurrently_kills_no_more_workers(front: F
 async def test_a_request_paused_during_its_trial_is_retried_when_resumed(
     front: Front,
 ) -> None:
-    """Else a client that reconnects again and again would kill one worker after the other."""
+    """Otherwise, a client that keeps reconnecting would kill one worker after another."""
     (guilty,) = front.submit("guilty")
     for _ in range(3):
         front.tokens("guilty")
@@ -386,7 +386,7 @@ async def test_requests_that_passed_continue_when_all_were_tried(front: Front) -
     front.die()
     worker = front.next_worker()
     front.tokens("a")
-    front.tokens("a", "b")  # what was under way when it was told to stand still
+    front.tokens("a", "b")  # events on their way when it was paused
     assert worker.ids == ["a", "b"]
     assert worker.steered == ["pause a", "resume a"]
 
@@ -416,7 +416,7 @@ async def test_a_reader_is_woken_by_the_next_workers_event(front: Front) -> None
 
 
 async def asked(front: Front, operation: OperationName = "get") -> asyncio.Task[SessionAnswer]:
-    """A command that the client has sent."""
+    """A command sent by the client."""
     command = SessionCommand(
         operation=operation, tenant="", call_id="c", session_id="s", new_session_id="t"
     )
@@ -544,7 +544,7 @@ async def test_a_cancelled_command_is_not_sent(front: Front) -> None:
 async def test_neither_a_refusal_nor_idle_work_counts_as_progress(
     front: Front, event: Rejected | Finished
 ) -> None:
-    """Else a killer would never be tried alone while others send invalid requests."""
+    """Otherwise, a killer would never be tried alone while others send invalid requests."""
     front.submit("a")
     front.die()
     worker = front.next_worker()

@@ -17,7 +17,7 @@ from holdfast.front.link.model_client import (
 )
 
 MANY = 10 * FEW_TOKENS
-WORST = 64  # deaths for each request, more than all killers together cause
+WORST = 64  # deaths for each request; all killers together cause fewer
 
 
 def died(
@@ -31,7 +31,7 @@ def died(
 def died_alone(
     isolation: Isolation, request_id: str, tokens: int, *, also_open: tuple[str, ...] = ()
 ) -> str | None:
-    """The worker dies while the request on trial runs, as often as it takes to refuse it."""
+    """The worker dies while the request on trial runs, until the request is refused."""
     for _ in range(DEATHS_ALONE - 1):
         assert died(isolation, {request_id: tokens}, also_open=also_open) is None
         assert isolation.next_of([*also_open, request_id]) == request_id, "it runs alone again"
@@ -60,7 +60,7 @@ def test_an_innocent_request_survives_an_unrelated_death_in_its_trial() -> None:
     isolation = Isolation()
     for _ in range(2):
         died(isolation, {"a": 0, "b": 0})
-    for _ in range(4):  # each time it passes, what happened before is forgotten
+    for _ in range(4):  # each pass forgets what happened before
         if isolation.is_over:
             for _ in range(DEATHS_OF_ONE):
                 died(isolation, {"a": 1, "b": MANY})
@@ -138,7 +138,7 @@ def test_a_suspect_that_cannot_run_is_tried_later() -> None:
 
 
 def test_finding_the_killer_clears_the_requests_that_died_with_it() -> None:
-    """They may have been queued all the time."""
+    """They may have been queued the whole time."""
     isolation = Isolation()
     queued = {f"queued {number}": 0 for number in range(100)}
     for _ in range(DEATHS_OF_ONE):
@@ -183,8 +183,8 @@ def test_exactly_the_killers_are_refused(data: st.DataObject, count: int) -> Non
 
 
 MOST_TOKENS = 200
-# Each trial that a request passes doubles the tokens that the next one takes, and between two
-# trials it can cause fewer deaths than make it a suspect.
+# Each passed trial doubles the tokens of the next one, and between two trials a request can cause
+# fewer deaths than make it a suspect.
 MOST_DEATHS = (MOST_TOKENS.bit_length() + 1) * (DEATHS_OF_A_LIFE + DEATHS_ALONE)
 
 
@@ -194,7 +194,9 @@ MOST_DEATHS = (MOST_TOKENS.bit_length() + 1) * (DEATHS_OF_A_LIFE + DEATHS_ALONE)
 def test_the_deaths_caused_by_one_request_are_bounded(
     lives: list[tuple[int, bool]],
 ) -> None:
-    """In each life it generates some tokens, or its stream is not read for a while in its trial."""
+    """In each life, it generates some tokens, or its stream is not read for a while during its
+    trial.
+    """
     isolation = Isolation()
     deaths = 0
     for tokens, pauses in itertools.islice(itertools.cycle(lives), 8 * MOST_DEATHS):

@@ -165,7 +165,7 @@ async def test_concurrent_requests_arrive_in_order_with_their_own_answers() -> N
 
     async def ask(number: int) -> None:
         for _ in range(choose.randrange(6)):
-            await client.statistics()  # a way there and back
+            await client.statistics()  # a round trip
         beginning = choose.choice((7, 5000, 9000))
         prompt = tuple(range(beginning, beginning + choose.randrange(3000)))
         sent.append(a_request(str(number), prompt=(*prompt, number)))
@@ -221,8 +221,8 @@ async def test_a_round_trip_costs_less_than_a_token() -> None:
             async for _event in client.submit(a_request(str(index))):
                 pass
             seconds.append(time.perf_counter() - started_at)
-    # The fastest tenth: others wait for whoever else runs here. 0.2 ms when idle; both ends share
-    # this interpreter's lock.
+    # The fastest tenth: the rest depends on other programs. 0.2 ms when idle; both ends share this
+    # interpreter's lock.
     assert statistics.quantiles(seconds, n=10)[0] < 0.005, seconds
 
 

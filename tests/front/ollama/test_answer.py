@@ -1,4 +1,4 @@
-"""Whatever an answer consists of: each line is JSON, and a stream says what the whole says."""
+"""For any answer: each line is JSON, and a stream says the same as the whole answer."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_streamed_and_whole_chats_are_equal(
     lines = [
         msgspec.json.decode(line, type=ChatLine) for line in raw.removesuffix(b"\n").split(b"\n")
     ]
-    for line in raw.decode().splitlines():  # as httpx does it, at more than line feeds
+    for line in raw.decode().splitlines():  # like httpx: not only at line feeds
         ollama.ChatResponse(**json.loads(line))
     whole = msgspec.json.decode(form.whole([whole_of(deltas, end)], COUNTS, None), type=ChatLine)
     assert [line.done for line in lines] == [False] * (len(lines) - 1) + [True]

@@ -1,4 +1,4 @@
-"""Any JSON on any path of Ollama's gets an answer in its form, and none is the server's fault."""
+"""Any JSON on any of Ollama's paths gets an answer in its form, never an internal error."""
 
 from __future__ import annotations
 

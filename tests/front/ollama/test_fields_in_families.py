@@ -1,5 +1,5 @@
-"""`format` holds with `think` on, off and not given, in every family of models: JSON behind the
-thought, where there is one.
+"""`format` is enforced with `think` on, off and unset in every family: JSON after the thought, if
+there is one.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def test_the_format_is_enforced_after_the_thought(family: str, form: Any) -> Non
 
 
 def thoughts_of(reasoning: ReasoningFormat | None) -> list[str]:
-    """What may stand in front of an answer: nothing, the rest of a thought, a whole one."""
+    """Everything that may precede an answer: nothing, the rest of a thought, or a whole one."""
     return (
         [""]
         if reasoning is None

@@ -132,7 +132,7 @@ async def test_an_unknown_model_is_not_shown() -> None:
 
 async def test_the_reported_version_is_accepted_by_clients() -> None:
     found = await got("/api/version")
-    # what Codex asks for; VS Code is content with 0.6.4
+    # required by Codex; VS Code accepts 0.6.4
     assert tuple(map(int, found["version"].split("."))) >= (0, 13, 4)
     assert found["holdfast"] == "0.1.0"
 

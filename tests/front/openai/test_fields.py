@@ -1,6 +1,4 @@
-"""Bad values of the fields that both endpoints share: each is a 400 that names the field, and
-nothing is submitted.
-"""
+"""Bad values of the fields shared by both endpoints are a 400 with the field and reach no worker."""
 
 from __future__ import annotations
 
@@ -90,7 +88,7 @@ HOSTILE: dict[str, Any] = {
 
 @pytest.mark.parametrize("field", HOSTILE)
 def test_of_many_mistakes_in_a_field_the_first_is_reported(field: str) -> None:
-    # All of them took seconds and gigabytes.
+    # Checking all took seconds and gigabytes.
     with pytest.raises(pydantic.ValidationError) as refusal:
         ChatCompletionRequest.model_validate_json(json.dumps(chat_body(**{field: HOSTILE[field]})))
     assert refusal.value.error_count() == 1

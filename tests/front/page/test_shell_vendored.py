@@ -1,4 +1,4 @@
-"""The libraries of the page are exactly those that the manifest names."""
+"""The page's libraries are exactly those in the manifest."""
 
 from __future__ import annotations
 

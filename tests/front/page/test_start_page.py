@@ -108,7 +108,7 @@ async def test_a_server_without_models_says_so() -> None:
     [
         {"user-agent": "ollama-python/0.6.3 (x86_64 linux) Python/3.11"},
         {"user-agent": "ollama/0.30.0 (arm64 darwin) Go/1.24"},
-        # an extension of a browser
+        # a browser extension
         {"user-agent": "Mozilla/5.0 (X11; Linux x86_64) Chrome/140.0", "accept": "*/*"},
     ],
 )

@@ -1,4 +1,4 @@
-"""What says the same comes out the same, and what does not stays apart."""
+"""Equal content gets one form, and different content stays different."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def text(value: Any) -> str:
 def test_a_tool_with_shuffled_keys_is_the_same_tool(seed: int) -> None:
     forms = FirstForms()
     first = forms.tool(WEATHER)
-    assert text(first) == text(WEATHER)  # its names stay as they were sent
+    assert text(first) == text(WEATHER)  # its names are kept as sent
     assert text(forms.tool(shuffled(WEATHER, random.Random(seed)))) == text(first)
 
 
@@ -120,7 +120,7 @@ def test_forms_are_remembered_within_bounds() -> None:
         forms.tool({"name": f"f{number}", "parameters": {"properties": {"b": {}, "a": {}}}})
         forms._forms.check_invariants()
     turned = {"name": "f0", "parameters": {"properties": {"a": {}, "b": {}}}}
-    assert text(forms.tool(turned)) == text(turned)  # forgotten, so this is the first
+    assert text(forms.tool(turned)) == text(turned)  # forgotten, so this one is the first
 
 
 def test_empty_arguments_take_room_too() -> None:

@@ -1,5 +1,5 @@
-"""Client text never becomes a control token of the model's family, wherever it appears, and the
-model still reads its characters.
+"""Client text never becomes a control token of the model's family, and the model still reads its
+characters.
 """
 
 from __future__ import annotations

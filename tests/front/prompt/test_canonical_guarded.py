@@ -1,4 +1,4 @@
-"""What clients send never becomes a control token; what the template writes does."""
+"""Text from clients never becomes a control token, unlike that of the template."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def tokens_of(
 @pytest.mark.parametrize("role", ["user", "system", "tool"])
 def test_a_message_cannot_end_itself(role: str) -> None:
     tokens = tokens_of(({"role": role, "content": SPELLED},))
-    # its own, and the header of the answer
+    # its own, and the answer's header
     assert (tokens.count("<|im_start|>"), tokens.count("<|im_end|>")) == (2, 1)
 
 
@@ -82,7 +82,7 @@ def test_the_model_reads_the_text_as_written(make: Callable[[], Backend]) -> Non
         token_ids = tokenizer.encode(message["content"], add_special_tokens=False)
         assert not special & set(token_ids)
         came_back = tokenizer.decode(token_ids, skip_special_tokens=False)
-        # which is a space to SentencePiece
+        # a space to SentencePiece
         assert came_back.strip().replace("▁", " ") == said.strip().replace("▁", " ")
 
 

@@ -1,4 +1,4 @@
-"""Past calls and results in the form that a template wants, whatever the client sent."""
+"""Past calls and results get the form that the template requires."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_parallel_calls_become_pairs_for_templates_that_refuse_them(content: Any
 
 @dataclass(frozen=True)
 class Written(TaggedParameters):
-    """Writes calls so that they can be told apart easily."""
+    """Writes calls in a form that is easy to recognize."""
 
     def write(self, calls: Sequence[Call]) -> str:
         return json.dumps([[call.name, call.arguments] for call in calls])

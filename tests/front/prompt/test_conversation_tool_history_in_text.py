@@ -1,4 +1,4 @@
-"""Tools for templates that have none: nothing but texts of ordinary messages is left."""
+"""Tools for templates without tools: only texts of ordinary messages remain."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOOL: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Written(TaggedParameters):
-    """Writes calls so that they can be told apart easily."""
+    """Writes calls in a form that is easy to recognize."""
 
     def write(self, calls: Sequence[Call]) -> str:
         return ";".join(f"CALL {call.name} {json.dumps(call.arguments)}" for call in calls)

@@ -1,5 +1,5 @@
-"""Each result follows its own call, whatever a client sends and in whatever order, and each prompt
-begins with the one before.
+"""Each result follows its own call in any order of messages, and each prompt begins with the one
+before.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def test_prompts_of_a_disordered_conversation_extend_each_other(name: str) -> No
 
 
 class CountedCall(dict[str, Any]):
-    """A call that counts how often it is looked at."""
+    """A call that counts its reads."""
 
     looks = 0
 

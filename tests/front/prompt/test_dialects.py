@@ -1,5 +1,5 @@
-"""How a model writes calls and thoughts is found from its template and tokens, and only believed
-when it is proved.
+"""The syntax of a model's calls and thoughts is detected from its template and tokens, and used
+only if proven.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ BUNDLE = TokenizerBundle(
 
 
 def ending_each_text() -> TokenizerBundle:
-    """A tokenizer that writes a token behind every text, as Qwen3-Embedding's does."""
+    """A tokenizer that appends a token to every text, like Qwen3-Embedding's."""
     backend = toy_tokenizers.byte_level()
     end = "<|endoftext|>"
     backend.post_processor = processors.TemplateProcessing(

@@ -1,6 +1,4 @@
-"""The gateway submits what can be served, streams one end per choice, and leaves nothing running
-behind it.
-"""
+"""The gateway submits possible requests, streams one end per choice, and leaves nothing running."""
 
 from __future__ import annotations
 
@@ -57,8 +55,8 @@ WITH_TOOLS = ChatPrompt(
 
 @pytest.fixture(autouse=True)
 async def no_task_outlives_a_test() -> AsyncIterator[None]:
-    """Runs every test under asyncio's debug mode; nothing may be left behind, not even an exception
-    that nobody looked at.
+    """Runs every test in asyncio's debug mode; nothing may remain, not even an unretrieved
+    exception.
     """
     loop = asyncio.get_running_loop()
     loop.set_debug(True)
@@ -459,7 +457,7 @@ async def test_several_tokens_in_one_event_are_one_delta(bundle: TokenizerBundle
 
 
 def in_single_bytes(bundle: TokenizerBundle, text: str) -> tuple[int, ...]:
-    """The text in more tokens than the tokenizer would take: character by character."""
+    """The text as more tokens than the tokenizer would use: one per character."""
     return tuple(token_id for character in text for token_id in encode(bundle, character))
 
 
@@ -616,7 +614,7 @@ async def test_a_command_waits_for_the_first_request_of_its_session(
 async def test_a_session_can_be_closed_while_its_first_prompt_is_prepared(
     bundle: TokenizerBundle, monkeypatch: pytest.MonkeyPatch, forget: bool
 ) -> None:
-    """The worker does not know the session yet, and never learns of it."""
+    """The worker never learns of the session."""
     gateway, engine = serve(bundle, answers(*encode(bundle, "hello")))
     closing = SessionCommand(
         operation="close", call_id="c", tenant="", session_id="s", forget=forget

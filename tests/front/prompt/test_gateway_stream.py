@@ -1,5 +1,5 @@
-"""Streams under disorder: whatever is closed when, each sequence ends or is cancelled once, and
-each choice ends at most once.
+"""Streams closed in any order: each sequence ends or is cancelled once, and each choice ends at
+most once.
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ END = ThinkingBudget(tokens=0, end_token_ids=(7,))
 async def thinking_stream(
     engine: ScriptedClient, *, thought_end: ThinkingBudget | None = END
 ) -> GenerationStream:
-    """A choice that is in a thought from its first token on; 32 tokens that repeat are enough to
-    end it.
-    """
+    """A choice that begins in a thought; 32 repeated tokens are enough to end it."""
     rules = ChoiceRules(
         prompt_token_ids=TokenIds.of((1,)),
         stop_token_ids=frozenset(),
@@ -126,7 +124,7 @@ async def test_thoughts_are_ended_on_request_if_the_model_has_a_marker() -> None
 async def read(
     engine: ScriptedClient, name: str, *, choices: int, events: int, stops: tuple[str, ...]
 ) -> Counter[int]:
-    """Read so many events and leave; returns how often each choice ended."""
+    """Read this many events and leave; returns how often each choice ended."""
     ended: Counter[int] = Counter()
     async with aclosing(await open_stream(engine, name, choices=choices, stops=stops)) as stream:
         async for event in stream:

@@ -1,4 +1,4 @@
-"""Images in prompts: their places among the tokens, and that no text becomes one."""
+"""Images in prompts: their positions among the tokens; no text becomes an image."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def seen(
 
 
 def spans(prepared: Prepared) -> list[str]:
-    """The names of the images, whose keys are at their places and nowhere else."""
+    """The images' names, whose keys are at their positions and nowhere else."""
     (sequence,) = prepared.sequences
     inside = set()
     for span in sequence.images:
@@ -217,7 +217,7 @@ def test_images_and_restored_answers_keep_their_positions(
     for place, content in enumerate(turns):
         messages.append(user(*content))
         messages.append({"role": "assistant", "content": f"answer {place}"})
-        if is_known:  # generated as other tokens than those of the tokenizer
+        if is_known:  # generated with other tokens than the tokenizer's
             tokens = [*bundle.tokenizer.encode(f"answer {place}", add_special_tokens=False)]
             spelled = [
                 each
@@ -250,7 +250,7 @@ def test_the_next_turn_is_prefilled_with_its_images() -> None:
     prompt = ChatPrompt(messages=messages)
     request = GenerationRequest(request_id="r", model="m", prompt=prompt)
     prepared = seen(*messages, bundle=bundle)
-    # an answer that the template rewrites: what was generated is no longer known
+    # an answer rewritten by the template: the generated tokens are no longer known
     delta = TextDelta(index=0, text="y" * 200, token_ids=(1,))
     ahead = read_ahead_request(
         request, prompt, bundle, prepared=prepared, deltas=[delta], context_tokens=4000

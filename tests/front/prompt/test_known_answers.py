@@ -1,4 +1,4 @@
-"""Answers as the tokens that were generated."""
+"""Past answers as the generated tokens."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_an_answer_is_recalled_as_generated_tokens() -> None:
     known = KnownAnswers()
     known.add(said("abba"), [7, 8])
     past = known.recall([{"role": "user", "content": "abba"}, answer("abba")])
-    # white space is no difference
+    # white space is ignored
     assert placed(past, "U:abba|A: abba |U:A:abba|") == [PlacedAnswer(9, 15, (7, 8))]
     assert known.count(past, placed=1) == 0
     assert (known.put_back_answers, known.dropped_tokens) == (1, 0)

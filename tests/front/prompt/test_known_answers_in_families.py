@@ -1,4 +1,4 @@
-"""Families of models: the next turn of an agent begins with all that was read and written."""
+"""In each family, the next turn of an agent begins with all prefilled and generated tokens."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The next turn of a conversation begins with the prompt of the last one and the tokens of its
-answer.
-"""
+"""The next turn of a conversation begins with the last prompt and the tokens of its answer."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ calls = st.tuples(
 def written(
     thought: str, text: str, made: list[tuple[str, dict[str, Any]]], choose: random.Random
 ) -> str:
-    """An answer as a model might write it: its JSON has spaces, escapes and orders of keys that no
+    """An answer as a model might write it: its JSON has spaces, escapes and key orders that no
     template has.
     """
     parts = [f"<think>\n{thought}\n</think>\n\n"] if thought.strip() else []
@@ -83,7 +81,7 @@ def test_an_agents_next_turn_begins_with_everything_before(
 def one_turn(
     bundle: TokenizerBundle, generated: str, **prompt: Any
 ) -> tuple[tuple[int, ...], list[OutputDelta]]:
-    """All tokens of a first turn, and what its client has seen."""
+    """All tokens of a first turn, and the deltas for its client."""
     request, prepared = ask(bundle, [QUESTION], prompt=prompt)
     ids = tuple(bundle.tokenizer.encode(generated, add_special_tokens=False))
     return (*prepared.sequences[0].prompt_token_ids, *ids), answer(bundle, request, prepared, ids)
@@ -226,7 +224,7 @@ def test_answers_are_recalled_after_a_server_restart(tmp_path: Path) -> None:
 
 
 def test_answers_of_a_long_history_are_parsed_once() -> None:
-    """100 messages with 30 calls: from the second turn on, what they say is looked up."""
+    """100 messages with 30 calls: from the second turn on, their meaning is looked up."""
     bundle = replace(BUNDLE, known_answers=KnownAnswers())
     messages: list[dict[str, Any]] = [QUESTION]
     for number in range(30):

@@ -1,4 +1,4 @@
-"""What answers say, however they are written."""
+"""The meaning of answers in any spelling."""
 
 from __future__ import annotations
 

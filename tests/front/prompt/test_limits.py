@@ -1,4 +1,4 @@
-"""What no server or model can do is refused by field, before any work."""
+"""Impossible requests are refused by field before any work."""
 
 from __future__ import annotations
 

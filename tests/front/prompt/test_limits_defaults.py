@@ -1,4 +1,4 @@
-"""What a model's makers recommend fills what the client left open, and nothing else."""
+"""A model's recommended values fill only the fields that the client left open."""
 
 from __future__ import annotations
 

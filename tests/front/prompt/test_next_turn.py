@@ -1,4 +1,4 @@
-"""What is read ahead is what the next turn's prompt begins with, whatever is said in it."""
+"""Tokens prefilled ahead are those that the next turn's prompt begins with, for any user message."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ahead_of(
     context_tokens: int = 100_000,
     seed: int = 0,
 ) -> tuple[SequenceRequest | None, list[OutputDelta]]:
-    """What is read ahead when a conversation was answered so, and what its client has seen."""
+    """The request to prefill ahead after this answer, and the deltas for its client."""
     request, prepared = ask(bundle, messages, session_id="s", tenant="t")
     deltas = answer(bundle, request, prepared, in_any_tokens(said, bundle, random.Random(seed)))
     assert isinstance(request.prompt, ChatPrompt)

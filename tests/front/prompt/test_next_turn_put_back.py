@@ -1,5 +1,5 @@
-"""The tokens that are put back into the next turn decode to exactly what the client received,
-however the answer ended.
+"""Tokens restored in the next turn decode to exactly what the client received, however the answer
+ended.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def received(
     per_event: int = 3,
     **fields: Any,
 ) -> tuple[list[OutputDelta], FinishReason | None]:
-    """Answer a request with these tokens. Returns what its client received, and why it ended.
+    """Answer a request with these tokens. Returns what its client received and why it ended.
 
     end: None: the client, or the server at a deadline, closed the stream after the last token.
     """
@@ -194,7 +194,7 @@ def test_restored_tokens_mean_what_the_client_received(
 ) -> None:
     said, stops, left_out = answer
     if end in (FinishReason.FAILED, FinishReason.REFUSED):
-        end = FinishReason.CANCELLED  # these raise an error, and nothing is recorded
+        end = FinishReason.CANCELLED  # these raise an error and record nothing
     own = replace(bundle(name), known_answers=KnownAnswers())
     ids = (
         tuple(own.tokenizer.encode(said, add_special_tokens=False))
@@ -249,7 +249,7 @@ def test_answers_differing_in_white_space_return_as_received() -> None:
 def test_a_message_end_ends_an_answer_like_the_models_own_end(
     said: str, tail: str, stop: tuple[str, ...]
 ) -> None:
-    """What the model writes after it is neither shown nor remembered, and nothing before is lost."""
+    """Text generated after it is neither shown nor remembered, and nothing before is lost."""
     own = family_bundle(FAMILY_TEMPLATES["solar"])
     assert own.dialect.message_ends == ("<|end|>",)
     found = []

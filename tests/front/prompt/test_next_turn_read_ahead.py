@@ -1,5 +1,5 @@
-"""When an answer has ended, what the next turn begins with goes to the worker; nobody waits for it,
-and nothing depends on it.
+"""After an answer, the beginning of the next turn is sent to the worker; nobody waits for it, and
+no answer depends on it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def bundle(*turns: NextTurn) -> TokenizerBundle:
 def client_that_says(
     text: str, served: TokenizerBundle, *, reason: FinishReason = FinishReason.STOP
 ) -> ScriptedClient:
-    """One that answers with a text, and reads what is to be read ahead."""
+    """A client that answers with a text and accepts work to prefill ahead."""
     ids = (*in_any_tokens(text, served, random.Random(0)), served.tokenizer.eos_token_ids[0])
     answered = answers(*ids, reason=reason)
 
@@ -58,7 +58,7 @@ def client_that_says(
 async def ask(
     client: ScriptedClient, served: TokenizerBundle, **fields: Any
 ) -> list[SequenceRequest]:
-    """One answer is read to its end; returns what was submitted to be read ahead."""
+    """Read one answer to its end; returns the requests to prefill ahead."""
 
     @asynccontextmanager
     async def lease_of(model: str, sequences: int) -> AsyncIterator[EngineClient]:

@@ -236,7 +236,7 @@ THINKING = (
 
 @pytest.fixture(scope="session")
 def thinker() -> TokenizerBundle:
-    """A model that thinks when it is asked to, with markers that are tokens."""
+    """A model that thinks on request, with markers that are tokens."""
     tokenizer = Tokenizer(toy_tokenizers.byte_level(), config={"eos_token": "<|im_end|>"})
     found = find_dialect(
         ChatTemplate({"default": THINKING}, special_tokens={}), tokenizer, config={}

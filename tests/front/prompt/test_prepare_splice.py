@@ -1,4 +1,4 @@
-"""Answers in the place of the tokenizer's tokens."""
+"""Answers in place of the tokenizer's tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MARK = "|"
 
 
 def by_characters(text: str, *, pair: str = "") -> EncodedText:
-    """An encoding: a token for each `pair` and for every other character; ids of single characters
+    """An encoding with a token for each `pair` and every other character; ids of single characters
     are their code points.
     """
     token_ids: list[int] = []

@@ -1,4 +1,4 @@
-"""Which templates write answers of the past otherwise than they were generated."""
+"""Which templates render past answers differently from the generated text."""
 
 from __future__ import annotations
 

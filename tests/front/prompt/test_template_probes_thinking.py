@@ -1,4 +1,4 @@
-"""Switches of thinking are found by rendering; nothing is sent that nobody asked for."""
+"""Thinking switches are detected by rendering; no unrequested option is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates that take too much are ended, wherever they do it, and the others go on."""
+"""Too expensive templates are ended wherever they loop, and others continue."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_render_that_waited_too_long_may_be_retried() -> None:
 
 
 def test_a_process_that_cannot_be_started_is_not_the_templates_fault() -> None:
-    lowest_free = os.dup(0)  # the limit is on the number of a descriptor, not on how many there are
+    lowest_free = os.dup(0)  # the limit is on a descriptor's number, not on how many there are
     os.close(lowest_free)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
@@ -193,7 +193,7 @@ def test_an_externally_killed_process_is_replaced() -> None:
     assert template.render({"messages": PROMPT.messages}) == "Hi"
 
 
-@pytest.mark.parametrize("characters", [10, 1_000_000])  # more than a pipe takes
+@pytest.mark.parametrize("characters", [10, 1_000_000])  # more than a pipe's capacity
 def test_a_suspended_process_is_replaced(characters: int) -> None:
     template = SandboxedTemplate("default", "{{ messages[0].content }}")
     text = "x" * characters

@@ -1,4 +1,4 @@
-"""Where answers stand in what templates of several make write."""
+"""Finding answers in the output of templates by several makers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cache breakpoints of a conversation are found in its prompt: in characters, and in tokens."""
+"""Cache breakpoints of a conversation are located in its prompt: in characters and in tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces of a text come to the same tokens alone as within it, for all kinds of tokenizers."""
+"""Pieces of a text have the same tokens alone as within it, for all kinds of tokenizers."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def tokenizers() -> dict[str, Tokenizer]:
 
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that texts of a test are long ones."""
+    """Makes texts of a test count as long."""
     monkeypatch.setattr(module, "_SHORT_CHARACTERS", 1)
     monkeypatch.setattr(module, "_LONG_CHARACTERS", 3)
 

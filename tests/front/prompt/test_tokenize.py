@@ -1,4 +1,4 @@
-"""Tokenizers of model folders: what the files say is what is used."""
+"""Tokenizers of model folders are loaded as their files say."""
 
 from __future__ import annotations
 

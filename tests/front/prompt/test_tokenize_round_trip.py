@@ -1,6 +1,4 @@
-"""The gate lets the tokenizers of all families through and refuses broken ones, showing what came
-back.
-"""
+"""The check accepts the tokenizers of all families and refuses broken ones with an example."""
 
 from __future__ import annotations
 

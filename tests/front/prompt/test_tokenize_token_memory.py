@@ -1,4 +1,4 @@
-"""Remembered texts have the tokens of the whole, within a bound, for each tenant apart."""
+"""Remembered texts have the tokens of the whole, within a limit and separately for each tenant."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_remembered_tokens_and_positions_survive_turns_and_edits(
 
 
 class NotingTokenizer(Tokenizer):
-    """Knows which texts it was asked for."""
+    """Records the requested texts."""
 
     def __init__(self) -> None:
         super().__init__(toy_tokenizers.byte_level(), config={})

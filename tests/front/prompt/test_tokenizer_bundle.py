@@ -1,4 +1,4 @@
-"""A model folder's text bundle is read whole or refused."""
+"""A model folder's text bundle is read completely or refused."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle
 
 
 class Shelf:
-    """Reads a bundle when it is told to, and counts."""
+    """Reads a bundle when told to, and counts."""
 
     def __init__(self, bundle: TokenizerBundle) -> None:
         self._bundle = bundle

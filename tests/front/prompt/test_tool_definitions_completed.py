@@ -1,4 +1,4 @@
-"""Definitions of tools as the strictest templates want them."""
+"""Tool definitions as the strictest templates require them."""
 
 from __future__ import annotations
 

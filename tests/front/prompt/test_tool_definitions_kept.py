@@ -1,6 +1,4 @@
-"""Definitions of tools that are kept: the same text for templates as plain ones, and nothing of one
-goes over to another.
-"""
+"""Kept tool definitions render like plain ones, and do not affect each other."""
 
 from __future__ import annotations
 
@@ -166,7 +164,7 @@ def test_a_repeated_call_is_not_parsed_again(arguments: Any, fields: Any) -> Non
     again = turn(arguments)
     assert again["arguments"] is first["arguments"]
     assert seen[read:] == ["assistant"]
-    # another call, or another tenant's, is read
+    # another call, or another tenant's, is parsed
     assert turn('{"a": "y"}')["arguments"] == {"a": "y"}
     read = len(seen)
     assert turn(arguments, tenant="t") == first

@@ -1,4 +1,4 @@
-"""Shortening a conversation: calls keep their results, the result fits, it changes rarely."""
+"""Shortening a conversation: calls keep their results, the result fits, and it rarely changes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from holdfast.front.prompt.truncation import (
 )
 
 Message = dict[str, Any]
-TOOL_TOKENS = 30  # what the tools and the template take in `count`
+TOOL_TOKENS = 30  # tokens of the tools and the template in `count`
 LIMIT = 1000
 
 
 class Words:
-    """A tokenizer whose tokens are words."""
+    """A tokenizer with one token per word."""
 
     def tokens(self, text: str) -> int:
         return len(text.split())
@@ -35,7 +35,7 @@ class Words:
 
 
 def count(messages: Sequence[Message]) -> int:
-    """A template that writes five tokens around each message, and the calls as JSON."""
+    """A template that writes five tokens around each message, and calls as JSON."""
     tokens = TOOL_TOKENS
     for message in messages:
         calls = json.dumps(message.get("tool_calls", ""))
@@ -77,7 +77,7 @@ def result(call_id: str, number: int) -> Message:
 
 @st.composite
 def turns(draw: st.DrawFn, longest: int = 400) -> list[Message]:
-    """One to twelve turns with answers, calls and results, after a system message or none."""
+    """One to twelve turns with answers, calls and results, with or without a system message."""
     length = st.integers(0, longest)
     messages = draw(st.sampled_from([[], [system()], [system(), system(5)]]))
     messages = list(messages)
@@ -154,7 +154,7 @@ def test_a_growing_conversation_is_recut_only_occasionally(
         prompts.append(short.messages)
         messages = [*messages, answer(told)]
     cuts = sum(after[: len(before)] != before for before, after in pairwise(prompts))
-    # on average, a cut makes room for at least a third of what the messages that stay leave free
+    # on average, a cut frees at least a third of the room that the kept messages leave
     room = LIMIT - TOOL_TOKENS - 20 - 2 * 65 - 25
     assert cuts <= 1 + count(messages) / (room / 3)
 
@@ -241,7 +241,7 @@ def test_system_messages_are_cut_last() -> None:
 def test_few_prompts_are_counted_and_few_texts_are_cut(
     around: int, fixed: int, longest: int, forgets: bool
 ) -> None:
-    """Whatever a template adds to the texts, and whether or not it writes the older half."""
+    """For any text that a template adds, and whether or not it renders the older half."""
     messages = [system()]
     for turn in range(200):
         messages += [user(1 + turn * 7 % longest, f"u{turn}_"), answer(1 + turn * 5 % longest)]

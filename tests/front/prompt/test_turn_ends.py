@@ -32,7 +32,7 @@ TURN_ENDS = {
     "exaone": _CHATML,
     "gemma4": {"<turn|>", "<|tool_response>"},
     "gigachat": {"<|message_sep|>"},
-    "glm45": {"<|observation|>"},  # no end token of its own: the next turn begins
+    "glm45": {"<|observation|>"},  # without an end token: the next turn begins
     "glm47": {"<|observation|>"},
     "gpt_oss": {"<|call|>"},
     "granite3_drops": {"<|end_of_text|>"},
@@ -57,7 +57,7 @@ TURN_ENDS = {
     "seed_oss": _CHATML,
     "solar": {"<|calls|>", "<|flush|>"},
 }
-# They also end a thought or stand before a call, so they end an answer only if no more follows.
+# They also end a thought or precede a call, so they end an answer only if nothing follows.
 MESSAGE_ENDS = {"solar": ("<|end|>",)}
 
 _GIGACHAT_3 = FamilyTemplate(

@@ -1,4 +1,4 @@
-"""Generated answers beside the blocks of a store."""
+"""Generated answers stored next to the blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of responses and conversations."""
+"""Stored responses and conversations."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_responses_survive_reopening_and_running_ones_are_lost(
     first = ResponseFile(tmp_path, ROOMY)
     put(first, "resp_1", item(1), output=[item(2)])
     first.put(key("resp_2"), {}, previous="resp_1", items=[item(3)], is_running=True)
-    # another server at the same folder, while the first one lives
+    # another server with the same folder, while the first one runs
     other = ResponseFile(tmp_path, ROOMY)
     assert other.record(key("resp_2")).is_running
     first.close()
@@ -186,7 +186,7 @@ def test_responses_survive_reopening_and_running_ones_are_lost(
 
 
 class KeptResponses(RuleBasedStateMachine):
-    """A file beside a list that keeps the same by the plainest means."""
+    """A file compared with a simple list."""
 
     limits = ResponsesSettings(max_count=4, max_bytes=1 << 16, keep_seconds=50)
 
@@ -361,7 +361,7 @@ def test_a_response_used_after_a_long_pause_is_not_expired(
     file.put(RecordKey("", "first"), {})
     file.close()
     wall[0] += 40 * 86_400
-    for name in ("second", "third"):  # the server is started again, twice
+    for name in ("second", "third"):  # the server is restarted twice
         file = opened()
         file.put(RecordKey("", name), {"id": name})
         wall[0] += 1800

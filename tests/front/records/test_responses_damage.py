@@ -38,7 +38,7 @@ def write(folder: Path, *names: str) -> None:
 
 
 def found(folder: Path, name: str) -> bool:
-    """Whether it is there, the second time at the latest."""
+    """Whether it is found, at the second attempt at the latest."""
     file = ResponseFile(folder, LIMITS)
     try:
         for _ in range(2):
@@ -80,7 +80,7 @@ def test_a_file_that_is_not_a_database_is_set_aside(
 
 
 @given(place=st.floats(0, 1), change=st.integers(1, 255))
-@example(place=0.113333889458378, change=128)  # a text of the schema that is not UTF-8 any more
+@example(place=0.113333889458378, change=128)  # a text of the schema that is no longer UTF-8
 @example(place=0.8570101831573376, change=1)  # an item's record
 @example(place=3805 / 28671, change=7)  # the primary key in the schema
 @settings(max_examples=30, deadline=None)

@@ -1,4 +1,4 @@
-"""The file of responses for a loop."""
+"""The file of responses, for an event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is generated becomes a response: whole, and as the events that the official client takes."""
+"""Generated output becomes a response, whole and as the official client's events."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def finished(reason: FinishReason, deltas: Sequence[OutputDelta]) -> ChoiceFinis
 
 
 def read(data: bytes) -> list[Any]:
-    """The events, each framed as it has to be."""
+    """The events, checking the framing of each."""
     events = []
     for frame in data.decode().split("\n\n")[:-1]:
         name, _, body = frame.partition("\n")
@@ -163,9 +163,7 @@ def test_any_stream_is_valid_for_openais_client_and_ends_whole(
 
 
 def assert_deltas_join(events: Sequence[Any], output: Sequence[Any]) -> None:
-    """What was sent in pieces is what the items have in the end, and each item is done but a call
-    that was cut.
-    """
+    """The pieces add up to the final items, and each item is done except a cut call."""
     said = [
         "".join(
             event["delta"]

@@ -10,7 +10,7 @@ from holdfast.front.responses.answer import CustomInput
 
 
 def decoded(*fragments: str) -> tuple[str, str]:
-    """What came while the fragments came, and what came at the end."""
+    """The output while fragments arrived, and at the end."""
     reader = CustomInput()
     return "".join([reader.more(fragment) for fragment in fragments]), reader.rest()
 

@@ -142,7 +142,7 @@ async def test_requests_of_real_clients_are_accepted(recorded: dict[str, Any]) -
         )
     assert response.status_code == 200, response.text
     got = data_of(response)[-1]["response"] if recorded["body"].get("stream") else response.json()
-    official = Response.model_validate(got)  # with what the request said told again
+    official = Response.model_validate(got)  # with the fields of the request repeated
     assert (official.status, official.output_text) == ("completed", "Hi")
 
 

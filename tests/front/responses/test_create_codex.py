@@ -10,7 +10,7 @@ from tests.fakes.http_clients import client_of
 from tests.fakes.recorded_requests import CODEX
 from tests.fakes.scripted_gateway import INFO, MODEL, ScriptedGateway
 
-# What Codex' own type has without a default: a list in which one of them is missing is none to it.
+# Fields required by Codex's own type: it ignores a list in which one is missing.
 REQUIRED = {
     "slug": str,
     "display_name": str,

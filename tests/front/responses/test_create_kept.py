@@ -1,6 +1,4 @@
-"""Responses in the background, streams that are taken up again, and what becomes of those whose
-client leaves.
-"""
+"""Background responses, resumed streams, and clients that leave."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ TERMINAL = {"response.completed", "response.incomplete", "response.failed"}
 
 @asynccontextmanager
 async def client_over(services: Services) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the application in memory; all that runs is ended with it."""
+    """An in-memory client of the application; ends everything that runs."""
     transport = httpx.ASGITransport(create_application(services))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8321") as client:
         yield client
@@ -44,7 +42,7 @@ async def client_over(services: Services) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def parts(*texts: str, then: asyncio.Event | None = None, rest: str = "") -> Any:
-    """A script that stops behind the texts until it is released."""
+    """A script that pauses after the texts until released."""
     whole = answer(*texts, rest)
     return [*whole[: len(texts)], *([then] if then else []), *whole[len(texts) :]]
 

@@ -145,7 +145,7 @@ ITEMS: list[list[dict[str, Any]]] = [
     ],
 ]
 HISTORY = [item for group in ITEMS for item in group]
-# accepted elsewhere: they name or replace other items
+# accepted elsewhere, because they name or replace other items
 ELSEWHERE = {"item_reference", "compaction", "compaction_trigger"}
 
 

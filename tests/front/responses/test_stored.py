@@ -1,4 +1,4 @@
-"""Responses that are kept: read, followed, continued, cancelled, deleted, each with real timing."""
+"""Stored responses: read, followed, continued, cancelled and deleted, with real timing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RESPONSES = "/v1/responses"
 async def served_app(
     gateway: ScriptedGateway, services: Services | None = None
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the application in memory; all that runs is ended with it."""
+    """An in-memory client of the application; ends everything that runs."""
     services = services or scripted_services(gateway)
     app = create_application(services)
     async with httpx.AsyncClient(
@@ -306,7 +306,7 @@ async def test_a_response_that_could_not_be_saved_is_still_available(
         release.set()
         await until(client, got["id"], "completed")
         with pytest.raises(ResponsesUnavailable):
-            # so the end was tried before
+            # so saving the end was attempted before
             await services.responses.call(ResponseFile.delete, RecordKey("", "resp_other"))
         assert (await until(client, got["id"], "completed"))["output"]
         assert (

@@ -31,7 +31,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def reloaded(file: Path, caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
-    """The lines that the log gets when the file has become this."""
+    """The log lines after the file has been changed to this."""
     settings = ReloadedSettings(
         load_settings(file=file, environ={}, flags={"server.port": "9000"}), on_level=LEVELS.append
     )

@@ -31,7 +31,7 @@ def test_running_servers_are_found_oldest_first_and_dead_ones_not(
         a_server(2, started_at=10.0),
         a_server(3, started_at=20.0),
     )
-    # the fourth is of something else, such as `doctor`
+    # the fourth describes something else, such as `doctor`
     for held, server in zip(claims, (young, old, ended), strict=False):
         write_server(server, held.folder)
     claims[2].give_back()

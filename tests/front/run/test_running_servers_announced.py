@@ -101,7 +101,7 @@ OPEN_READY = replace(
 def test_a_public_server_shows_its_addresses_and_a_warning(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    announce(OPEN_READY, LogSettings())  # the brackets of an address are no mark-up
+    announce(OPEN_READY, LogSettings())  # the brackets of an address are not markup
     shown = capsys.readouterr().out
     assert re.findall(r"for others +(\S+)", shown) == list(OPEN_READY.lan_urls)
     (line,) = [line for line in shown.splitlines() if "warning" in line]

@@ -14,7 +14,7 @@ from holdfast.front.run.running_servers import run_folder
 
 @pytest.fixture
 def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder for temporary files of everybody."""
+    """The shared folder for temporary files."""
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -54,7 +54,7 @@ def test_leftovers_are_removed_in_all_locations(tmp_path: Path, outside: Path) -
     places[1].mkdir(parents=True)
     dead, living = ([claim(place, prefix=CLAIM_PREFIX) for place in places] for _ in range(2))
     for left in dead:
-        os.close(left.file)  # what a kill does
+        os.close(left.file)  # as a kill does
     with run_folder({"XDG_CACHE_HOME": str(tmp_path)}):
         assert [left.folder.exists() for left in dead] == [False, False]
         assert [held.folder.exists() for held in living] == [True, True]

@@ -93,7 +93,7 @@ def test_without_caps_requests_are_not_counted() -> None:
         counted(at_once, caller, max_requests_per_address=1),
     ):
         pass
-    with counted(at_once, caller, max_requests_per_address=1):  # all was given back
+    with counted(at_once, caller, max_requests_per_address=1):  # everything was returned
         pass
 
 

@@ -184,7 +184,7 @@ async def test_the_single_key_keeps_its_tenant_after_named_keys_are_added(
     assert await tenant(tmp_path, "single", server_key="single") == gateway.requests[0].tenant
     assert (
         gateway.requests[0].tenant == "3d7039cabda18e688d943f8144ba1909"
-    )  # as it was before keys had names: stores are full of it
+    )  # as before keys had names: existing stores use it
 
 
 async def test_a_key_of_the_file_is_accepted_in_any_key_header(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_keys_are_found_and_reloaded(tmp_path: Path) -> None:
     alice = ring.find(b"alice's")
     assert alice is not None and alice.name == "alice" and ring.find(b"alice") is None
     written(path, "bob", "carol", admin="carol")
-    assert ring.find(b"alice's") is alice and not ring.names_an_admin  # until it is told
+    assert ring.find(b"alice's") is alice and not ring.names_an_admin  # until told to
     assert ring.reload() == f"2 API keys in {path}: bob, carol"
     assert (
         ring.find(b"alice's") is None and ring.find(b"carol's") is not None and ring.names_an_admin

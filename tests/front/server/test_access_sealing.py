@@ -22,7 +22,7 @@ def test_sealed_text_can_be_opened_and_sealing_is_deterministic(text: str) -> No
     assert SEAL.is_signed(text, SEAL.sign(text))
 
 
-@example(text="0", place=24, flip=4)  # a bit behind the end of the packed text
+@example(text="0", place=24, flip=4)  # a bit after the end of the packed text
 @given(text=st.text(min_size=1, max_size=40), place=st.integers(0), flip=st.integers(1, 255))
 def test_a_changed_byte_opens_nothing(text: str, place: int, flip: int) -> None:
     version, _, shown = SEAL.close(text).partition(".")

@@ -1,4 +1,4 @@
-"""One answer with text on either side of a call, in the form of each protocol."""
+"""One answer with text before and after a call, in each protocol's form."""
 
 from __future__ import annotations
 

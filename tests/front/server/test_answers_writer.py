@@ -17,7 +17,7 @@ FORM = CompletionAnswer(model="m", version="1", shows_logprobs=False)
 
 
 class Socket:
-    """Records what is written, and lets the producer wait for a number of writes."""
+    """Records writes, and lets the producer wait for a number of them."""
 
     def __init__(self) -> None:
         self.messages: list[Any] = []

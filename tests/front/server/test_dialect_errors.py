@@ -70,7 +70,7 @@ async def test_an_error_after_the_beginning_starts_no_second_answer() -> None:
 
     late = replace(OPENAI, operations=(broken,))
     exchange = Exchange(ScriptedGateway(), dialects=[late])
-    # goes on to the server, which logs it and closes the connection
+    # passes on to the server, which logs it and closes the connection
     with pytest.raises(RuntimeError):
         await exchange.run("/late", {})
     assert [message["type"] for message in exchange.messages] == [

@@ -115,7 +115,7 @@ STREAMS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 async def test_streams_are_described_as_text() -> None:
-    """If they were described as JSON, a validator would refuse each stream."""
+    """A validator would refuse each stream if these were described as JSON."""
     found = await description()
     described = {
         path

@@ -1,4 +1,4 @@
-"""Disconnects: whatever the client waits for, its work is cancelled at once and nobody else's."""
+"""Disconnects: in every phase, only the client's own work is cancelled, immediately."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Requests that come while their model is being loaded: what the client hears meanwhile, and how it
-ends.
-"""
+"""Requests during a load: what the client receives while waiting, and how it ends."""
 
 from __future__ import annotations
 
@@ -76,8 +74,8 @@ async def test_an_immediate_refusal_during_loading_keeps_its_status(*, stream: b
 async def test_a_ready_models_stream_sends_nothing_before_acceptance(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A full queue is told later than half a second by a worker in a long step, and still with its
-    own status.
+    """A worker in a long step refuses with a full queue after more than half a second, still with
+    its status.
     """
     monkeypatch.setattr(server_answers, "HEADER_GRACE_SECONDS", 0.0)
     gateway = ScriptedGateway(accept_when=asyncio.Event())

@@ -1,4 +1,4 @@
-"""Requests whose prompts are only read end with their client, and say so when the server stops."""
+"""Prefill-only requests end with their client, and say so when the server stops."""
 
 from __future__ import annotations
 

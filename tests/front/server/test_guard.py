@@ -238,7 +238,7 @@ LOCAL_ORIGINS = [
 async def preflight_and_answer(
     origin: str, **settings: Any
 ) -> tuple[httpx.Response, httpx.Response]:
-    """What a browser is told before a request from this origin, and the answer to it."""
+    """The preflight response for a browser at this origin, and the response to the request."""
     asked = {
         "origin": origin,
         "access-control-request-method": "POST",

@@ -38,7 +38,7 @@ def forwarded(text: str) -> Headers:
     [
         ([], PROXY),
         (xff("203.0.113.9"), "203.0.113.9"),
-        # what stands before it was written by who knows whom
+        # anybody may have written the part before it
         (xff("1.2.3.4, 203.0.113.9"), "203.0.113.9"),
         (xff("203.0.113.9, 10.2.2.2"), "203.0.113.9"),
         (xff("1.2.3.4") + xff("203.0.113.9"), "203.0.113.9"),

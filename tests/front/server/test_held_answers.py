@@ -62,7 +62,7 @@ PROTOCOLS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def greedy(path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The body with temperature 0: the same tokens come however often it is sent."""
+    """The body with temperature 0, which always gives the same tokens."""
     return (
         {**body, "options": {"temperature": 0}}
         if path.startswith("/api/")
@@ -79,7 +79,7 @@ EVERY_PROTOCOL = pytest.mark.parametrize("name", PROTOCOLS)
 
 @dataclass
 class Line:
-    """A server in memory, a model that speaks when it is told to, and clients that come and go."""
+    """An in-memory server, a model that speaks when told to, and clients that come and go."""
 
     gateway: ScriptedGateway
     settings: ServerSettings = PATIENT
@@ -103,7 +103,9 @@ class Line:
         headers: dict[str, str] | None = None,
         address: str = "127.0.0.1",
     ) -> tuple[Exchange, asyncio.Task[None]]:
-        """A client whose connection breaks in mid-answer; of a stream it has the beginning."""
+        """A client whose connection breaks during the answer; it has received the beginning of a
+        stream.
+        """
         exchange = self.exchange()
         before = len(self.gateway.streams)
         running = asyncio.create_task(exchange.run(path, body, headers=headers, address=address))
@@ -119,12 +121,12 @@ class Line:
         return exchange, running
 
     async def at_rest(self) -> None:
-        """Return when answers that were given up have ended."""
+        """Return when abandoned answers have ended."""
         for _ in range(50):
             await asyncio.sleep(0)
 
     async def whole(self, path: str, body: dict[str, Any], **given: Any) -> Exchange:
-        """A client that stays until it has everything."""
+        """A client that stays until it has received everything."""
         exchange = self.exchange()
         async with asyncio.timeout(60):
             await exchange.run(path, body, **given)
@@ -431,7 +433,7 @@ async def test_an_answer_finished_without_a_client_waits_for_its_request(
         assert "Hel" in second.text
         third = await server.whole(CHAT, greedy_chat(stream=streams))
         assert len(server.gateway.requests) == 2
-        assert third.text != second.text  # an answer of its own has an id of its own
+        assert third.text != second.text  # another answer has another id
 
 
 async def test_tool_calls_are_replayed_too() -> None:

@@ -51,7 +51,7 @@ async def serving(
 async def connected(
     url: str, files: CertificateFiles
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
-    """A connection, and the certificate that it was shown."""
+    """A connection and the certificate it received."""
     reader, writer = await asyncio.open_connection(
         "127.0.0.1", int(url.rpartition(":")[2]), ssl=files.trust()
     )
@@ -59,7 +59,7 @@ async def connected(
 
 
 async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    """Whether a connection still serves."""
+    """Whether a connection still works."""
     writer.write(REQUEST)
     head = await reader.readuntil(b"\r\n\r\n")
     length = next(

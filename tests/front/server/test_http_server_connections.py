@@ -1,6 +1,6 @@
-"""What a client may hold of the server, through real sockets.
+"""What a client may occupy of the server, over real sockets.
 
-Limits are short here; what waits is the client, for the server.
+Limits are short here; only the client waits for the server.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Peer:
         await self.writer.drain()
 
     async def rest(self) -> bytes:
-        """All that comes until the server closes."""
+        """Everything received until the server closes."""
         got = b""
         with suppress(ConnectionResetError):
             while piece := await self.reader.read(65536):
@@ -59,8 +59,8 @@ async def peer(url: str) -> AsyncIterator[Peer]:
 
 @asynccontextmanager
 async def trickle(one: Peer, piece: bytes) -> AsyncIterator[None]:
-    """Something is sent all the time, a little at a time: the server, on the same loop, has many
-    turns for each piece.
+    """Something is sent continuously in small pieces; the server, on the same loop, runs many times
+    between them.
     """
 
     async def send() -> None:
@@ -136,7 +136,7 @@ async def test_an_incomplete_body_times_out_with_an_error(length: bytes, body: b
 
 @pytest.mark.parametrize("around", [b";a", b"0"])
 async def test_chunk_extensions_do_not_count_as_progress(around: bytes) -> None:
-    """Extensions and zeros in front of a chunk's size could be sent for ever."""
+    """Extensions and zeros before a chunk's size could be sent for ever."""
     async with served(ScriptedGateway(), settings=short()) as url, peer(url) as one:
         await one.send(
             POST + b"Transfer-Encoding: chunked\r\n\r\n" + (b"1;" if around == b";a" else b"")
@@ -146,7 +146,7 @@ async def test_chunk_extensions_do_not_count_as_progress(around: bytes) -> None:
 
 
 async def test_trailers_are_ignored_and_bounded() -> None:
-    """They would reach the application after all checks: a second tenant, or no end of them."""
+    """They would reach the application after all checks: a second tenant, or an endless list."""
     gateway = ScriptedGateway()
     body = httpx.Request("POST", "http://h", json=chat_body()).content
     chunked = POST + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n" % (len(body), body)

@@ -18,7 +18,7 @@ BODY = b'{"model": "demo/tiny", "messages": [{"role": "user", "content": "x"}], 
 
 
 class EndlessGateway(ScriptedGateway):
-    """Has always more to say; counts how much was taken."""
+    """Always has more to say; counts how much was taken."""
 
     def __init__(self) -> None:
         self.taken = 0
@@ -35,7 +35,7 @@ class EndlessGateway(ScriptedGateway):
 
 
 def unread(url: str) -> socket.socket:
-    """A client that has asked, and takes in as little as the system lets it."""
+    """A client that has sent its request and receives as little as the system allows."""
     host, port = url.removeprefix("http://").split(":")
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -76,9 +76,9 @@ async def test_a_client_that_pauses_reading_loses_nothing() -> None:
         client = await asyncio.to_thread(unread, url)
         async with asyncio.timeout(60):
             before = -1
-            while before != gateway.taken:  # until it stands still
+            while before != gateway.taken:  # until it stops
                 before = gateway.taken
-                for _ in range(1000):  # turns of the loop on which the server runs
+                for _ in range(1000):  # iterations of the loop on which the server runs
                     await asyncio.sleep(0)
             client.setblocking(False)
             while gateway.taken < before + 1000:

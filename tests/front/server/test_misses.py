@@ -48,7 +48,7 @@ def explained(
 
 
 def noted(*requests: GenerationRequest) -> RecentMisses:
-    """What is remembered of requests that all missed."""
+    """The prompts remembered of requests that all missed."""
     found = RecentMisses()
     for request in requests:
         found.note(request, explained(), RequestRecord(method="POST", path="/", client="c"))
@@ -260,7 +260,7 @@ def is_listed(
     cached: int,
     unused: int = 0,
 ) -> bool:
-    """Whether a prompt of 1,000 tokens, of which some are cached, is a miss."""
+    """Whether a prompt of 1,000 tokens, some of them cached, is a miss."""
     found = RecentMisses()
     record = RequestRecord(method="POST", path="/", client="c")
     if earlier is not None:

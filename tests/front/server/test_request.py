@@ -62,7 +62,7 @@ HALVES = {
 async def test_half_of_a_surrogate_pair_becomes_the_replacement_character(
     written: bytes, read: str
 ) -> None:
-    """Clients cut texts within an emoji; refused, such a conversation could never go on."""
+    """Clients cut texts within an emoji; if refused, such a conversation could never continue."""
     gateway = ScriptedGateway()
     body = b'{"messages": [{"role": "user", "content": "%b"}], "metadata": {"%b": "\\udfff"}}' % (
         written,
@@ -84,7 +84,7 @@ texts = st.text(
 @given(text=texts, ascii_only=st.booleans())
 def test_only_halves_of_surrogate_pairs_are_replaced(text: str, ascii_only: bool) -> None:
     if not ascii_only:
-        text = re.sub("[\ud800-\udfff]", "", text)  # they cannot be written otherwise than escaped
+        text = re.sub("[\ud800-\udfff]", "", text)  # they can only be written as escapes
     body = json.dumps({"messages": [{"role": "user", "content": text}]}, ensure_ascii=ascii_only)
     whole = re.sub("[\ud800-\udfff]", "\ufffd", json.loads(body)["messages"][0]["content"])
     assert parse(ChatCompletionRequest, body.encode()).messages[0].get("content") == whole
@@ -175,7 +175,7 @@ async def read(compressed: bytes, encoding: str) -> bytes:
 def test_a_body_near_a_multiple_of_the_buffer_is_complete(
     name: str, pieces: int, beside: int, unit: bytes
 ) -> None:
-    """Of a repetitive one, the whole input may have been read while output is still to come."""
+    """With repetitive data, all input may have been consumed while output is still pending."""
     size = pieces * _DECOMPRESSED_AT_ONCE + beside
     body = (unit * (size // len(unit) + 1))[:size]
     encoding, compress = COMPRESSED[name]

@@ -1,4 +1,4 @@
-"""Who asks, and how urgent it is: what the worker is told of key, headers and body."""
+"""The flow and priority that a worker gets from key, headers and body."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def service(
         ("", {}, "batch", "batch"),
         ("fast", {}, "", "interactive"),
         ("slow", {}, "", "batch"),
-        # nobody raises what the key has
+        # requests cannot exceed their key's priority
         ("slow", {"service_tier": "priority"}, "interactive", "batch"),
         ("fast", {"service_tier": "flex"}, "interactive", "batch"),
     ],

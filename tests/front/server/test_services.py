@@ -14,7 +14,7 @@ from tests.fakes.scripted_gateway import (
 
 
 def services(*aliases: str, models: tuple[str, ...] = ("big", "small")) -> Services:
-    """Of models of which each has an alias as well: its name and a 2."""
+    """Models that each have an alias: the name with a 2."""
     directory = ScriptedDirectory(
         models=tuple(model_status(id=model, aliases=(model + "2",)) for model in models)
     )

@@ -9,9 +9,7 @@ from holdfast.front.server.services import unless_disconnected
 
 
 class Client:
-    """The receiving side of one exchange: a body without content, then nothing until the client
-    leaves.
-    """
+    """The receiving side of one exchange: an empty body, then nothing until the client leaves."""
 
     def __init__(self) -> None:
         self.leaves = asyncio.Event()

@@ -70,7 +70,7 @@ async def test_one_failing_prompt_fails_the_whole() -> None:
 
 
 class PickyGateway(ScriptedGateway):
-    """Refuses one of the prompts, accepts the others, and never accepts another one."""
+    """Refuses one of the prompts, accepts the others, and then accepts no more."""
 
     async def generate(self, request: GenerationRequest) -> ScriptedStream:
         if request.request_id == "r1":

@@ -1,4 +1,4 @@
-"""Grammars of answers: the texts that they accept, with and without a thought, and refused formats."""
+"""Grammars of answers: the texts they accept, with and without a thought, and refused formats."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ def test_white_space_is_bounded_and_typical_of_models() -> None:
 
 
 def nested(levels: int, *, in_definitions: bool = False) -> tuple[dict[str, Any], Any]:
-    """A schema of objects nested this deep, and a value of it.
+    """A schema of objects nested this deep, and a matching value.
 
-    in_definitions: whether each object is a definition of its own, as in Pydantic's schemas.
+    in_definitions: whether each object is a separate definition, as in Pydantic's schemas.
     """
     schema: dict[str, Any] = {"type": "integer"}
     value: Any = 7

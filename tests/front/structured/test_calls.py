@@ -1,5 +1,5 @@
-"""Grammars of calls, for every family: random samples are read as valid calls, and the calls that
-the family writes are accepted.
+"""Grammars of calls for every family: random samples are read as valid calls, and the family's own
+calls are accepted.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ _ALL_HELD = ToolsSettings(constrain="auto")
 
 
 def _written(dialect: ModelDialect, *calls: Call) -> str:
-    """The calls as the family writes them, with ids of its form."""
+    """The calls as the family writes them, with ids in its format."""
     assert dialect.calls is not None
     call_id = {"alnum9": "abc123XYZ", "number": "0"}.get(dialect.calls.id_form, "")
     return dialect.calls.write([call._replace(id=call_id) for call in calls])
@@ -148,7 +148,7 @@ def _check(dialect: ModelDialect, answer: str) -> None:
         jsonschema.validate(arguments, _SCHEMAS[name], format_checker=jsonschema.FormatChecker())
 
 
-# at random, its thoughts do not end
+# its random thoughts do not end
 @pytest.mark.parametrize("family", [name for name in _CONSTRAINED if name != "harmony"])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_random_samples_are_read_as_valid_calls(family: str, seed: int) -> None:
@@ -237,7 +237,7 @@ def test_without_parallel_calls_an_answer_has_one_call(family: str) -> None:
 
 
 def test_too_many_tools_are_refused_in_one_short_sentence() -> None:
-    # Each tool is fine alone; only this many exceed the size of a grammar.
+    # Each tool is fine alone; only this many exceed the limit of a grammar.
     listed = [[f"value {number} of {place}" for number in range(60)] for place in range(8)]
     tools = [
         _tool(

@@ -1,6 +1,4 @@
-"""With tools and an output format, a model may write the document or a call, in every form of call
-that its reader reads.
-"""
+"""With tools and an output format, a model may write the document or a call in every readable form."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ def _found(name: str) -> tuple[FoundDialect, Tokenizer]:
 
 
 def _forms(dialect: ModelDialect) -> Iterator[str]:
-    """A call in every form in which the model's calls are read."""
+    """A call in every form that the reader accepts."""
     call_id = {"alnum9": "abc123XYZ", "number": "0"}
     for form in dialect.read_forms:
         call = Call("find_places", _ARGUMENTS, call_id.get(form.id_form, ""))

@@ -1,5 +1,5 @@
-"""Schemas are checked before they become grammars: what is refused with its place, what is left
-out, and what would explode.
+"""Schemas are checked before they become grammars: refused keywords with their position, ignored
+ones, and those that would explode.
 """
 
 from __future__ import annotations
@@ -404,7 +404,7 @@ def test_an_ip_address_is_one_that_python_parses(pieces: list[str]) -> None:
 
 @st.composite
 def _written(draw: st.DrawFn) -> tuple[str, str]:
-    """A text, and its JSON, in which any character may be escaped."""
+    """A text and its JSON with any characters escaped."""
     text = draw(st.text(st.sampled_from('aZü/"\\\n\x01\x7f東🙂'), max_size=6))
     written = ""
     for character in text:

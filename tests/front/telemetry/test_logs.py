@@ -32,7 +32,7 @@ def configured(
     out: io.StringIO | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> io.StringIO:
-    """Configure logging with this as standard error, which is returned."""
+    """Configure logging with this as standard error, and return it."""
     out = out or io.StringIO()
     monkeypatch.setattr(sys, "stderr", out)
     for name in ("NO_COLOR", "TERM"):

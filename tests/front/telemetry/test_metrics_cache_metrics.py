@@ -30,7 +30,7 @@ MEMORY = CacheFigures(
 
 
 def values(**statistics: WorkerStatistics) -> dict[tuple[str, tuple[str, ...]], float]:
-    """Name and values of the labels → value, of everything that is shown of memories and stores."""
+    """Name and label values → value, of all metrics about caches and stores."""
     text = Metrics().exposition(statistics).decode()
     samples = [
         sample for family in text_string_to_metric_families(text) for sample in family.samples

@@ -211,7 +211,7 @@ def lines_about(
     total: int = 17_403,
     cached: int = 0,
 ) -> list[str]:
-    """reads: after how many seconds of prefill how many tokens are read."""
+    """reads: the tokens read after these numbers of seconds."""
     clock = Clock()
     asked = record(clock, model="demo")
     asked.answer = accepted(clock, prompt_tokens=total)

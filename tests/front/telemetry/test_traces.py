@@ -1,4 +1,4 @@
-"""Requests as traces, sent to a collector that really listens."""
+"""Requests as traces, sent to a listening collector."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def ask(
     script: Script = ANSWER,
     **fields: Any,
 ) -> list[int]:
-    """The statuses of requests to a server with traces, which is stopped then."""
+    """The statuses of requests to a server with traces, which is then stopped."""
     traces = open_traces("1.2.3")
     app = create_application(replace(scripted_services(ScriptedGateway(script)), traces=traces))
     async with httpx.AsyncClient(

@@ -1,6 +1,4 @@
-"""Values that a model wrote as plain text get the type of the tool's schema. What fits no type
-stays text.
-"""
+"""Values written as plain text get the type of the tool's schema; those that fit no type stay text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls written as JSON are read back, however they are cut, and repaired where models err."""
+"""JSON calls are read from any pieces, and repaired where models err."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each family reads the calls that it writes, however they are cut, and nothing else as a call."""
+"""Each family reads exactly its own calls, from any pieces."""
 
 from __future__ import annotations
 
@@ -104,14 +104,14 @@ calls = st.lists(
 
 
 def dialect_of(name: str, *, as_tokens: bool) -> ModelDialect:
-    """A model of the family with markers as tokens or as text."""
+    """A model of the family, with markers as tokens or as text."""
     family = MARKUP_FAMILIES[name]
     single = [
         mark
         for mark in family.marks
         if not any(other in mark for other in family.marks if other != mark)
     ]
-    # no vocabulary has half a tag
+    # no vocabulary contains half a tag
     single = [mark for mark in single if not mark.endswith(("=", '="'))]
     return ModelDialect(
         family=name,
@@ -227,7 +227,7 @@ STREAMED = [name for name in FAMILIES if name not in ("lfm2", "gemma4")]
 def begun_arguments(
     dialect: ModelDialect, encoded: str, *, ends: bool = False, cut: bool = False
 ) -> tuple[str, bool]:
-    """The arguments of the first call after this part of an answer, and whether the call has ended."""
+    """The first call's arguments after this part of an answer, and whether the call has ended."""
     reader = AnswerReader(dialect, tools=DeclaredTools(WEATHER))
     parts = [*reader.push(encoded), *(reader.flush(cut=cut) if ends else ())]
     return "".join(part.text for part in parts if isinstance(part, CallArguments)), any(

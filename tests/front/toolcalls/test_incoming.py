@@ -1,4 +1,4 @@
-"""Markers that are tokens become one character each, in answers and in the data of families."""
+"""Markers that are tokens become one character each, in answers and in the families' data."""
 
 from __future__ import annotations
 
