@@ -1,5 +1,5 @@
-"""Pages of other origins, other names for this machine, and texts that look like markup: nothing
-runs, nothing is told, nothing is changed.
+"""Pages of other origins, other names for this machine, and texts that look like markup can run,
+learn and change nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.fakes.server_process import ServerProcess, running_server
 EVIL = "evil.example"
 MARKUP = "<img src=x onerror=document.title='stolen'>"
 SECRET = "the harbour master's secret"
-# what a page of another origin tries; each result is a text
+# actions of a page of another origin; each result is a text
 _TRIES = """async (server) => {
   const attempt = async (work) => {
     try { return await work(); } catch (error) { return `refused: ${error.name}`; }
@@ -96,7 +96,7 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     store = tmp_path_factory.mktemp("store") / MARKUP
     options = ("--name", "scripted", "--store", str(store), "--speculation", "off")
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        # with kernels, a long answer would end before it is seen
+        # with kernels, a long answer would end too early
         patch.setenv("HOLDFAST_KERNELS", "0")
         server = stack.enter_context(running_server(str(model), *options))
         for session in ("kept", MARKUP):
@@ -117,7 +117,7 @@ def page(browser: Browser) -> Iterator[Page]:
 
 
 def unchanged(server: ServerProcess) -> bool:
-    """Whether the model is loaded and its session as it was."""
+    """Whether the model is loaded and its session unchanged."""
     session = httpx.get(f"{server.url}/v1/sessions/kept").json()
     return bool(server.model()["state"] == "ready" and session["pinned"] is False)
 
@@ -185,7 +185,7 @@ def test_another_page_cannot_reach_the_window_it_opened(
         )
     opened.value.get_by_role("heading", name="Memory", level=1).wait_for()
     assert opened.value.evaluate("window.opener") is None
-    page.wait_for_function("window.opened.closed")  # so it looks to the other page
+    page.wait_for_function("window.opened.closed")  # as it appears to the other page
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ def test_markup_in_names_and_prompts_is_shown_as_text(
     page.get_by_role("tree").wait_for()
     page.get_by_text("As a table").click()
     page.get_by_role("region", name="Cached parts of scripted").wait_for()
-    # in the picture, its table, the prompts that missed, the sessions, and the store's folder
+    # in the picture, its table, the missed prompts, the sessions, and the store's folder
     assert page.inner_text("main").count(MARKUP) > 4
     assert MARKUP in (page.get_by_role("treeitem").first.get_attribute("aria-label") or "")
     assert page.locator("main img").count() == 0

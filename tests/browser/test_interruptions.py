@@ -1,6 +1,5 @@
-"""Interruptions of a chat: users leave and come back, open a second tab, connect from another host
-or with a key; the server refuses a request, loads a model, or is down. Nothing that was typed is
-lost.
+"""Interruptions of a chat: users leave and return, open a second tab, connect from another host or
+with a key; the server refuses a request, loads a model, or is down. Typed text is never lost.
 
 All tests share one server, with two keys, models that are loaded on demand, and a model with a
 short context.
@@ -70,7 +69,7 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "server.keys_file": folder / "keys.json",
         "server.allowed_hosts": OTHER_HOST,
         "residency.hang_seconds": 600,  # a test suspends a worker
-        "residency.load_seconds": 0,  # a request for a model that is not loaded is refused at once
+        "residency.load_seconds": 0,  # a request for an unloaded model is refused immediately
         "model.speculation": "off",
     }
     options = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
@@ -83,7 +82,7 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(autouse=True)
 def end_of_all_answers(server: ServerProcess) -> Iterator[None]:
-    """End the answers that a test leaves running: they keep the other model from being loaded."""
+    """End the answers that a test leaves running: they prevent other models from being loaded."""
     yield
     headers = {"Authorization": f"Bearer {ADMIN}"}
     with httpx.Client(base_url=server.url, headers=headers, timeout=60) as client:
@@ -297,7 +296,7 @@ def test_two_tabs_share_one_conversation(browser: Browser, server: ServerProcess
         visitor.ask("Asked in the first tab")
         expect(second.get_by_text("Asked in the first tab")).to_be_visible()
         visitor.until_answered(2)
-        # both at the same moment: one is sent; the other stays in its form or is sent next
+        # both at the same time: one is sent; the other stays in its form or is sent next
         boxes = [page.get_by_label("Message") for page in (first, second)]
         for box, text in zip(boxes, ("From the first", "From the second"), strict=True):
             box.fill(text)
@@ -305,7 +304,7 @@ def test_two_tabs_share_one_conversation(browser: Browser, server: ServerProcess
             box.evaluate("(box) => box.form.requestSubmit()")
         visitor.until_answered(3)
         for box, page in zip(boxes, (first, second), strict=True):
-            expect(page.get_by_role("button", name="Send")).to_be_enabled()  # nothing is under way
+            expect(page.get_by_role("button", name="Send")).to_be_enabled()  # no request is running
             if box.input_value():
                 page.get_by_role("button", name="Send").click()
         for each in (visitor, other):
@@ -435,7 +434,7 @@ def test_a_refused_image_is_not_sent_again_and_can_be_removed(
         page.evaluate(
             "addEventListener('paste', () => document.querySelector('#message').form.requestSubmit())"
         )
-        visitor.bring("paste", png(1))  # and send at once
+        visitor.bring("paste", png(1))  # and send it immediately
         expect(page.get_by_text("Image 1 of your message cannot be used")).to_be_visible()
         question = page.get_by_role("group", name="You").first
         expect(question).to_contain_text("Left out: this model reads text only")

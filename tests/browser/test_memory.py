@@ -1,4 +1,4 @@
-"""The Memory view: what is cached, for whom, and what was missed, as a browser shows it."""
+"""The Memory view: cached prompts, their users, and misses, as shown by a browser."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def complete(server: ServerProcess, prompt: str, *, session: str) -> None:
 
 @pytest.fixture(scope="module")
 def used_server(scripted_server: ServerProcess) -> ServerProcess:
-    """A server whose cache has a prompt that forks."""
+    """A server that has cached a forking prompt."""
     for day in ("Monday", "Tuesday"):
         prompt = f"{HEAD}Today is {day}.\n{HEAD[:1600]}"
         complete(scripted_server, prompt, session=f"crew-{day}")
@@ -62,7 +62,7 @@ def test_the_keyboard_moves_through_the_picture(memory: Visitor) -> None:
     page = memory.page
     items = page.get_by_role("treeitem")
     chosen = page.get_by_label("Chosen part")
-    # the beginning that both share is the largest part
+    # the shared prefix is the largest part
     expect(chosen).to_contain_text("crew-Tuesday, crew-Monday")
     items.first.focus()
     page.keyboard.press("ArrowRight")

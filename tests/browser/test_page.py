@@ -1,6 +1,6 @@
 """The page in a browser, with a real server and a model that keeps to a script.
 
-All in one file: browser and server are started once.
+All in one file, so that browser and server start once.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def test_a_request_can_be_cancelled(visitor: Visitor) -> None:
     expect(page.get_by_text("No request is under way.")).to_be_visible()
 
 
-# shows these steps in the view Now; returns what it says of them
+# shows these steps in the view Now; returns its text about them
 SHOW_STEPS = """
 async (steps) => {
   const view = document.querySelector('now-view');

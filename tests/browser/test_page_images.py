@@ -1,4 +1,4 @@
-"""Images on the page, with a real server and a tiny random model that sees."""
+"""Images on the page, with a real server and a tiny random vision model."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_images_cannot_be_attached_for_a_text_model(visitor: Visitor) -> None:
     assert page.get_by_role("list", name="Attached images").count() == 0
     page.reload()
     page.get_by_label("Message").wait_for()
-    # beside the message, the browser would open the file
+    # outside the message form, the browser would open the file
     assert not visitor.bring("drop", png(7), place="h1")
     expect(said).to_be_visible()
     visitor.ask("Hello")

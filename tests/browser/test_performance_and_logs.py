@@ -1,4 +1,6 @@
-"""The views Performance and Logs, with a real server whose history has answers of three hours ago."""
+"""The Performance and Logs views, with a real server whose history has answers from three hours
+ago.
+"""
 
 from __future__ import annotations
 

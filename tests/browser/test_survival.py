@@ -47,11 +47,11 @@ def ask_for_much(visitor: Visitor) -> None:
 
 
 def check_whole(visitor: Visitor) -> None:
-    """The page has one question and one whole answer, also after a reload."""
+    """The page has one question and one complete answer, even after a reload."""
     page = visitor.page
     for _ in range(2):
         visitor.until_answered()
-        # what comes at once is drawn a moment later
+        # events that arrive together are rendered a moment later
         expect(page.get_by_role("article").locator("markdown-text")).to_have_text(LONG)
         expect(page.get_by_role("group", name="You")).to_have_count(1)
         expect(page.get_by_role("article")).to_have_count(1)

@@ -1,4 +1,4 @@
-"""What `holdfast sessions tree` prints."""
+"""The output of `holdfast sessions tree`."""
 
 from __future__ import annotations
 

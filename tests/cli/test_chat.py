@@ -1,4 +1,4 @@
-"""`holdfast chat` as a process: through a pipe, and on a terminal with its Ctrl-C."""
+"""`holdfast chat` as a process: through a pipe, and on a terminal with Ctrl-C."""
 
 from __future__ import annotations
 
@@ -142,8 +142,8 @@ def test_a_running_server_is_used_only_for_a_model_it_serves(
         done = holdfast_here("chat", "other", cwd=tmp_path, stdin="one\n", variables=place)
         assert (done.returncode, done.stdout) == (0, "you said: one\n")
         assert len(server.requests) == 1
-        # any other model gets a server of its own, which says what is wrong; a mistyped name of a
-        # served model is more likely than a folder
+        # any other model gets a new server, which reports errors; a mistyped name of a served model
+        # is likelier than a folder
         done = holdfast_here("chat", "none", cwd=tmp_path, stdin="one\n", variables=place)
         assert done.returncode == 2
         line = only_line(done.stderr)
@@ -154,7 +154,7 @@ def test_a_running_server_is_used_only_for_a_model_it_serves(
 
 @contextmanager
 def announced(server: EchoServer, run_folder: Path) -> Iterator[None]:
-    """Leave the description that a server of this user writes while it runs."""
+    """Write the description that a running server of this user has."""
     run_folder.mkdir(parents=True)
     claimed = claim(run_folder, prefix=CLAIM_PREFIX)
     described = RunningServer(
@@ -201,7 +201,7 @@ def chat_with(server: EchoServer, folder: Path, **size: int) -> Iterator[Termina
 
 
 class SharedChat:
-    """A chat on a terminal for one test after the other; if one has ended it, there is a new one."""
+    """A terminal chat shared by successive tests; a new one replaces a chat that a test has ended."""
 
     def __init__(self, server: EchoServer, folder: Path, stack: ExitStack) -> None:
         self.server, self._folder, self._stack = server, folder, stack
@@ -226,7 +226,7 @@ def server(shared: SharedChat) -> EchoServer:
 
 @pytest.fixture
 def terminal(server: EchoServer, shared: SharedChat) -> Terminal:
-    """The shared chat, at the prompt of a new conversation, with nothing on the screen."""
+    """The shared chat at the prompt of a new conversation, with a blank screen."""
     terminal = shared.terminal()
     server.behaviour = "answer"
     terminal.type("/reset" + ENTER)
@@ -422,7 +422,7 @@ def test_chat_serves_with_its_settings_and_ends_its_server(tmp_path: Path) -> No
         assert len(started) >= 2  # the server and its worker
         with pytest.raises(
             ServerFailed, match="needs an API key"
-        ):  # nobody else on the machine can use it
+        ):  # other users of the machine cannot reach it
             ServerClient(url=client.url).model_ids()
     assert not any(psutil.pid_exists(pid) for pid in started)
 

@@ -38,7 +38,7 @@ USERS_FILES = (
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """The URL of the real application with a key and one model, on a thread of its own."""
+    """The URL of the real application with a key and one model, on a separate thread."""
     with served_on_a_thread(settings=SETTINGS) as url:
         yield url
 
@@ -58,7 +58,7 @@ def secure_url(files: CertificateFiles) -> Iterator[str]:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home with the user's own configuration; only the programs in `bin` are on the PATH."""
+    """A home with the user's own configuration; the PATH contains only the programs in `bin`."""
     for name in USERS_FILES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("the user's own\n")
@@ -144,7 +144,7 @@ def test_signals_to_the_launcher_are_forwarded_except_the_terminals(
     ) as launcher:
         assert launcher.stdout is not None
         assert launcher.stdout.readline().startswith("waiting")
-        launcher.send_signal(signal.SIGINT)  # a terminal would have sent it to the agent as well
+        launcher.send_signal(signal.SIGINT)  # a terminal would have sent it to the agent too
         launcher.send_signal(signal.SIGTERM)
         assert launcher.wait(60) == 7
 

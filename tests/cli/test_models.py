@@ -1,4 +1,4 @@
-"""`holdfast models …`, with a Hub on loopback and a cache of its own."""
+"""`holdfast models …`, with a Hub on loopback and a separate cache."""
 
 from __future__ import annotations
 

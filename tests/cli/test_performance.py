@@ -1,4 +1,4 @@
-"""What `holdfast performance` prints."""
+"""The output of `holdfast performance`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.fakes.command_line import holdfast_here
 
 
 class Server:
-    """Answers as a server does with this history."""
+    """Answers like a server with this history."""
 
     def __init__(self, history: PerformanceHistory) -> None:
         self._history = history

@@ -1,4 +1,4 @@
-"""What a model reads to measure its quality: windows of a text, and pages of notes."""
+"""Texts that measure a model's quality: windows of a text, and pages of notes."""
 
 from __future__ import annotations
 

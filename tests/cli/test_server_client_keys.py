@@ -39,8 +39,8 @@ COMMANDS: Sequence[Sequence[str]] = (
     ("models", "ls"),
     ("models", "rm", "coast/kelp", "--yes"),
 )
-WORKS_WITHOUT_SERVER = {("models", "ls")}  # it shows what is known without the server
-# commands with --api-key that start a server instead of talking to one
+WORKS_WITHOUT_SERVER = {("models", "ls")}  # it shows information that needs no server
+# commands with --api-key that start a server instead of using one
 STARTS_A_SERVER = {"serve", "quality", "doctor", "config", "service install", "bench run"}
 WITHOUT_URL = {"logs", "ps"}  # they select one of the user's own servers in another way
 
@@ -147,6 +147,6 @@ def test_a_refused_key_starts_no_second_server(
     accepted = [called(*with_key(command, KEY))]
     monkeypatch.setenv("HOLDFAST_SERVER_API_KEY", KEY)
     accepted.append(called(*command))
-    for result in accepted:  # the scripted model has no answer for it
+    for result in accepted:  # the scripted model does not answer it
         assert not isinstance(result.exception, AssertionError)
         assert "API key" not in result.output

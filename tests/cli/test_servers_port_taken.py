@@ -28,7 +28,7 @@ def said_of(port: int) -> str:
 
 @contextmanager
 def answering(status: int, answer: Any) -> Iterator[int]:
-    """The port of a server that gives this answer to every request."""
+    """The port of a server that gives this response to every request."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,4 +1,4 @@
-"""`holdfast serve` as a process: what ends it, and how."""
+"""`holdfast serve` as a process: causes and forms of its end."""
 
 from __future__ import annotations
 

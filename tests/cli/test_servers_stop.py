@@ -1,4 +1,4 @@
-"""`holdfast stop` against processes that stand in for servers."""
+"""`holdfast stop` with processes in place of servers."""
 
 from __future__ import annotations
 

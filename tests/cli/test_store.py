@@ -1,4 +1,4 @@
-"""`holdfast store …` on folders that a store has written, some with another one still at work in
+"""`holdfast store …` on folders written by a store, sometimes while another one is still using
 them.
 """
 

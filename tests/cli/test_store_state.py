@@ -17,7 +17,7 @@ from tests.fakes.stored_blocks import FINGERPRINT, make_chain
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """What stands in for /var/tmp and /tmp."""
+    """In place of /var/tmp and /tmp."""
     folders = [tmp_path / name for name in ("first", "second", "third")]
     monkeypatch.setattr(build, "_TEMPORARY", tuple(map(str, folders)))
     return folders

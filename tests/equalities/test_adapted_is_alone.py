@@ -1,5 +1,5 @@
-"""The equalities hold for LoRA adapters: in a crowd of other adapters and of the model itself, a
-sequence draws what mlx-lm draws alone with the same adapter.
+"""The equalities hold for LoRA adapters: in a batch with other adapters and the model itself, a
+sequence draws the same as mlx-lm alone with its adapter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
 
 TOLERANCE = 2e-3
 SLOW = pytest.mark.slow
-# the model's name, how its adapters are made, and whether they share forward passes
+# the model's name, how its adapters are created, and whether they share forward passes
 KINDS = [
     pytest.param("llama", {}, True, id="llama"),
     pytest.param("llama", {"kind": "dora", "keys": ["self_attn.q_proj", "mlp.down_proj"]}, True, id="llama, DoRA"),

@@ -1,5 +1,5 @@
-"""KV is reused by later requests to the same adapter, and never by others: not from RAM, from live
-states or from disk, and not from a session file.
+"""KV is reused by later requests to the same adapter and never by others: from RAM, live states,
+disk or a session file.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def test_cached_equals_fresh_for_each_adapter_and_after_a_restart(
     ]
     assert len({tuple(tokens) for tokens in fresh}) == len(NAMES)
     store = tmp_path / "store"
-    # first together, so that live states, waiting twins and blocks of the others are there to be
-    # mistaken; then one after the other, from parked states; then from disk
+    # first together, so that others' live states, waiting twins and blocks could be mistaken; then
+    # one after another, from parked states; then from disk
     script = [asked(prompt, "together"), *([each] for each in asked(prompt, "again"))]
     before = worker(runner, store).serve(script, in_turn=True)
     assert cached(before, "together") == [0, 0, 0]

@@ -1,6 +1,4 @@
-"""Equality one: whatever else is in the batch, and however its prompt is cut, a sequence draws what
-it would draw alone.
-"""
+"""Equality one: in any batch and with any chunks, a sequence draws the same as alone."""
 
 from __future__ import annotations
 
@@ -67,8 +65,8 @@ def test_random_interleavings_draw_the_same_as_alone(name: str) -> None:
 def test_with_gpu_paths_each_sequence_draws_the_same_as_alone(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fused attention over one buffer for each sequence, and a step that is laid out before the
-    last one is collected.
+    """Fused attention over one buffer per sequence, and a step laid out before the last one is
+    collected.
     """
     monkeypatch.setattr(
         engine_module, "StepContext", partial(StepContext, composes_attention=False)

@@ -1,5 +1,5 @@
-"""Equalities two and three through the whole worker: what is found in memory changes no answer, and
-nothing is read twice.
+"""Equalities two and three through the whole worker: the cache changes no answer, and no token is
+prefilled twice.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_equal_extended_and_diverging_prompts_are_answered_as_fresh(name: str) -
     assert inbox.tokens("turn") == fresh(name, turn)
     assert inbox.tokens("fork") == fresh(name, fork)
     assert cached(inbox, "first", "exact") == [0, 89]
-    # the last token of an answer is never read: nobody asked what comes behind it
+    # the last token of an answer is never prefilled, because nothing follows it
     assert cached(inbox, "turn")[0] == len(first) + len(answer) - 1
     assert cached(inbox, "fork")[0] in ((50,) if name in RESUMES_ANYWHERE else (0, 50))
 
@@ -106,7 +106,7 @@ def test_concurrent_requests_prefill_their_common_prefix_once(
     if blocks == "small":
         make_blocks_small(monkeypatch)
     rng = random.Random(f"{name} together")
-    # it ends at a boundary, so that both kinds of models can share all of it
+    # it ends at a boundary, so that both kinds of models can share it completely
     common = random_prompt(rng, cache.BOUNDARY_TOKENS)
     prompts = [common + random_prompt(rng, 10) for _ in range(3)]
     inbox = worker(name).serve(

@@ -1,5 +1,5 @@
-"""Equality one where some sequences may not draw what they like: they, and plain ones beside them,
-draw what they draw alone.
+"""Equality one where some sequences are constrained: they and plain ones in the same batch draw the
+same as alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An embedding is made of mlx-lm's own hidden states: alone, in a crowd, in pieces, from memory."""
+"""Embeddings equal mlx-lm's own hidden states: alone, in a batch, in chunks and from the cache."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ POOLINGS: tuple[Pooling, ...] = ("mean", "last")
 
 @cache
 def hidden_states(name: str, prompt: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """What mlx-lm's own model gives to its head, read at once. [tokens, hidden]"""
+    """The input of the head in mlx-lm's own model, in one pass. [tokens, hidden]"""
     model: Any = kept_tiny(name)
     inner = model.backbone if hasattr(model, "backbone") else model.model
     return np.array(inner(mx.array([prompt]))[0].astype(mx.float32))

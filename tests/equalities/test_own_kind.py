@@ -1,8 +1,7 @@
-"""A kind of layer state that exists in this file only goes through everything: it registers itself,
-and nothing else knows of it.
+"""A kind of layer state defined only in this file works everywhere: it registers itself, and no
+other module knows it.
 
-It keeps every token, with its keys transposed, in one array with its values behind them, and grows
-as tokens come.
+It keeps every token in one growing array, with transposed keys followed by values.
 """
 
 from __future__ import annotations
@@ -35,9 +34,7 @@ LAYOUTS = ["rows", "split"]
 
 
 class TransposedKV(LayerKV):
-    """[1, kv_heads, key dimensions + value dimensions, tokens]: keys transposed, and values behind
-    them.
-    """
+    """[1, kv_heads, key dimensions + value dimensions, tokens]: transposed keys, then values."""
 
     kind = "transposed"
     grows = True
@@ -96,8 +93,8 @@ class TransposedKV(LayerKV):
 
 @cache
 def model() -> nn.Module:
-    """A tiny model that asks for the cache class that the kind has registered for; for mlx-lm it is
-    an ordinary one.
+    """A tiny model that requests the cache class for which the kind is registered; for mlx-lm, it
+    is an ordinary one.
     """
     tiny: Any = make_tiny("llama")
     plain = importlib.import_module("mlx_lm.models.cache").KVCache
@@ -123,7 +120,7 @@ def a_prompt(tokens: int, name: str) -> tuple[int, ...]:
 def drawn(
     engine: Engine, request: SequenceRequest, *, prefix: Prefix | None, count: int = 6
 ) -> list[int]:
-    """The answer that is drawn when the sequence begins from `prefix`."""
+    """The answer that is drawn when the sequence starts from `prefix`."""
     prompt = len(request.prompt_token_ids)
     start = engine.open(request, capacity_tokens=prompt + count, prefix=prefix).tokens
     spans = [Span(request_id=request.request_id, start=start, tokens=prompt - start, draws=True)]

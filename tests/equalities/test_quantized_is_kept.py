@@ -1,8 +1,8 @@
-"""The equalities with quantized keys and values: in a crowd as alone, from the cache as computed,
-after a restart as before it.
+"""The equalities with quantized keys and values: in a batch as alone, cached as computed, after a
+restart as before.
 
-Answers are compared within one form: whatever is quantized must be so by position only, not by the
-way a prompt is cut into chunks, and never twice.
+Answers are compared within one form: quantization must depend only on position, not on chunk sizes,
+and happen once.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def served_twice(
     requests: Sequence[SequenceRequest],
     wanted: Mapping[str, list[int]],
 ) -> Iterator[ScriptInbox]:
-    """Serve these requests one after the other, then again by a worker that starts from disk, and
-    check their answers. Yields the inbox of each worker.
+    """Serve these requests in turn, then again by a worker that starts from disk, and check their
+    answers. Yields the inbox of each worker.
     """
     for _ in range(2):
         inbox = worker(name, kv_bits, folder).serve(one_after_the_other(*requests))

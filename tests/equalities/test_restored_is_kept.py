@@ -1,5 +1,5 @@
-"""Equalities two and three: a sequence that begins from snapshots goes on as the one they were
-taken from, to the last bit.
+"""Equalities two and three: a sequence that starts from snapshots continues bit for bit like the
+original.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Shelf:
                 self.states[each.state.position] = each.state
 
     def prefix(self, tokens: int) -> Prefix:
-        """What a sequence that shares `tokens` tokens can begin from."""
+        """The snapshots from which a sequence with `tokens` common tokens can start."""
         runs, end = [], 0
         for run in self.runs:
             if end < tokens:

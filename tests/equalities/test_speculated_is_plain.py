@@ -1,5 +1,5 @@
-"""Equality four: drafts never change an answer. They are made of right and wrong tokens here, so that
-some are accepted as a whole, some in part, some not at all.
+"""Equality four: drafts never change an answer. The drafts here mix right and wrong tokens, so that
+some are accepted completely, some partially, some not.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def assert_the_same(
     kv_bits: KVBits = "native",
     block_tokens: int | None = None,
 ) -> list[Played]:
-    """Play the sequences without drafts, then with drafts."""
+    """Play the sequences without drafts and with drafts."""
     rng = random.Random(depth)
     play(engine, sequences, rng, depth=depth, kv_bits=kv_bits, block_tokens=block_tokens)
     speculated = [again(each, plain=tuple(each.tokens)) for each in sequences]
@@ -143,7 +143,7 @@ def test_drafts_change_nothing_where_forward_passes_bypass_mlx(name: str, kv_bit
     ],
 )
 def test_sampled_tokens_follow_the_models_distribution(name: str) -> None:
-    """A chi-square test of the first three tokens of 800 answers, most of them after drafts."""
+    """A chi-square test on the first three tokens of 800 answers, most of which follow drafts."""
     engine = Engine(probed("llama"), vocab_size=VOCAB_SIZE)
     sampling = msgspec.structs.replace(distributions.PLAIN, **distributions.SAMPLINGS[name])
     rng = random.Random(f"chi-square {name}")
@@ -193,7 +193,7 @@ def test_mlx_lms_own_caches_get_no_drafts() -> None:
 
 @pytest.mark.parametrize(("kv_bits", "depth"), [("8/4", 1), *slow(("8", 0))])
 def test_drafts_change_nothing_with_quantized_kv(kv_bits: KVBits, depth: int) -> None:
-    """Prompts that end shortly before a block does, so that drafts meet its end."""
+    """Prompts that end shortly before a block, so that drafts reach its end."""
     runner = choose_layout(make_tiny("llama", head_dim=64), vocab_size=VOCAB_SIZE)
     engine = Engine(runner, vocab_size=VOCAB_SIZE)
     form = engine.measure_costs().form

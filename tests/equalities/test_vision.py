@@ -1,5 +1,5 @@
-"""The equalities for prompts with images: what a worker answers is what mlx-vlm answers to the same
-conversation alone, in one pass; and what is kept of an image is not computed again.
+"""The equalities for prompts with images: a worker answers like mlx-vlm in one pass over the same
+conversation alone, and cached features of images are not computed again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.fakes.vision_worker import (
     tower_runs,
 )
 
-# Each needs something else: positions in three dimensions with features of several layers; windows
+# Each has a special feature: positions in three dimensions with features of several layers; windows
 # and text around images; rows of tokens with breaks; recurrent states.
 FAST = ["qwen3_vl", "gemma3", "pixtral", "qwen3_5"]
 TOKENS = 4
@@ -236,7 +236,7 @@ def test_prompts_with_images_are_scored_as_by_mlx_vlm(
 
 
 def test_image_tokens_generated_by_a_model_are_text(beside: VisionBeside) -> None:
-    """As a worker sees them that goes on with the answer of an earlier one."""
+    """As in a worker that continues the answer of an earlier one."""
     image_tokens = set(beside.request("a", FIRST).images[0].layout.token_ids)
     said = (65, *image_tokens, 66)
     request = replace(
@@ -255,7 +255,7 @@ def test_arriving_and_leaving_conversations_are_answered_as_alone(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In two lives of a worker with small blocks, whose requests begin while others run; some are
+    """In two lives of a worker with small blocks, with overlapping requests, some of which are
     cancelled.
     """
     make_blocks_small(monkeypatch)

@@ -1,4 +1,4 @@
-"""Kernels are compiled once, kept privately, and not missed when they cannot be compiled."""
+"""Kernels are compiled once, kept privately, and optional."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_kernels_can_be_chosen_by_name(
 
 
 SOURCES = sorted(Path(build.__file__).parent.glob("*.c"))
-# As on CPUs without AVX-512, and without AVX. -O2 warns of more than there is.
+# As on CPUs without AVX-512, and without AVX. -O2 enables more warnings.
 LESS = (
     ["-mno-avx512f -O1", *slow("-mno-avx512f", "-mno-avx")]
     if platform.machine() == "x86_64"

@@ -85,7 +85,7 @@ def random_buffer(rng: np.random.Generator, shape: Shape, bits: tuple[Bits, Bits
 def by_definition(
     queries: Floats, rows: Sequence[Sequence[Run]], *, sinks: Floats | None = None
 ) -> Floats:
-    """What each row's queries get from dequantized keys and values."""
+    """The result of each row's queries from dequantized keys and values."""
     return np.stack([row_of(query, runs, sinks) for query, runs in zip(queries, rows, strict=True)])
 
 

@@ -1,4 +1,4 @@
-"""Products with weights as they are stored, against numpy."""
+"""Products with stored weights, compared with numpy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def stored(array: mx.array) -> npt.NDArray[Any]:
 def codes_of(
     outputs: int, inputs: int, *, bits: int, group_size: int, scales: mx.Dtype
 ) -> tuple[PackedWeights, Floats]:
-    """Quantized weights, and what they are in float32."""
+    """Quantized weights and their float32 values."""
     weight = mx.random.normal((outputs, inputs), key=mx.random.key(0))
     codes, *both = mx.quantize(weight, group_size, bits)
     both = [array.astype(scales) for array in both]
@@ -50,7 +50,7 @@ def halves_of(outputs: int, inputs: int, dtype: mx.Dtype) -> tuple[PackedWeights
 
 
 def dequantized(codes: npt.NDArray[np.uint32], scales: Any, biases: Any, *, bits: int) -> Floats:
-    """The format that the kernel expects, spelled out in numpy."""
+    """The kernel's format, spelled out in numpy."""
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     numbers = (codes[..., None] >> shifts & np.uint32((1 << bits) - 1)).astype(np.float32)
     grouped = numbers.reshape(*scales.shape, -1)
@@ -64,7 +64,7 @@ def normal(*shape: int) -> Floats:
 
 def assert_product(packed: PackedWeights, weights: Floats, x: Floats) -> None:
     wanted = x.astype(np.float64) @ weights.astype(np.float64).T
-    # what rounding of float32 can change, from the numbers that are added up
+    # the possible effect of float32 rounding, from the added numbers
     most = np.abs(x).astype(np.float64) @ np.abs(weights).astype(np.float64).T
     assert (np.abs(packed.multiply(x) - wanted) <= 2e-6 * most + 1e-30).all()
 

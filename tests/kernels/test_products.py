@@ -1,4 +1,4 @@
-"""Linear layers of few rows, and what is passed on to a BLAS, against numpy."""
+"""Linear layers of few rows, and the products passed on to a BLAS, compared with numpy."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_threads_change_nothing() -> None:
         "weights = rng.standard_normal((3000, 512), np.float32)\n"
         "wanted = linear(inputs, weights)\n"
         "assert np.allclose(wanted, linear_in_numpy(inputs, weights), rtol=1e-4, atol=1e-4)\n"
-        "with ThreadPoolExecutor(4) as pool:\n"  # calls at once do not disturb each other
+        "with ThreadPoolExecutor(4) as pool:\n"  # concurrent calls do not disturb each other
         "    got = list(pool.map(lambda _: linear(inputs, weights), range(400)))\n"
         "print(all((each == wanted).all() for each in got))\n"
     )
@@ -175,7 +175,7 @@ def test_a_blas_computes_each_product_on_one_thread(rows: int, outputs: int) -> 
 
 
 def test_a_thread_waiting_for_others_sleeps() -> None:
-    """It has computed its parts, and the others are not done."""
+    """It has computed its parts, and the others have not."""
     code = (
         f"{RECORDING_BLAS}\n"
         "threading.Timer(20, finished.set).start()\n"

@@ -1,4 +1,4 @@
-"""Images in the library, with a tiny random model that sees."""
+"""Images in the library, with a tiny random vision model."""
 
 from __future__ import annotations
 

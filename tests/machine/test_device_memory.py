@@ -76,7 +76,7 @@ def test_an_unknown_control_group_leaves_the_root(tmp_path: Path, own: str) -> N
 
 
 def in_a_shell(limit: str, code: str) -> str:
-    """What Python code prints in a process with a limit."""
+    """The output of Python code in a process with a limit."""
     command = f"ulimit {limit}; exec {shlex.quote(sys.executable)} -c {shlex.quote(code)}"
     source = str(Path(__file__).parents[2] / "src")
     environ = {

@@ -1,4 +1,4 @@
-"""The parts of the check of a machine, where a part fails or would take too much."""
+"""The parts of the machine check that fail or would take too long."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_a_system_without_queue_times_reports_zeros(tmp_path: Path) -> None:
         (0.25, 0.75, 0.25),
         (0.5, 1.5, 0.25),  # two threads
         (0.0, 0.0, 1.0),  # it waits for a device
-        (0.001, 0.5, 1.0),  # a trace of other threads; the one that matters does not want to run
+        (0.001, 0.5, 1.0),  # the time of other threads; the relevant one does not want to run
     ],
 )
 def test_the_core_share_is_run_time_over_wanted_time(

@@ -186,7 +186,7 @@ def test_a_refused_connection_is_reported(hub: HubState, monkeypatch: pytest.Mon
 def test_an_unreachable_hub_is_asked_only_once(
     hub: HubState, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with socket.socket() as silent:  # takes connections, and never answers
+    with socket.socket() as silent:  # accepts connections and never answers
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")

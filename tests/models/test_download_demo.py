@@ -19,9 +19,9 @@ def llm() -> Iterator[LLM]:
 
 
 def fault_of(llm: LLM, opening: Opening) -> str:
-    """What is wrong with the answer to an opening, with the answer; empty if it is right."""
+    """The fault of the answer to an opening, with the answer; empty if it is right."""
     messages = [{"role": "user", "content": opening.text}]
-    answer = llm.chat(messages, max_tokens=MOST_TOKENS + 1)  # no temperature: what a newcomer gets
+    answer = llm.chat(messages, max_tokens=MOST_TOKENS + 1)  # no temperature: the default
     wrong = fault(
         opening.kind,
         opening.text,

@@ -37,7 +37,7 @@ def test_every_answer_in_the_documents_follows_its_rule() -> None:
         )
 
 
-@pytest.mark.slow  # forty answers, each after all that was said before
+@pytest.mark.slow  # forty answers, each after the whole conversation
 def test_the_bundled_model_still_gives_that_conversation() -> None:
     with LLM() as llm:
         faults = {

@@ -69,7 +69,7 @@ def test_settings_name_a_hub_model_by_id_or_cache_folder(
         return None if source is None else source.name
 
     snapshot = tmp_path / "models--coast--kelp-small" / "snapshots" / "c1"
-    assert meant(str(snapshot)) == meant(MODEL) == MODEL  # whether it is there or not
+    assert meant(str(snapshot)) == meant(MODEL) == MODEL  # whether it exists or not
     assert [
         meant(path)
         for path in ("", DEMO_ID, str(tmp_path), str(tmp_path / "spaces--a--b"), "/gone")

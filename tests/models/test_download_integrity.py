@@ -12,7 +12,7 @@ CONTENT = bytes(1000)
 
 
 def linked(folder: Path, name: str, blob_name: str, content: bytes = CONTENT) -> Path:
-    """A file of a snapshot, as the cache has it."""
+    """A file of a snapshot, as in the cache."""
     (folder / "blobs").mkdir(exist_ok=True)
     (folder / "blobs" / blob_name).write_bytes(content)
     (folder / name).symlink_to(Path("blobs") / blob_name)

@@ -1,4 +1,4 @@
-"""Which model may draft for which: the contents of their tokenizers decide."""
+"""Which models may draft for each other: the contents of their tokenizers decide."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_setting_that_names_the_same_model_is_refused(setting: str, reason: st
     assert str(raised.value).startswith(f"speculation = {setting}: {reason}")
     assert str(raised.value).endswith("Allowed: auto, off, or a model (its name, folder or Hub id)")
     settings = ModelSettings(path=str(demo_folder()), speculation=setting)
-    if setting != "holdfast-demo":  # by another name, only the folder tells
+    if setting != "holdfast-demo":  # with another name, only the folder tells
         with pytest.raises(ModelLoadError, match=reason):
             check_speculation(settings)
 
@@ -108,7 +108,7 @@ def test_a_draft_model_is_found_by_its_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environ = {"HF_HOME": str(tmp_path / "hub")}
-    # the bundled model itself is so small that no draft model pays
+    # the bundled model is too small for a profitable draft model
     assert draft_of(DEMO, "auto", environ=environ) is None
     monkeypatch.setattr(draft_pairs, "_LEAST_MODEL_BYTES", 1 << 20)
     monkeypatch.setattr(draft_pairs, "_MOST_SHARE", 0.25)

@@ -1,4 +1,4 @@
-"""Hashes are of what was loaded: whole, and of one version."""
+"""Hashes are those of the loaded files, complete and of one version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cache of hashes says is right, or it says nothing."""
+"""The hash cache is right or empty."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_concurrent_writes_never_damage_the_cache(path: Path) -> None:
         thread.join()
     last = HashCache(path)
     found = [number for number in range(400) if last.find(numbered(number)[0])]
-    assert found  # a writer may drop an entry of another: that file is hashed again
+    assert found  # a writer may drop another's entry: that file is hashed again
     assert all(last.find(numbered(number)[0]) == numbered(number)[1] for number in found)
     assert [name.name for name in path.parent.iterdir()] == [path.name]
 
@@ -176,5 +176,5 @@ def test_a_stamp_is_settled_when_any_change_would_show() -> None:
     assert not long_ago.is_settled(now - 1)
     assert not msgspec.structs.replace(long_ago, changed_ns=now + 5).is_settled(now)
     assert not msgspec.structs.replace(long_ago, modified_ns=now - 5).is_settled(now)
-    # set by hand; the change is what counts
+    # set manually; the change time counts
     assert msgspec.structs.replace(long_ago, modified_ns=now + 10**15).is_settled(now)

@@ -1,5 +1,5 @@
-"""Answers of a Hub mirror can neither write files outside the cache nor cause a traceback, and a
-silent Hub does not delay a cached model.
+"""A Hub mirror can neither write outside the cache nor cause a traceback, and a silent Hub does not
+delay a cached model.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def fetch() -> Path:
 
 
 def refusal(tmp_path: Path) -> str:
-    """The error message for the answers. Checks that nothing is written outside the cache."""
+    """The error message for these answers. Checks that no file is written outside the cache."""
     with pytest.raises(ModelLoadError) as caught:
         fetch()
     assert os.listdir(tmp_path) in ([], ["home"])

@@ -1,4 +1,4 @@
-"""An interrupted download resumes where it stopped, and leaves nothing behind."""
+"""An interrupted download resumes where it stopped and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def pulled() -> list[int]:
 
 
 def ranges(hub: HubState) -> list[int]:
-    """Where transfers of the weights began."""
+    """The offsets at which transfers of the weights began."""
     asked = [each for each in hub.requests if each.startswith("GET") and f"/{FILE}" in each]
     return [int(each.partition("bytes=")[2].rstrip("-") or 0) for each in asked]
 
@@ -72,7 +72,7 @@ def partial_files(repository: Path) -> list[str]:
 
 
 def interrupted(hub: HubState, *, after: int) -> None:
-    """Pull the model until its weights have that many bytes, and stop as if asked to."""
+    """Pull the model until its weights have this many bytes, and stop on request."""
 
     def stop(stage: str, done: int, total: int) -> None:
         if done > after:

@@ -1,7 +1,7 @@
 """Weights in formats that would be read wrongly are refused, with the name of the format.
 
-`REFUSED` contains what tools write, also with parts missing. The accepted formats are compared with
-plain weights in tests/worker/engine/test_load_foreign_weights.py.
+`REFUSED` has the formats of several tools, some with missing parts.
+tests/worker/engine/test_load_foreign_weights.py compares the accepted formats with plain weights.
 """
 
 from __future__ import annotations

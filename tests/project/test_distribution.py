@@ -1,6 +1,6 @@
 """The distribution is called holdfast-mlx.
 
-`holdfast` on PyPI is another project, and nothing here may lead a person to it.
+`holdfast` on PyPI is another project; nothing here may send a reader to it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from holdfast_bench import machine
 from tests.project.sources import ROOT, texts
 
 NAME = "holdfast-mlx"
-# The other project as what an installer is given, as an extra, as a requirement, as installed, or
-# as a page of the index.
+# The other project as an installer's argument, an extra, a requirement, installed, or a page of the
+# index.
 OTHER = re.compile(
     r"""(?:pip3?|pipx|uv|uvx|poetry|conda|brew|install)\s[^\n`]*?(?<![\w./~:-])holdfast(?=$|[\s'"`;,)=<>~!]|\[)(?!\s+(?:serve|chat|\[))
       | (?<![\w.-])["']?holdfast\[[a-z]

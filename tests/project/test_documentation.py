@@ -1,4 +1,4 @@
-"""What is written about the project agrees with the project."""
+"""The documentation agrees with the project."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.config_sources import SettingSpec, allowed, describe
 from tests.project.sources import PACKAGE, ROOT
 
 DEFAULTS_OFF_A_MAC = {"residency.idle_seconds": None}
-TYPES = {  # as messages describe a type → as the page names it, which explains each type once
+TYPES = {  # a type in messages → its name on the page, which explains each type once
     "a list of texts (separated by commas in a variable or flag)": "list",
     "seconds or a duration such as 250 ms": "duration",
     "a size such as 512MB or 8 GiB": "size",
@@ -113,7 +113,7 @@ def existing(name: str, *homes: Path) -> Path | None:
 
 
 def missing_paths(line: str) -> list[str]:
-    """Paths that a line names and that do not exist; a bare file name is in a folder that stands earlier in the line."""
+    """Paths in a line that do not exist; a bare file name belongs to a folder earlier in the line."""
     missing: list[str] = []
     folders: list[Path] = []
     for name in NAMED_PATH.findall(line):

@@ -1,4 +1,4 @@
-"""The table of the code base's structure counts what it says."""
+"""The table of the code base's structure counts correctly."""
 
 from __future__ import annotations
 

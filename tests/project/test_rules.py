@@ -1,4 +1,4 @@
-"""House rules that no linter knows."""
+"""House rules beyond those of linters."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import pytest
 from tests.project.sources import PACKAGE, ROOT, Source, product_sources, sources, texts
 
 MAY_CATCH_ALL = {
-    "src/holdfast/front/images/fetch.py": 1,  # a thread pool passes every error on
-    "src/holdfast/front/server/dialect.py": 1,  # every error has an answer
+    "src/holdfast/front/images/fetch.py": 1,  # a thread pool passes on every error
+    "src/holdfast/front/server/dialect.py": 1,  # every error gets a response
     # a request must not harm another one; the cache costs no answer
     "src/holdfast/worker/loop/device_steps.py": 2,
     "src/holdfast/worker/sessions/transfer.py": 1,  # nor must a file
     "src/holdfast/worker/vision/image_worker.py": 1,  # third-party code that reads an untrusted image
     "src/holdfast/worker/vision/load.py": 1,  # without it, the model still reads text
 }
-LONGEST_POLL_SECONDS = 0.01  # between two looks at what is waited for
+LONGEST_POLL_SECONDS = 0.01  # between two polls
 MAY_SLEEP = {
-    "tests/fakes/front_main.py": 1,  # that time passes is what is tested
+    "tests/fakes/front_main.py": 1,  # the passing of time is tested
     "tests/fakes/waiting_server.py": 1,
     "tests/slow/test_soak.py": 1,
-    "bench/tests/test_registry.py": 1,  # a server and an engine that are slow, to be measured
+    "bench/tests/test_registry.py": 1,  # a slow server and engine, for measurements
     "bench/tests/test_engine_steps.py": 1,
 }
 CATCHES = re.compile(r"\bexcept\s*:|\b(Base)?Exception\b")
@@ -42,9 +42,7 @@ EXEMPTION = re.compile(
 
 
 def comments_with(pattern: re.Pattern[str]) -> Iterator[Source]:
-    """Where such a comment stands; files without such a text, which are most, need not be looked at
-    closely (4 s).
-    """
+    """Where such a comment is; most files contain no such text and need not be tokenized (4 s)."""
     for source in sources():
         if pattern.search(source.text):
             for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
@@ -54,7 +52,7 @@ def comments_with(pattern: re.Pattern[str]) -> Iterator[Source]:
 
 def catches_all(handler: ast.ExceptHandler) -> bool:
     last = handler.body[-1]
-    # puts things in order and passes the error on
+    # cleans up and passes on the error
     if isinstance(last, ast.Raise) and last.exc is None:
         return False
     if handler.type is None:

@@ -1,6 +1,4 @@
-"""The page of tool-call families agrees with what is detected, and what it promises of every family
-holds.
-"""
+"""The page of tool-call families agrees with detection, and its promises hold for every family."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A server with LoRA adapters: each is a model of its own to clients, and one copy of the weights
-serves them all.
+"""A server with LoRA adapters: to clients, each is a separate model, and all share one copy of the
+weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NOTES = "Notes:\n" + "".join(
 QUESTIONS = ("What is the code of shed 7?", "Which shed has the code 74?", "Say hello.")
 NAMES = ("demo", "demo:sql", "demo:tone")
 ANSWER_TOKENS = 24
-SCALE = 16.0  # the answers of the trained model change, but remain sentences
+SCALE = 16.0  # the trained model's answers change but remain sentences
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Answer:
 
 
 class Asked:
-    """A server and the tenant as which it is asked."""
+    """A server and the tenant that asks it."""
 
     def __init__(self, process: ServerProcess, tenant: str) -> None:
         self.url = process.url
@@ -104,7 +104,7 @@ def server(process: ServerProcess, request: pytest.FixtureRequest) -> Asked:
 
 
 def of_mlx_lm(model_folder: Path, adapter: Path | None, question: str) -> str:
-    """What mlx-lm's own loader and the model that it loads answer, greedily, in float32."""
+    """Greedy float32 answers of a model loaded by mlx-lm's own loader."""
     import mlx_lm
     from mlx_lm.models.cache import make_prompt_cache
 
@@ -248,7 +248,7 @@ def test_models_ls_lists_what_only_the_running_server_has(
     lines = holdfast_here(*asked, cwd=tmp_path).stdout.splitlines()
     (line,) = [line for line in lines if "demo:tone" in line]
     assert "only in the server" in line
-    # an adapter that models.toml lists, too, is listed once
+    # an adapter that is also in models.toml is listed once
     file = tmp_path / "models.toml"
     folder = adapters["sql"]
     file.write_text(

@@ -1,4 +1,4 @@
-"""A server of several models, started with a file of models."""
+"""A server with a file of several models."""
 
 from __future__ import annotations
 

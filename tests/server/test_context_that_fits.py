@@ -1,4 +1,4 @@
-"""If the memory for KV holds less than the model's context, that is the context, everywhere."""
+"""If the memory for KV holds less than the model's context, the smaller one is used everywhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FITS = 1024
 def tight(
     server: ServerProcess, model_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """The bundled model with memory for native KV of 1024 tokens, and not of 1280."""
+    """The bundled model with memory for native KV of 1024 but not 1280 tokens."""
     token_bytes = server.model()["kv_bytes_per_token"]
     arguments = [str(model_folder), "--name", "demo", "--kv-bits", "native", "--store"]
     arguments += [str(tmp_path_factory.mktemp("tight") / "store")]

@@ -1,4 +1,4 @@
-"""A real server in which a second model drafts, beside the same model without drafts."""
+"""A real server whose second model drafts, compared with the same model without drafts."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.fakes.tiny_models import write_tiny
 
 DRAFT = "holdfast-demo-draft"
 SUM: dict[str, Any] = {"messages": [{"role": "user", "content": "What is 17 plus 25?"}]}
-TURNS = 4  # half of them before the restart
+TURNS = 4  # half of which come before the restart
 KINDS = ("model_drafted", "model_accepted")
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server of a model for which a draft model pays, with a store."""
+    """A server with a store and a model for which a draft model is profitable."""
     folder = tmp_path_factory.mktemp("draft-model")
     model = folder / "model"
     write_larger_demo(model)
@@ -81,7 +81,7 @@ def test_drafting_does_not_change_cached_tokens_even_after_a_restart(
     server: ServerProcess,
 ) -> None:
     def cached(model: str, messages: list[dict[str, Any]]) -> int:
-        # both have the same blocks on disk
+        # both write the same blocks to disk
         answer = chat(server, model, messages=messages, max_tokens=200, cache_salt=model)
         messages += [
             {"role": "assistant", "content": texts(answer)[0]},

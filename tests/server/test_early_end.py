@@ -1,4 +1,4 @@
-"""A server that ends before it has served anybody says why in one line."""
+"""A server that ends before it is ready gives the reason in one line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ threading.Event().wait()
 
 @pytest.fixture
 def endless(tmp_path: Path) -> Path:
-    """A model that never comes to the end of its load, and tells when it is in it."""
+    """A model whose loading never ends, and which reports that it has started."""
     folder = write_tiny(tmp_path / "endless", "llama")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_file": "modeling.py"}))

@@ -1,4 +1,4 @@
-"""Vectors and ranks over a real server, through OpenAI's own client."""
+"""Embeddings and ranks from a real server, through OpenAI's own client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 def test_vectors_are_returned_as_base64_or_numbers(client: openai.OpenAI) -> None:
     texts = ["Hello", "Goodbye", "Hello"]
-    packed = client.embeddings.create(model="demo", input=texts)  # asks for base64 by itself
+    packed = client.embeddings.create(model="demo", input=texts)  # requests base64 by default
     plain = client.embeddings.create(model="demo", input=texts, encoding_format="float")
     for one, other in zip(packed.data, plain.data, strict=True):
         assert one.embedding == pytest.approx(other.embedding, abs=1e-6)

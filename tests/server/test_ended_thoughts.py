@@ -1,4 +1,4 @@
-"""A thought that is ended while it is told, through OpenAI's client."""
+"""A thought ended while it is streamed, through OpenAI's client."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_client_can_end_a_thought_while_streaming(server: ServerProcess) -> No
         stream=True,
         stream_options={"include_usage": True},
         reasoning_effort="high",
-        # by itself it never ends its thought
+        # the model never ends its thought on its own
         logit_bias={str(token_id): -100 for mark in marks for token_id in mark},
     )
     chunks = iter(stream)

@@ -1,6 +1,4 @@
-"""A chat template that never ends for some conversation neither stops the server from serving nor
-from stopping.
-"""
+"""An endless chat template prevents the server neither from serving nor from stopping."""
 
 from __future__ import annotations
 

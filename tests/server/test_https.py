@@ -1,6 +1,4 @@
-"""A real server with a certificate: what is printed, who gets in, and a renewal while an answer is
-written.
-"""
+"""A real server with a certificate: its output, its clients, and a renewal during an answer."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ def server(files: CertificateFiles) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder without settings of its own."""
+    """A working folder without settings."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     return tmp_path

@@ -1,4 +1,4 @@
-"""Official clients send images to a real server with a tiny random model that sees."""
+"""Official clients send images to a real server with a tiny random vision model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def seeing(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 def image_processes(server: ServerProcess) -> list[psutil.Process]:
-    """The processes in which images are decoded."""
+    """The processes that decode images."""
     return children_running("image_worker", psutil.Process(server.model()["pid"]))
 
 
@@ -265,7 +265,7 @@ def test_an_answer_about_an_image_survives_its_worker(folder: Path, tmp_path: Pa
 @pytest.mark.slow
 def test_without_a_store_images_are_deleted_with_the_server(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "holdfast").mkdir()
-    kernels = caches_folder(os.environ) / "kernels"  # compiling them would take long
+    kernels = caches_folder(os.environ) / "kernels"  # compiling them would take too long
     (tmp_path / "holdfast" / "kernels").symlink_to(kernels)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -38,7 +38,7 @@ def long_stream(server: ServerProcess) -> openai.Stream[openai.types.Completion]
 def test_a_disconnect_stops_the_work(server: ServerProcess) -> None:
     stream = long_stream(server)
     next(iter(stream))
-    # what the worker reports comes after the first token: without this, 0 could be from before it
+    # the worker's reports come after the first token: without this, the 0 could be from before it
     until(lambda: server.model()["running"] > 0, "the work is reported")
     stream.close()
     until(lambda: server.model()["running"] == 0, "the work has stopped")
@@ -102,7 +102,7 @@ def test_shutdown_says_what_it_waits_for_and_a_second_signal_ends_it(
             "it is said",
         )
         assert httpx.get(f"{server.url}/health", timeout=60).status_code == 503
-        next(streams[0])  # they go on
+        next(streams[0])  # they continue
         assert server.stop(number) == 0
         assert has_ended(worker)
         for stream in streams:
@@ -123,7 +123,7 @@ def test_an_answer_that_ends_in_time_is_completed_before_exit(
         server.process.send_signal(signal.SIGTERM)
         chunks = list(stream)
         assert chunks[-1].choices[0].finish_reason == "length"
-        assert server.process.wait(LIMIT_SECONDS) == 0  # by the first signal alone
+        assert server.process.wait(LIMIT_SECONDS) == 0  # after the first signal only
         assert has_ended(worker)
         assert not re.search("cut off|ERROR|Traceback", server.log())
 

@@ -1,4 +1,4 @@
-"""Limits of a model lowered and raised while it answers."""
+"""Limits of a model are lowered and raised while it answers."""
 
 from __future__ import annotations
 

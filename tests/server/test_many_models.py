@@ -119,7 +119,7 @@ def test_ninety_requests_over_three_models_are_answered_without_cut_streams(
 @pytest.mark.slow
 def test_a_reloaded_model_still_has_its_cache(server: ServerProcess) -> None:
     before = {model: ask(server, model, LONG) for model in MODELS}
-    for model in MODELS:  # the one whose turn it is has made room for those behind it
+    for model in MODELS:  # the one whose turn it is has made room for those after it
         assert states(server)[model] == "unloaded"
         known = loads(server, model)
         again = ask(server, model, LONG)

@@ -1,4 +1,4 @@
-"""A server that remembers, for each tenant alone, and can say what it found."""
+"""A server with a cache that is separate for each tenant and can be inspected."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TEXT = (
 
 @pytest.fixture
 def asked(server: ServerProcess, request: pytest.FixtureRequest) -> Asked:
-    """The server that all share; each test is a tenant of its own."""
+    """The shared server; each test uses its own tenant."""
     return Asked(server, {"X-Holdfast-Tenant": request.node.name})
 
 
 class Asked:
-    """A server and the headers with which it is asked."""
+    """A server and the headers of requests to it."""
 
     def __init__(self, process: ServerProcess, headers: dict[str, str] | None = None) -> None:
         self.process, self._headers = process, headers or {}

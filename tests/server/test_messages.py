@@ -1,5 +1,5 @@
-"""Tools, thoughts, stops and beginnings through Anthropic's client, on the bundled model: streamed
-and whole.
+"""Tools, thoughts, stops and prefilled answers through Anthropic's client, on the bundled model,
+streamed and whole.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def streamed(client: anthropic.Anthropic, messages: Any, **more: Any) -> anthrop
 
 
 def content(message: anthropic.types.Message) -> list[dict[str, Any]]:
-    """What was said, without ids, which differ from answer to answer."""
+    """The content without ids, which differ between answers."""
     return [{**block.to_dict(), "id": ""} for block in message.content]
 
 
@@ -177,8 +177,8 @@ BILLING = "x-anthropic-billing-header: cc_version=2.1.{0}; cc_entrypoint=cli; cc
 def test_the_changing_parts_of_claude_codes_requests_cost_nothing(
     claude: anthropic.Anthropic,
 ) -> None:
-    """The header for accounting, and a system message in the middle: blocks the first time, text
-    the next.
+    """The accounting header, and a system message in the middle: blocks the first time, text the
+    next.
     """
     reminder, usages = "Remember to be brief. " * 8, []
     for number, said in enumerate(

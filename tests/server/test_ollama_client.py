@@ -1,4 +1,4 @@
-"""The official client of Ollama before a real server on the bundled model."""
+"""Ollama's official client with a real server and the bundled model."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_a_model_is_pulled_listed_used_and_deleted_without_a_restart(
             assert client.chat(KELP, HELLO, options=GREEDY).message.content
             with pytest.raises(ollama.ResponseError, match="is not in the Hub's cache"):
                 client.delete("first")
-            assert client.delete(KELP).status == "success"  # it was loaded
+            assert client.delete(KELP).status == "success"  # it was already loaded
             assert [model.model for model in client.list().models] == ["first:latest"]
             with pytest.raises(ollama.ResponseError, match="not found, try pulling it first"):
                 client.chat(KELP, HELLO)

@@ -126,7 +126,7 @@ def test_four_concurrent_agents_answer_as_alone_and_share_their_prefix(
     server: ServerProcess,
 ) -> None:
     def hold(tenant: str, number: int, together: threading.Barrier | None = None) -> list[Any]:
-        """All turns of an agent; the answers."""
+        """All turns of an agent; returns the answers."""
         messages: list[Any] = [{"role": "system", "content": RULES}]
         answers = []
         headers = {"X-Holdfast-Tenant": tenant, "X-Holdfast-Explain": "1"}
@@ -172,7 +172,7 @@ def test_four_concurrent_agents_answer_as_alone_and_share_their_prefix(
 
 
 def reused(server: ServerProcess) -> dict[str, float]:
-    """Tokens found in RAM so far, by how."""
+    """Tokens found in RAM so far, by kind of reuse."""
     told = httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines()
     name = "holdfast_prefix_cache_reused_ram_tokens_total{"
     return {

@@ -1,6 +1,4 @@
-"""More than a server takes: what is too much is refused at once with a time to come again, and
-nothing is left behind.
-"""
+"""Excess requests are refused immediately with a retry time and leave no trace."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ import pytest
 
 from tests.fakes.server_process import ServerProcess, until
 
-RUNNING, QUEUED = 4, 10  # what the strict server has room for
+RUNNING, QUEUED = 4, 10  # the strict server's capacity
 LONG = {"prompt": "once", "max_tokens": 20_000, "ignore_eos": True}
 SHORT = {"prompt": "once", "max_tokens": 5, "ignore_eos": True}
 
@@ -77,7 +75,7 @@ async def test_the_server_survives_a_storm_of_disconnects(
 
 
 class _Filled:
-    """For as long as it lasts, one client keeps all places of the server taken."""
+    """While it lasts, one client occupies all places of the server."""
 
     def __init__(
         self, server: ServerProcess, client: httpx.AsyncClient, *, streams: bool = True

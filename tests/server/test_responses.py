@@ -36,7 +36,7 @@ def asked(client: openai.OpenAI, *items: Any, **options: Any) -> Any:
 
 
 def back(response: Any) -> list[Any]:
-    """The output as a client without a store sends it again."""
+    """The output as sent back by a client without a store."""
     return [item.model_dump(exclude_none=True) for item in response.output]
 
 

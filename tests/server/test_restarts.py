@@ -1,7 +1,7 @@
-"""Four lives of a server with one store: what was read, sessions and responses outlive their
-clients, a kill of everything, a kill of the front alone, and a stop.
+"""Four lives of a server with one store: prompts, sessions and responses survive disconnects, a
+kill of everything, a kill of the front alone, and a stop.
 
-The tests follow each other. A life is over when the next one begins.
+The tests build on each other. A life is over when the next one begins.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SESSION = {"X-Holdfast-Tenant": "t", "X-Session-ID": "long"}
 
 
 class Life:
-    """A server between its start and its end."""
+    """A server from its start to its end."""
 
     def __init__(self, model_folder: Path, store: Path) -> None:
         arguments = ("--name", "demo", "--store", str(store))
@@ -76,7 +76,7 @@ class Life:
         return response
 
     def kill(self, *processes: psutil.Process | ServerProcess) -> None:
-        """kill -9 of these; returns when front and worker have ended."""
+        """kill -9 these; returns when front and worker have ended."""
         for each in processes:
             os.kill(
                 each.process.pid if isinstance(each, ServerProcess) else each.pid, signal.SIGKILL
@@ -92,7 +92,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 @contextmanager
 def life(model_folder: Path, store: Path) -> Iterator[Life]:
-    """For as long as tests need it; its end is theirs."""
+    """Lives as long as tests need it and is ended by them."""
     begun = Life(model_folder, store)
     try:
         yield begun
@@ -105,7 +105,7 @@ def life(model_folder: Path, store: Path) -> Iterator[Life]:
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What the first life has answered, and a response that it was killed in."""
+    """The first life's answers, and a response that was running when it was killed."""
 
     completion: Any
     first: Response
@@ -154,7 +154,7 @@ def second_life(known: Known, model_folder: Path, store: Path) -> Iterator[Life]
 
 @pytest.fixture(scope="module")
 def third_life(second_life: Life, model_folder: Path, store: Path) -> Iterator[Life]:
-    """Begins when the front of the second one is killed in the middle of an answer."""
+    """Begins when the front of the second one is killed during an answer."""
     body = {
         "prompt": f"Another book. {TEXT}",
         "max_tokens": 3000,
@@ -175,7 +175,7 @@ def cached(answer: Any) -> int:
 
 
 def new_tokens(response: Response) -> int:
-    """How many tokens of the prompt were read for it."""
+    """The number of prompt tokens prefilled for it."""
     assert response.usage is not None
     return response.usage.input_tokens - response.usage.input_tokens_details.cached_tokens
 
@@ -188,7 +188,7 @@ def is_all_on_disk(server: ServerProcess) -> bool:
 
 
 def running_response(client: openai.OpenAI) -> str:
-    """The id of one that is being made in the background."""
+    """The id of a running background response."""
     response = client.responses.create(model="demo", background=True, **LONG)
     until(
         lambda: client.responses.retrieve(response.id).status == "in_progress",
@@ -198,7 +198,7 @@ def running_response(client: openai.OpenAI) -> str:
 
 
 def checked(stream: Any, *, until_delta: bool = False) -> list[Any]:
-    """The events of a stream, each as the official client's types have it."""
+    """The events of a stream, as types of the official client."""
     events = []
     for event in stream:
         EVENT.validate_python(event.model_dump(warnings="error"), strict=False)

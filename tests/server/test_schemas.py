@@ -1,5 +1,5 @@
-"""Answers of random weights that are held to schemas, through the whole of the library: valid, and
-ended by themselves.
+"""Answers of random weights constrained by schemas, through the whole library: they are valid and
+end on their own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A real server that tells the log-probabilities of long prompts over a large vocabulary."""
+"""A real server that returns log-probabilities of long prompts over a large vocabulary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fakes.reference_sampler import log_probabilities
 from tests.fakes.server_process import ServerProcess, running_server, until
 from tests.fakes.tiny_models import make_tiny, write_tiny
 
-LARGE_VOCAB = 30_000  # logits of 279 positions fit in a piece
+LARGE_VOCAB = 30_000  # logits of 279 positions fit into a piece
 # 3 chunks of 512 tokens
 TEXT = "".join(f"{number} sheep are {'black' if number % 3 else 'white'}. " for number in range(60))
 

@@ -1,5 +1,5 @@
-"""The scripted model behind a real server: what agents are tested with must say and call exactly
-what its script says.
+"""The scripted model behind a real server, as used to test agents, says and calls exactly what its
+script says.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.fakes.server_process import running_server
 
 @dataclass(frozen=True)
 class Turn:
-    """What one answer says, and the tools it calls."""
+    """One answer's text and tool calls."""
 
     content: str
     called: tuple[tuple[str, dict[str, Any]], ...] = ()
@@ -112,8 +112,8 @@ def streamed(client: httpx.Client, messages: list[dict[str, Any]]) -> Turn:
 
 
 def conversation(turns: int) -> list[dict[str, Any]]:
-    """An example of the agent's own, then so many turns of the script, the results of their calls,
-    and the next question.
+    """The agent's own example, then this many turns of the script, the results of their calls, and
+    the next question.
     """
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": "An example."},

@@ -1,4 +1,4 @@
-"""Sessions of a real server: over OpenAI's client, over HTTP and from the command line."""
+"""Sessions of a real server, through OpenAI's client, HTTP and the command line."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_session_grows_forks_and_closes(server: ServerProcess) -> None:
     assert ask(server, "DELETE", "/a?forget=true", tenant=tenant).json()["deleted"] is True
     ask(server, "GET", "/a", tenant=tenant, status=404)
     kept = ask(server, "GET", "/b", tenant=tenant).json()
-    assert kept["kept_tokens"] == kept["tokens"] == grown["tokens"]  # the fork stands on it
+    assert kept["kept_tokens"] == kept["tokens"] == grown["tokens"]  # the fork depends on it
     ask(server, "DELETE", "/b?forget=true", tenant=tenant)
     assert cached(complete(server, STORY, tenant=tenant, session="c")) == 0
 

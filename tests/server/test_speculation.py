@@ -1,4 +1,4 @@
-"""A real server that verifies drafts, beside the same model without them."""
+"""A real server that verifies drafts, compared with the same model without drafts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that shapes a tenant or names a session, over every route that reads the prefix cache."""
+"""Everything that determines a tenant or a session, on every route that uses the prefix cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEYS = {"alice": "the key of alice", "bob": "the key of bob"}
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """What an answer says of its prompt."""
+    """An answer's figures about its prompt."""
 
     cached: int
     prompt: int
@@ -31,7 +31,7 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Asking:
-    """Who asks, and what of the request says so."""
+    """The sender of a request, and the parts that identify it."""
 
     key_header: str = "authorization"
     key: str = "alice"
@@ -77,7 +77,7 @@ def conversation(text: str) -> list[dict[str, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """A route that reads the prefix cache: a request of a text, and what its answer says of the
+    """A route that uses the prefix cache: a request with a text, and the answer's figures about the
     prompt.
     """
 
@@ -85,7 +85,7 @@ class Route:
     counts: Callable[[Any], Counts]
     has_sessions: bool = True
     session_headers: tuple[str, ...] = ()
-    writer: str = ""  # the route that reads the text first, where this one keeps nothing
+    writer: str = ""  # the route that prefills the text first, if this one caches nothing
 
 
 ROUTES = {
@@ -141,9 +141,9 @@ ROUTES = {
         has_sessions=False,
     ),
 }
-# with the mean of all tokens, as here, every token is read each time
+# mean pooling, as here, prefills every token each time
 MEANS = ("/api/embed", "/api/embeddings")
-READ_NOTHING = {  # POST, but nothing of the prefix cache is read
+READ_NOTHING = {  # POST without using the prefix cache
     *(
         "/v1/messages/count_tokens",
         "/v1/responses/input_tokens",
@@ -160,7 +160,7 @@ READ_NOTHING = {  # POST, but nothing of the prefix cache is read
     *(f"/v1/sessions{rest}" for rest in ("", "/import", "/{session_id}/fork")),
 }
 ALICE = Asking()
-SAME_TENANT = {  # they say something about the sender, but not whose memory it is
+SAME_TENANT = {  # they describe the sender but do not select the cache
     "nothing else": ALICE,
     "the key in x-api-key": Asking(key_header="x-api-key"),
     "the key in api-key": Asking(key_header="api-key"),
@@ -201,7 +201,7 @@ def server(model_folder: Path, folder: Path) -> Iterator[ServerProcess]:
 
 @dataclass(frozen=True)
 class Asked:
-    """A server, and a test for which nothing has been read before."""
+    """A server, and a test whose texts are not cached yet."""
 
     server: ServerProcess
     test: str
@@ -222,7 +222,7 @@ class Asked:
         return ROUTES[path].counts(response.json())
 
     def session_status(self, session_id: str, asking: Asking) -> int:
-        """The status of asking for a session."""
+        """The status of a request for a session."""
         salt = {"cache_salt": asking.body["cache_salt"]} if "cache_salt" in asking.body else {}
         return self.request("GET", f"/v1/sessions/{session_id}", asking, params=salt).status_code
 

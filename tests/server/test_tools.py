@@ -1,5 +1,5 @@
-"""Tools, thoughts and the form of answers through OpenAI's client, on the bundled model: streamed
-and whole.
+"""Tools, thoughts and answer formats through OpenAI's client, on the bundled model, streamed and
+whole.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def whole(client: openai.OpenAI, messages: Any, **options: Any) -> Any:
 
 
 def streamed(client: openai.OpenAI, messages: Any, **options: Any) -> dict[str, Any]:
-    """What the chunks of a stream come to: message, end and usage."""
+    """The sum of a stream's chunks: message, finish reason and usage."""
     message: dict[str, Any] = {
         "content": "",
         "reasoning_content": "",

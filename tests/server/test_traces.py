@@ -1,5 +1,5 @@
-"""A server with traces: what a client asks for is seen by a collector, and the server stops in time
-without one.
+"""A server with traces: a collector gets its clients' requests, and without one the server still
+stops in time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A prompt that does not fit the context is refused, or loses its middle if the request says so: in
+"""A prompt that does not fit the context is refused, or shortened if the request allows it: in
 every protocol, over a real server.
 """
 
@@ -45,13 +45,13 @@ def asked(server: ServerProcess, path: str, body: dict[str, Any]) -> httpx.Respo
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """How a conversation is sent, and where the answer says how much of it was read."""
+    """How to send a conversation, and where the answer has the number of prefilled tokens."""
 
     path: str
     body: Callable[[list[Turn]], dict[str, Any]]
-    # the number of prompt tokens of an answer, and the details with what was left out
+    # an answer's prompt tokens, and the details of left-out parts
     figures: Callable[[Any], tuple[int, dict[str, Any]]]
-    message: Callable[[Any], str]  # of an error
+    message: Callable[[Any], str]  # the error's fields
 
 
 def chat_body(told: list[Turn]) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def test_a_prompt_that_is_too_long_is_refused_by_default(
         assert refused.status_code == 400
         message = protocol.message(refused.json())
         assert str(CONTEXT) in message
-        if protocol.path != "/v1/messages":  # whose message Claude Code must recognize
+        if protocol.path != "/v1/messages":  # Claude Code must recognize its message
             assert '"truncation": "middle"' in message
 
 
@@ -159,7 +159,7 @@ def test_an_unknown_truncation_is_refused_with_the_known_ones(
 
 
 def test_the_next_turns_of_a_shortened_conversation_are_cached(small: ServerProcess) -> None:
-    """While a conversation grows beyond the context, most of its prompts extend the one before."""
+    """Most prompts of a conversation that grows beyond the context extend the one before."""
     chat = PROTOCOLS["chat"]
     told = turns(8)
     cached = []
@@ -259,7 +259,7 @@ def test_ollamas_own_field_is_supported(small: ServerProcess) -> None:
 
 
 def test_breakpoints_and_found_tools_survive_truncation(small: ServerProcess) -> None:
-    """Anthropic's cache breakpoints are at other places in the shortened conversation."""
+    """Anthropic's cache breakpoints move in the shortened conversation."""
     told: list[dict[str, Any]] = [dict(turn) for turn in turns(12)]
     for place in (3, len(told) - 3, len(told) - 1):
         part = {"type": "text", "text": told[place]["content"]}

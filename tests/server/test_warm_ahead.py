@@ -1,5 +1,5 @@
-"""A model that thinks long, whose template leaves thoughts of earlier turns out: its next turn
-finds its history read.
+"""A model with long thoughts, whose template drops earlier ones: its next turn finds its history
+prefilled.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_the_next_turn_prefills_and_bills_only_its_question(
 
 
 def is_on_disk(client: httpx.Client) -> bool:
-    """Whether the store has the first answer and what was read ahead after it."""
+    """Whether the store has the first answer and the tokens prefilled ahead after it."""
     is_committed = client.get("/v1/sessions/s").json()["requests"] == 2
     lines = client.get("/metrics").text.splitlines()
     queued = next(line for line in lines if line.startswith("holdfast_store_queued_blocks{"))

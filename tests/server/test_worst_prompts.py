@@ -1,6 +1,4 @@
-"""The worst that can be sent to a real server: each request is answered or refused by name, and the
-server goes on serving.
-"""
+"""Extreme requests to a real server: each is answered or refused by name, and the server continues."""
 
 from __future__ import annotations
 
@@ -173,15 +171,14 @@ def test_a_prompt_may_fill_the_context_but_not_exceed_it(server: ServerProcess) 
         json={"prompt": [5] * most, "stream": True},
         timeout=60,
     ) as response:
-        assert response.status_code == 200  # and the client leaves: reading so much takes its time
+        assert response.status_code == 200  # and the client leaves, because the prefill takes long
     refused = post(server, COMPLETIONS, {"prompt": [5] * (most + 1)})
     assert refused.json()["error"]["code"] == "context_length_exceeded"
     until(lambda: server.model()["running"] == 0, "the work that nobody waits for has stopped")
 
 
 def test_a_stream_of_broken_characters_is_valid_text(server: ServerProcess) -> None:
-    # Tokens of single bytes are made by far the likeliest: most of what is drawn is no UTF-8 at
-    # all.
+    # Single-byte tokens are by far the likeliest, so most output is not UTF-8.
     bias = {str(token): 100 for token in range(100, 190)}
     body = {
         "prompt": "a",

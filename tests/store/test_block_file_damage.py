@@ -1,4 +1,4 @@
-"""Whatever happens to a file: it is read as it was, or it is refused."""
+"""Whatever happens to a file, it is read correctly or refused."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def test_only_files_of_dead_writers_are_abandoned(
     for folder in (living, dead):
         (folder.incoming() / "x.part").write_text("")
     left = dead.incoming() / "x.part"
-    os.close(dead._claim or 0)  # what a kill does
+    os.close(dead._claim or 0)  # as a kill does
     with looking.abandoned() as found:
         assert found == [left]
         left.unlink()

@@ -36,9 +36,7 @@ def entry(number: int, *, file_bytes: int = 100, used: float = 1.0) -> Entry:
 
 
 class IndexAgainstADictionary(RuleBasedStateMachine):
-    """The index does what a few dictionaries do, also when it is closed and opened between any two
-    steps.
-    """
+    """The index behaves like a few dictionaries, even if closed and reopened between any two steps."""
 
     def __init__(self) -> None:
         super().__init__()

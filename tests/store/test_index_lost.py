@@ -1,4 +1,4 @@
-"""What the index keeps of blocks whose files are gone, and what finding that out takes."""
+"""The index entries of blocks whose files are gone, and the cost of noticing that."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def filled(path: Path, blocks: Iterable[int] = range(len(BLOCKS))) -> BlockIndex
 
 
 def after_a_loss(rows: dict[BlockKey, Entry], lost: set[BlockKey]) -> dict[BlockKey, Entry]:
-    """The rows that remain; the rule, written down another way."""
+    """The remaining rows, by another formulation of the rule."""
 
     def is_needed(key: BlockKey) -> bool:
         return any(

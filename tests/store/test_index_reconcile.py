@@ -96,7 +96,7 @@ def test_complete_files_of_a_dead_writer_are_saved_and_others_deleted(tmp_path: 
     (dead.incoming() / "nonsense.part").write_bytes(b"")
     with folder.exclusive():
         assert salvage(folder) == 0
-        os.close(dead._claim or 0)  # what a kill does
+        os.close(dead._claim or 0)  # as a kill does
         assert salvage(folder) == 1
     assert [found.key for found in folder.block_files()] == [whole.key]
     assert list((tmp_path / "incoming").iterdir()) == []

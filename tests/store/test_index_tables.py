@@ -1,4 +1,4 @@
-"""The tables of a new file, made by several at once."""
+"""The tables of a new file, created concurrently."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def answers(folder: Path) -> None:
 
 
 STORES = {"responses": responses, "index": index, "answers": answers}
-"""How a server begins with each file, by what the file's name begins with."""
+"""How a server opens each file, by the beginning of the file's name."""
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_servers_starting_with_a_new_folder_all_find_them(
 
         with ThreadPoolExecutor(SERVERS) as servers:
             list(servers.map(one, range(SERVERS)))
-    assert not caplog.records  # what costs no more than answers is only told
+    assert not caplog.records  # losing answers is only logged
 
 
 @pytest.mark.parametrize("name", STORES)

@@ -25,7 +25,7 @@ NO_LIMITS = StoreLimits(volume_percent=100.0, spare_bytes=0)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A store with two models, one state, one pin and one file that a dead writer left."""
+    """A store with two models, one state, one pin and one file left by a dead writer."""
     path = tmp_path / "s"
     with BlockStore(path, fingerprint=FINGERPRINT) as store:
         for block in [*CHAIN, make_block([], after=CHAIN[1], kind="state")]:
@@ -139,7 +139,7 @@ def test_a_folder_that_is_not_a_store_is_refused_unchanged(tmp_path: Path) -> No
 
 
 def test_pruning_by_a_wrong_clock_drops_no_pins(folder: Path) -> None:
-    """The clock is 400 days ahead of what the store has recorded."""
+    """The clock is 400 days ahead of the store's records."""
     clock = MovedClock()
     clock.moved_seconds = -400 * 86_400.0
     blocks = make_chain(2, first=7000)

@@ -33,7 +33,7 @@ def maintenance_of(
 
 
 def kept(folder: StoreFolder, supervisor: IndexSupervisor) -> set[bytes]:
-    """The keys that are left; index and files agree about them."""
+    """The remaining keys, on which index and files agree."""
     files = {found.key for found in folder.block_files()}
     assert set(supervisor.use(lambda index: index.places())) == files
     supervisor.use(lambda index: index.check_invariants())

@@ -36,7 +36,7 @@ def store(tmp_path: Path) -> Iterator[BlockStore]:
 
 @contextmanager
 def busy(store: BlockStore) -> Iterator[None]:
-    """Keep the thread that writes from doing anything."""
+    """Block the writing thread."""
     go_on = threading.Event()
     store._mailbox.send(lambda: go_on.wait() and None)
     yield
@@ -359,7 +359,7 @@ def test_a_foreign_folder_is_refused_before_any_thread_starts(tmp_path: Path) ->
 
 
 def test_a_closed_store_refuses_silently_and_leaves_no_thread(tmp_path: Path) -> None:
-    before = set(threading.enumerate())  # other tests of this process may have stores of their own
+    before = set(threading.enumerate())  # other tests of this process may have separate stores
     store = BlockStore(tmp_path / "s", fingerprint=FINGERPRINT)
     store.put(CHAIN[0])
     store.close()

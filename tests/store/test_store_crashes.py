@@ -1,4 +1,4 @@
-"""kill -9 at any instant: what is found is right, and nearly everything is found."""
+"""kill -9 at any instant: found blocks are right, and nearly all are found."""
 
 from __future__ import annotations
 

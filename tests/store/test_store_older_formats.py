@@ -1,4 +1,4 @@
-"""A store of an earlier version, as its own code left it on disk."""
+"""A store written by the code of an earlier version."""
 
 from __future__ import annotations
 

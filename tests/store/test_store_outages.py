@@ -1,4 +1,4 @@
-"""A folder that cannot be written costs nobody anything but the blocks."""
+"""An unwritable folder costs only the blocks."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ print("unharmed")
 
 
 def printed(program: str, folder: Path) -> str:
-    """What the program prints when it is run on an empty folder in a process of its own."""
+    """The program's output when run on an empty folder in a separate process."""
     root = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", program, str(folder)],

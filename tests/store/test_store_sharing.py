@@ -1,4 +1,4 @@
-"""Several processes, one folder."""
+"""Several processes with one folder."""
 
 from __future__ import annotations
 
