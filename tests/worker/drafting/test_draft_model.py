@@ -1,4 +1,4 @@
-"""Drafts of a model, whose state follows a sequence of which only some drafted tokens are part."""
+"""Drafts of a model whose state follows a sequence that accepts only some drafted tokens."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_chances_follow_the_acceptance_of_earlier_drafts() -> None:
         generated += [*draft.drafted, 1]
         model.learn(draft, generated)
     assert model.chances(draft)[0] > before[0]
-    assert model.chances(None)[0] > before[0]  # of sequences to come
+    assert model.chances(None)[0] > before[0]  # of future sequences
     for _ in range(40):
         model.extend([(draft, generated)], depth=1)
         generated.append((draft.drafted[0] + 1) % 200)

@@ -1,4 +1,4 @@
-"""Adapted modules of mlx-lm compute for many positions what mlx-lm computes for one."""
+"""Adapted modules of mlx-lm compute many positions like mlx-lm one."""
 
 from __future__ import annotations
 

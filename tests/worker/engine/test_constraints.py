@@ -1,6 +1,4 @@
-"""Constraints of single sequences: what a grammar allows, what a budget asks for, how both are
-replayed.
-"""
+"""Constraints of single sequences: allowed tokens, forced tokens, and replaying both."""
 
 from __future__ import annotations
 
@@ -57,7 +55,7 @@ def test_only_continuations_of_the_grammar_may_be_drawn() -> None:
     assert allowed(greeting) == {ord("i"), ord("o")}
     greeting.take(ord("o"))
     assert allowed(greeting) == {END}
-    for _ in range(3):  # of a request that goes on behind its end
+    for _ in range(3):  # of a request that continues beyond its end
         greeting.take(END)
         assert allowed(greeting) == {END}
 

@@ -1,4 +1,4 @@
-"""Matchers for one model: of the tokens that its folder has, each at its beginning, compiled once."""
+"""Matchers for one model: over its folder's tokens, each from the beginning, compiled once."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_token_known_only_to_the_configuration_can_be_named(folder: Path) -> N
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings["added_tokens_decoder"] = {str(VOCAB_SIZE): {"content": "<late>", "special": True}}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    size = VOCAB_SIZE + 40  # of the logits; more than there are tokens
+    size = VOCAB_SIZE + 40  # of the logits; more than the number of tokens
     grammars = Grammars(folder, vocab_size=size)
     assert allowed(grammars, f'start: <[{VOCAB_SIZE}]> "a"\n', vocab_size=size) == [VOCAB_SIZE]
 

@@ -1,6 +1,4 @@
-"""The meter of thoughts: when it lets a model think, and which tokens it asks for when that was
-enough.
-"""
+"""The thinking budget: how long a model may think, and the tokens that are then forced."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ def a_meter(
 
 
 def answer(meter: ThoughtMeter, wishes: list[int]) -> list[int]:
-    """What comes out when the model wishes for these tokens and gets them unless another one has to
-    come.
-    """
+    """The output of a model that wants these tokens and gets each unless another one is forced."""
     drawn = []
     for wish in wishes:
         drawn.append(meter.due[0] if meter.due else wish)

@@ -45,7 +45,7 @@ def step(engine: Engine, *spans: Span) -> list[SpanResult]:
 def draw(
     engine: Engine, request: SequenceRequest, count: int, *, generated: tuple[int, ...] = ()
 ) -> Iterator[SpanResult]:
-    """Open the request, read what is known, and draw `count` tokens."""
+    """Open the request, prefill known tokens, and draw `count` tokens."""
     known = len(request.prompt_token_ids) + len(generated)
     engine.open(request, generated=generated, capacity_tokens=known + count)
     yield step(engine, Span(request_id=request.request_id, start=0, tokens=known, draws=True))[0]
@@ -189,7 +189,7 @@ def break_on_a_token(model: Any, token: int) -> None:
 
 
 def test_a_row_with_nan_ends_alone() -> None:
-    # tied, the poison would reach every logit
+    # tied weights would spread the poison to every logit
     model = make_tiny("llama", tie_word_embeddings=False)
     engine = engine_of("llama", model=model)
     embedding = model.model.embed_tokens

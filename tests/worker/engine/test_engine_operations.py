@@ -25,12 +25,12 @@ def model_of(layers: int) -> nn.Module:
 def test_decode_steps_of_plain_conversations_do_not_join_keys_and_values(
     streams: int, turn: int
 ) -> None:
-    # The keys of all rows are joined to their values for one write, and what the rows attended to
-    # is joined for the next product.
+    # The keys of all rows are joined to their values for one write, and the results of attention
+    # are joined for the next product.
     of_rows = 0 if streams == 1 else 2 * LAYERS
     steps = decode_steps(model_of(LAYERS), streams=streams, turn=turn)
     assert [step.gpu_concatenations for step in steps[1:]] == [of_rows] * (len(steps) - 1)
-    joins_token_ids = int(streams > 1)  # which each of them drew in a step of its own
+    joins_token_ids = int(streams > 1)  # drawn by each of them in a separate step
     assert steps[0].gpu_concatenations == of_rows + joins_token_ids
 
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt, a piece after the other: the numbers of the whole, in little room."""
+"""Log-probabilities of a prompt in chunks: the same numbers as for the whole, in little memory."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def read(engine: Engine, prompt: tuple[int, ...], **changes: Any) -> SpanResult:
 
 
 def test_scoring_a_long_prompt_needs_the_memory_of_one_chunk() -> None:
-    """Measured on a model with 32,000 tokens (2.5 s, most of it the products with the head);
-    before, it took 144 MB.
+    """Measured on a model with 32,000 tokens (2.5 s, mostly products with the head); it used to
+    take 144 MB.
     """
     tokens = 600
     whole_bytes = 4 * LARGE_VOCAB * tokens

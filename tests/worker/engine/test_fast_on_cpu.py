@@ -1,5 +1,5 @@
-"""Rotations and linear layers of a step: bit-equal to MLX's, in fewer operations, traced once, and
-on no other thread.
+"""Rotations and linear layers of a step: bit-equal to MLX's, with fewer operations, traced once,
+and on no other thread.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def assert_same_bits(found: mx.array, expected: mx.array) -> None:
 
 
 def operations_of(*arrays: mx.array, folder: Path) -> Counter[str]:
-    """What is in the graph of what is not computed yet."""
+    """The operations in the unevaluated graph."""
     file = folder / "graph.dot"
     mx.export_to_dot(str(file), *arrays)
     return Counter(re.findall(r'\[label ="(\w+)', file.read_text()))
@@ -54,7 +54,7 @@ def operations_of(*arrays: mx.array, folder: Path) -> Counter[str]:
 
 @st.composite
 def queries(draw: st.DrawFn) -> mx.array:
-    """[rows, heads, tokens, head_dim], in the memory order of a projection or its own."""
+    """[rows, heads, tokens, head_dim], in a projection's memory order or the usual one."""
     rows, heads, tokens = (draw(st.integers(1, most)) for most in (4, 3, 5))
     head_dim = draw(st.sampled_from([2, 6, 16, 64, 80]))
     dtype = draw(st.sampled_from(DTYPES))
@@ -251,7 +251,7 @@ def test_other_threads_and_code_outside_steps_call_mlx(tmp_path: Path) -> None:
 
 @contextmanager
 def traced() -> Iterator[list[str]]:
-    """Collects a name for each time that MLX traces the function that `fast_on_cpu` compiles."""
+    """Records a name whenever MLX traces the function that `fast_on_cpu` compiles."""
     names: list[str] = []
 
     def hear(frame: FrameType, event: str, _: Any) -> None:

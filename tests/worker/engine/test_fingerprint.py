@@ -1,4 +1,4 @@
-"""A fingerprint changes with everything that changes keys and values, and with nothing else."""
+"""A fingerprint changes exactly if keys and values would."""
 
 from __future__ import annotations
 

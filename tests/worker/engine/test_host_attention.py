@@ -1,4 +1,4 @@
-"""Attention by numpy, against MLX's plain attention with plain masks."""
+"""Attention by numpy, compared with MLX's plain attention with plain masks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KEY_DIM, VALUE_DIM = 8, 6
 
 @dataclass(frozen=True)
 class Shape:
-    """One span: its last `tokens` of `held` positions ask."""
+    """One span: the last `tokens` of `held` positions are queries."""
 
     tokens: int
     held: int

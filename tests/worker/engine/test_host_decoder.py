@@ -1,4 +1,4 @@
-"""Steps in C compute what mlx-lm's models compute."""
+"""Steps in C compute the same as mlx-lm's models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-# models with every part that a layer may have: (name, changes of the configuration)
+# models with every optional part of a layer: (name, changes of the configuration)
 MODELS = [
     ("llama", {}),
     ("llama", {"attention_bias": True, "mlp_bias": True, "rope_traditional": True}),
@@ -153,7 +153,7 @@ def test_sequences_share_the_buffers_of_a_common_prefix() -> None:
 
 
 def test_earlier_copies_do_not_change() -> None:
-    """Tokens are written in place, outside MLX: nothing else may hold that memory."""
+    """Tokens are written in place, outside MLX, so that memory must not be shared."""
     model, decoder = attached("llama")
     state = fresh(model)
     in_c(decoder, [state], mx.arange(7), [7])
@@ -202,7 +202,7 @@ def test_each_sequence_draws_the_same_as_alone(
     runner.learn_form(engine.measure_costs().form)
     sequences = random_sequences(rng, vocab_size=VOCAB_SIZE, count=6, longest_prompt=40)
     play(engine, sequences, rng, depth=0, kv_bits=kv_bits)
-    for each in sequences:  # mlx-lm's caches: as mlx-lm defines the layers
+    for each in sequences:  # mlx-lm's caches, as in mlx-lm's own layers
         assert_as_alone(loaded.model, each, tolerance=2e-3 if kv_bits == "native" else 0.5)
     assert open_sequences(engine) == 0
 
@@ -220,7 +220,7 @@ def test_a_bad_number_reaches_its_own_row_only() -> None:
 
 
 def state_buffer(layer: FullKV) -> Any:
-    """A view of a layer's first buffer, which changes it."""
+    """A view of a layer's first buffer, for changing it."""
     return np.array(next(layer.arrays()), copy=False)
 
 
@@ -243,7 +243,7 @@ def test_unsupported_models_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_on_a_gpu_no_model_runs_in_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There, products do not go through the shim: a stand-in would be read as a matrix."""
+    """There, products bypass the shim: a stand-in would be read as a matrix."""
     write_tiny(tmp_path, "llama")
     plain = platform.report()
     monkeypatch.setattr(platform, "report", lambda: replace(plain, device="gpu"))

@@ -1,5 +1,5 @@
-"""Drawing by numpy: which tokens a filter keeps, how often they come, and that they are those that
-MLX's operations draw.
+"""Drawing by numpy: the tokens that filters keep, their frequencies, and equality with MLX's
+operations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.worker.engine.host_sampling import (
 from holdfast.worker.engine.sampling_draw import DrawKind, draw, draw_key, draw_kind
 from tests.fakes.reference_sampler import CHUNK, assert_counts_fit, probabilities
 
-TIE = 4e-5  # nats, as the reference sampler has it
+TIE = 4e-5  # nats, as in the reference sampler
 ROUNDING = 3e-6  # of a sum of float32 weights
 
 Row = npt.NDArray[np.float32]
@@ -40,7 +40,7 @@ def a_row(*, columns: int, shape: str, seed: int, masked: float = 0.0) -> Row:
         row = np.round(row)
     elif shape == "equal":
         row[:] = 3.25
-    elif shape == "halves":  # weights are powers of two: sums meet top_p exactly
+    elif shape == "halves":  # weights are powers of two, so sums meet top_p exactly
         row = -np.log(2) * random.permutation(np.arange(columns) % 40)
     row[random.random(columns) < masked] = -np.inf
     row[random.integers(0, columns)] = (
@@ -67,16 +67,14 @@ def ids_of(row: Row, params: SamplingParams) -> set[int]:
 
 
 def scaled(row: Row, temperature: float) -> npt.NDArray[np.float64]:
-    """The row at temperature 1, with the rounding of the division that comes before everything
-    else.
-    """
+    """The row at temperature 1, rounded like the division that comes first."""
     with np.errstate(all="ignore"):
         return WeighedRow(row, SamplingParams(temperature=temperature)).nats(row).astype(np.float64)
 
 
 def reference_ids(row: Row, params: SamplingParams, *, top_p: float, tie: float) -> set[int]:
     plain = SamplingParams(top_p=top_p, min_p=params.min_p)
-    with np.errstate(invalid="ignore"):  # nothing is left when the edge itself is above it
+    with np.errstate(invalid="ignore"):  # empty if the edge itself is above it
         return set(
             np.flatnonzero(
                 probabilities(scaled(row, params.temperature), params=plain, tie=tie) > 0
@@ -99,7 +97,7 @@ def test_filters_keep_the_same_tokens_as_the_reference(
     assert kept
     assert kept <= reference_ids(row, params, top_p=min(top_p * (1 + ROUNDING), 1.0), tie=TIE)
     surely = reference_ids(row, params, top_p=top_p * (1 - ROUNDING), tie=-TIE)
-    # further down float32 has nothing
+    # float32 underflows further down
     assert kept >= {token for token in surely if scaled(row, temperature)[token] > -80}
 
 
@@ -188,7 +186,7 @@ def test_the_same_seed_draws_the_same_as_mlx(row: Row, params: SamplingParams) -
     )
     by_numpy = draw_on_host(logits, params=[params] * draws, keys=keys)
     differing = np.flatnonzero(np.array(by_mlx) != np.array(by_numpy))
-    # a token at the edge of top-p that only one of the two keeps, or a draw that rounding decides
+    # a token at the edge of top-p that only one of the two keeps, or a draw decided by rounding
     assert len(differing) <= 1
 
 

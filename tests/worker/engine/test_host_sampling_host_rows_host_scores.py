@@ -1,4 +1,4 @@
-"""Log-probabilities by numpy against the plain reference."""
+"""Log-probabilities by numpy, compared with the plain reference."""
 
 from __future__ import annotations
 

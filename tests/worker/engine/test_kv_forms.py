@@ -1,4 +1,4 @@
-"""Which form of keys and values a sequence gets."""
+"""The form of keys and values that a sequence gets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
 
 def forms_of(**settings: Any) -> KVForms:
-    # with two layers, codes that are wrong change too little
+    # with two layers, wrong codes change too little
     model = make_tiny("llama", head_dim=32, num_hidden_layers=3)
     runner = choose_layout(model, vocab_size=VOCAB_SIZE)
     engine = Engine(runner, vocab_size=VOCAB_SIZE)

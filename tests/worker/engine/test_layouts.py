@@ -1,4 +1,4 @@
-"""The runners: which rows of logits they give, in which order, and which models they refuse."""
+"""The runners: their rows of logits, in order, and the models they refuse."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_solo_keeps_mlx_lms_own_objects() -> None:
 
 
 def test_experts_give_the_same_for_many_rows_as_for_one() -> None:
-    """From 64 routed rows on mlx-lm sorts them by expert."""
+    """mlx-lm sorts routed rows by expert if there are 64 or more."""
     model = kept_tiny("qwen3_moe")
     runner = runner_of("rows", model)
     sequences = [a_sequence(runner, str(index), scores_prompt=True) for index in range(9)]

@@ -109,7 +109,7 @@ def test_an_unknown_architecture_is_reported_with_the_version(folder: Path) -> N
 def test_a_module_that_exits_at_import_is_survived(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # its module calls exit(1) without a package of its own; another test may have imported both
+    # its module calls exit(1) if a package is missing; another test may have imported both
     for module in ("hf_olmo", "mlx_lm.models.olmo"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     change_config(folder, model_type="olmo")

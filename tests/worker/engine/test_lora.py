@@ -58,7 +58,7 @@ def test_an_attached_adapter_equals_mlx_lms_layers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 def test_different_adapters_share_a_pass(tmp_path: Path, name: str) -> None:
-    """Each row is a sequence of its own here; qwen2 has layers with a bias."""
+    """Each row is a separate sequence here; qwen2 has layers with a bias."""
     model = make_tiny(name)
     rows = mx.array([[5], [9], [5], [70], [9]])
     plain = model(rows)

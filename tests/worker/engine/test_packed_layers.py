@@ -1,4 +1,4 @@
-"""Layers that keep their stored weights compute what they would compute in float32."""
+"""Layers with packed weights compute the same as in float32."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_weights_in_another_memory_order_are_reordered(tmp_path: Path) -> None:
     projection = model.layers[0].mlp.down_proj
     turned = mx.contiguous(projection.weight.astype(mx.bfloat16).T)
     model.set_dtype(mx.bfloat16)
-    projection.weight = turned.T  # as a model that transposes what it loads
+    projection.weight = turned.T  # like a model that transposes what it loads
     tokens = mx.array([[3, 7, 9]])
     wanted = model(tokens)
     wish = choose_format(
@@ -256,7 +256,7 @@ def test_weights_in_another_memory_order_are_reordered(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "uses"), [("llama", False), ("minicpm", True)])
 def test_models_that_use_weights_directly_are_detected(name: str, uses: bool) -> None:
-    """Their weights of 16 bits are converted, because MLX's products with them are slow."""
+    """Their 16-bit weights are converted, because MLX's products with them are slow."""
     importlib.import_module(f"mlx_lm.models.{name}")
     assert weight_format._uses_weights_itself(f"mlx_lm.models.{name}") == uses
 
@@ -272,7 +272,7 @@ def test_if_mlx_refuses_stand_ins_weights_are_converted(monkeypatch: pytest.Monk
 
 def test_products_that_disagree_with_mlx_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not packed_layers._disagreement()
-    # as if MLX did not call the shim: the stand-in is multiplied as the matrix that it seems to be
+    # as if MLX did not call the shim: the stand-in is multiplied as the matrix that it resembles
     monkeypatch.setattr(PackedWeights, "stand_in", lambda _: np.zeros(1, np.uint32))
     assert packed_layers._disagreement() == "it disagrees with MLX on this machine"
 

@@ -1,4 +1,4 @@
-"""The probe takes the fastest layout that is right, and no other."""
+"""The probe chooses the fastest correct layout."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def calling(model: nn.Module, call: Callable[..., mx.array]) -> nn.Module:
 
 
 def in_batches(model: nn.Module, change: Callable[[nn.Module, bool], None]) -> nn.Module:
-    """A model that is another one whenever it sees more than one row."""
+    """A model that becomes another one with more than one row."""
 
     def call(plain: Callable[[], mx.array], self: nn.Module, ids: mx.array, _: Any) -> mx.array:
         change(self, ids.shape[0] > 1)
@@ -136,8 +136,8 @@ MIXTURES: dict[str, dict[str, Any]] = {
 
 
 def mixture_in_bf16(name: str, *, seed: int = 0, **more: Any) -> nn.Module:
-    """A mixture of experts in bf16; the experts in 8 bits, since a CPU multiplies others in fp32
-    only.
+    """A mixture of experts in bf16; its experts have 8 bits, since a CPU multiplies others only in
+    fp32.
     """
     changes = MIXTURES[name]
     model = make_tiny("llama" if changes else name, seed, **changes, **more)
@@ -151,7 +151,7 @@ def mixture_in_bf16(name: str, *, seed: int = 0, **more: Any) -> nn.Module:
 
 
 def with_other_kernels_for_rows(model: nn.Module) -> nn.Module:
-    """As on a GPU: with several rows every product adds in another order, and rounds in between."""
+    """As on a GPU: with several rows, every product adds in another order and rounds in between."""
     batched = [False]
 
     def other_order(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -253,7 +253,7 @@ def test_a_wrong_mask_position_or_kv_is_found_despite_changing_experts(
 
 
 class ScalarRope(nn.Module):
-    """Positions as one number for all rows, as older models take them."""
+    """Positions as one number for all rows, as in older models."""
 
     def __init__(self, rope: nn.Module) -> None:
         super().__init__()
@@ -265,7 +265,7 @@ class ScalarRope(nn.Module):
 
 
 class DeafRope(ScalarRope):
-    """No positions beyond the chunk at all."""
+    """Ignores positions before the chunk."""
 
     def __call__(self, x: mx.array, offset: Any = 0) -> mx.array:
         turned: mx.array = self.rope(x)

@@ -1,4 +1,4 @@
-"""The check of kernels that only long contexts use, forced on a CPU."""
+"""The check of kernels used only for long contexts, forced on a CPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_shapes_are_those_of_the_model() -> None:
 
 
 def wrong_by(fault: str) -> Any:
-    """Fused attention that is right over short contexts, and has one fault over long ones."""
+    """Fused attention that is correct for short contexts and has one fault in long ones."""
 
     def attend(queries: mx.array, keys: mx.array, values: mx.array, **more: Any) -> mx.array:
         tokens = keys.shape[2]

@@ -1,4 +1,4 @@
-"""Predictions with quantized keys and values, compared with those with native ones."""
+"""Predictions with quantized keys and values, compared with native ones."""
 
 from __future__ import annotations
 

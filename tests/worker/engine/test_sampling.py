@@ -1,4 +1,4 @@
-"""Sampling of mixed batches: what is drawn, what is not disturbed, what is independent of what."""
+"""Sampling of mixed batches: the drawn tokens, and the independence of rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from holdfast.worker.engine.sampling import (
 from tests.fakes.reference_sampler import edited_logits, log_probabilities, probabilities
 
 VOCAB = 300
-LARGE_VOCAB = 9001  # many blocks, and no multiple of one
+LARGE_VOCAB = 9001  # many blocks, not a multiple of one
 
 
 def a_row(

@@ -1,4 +1,6 @@
-"""The draw itself: distributions against the reference, thresholds, keys, the largest entries."""
+"""The draw itself: distributions compared with the reference, thresholds, keys, the largest
+entries.
+"""
 
 from __future__ import annotations
 
@@ -86,11 +88,11 @@ def test_top_p_keeps_the_smallest_sufficient_set(top_p: float, spread: float) ->
     assert weights[weights > edge].sum(dtype=np.float64) <= (top_p + 1e-5) * total
 
 
-@pytest.mark.slow  # a C++ compiler makes some twenty kernels
+@pytest.mark.slow  # the C++ compiler builds some twenty kernels
 def test_compiled_and_single_operations_give_the_same_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Those of a GPU, on a CPU."""
+    """Those for a GPU, on a CPU."""
     logits = 3 * mx.random.normal((3, 1000), key=mx.random.key(8))
     peaks, coldness = mx.max(logits, axis=-1, keepdims=True), mx.array([[0.3], [1.0], [1.7]])
     key_words = [draw_key(seed=row, position=row) for row in range(3)]

@@ -1,4 +1,4 @@
-"""Masks and forced tokens at the level of one draw: they bind their own row, and no other notices."""
+"""Masks and forced tokens in a single draw: they affect only their own row."""
 
 from __future__ import annotations
 

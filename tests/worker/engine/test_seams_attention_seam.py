@@ -1,4 +1,4 @@
-"""The seam in mlx-lm: plain models go through it unchanged, views take the attention over."""
+"""The seam in mlx-lm: plain models pass through it unchanged, and views take over attention."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Only the wanted rows go through the vocabulary projection, whatever the head of a model looks
-like.
-"""
+"""Only wanted rows go through the vocabulary projection, for any head of a model."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-# Each in a process of its own: what matters is what was imported before.
+# Each in a separate process, because earlier imports matter.
 _PRELUDE = """
 import resource, sys
 from holdfast.worker.engine import seams

@@ -1,4 +1,4 @@
-"""What is told of a config.json alone is what the engine measures on the loaded model."""
+"""The costs computed from config.json alone equal those that the engine measures."""
 
 from __future__ import annotations
 

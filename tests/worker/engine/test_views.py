@@ -1,4 +1,4 @@
-"""The views that models see as caches, against plain attention with plain masks."""
+"""The views that models see as caches, compared with plain attention with plain masks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ chunk_lists = st.lists(st.sampled_from([1, 1, 1, 2, 4, 5, 6, 9, 17, 270]), min_s
 
 @dataclass(frozen=True)
 class Story:
-    """All queries, keys and values of one sequence, and what plain attention makes of them."""
+    """All queries, keys and values of one sequence, and the results of plain attention."""
 
     queries: mx.array
     keys: mx.array
@@ -140,7 +140,7 @@ def test_rows_equal_plain_attention(
 @given(
     lengths=st.one_of(
         st.lists(st.integers(1, 12), min_size=1, max_size=4),
-        # more than MLX cuts off in one operation
+        # more than MLX slices in one operation
         st.lists(st.integers(1, 2), min_size=9, max_size=23),
     ),
     window=windows,
@@ -364,8 +364,8 @@ def _spans(layers: Sequence[LayerKV]) -> int:
 
 
 def wrong_over_slices(of_mlx: Callable[..., mx.array], at: int) -> Callable[..., mx.array]:
-    """A function of MLX that is only right if codes, scales and biases, arguments from `at` on, are
-    contiguous.
+    """A function of MLX that is correct only if codes, scales and biases, arguments from `at` on,
+    are contiguous.
     """
 
     def compute(*arrays: mx.array, **more: Any) -> mx.array:
@@ -391,7 +391,7 @@ def refusing_slices(of_mlx: Callable[..., mx.array], at: int) -> Callable[..., m
 
 @pytest.fixture
 def own_check(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Repeat the checks of MLX's functions, and discard their results; try attention itself over few
+    """Repeat the checks of MLX's functions and discard their results; try attention itself over few
     keys only.
     """
     monkeypatch.setattr(probe, "KEYS", (100,))
@@ -408,7 +408,7 @@ BY_DEQUANTIZING = StepContext(composes_attention=False, reads_codes=False)
 
 
 def decoded(context: StepContext, *, bits: KVBits, value_dim: int, **more: Any) -> mx.array:
-    """What the last tokens of three sequences of different lengths get in one step."""
+    """The results of the last tokens of three sequences of different lengths in one step."""
     sinks, asked, dtype = (more.get(name) for name in ("sinks", "asked", "dtype"))
     lengths = (5, 41, 300)
     stories = [

@@ -68,7 +68,7 @@ def choice(
     "packing", PACKINGS, ids=lambda packing: f"{packing.get('mode', 'affine')}-{packing['bits']}"
 )
 def test_unpacked_weights_answer_like_packed_ones(packing: dict[str, Any]) -> None:
-    # linear layers, an embedding that is the head too, experts
+    # linear layers, an embedding that is also the head, experts
     model = packed("qwen3_moe", packing)
     convert(
         model,
@@ -78,7 +78,7 @@ def test_unpacked_weights_answer_like_packed_ones(packing: dict[str, Any]) -> No
     expected = model(TOKENS)
     convert(model, UNPACKED, read=lambda _: None)
     assert not any(hasattr(module, "bits") for _, module in model.named_modules())
-    # An embedding in an mx or nv format gives bf16 where it is packed.
+    # An embedding in an mx or nv format gives bf16 while packed.
     assert float(mx.abs(model(TOKENS) - expected).max()) < (1e-4 if "mode" not in packing else 0.1)
 
 

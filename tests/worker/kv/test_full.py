@@ -1,4 +1,4 @@
-"""Keys and values in frozen parts and tails, against one plain list of tokens per sequence."""
+"""Keys and values in frozen parts and tails, compared with one plain list of tokens per sequence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEADS, KEY_DIM, VALUE_DIM = 2, 3, 2
 
 
 def of(numbers: list[int], *, value_dim: int = VALUE_DIM) -> tuple[mx.array, mx.array]:
-    """Keys that hold their token's number, values that hold its negative."""
+    """Keys that contain their token's number, and values that contain its negative."""
     column = mx.array(numbers, dtype=mx.float32).reshape(1, 1, len(numbers), 1)
     keys = mx.broadcast_to(column, (1, HEADS, len(numbers), KEY_DIM))
     return keys, mx.broadcast_to(-column, (1, HEADS, len(numbers), value_dim))
@@ -40,18 +40,18 @@ def all_numbers(layer: FullKV) -> list[int]:
 
 
 def capacity_of(layers: list[FullKV]) -> int:
-    """Tokens that the buffers of all these have room for, each buffer counted once."""
+    """The capacity of all these buffers in tokens, each buffer counted once."""
     held = {id(array): array for layer in layers for array in layer.arrays()}
     token_bytes = max(layer.bytes_per_token() for layer in layers)
     return sum(array.nbytes for array in held.values()) // max(1, token_bytes)
 
 
 class SequencesInParts(RuleBasedStateMachine):
-    """Sequences that read, freeze, fork, go back and end, in any order."""
+    """Sequences that read, freeze, fork, rewind and end, in any order."""
 
     @initialize(value_dim=st.sampled_from([VALUE_DIM, KEY_DIM]))
     def begin(self, value_dim: int) -> None:
-        # values like keys are stored in one buffer with them, others in one of their own
+        # values shaped like keys share a buffer with them, others have a separate one
         self.value_dim = value_dim
         self.layers = [FullKV()]
         self.stories: list[list[int]] = [[]]
@@ -226,7 +226,7 @@ def test_the_tails_capacity_is_the_reserved_less_the_frozen() -> None:
     layer.append(*of([90]))
     assert [array.shape[2] for array in layer.arrays()] == [90, 90, 10, 10]
     layer.freeze()
-    layer.reserve(95)  # a later turn that wants less than was reserved before
+    layer.reserve(95)  # a later turn that needs less than was reserved before
     layer.append(*of([91]))
     assert [array.shape[2] for array in layer.arrays()][-1] == 95 - 91
 
@@ -286,7 +286,7 @@ def test_parts_that_another_holder_continues_differently_are_unchanged() -> None
     layer.append(*of(list(range(100))))
     layer.freeze()
     other = layer.fork(100)
-    layer.rewind(10)  # so that its next token stands where the other one has another
+    layer.rewind(10)  # so that its next token replaces a token of the other one
     layer.append(*of([7] * 20))
     layer.freeze()
     assert [tokens for _, tokens in layer._frozen] == [90, 20]

@@ -1,4 +1,4 @@
-"""Live state per kind, against plain lists of tokens."""
+"""Live state of each kind, compared with plain lists of tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WINDOWS = st.sampled_from([1, 2, 3, 8, 64, 257])
 
 
 def numbered(start: int, count: int) -> tuple[mx.array, mx.array]:
-    """Keys that hold their token's number, values that hold its negative."""
+    """Keys that contain their token's number, and values that contain its negative."""
     keys = mx.broadcast_to(
         mx.arange(start, start + count, dtype=mx.float32).reshape(1, 1, count, 1), (1, 2, count, 3)
     )
@@ -155,9 +155,7 @@ def test_full_memory_keeps_every_token_in_the_capacity_reserved(
 def test_dropped_tokens_leave_no_trace(
     window: int | None, chunks: list[int], proposed: int, dropped: int
 ) -> None:
-    """As speculation would have it: rows that were proposed are read in one span, and some of them
-    turn out wrong.
-    """
+    """As with speculation: drafted rows are read in one span, and some of them turn out wrong."""
     kept = FullKV() if window is None else WindowKV(window)
     for added in chunks:
         kept.append(*numbered(kept.tokens, added))

@@ -1,5 +1,5 @@
-"""Beginnings out of live states, of every kind of layer: what is moved, shared or copied is what
-was read.
+"""Starting from live states, for every kind of layer: moved, shared and copied tokens equal those
+read.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def layers(kind: str) -> list[Layer]:
 
 
 def read(state: LiveState, tokens: list[int]) -> None:
-    """Every layer keeps something that tells which tokens it has read, and in which order."""
+    """Every layer keeps a trace of the tokens it has read, in order."""
     for leaf in state.leaves:
         if isinstance(leaf, LayerKV):
             values = mx.array(tokens, mx.float32).reshape(1, 1, -1, 1) * mx.ones((1, 2, 1, 4))

@@ -1,6 +1,4 @@
-"""Snapshots of several layers together: what is taken out of them fits them again, and nothing else
-does.
-"""
+"""Snapshots of several layers together fit only their own layers."""
 
 from __future__ import annotations
 

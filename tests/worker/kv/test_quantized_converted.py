@@ -1,5 +1,5 @@
-"""Sequences that are quantized while they run hold what they would hold if they had been quantized
-from the first token on, and share what they shared before.
+"""Sequences quantized while running hold the same as if quantized from the first token on, and
+share the same parts as before.
 """
 
 from __future__ import annotations

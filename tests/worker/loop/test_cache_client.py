@@ -34,7 +34,7 @@ def in_turn(subject: CachingWorker, *commands: Command) -> ScriptInbox:
 
 
 def report(inbox: ScriptInbox, name: str) -> CacheReport:
-    """The report of the Started event, which equals that of the Finished."""
+    """The report of the Started event, which equals that of Finished."""
     (started,) = [event for event in inbox.of(name) if isinstance(event, Started)]
     assert started.memory == inbox.finished(name).memory
     return started.memory
@@ -96,7 +96,7 @@ def test_later_and_diverging_turns_get_the_reason_for_a_miss() -> None:
         greedy("fork", fork),
     )
     assert report(inbox, "turn").cached_tokens == 90
-    # of the answer, which was kept
+    # of the cached answer
     assert report(inbox, "turn").outcome in (CacheOutcome.DIVERGED, CacheOutcome.NEW_TOKENS)
     assert report(inbox, "fork").cached_tokens == 50
     assert report(inbox, "fork").divergence == Divergence(
@@ -159,7 +159,7 @@ def test_without_room_in_ram_all_blocks_come_from_disk(tmp_path: Path, name: str
 
 def test_a_model_with_boundaries_reports_unusable_tokens() -> None:
     first = random_prompt(90)
-    # a window that is live goes some tokens back
+    # a live window can rewind some tokens
     subject = tiny_worker(name="gemma3_text", most_parked_bytes=0)
     inbox = in_turn(subject, greedy("first", first), greedy("fork", (*first[:70], 3, 1, 4)))
     told = report(inbox, "fork")
@@ -189,7 +189,7 @@ def test_two_tenants_share_nothing(tmp_path: Path) -> None:
         greedy("mine", random_prompt(300), tenant="me"),
         greedy("theirs", random_prompt(300), tenant="them"),
     ]
-    inbox = tiny_worker(tmp_path).serve([both])  # at once: not even by waiting for each other
+    inbox = tiny_worker(tmp_path).serve([both])  # immediately: not even by waiting for each other
     assert [report(inbox, name).outcome for name in ("mine", "theirs")] == [
         CacheOutcome.NOTHING_STORED
     ] * 2

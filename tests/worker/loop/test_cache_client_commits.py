@@ -1,4 +1,6 @@
-"""What is committed to the cache and when, with an engine and a cache without arrays."""
+"""The tokens committed to the cache and the time of the commit, with an engine and a cache without
+arrays.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from tests.fakes.looped_worker import a_scheduler, request
 
 
 class Committing:
-    """Sequences that read, are closed and committed; each read is a step of its own."""
+    """Sequences that read, are closed and committed; each read is a separate step."""
 
     def __init__(self) -> None:
         self.cache, self.engine = FakeCache(), KeepingEngine()

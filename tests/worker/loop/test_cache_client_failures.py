@@ -42,7 +42,7 @@ def test_a_failing_step_commits_nothing(name: str, engine: type[FailingOnce]) ->
 
     inbox = subject.serve([[greedy("a", random_prompt(300), max_tokens=40)]], on_receive=look)
     assert inbox.finished("a").reason is FinishReason.LENGTH
-    # of the steps before it; the rest when the request, read alone, has ended
+    # from the steps before it; the rest when the request, prefilled alone, has ended
     assert max(kept[:-2]) <= 256
     assert subject.index.figures().kept_tokens == 339
 

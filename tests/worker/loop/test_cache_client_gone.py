@@ -1,4 +1,4 @@
-"""The blocks of a waiting request may be gone before it starts: forgotten with a session, or lost
+"""The blocks of a waiting request may disappear before it starts: forgotten with a session, or lost
 by the disk.
 """
 
@@ -56,7 +56,7 @@ def test_a_request_whose_blocks_a_closed_session_took_is_looked_up_again(
         subject.check_answer(each.request_id)
     assert subject.inbox.finished("b").memory.cached_tokens == 0
     assert not caplog.records
-    # as if nobody had read it before
+    # as if it had never been cached
     assert subject.worker.index.figures().kept_tokens == 17 + 2 * 10
     subject.end()
 

@@ -1,4 +1,4 @@
-"""Who waits for what before it begins, against a cache without arrays and the real scheduler."""
+"""How requests wait before they start, with a cache without arrays and the real scheduler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONG = tuple(range(1, LEAST_SHARED_TOKENS + 2 * BLOCK))
 
 
 class Waiting:
-    """Lookups of queued sequences; the clock advances by a second at each reading."""
+    """Lookups of queued sequences; each reading of the clock advances it by a second."""
 
     def __init__(self) -> None:
         self.cache, self.scheduler = FakeCache(), a_scheduler()
@@ -54,7 +54,7 @@ class Waiting:
         return sequence
 
     def admitted(self) -> dict[str, int]:
-        """Who is let in with the next step, and where it begins to be read."""
+        """The sequences admitted with the next step, and their cached tokens."""
         admitted = self.scheduler.next_step().admitted
         return {
             each.request_id: self.scheduler._running[each.request_id].cached_tokens

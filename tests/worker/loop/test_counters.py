@@ -19,7 +19,7 @@ def test_recent_steps_are_reported_with_their_batches() -> None:
     assert sum(step.generated_tokens for step in steps) == told.generated_tokens == 6
     assert {step.sequences for step in steps} == {1}
     assert [step.at for step in steps] == sorted(step.at for step in steps)
-    # unasked figures are sent often, so they are small
+    # unrequested figures are sent often, so they are small
     assert all(each.recent_steps == () for each in statistics if not each.in_answer)
 
 

@@ -1,5 +1,5 @@
-"""Steps that fail, at any call: the flight says so, and three sequences in a row that fail alone
-mean a broken device.
+"""Steps that fail at any call: the flight reports it, and three lone failures in a row mean a
+broken device.
 """
 
 from __future__ import annotations

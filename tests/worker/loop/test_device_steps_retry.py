@@ -65,8 +65,8 @@ def test_exceptions_of_the_engine_reach_the_caller() -> None:
 
 
 def test_a_retry_of_a_quantized_sequence_gives_the_same_answer() -> None:
-    """In this layout, all tokens of a span see the same keys, so a span must not cross the border of
-    a quantized block.
+    """In this layout, all tokens of a span see the same keys, so a span must not cross a quantized
+    block's edge.
     """
     prompt = prompt_of("a", 600)
     runner = SinglyRunner(make_tiny("llama", head_dim=64), None)

@@ -160,7 +160,7 @@ def test_earlier_answers_to_a_prompt_are_drafted_only_within_a_tenant(
 
 
 def test_repetitions_are_drafted_by_the_worker_itself() -> None:
-    """A greedy answer of a tiny model soon repeats itself."""
+    """A tiny model's greedy answer soon repeats itself."""
     request = greedy("a", random_prompt(20), max_tokens=120)
     answer = plain_answers([[request]])["a"]
     inbox = tiny_worker(speculates=True).serve([[request]])

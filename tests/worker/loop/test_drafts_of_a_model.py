@@ -1,5 +1,5 @@
-"""A worker with a draft model: the answers are those without one, in crowds, with the cache, short of
-memory, cancelled, and when the draft model fails.
+"""A worker with a draft model gives the same answers in crowds, with the cache, short of memory,
+cancelled, and when the draft model fails.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def test_a_failing_draft_model_is_disabled_and_harms_no_request(
 def test_sampled_tokens_follow_the_models_distribution(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A chi-square test of the first three tokens of 800 answers, most of them after drafts."""
+    """A chi-square test on the first three tokens of 800 answers, most of which follow drafts."""
     sampling = msgspec.structs.replace(distributions.PLAIN, **distributions.SAMPLINGS[name])
     ask_always(monkeypatch, seed=f"chi-square {name}")
     script: list[Sequence[Command]] = [

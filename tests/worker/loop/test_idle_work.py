@@ -1,6 +1,4 @@
-"""Reading ahead on a real worker: only while nothing else is to be done, never in anybody's way,
-and nothing of it lost.
-"""
+"""Prefilling ahead on a real worker: only while idle, without delaying requests or losing tokens."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ def ahead(
 
 
 def begun(*names: str, model: str = "llama", engine: type[Engine] = Engine) -> SteppedWorker:
-    """A worker that has answered a prompt and gets idle work."""
+    """A worker that has answered a prompt and receives idle work."""
     worker = SteppedWorker(model, engine=engine)
     worker.send(greedy("first", PROMPT))
     worker.run_to_end()
@@ -48,7 +46,7 @@ def begun(*names: str, model: str = "llama", engine: type[Engine] = Engine) -> S
 
 
 def reading(worker: SteppedWorker) -> list[str]:
-    """Who has a span in the step under way."""
+    """The requests with a span in the running step."""
     flight = worker.loop._flight
     return [] if flight is None else [span.request_id for span in flight.plan.spans]
 
@@ -66,7 +64,7 @@ def test_the_next_turn_starts_after_the_tokens_prefilled_ahead(
     worker.check_answer("next")
     report = worker.inbox.finished("next").memory
     assert report.cached_tokens == len(PROMPT + TAIL)
-    # some begin from a state before the last token
+    # some start from a state before the last token
     assert len(TAIL) <= report.read_ahead_tokens <= len(TAIL) + 1
 
 
@@ -131,7 +129,7 @@ def test_the_newest_conversation_is_first_and_the_oldest_dropped() -> None:
 
 def test_an_idle_step_is_no_longer_than_the_stall_time() -> None:
     worker = begun()
-    # seconds per token: 16 of them take what a chunk may
+    # seconds per token: 16 tokens take a chunk's maximum
     worker.loop._scheduler._costs._prompt._mean = 0.25 / 16.5
     worker.send(ahead("ahead"))
     worker.step()
@@ -205,7 +203,7 @@ def test_preempted_sequences_count_as_queued() -> None:
     names = [f"ahead{number}" for number in range(MOST_WAITING)]
     worker = begun(*names)
     worker.step()
-    # while another one is being read
+    # while another one is prefilled
     worker.send(ahead("newest", PROMPT + random_prompt(300, "newest")))
     worker.send(greedy("stranger", random_prompt(20, "stranger")))
     worker.run_to_end()

@@ -15,7 +15,7 @@ from tests.fakes.script_inbox import cancel
 
 
 class Front:
-    """The other end, without asyncio."""
+    """The front's end, without asyncio."""
 
     def __init__(self, endpoint: str) -> None:
         self.context = zmq.Context()
@@ -78,7 +78,7 @@ def test_commands_of_several_messages_are_received_together(front: Front, inbox:
 def test_the_events_of_a_step_are_one_message(front: Front, inbox: ZmqInbox) -> None:
     events: list[Event] = [Accepted(request_id="a"), Accepted(request_id="b")]
     inbox.send(events)
-    inbox.send([])  # nothing to say is no message
+    inbox.send([])  # an empty list is not sent
     inbox.send(events[:1])
     assert front.receive() == events
     assert front.receive() == events[:1]

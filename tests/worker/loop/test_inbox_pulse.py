@@ -28,7 +28,7 @@ def test_the_duration_restarts_with_each_piece_of_work() -> None:
         1.0,
         2.0,
     ]
-    pulse.work(0.5)  # alike, but another one
+    pulse.work(0.5)  # equal, but another piece of work
     assert pulse.beat(elapsed_seconds=1.0, page_faults=0).lasting_seconds == 0.0
 
 

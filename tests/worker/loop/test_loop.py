@@ -213,7 +213,7 @@ def test_statistics_count_the_work_done() -> None:
 
 
 def drawn_before(asked: SequenceRequest, tokens: int) -> SequenceRequest:
-    """A request with this many tokens of its answer from another worker; by default all but the
+    """A request with this many tokens of its answer from another worker; by default all except the
     last.
     """
     drawn = expected_tokens(asked)[:-1][:tokens]
@@ -305,8 +305,8 @@ def test_a_cancel_stops_the_prefill_after_the_running_step() -> None:
 
 
 def _with_ids_of_their_own(script: list[list[Command]]) -> list[list[Command]]:
-    """Each request of a script under an id that was never used; a cancel aims at the latest request
-    of its number.
+    """Each request of a script gets an unused id; a cancel refers to the latest request of its
+    number.
     """
     count, latest = 0, {}
     numbered: list[list[Command]] = []

@@ -1,5 +1,5 @@
-"""Constrained answers through a whole worker with a tiny model: undisturbed by what happens to
-their state, and ended alone.
+"""Constrained answers of a whole worker with a tiny model are not affected by changes of their
+state, and end alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DIGITS = json_grammar(
         "maxItems": 10,
     }
 )
-# there is no such character, so that nothing can be drawn behind "ab"
+# a character that does not exist, so that nothing can follow "ab"
 DEAD_END = 'start: "ab" /[^\\x00-\\x{10FFFF}]/\n'
 THOUGHT = "start: /[a-z]*/ <[261]> /[0-9]*/\n"
 BUDGET = ThinkingBudget(tokens=20, end_token_ids=(261,))

@@ -1,5 +1,5 @@
-"""Running sequences that are quantized together or not at all, and conversions that fail: no token
-is lost or sent twice.
+"""Running sequences are quantized together or not, and conversions fail: no token is lost or sent
+twice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A sequence whose images are not at hand waits for them, and the others go on."""
+"""A sequence with unavailable images waits for them while others continue."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def place(inbox: ScriptInbox, event: object) -> int:
 
 
 def check_text_went_on(inbox: ScriptInbox, *others: str) -> None:
-    """The text was complete before any of the other requests got anywhere."""
+    """The text was complete before the other requests advanced."""
     assert len(inbox.tokens("text")) == 30
     end = place(inbox, inbox.finished("text"))
     for other in others:

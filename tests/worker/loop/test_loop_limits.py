@@ -12,7 +12,7 @@ def limits(max_running: int, step_tokens: int) -> SchedulerLimits:
 
 
 def answers_with(*changes: Command) -> dict[str, tuple[int, ...]]:
-    """What eight requests draw while the limits are changed, one after every other step."""
+    """The tokens of eight requests while the limits change after every other step."""
     script: list[list[Command]] = [
         [request(f"r{n}", *range(1, 4 + n), max_tokens=12) for n in range(8)]
     ]

@@ -1,4 +1,4 @@
-"""Pauses in the worker's loop: nothing is drawn for a paused sequence, and its answer is the same."""
+"""Pauses in the worker's loop: a paused sequence draws nothing, and its answer is the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_paused_sequence_draws_nothing_until_resumed() -> None:
     script = [[request("a", max_tokens=30)], nothing, nothing, [pause("a")], *[nothing] * 20]
     inbox = serve(*script, [resume("a")], engine=engine)
     assert inbox.tokens("a") == expected_tokens(request("a", max_tokens=30))
-    assert len(engine.plans) == 30  # a step for each token; the pause made none
+    assert len(engine.plans) == 30  # one step per token, none because of the pause
     waits = [event.waits for event in inbox.events if isinstance(event, WorkerStatistics)]
     assert {"a": WaitReason.READER} in waits
     assert inbox.finished("a").timings.waited[WaitReason.READER] > 0

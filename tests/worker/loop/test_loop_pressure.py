@@ -1,5 +1,5 @@
-"""Under memory pressure, new sequences are quantized, and under critical pressure running ones, too.
-Answers stay those of the same sequence alone.
+"""Under memory pressure, new sequences are quantized; under critical pressure, running ones too.
+Answers equal those of the same sequence alone.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def test_progress_is_reported_per_stage_not_per_tensor() -> None:
 
 
 def test_the_process_imports_mlx_after_choosing_a_blas() -> None:
-    """MLX takes the BLAS that is there when it is imported, which is chosen while loading."""
+    """MLX uses the BLAS that is loaded when it is imported, which is chosen during the load."""
     code = "import sys, holdfast.worker.loop.process; print('mlx.core' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

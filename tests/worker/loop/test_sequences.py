@@ -1,4 +1,4 @@
-"""Exactly one Finished for each accepted request, and everything in its order."""
+"""Exactly one Finished for each accepted request, and all events in order."""
 
 from __future__ import annotations
 

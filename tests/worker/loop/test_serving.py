@@ -1,6 +1,4 @@
-"""Building the loop over a real model: the served files are of one version, the one of the
-fingerprint.
-"""
+"""Building the loop over a real model: the served files are of the fingerprint's version."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fingerprints(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Those of the memories that were opened."""
+    """The opened caches."""
     opened: list[str] = []
     real = serving.open_cache
 
@@ -75,7 +73,7 @@ def build(
 
 
 def changing(monkeypatch: pytest.MonkeyPatch, change: Callable[[int], None]) -> list[int]:
-    """Have `change` called after each load, with its number."""
+    """Call `change` after each load, with its number."""
     loads: list[int] = []
     real = serving.load_model
 
@@ -199,7 +197,7 @@ def test_a_draft_models_weights_and_states_are_counted(tmp_path: Path) -> None:
     pair = with_draft(folder, draft, speculation="draft")
     assert (alone.draft_model, alone.draft_weight_bytes) == ("", 0)
     assert (pair.draft_model, pair.draft_weight_bytes) == ("draft", pair.weight_bytes)
-    # a draft model of the same size: half as many tokens fit
+    # a draft model of equal size halves the tokens that fit
     native = [info.context_tokens_by_bits["native"] for info in (pair, alone)]
     assert abs(native[0] - native[1] // 2) <= 256
 
@@ -244,7 +242,7 @@ def test_a_failing_draft_models_weights_are_freed(
 
     monkeypatch.setattr(serving, "load_model", load)
     monkeypatch.setattr(DraftModel, "keep_only", failing)
-    # pytest keeps what is logged, with the frames of the exception
+    # pytest keeps logged records with the frames of the exception
     monkeypatch.setattr(logging.getLogger("holdfast"), "propagate", False)
     are_there: list[list[bool]] = []
     inbox = ScriptInbox(

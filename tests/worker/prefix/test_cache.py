@@ -1,5 +1,5 @@
-"""Blocks on disk that pass their checksum and are none of this model's: never used, dropped, and
-read again.
+"""Blocks on disk with a right checksum that do not fit the model are never used, but dropped and
+prefilled again.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def test_a_stored_block_that_does_not_fit_the_model_is_dropped(
 def test_stored_blocks_have_the_measured_form_at_any_length(
     name: str,
 ) -> None:
-    """Else it would be refused as another model's."""
+    """Otherwise, it would be refused as another model's."""
     subject = worker(name)
     for tokens in (1, 2, 9, 40):
         request = greedy("a", prompt(tokens))

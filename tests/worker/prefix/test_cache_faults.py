@@ -1,4 +1,4 @@
-"""Conversations on disk while reads fail: no intact file is lost, whatever the error."""
+"""Conversations on disk during read errors: no intact file is lost."""
 
 from __future__ import annotations
 

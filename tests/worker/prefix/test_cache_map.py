@@ -74,7 +74,7 @@ def test_each_part_says_where_its_tokens_are() -> None:
     index = library(budget=8, disk=disk)
     read_chain(index, HEAD, disk=disk)
     index.disk_changed(stored=disk.write().stored)
-    read_chain(index, [*HEAD, 9, 9, 9, 9], disk=disk)  # there is no room in RAM
+    read_chain(index, [*HEAD, 9, 9, 9, 9], disk=disk)  # RAM is full
     (part,) = shown(index).parts
     assert (part.live_tokens, part.ram_tokens, part.disk_tokens) == (0, 8, 4)
     assert (part.tokens, part.saved_tokens) == (12, 12)
@@ -152,7 +152,7 @@ def of_tenants(count: int) -> PrefixIndex:
 
 
 def lines_run(index: PrefixIndex, *, limit: int) -> int:
-    """How many lines of the module an admin's question takes; more than the limit fail."""
+    """The lines of the module executed for an admin's question; more than the limit fail."""
     code = cache_map.__code__.co_filename
     lines = 0
 

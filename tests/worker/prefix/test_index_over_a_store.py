@@ -1,4 +1,6 @@
-"""The index over a real store: the payloads are the tokens themselves, so that a wrong one is seen."""
+"""The index over a real store: the payloads are the tokens themselves, so that a wrong one is
+detected.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def read_chain(index: PrefixIndex, store: BlockStore, chain: list[int], tenant: 
 def restored_tokens(
     library: PrefixIndex, store: BlockStore, chain: list[int], tenant: str
 ) -> bytes:
-    """What a sequence that begins with the chain restores, all of it from disk."""
+    """Payloads restored for a sequence that begins with the chain, all from disk."""
     plan = plan_of(library, chain, tenant=tenant)
     assert plan.to_read == plan.keys
     tokens = b""

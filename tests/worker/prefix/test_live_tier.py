@@ -1,6 +1,4 @@
-"""Parked and running states that other sequences start from: what is moved, shared or copied, and
-what is lost.
-"""
+"""Parked and running states that other sequences start from: moved, shared, copied and lost."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ def small_blocks() -> Iterator[None]:
 
 
 def serve(subject: SteppedWorker, *requests: SequenceRequest) -> None:
-    """Together, to their ends, each with the answer that it gets alone."""
+    """Run requests together to their ends and check each answer against its answer alone."""
     subject.send(*requests)
     subject.run_to_end()
     for request in requests:
@@ -59,7 +57,7 @@ def parked(subject: SteppedWorker) -> list[LiveChain]:
 
 
 def rest(subject: SteppedWorker) -> None:
-    """What has ended is parked."""
+    """Ended requests are parked."""
     while subject.step():
         pass
 
@@ -110,7 +108,7 @@ def test_parked_states_are_not_recounted_with_every_request(
     monkeypatch.setattr(live_tier, "all_bytes", counting)
     serve(subject, greedy("another", random_prompt(40, "another"), max_tokens=4))
     rest(subject)
-    # `serve` checks answers with other workers, whose states are counted, too
+    # `serve` checks answers with other workers, whose states are counted too
     states = [chain.state for chain in parked(subject)]
     assert sum(state in states for state in counted) == 1
 
@@ -216,7 +214,7 @@ def test_forgetting_a_session_drops_its_parked_state() -> None:
 
 
 def test_a_session_is_forgotten_even_if_the_tree_lost_it_first() -> None:
-    """Its blocks followed the middle of a block that is gone."""
+    """Its blocks followed the middle of a removed block."""
     subject = SteppedWorker("llama")
     serve(subject, greedy("first", random_prompt(70), max_tokens=0, session_id="other"))
     fork = random_prompt(70)[:20] + random_prompt(60, "b")
@@ -229,16 +227,14 @@ def test_a_session_is_forgotten_even_if_the_tree_lost_it_first() -> None:
         if victim not in index._holders:
             index._lose(victim, CacheOutcome.EVICTED)
     index.check_invariants()
-    assert index.figures().kept_tokens == 16  # what both have
+    assert index.figures().kept_tokens == 16  # the common tokens
     subject.send(SessionCommand(operation="close", tenant="", session_id="s", forget=True))
     serve(subject, greedy("again", (*fork, 1, 2)))
     assert report(subject, "again").cached_tokens <= 16
 
 
 def test_a_moved_states_window_is_right_after_restoring_its_boundary() -> None:
-    """A second one wants the same state, which is handed over to it when the first has gone without
-    it.
-    """
+    """A second request wants the same state and takes it over after the first has left."""
     subject = SteppedWorker("gemma3_text")
     serve(subject, greedy("first", random_prompt(100), max_tokens=12))
     rest(subject)
@@ -254,7 +250,7 @@ def test_a_moved_states_window_is_right_after_restoring_its_boundary() -> None:
 
 
 def test_frozen_tokens_are_held_and_no_longer_reserved() -> None:
-    """Counted twice, the memory of one that runs alone would never do for its growth."""
+    """If counted twice, the memory of a lone sequence would never suffice for its growth."""
     subject = SteppedWorker("llama", has_measured_costs=True, budget_tokens=96, most_parked_bytes=0)
     serve(
         subject,
@@ -268,9 +264,7 @@ def test_frozen_tokens_are_held_and_no_longer_reserved() -> None:
 def test_a_failed_step_of_sharing_sequences_reserves_no_excess_memory(
     engine: type[FailingOnce],
 ) -> None:
-    """Retried alone, they share nothing: a sequence without room of its own is prefilled when there
-    is some.
-    """
+    """Retried alone, they do not share: a sequence without room is prefilled when there is some."""
     subject = SteppedWorker("llama", engine=engine, has_measured_costs=True, budget_tokens=220)
     assert isinstance(subject.worker.engine, FailingOnce)
     serve(subject, greedy("first", random_prompt(100), max_tokens=1))
@@ -302,7 +296,7 @@ def test_with_a_fused_kernel_forks_copy_and_all_bytes_count(
     serve(subject, greedy("first", random_prompt(100), max_tokens=12))
     rest(subject)
     serve(subject, greedy("turn", (*known(subject, "first"), 1, 2, 3)))
-    assert report(subject, "turn").moved_tokens == 111  # what nobody else wants needs no sharing
+    assert report(subject, "turn").moved_tokens == 111  # unshared tokens need no sharing
     subject.send(greedy("runs", (*known(subject, "turn"), 4, 5), max_tokens=30))
     while len(subject.inbox.tokens("runs")) < 5:
         subject.step()

@@ -83,7 +83,7 @@ keys = st.integers(0, 11).map(lambda index: b"%d" % index)
 
 
 class EvictionStates(RuleBasedStateMachine):
-    """Against a plain list of members with the times of their uses.
+    """Compared with a plain list of members with the times of their uses.
 
     A key's parent is always the same.
     """

@@ -1,4 +1,4 @@
-"""What is pinned stays in RAM as long as the disk does not have it, within a bound."""
+"""Pinned blocks stay in RAM until they are on disk, within a limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Pinned:
             self.ram.put(key, Weight(3), parent=None)
 
     def leaving(self) -> list[bytes]:
-        """Who would leave, one after the other."""
+        """The keys in eviction order."""
         left = []
         while (key := self.ram.next_to_leave()) is not None:
             self.ram.evict(key)

@@ -10,7 +10,7 @@ from tests.fakes.payloads import Weight
 
 
 def evict(tier: RamTier) -> BlockKey | None:
-    """Let whoever has to leave first leave."""
+    """Evict the first one."""
     key = tier.next_to_leave()
     if key is not None:
         tier.evict(key)

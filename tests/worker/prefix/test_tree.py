@@ -118,7 +118,7 @@ def test_states_are_listed_up_to_the_end_of_the_match() -> None:
 def chain_cut_at(
     chain: list[int], cuts: list[int]
 ) -> list[tuple[BlockKey, BlockKey, int, list[int]]]:
-    """The blocks that another process makes of a chain: key, parent key, tokens of the parent,
+    """The blocks that another process makes of a chain: key, parent key, the parent's tokens,
     tokens.
     """
     blocks = []

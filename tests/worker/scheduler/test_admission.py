@@ -36,7 +36,7 @@ def test_a_sequence_costs_its_capacity_plus_its_fixed_part() -> None:
     assert COSTS.bytes_for(32) == 420
     with_draft = replace(COSTS, draft_bytes_per_token=3)
     assert with_draft.bytes_for(32) == 420 + 3 * 32
-    # live states hold tokens of the model, but not of the draft model
+    # live states contain tokens of the model, but not of the draft model
     held_bytes = COSTS.bytes_for(32) - COSTS.bytes_for(32, held_tokens=8)
     assert with_draft.bytes_for(32, held_tokens=8) == 420 + 3 * 32 - held_bytes
 
@@ -70,7 +70,7 @@ def test_a_request_that_fits_exactly_is_accepted() -> None:
     [
         (100 + 10 * 320, 320),
         (100 + 10 * 320 - 1, 304),  # capacities are whole steps
-        (100 + 10 * 1024, 1000),  # as much as the model can
+        (100 + 10 * 1024, 1000),  # as much as the model supports
         (99, 16),  # which is then refused with a reason
     ],
 )

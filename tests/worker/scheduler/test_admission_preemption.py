@@ -47,7 +47,7 @@ def test_a_preempted_sequence_prefills_its_drawn_tokens() -> None:
     drawn_at_preemption = young.drawn
     while not young.runs:
         run.step()
-    # The step under way at the preemption has drawn one more, and that counts.
+    # The step running at the preemption has drawn one more, which counts.
     assert young.known == 8 + young.drawn
     assert drawn_at_preemption <= young.drawn <= drawn_at_preemption + 1
     run.run_to_end()

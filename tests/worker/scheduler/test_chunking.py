@@ -173,7 +173,7 @@ def test_occasional_steps_without_chunks_measure_decoding() -> None:
 
 
 def test_separate_passes_of_chunks_count_into_the_stall() -> None:
-    # 0.02 s for the pass of each chunk, a little less than 0.001 s for a token
+    # 0.02 s for each chunk's pass, slightly less than 0.001 s per token
     costs = model(mixes_chunks=False)
     assert share([prompt(1, 9000)], seconds=0.25, costs=costs) == {"1": 232}
     assert share([prompt(1, 9000)], seconds=0.07, costs=costs) == {"1": 48}
@@ -227,8 +227,8 @@ def test_chunks_respect_tokens_time_and_grains(
 
 @given(shapes=st.lists(st.integers(1, 3000), min_size=2, max_size=6), seconds=st.floats(1e-4, 0.5))
 def test_no_prompt_is_passed_over_forever(shapes: list[int], seconds: float) -> None:
-    """An endless stream of short prompts joins; each of the first ones still moves within the
-    bound.
+    """An endless stream of short prompts arrives; each of the first prompts still advances within
+    the limit.
     """
     sharing = ChunkSharing(model(), min_chunk_tokens=QUANTUM)
     prompts = [prompt(order, tokens) for order, tokens in enumerate(shapes)]

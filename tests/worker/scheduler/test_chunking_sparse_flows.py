@@ -25,7 +25,7 @@ def ask(
     max_tokens: int = 1,
     priority: Priority = "interactive",
 ) -> Served:
-    """The flow is what stands before the hyphen."""
+    """The flow is the part before the hyphen."""
     service = ServiceClass(flow=name.partition("-")[0], priority=priority)
     return run.submit(name, prompt_tokens=prompt_tokens, max_tokens=max_tokens, service=service)
 
@@ -43,7 +43,7 @@ def read_tokens(run: StepWorker, flow: str, *, since: int, until: int | None = N
 def keep_asking(
     run: StepWorker, flow: str, *, agents: int, prompt_tokens: int, max_tokens: int
 ) -> None:
-    """A step in which each agent that was answered has asked again."""
+    """A step in which each answered agent has sent its next request."""
     live = sum(1 for name in run.live if name.partition("-")[0] == flow)
     for number in range(agents - live):
         ask(
@@ -138,7 +138,7 @@ def test_returning_flows_prefill_no_more_than_others() -> None:
                 ask(run, f"{flow}-{step}", prompt_tokens=450)
         steps_beside_a_crowd(run, 1)
     tokens = {flow: read_tokens(run, flow, since=since) for flow in ("crowd", "keen", "eager")}
-    # what stands behind others costs more
+    # tokens after others cost more
     assert tokens["crowd"] >= 0.7 * max(tokens["keen"], tokens["eager"]) > 0, tokens
 
 

@@ -11,7 +11,7 @@ from tests.fakes.step_worker import device_seconds
 
 
 def chunk_seconds(model: CostModel, position: int, tokens: int) -> float:
-    """What a chunk from `position` on adds to a step."""
+    """The cost that a chunk from `position` on adds to a step."""
     return model.seconds_per_chunk() + model.more_chunk_seconds(position, tokens)
 
 
@@ -20,7 +20,7 @@ def chunk(rows: int, position: int, tokens: int) -> StepLoad:
 
 
 def learned(*, mixes_chunks: bool = True, steps: int = 40) -> CostModel:
-    """Has seen a prompt of 16,000 tokens being read while 4 sequences decode on a machine like
+    """Has observed the prefill of 16,000 tokens while 4 sequences decode on a machine like
     `device_seconds`.
     """
     model = CostModel(mixes_chunks=mixes_chunks, min_chunk_tokens=32)
@@ -139,7 +139,7 @@ def test_the_estimate_of_an_unmeasured_kind_of_step_is_none() -> None:
     model = CostModel(mixes_chunks=True, min_chunk_tokens=32)
     assert model.at_most(StepLoad(1)) is None
     model.learn(chunk(0, 0, 100), 1.0)
-    # nobody knows yet how much of it any step takes
+    # its distribution over kinds of steps is still unknown
     assert model.at_most(chunk(0, 0, 100)) == pytest.approx(2.0)
     assert model.at_most(StepLoad(1)) is None
     assert model.at_most(chunk(1, 0, 100)) is None
@@ -161,7 +161,7 @@ def loads(draw: st.DrawFn) -> StepLoad:
 def test_no_step_takes_twenty_times_its_estimate(
     seen: list[StepLoad], next_one: StepLoad, slowness: float
 ) -> None:
-    """Twenty times is what makes the front kill a worker."""
+    """At twenty times the estimate, the front kills a worker."""
     model = CostModel(mixes_chunks=True, min_chunk_tokens=32)
     for load in seen:
         model.learn(load, device_seconds(load) * slowness)
@@ -169,7 +169,7 @@ def test_no_step_takes_twenty_times_its_estimate(
     assert expected is None or device_seconds(next_one) * slowness < 20 * expected
 
 
-# eight times what reading a token costs: a small model with a large vocabulary
+# eight times the cost of a token's prefill: a small model with a large vocabulary
 SECONDS_PER_SCORE = 0.004
 
 

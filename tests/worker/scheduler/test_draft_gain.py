@@ -1,4 +1,4 @@
-"""How many drafted tokens are verified, on machines whose steps cost differently."""
+"""The number of drafted tokens verified on machines with different step costs."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def passes(
 
 
 def tried(seconds: Callable[[int], float]) -> DraftGain:
-    """As `learned`, after a draft model has been tried that does not pay."""
+    """Like `learned`, after an unprofitable draft model has been tried."""
     gain = learned(seconds)
     assert passes(gain, {"a": DOUBTFUL}, offers={}, each=0.005) == 4
     return gain

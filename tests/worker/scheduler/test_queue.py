@@ -69,7 +69,7 @@ def first_token_seconds(
     """Of one agent's turns, one after the other, with pauses between them."""
     found = []
     for turn in range(turns):
-        for _ in range(7):  # while it thinks, the others go on
+        for _ in range(7):  # while it thinks, the others continue
             if crowd is not None:
                 crowd.ask()
             run.step()

@@ -205,7 +205,8 @@ def test_a_scored_prompt_delays_decoding_no_longer_than_another(
         run.step()
     run.run_to_end()
     assert max(run.step_seconds[before : before + 40]) <= 0.014 + 0.2 * 1.25
-    # 0.0045 s for a scored token, 0.0005 to 0.0009 s for another, and not all taken for dear ones
+    # 0.0045 s for a scored token, 0.0005 to 0.0009 s for another, and not all are assumed to be
+    # expensive
     assert (
         scored.steps_to_first_draw + other.steps_to_first_draw
         <= 2 * (2_000 * 0.0045 + 4_000 * 0.0009) / 0.1

@@ -1,5 +1,5 @@
-"""Beginnings of prompts that are kept for a while: through pressure in RAM and on disk, for their
-time, within their share.
+"""Prompt prefixes that are pinned for a while: through pressure in RAM and on disk, within their
+time and share.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MINUTES = 60.0
 
 @pytest.fixture(scope="module")
 def reader() -> CachingWorker:
-    """Has read all chains, those of each tenant under its name."""
+    """Has prefilled all chains, each tenant's under its name."""
     subject = worker()
     requests = [
         greedy(f"{tenant}{name}", chain, max_tokens=1, tenant=tenant)
@@ -107,7 +107,7 @@ def test_the_next_turns_pin_replaces_only_shorter_ones(
     keep(pins, "a", now=1.0)
     assert len(pins) == 1
     keep(pins, "b", 256, 316, now=2.0)
-    assert len(pins) == 3  # of one request all places are kept
+    assert len(pins) == 3  # all positions of one request are kept
     keep(pins, "b", 256, seconds=60 * MINUTES, now=3.0)
     keep(pins, "b", now=4.0)
     assert len(pins) == 3

@@ -173,7 +173,7 @@ def test_a_session_used_by_another_worker_does_not_expire(tmp_path: Path) -> Non
 
 
 def tend(subject: CachingWorker) -> None:
-    """Tend the service until the store has answered."""
+    """Advance the service until the store has answered."""
     for _ in range(20):
         subject.sessions.tend()
         assert subject.store is not None
@@ -212,7 +212,7 @@ def test_a_request_that_was_preempted_counts_once() -> None:
 def test_forgotten_blocks_are_gone_before_their_sessions_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the worker dies in between, the session is left, and the next worker can forget it."""
+    """If the worker dies in between, the session remains, and the next worker can forget it."""
     subject, done = worker(folder=tmp_path), list[str]()
     store = subject.store
     assert store is not None

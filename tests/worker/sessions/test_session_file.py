@@ -78,7 +78,7 @@ def read_whole(path: Path, *, most_tokens: int = 100) -> None:
 
 
 def refusal(path: Path, *, most_tokens: int = 100) -> str:
-    """Why a file is refused, when it is opened or when it is read."""
+    """The reason why a file is refused on opening or reading."""
     with pytest.raises(SessionRefused) as refused:
         read_whole(path, most_tokens=most_tokens)
     assert refused.value.failure is SessionFailure.BAD_FILE
@@ -159,7 +159,7 @@ def test_overlapping_blocks_must_have_equal_tokens(tmp_path: Path) -> None:
 
 
 def with_manifest(path: Path, encoded: bytes, *, claimed_bytes: int | None = None) -> Path:
-    """A file without blocks and with any manifest, with the right checksum."""
+    """A file without blocks, with any manifest and the right checksum."""
     size = len(encoded) if claimed_bytes is None else claimed_bytes
     path.write_bytes(encoded + _TRAILER.pack(xxhash.xxh3_128_digest(encoded), size, MAGIC))
     return path

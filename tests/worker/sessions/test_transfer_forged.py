@@ -1,5 +1,5 @@
-"""Forged session files: right checksums, wrong contents. Each is refused before anything is
-imported, and harms no request.
+"""Forged session files with right checksums and wrong contents are refused before anything is
+imported, and harm no request.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def refused(
     before, after = answer(inbox, "before").sessions[0], answer(inbox, "after").sessions[0]
     assert after == before
     assert after.kept_tokens == after.tokens
-    assert inbox.finished("mine").cached_tokens == 0  # nothing of any file came in
+    assert inbox.finished("mine").cached_tokens == 0  # nothing was imported
     return [answer(inbox, str(number)) for number in range(len(files))]
 
 
@@ -126,7 +126,7 @@ def test_a_block_with_a_wrong_position_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_a_forged_file_is_refused_and_harms_no_request(name: str, tmp_path: Path) -> None:
-    """The checksum is right, the contents are not, as from a hostile or broken writer."""
+    """The checksum is right but the contents are not, as from a hostile or broken writer."""
     manifest, blocks = exported(tmp_path, name)
 
     def with_each_part(change: Callable[[bytes], bytes]) -> list[StoredBlock]:

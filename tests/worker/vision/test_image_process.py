@@ -1,4 +1,4 @@
-"""The process that decodes images: what it returns, and what happens when it fails."""
+"""The process that decodes images: its results and its failures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FAMILY = "qwen2_5_vl"
 
 
 class Clock:
-    """The real time, plus what a test adds."""
+    """The real time plus an offset."""
 
     added = 0.0
 
@@ -170,7 +170,7 @@ def test_an_image_that_kills_processes_is_lost_then_refused(
         found: dict[str, ImageResult] = {}
         while name not in found:
             running = shared._process
-            if running is not None and running.has_started:  # so that the image is to blame
+            if running is not None and running.has_started:  # so that the image is blamed
                 os.kill(running.pid, signal.SIGKILL)
             found.update(shared.results())
         assert isinstance(found[name], expected)
@@ -186,7 +186,7 @@ def test_a_stopped_process_is_replaced(
     os.kill(stopped, signal.SIGSTOP)
     name = kept(beside.images, png(6))
     shared.begin(name, max_pixels=None)
-    clock.added += 1  # what it has used so far
+    clock.added += 1  # its processor time so far
     assert shared.results() == []
     clock.added += image_process.STALL_SECONDS + 1
     assert shared.results() == []  # tried again in another process

@@ -146,7 +146,7 @@ def test_a_question_without_images_is_answered(qwen: VisionBeside) -> None:
 def test_a_broken_file_has_a_reason_instead_of_a_layout(qwen: VisionBeside, kind: str) -> None:
     data, _ = broken_images()[kind]
     answer = answer_of(qwen.worker_images(), kept(qwen.images, data))
-    # too many pixels for the front's limit in its tests are no obstacle for a model
+    # too many pixels for the front's limit in its tests are fine for a model
     assert answer.failures or kind in ("PNG bomb", "slightly too large")
 
 
