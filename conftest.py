@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from holdfast.files import kernels_folder
 from holdfast.front.fleet.worker_files import of_this_machine
-from holdfast.machine.blas import prepare_blas
+from holdfast.worker.cpu.blas import prepare_blas
 
 gc.disable()  # until all tests are collected
 

@@ -21,7 +21,8 @@ from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
-from holdfast.worker.engine import host_attention, host_decoding, seams
+from holdfast.worker.cpu import host_attention, host_decoding
+from holdfast.worker.engine import seams
 
 seams.prepare()  # before a model module is imported
 

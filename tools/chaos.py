@@ -119,11 +119,16 @@ def model_arguments(model: str, folder: Path) -> list[str]:
 
 def wait_for_next(server: ServerProcess, old: int) -> int:
     """Wait for the next worker; returns its process id."""
-    until(
-        lambda: (model := server.model())["state"] == "ready" and model["pid"] != old,
-        "the next worker serves",
-    )
-    return int(server.model()["pid"])
+    served: list[int] = []
+
+    def is_served() -> bool:
+        model = server.model()
+        if model["state"] == "ready" and model["pid"] not in (None, old):
+            served.append(model["pid"])
+        return bool(served)
+
+    until(is_served, "the next worker serves")
+    return served[0]
 
 
 def start_seconds(server: ServerProcess) -> float:

@@ -24,8 +24,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from holdfast.machine import platform
+from holdfast.worker.cpu.blas import prepare_blas
 
-platform.prepare_blas()  # before the first import of MLX
+prepare_blas()  # before the first import of MLX
 
 import mlx.core as mx  # noqa: E402
 import numpy as np  # noqa: E402

@@ -139,7 +139,7 @@ class ServerSettings:
     )
     shutdown_seconds: float = _setting(
         10.0,
-        "How long running answers may continue when the server stops; 0: they end at once.",
+        "How long running answers may continue when the server stops; 0: they end immediately.",
         limits=NOT_NEGATIVE,
     )
     stalled_seconds: float = _setting(
@@ -150,13 +150,13 @@ class ServerSettings:
     reconnect_seconds: float = _setting(
         60.0,
         "How long to keep an answer whose connection was lost, so that a retry of the same "
-        "request gets it; 0: cancel the answer at once.",
+        "request gets it; 0: cancel the answer immediately.",
         limits=NOT_NEGATIVE,
     )
     unattended_seconds: float = _setting(
         5.0,
         "How long an answer is generated after its connection was lost, before it pauses; it "
-        "pauses earlier if another request needs the model; 0: it pauses at once.",
+        "pauses earlier if another request needs the model; 0: it pauses immediately.",
         limits=NOT_NEGATIVE,
     )
     head_seconds: float = _setting(
@@ -318,13 +318,13 @@ class ResidencySettings:
 
     load_seconds: float = _setting(
         60.0,
-        "How long a request waits while its model loads; 0: it is refused at once.",
+        "How long a request waits while its model loads; 0: it is refused immediately.",
         limits=NOT_NEGATIVE,
     )
     idle_seconds: float | None = _setting(
         20 * 60.0 if sys.platform == "darwin" else None,
         "How long a catalog model stays loaded without a request, unless `models.toml` sets "
-        "`idle`; 0: it is unloaded at once. On a Mac the default is 20 min.",
+        "`idle`; 0: it is unloaded immediately. On a Mac the default is 20 min.",
         limits=NOT_NEGATIVE,
     )
     max_loaded: int | None = _setting(
@@ -341,7 +341,7 @@ class ResidencySettings:
     place_seconds: float = _setting(
         300.0,
         "How long a request waits for other models to be unloaded to make room for its model; 0: "
-        "it is refused at once.",
+        "it is refused immediately.",
         limits=NOT_NEGATIVE,
     )
     turn_seconds: float = _setting(
@@ -400,7 +400,7 @@ class SchedulerSettings:
     aging_seconds: float = _setting(
         60.0,
         "How long a request of priority `batch` waits, while others run, before it counts as "
-        "interactive; 0: at once.",
+        "interactive; 0: immediately.",
         limits=NOT_NEGATIVE,
     )
 
@@ -569,8 +569,8 @@ class StoreSettings:
     pinned_percent: int = _setting(
         50,
         "Percentage of the disk budget (of the RAM budget if there is no disk cache) that "
-        "pinned sessions and prefixes marked by clients may use; an imported file may not "
-        "exceed it. 0: nothing can be pinned.",
+        "pinned sessions may use; an imported file may not exceed it. 0: nothing can be "
+        "pinned.",
         limits=Limits(at_least=0, at_most=100),
     )
 

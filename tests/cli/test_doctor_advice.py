@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from holdfast.cli.doctor import advice, has_cuda_wheel, has_nvidia_gpu
-from holdfast.machine.blas import BlasReport
+from holdfast.cli.machine_report import MachineReport
 from holdfast.machine.device_memory import DeviceMemory
-from holdfast.machine.platform import PlatformReport
+from holdfast.worker.cpu.blas import BlasReport
 
-ON_CPU = PlatformReport(
+ON_CPU = MachineReport(
     device="cpu",
     backend="cpu",
     device_name="a processor",

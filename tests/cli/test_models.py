@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli.main import app
-from holdfast.kernels import packed_products
 from holdfast.models.download import DEMO_ID, demo_folder
+from holdfast.worker.cpu.kernels import packed_products
 from tests.fakes.adapters import write_tiny_adapter
 from tests.fakes.echo_server import running_server
 from tests.fakes.hub import HubState, hub_in_place

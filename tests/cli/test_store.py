@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from holdfast.cli.main import app
 from holdfast.files import CLAIM_PREFIX, claim
 from holdfast.front.run.running_servers import RunningServer, write_server
+from holdfast.store.block import BadBlock
 from holdfast.store.store import BlockStore
 from tests.fakes.stored_blocks import make_chain
 
@@ -116,7 +117,6 @@ def test_one_block_is_singular(tmp_path: Path) -> None:
     with BlockStore(folder, fingerprint="model") as store:
         store.put(make_chain(1, fingerprint="model")[0])
     assert "1 block," in run("stat", "--store", str(folder)).stdout
-    assert "checked 1 file," in run("verify", "--store", str(folder)).stdout
     assert "Delete 1 block (" in run("clear", "--store", str(folder), stdin="y\n").stdout
 
 
@@ -131,32 +131,17 @@ def test_stat_shows_size_and_limit(folder: Path, running: BlockStore) -> None:
     assert "7 blocks" in run("stat", "--store", str(folder)).stdout
 
 
-def test_verify_finds_no_damage(folder: Path, running: BlockStore) -> None:
-    assert shown("verify", "--store", str(folder))["bad"] == []
-    assert "no damaged files" in run("verify", "--store", str(folder)).stdout
-
-
-def test_verify_exits_with_1_for_damage_and_0_after_quarantine(
-    folder: Path,
-) -> None:
+def test_stat_counts_the_files_in_quarantine(folder: Path) -> None:
     damage_one(folder)
-    report = shown("verify", "--store", str(folder), code=1)
-    assert (report["files"], len(report["bad"])) == (7, 1)
-    assert report["bad"][0]["reason"]
-    assert shown("verify", "--store", str(folder))["files"] == 6
+    failures = []
+    for fingerprint in ("model one", "model two"):
+        with BlockStore(folder, fingerprint=fingerprint) as store:
+            reads = [store.read(entry.block.key) for entry in store.entries()]
+            failures += [failure for read in reads if (failure := read.exception()) is not None]
+            store.flush()
+    assert [type(failure) for failure in failures] == [BadBlock]
     assert shown("stat", "--store", str(folder))["quarantined_files"] == 1
     assert "quarantine" in run("stat", "--store", str(folder)).stdout
-
-
-def test_prune_enforces_the_configured_limits(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("HOLDFAST_STORE_FOLDER")
-    (tmp_path / "holdfast.toml").write_text(
-        f'[store]\nfolder = "{folder}"\ndisk_bytes = "4000"\n', encoding="utf-8"
-    )
-    assert "removed" in run("prune").stdout
-    assert 0 < shown("stat")["file_bytes"] <= 4000
 
 
 def test_clear_deletes_nothing_without_a_yes(folder: Path) -> None:
@@ -190,7 +175,7 @@ def test_clear_accepts_a_models_name_and_deletes_it(folder: Path) -> None:
     assert list(folder.rglob("name")) == []
 
 
-@pytest.mark.parametrize("command", ["ls", "stat", "verify", "prune", "clear"])
+@pytest.mark.parametrize("command", ["ls", "stat", "clear"])
 def test_a_missing_or_foreign_folder_is_reported(command: str, tmp_path: Path) -> None:
     assert "--store" in run(command, code=2).stderr
     assert "no store at" in run(command, "--store", str(tmp_path / "nowhere"), code=2).stderr

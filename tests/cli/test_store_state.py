@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.files import CLAIM_PREFIX, claim
 from holdfast.front.run.running_servers import RunningServer, write_server
-from holdfast.kernels import build
 from holdfast.store.store import BlockStore
+from holdfast.worker.cpu.kernels import build
 from tests.fakes.command_line import holdfast_here, only_line
 from tests.fakes.stored_blocks import FINGERPRINT, make_chain
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.worker.engine import host_attention, host_decoding
+from holdfast.worker.cpu import host_attention, host_decoding
 
 
 @pytest.fixture(autouse=True)

@@ -11,10 +11,10 @@ import mlx.core as mx
 import pytest
 
 from holdfast.config import ModelSettings
-from holdfast.kernels import packed_products, products
 from holdfast.wire.requests import SamplingParams
+from holdfast.worker.cpu import packed_layers
+from holdfast.worker.cpu.kernels import packed_products, products
 from holdfast.worker.engine import engine as engine_module
-from holdfast.worker.engine import packed_layers
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import SoloRunner
 from holdfast.worker.engine.load import load_model

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.wire.commands import PinnedPrefix, SequenceRequest
+from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import TokenLogprob, TokensGenerated
 from holdfast.wire.requests import TokenIds
 from tests.fakes.architectures import KEEPABLE, RESUMES_ANYWHERE, probed
@@ -100,13 +100,8 @@ def tokens(rng: random.Random, count: int) -> tuple[int, ...]:
 
 def request(name: str, prompt: tuple[int, ...], rng: random.Random) -> SequenceRequest:
     branch_points = tuple(sorted({rng.randrange(len(prompt)) for _ in range(2)}))
-    pins = tuple(
-        PinnedPrefix(tokens=at, seconds=rng.choice((0.0, 300.0))) for at in branch_points if at
-    )
     scored = {"want_logprobs": True, "top_logprobs": 2}
-    return greedy(
-        name, prompt, max_tokens=ANSWER_TOKENS, branch_points=branch_points, pins=pins, **scored
-    )
+    return greedy(name, prompt, max_tokens=ANSWER_TOKENS, branch_points=branch_points, **scored)
 
 
 def derived(

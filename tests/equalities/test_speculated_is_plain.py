@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.wire.commands import ThinkingBudget
 from holdfast.wire.requests import SamplingParams
-from holdfast.worker.engine import host_decoder
+from holdfast.worker.cpu import host_decoder
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import SoloRunner
 from holdfast.worker.engine.probe import choose_layout

@@ -26,7 +26,7 @@ def assert_passes(file: str, *, less: str, folder: Path) -> None:
     less: the flag. folder: for caches, so that the user's compiled kernels are unchanged.
     """
     code = (
-        "from holdfast.kernels import build\n"
+        "from holdfast.worker.cpu.kernels import build\n"
         f"build._FLAGS = (*build._FLAGS, {less!r})\n"
         "import pytest, sys\n"
         f"sys.exit(pytest.main([{file!r}, '-q', '-x', '-k', 'not processors',"

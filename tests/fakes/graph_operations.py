@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,14 @@ from mlx.utils import tree_flatten
 
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
+from holdfast.worker.engine import backend
 from holdfast.worker.engine import engine as engine_module
+from holdfast.worker.engine.backend import Backend
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import RowsRunner
 from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast.worker.engine.seams import HeadSeam
 from holdfast.worker.engine.sequence import Prefix
-from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.live import LiveBase
 
 VIEWS = set(
@@ -137,13 +137,8 @@ def as_on_a_gpu() -> Iterator[list[Count]]:
         launch(pending)
 
     with fused_calls() as calls, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_module, "StepContext", partial(StepContext, composes_attention=False))
+        patch.setattr(backend, "_in_use", Backend())
         patch.setattr(engine_module.PendingStep, "launch", counting)
-        patch.setattr(
-            "holdfast.worker.engine.sampling.drawing_pays", lambda kind, vocab_size: False
-        )
-        patch.setattr("holdfast.worker.engine.sampling.scoring_pays", lambda vocab_size: False)
-        patch.setattr("holdfast.worker.engine.sampling_draw.on_host", lambda: False)
         yield steps
 
 

@@ -37,12 +37,13 @@ from holdfast.front.request import (
     EmbeddingRequest,
     EncodedPrompt,
     GenerationRequest,
+    MarkedPrefix,
     RankRequest,
 )
 from holdfast.front.server.services import Services
 from holdfast.front.telemetry.metrics import Metrics
 from holdfast.wire.cache_map import CacheMap, CacheMapQuestion
-from holdfast.wire.commands import PinnedPrefix, SchedulerLimits
+from holdfast.wire.commands import SchedulerLimits
 from holdfast.wire.events import (
     CacheOutcome,
     CacheReport,
@@ -152,7 +153,7 @@ class ScriptedStream:
         *,
         dropped_tokens: int = 0,
         unenforced: tuple[str, ...] = (),
-        breakpoints: tuple[PinnedPrefix, ...] = (),
+        breakpoints: tuple[MarkedPrefix, ...] = (),
     ) -> None:
         self._script, self._on_close = iter(script), on_close
         self.put_back_tokens = 0
@@ -211,7 +212,7 @@ class ScriptedGateway:
     )
     dropped_tokens: int = 0
     unenforced: tuple[str, ...] = ()
-    breakpoints: tuple[PinnedPrefix, ...] = ()
+    breakpoints: tuple[MarkedPrefix, ...] = ()
     accept_when: asyncio.Event | None = None
     refusal_at_last: Exception | None = None  # after that event
     dropped: list[str] = field(default_factory=list)  # cancelled before it

@@ -15,10 +15,13 @@ from holdfast.store.block import (
     Block,
     BlockKey,
     BlockKind,
+    BlockMissing,
+    ReadFailed,
     StoredBlock,
     child_key,
     encode_block,
     fingerprint_id,
+    read_block,
     root_key,
     write_buffers,
 )
@@ -105,3 +108,16 @@ def filled(path: Path, blocks: Sequence[StoredBlock]) -> StoreFolder:
     for block in blocks:
         write_file(folder.block_path(block.key, model=fingerprint_id(FINGERPRINT)), block)
     return folder
+
+
+def unusable_files(folder: Path) -> dict[Path, ReadFailed]:
+    """The block files of a store that are damaged or cannot be read, and why."""
+    failures: dict[Path, ReadFailed] = {}
+    for found in StoreFolder(folder).block_files():
+        try:
+            read_block(found.path, found.key, model=found.model)
+        except BlockMissing:
+            continue  # evicted meanwhile
+        except ReadFailed as failure:
+            failures[found.path] = failure
+    return failures

@@ -16,7 +16,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from holdfast.worker.engine import seams
+from holdfast.worker.engine import backend, seams
+from holdfast.worker.loop.device import backend_of_device
 from tests.fakes.tiny_configs import CONTEXT_TOKENS, TINY, VOCAB_SIZE
 
 __all__ = [
@@ -30,6 +31,8 @@ __all__ = [
     "write_tiny",
     "write_tokenizer",
 ]
+
+backend.use(backend_of_device())  # they are computed as a worker on this device does
 
 # ids 256 to 263
 _SPECIALS = (

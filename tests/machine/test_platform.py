@@ -71,33 +71,6 @@ def test_importing_the_module_does_not_import_mlx() -> None:
     )
 
 
-def test_the_report_recommends_faster_settings() -> None:
-    from holdfast.machine.blas import BlasReport
-
-    slow, fast = BlasReport(in_front=False), BlasReport(in_front=True, few_rows=16)
-    advice = platform._recommendations("cpu", slow, compiler=False)
-    if sys.platform == "linux":
-        assert any("OpenBLAS" in line for line in advice)
-    assert any("g++" in line for line in advice)
-    assert platform._recommendations("cpu", fast, compiler=True) == []
-    assert platform._recommendations("metal", slow, compiler=True) == []
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="about Linux")
-def test_a_needlessly_slow_blas_gets_advice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from holdfast.machine.blas import BlasReport
-
-    without = BlasReport(in_front=True, no_shim="there is no C compiler")
-    (line,) = platform._recommendations("cpu", without, compiler=True)
-    assert "there is no C compiler" in line
-    monkeypatch.setattr(platform, "unused_instructions", lambda core: "AVX-512" if core else "")
-    forced = BlasReport(in_front=True, few_rows=16, core="Haswell")
-    (line,) = platform._recommendations("cpu", forced, compiler=True)
-    assert line.startswith("unset OPENBLAS_CORETYPE") and "Haswell" in line and "AVX-512" in line
-
-
 def test_a_requested_but_missing_gpu_is_an_error() -> None:
     if platform.working_set_bytes():
         pytest.skip("this machine has a GPU")

@@ -4,17 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.block import StoreRefused, fingerprint_id
+from holdfast.store.block import BadBlock, StoreRefused, fingerprint_id
 from holdfast.store.inspect import (
     clear_store,
     list_store,
-    prune_store,
     summarize_store,
-    verify_store,
 )
 from holdfast.store.maintenance import StoreLimits
 from holdfast.store.store import BlockStore
-from tests.fakes.moved_clock import MovedClock
 from tests.fakes.stored_blocks import FINGERPRINT, make_block, make_chain
 from tests.fakes.volumes import read_only
 
@@ -41,6 +38,15 @@ def block_path(folder: Path, key: bytes) -> Path:
     return next(folder.rglob(f"{key.hex()}.block"))
 
 
+def quarantine_damaged(folder: Path) -> None:
+    """Let a store find out that the last block of the chain is damaged."""
+    block_path(folder, CHAIN[4].key).write_bytes(b"damaged")
+    with BlockStore(folder, fingerprint=FINGERPRINT) as store:
+        with pytest.raises(BadBlock):
+            store.read(CHAIN[4].key).result()
+        store.flush()
+
+
 def test_the_list_shows_what_is_stored_of_each_model(folder: Path) -> None:
     first, second = list_store(folder)
     assert (first.fingerprint, first.blocks, first.states, first.tokens) == (FINGERPRINT, 6, 1, 20)
@@ -59,8 +65,7 @@ def test_the_list_shows_what_is_stored_of_each_model(folder: Path) -> None:
 
 def test_the_summary_counts_everything(folder: Path) -> None:
     block_path(folder, CHAIN[2].key).unlink()
-    block_path(folder, CHAIN[4].key).write_bytes(b"damaged")
-    verify_store(folder)
+    quarantine_damaged(folder)
     summary = summarize_store(folder, limits=NO_LIMITS)
     assert summary.blocks == 6
     assert summary.unreachable_blocks == 1
@@ -73,31 +78,6 @@ def test_the_summary_counts_everything(folder: Path) -> None:
     assert 0 < summary.volume_free_bytes <= summary.volume_bytes
 
 
-def test_verifying_names_damaged_files_and_sets_them_aside(folder: Path) -> None:
-    assert verify_store(folder).bad == {}
-    path = block_path(folder, CHAIN[1].key)
-    path.write_bytes(path.read_bytes()[:-5])
-    report = verify_store(folder)
-    assert (report.files, list(report.bad)) == (8, [path])
-    assert "bytes long" in report.bad[path]
-    assert not path.exists()
-    assert verify_store(folder).bad == {}
-
-
-def test_pruning_removes_unreachable_and_excess_blocks(folder: Path) -> None:
-    block_path(folder, CHAIN[2].key).unlink()
-    report = prune_store(folder, limits=NO_LIMITS)
-    assert set(report.keys) == {CHAIN[3].key, CHAIN[4].key}
-    assert prune_store(folder, limits=NO_LIMITS).keys == ()
-    report = prune_store(
-        folder, limits=StoreLimits(budget_bytes=3000, volume_percent=100.0, spare_bytes=0)
-    )
-    summary = summarize_store(folder, limits=NO_LIMITS)
-    assert summary.file_bytes <= 3000
-    assert report.freed_bytes > 0
-    assert block_path(folder, CHAIN[0].key).exists()  # pinned
-
-
 def test_clearing_one_model_leaves_the_other(folder: Path) -> None:
     report = clear_store(folder, model=fingerprint_id("model two"))
     assert set(report.keys) == {block.key for block in OTHER}
@@ -105,8 +85,7 @@ def test_clearing_one_model_leaves_the_other(folder: Path) -> None:
 
 
 def test_clearing_everything_leaves_an_empty_store_that_works(folder: Path) -> None:
-    block_path(folder, CHAIN[4].key).write_bytes(b"damaged")
-    verify_store(folder)
+    quarantine_damaged(folder)
     (folder / "mine.txt").write_text("mine")
     assert clear_store(folder).freed_bytes > 0
     assert list_store(folder) == ()
@@ -122,31 +101,16 @@ def test_a_read_only_store_can_be_inspected(folder: Path) -> None:
     with read_only(folder):
         assert len(list_store(folder)) == 2
         assert summarize_store(folder, limits=NO_LIMITS).blocks == 8
-        assert verify_store(folder).files == 8
 
 
 def test_a_folder_that_is_not_a_store_is_refused_unchanged(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_text("mine")
     for name in ("photos", "nothing"):
-        for look in (list_store, verify_store, clear_store):
+        for look in (list_store, clear_store):
             with pytest.raises(StoreRefused):
                 look(tmp_path / name)
     (tmp_path / "empty").mkdir()
     with pytest.raises(StoreRefused, match="no store"):
         list_store(tmp_path / "empty")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["cat.jpg", "empty", "photos"]
-
-
-def test_pruning_by_a_wrong_clock_drops_no_pins(folder: Path) -> None:
-    """The clock is 400 days ahead of the store's records."""
-    clock = MovedClock()
-    clock.moved_seconds = -400 * 86_400.0
-    blocks = make_chain(2, first=7000)
-    with BlockStore(folder / "late", fingerprint=FINGERPRINT, clocks=clock.clocks()) as store:
-        for block in blocks:
-            store.put(block)
-        store.pin([blocks[1].key], holder="session", until=clock.clocks().wall() + 1000)
-    prune_store(folder / "late", limits=NO_LIMITS)
-    with BlockStore(folder / "late", fingerprint=FINGERPRINT, clocks=clock.clocks()) as store:
-        assert [entry.pinned for entry in store.entries()] == [False, True]

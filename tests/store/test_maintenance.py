@@ -80,15 +80,6 @@ def test_room_is_made_only_if_needed_and_possible(tmp_path: Path) -> None:
     assert len(kept(folder, supervisor)) in (2, 3)
 
 
-def test_blocks_without_parents_are_removed_unless_they_are_pinned(tmp_path: Path) -> None:
-    folder, supervisor, maintenance = maintenance_of(tmp_path)
-    maintenance.remove([KEYS[2]], model=MODEL)
-    supervisor.use(lambda index: index.pin([KEYS[5]], holder="", until=101.0))
-    removed = maintenance.remove_unreachable()
-    assert {entry.block.key for entry in removed} == {KEYS[3], KEYS[4]}
-    assert kept(folder, supervisor) == {KEYS[0], KEYS[1], KEYS[5]}
-
-
 def test_only_files_that_are_still_damaged_are_set_aside(tmp_path: Path) -> None:
     folder, supervisor, maintenance = maintenance_of(tmp_path)
     supervisor.use(lambda index: index.stored_bytes())

@@ -19,7 +19,7 @@ from holdfast.store.block import (
     StoreRefused,
     fingerprint_id,
 )
-from holdfast.store.inspect import clear_store, prune_store, verify_store
+from holdfast.store.inspect import clear_store
 from holdfast.store.maintenance import StoreLimits, store_limits
 from holdfast.store.store import BlockStore
 from tests.fakes.moved_clock import MovedClock
@@ -330,24 +330,28 @@ def test_a_full_queue_drops_blocks_and_counts_them(tmp_path: Path) -> None:
         assert set(store.changes().lost) == {block.key for block in CHAIN[2:]}
 
 
-def test_commands_may_verify_prune_and_clear_an_open_store(
+def test_a_command_may_clear_the_folder_of_a_store_that_is_open(
     store: BlockStore, tmp_path: Path
 ) -> None:
     for block in CHAIN:
         store.put(block)
     store.flush()
-    path_of(tmp_path / "store", CHAIN[3].key).write_bytes(b"damaged")
-    report = verify_store(tmp_path / "store")
-    assert report.files == len(CHAIN)
-    assert [path.stem for path in report.bad] == [CHAIN[3].key.hex()]
-    assert [entry.block.key for entry in store.entries() if entry.is_missing] == [CHAIN[3].key]
-    assert {entry.block.key for entry in store.entries()} == {block.key for block in CHAIN}
-    assert set(prune_store(tmp_path / "store", limits=StoreLimits()).keys) == {
-        CHAIN[4].key,
-        CHAIN[5].key,
-    }
-    assert set(clear_store(tmp_path / "store").keys) == {block.key for block in CHAIN[:3]}
+    assert set(clear_store(tmp_path / "store").keys) == {block.key for block in CHAIN}
     assert store.entries() == ()
+
+
+def test_a_wrong_clock_drops_no_pins_at_an_opening(tmp_path: Path) -> None:
+    """The clock is 400 days ahead of what the store has recorded."""
+    clock = MovedClock()
+    clock.moved_seconds = -400 * 86_400.0
+    with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, clocks=clock.clocks()) as store:
+        for block in CHAIN[:2]:
+            store.put(block)
+        store.pin([CHAIN[1].key], holder="session", until=clock.clocks().wall() + 1000)
+    with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT) as store:
+        store.entries()
+    with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, clocks=clock.clocks()) as store:
+        assert [entry.pinned for entry in store.entries()] == [False, True]
 
 
 def test_a_foreign_folder_is_refused_before_any_thread_starts(tmp_path: Path) -> None:
@@ -385,8 +389,6 @@ def test_nothing_outside_the_folder_changes(tmp_path: Path) -> None:
         for block in CHAIN:
             store.put(block)
         store.flush()
-        verify_store(tmp_path / "s")
-        prune_store(tmp_path / "s", limits=StoreLimits())
         clear_store(tmp_path / "s")
     after = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir() if path.name != "s"}
     assert after == before

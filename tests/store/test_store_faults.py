@@ -31,14 +31,13 @@ from holdfast.front.telemetry.history_file import HistoryFile, write_history
 from holdfast.models.images import image_name
 from holdfast.store.block import BadBlock, ReadFailed
 from holdfast.store.folder import StoreFolder
-from holdfast.store.inspect import verify_store
 from holdfast.store.io_thread import RETRY_SECONDS
 from holdfast.store.store import BlockStore
 from holdfast.worker.vision.feature_cache import FeatureCache
 from holdfast.worker.vision.model import ImageFeatures
 from tests.fakes.failing_disk import ERRORS, OPERATIONS, FailingDisk, failing_disk
 from tests.fakes.moved_clock import MovedClock
-from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, make_block, make_chain
+from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, make_block, make_chain, unusable_files
 
 DURATIONS = {"once": 1, "for a moment": 6, "for long": 10**9}
 FEW_ERRORS = (errno.EIO, errno.ENOENT)
@@ -112,8 +111,7 @@ def use_store(folder: Path, disk: FailingDisk) -> tuple[int, int]:
 
 
 def check_store(folder: Path) -> int:
-    report = verify_store(folder)
-    assert (report.bad, report.unreadable) == ({}, {})
+    assert unusable_files(folder) == {}
     assert not list((folder / "quarantine").iterdir())
     assert not list((folder / "incoming").iterdir())
     with BlockStore(folder, fingerprint=FINGERPRINT) as store:

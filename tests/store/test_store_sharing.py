@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from holdfast.store.block import BadBlock, BlockMissing
-from holdfast.store.inspect import clear_store, summarize_store, verify_store
+from holdfast.store.inspect import clear_store, summarize_store
 from holdfast.store.maintenance import StoreLimits
 from holdfast.store.store import BlockStore
 from tests.fakes.store_writers import ENVIRONMENT, ROOT, start_writer
-from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, is_right, make_chain
+from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, is_right, make_chain, unusable_files
 
 
 def test_three_processes_fill_one_folder_completely(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_budget_holds_over_all_processes(tmp_path: Path) -> None:
         assert all(writer.communicate()[0].endswith(b"done\n") for writer in writers)
     summary = summarize_store(folder, limits=StoreLimits(budget_bytes=budget))
     assert 100_000 < summary.file_bytes <= budget
-    assert verify_store(folder).bad == {}
+    assert unusable_files(folder) == {}
 
 
 def test_one_store_lists_and_reads_what_another_writes(tmp_path: Path) -> None:

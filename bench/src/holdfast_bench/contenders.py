@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 
 from holdfast.errors import HoldfastError
-from holdfast.kernels.build import SWITCH
 from holdfast.models.download import demo_folder
+from holdfast.worker.cpu.kernels.build import SWITCH
 
 # Loads a BLAS globally and then runs a module as `python -m` does, without importing Holdfast.
 _WITH_BLAS = (
@@ -26,7 +26,7 @@ _WITH_BLAS = (
 )
 _FIND_BLAS = (
     "import os, sys; os.environ['HOLDFAST_KERNELS'] = sys.argv[1]; "
-    "from holdfast.machine.platform import prepare_blas; found = prepare_blas(); "
+    "from holdfast.worker.cpu.blas import prepare_blas; found = prepare_blas(); "
     "print(found.file, found, sep='\\n')"
 )
 _FIND_INSTRUCTIONS = "import xllamacpp; print(xllamacpp.get_system_info().strip(' |\\n'))"

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from holdfast.config import ModelSettings
-from holdfast.machine import platform
+from holdfast.worker.cpu.blas import current_blas, prepare_blas
 from holdfast_bench.engine_run import EngineJob
 from holdfast_bench.quality import agreement
 from holdfast_bench.results import Agreement, CaseResult, Sample
@@ -25,7 +25,8 @@ _PROFILE_STEPS = 8
 
 
 def _measure(job: EngineJob) -> list[CaseResult]:
-    platform.prepare_blas(job.threads)  # before the first import of MLX
+    prepare_blas(job.threads)  # before the first import of MLX
+    importlib.import_module("holdfast.worker.loop.device").use_device("auto")
     load = importlib.import_module("holdfast.worker.engine.load")
     probe = importlib.import_module("holdfast.worker.engine.probe")
     loaded = load.load_model(
@@ -81,7 +82,7 @@ def _settings(job: EngineJob, loaded: Any, runner: Any, streams: int) -> dict[st
         "layout": runner.name,
         "parameters": loaded.parameters,
         "compute_dtype": str(loaded.compute_dtype).removeprefix("mlx.core."),
-        "blas": str(platform.report().blas),
+        "blas": str(current_blas()),
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from holdfast.kernels.build import SWITCH
+from holdfast.worker.cpu.kernels.build import SWITCH
 
 # as in holdfast/__init__.py, which is not imported here because it imports the library
 DISTRIBUTION = "holdfast-mlx"

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from holdfast.config import ModelSettings
-from holdfast.machine import platform
+from holdfast.worker.cpu.blas import prepare_blas
 from holdfast_bench.restore_run import LeastJob, LeastTimes
 
 _CHUNK_TOKENS = 512
@@ -26,8 +26,9 @@ class _Context:
     """A prefilled context whose KV is in a file, by layer, keys before values."""
 
     def __init__(self, job: LeastJob) -> None:
-        platform.prepare_blas(job.threads)  # before the first import of MLX
+        prepare_blas(job.threads)  # before the first import of MLX
         self._mx: Any = importlib.import_module("mlx.core")
+        importlib.import_module("holdfast.worker.loop.device").use_device("auto")
         load = importlib.import_module("holdfast.worker.engine.load")
         self._layouts = importlib.import_module("holdfast.worker.engine.layouts")
         loaded = load.load_model(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import HoldfastError
-from holdfast.kernels.build import SWITCH
+from holdfast.worker.cpu.kernels.build import SWITCH
 from holdfast_bench.contenders import Contender
 from holdfast_bench.load import Client, Target, user
 from holdfast_bench.models import BenchModel

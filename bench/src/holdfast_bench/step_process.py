@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from holdfast.config import ModelSettings
-from holdfast.machine import platform
+from holdfast.worker.cpu.blas import prepare_blas
 from holdfast_bench.scenarios.next_turn import StepJob
 
 _SPARE_TOKENS = 8192  # room for steps
@@ -28,7 +28,8 @@ _WARM_STEPS = 3
 
 class _LiveSequence:
     def __init__(self, job: StepJob) -> None:
-        platform.prepare_blas(job.threads)  # before the first import of MLX
+        prepare_blas(job.threads)  # before the first import of MLX
+        importlib.import_module("holdfast.worker.loop.device").use_device("auto")
         load = importlib.import_module("holdfast.worker.engine.load")
         probe = importlib.import_module("holdfast.worker.engine.probe")
         loaded = load.load_model(

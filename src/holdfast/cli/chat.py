@@ -44,9 +44,9 @@ from holdfast.cli.settings import read_settings, settings_command
 from holdfast.config import EffectiveSettings, ModelSettings, shown_value
 from holdfast.errors import HoldfastError, ModelLoadError
 from holdfast.front.request import DEFAULT_ANSWER_TOKENS
-from holdfast.kernels.build import uncompiled
 from holdfast.models.download import local_folder, model_source
 from holdfast.models.tokenizer_files import DEFAULT_SAMPLING
+from holdfast.worker.cpu.kernels.build import uncompiled
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession

@@ -37,10 +37,10 @@ from holdfast.models.quality import QualityReport, find_quality
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from holdfast.cli.machine_report import MachineReport
     from holdfast.front.fleet.worker_files import CrashReport
     from holdfast.front.prompt.dialects import DialectReport
     from holdfast.machine.device_memory import DeviceMemory
-    from holdfast.machine.platform import PlatformReport
 
 _GIB = 1 << 30
 _SHOWN_LOG_LINES = 12
@@ -127,7 +127,7 @@ class Diagnosis(msgspec.Struct, kw_only=True):
     """The results of all checks. A result is None if its check failed; `problems` says why."""
 
     machine: Machine
-    platform: PlatformReport | None = None
+    platform: MachineReport | None = None
     speed: Speed | None = None
     model_name: str = ""
     folder: str = ""
@@ -152,7 +152,7 @@ def diagnose(
     """
     from holdfast.files import crash_reports_folder
     from holdfast.front.fleet.worker_files import last_report
-    from holdfast.machine.blas import usable_cores
+    from holdfast.machine.cores import usable_cores
     from holdfast.machine.device_memory import memory_report
 
     machine = Machine(
@@ -190,13 +190,13 @@ def diagnose(
 
 
 def _check_platform(found: Diagnosis, settings: ModelSettings, progress: object) -> None:
-    from holdfast.machine.platform import platform_in_subprocess
+    from holdfast.cli.machine_report import machine_report
 
-    found.platform = platform_in_subprocess(threads=settings.threads)
+    found.platform = machine_report(threads=settings.threads)
 
 
 def _measure_speed(found: Diagnosis, settings: ModelSettings, progress: object) -> None:
-    from holdfast.machine.platform import measure_gflops
+    from holdfast.cli.machine_report import measure_gflops
 
     if found.platform is None:
         return
@@ -269,7 +269,7 @@ def check_layout(settings: ModelSettings) -> LayoutCheck:
 
 
 def advice(
-    report: PlatformReport | None,
+    report: MachineReport | None,
     *,
     system: str,
     architecture: str,
@@ -477,15 +477,15 @@ def _gib(size: int) -> str:
 
 
 def _load_and_probe(settings: ModelSettings) -> LayoutCheck:
-    from holdfast.machine import platform
+    from holdfast.worker.cpu.blas import prepare_blas
 
-    platform.prepare_blas(settings.threads)  # before the first import of MLX
+    prepare_blas(settings.threads)  # before the first import of MLX
     probe = importlib.import_module("holdfast.worker.engine.probe")
     sharing = importlib.import_module("holdfast.worker.engine.layouts")
-    host_decoder = importlib.import_module("holdfast.worker.engine.host_decoder")
+    device = importlib.import_module("holdfast.worker.loop.device")
     measuring = importlib.import_module("holdfast.worker.engine.quality")
     began = time.perf_counter()
-    platform.use_device(settings.device)
+    device.use_device(settings.device)
     loaded, fingerprint = measuring.load_with_fingerprint(
         settings, hash_cache=hash_cache_file(os.environ), progress=lambda stage, fraction: None
     )
@@ -501,7 +501,7 @@ def _load_and_probe(settings: ModelSettings) -> LayoutCheck:
         context_tokens=_fitting_context(loaded, result, settings),
         own_context_tokens=loaded.own_context_tokens,
         kept_layers=loaded.kept_layers,
-        attention=host_decoder.attention_of(loaded.model),
+        attention=result.backend.describe_attention(loaded.model),
         speculation_refused=result.speculation_refused,
         images=_images(loaded, result),
         note=loaded.note,

@@ -246,14 +246,15 @@ def _percent(share: float | None) -> str:
 
 
 def _measure(task: _Task, progress: Callable[[str, float], None]) -> QualityReport:
-    from holdfast.machine import platform
+    from holdfast.worker.cpu.blas import prepare_blas
 
-    platform.prepare_blas(task.settings.threads)  # before the first import of MLX
+    prepare_blas(task.settings.threads)  # before the first import of MLX
     from holdfast.worker.engine import probe
     from holdfast.worker.engine import quality as measuring
     from holdfast.worker.engine.engine import Engine
+    from holdfast.worker.loop.device import use_device
 
-    platform.use_device(task.settings.device)
+    use_device(task.settings.device)
     loaded, fingerprint = measuring.load_with_fingerprint(
         task.settings, hash_cache=task.hash_cache, progress=progress
     )

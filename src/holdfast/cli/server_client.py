@@ -53,15 +53,6 @@ Model: TypeAlias = Annotated[
         help="Id of the model; default: the server's first one.",
     ),
 ]
-AnyModel: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        metavar="ID",
-        rich_help_panel=_PANEL,
-        help="Id of the model; default: all models.",
-    ),
-]
 Tenant: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -87,7 +78,6 @@ Server: TypeAlias = Annotated[
 ]
 SERVER_OPTIONS = {"url": Url, "api_key": ApiKey}
 SESSION_OPTIONS = {**SERVER_OPTIONS, "model": Model, "tenant": Tenant, "cache_salt": Salt}
-CACHE_OPTIONS = {**SESSION_OPTIONS, "model": AnyModel}
 
 
 class ServerFailed(HoldfastError):

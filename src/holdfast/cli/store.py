@@ -21,7 +21,6 @@ from urllib.parse import quote
 
 import typer
 
-from holdfast.cli.cached import list_misses, show_tree
 from holdfast.cli.output import (
     BAD_INPUT,
     FAILED,
@@ -45,13 +44,13 @@ from holdfast.wire.sessions import SESSION_OPERATIONS, SESSIONS_PATH, OperationN
 
 if TYPE_CHECKING:
     from holdfast.front.run.running_servers import RunningServer
-    from holdfast.store.inspect import ModelHoldings, RemovalReport, StoreSummary, VerifyReport
+    from holdfast.store.inspect import ModelHoldings, RemovalReport, StoreSummary
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _NEVER = "never"
 _NAME = "name"  # key of a session's metadata with the name that the page shows
 
-store = typer.Typer(help="Show, check and empty the prefix cache on disk.", no_args_is_help=True)
+store = typer.Typer(help="Show and empty the prefix cache on disk.", no_args_is_help=True)
 sessions = typer.Typer(help="Show, pin, fork, close and move sessions.", no_args_is_help=True)
 state = typer.Typer(help="Show and delete what Holdfast keeps on disk.", no_args_is_help=True)
 
@@ -100,45 +99,6 @@ def show_store(folder: Folder = None, config: Config = None, as_json: Json = Fal
         return
     _warn_of_other_store(Path(settings.folder))
     print_rows(_summary_rows(summary))
-
-
-@store.command("verify")
-def verify(folder: Folder = None, config: Config = None, as_json: Json = False) -> None:
-    """Read and check every file. Damaged files are quarantined; files that cannot be read at the
-    moment are left alone. In both cases, the exit code is 1.
-    """
-    from holdfast.store.inspect import verify_store
-
-    with _plain_failures():
-        report = verify_store(Path(_store_settings(folder, config).folder))
-    if as_json:
-        lists = {
-            name: [{"path": path, "reason": reason} for path, reason in found.items()]
-            for name, found in (("bad", report.bad), ("unreadable", report.unreadable))
-        }
-        print_json(dataclasses.asdict(report) | lists)
-    else:
-        _print_verified(report)
-    if report.bad or report.unreadable:
-        raise typer.Exit(FAILED)
-
-
-@store.command("prune")
-def prune(folder: Folder = None, config: Config = None) -> None:
-    """Evict blocks until the store is within its limits.
-
-    Unreachable blocks are evicted first, then the least recently used ones.
-    """
-    from holdfast.store.inspect import prune_store
-    from holdfast.store.maintenance import store_limits
-
-    with _plain_failures():
-        settings = _store_settings(folder, config)
-        report = prune_store(Path(settings.folder), limits=store_limits(settings))
-    typer.echo(f"removed {count_text(len(report.keys), 'block')}, {size_text(report.freed_bytes)}")
-    if report.salvaged_blocks:
-        blocks = count_text(report.salvaged_blocks, "block")
-        typer.echo(f"saved {blocks} that a crashed server had left unfinished")
 
 
 @store.command("clear")
@@ -265,20 +225,6 @@ def _print_models(models: Sequence[ModelHoldings]) -> None:
     print_table(table)
 
 
-def _print_verified(report: VerifyReport) -> None:
-    typer.echo(
-        f"checked {count_text(report.files, 'file')}, {size_text(report.file_bytes)}, in "
-        f"{report.seconds:.1f} s"
-    )
-    for path, reason in report.unreadable.items():
-        typer.echo(f"cannot be read at the moment, left alone: {path}: {reason}")
-    for path, reason in report.bad.items():
-        typer.echo(f"damaged: {path}: {reason}")
-    typer.echo(
-        f"{len(report.bad):,} damaged, now in quarantine" if report.bad else "no damaged files"
-    )
-
-
 Id: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="Id of the session.")]
 Pin: TypeAlias = Annotated[bool, typer.Option("--pin", help="Never evict the session's blocks.")]
 Ttl: TypeAlias = Annotated[
@@ -361,27 +307,6 @@ def pin_session(server: ServerClient, session_id: Id) -> None:
 def unpin_session(server: ServerClient, session_id: Id) -> None:
     """Allow eviction of a session's blocks."""
     _print(_ask(server, "update", session_id, json={"pinned": False}))
-
-
-@sessions.command("rename")
-@server_command
-def rename_session(
-    server: ServerClient,
-    session_id: Id,
-    name: Annotated[
-        str, typer.Argument(metavar="[NAME]", help="A name to show; default: none.")
-    ] = "",
-) -> None:
-    """Give a session a name for people. Its id stays."""
-    metadata: dict[str, str] = dict(_ask(server, "get", session_id)["metadata"])
-    metadata.pop(_NAME, None)
-    if name:
-        metadata[_NAME] = name
-    _print(_ask(server, "update", session_id, json={"metadata": metadata}))
-
-
-sessions.command("tree")(show_tree)
-sessions.command("misses")(list_misses)
 
 
 @sessions.command("close")
@@ -758,8 +683,8 @@ def _log_kinds(settings: Settings) -> list[StateKind]:
 def _cache_kinds() -> list[StateKind]:
     from holdfast.files import caches_folder
     from holdfast.front.fleet.worker_files import MOST_KINDS
-    from holdfast.kernels.build import MOST_VERSIONS, kept_elsewhere
     from holdfast.models.quality import MOST_RESULTS
+    from holdfast.worker.cpu.kernels.build import MOST_VERSIONS, kept_elsewhere
 
     caches = caches_folder(os.environ)
     kernel_folders = {"kernels": caches / "kernels"}

@@ -91,7 +91,14 @@ class CacheBreakpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     messages: int
     parts: int = 0
-    seconds: float = 300.0  # how long this part is to be cached after its last use
+    seconds: float = 300.0  # the time that the client asks for; only reported in the usage
+
+
+class MarkedPrefix(msgspec.Struct, frozen=True, kw_only=True):
+    """The first `tokens` tokens of a prompt, up to a cache breakpoint with these `seconds`."""
+
+    tokens: int
+    seconds: float
 
 
 RESERVED_TEMPLATE_ARGUMENTS: Final = frozenset(

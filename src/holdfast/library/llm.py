@@ -45,7 +45,6 @@ from holdfast.front.output import (
     text_of,
     tool_calls_of,
 )
-from holdfast.front.prompt.conversation import answer_message
 from holdfast.front.prompt.conversation import PART_KINDS, answer_message
 from holdfast.front.prompt.embed_and_rank import (
     PromptReader,

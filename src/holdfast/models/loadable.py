@@ -8,13 +8,13 @@ changes, so that checking hundreds of models again takes only one `stat` per fil
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from holdfast.errors import DamagedModel, ModelLoadError, UnusableModel
+from holdfast.lru_cache import LruCache
 from holdfast.models.chat_templates import check_templates, template_sources
 from holdfast.models.model_folder import (
     check_is_folder,
@@ -47,7 +47,7 @@ class _Checked:
     can_chat: bool = False
 
 
-_results: OrderedDict[Path, _Checked] = OrderedDict()
+_results: LruCache[Path, _Checked] = LruCache(_MOST_KEPT)
 
 
 def check_loadable(folder: Path) -> Mapping[str, Any]:
@@ -74,9 +74,7 @@ def _checked(folder: Path) -> _Checked:
         kept = _results.get(folder)
         if kept is None or kept.signature != signature:
             kept = _result(folder, signature)
-            _results[folder] = kept
-            if len(_results) > _MOST_KEPT:
-                _results.popitem(last=False)
+            _results.put(folder, kept)
     except OSError as error:
         raise ModelLoadError(f"{folder} cannot be read: {error.strerror or error}") from None
     return kept

@@ -1,4 +1,4 @@
-"""The commands `holdfast store ls|stat|verify|prune|clear`.
+"""The commands `holdfast store ls|stat|clear`.
 
 A server may use the folder at the same time.
 """
@@ -14,19 +14,14 @@ from pathlib import Path
 
 from holdfast.machine.clocks import RetentionClock
 from holdfast.store.block import (
-    BadBlock,
     BlockKey,
-    BlockMissing,
-    BlockUnreadable,
     Entry,
     StoreRefused,
     reachable_keys,
-    read_block,
 )
 from holdfast.store.folder import StoreFolder, record_files
 from holdfast.store.index import BlockIndex, IndexSupervisor
 from holdfast.store.maintenance import StoreLimits, StoreMaintenance, quarantined_files
-from holdfast.store.write_ahead import salvage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,23 +56,11 @@ class StoreSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyReport:
-    """The result of `verify_store`, which reads every file."""
-
-    files: int
-    file_bytes: int
-    bad: dict[Path, str]  # file -> reason
-    unreadable: dict[Path, str]  # files that could not be read, which may be intact
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RemovalReport:
-    """What was deleted, and how many blocks of dead processes were salvaged."""
+    """What was deleted."""
 
     keys: tuple[BlockKey, ...]
     freed_bytes: int
-    salvaged_blocks: int = 0
 
 
 def list_store(folder: Path) -> tuple[ModelHoldings, ...]:
@@ -125,59 +108,6 @@ def summarize_store(folder: Path, *, limits: StoreLimits) -> StoreSummary:
             quarantined_bytes=sum(path.lstat().st_size for path in bad_files),
             volume_bytes=volume.total,
             volume_free_bytes=volume.free,
-        )
-
-
-def verify_store(folder: Path) -> VerifyReport:
-    """Read every file of a folder, and move damaged ones to the quarantine.
-
-    Raises StoreRefused, OSError.
-    """
-    began = time.monotonic()
-    files = 0
-    file_bytes = 0
-    bad: dict[Path, str] = {}
-    unreadable: dict[Path, str] = {}
-    with _opened(folder, StoreLimits()) as opened:
-        for found in opened.folder.block_files():
-            files += 1
-            file_bytes += found.file_bytes
-            try:
-                read_block(found.path, found.key, model=found.model)
-            except BlockMissing:
-                continue  # the file was evicted meanwhile
-            except BlockUnreadable as failure:
-                unreadable[found.path] = failure.reason
-            except BadBlock as damage:
-                if opened.look_again(found.path, found.key):
-                    bad[found.path] = damage.reason
-    return VerifyReport(
-        files=files,
-        file_bytes=file_bytes,
-        bad=bad,
-        unreadable=unreadable,
-        seconds=time.monotonic() - began,
-    )
-
-
-def prune_store(folder: Path, *, limits: StoreLimits) -> RemovalReport:
-    """Bring a folder within its limits. Raises StoreRefused, OSError.
-
-    Removes expired pins (unless the clock may be wrong, see `RetentionClock`), leftovers of dead
-    processes and unreachable blocks, and then the least recently used blocks.
-    """
-    with _opened(folder, limits) as opened:
-        with opened.folder.exclusive():
-            saved = salvage(opened.folder)
-        opened.supervisor.close()  # so that the next use finds what was salvaged
-        opened.drop_old_pins()
-        unreachable = opened.remove_unreachable()
-        gone = unreachable + opened.make_room(0, in_use=())
-        opened.set_aside_damaged()
-        return RemovalReport(
-            keys=tuple(entry.block.key for entry in gone if not entry.is_missing),
-            freed_bytes=sum(entry.file_bytes for entry in gone),
-            salvaged_blocks=saved,
         )
 
 

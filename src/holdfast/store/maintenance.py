@@ -189,19 +189,6 @@ class StoreMaintenance:
             victims = choose_victims(self._entries(), excess_bytes=excess_bytes, in_use=in_use)
             return self._unlink(victims)
 
-    def remove_unreachable(self) -> list[Entry]:
-        """Remove the blocks whose parents are gone, unless they are pinned.
-
-        Returns the removed blocks.
-        """
-        with self.folder.exclusive():
-            entries = self._entries()
-            reachable = reachable_keys(entry for entry in entries if not entry.is_missing)
-            lost = [
-                entry for entry in entries if entry.block.key not in reachable and not entry.pinned
-            ]
-            return self._unlink(lost)
-
     def _entries(self) -> list[Entry]:
         return self.supervisor.use(lambda index: index.entries(self._clock()))
 

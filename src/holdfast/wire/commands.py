@@ -43,13 +43,6 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
     end_token_ids: tuple[int, ...] = ()
 
 
-class PinnedPrefix(msgspec.Struct, frozen=True, kw_only=True):
-    """The first `tokens` tokens of a prompt, to be cached until `seconds` after their last use."""
-
-    tokens: int
-    seconds: float
-
-
 class ReadAhead(msgspec.Struct, frozen=True, kw_only=True):
     """Marks a request that only prefills its prompt, for a later request, while the worker is idle.
 
@@ -100,7 +93,6 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     is_alternative: bool = False
     # positions in the prompt after which later prompts are likely to differ
     branch_points: tuple[int, ...] = ()
-    pins: tuple[PinnedPrefix, ...] = ()  # by rising number of tokens, without duplicates
     service: ServiceClass = ServiceClass()
     # the beginning of the answer, if an earlier worker has streamed it: counted, but not sent again
     generated_token_ids: TokenIds = TokenIds()
@@ -124,10 +116,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """This request without its session, which was closed. forget: whether it must leave nothing
         in the cache.
         """
-        pins = () if forget else self.pins
-        return msgspec.structs.replace(
-            self, session_id="", pins=pins, is_kept=self.is_kept and not forget
-        )
+        return msgspec.structs.replace(self, session_id="", is_kept=self.is_kept and not forget)
 
     @property
     def reusable_tokens(self) -> int:

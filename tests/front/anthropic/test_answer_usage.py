@@ -6,15 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.front.anthropic.answer import MessageUsage, usage_of
+from holdfast.front.request import MarkedPrefix
 from holdfast.front.server.answers import TokenCounts
-from holdfast.wire.commands import PinnedPrefix
 
 
 def usage(cached: int, *breakpoints: tuple[int, float], prompt: int = 100) -> MessageUsage:
-    pins = tuple(PinnedPrefix(tokens=tokens, seconds=seconds) for tokens, seconds in breakpoints)
+    marked = tuple(MarkedPrefix(tokens=tokens, seconds=seconds) for tokens, seconds in breakpoints)
     return usage_of(
         TokenCounts(
-            prompt_tokens=prompt, completion_tokens=7, cached_tokens=cached, breakpoints=pins
+            prompt_tokens=prompt, completion_tokens=7, cached_tokens=cached, breakpoints=marked
         )
     )
 

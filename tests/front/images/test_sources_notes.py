@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.errors import InvalidRequest
 from holdfast.front.images.sources import newest_user
+from holdfast.front.request import ChatPrompt
 from holdfast.library.llm import chat_request
-from holdfast.wire.requests import ChatPrompt
 from tests.fakes.image_requests import CAT, openai
 from tests.fakes.images import data_url
 from tests.fakes.scripted_gateway import MODEL

@@ -11,7 +11,7 @@ from holdfast.errors import SessionFailure, WorkerUnavailable
 from holdfast.front.link.event_stream import EventStream, RequestEvent
 from holdfast.front.link.model_client import (
     DEATHS_ALONE,
-    DEATHS_TOGETHER,
+    DEATHS_OF_ONE,
     REMEMBERED_SECONDS,
     ModelClient,
 )
@@ -91,6 +91,13 @@ class Front:
     def die(self) -> tuple[str, ...]:
         self.worker.is_open = False
         return self.client.lose_worker().refused
+
+    def die_until_suspected(self) -> WrittenLink:
+        """As many workers die as make suspects of all requests; returns the next worker."""
+        for _ in range(DEATHS_OF_ONE):
+            assert self.die() == ()
+            self.next_worker()
+        return self.worker
 
     def die_on_trial(self, name: str) -> tuple[str, ...]:
         """The worker dies while this request runs alone, until the request is refused."""
@@ -241,7 +248,9 @@ async def test_a_request_that_kills_alone_is_refused_and_others_continue(front: 
     front.tokens("a", "b", "c")
     front.die()
     assert front.next_worker().ids == ["a", "b", "c"]
-    front.die()  # without a new token
+    front.die()
+    assert front.next_worker().ids == ["a", "b", "c"]
+    front.die()
     alone = front.next_worker()
     assert alone.ids == ["a"]
     front.submit("new")
@@ -251,7 +260,7 @@ async def test_a_request_that_kills_alone_is_refused_and_others_continue(front: 
     assert front.die_on_trial("b") == ("b",)
     *_, end = await events_of(streams["b"])
     assert isinstance(end, Finished)
-    assert "died 4 times" in end.error
+    assert "died 5 times" in end.error
     assert end.is_deadly
     assert "ran alone" in end.error
     last = front.next_worker()
@@ -263,9 +272,7 @@ async def test_a_request_that_kills_alone_is_refused_and_others_continue(front: 
 async def killed(front: Front) -> EventStream:
     """The stream of a request with the prompt (7, 8) that was refused for killing workers."""
     stream = front.client.submit(a_request("killer", prompt=(7, 8)))
-    for _ in range(DEATHS_TOGETHER):
-        front.die()
-        front.next_worker()
+    front.die_until_suspected()
     assert front.die_on_trial("killer") == ("killer",)
     front.next_worker()
     return stream
@@ -315,9 +322,7 @@ async def test_a_killer_is_retried_after_an_hour_or_another_load(front: Front) -
 
 async def test_the_same_request_sent_concurrently_kills_no_more_workers(front: Front) -> None:
     streams = [front.client.submit(a_request(name, prompt=(7, 8))) for name in ("first", "retry")]
-    for _ in range(DEATHS_TOGETHER):
-        front.die()
-        front.next_worker()
+    front.die_until_suspected()
     assert front.die_on_trial("first") == ("first",)
     assert [(await end_of(stream)).is_deadly for stream in streams] == [True, True]
     assert front.next_worker().ids == []
@@ -381,10 +386,7 @@ async def test_an_unread_suspect_lets_the_next_one_be_tried(front: Front) -> Non
 
 async def test_requests_that_passed_continue_when_all_were_tried(front: Front) -> None:
     front.submit("a", "b")
-    front.die()
-    front.next_worker()
-    front.die()
-    worker = front.next_worker()
+    worker = front.die_until_suspected()
     front.tokens("a")
     front.tokens("a", "b")  # events on their way when it was paused
     assert worker.ids == ["a", "b"]
@@ -394,10 +396,7 @@ async def test_requests_that_passed_continue_when_all_were_tried(front: Front) -
 @pytest.mark.parametrize("leave", ["ends", "is left"])
 async def test_a_finished_suspect_lets_the_next_one_be_tried(front: Front, leave: str) -> None:
     first, _ = front.submit("a", "b")
-    front.die()
-    front.next_worker()
-    front.die()
-    worker = front.next_worker()
+    worker = front.die_until_suspected()
     if leave == "ends":
         front.client.deliver([Accepted(request_id="a"), finished("a")])
     else:
@@ -504,19 +503,13 @@ async def test_a_command_that_met_two_deaths_is_not_resent(front: Front) -> None
 
 async def test_a_command_waits_until_all_suspects_were_tried(front: Front) -> None:
     front.submit("a")
+    last = front.die_until_suspected()
     command = await asked(front)
-    front.die()
-    front.next_worker()
+    assert (last.ids, last.commands) == (["a"], [])
+    front.tokens("a")
+    assert len(last.commands) == 1
     answers(front)
     await command
-    front.die()
-    third = front.next_worker()
-    later = await asked(front)
-    assert (third.ids, third.commands) == (["a"], [])
-    front.tokens("a")
-    assert len(third.commands) == 1
-    answers(front)
-    await later
 
 
 async def test_without_a_next_worker_commands_fail_with_the_reason(front: Front) -> None:
@@ -544,19 +537,13 @@ async def test_a_cancelled_command_is_not_sent(front: Front) -> None:
 async def test_neither_a_refusal_nor_idle_work_counts_as_progress(
     front: Front, event: Rejected | Finished
 ) -> None:
-    """Otherwise, a killer would never be tried alone while others send invalid requests."""
-    front.submit("a")
-    front.die()
-    worker = front.next_worker()
-    front.submit("b")
+    """Else workers would be restarted without a pause while others send invalid requests."""
+    front.submit("a", "b")
     front.client.submit(
         msgspec.structs.replace(a_request("ahead"), read_ahead=ReadAhead(known_tokens=1))
     )
     front.client.deliver([event])
-    front.die()
-    assert front.next_worker().ids == ["a"]
-    assert worker.ids == ["a", "b", "ahead"]
-    assert front.die_on_trial("a") == ("a",)
+    assert not front.client.lose_worker().had_progress
 
 
 async def test_the_next_worker_learns_of_unused_prefilled_prompts(

@@ -23,9 +23,7 @@ WORST = 64  # deaths for each request; all killers together cause fewer
 def died(
     isolation: Isolation, drawn: Mapping[str, int], *, also_open: tuple[str, ...] = ()
 ) -> str | None:
-    return isolation.worker_died(
-        drawn, had_progress=any(drawn.values()), open_requests={*drawn, *also_open}
-    )
+    return isolation.worker_died(drawn, open_requests={*drawn, *also_open})
 
 
 def died_alone(
@@ -44,10 +42,12 @@ def test_one_death_makes_nobody_a_suspect() -> None:
     assert isolation.is_over
 
 
-def test_after_two_deaths_requests_are_tried_alone_and_the_killer_refused() -> None:
+def test_after_three_deaths_requests_are_tried_alone_and_the_killer_is_refused() -> None:
     isolation = Isolation()
     died(isolation, {"a": 1, "b": 1, "c": 1})
-    assert died(isolation, {"a": 0, "b": 0, "c": 0}) is None
+    for _ in range(DEATHS_OF_ONE - 1):
+        assert isolation.is_over
+        assert died(isolation, {"a": 0, "b": 0, "c": 0}) is None
     assert isolation.next_of(["a", "b", "c", "new"]) == "a"
     assert isolation.tokens_to_pass == 1
     isolation.has_passed("a")
@@ -58,7 +58,7 @@ def test_after_two_deaths_requests_are_tried_alone_and_the_killer_refused() -> N
 
 def test_an_innocent_request_survives_an_unrelated_death_in_its_trial() -> None:
     isolation = Isolation()
-    for _ in range(2):
+    for _ in range(DEATHS_OF_ONE):
         died(isolation, {"a": 0, "b": 0})
     for _ in range(4):  # each pass forgets what happened before
         if isolation.is_over:
@@ -129,8 +129,8 @@ def test_each_further_trial_is_twice_as_long() -> None:
 
 def test_a_suspect_that_cannot_run_is_tried_later() -> None:
     isolation = Isolation()
-    died(isolation, {"a": 0, "b": 0})
-    died(isolation, {"a": 0, "b": 0})
+    for _ in range(DEATHS_OF_ONE):
+        died(isolation, {"a": 0, "b": 0})
     assert isolation.next_of(["b"]) == "b"
     isolation.has_passed("b")
     assert isolation.next_of(["b"]) is None
@@ -175,7 +175,7 @@ def test_exactly_the_killers_are_refused(data: st.DataObject, count: int) -> Non
             ran = [alone]
         drawn = {each: data.draw(st.integers(0, MANY)) for each in ran}
         drawn |= {each: tokens for each, tokens in killers.items() if each in ran}
-        guilty = isolation.worker_died(drawn, had_progress=any(drawn.values()), open_requests=alive)
+        guilty = isolation.worker_died(drawn, open_requests=alive)
         if guilty is not None:
             alive.remove(guilty)
             refused.add(guilty)

@@ -133,24 +133,23 @@ def test_a_conversation_without_breakpoints_is_rendered_once() -> None:
     )
 
 
-def ready(bundle: TokenizerBundle, *breakpoints: CacheBreakpoint, choices: int = 1) -> Prepared:
+def ready(bundle: TokenizerBundle, *breakpoints: CacheBreakpoint) -> Prepared:
     messages = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"})
     prompt = ChatPrompt(messages=messages, cache_breakpoints=breakpoints)
-    request = GenerationRequest(request_id="r", model="m", prompt=prompt, choices=choices)
+    request = GenerationRequest(request_id="r", model="m", prompt=prompt)
     return prepare(request, bundle, info=model_info(), limits=LimitsSettings())
 
 
-def test_pins_are_token_positions_of_the_prompt(bundle: TokenizerBundle) -> None:
+def test_breakpoints_are_counted_in_tokens_of_the_prompt(bundle: TokenizerBundle) -> None:
     prepared = ready(
         bundle, CacheBreakpoint(messages=1, seconds=3600.0), CacheBreakpoint(messages=2)
     )
     (sequence,) = prepared.sequences
-    system, last = sequence.pins
-    assert prepared.breakpoints == sequence.pins
+    system, last = prepared.breakpoints
     decode = bundle.tokenizer.decode
     shown = [
-        decode(sequence.prompt_token_ids[: pin.tokens], skip_special_tokens=False)
-        for pin in (system, last)
+        decode(sequence.prompt_token_ids[: marked.tokens], skip_special_tokens=False)
+        for marked in (system, last)
     ]
     assert shown[0].endswith("Be brief.<|im_end|>\n<|im_start|>user\n")
     assert shown[1].endswith("<|im_start|>user\nhello")
@@ -158,17 +157,11 @@ def test_pins_are_token_positions_of_the_prompt(bundle: TokenizerBundle) -> None
     assert sequence.branch_points == (system.tokens, last.tokens)
 
 
-def test_breakpoints_at_one_position_become_the_longer_pin(bundle: TokenizerBundle) -> None:
+def test_of_breakpoints_at_one_place_the_longer_time_counts(bundle: TokenizerBundle) -> None:
     prepared = ready(
         bundle, CacheBreakpoint(messages=0, seconds=3600.0), CacheBreakpoint(messages=1)
     )
-    assert [pin.seconds for pin in prepared.breakpoints] == [3600.0]
-
-
-def test_of_several_choices_the_first_one_pins(bundle: TokenizerBundle) -> None:
-    first, second = ready(bundle, CacheBreakpoint(messages=1), choices=2).sequences
-    assert first.pins
-    assert second.pins == ()
+    assert [marked.seconds for marked in prepared.breakpoints] == [3600.0]
 
 
 @pytest.mark.parametrize("prompt", ["a text", (1, 2, 3)])

@@ -15,10 +15,8 @@ from holdfast.front.prompt.canonical import FirstForms, canonical, guarded
 from holdfast.front.prompt.conversation import arguments_object, template_messages
 from holdfast.front.prompt.known_answers import KnownAnswers
 from holdfast.front.prompt.template_worker import jinja_environment
-from holdfast.front.prompt.tool_definitions import KeptTool, exact_key, made_once
-from holdfast.front.request import ChatPrompt
 from holdfast.front.prompt.tool_definitions import KeptPart, exact_key, made_once
-from holdfast.wire.requests import ChatPrompt
+from holdfast.front.request import ChatPrompt
 
 TOOL: dict[str, Any] = {
     "type": "function",

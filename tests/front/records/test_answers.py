@@ -54,9 +54,10 @@ def test_answers_survive_their_writer(folder: Path) -> None:
     assert find(folder, "three") == ()
 
 
-def test_answers_of_an_older_format_are_deleted_unread(folder: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_answers_of_an_older_format_are_deleted_unread(folder: Path, version: int) -> None:
     write(folder, ("one", b"first"))
-    older = kept(folder).with_name("answers-1.sqlite")
+    older = kept(folder).with_name(f"answers-{version}.sqlite")
     kept(folder).rename(older)
     assert find(folder, "one") == ()
     assert kept(folder) != older
@@ -86,7 +87,7 @@ def test_answers_are_readable_only_with_their_secret(folder: Path) -> None:
     assert secret("a secret that would be seen")[16:] not in content
 
 
-@given(body=st.binary(max_size=200), place=st.integers(0, 300))
+@given(body=st.binary(min_size=1, max_size=200), place=st.integers(0, 300))
 def test_a_damaged_answer_is_ignored(body: bytes, place: int) -> None:
     sealed = _sealed(body, secret=secret("s"), tag=b"t")
     assert _unsealed(sealed, secret=secret("s"), tag=b"t") == body

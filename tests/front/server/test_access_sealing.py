@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import base64
 import stat
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -45,11 +47,35 @@ def test_a_changed_character_opens_nothing(text: str, place: int, other: str) ->
 
 @given(
     sealed=st.text(max_size=40)
-    | st.binary(max_size=40).map(lambda raw: "hf1." + base64.b64encode(raw).decode())
+    | st.binary(max_size=40).map(lambda raw: "hf2." + base64.b64encode(raw).decode())
 )
 def test_foreign_text_is_not_recognized(sealed: str) -> None:
     assert SEAL.open(sealed) is None
     assert not SEAL.is_signed("x", sealed)
+
+
+def test_what_the_cipher_of_earlier_servers_closed_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "seal.key").write_bytes(bytes(range(32)))
+    assert Seal(tmp_path).open("hf1.E2Ygktzp/oGYKFreSxGeXGxRMi7VSVutp5f4AfXEvwTA") is None
+
+
+def test_what_an_earlier_start_closed_is_closed_to_the_same_text(tmp_path: Path) -> None:
+    (tmp_path / "seal.key").write_bytes(bytes(range(32)))
+    assert Seal(tmp_path).close("a thought") == "hf2.mDqUG1F/Z4DuzG3rn2agIfIcp4pAwZSI80GkMXjx9+/D"
+
+
+def test_the_cipher_is_loaded_when_the_first_text_is_sealed() -> None:
+    code = """
+import sys
+import holdfast.front.run.web
+from holdfast.front.server.access import Seal
+seal = Seal()
+seal.sign("x")
+assert "cryptography" not in sys.modules
+seal.close("x")
+assert "cryptography" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_seal_hides_the_text() -> None:

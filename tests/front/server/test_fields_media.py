@@ -6,9 +6,7 @@ import pytest
 
 from holdfast.front.images.intake import text_only
 from holdfast.front.request import ChatPrompt
-from holdfast.front.server.fields import readable
 from holdfast.front.server.fields import other_part
-from holdfast.wire.requests import ChatPrompt
 
 PNG = "data:image/png;base64,AAAA"
 

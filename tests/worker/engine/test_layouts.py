@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
+from holdfast.worker.cpu.backend import CpuBackend
 from holdfast.worker.engine.layouts import LayoutError, RowsRunner, Runner, SoloRunner, SplitRunner
 from holdfast.worker.engine.plan import Span
 from holdfast.worker.engine.seams import HeadSeam, StepLogits
@@ -205,7 +206,7 @@ def test_parts_frozen_between_spans_are_attended_to_as_one(
             each.known = mx.array(tokens)
             each.drawn = mx.array([tokens[start]])
         spans = [a_span(each, start, count, draws=True) for each in sequences[: 1 + start % 2]]
-        got = runner.forward(spans, StepContext(host_scores=host_scores)).drawn
+        got = runner.forward(spans, StepContext(backend=CpuBackend(host_scores=host_scores))).drawn
         assert_close(
             got, mx.concatenate([logits_at(model, [start + count - 1], tokens)] * len(spans))
         )

@@ -12,7 +12,8 @@ from mlx.utils import tree_flatten
 from holdfast.config import ModelSettings
 from holdfast.errors import ModelLoadError
 from holdfast.machine import device_memory
-from holdfast.worker.engine import packed_layers, weight_format
+from holdfast.worker.cpu import packed_layers
+from holdfast.worker.engine import weight_format
 from holdfast.worker.engine.load import LoadedModel, load_model
 from tests.fakes.architectures import each_of
 from tests.fakes.tiny_models import CONTEXT_TOKENS, TINY, VOCAB_SIZE, kept_tiny, write_tiny

@@ -13,8 +13,9 @@ import mlx.nn as nn
 import pytest
 
 from holdfast.errors import ModelLoadError
-from holdfast.worker.engine import host_attention, views
-from holdfast.worker.engine.host_attention import AttentionSpan
+from holdfast.worker.cpu import host_attention
+from holdfast.worker.engine import views
+from holdfast.worker.engine.backend import AttentionSpan
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.probe import choose_layout, warnings_about
 from holdfast.worker.engine.views import RowsView, StepContext

@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.worker.cpu.backend import CpuBackend
+from holdfast.worker.cpu.host_attention import attend_one
 from holdfast.worker.engine import code_attention, probe
 from holdfast.worker.engine.probe import warnings_about_kernels
 from holdfast.worker.engine.views import (
@@ -21,9 +23,7 @@ from holdfast.worker.engine.views import (
     SpanView,
     StateView,
     StepContext,
-    attend_one,
 )
-from holdfast.worker.kv import quantized as quantized_module
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.kinds import Composite, ForeignState
@@ -119,7 +119,8 @@ def test_rows_equal_plain_attention(
     for tokens in chunks:
         part = slice(start, start + tokens)
         context = StepContext(
-            composes_attention=way != "fused", host_scores=0 if way == "on the host" else 1 << 40
+            backend=CpuBackend(host_scores=0 if way == "on the host" else 1 << 40),
+            composes_attention=way != "fused",
         )
         view = RowsView(
             [layer], tokens=[tokens], offset=mx.arange(start, start + tokens), context=context
@@ -235,7 +236,8 @@ def test_a_single_span_equals_plain_attention(
     for tokens in chunks:
         part = slice(start, start + tokens)
         context = StepContext(
-            composes_attention=way != "fused", host_scores=0 if way == "on the host" else 1 << 40
+            backend=CpuBackend(host_scores=0 if way == "on the host" else 1 << 40),
+            composes_attention=way != "fused",
         )
         view = SpanView(layer, context=context)
         mask = view.make_mask(tokens, window_size=asked)
@@ -521,7 +523,6 @@ def test_slices_are_copied_where_mlx_refuses_them(
     bits: KVBits, name: str, at: int, monkeypatch: pytest.MonkeyPatch, own_check: None
 ) -> None:
     context = BY_DEQUANTIZING if name == "dequantize" else DIRECTLY
-    monkeypatch.setattr(quantized_module, "can_dequantize", lambda dimension: False)
     expected = decoded(context, bits=bits, value_dim=64)
     monkeypatch.setattr(mx, name, refusing_slices(getattr(mx, name), at))
     wrong_slices.cache_clear()
@@ -552,7 +553,6 @@ def test_slices_are_copied_where_mlx_is_wrong_over_them(
     bits: KVBits, name: str, at: int, monkeypatch: pytest.MonkeyPatch, own_check: None
 ) -> None:
     context = BY_DEQUANTIZING if name == "dequantize" else DIRECTLY
-    monkeypatch.setattr(quantized_module, "can_dequantize", lambda dimension: False)
     expected = decoded(context, bits=bits, value_dim=64)
     assert wrong_slices() == frozenset()
     monkeypatch.setattr(mx, name, wrong_over_slices(getattr(mx, name), at))

@@ -9,7 +9,10 @@ from mlx import nn
 from mlx.utils import tree_flatten
 
 from holdfast.errors import ModelLoadError
-from holdfast.worker.engine import packed_layers
+from holdfast.worker.cpu import packed_layers
+from holdfast.worker.cpu.backend import CpuBackend
+from holdfast.worker.engine import backend
+from holdfast.worker.engine.backend import Backend
 from holdfast.worker.engine.weight_format import (
     AS_IT_IS,
     WeightFormat,
@@ -59,9 +62,9 @@ def choice(
     on_cpu: bool = True,
     available: int = ENOUGH,
 ) -> WeightFormat:
-    return choose_format(
-        model, dtype=dtype, dequantize=dequantize, on_cpu=on_cpu, available_bytes=available
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "_in_use", CpuBackend() if on_cpu else Backend())
+        return choose_format(model, dtype=dtype, dequantize=dequantize, available_bytes=available)
 
 
 @pytest.mark.parametrize(

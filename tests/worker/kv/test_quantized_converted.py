@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from holdfast.worker.cpu import kv_codes
 from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.layer import HeadsForm, LayerState
@@ -63,7 +64,12 @@ class Conversions(RuleBasedStateMachine):
         return state
 
     def quantized_layer(self) -> QuantizedKV:
-        layer = QuantizedKV(self.kv_bits, form=form_of(self.pair), block_tokens=BLOCK)
+        layer = QuantizedKV(
+            self.kv_bits,
+            form=form_of(self.pair),
+            block_tokens=BLOCK,
+            dequantize=kv_codes.dequantize,
+        )
         layer.can_share = self.can_share
         return layer
 

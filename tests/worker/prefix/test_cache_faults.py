@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.inspect import verify_store
+from holdfast.store.block import BlockUnreadable
 from holdfast.wire.commands import SequenceRequest
 from tests.fakes.caching_worker import greedy
 from tests.fakes.failing_disk import FailingDisk, failing_disk
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.session_worker import ask, info, prompt, serve, worker
+from tests.fakes.stored_blocks import unusable_files
 
 SHARED = prompt("shared", 300)
 CHATS = [(*SHARED, *prompt(f"chat {number}", 40 + 90 * number)) for number in range(8)]
@@ -94,7 +95,7 @@ def test_a_file_that_stays_unreadable_is_replaced(
     assert (inbox.tokens("0"), cached(inbox, 0)) == (sound[1][0], 0)
     assert first.stat().st_ino != old
     assert files(folder) >= before
-    assert verify_store(folder).bad == {}
+    assert unusable_files(folder) == {}
     check_all_is_used_again(folder, sound[1])
 
 
@@ -158,8 +159,9 @@ def test_failed_reads_during_maintenance_delete_and_quarantine_nothing(
                 serve(worker(folder=folder))
                 assert disk.failed == 16
                 disk.fail(operation, error, only=".block")
-                report = verify_store(folder)
-                assert (len(report.bad), len(report.unreadable)) == (0, len(before))
+                failures = unusable_files(folder)
+                assert len(failures) == len(before)
+                assert all(isinstance(each, BlockUnreadable) for each in failures.values())
                 shutil.rmtree(folder / "index")
     assert files(folder) == before
     assert not list((folder / "quarantine").iterdir())

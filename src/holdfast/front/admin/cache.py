@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from holdfast.front.server.access import caller_of, check_admin
 from holdfast.front.server.answers import Difference, in_words_without_texts
-from holdfast.front.server.dialect import answers_of, operation
+from holdfast.front.server.dialect import answers_of, operation, query_of
 from holdfast.front.server.misses import Miss, TextChange
 from holdfast.front.server.request import json_response, tenant_in
 from holdfast.front.server.services import Services, model_of, served_models
@@ -17,15 +17,12 @@ from holdfast.wire.cache_map import CacheMapQuestion, CachePart, CacheTree
 CACHE_PATH = "/admin/cache"
 MISSES_PATH = "/admin/misses"
 _MOST_SHOWN = 50
-_QUERY = {
-    "parameters": [
-        {"name": name, "in": "query", "description": about, "schema": {"type": "string"}}
-        for name, about in (
-            ("model", "Show only this model. Default: all."),
-            ("cache_salt", "The salt of the requests whose texts to show."),
-        )
-    ]
-}
+_QUERY = query_of(
+    {
+        "model": (str, "Show only this model. Default: all."),
+        "cache_salt": (str, "The salt of the requests whose texts to show."),
+    }
+)
 
 
 class CachedModel(Struct, frozen=True, kw_only=True):

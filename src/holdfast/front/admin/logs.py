@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from typing import TypedDict
+from typing import Annotated, TypedDict
 
 import msgspec
 from msgspec import Struct
+from pydantic import Field, NonNegativeInt
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,16 +23,10 @@ POLL_SECONDS = 0.5
 _LATEST_NUMBER = (1 << 63) - 1
 _LINES_PER_EVENT = 500
 _FILTERS = {
-    "level": (
-        {"type": "string", "enum": list(LEVELS)},
-        "The lowest level to show; default: debug, all that the server logs.",
-    ),
-    "request_id": ({"type": "string"}, "Show only lines of this request, or that contain its id."),
-    "text": ({"type": "string"}, "Show only lines that contain this text, in any case."),
-    "after": (
-        {"type": "integer", "minimum": 0},
-        "Show only lines after the one with this number.",
-    ),
+    "level": (LevelName, "The lowest level to show; default: debug, all that the server logs."),
+    "request_id": (str, "Show only lines of this request, or that contain its id."),
+    "text": (str, "Show only lines that contain this text, in any case."),
+    "after": (NonNegativeInt, "Show only lines after the one with this number."),
 }
 
 
@@ -66,7 +61,7 @@ def _after(query: Mapping[str, str]) -> int:
         {
             **_FILTERS,
             "limit": (
-                {"type": "integer", "minimum": 1, "maximum": MOST_LINES},
+                Annotated[int, Field(ge=1, le=MOST_LINES)],
                 "Show only this many lines, the latest ones; default: all that are kept.",
             ),
         }

@@ -18,11 +18,8 @@ _DEFAULT: RangeName = "1h"
     "/admin/performance",
     query_of(
         {
-            "model": ({"type": "string"}, "Show only this model; default: all models."),
-            "range": (
-                {"type": "string", "enum": list(RANGES)},
-                f"The range of time up to now; default: {_DEFAULT}.",
-            ),
+            "model": (str, "Show only this model; default: all models."),
+            "range": (RangeName, f"The range of time up to now; default: {_DEFAULT}."),
         }
     ),
     answers_of(Performance),

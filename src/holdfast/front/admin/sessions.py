@@ -25,6 +25,7 @@ from holdfast.front.server.dialect import (
     Operation,
     Shape,
     answers_of,
+    query_of,
     request_of,
     response_of,
 )
@@ -58,22 +59,6 @@ _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 MEDIA_TYPE = "application/octet-stream"
 _FILE = {MEDIA_TYPE: {"type": "string", "format": "binary"}}  # media type → schema
 _ID_LIMITS = {"minLength": 1, "maxLength": LONGEST_SESSION_ID, "pattern": "^[^/]+$"}
-_QUERY: Mapping[str, dict[str, Any]] = {  # parameters of the query, all optional
-    "id": {"description": "A name for the session.", "schema": {"type": "string", **_ID_LIMITS}},
-    "model": {
-        "description": "The model of the sessions. Default: the first model.",
-        "schema": {"type": "string"},
-    },
-    "limit": {
-        "description": "Maximum number of sessions.",
-        "schema": {"type": "integer", "minimum": 1, "maximum": 1000},
-    },
-    "forget": {"description": "Also delete its cached tokens.", "schema": {"type": "boolean"}},
-    "cache_salt": {
-        "description": "The salt of the session's requests.",
-        "schema": {"type": "string"},
-    },
-}
 _PIECE_BYTES = 1 << 20
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _MOST_LISTED = 1000
@@ -95,6 +80,13 @@ SessionId = Annotated[
         json_schema_extra=_ID_LIMITS,
     ),
 ]
+_QUERY: Mapping[str, tuple[Any, str]] = {
+    "id": (SessionId, "A name for the session."),
+    "model": (str, "The model of the sessions. Default: the first model."),
+    "limit": (Annotated[int, Field(ge=1, le=_MOST_LISTED)], "Maximum number of sessions."),
+    "forget": (bool, "Also delete its cached tokens."),
+    "cache_salt": (str, "The salt of the session's requests."),
+}
 TtlSeconds = Annotated[float, Field(gt=0, le=LONGEST_TTL_SECONDS)]
 Metadata = Annotated[
     dict[
@@ -275,8 +267,7 @@ def _shapes(operation: SessionOperation) -> Iterator[Shape]:
         own = (["id"] if name == "import" else []) + [
             field for field in ("limit", "forget") if field in takes
         ]
-        fields = ("model", *own, "cache_salt")
-        yield {"parameters": [{"name": each, "in": "query", **_QUERY[each]} for each in fields]}
+        yield query_of({name: _QUERY[name] for name in ("model", *own, "cache_salt")})
     if name in _BODIES:
         yield request_of(_BODIES[name], required=name not in _NAMED)
     if name == "import":

@@ -30,7 +30,6 @@ from holdfast.store.maintenance import store_limits
 from holdfast.wire.events import ModelInfo, WaitReason
 
 _STOPPING = "stopping"
-_TEXT = {"type": "string"}  # schema
 
 
 class StoreOverview(Struct, frozen=True, kw_only=True):
@@ -248,7 +247,7 @@ def _status(models: Sequence[ModelStatus], unread: Collection[str]) -> str:
     return "failed" if all(model.state == "failed" for model in models) else "ok"
 
 
-@operation("GET", "/metrics", response_of({"text/plain": _TEXT}), summary="metrics for Prometheus")
+@operation("GET", "/metrics", response_of({"text/plain": str}), summary="metrics for Prometheus")
 async def metrics(request: Request, services: Services) -> Response:
     """Show the metrics in Prometheus' text format."""
     models = services.statuses()

@@ -10,7 +10,6 @@ from pydantic import Discriminator, Field, Tag, with_config
 from typing_extensions import TypedDict
 
 from holdfast.config import LimitsSettings
-from holdfast.front.images.sources import is_image_kind, with_image
 from holdfast.front.output import separator
 from holdfast.front.request import CacheBreakpoint, ToolChoice
 from holdfast.front.server.access import Seal
@@ -26,10 +25,7 @@ from holdfast.front.server.fields import (
     other_part,
     refuse_too_many,
 )
-from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
 from holdfast.front.server.problem import invalid_field, missing_field
-from holdfast.wire.output import separator
-from holdfast.wire.requests import CacheBreakpoint, ToolChoice
 
 _OTHER = TAG_MARK + "other"
 _TAGS = {

@@ -41,6 +41,7 @@ from holdfast.front.images.sources import (
     note_part,
 )
 from holdfast.front.request import ChatPrompt
+from holdfast.lru_cache import LruCache
 from holdfast.machine.clocks import awake_timeout
 from holdfast.wire.images import VisionInfo
 
@@ -98,9 +99,8 @@ class ImageIntake:
         self.max_pixels = settings.max_pixels
         self._settings = settings
         self._is_allowed = is_allowed
-        # names by tenant and source, oldest first; None: could not be fetched
-        self._names: dict[tuple[str, SourceKey], str | None] = {}
-        self._names_lock = threading.Lock()
+        # names by tenant and source; empty: could not be fetched
+        self._names: LruCache[tuple[str, SourceKey], str] = LruCache(_MOST_REMEMBERED)
         self._readers = ThreadPoolExecutor(_READ_AT_ONCE, thread_name_prefix="read images")
         self._fetchers = DaemonThreads(_FETCHED_AT_ONCE, name="fetch images")
 
@@ -174,23 +174,15 @@ class ImageIntake:
         """
         if source.problem or (source.url and is_new):
             return ""
-        name = self._names.get((hold.tenant, source.key()), "")
-        if name is None:
+        name = self._names.get((hold.tenant, source.key()))
+        if name == "":
             raise source.refused("the image could not be fetched before")
         return name if name and hold.add_again(name) else ""
 
     def _take_new(self, source: ImageSource, hold: _Hold, is_new: bool) -> str:
         name = hold.add(self._bytes_of(source, hold, is_new))
-        self._remember(name, source, hold)
+        self._names.put((hold.tenant, source.key()), name)
         return name
-
-    def _remember(self, name: str | None, source: ImageSource, hold: _Hold) -> None:
-        key = hold.tenant, source.key()
-        with self._names_lock:
-            self._names.pop(key, None)
-            self._names[key] = name
-            if len(self._names) > _MOST_REMEMBERED:
-                del self._names[next(iter(self._names))]
 
     def _bytes_of(self, source: ImageSource, hold: _Hold, is_new: bool) -> bytes:
         if not source.url:
@@ -211,7 +203,7 @@ class ImageIntake:
                 is_allowed=self._is_allowed,
             )
         except InvalidRequest:
-            self._remember(None, source, hold)
+            self._names.put((hold.tenant, source.key()), "")
             raise
 
     def _accepted(self, prompt: ChatPrompt) -> tuple[ChatPrompt, dict[ImageSource, bool]]:

@@ -19,7 +19,7 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, overload
 
 import msgspec
@@ -56,8 +56,6 @@ _IF_DONE_BEFORE: Final[Mapping[OperationName, SessionFailure]] = {
 Commands that are not listed here can be repeated without harm.
 """
 
-# deaths in a row without a new token of any request; then all requests that ran are tried alone
-DEATHS_TOGETHER = 2
 DEATHS_OF_ONE = 3  # deaths during one request, after fewer than FEW_TOKENS new tokens each
 DEATHS_OF_A_LIFE = 12  # deaths during one request, however many tokens it generated
 FEW_TOKENS = 8
@@ -254,7 +252,6 @@ class ModelClient:
         had_progress = self._has_ended_any or any(opened.new_tokens for opened in had)
         refused = self._isolation.worker_died(
             {opened.request.request_id: opened.new_tokens for opened in had if opened.runs},
-            had_progress=had_progress,
             open_requests=self._open.keys(),
         )
         for opened in had:
@@ -498,7 +495,6 @@ def _digest(request: SequenceRequest) -> bytes:
         session_id="",
         is_alternative=False,
         branch_points=(),
-        pins=(),
         service=ServiceClass(),
         generated_token_ids=TokenIds(),
         predicted_token_ids=TokenIds(),
@@ -555,33 +551,22 @@ def _with_note(answer: Answer, asked: _OpenCommand) -> Answer:
 
 
 class Isolation:
-    """Records which requests ran when workers died, and decides which request has to run alone.
+    """Decides which request has to run alone, because workers died while it ran, and which request
+    is refused.
 
-    A death is recorded with all requests that ran, and with the number of tokens that each of them
-    generated in that worker's life. Three rules derive suspects from this record. No rule forgets a
-    death because tokens were generated afterwards: a request that kills each worker after two
-    tokens makes progress in every life.
+    A request is a suspect after three workers died during it, each before it had eight new tokens,
+    or after twelve, whatever its progress: a request that kills each worker after two tokens makes
+    progress in every life. A suspect runs alone until it has generated more than twice as many
+    tokens as in its last life; each further trial is twice as long. If two workers in a row die
+    meanwhile, it is refused, and the deaths so far count against no other request. One death is no
+    proof: something else may have killed the worker.
 
-    A suspect then runs alone. If the worker dies meanwhile, it runs alone once more, because
-    something else may have killed the worker. If the worker dies again, that request is refused, and
-    the deaths during it are explained: they no longer count against other requests. If the suspect
-    generates
-    more tokens than it had generated before each death, it has passed. Each further trial of the
-    same request is twice as long. A suspect whose stream is not read cannot be tried: it waits, and
-    the others run meanwhile. A suspect never runs beside other requests before it has passed. So
-    the number of deaths that one request can cause is bounded.
-
-    The front cannot tell a queued request from a running one, so queued requests count as running.
-    Requests without tokens are tried after those that generated some.
+    So the number of deaths that one request can cause is bounded. A suspect whose stream is not read
+    cannot be tried: it waits, and the others run meanwhile.
     """
 
     def __init__(self) -> None:
-        # unexplained deaths: the tokens that each request generated in that worker's life, oldest
-        # first
-        self._deaths: list[dict[RequestId, int]] = []
-        self._deaths_together = 0
-        self._passed: dict[RequestId, int] = {}  # how many trials each request has passed
-        self._died_alone: dict[RequestId, int] = {}  # deaths in trials since it last passed one
+        self._records: dict[RequestId, _Record] = {}
         self._untried: list[RequestId] = []
         self.alone: RequestId | None = None  # the request that runs alone now
 
@@ -596,50 +581,45 @@ class Isolation:
 
     @property
     def tokens_to_pass(self) -> int:
-        """The number of tokens that the request running alone has to generate: more than twice as
-        many as it had generated when a worker last died during it.
-        """
+        """The number of tokens that the request running alone has to generate."""
         assert self.alone is not None
-        drawn = [death[self.alone] for death in self._deaths if self.alone in death]
-        last_life = drawn[-1] if drawn else 0
-        return (2 * last_life + 1) << self._passed.get(self.alone, 0)
+        record = self._records[self.alone]
+        return (2 * record.lives[-1] + 1) << record.passed
 
     def worker_died(
-        self,
-        drawn: Mapping[RequestId, int],
-        *,
-        had_progress: bool,
-        open_requests: Collection[RequestId],
+        self, drawn: Mapping[RequestId, int], *, open_requests: Collection[RequestId]
     ) -> RequestId | None:
         """Record the death of a worker. Returns the request to refuse, or None.
 
-        drawn: for each request that ran, the number of tokens that this worker generated for it;
-            the oldest request is first.
-
-        had_progress: whether any request got a token from this worker, or ended.
-
+        drawn: for each request that ran, the number of tokens that this worker generated for it. The
+            front cannot tell a queued request from a running one, so queued requests count, too.
         open_requests: all requests that have not ended; the others are forgotten.
         """
-        self._forget_all_but(open_requests)
-        self._deaths.append(dict(drawn))
-        self._deaths_together = 1 if had_progress else self._deaths_together + 1
+        self._records = {each: self._records.get(each, _Record()) for each in open_requests}
+        self._untried = [each for each in self._untried if each in open_requests]
+        for request_id, tokens in drawn.items():
+            self._records[request_id].lives.append(tokens)
         alone = self.alone
         self.alone = None
         if alone is not None and alone in drawn:
-            self._died_alone[alone] = self._died_alone.get(alone, 0) + 1
-            if self._died_alone[alone] < DEATHS_ALONE:
-                self._untried.insert(0, alone)
-                return None
-            self._deaths = [death for death in self._deaths if alone not in death]
-            self._untried = [each for each in self._untried if self._is_suspect(each)]
-            return alone
-        suspects = (
-            drawn if self._deaths_together >= DEATHS_TOGETHER else filter(self._is_suspect, drawn)
-        )
+            return self._died_alone(alone)
+        suspects = [each for each in drawn if self._records[each].is_suspect]
         self._untried = sorted(
-            dict.fromkeys([*self._untried, *suspects]), key=self._likelihood_order
+            dict.fromkeys([*self._untried, *suspects]),
+            key=lambda each: self._records[each].likelihood_order,
         )
         return None
+
+    def _died_alone(self, request_id: RequestId) -> RequestId | None:
+        record = self._records[request_id]
+        record.deaths_alone += 1
+        if record.deaths_alone < DEATHS_ALONE:
+            self._untried.insert(0, request_id)
+            return None
+        for each in self._records.values():
+            each.lives.clear()
+        self._untried.clear()
+        return request_id
 
     def next_of(self, able: Collection[RequestId]) -> RequestId | None:
         """Choose the next suspect among `able`, which runs alone from now on.
@@ -655,10 +635,7 @@ class Isolation:
         """Record that the request running alone has generated `tokens_to_pass`, or has ended."""
         assert self.alone == request_id
         self.alone = None
-        self._passed[request_id] = self._passed.get(request_id, 0) + 1
-        self._died_alone.pop(request_id, None)
-        for death in self._deaths:
-            death.pop(request_id, None)
+        self._records[request_id] = _Record(passed=self._records[request_id].passed + 1)
 
     def interrupt_trial(self) -> None:
         """Stop the trial of the request running alone, because its stream is not read.
@@ -669,26 +646,25 @@ class Isolation:
         self._untried.append(self.alone)
         self.alone = None
 
-    def _is_suspect(self, request_id: RequestId) -> bool:
-        lives = [death[request_id] for death in self._deaths if request_id in death]
-        short_lives = sum(tokens < FEW_TOKENS for tokens in lives)
-        return short_lives >= DEATHS_OF_ONE or len(lives) >= DEATHS_OF_A_LIFE
 
-    def _likelihood_order(self, request_id: RequestId) -> tuple[int, bool, int]:
+@dataclass(slots=True)
+class _Record:
+    """What `Isolation` knows of one request since it last passed a trial."""
+
+    # tokens that each worker that died during it had generated for it, the last worker's last
+    lives: list[int] = field(default_factory=list)
+    deaths_alone: int = 0
+    passed: int = 0  # number of trials
+
+    @property
+    def is_suspect(self) -> bool:
+        short_lives = sum(tokens < FEW_TOKENS for tokens in self.lives)
+        return short_lives >= DEATHS_OF_ONE or len(self.lives) >= DEATHS_OF_A_LIFE
+
+    @property
+    def likelihood_order(self) -> tuple[int, bool, int]:
         """Sort key that puts the likeliest culprit first: it has not passed a trial, it generated
         tokens (otherwise it may have been queued), and only a few.
         """
-        tokens = sum(death.get(request_id, 0) for death in self._deaths)
-        return self._passed.get(request_id, 0), tokens == 0, tokens
-
-    def _forget_all_but(self, open_requests: Collection[RequestId]) -> None:
-        self._deaths = [
-            death for death in self._deaths if not death.keys().isdisjoint(open_requests)
-        ]
-        self._passed = {
-            each: times for each, times in self._passed.items() if each in open_requests
-        }
-        self._died_alone = {
-            each: times for each, times in self._died_alone.items() if each in open_requests
-        }
-        self._untried = [each for each in self._untried if each in open_requests]
+        tokens = sum(self.lives)
+        return self.passed, tokens == 0, tokens

@@ -9,9 +9,8 @@ from pydantic import Discriminator, Field, Tag, with_config
 from typing_extensions import TypedDict
 
 from holdfast.config import LimitsSettings
-from holdfast.front.images.sources import is_image_kind, with_image
-from holdfast.front.request import ToolChoice
 from holdfast.front.images.sources import with_notes
+from holdfast.front.request import ToolChoice
 from holdfast.front.server.fields import (
     STRICT,
     TAG_MARK,

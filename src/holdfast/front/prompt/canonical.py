@@ -26,17 +26,15 @@ from holdfast.front.prompt.known_answers import (
     canonical_arguments,
     settled_arguments,
 )
-from holdfast.front.prompt.lru_cache import LruCache
 from holdfast.front.prompt.tokenize import ControlGuard, guarded_value
-from holdfast.front.prompt.tool_definitions import KeptTool, exact_key, in_usual_order, made_once
-from holdfast.front.request import ChatPrompt
 from holdfast.front.prompt.tool_definitions import (
     KeptPart,
     exact_key,
     in_usual_order,
     made_once,
 )
-from holdfast.wire.requests import ChatPrompt
+from holdfast.front.request import ChatPrompt
+from holdfast.lru_cache import LruCache
 
 # Claude Code puts a header that changes with every request before its system prompt.
 _ACCOUNTING_NAME = "x-anthropic-billing-header:"

@@ -18,8 +18,8 @@ from holdfast.errors import ImageUnresolved, WorkerUnavailable
 from holdfast.front.images.folder import ImageFolder
 from holdfast.front.images.intake import TakenPrompt
 from holdfast.front.images.sources import IMAGE, is_image
-from holdfast.front.prompt.lru_cache import LruCache
 from holdfast.front.request import ChatPrompt, PlacedImage
+from holdfast.lru_cache import LruCache
 from holdfast.wire.images import ImageAnswer, ImageCommand, ImageLayout, ImageSpan
 from holdfast.wire.requests import TokenIds
 

@@ -14,7 +14,7 @@ import hashlib
 import json
 import threading
 from array import array
-from collections import OrderedDict, defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -24,21 +24,12 @@ import msgspec
 from holdfast.front.answers.answer import AnswerReader, TextJoints
 from holdfast.front.output import OutputDelta, text_of, tool_calls_of
 from holdfast.front.prompt.conversation import REASONING_FIELDS, reasoning_of
-from holdfast.front.prompt.lru_cache import LruCache
 from holdfast.front.prompt.text_places import AnswerFrame
+from holdfast.front.prompt.tool_definitions import made_once
 from holdfast.front.records.answers import SECRET_BYTES, AnswerFile, Secret, StoredAnswer
 from holdfast.front.request import PlacedAnswer
 from holdfast.front.toolcalls.call_format import AnswerPart, CallArguments, CallBegun, Segment
-from holdfast.front.prompt.tool_definitions import made_once
-from holdfast.front.toolcalls.call_format import (
-    AnswerPart,
-    CallArguments,
-    CallBegun,
-    Segment,
-)
-from holdfast.store.answers import SECRET_BYTES, AnswerFile, Secret, StoredAnswer
-from holdfast.wire.output import OutputDelta, text_of, tool_calls_of
-from holdfast.wire.requests import PlacedAnswer
+from holdfast.lru_cache import LruCache
 
 _TAG_BYTES = 16
 # Maximum number of answers with the same meaning, such as calls without arguments: a recalled
@@ -66,8 +57,6 @@ class AnswerMeaning(NamedTuple):
 ReadMeaning: TypeAlias = Callable[[str], AnswerMeaning]
 """Reads the meaning of an answer from a part of a rendered conversation."""
 
-_Key: TypeAlias = tuple[Secret, bytes]  # the second part distinguishes answers of equal meaning
-
 
 class KnownAnswer(msgspec.Struct, frozen=True, array_like=True):
     """An answer as it was generated."""
@@ -88,6 +77,12 @@ class KnownAnswer(msgspec.Struct, frozen=True, array_like=True):
         return tuple(array("I", self.packed_tokens))
 
 
+@dataclass(slots=True)
+class _Remembered:
+    answer: KnownAnswer
+    is_counted: bool = False  # as dropped
+
+
 @dataclass(frozen=True, slots=True)
 class PastAnswers:
     """The known answers of one conversation, as recalled for one request."""
@@ -95,7 +90,7 @@ class PastAnswers:
     # the conversation, including the thoughts before calls that the client left out
     messages: tuple[dict[str, Any], ...]
     # the answers in the order of the messages; `places` removes each answer that it finds
-    expected: dict[AnswerMeaning, deque[tuple[_Key, KnownAnswer]]]
+    expected: dict[AnswerMeaning, deque[_Remembered]]
 
     def places(
         self, text: str, *, frame: AnswerFrame, read: ReadMeaning
@@ -115,7 +110,7 @@ class PastAnswers:
             for span in candidates:
                 found = self.expected.get(read(text[span.start : span.end]))
                 if found:
-                    _, answer = found.popleft()
+                    answer = found.popleft().answer
                     end = span.end
                     if not answer.is_as_tokenized:
                         placed.append(PlacedAnswer(span.start, span.end, answer.token_ids()))
@@ -135,17 +130,14 @@ class KnownAnswers:
         """model: identifies the tokenizer and template that the tokens belong to."""
         self.put_back_answers = 0
         self.dropped_tokens = 0
-        self._max_tokens = max_tokens
         self._file = file
         self._model = model
-        self._answers: OrderedDict[_Key, KnownAnswer] = OrderedDict()
-        self._tags: defaultdict[Secret, list[bytes]] = defaultdict(list)
-        self._counted: set[_Key] = set()  # answers already counted as dropped
-        self._tokens = 0
+        # the answers with the same meaning, by tag, the latest last
+        self._answers: LruCache[Secret, dict[bytes, _Remembered]] = LruCache(max_tokens)
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._answers)
+        return sum(len(alike) for _, alike in self._answers.items())
 
     def add(
         self,
@@ -174,7 +166,7 @@ class KnownAnswers:
             spaces,
         )
         with self._lock:
-            self._insert((secret, tag), answer)
+            self._insert(secret, tag, answer)
         if self._file is not None and not is_as_tokenized:
             self._file.put(secret, StoredAnswer(tag, msgspec.msgpack.encode(answer)))
 
@@ -185,14 +177,14 @@ class KnownAnswers:
         again; the template decides whether to show it.
         """
         ready = list(messages)
-        expected: dict[AnswerMeaning, deque[tuple[_Key, KnownAnswer]]] = {}
+        expected: dict[AnswerMeaning, deque[_Remembered]] = {}
         for place, message in enumerate(messages):
             is_answer = isinstance(message, dict) and message.get("role") == "assistant"
             said = meaning_of_message(message) if is_answer else None
             found = None if said is None else self._find(said, message, tenant)
             if said is None or found is None:
                 continue
-            _, answer = found
+            answer = found.answer
             is_ours = answer.call_ids and answer.call_ids == _call_ids(message)
             if answer.reasoning and not said.reasoning and is_ours:
                 ready[place] = {**message, REASONING_FIELDS[0]: answer.reasoning}
@@ -211,10 +203,9 @@ class KnownAnswers:
         dropped = 0
         with self._lock:
             for answers in past.expected.values():
-                for key, answer in answers:
-                    if key in self._answers and key not in self._counted:
-                        self._counted.add(key)
-                        dropped += answer.tokens
+                for each in answers:
+                    dropped += 0 if each.is_counted else each.answer.tokens
+                    each.is_counted = True
             self.dropped_tokens += dropped
             self.put_back_answers += placed
         return dropped
@@ -226,16 +217,15 @@ class KnownAnswers:
 
     def check_invariants(self) -> None:
         """Assert that the records are consistent and the limit holds."""
-        counted = sum(answer.tokens for answer in self._answers.values())
-        keys = {(secret, tag) for secret, tags in self._tags.items() for tag in tags}
-        assert self._tokens == counted, "tokens are miscounted"
-        assert self._tokens <= self._max_tokens, "the limit is exceeded"
-        assert keys == self._answers.keys(), "tags do not match the answers"
-        assert self._counted <= self._answers.keys(), "a forgotten answer is still counted"
+        self._answers.check_invariants()
+        remembered = [alike for _, alike in self._answers.items()]
+        assert all(0 < len(alike) <= _MAX_ALIKE for alike in remembered), (
+            "too many answers with the same meaning"
+        )
 
     def _find(
         self, said: AnswerMeaning, message: Mapping[str, Any], tenant: str
-    ) -> tuple[_Key, KnownAnswer] | None:
+    ) -> _Remembered | None:
         """The known answer that means the same as a message; None if there is none.
 
         If there are several, prefers those with the same call ids, then those with the same
@@ -245,51 +235,31 @@ class KnownAnswers:
         spaces = _spaces(str(message.get("content") or ""))
         secret = self._secret(said, tenant)
         with self._lock:
-            if secret not in self._tags and self._file is not None:
+            if self._answers.get(secret) is None and self._file is not None:
                 for stored in self._file.find(secret):
                     answer = msgspec.msgpack.decode(stored.body, type=KnownAnswer)
-                    self._insert((secret, stored.tag), answer)
-            keys = [(secret, tag) for tag in self._tags.get(secret, ())]
-            known = [(key, self._answers[key]) for key in keys]
-            if not known:
-                return None
+                    self._insert(secret, stored.tag, answer)
 
-            def likeness(each: tuple[_Key, KnownAnswer]) -> tuple[bool, bool, bool]:
-                answer = each[1]
+            def likeness(each: _Remembered) -> tuple[bool, bool, bool]:
+                answer = each.answer
                 return (
                     bool(call_ids) and answer.call_ids == call_ids,
                     answer.reasoning == said.reasoning,
                     answer.spaces == spaces,
                 )
 
-            found = max(reversed(known), key=likeness)  # of several, the latest
-            self._answers.move_to_end(found[0])
-            return found
+            alike = self._answers.get(secret) or {}
+            # of several, the latest
+            return max(reversed(alike.values()), key=likeness, default=None)
 
-    def _insert(self, key: _Key, answer: KnownAnswer) -> None:
-        self._forget(key)
-        if answer.tokens > self._max_tokens:
-            return
-        secret, tag = key
-        alike = self._tags.get(secret, [])
-        if len(alike) >= _MAX_ALIKE:
-            self._forget((secret, alike[0]))
-        self._answers[key] = answer
-        self._tags[secret].append(tag)
-        self._tokens += answer.tokens
-        while self._tokens > self._max_tokens:
-            self._forget(next(iter(self._answers)))
-
-    def _forget(self, key: _Key) -> None:
-        answer = self._answers.pop(key, None)
-        if answer is None:
-            return
-        secret, tag = key
-        self._tokens -= answer.tokens
-        self._counted.discard(key)
-        self._tags[secret].remove(tag)
-        if not self._tags[secret]:
-            del self._tags[secret]
+    def _insert(self, secret: Secret, tag: bytes, answer: KnownAnswer) -> None:
+        alike = self._answers.get(secret) or {}
+        alike.pop(tag, None)
+        alike[tag] = _Remembered(answer)
+        if len(alike) > _MAX_ALIKE:
+            del alike[next(iter(alike))]
+        tokens = sum(each.answer.tokens for each in alike.values())
+        self._answers.put(secret, alike, size=tokens)
 
     def _secret(self, said: AnswerMeaning, tenant: str) -> Secret:
         # does not depend on the thought, because clients leave it out

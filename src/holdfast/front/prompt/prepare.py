@@ -36,7 +36,7 @@ from holdfast.front.prompt.known_answers import PastAnswers
 from holdfast.front.prompt.limits import check_limits, check_token_ids, with_model_defaults
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.template_probes import opens_thought
-from holdfast.front.prompt.text_places import breakpoint_places, pinned_prefixes
+from holdfast.front.prompt.text_places import breakpoint_places, marked_prefixes
 from holdfast.front.prompt.tokenize import (
     EncodedText,
     RememberedText,
@@ -50,6 +50,7 @@ from holdfast.front.request import (
     CacheBreakpoint,
     ChatPrompt,
     GenerationRequest,
+    MarkedPrefix,
     PlacedAnswer,
     PlacedImage,
     Prompt,
@@ -60,7 +61,7 @@ from holdfast.front.structured.answer import AnswerGrammar, answer_grammar
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import PLAIN
 from holdfast.models.model_folder import planned_answer_tokens
-from holdfast.wire.commands import PinnedPrefix, SequenceRequest, ThinkingBudget
+from holdfast.wire.commands import SequenceRequest, ThinkingBudget
 from holdfast.wire.events import ModelInfo
 from holdfast.wire.images import ImageLayout, image_keys
 from holdfast.wire.requests import SAMPLING_RANGES, TokenIds
@@ -92,7 +93,7 @@ class Prepared:
     opening: str | None = None
     put_back_tokens: int = 0  # tokens of past answers, put into the prompt as generated
     dropped_tokens: int = 0  # tokens of past answers that the prompt does not contain as generated
-    breakpoints: tuple[PinnedPrefix, ...] = ()  # the client's cache breakpoints
+    breakpoints: tuple[MarkedPrefix, ...] = ()  # up to the client's cache breakpoints, ascending
     # a budget of 0 tokens, which ends a thought at once; None if no marker ends this model's
     # thoughts
     thought_end: ThinkingBudget | None = None
@@ -144,13 +145,13 @@ def prepare(
     grammar = answer_grammar(request, bundle.dialect, prompt=prompt, limits=limits, tools=tools)
     tokens = _checked_tokens(request, bundle, prompt, info=info, layouts=layouts)
     thought_end = _thought_end(request, bundle, in_reasoning=prompt.in_reasoning)
-    pins = pinned_prefixes(request.prompt, tokens)
+    marked = marked_prefixes(request.prompt, tokens)
     sequences = _sequences(
         request,
         bundle,
         tokens,
         grammar,
-        pins=pins,
+        marked=marked,
         thought_end=thought_end,
         info=info,
         layouts=layouts,
@@ -162,7 +163,7 @@ def prepare(
         opening=prompt.opening,
         put_back_tokens=tokens.put_back_tokens,
         dropped_tokens=prompt.dropped_tokens,
-        breakpoints=pins,
+        breakpoints=marked,
         thought_end=thought_end,
         unenforced=grammar.unenforced,
         shortened=None if left_out is None else request.prompt,
@@ -654,7 +655,7 @@ def _sequences(
     tokens: PromptTokens,
     grammar: AnswerGrammar,
     *,
-    pins: tuple[PinnedPrefix, ...],
+    marked: tuple[MarkedPrefix, ...],
     thought_end: ThinkingBudget | None,
     info: ModelInfo,
     layouts: Layouts,
@@ -692,8 +693,7 @@ def _sequences(
             service=request.service,
             thinking_budget=budget,
             predicted_token_ids=predicted,
-            branch_points=tuple(sorted({*tokens.branch_points, *(pin.tokens for pin in pins)})),
-            pins=() if index else pins,
+            branch_points=tuple(sorted({*tokens.branch_points, *(each.tokens for each in marked)})),
             session_id=request.session_id,
             is_alternative=index > 0,
         )

@@ -38,9 +38,8 @@ from holdfast.front.prompt.images import (
 )
 from holdfast.front.prompt.template_process import SandboxedTemplate
 from holdfast.front.prompt.template_worker import RENDER_ERRORS
-from holdfast.front.prompt.tool_definitions import KeptTool, complete_tool
-from holdfast.front.request import RESERVED_TEMPLATE_ARGUMENTS, ChatPrompt
 from holdfast.front.prompt.tool_definitions import KeptPart, complete_tool
+from holdfast.front.request import RESERVED_TEMPLATE_ARGUMENTS, ChatPrompt
 from holdfast.models.chat_templates import template_sources
 from holdfast.models.tokenizer_files import named_special_tokens, read_json
 from holdfast.wire.images import VisionInfo

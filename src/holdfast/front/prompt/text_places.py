@@ -21,8 +21,7 @@ from holdfast.front.prompt.conversation import Message
 from holdfast.front.prompt.images import image_mark
 from holdfast.front.prompt.template import ChatTemplate, common_prefix
 from holdfast.front.prompt.tokenize import Guard, well_formed
-from holdfast.front.request import CacheBreakpoint, ChatPrompt, Prompt, PromptTokens
-from holdfast.wire.commands import PinnedPrefix
+from holdfast.front.request import CacheBreakpoint, ChatPrompt, MarkedPrefix, Prompt, PromptTokens
 
 # maximum number of characters that a template may write before an answer, such as the marker that
 # opens a thought
@@ -255,10 +254,10 @@ def breakpoint_places(
     )
 
 
-def pinned_prefixes(prompt: Prompt, tokens: PromptTokens) -> tuple[PinnedPrefix, ...]:
-    """The prefixes that the breakpoints of a prompt pin, in ascending order.
+def marked_prefixes(prompt: Prompt, tokens: PromptTokens) -> tuple[MarkedPrefix, ...]:
+    """The prefixes up to the breakpoints of a prompt, in ascending order.
 
-    If breakpoints coincide, the longest pinning time applies.
+    If breakpoints coincide, the longest time applies.
     """
     if not isinstance(prompt, ChatPrompt):
         return ()
@@ -266,7 +265,7 @@ def pinned_prefixes(prompt: Prompt, tokens: PromptTokens) -> tuple[PinnedPrefix,
     for at, each in zip(tokens.breakpoints, prompt.cache_breakpoints, strict=True):
         if at:
             longest[at] = max(each.seconds, longest.get(at, 0.0))
-    return tuple(PinnedPrefix(tokens=at, seconds=longest[at]) for at in sorted(longest))
+    return tuple(MarkedPrefix(tokens=at, seconds=longest[at]) for at in sorted(longest))
 
 
 def _normal(at: CacheBreakpoint, asked: Sequence[Any]) -> CacheBreakpoint:

@@ -24,8 +24,8 @@ from tokenizers import Tokenizer as Backend
 from holdfast.config import DEFAULT_MODEL
 from holdfast.errors import UnusableModel
 from holdfast.front.answers.pieces import TokenPieces
-from holdfast.front.prompt.lru_cache import LruCache
 from holdfast.front.prompt.text_splits import find_splits
+from holdfast.lru_cache import LruCache
 from holdfast.models.tokenizer_files import (
     add_missing_tokens,
     end_token_ids,

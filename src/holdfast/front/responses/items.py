@@ -16,11 +16,14 @@ import msgspec
 from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
-from holdfast.front.images.sources import IMAGE, ImageSource, with_image
+from holdfast.front.images.sources import (
+    left_out_note,
+    unreadable_part,
+    with_notes,
+)
 from holdfast.front.output import separator
 from holdfast.front.records.responses import Item
 from holdfast.front.request import ChatPrompt, GenerationRequest, Thinking, ToolChoice
-from holdfast.front.images.sources import left_out_note, unreadable_part, with_notes
 from holdfast.front.responses.hosted_items import (
     answered_calls,
     call_of,

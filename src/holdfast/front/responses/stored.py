@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, NonNegativeInt
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -59,26 +59,20 @@ _LOST = ResponseFailure(
     message="the server stopped before the response was complete",
     advice="wait",
 )
-_QUERY: Mapping[str, tuple[Shape, str]] = {
+_QUERY: Mapping[str, tuple[Any, str]] = {
     "limit": (
-        {"type": "integer", "minimum": 1, "maximum": _MOST_LISTED},
+        Annotated[int, Field(ge=1, le=_MOST_LISTED)],
         f"Maximum number of items; default: {_LISTED}.",
     ),
-    "order": (
-        {"type": "string", "enum": ["asc", "desc"]},
-        "asc: oldest first; desc: newest first (default).",
-    ),
-    "after": ({"type": "string"}, "Begin after the item with this id."),
-    "stream": ({"type": "boolean"}, "Stream the events of the response, including future ones."),
-    "starting_after": (
-        {"type": "integer", "minimum": 0},
-        "With stream: begin after the event with this number.",
-    ),
+    "order": (Literal["asc", "desc"], "asc: oldest first; desc: newest first (default)."),
+    "after": (str, "Begin after the item with this id."),
+    "stream": (bool, "Stream the events of the response, including future ones."),
+    "starting_after": (NonNegativeInt, "With stream: begin after the event with this number."),
     "include[]": (
-        {"type": "array", "items": {"type": "string"}},
+        list[str],
         "For a response: reasoning.encrypted_content adds that field. Other values have no effect.",
     ),
-    "cache_salt": ({"type": "string"}, "The cache_salt of the request that created the record."),
+    "cache_salt": (str, "The cache_salt of the request that created the record."),
 }
 _PAGE = ("limit", "order", "after", "include[]")
 _SALT_BELONGS_IN_THE_QUERY = UnsupportedFields(

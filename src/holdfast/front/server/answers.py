@@ -27,10 +27,9 @@ from holdfast.front.output import (
     text_of,
     tool_calls_of,
 )
-from holdfast.front.request import GenerationRequest, Truncation
+from holdfast.front.request import GenerationRequest, MarkedPrefix, Truncation
 from holdfast.front.server.access import Caller
 from holdfast.front.server.problem import Problem, problem_of
-from holdfast.wire.commands import PinnedPrefix
 from holdfast.wire.events import CacheOutcome
 from holdfast.wire.requests import SamplingParams
 
@@ -255,7 +254,7 @@ class TokenCounts:
     accepted_tokens: int = 0  # part of completion_tokens that was drafted
     rejected_tokens: int = 0  # drafted, but not part of the answer
     thought_ended_by: ThoughtEnder | None = None  # None: no thought was interrupted
-    breakpoints: tuple[PinnedPrefix, ...] = ()  # the client's cache breakpoints, ascending
+    breakpoints: tuple[MarkedPrefix, ...] = ()  # the client's cache breakpoints, ascending
     left_out: TruncatedPart | None = (
         None  # part of the client's prompt that did not fit the context
     )

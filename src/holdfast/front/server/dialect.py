@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import Struct
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -283,7 +283,7 @@ def request_of(model: type[BaseModel], *, required: bool = True) -> Shape:
 
 
 def query_of(parameters: Mapping[str, tuple[Any, str]]) -> Shape:
-    """Describe the optional query parameters of an operation: name → schema and description."""
+    """Describe the optional query parameters of an operation: name → type and description."""
     return {
         "parameters": [
             {
@@ -291,9 +291,9 @@ def query_of(parameters: Mapping[str, tuple[Any, str]]) -> Shape:
                 "in": "query",
                 "required": False,
                 "description": description,
-                "schema": schema,
+                "schema": kind,
             }
-            for name, (schema, description) in parameters.items()
+            for name, (kind, description) in parameters.items()
         ]
     }
 
@@ -367,10 +367,13 @@ def description(table: DialectTable, *, version: str) -> dict[str, Any]:
 def _described(served: Operation, failure: Shape) -> dict[str, Any]:
     name = getattr(served.handler, "__name__", served.path)
     parameters: list[Any] = [
-        {"name": each, "in": "path", "required": True, "schema": {"type": "string"}}
+        {"name": each, "in": "path", "required": True, "schema": str}
         for each in _VARIABLE.findall(served.path)
     ]
     parameters += served.shape.get("parameters", ())
+    parameters = [
+        {**each, "schema": TypeAdapter(each["schema"]).json_schema()} for each in parameters
+    ]
     place = re.sub(r"\W", "_", _VARIABLE.sub(r"{\1}", served.path))
     return {
         "summary": name.replace("_", " ").title(),
@@ -384,6 +387,8 @@ def _described(served: Operation, failure: Shape) -> dict[str, Any]:
 
 def _with_references(node: Any, types: dict[str, type]) -> Any:
     """The description with a reference in place of each type. The types are added to `types`."""
+    if node is str:
+        return {"type": "string"}
     if isinstance(node, type):
         same = types.setdefault(node.__name__, node)
         assert same is node, f"two types are called {node.__name__}"

@@ -35,7 +35,13 @@ from holdfast.front.output import Embedding, OutputEvent, Relevance, TruncatedPa
 from holdfast.front.prompt.dialects import DialectReport
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.records.responses import ResponseStore
-from holdfast.front.request import EmbeddingRequest, EncodedPrompt, GenerationRequest, RankRequest
+from holdfast.front.request import (
+    EmbeddingRequest,
+    EncodedPrompt,
+    GenerationRequest,
+    MarkedPrefix,
+    RankRequest,
+)
 from holdfast.front.server.access import AnswersAtOnce, Drain, KeyRing, Seal
 from holdfast.front.server.held_answers import HeldAnswer, HeldAnswers
 from holdfast.front.server.misses import RecentMisses
@@ -47,7 +53,6 @@ from holdfast.front.telemetry.request_log import RequestRecord, current_record
 from holdfast.front.telemetry.traces import Traces
 from holdfast.machine.clocks import awake_clock, awake_timeout
 from holdfast.models.adapter_folder import SEPARATOR
-from holdfast.wire.commands import PinnedPrefix
 from holdfast.wire.events import WorkerStatistics
 from holdfast.wire.requests import SamplingParams
 from holdfast.wire.sessions import SessionCommand, SessionInfo
@@ -68,7 +73,7 @@ class OutputStream(Protocol):
     put_back_tokens: int  # tokens of earlier answers that the prompt contains as generated
     dropped_tokens: int  # tokens of earlier answers that the chat template left out
     sampling: SamplingParams  # the request's parameters, completed by the model's defaults
-    breakpoints: tuple[PinnedPrefix, ...]  # the client's cache breakpoints, ascending
+    breakpoints: tuple[MarkedPrefix, ...]  # the client's cache breakpoints, ascending
     unenforced: tuple[str, ...]  # schema keywords that the grammar does not enforce, as paths
     left_out: (
         TruncatedPart | None
@@ -437,7 +442,7 @@ class MergedStream:
         self.put_back_tokens = sum(stream.put_back_tokens for stream in streams)
         self.dropped_tokens = sum(stream.dropped_tokens for stream in streams)
         self.sampling = streams[0].sampling
-        self.breakpoints: tuple[PinnedPrefix, ...] = ()  # set only for requests with one prompt
+        self.breakpoints: tuple[MarkedPrefix, ...] = ()  # set only for requests with one prompt
         left_out = [stream.left_out for stream in streams if stream.left_out is not None]
         self.left_out = (
             TruncatedPart(tokens=sum(each.tokens for each in left_out)) if left_out else None

@@ -11,12 +11,10 @@ import itertools
 import logging
 from collections.abc import Sequence
 from functools import cache
-from typing import Literal
 
 import mlx.core as mx
 
-from holdfast.kernels.decode_attention import Bits
-from holdfast.worker.engine.host_decoding import bits_of
+from holdfast.worker.kv.bits import BITS
 from holdfast.worker.kv.layer import LayerKV
 from holdfast.worker.kv.quantized import dequantized, fit_for, quantized
 
@@ -34,7 +32,7 @@ def attend(layer: LayerKV, seen: int, queries: mx.array, *, sinks: mx.array | No
     keys, values = layer.form()
     grouped = queries.astype(mx.float32).reshape(1, keys.heads, -1, keys.dimension)
     runs = [_pair(arrays, keys.heads, low, high) for arrays, low, high in layer.stored(seen)]
-    key_bits, value_bits = bits_of(layer)
+    key_bits, value_bits = BITS[layer.kv_bits]
     scores = [_product(grouped, of_keys, key_bits, transpose=True) for of_keys, _ in runs]
     ends = list(itertools.accumulate(part.shape[3] for part in scores))
     if sinks is not None:
@@ -64,8 +62,7 @@ def _agrees(tokens: int) -> bool:
     stored = mx.random.normal((1, 2, tokens, 96), key=mx.random.key(tokens))
     queries = mx.random.normal((1, 2, 4, 96), key=mx.random.key(0))
     weights = mx.softmax(mx.random.normal((1, 2, 4, tokens), key=mx.random.key(1)), axis=-1)
-    all_bits: tuple[Literal[8, 5, 4], ...] = (8, 5, 4)
-    for dimension, bits in itertools.product((64, 96), all_bits):
+    for dimension, bits in itertools.product((64, 96), (8, 5, 4)):
         arrays = quantized(stored[..., :dimension], bits)
         plain = dequantized(arrays, bits=bits, dtype=mx.float32)
         for left, transpose in ((queries[..., :dimension], True), (weights, False)):
@@ -88,9 +85,7 @@ def _pair(
     return arrays[:half], arrays[half:]
 
 
-def _product(
-    left: mx.array, stored: Sequence[mx.array], bits: Bits, *, transpose: bool
-) -> mx.array:
+def _product(left: mx.array, stored: Sequence[mx.array], bits: int, *, transpose: bool) -> mx.array:
     """The product with stored keys (transposed) or values: one array, or codes, scales, biases."""
     if len(stored) == 1:
         (array,) = stored

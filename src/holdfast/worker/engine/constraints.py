@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.errors import HoldfastError, InvalidRequest, ModelLoadError
+from holdfast.lru_cache import LruCache
 from holdfast.models.tokenizer_files import (
     add_missing_tokens,
     end_token_ids,
@@ -160,7 +160,7 @@ class Grammars:
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: LruCache[str, LLMatcher] = LruCache(KEPT_GRAMMARS)
 
     def prepare(self) -> None:
         """If the tokenizer is large, start to build it in a thread. Does not wait."""
@@ -177,10 +177,8 @@ class Grammars:
         InvalidRequest if the grammar is invalid, or if the model's tokenizer cannot be used for
         grammars.
         """
-        compiled = self._compiled.pop(grammar, None) or self._compile(grammar)
-        self._compiled[grammar] = compiled
-        if len(self._compiled) > KEPT_GRAMMARS:
-            self._compiled.popitem(last=False)
+        compiled = self._compiled.get(grammar) or self._compile(grammar)
+        self._compiled.put(grammar, compiled)
         tokenizer = self._built()
         known = tokenizer.eos_tokens
         own = tuple(

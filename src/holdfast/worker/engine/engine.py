@@ -30,8 +30,8 @@ from holdfast.wire.commands import SequenceRequest, ThinkingBudget
 from holdfast.wire.events import TokenLogprob
 from holdfast.wire.images import ImageAnswer, ImageCommand
 from holdfast.wire.requests import RequestId, SamplingParams, TokenIds
+from holdfast.worker.engine.backend import Scores
 from holdfast.worker.engine.constraints import Constraints, SequenceConstraint
-from holdfast.worker.engine.host_sampling import Scores
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.plan import BLOCK_TOKENS, KeepPolicy, Span, SpanResult, StepPlan
 from holdfast.worker.engine.sampling import (
@@ -130,7 +130,7 @@ class Engine:
         Running ahead does not pay on a CPU: there, launching takes almost as long as the step
         itself, because MLX queues only a few tasks.
         """
-        return mx.default_device() != mx.Device(mx.cpu)
+        return self._runner.backend.runs_ahead
 
     @property
     def embedding_dimensions(self) -> int:

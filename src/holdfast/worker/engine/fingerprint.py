@@ -40,24 +40,20 @@ _IRRELEVANT_KEYS = frozenset(
 # source files of Holdfast that affect the numbers in a cached state
 _OWN_CODE = (
     "worker/engine/adapters.py",
+    "worker/engine/backend.py",
     "worker/engine/code_attention.py",
     "worker/engine/lora.py",
-    "worker/engine/fast_on_cpu.py",
-    "worker/engine/host_decoder.py",
-    "worker/engine/packed_layers.py",
     "worker/engine/seams.py",
     "worker/engine/weight_format.py",
-    "worker/engine/host_attention.py",
-    "worker/engine/host_decoding.py",
     "worker/engine/sequence.py",
     "worker/engine/layouts.py",
     "worker/vision/*.py",
     "models/images.py",
     "wire/images.py",
     "worker/engine/views.py",
-    "kernels/*.py",
-    "kernels/*.c",
-    "kernels/*.h",
+    "worker/cpu/**/*.py",
+    "worker/cpu/**/*.c",
+    "worker/cpu/**/*.h",
     "worker/kv/*.py",
 )
 

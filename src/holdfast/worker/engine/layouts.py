@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from holdfast.wire.requests import RequestId
-from holdfast.worker.engine import fast_on_cpu, host_decoder
+from holdfast.worker.engine.backend import in_use
 from holdfast.worker.engine.lora import Adapters
 from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.engine.seams import HeadSeam, LaterLogits, StepLogits
@@ -48,6 +48,7 @@ class Runner(ABC):
     attends_to_parts: whether keys and values may be in several buffers.
     shares: whether running sequences share the buffers of a common prefix (`choose_sharing`);
         otherwise each sequence has its own buffer.
+    backend: what computes in place of MLX.
     adapters: the model's LoRA adapters; None if it has none.
     mixes_adapters: whether sequences with different adapters share a forward pass
         (`probe.choose_mixing`); otherwise a step has one for each adapter.
@@ -66,7 +67,8 @@ class Runner(ABC):
         self._model = model
         self._head = head
         self._pairs: tuple[tuple[HeadsForm, HeadsForm], ...] = ()
-        self._rotations = fast_on_cpu.Rotations()
+        self.backend = in_use()
+        self._operations = self.backend.operations(transposes_once=self.mixes_chunks)
 
     @property
     def model(self) -> Any:
@@ -93,7 +95,12 @@ class Runner(ABC):
             pairs = iter(self._pairs)
             layers = [
                 layer.with_leaves(
-                    QuantizedKV(kv_bits, form=next(pairs), block_tokens=block_tokens)
+                    QuantizedKV(
+                        kv_bits,
+                        form=next(pairs),
+                        block_tokens=block_tokens,
+                        dequantize=self.backend.dequantize,
+                    )
                     if leaf.grows
                     else leaf
                     for leaf in layer.leaves()
@@ -150,9 +157,7 @@ class Runner(ABC):
 
     def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
         """Run the model on these spans. Lazy."""
-        if not context.composes_attention or not fast_on_cpu.is_on():
-            return self._forward(spans, context)
-        with fast_on_cpu.step(self._rotations, transposes_once=self.mixes_chunks):
+        with self._operations.step():
             return self._forward(spans, context)
 
     def _forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
@@ -206,11 +211,11 @@ class RowsRunner(Runner):
 
     def __init__(self, model: Any, head: HeadSeam | None) -> None:
         super().__init__(model, head)
-        self._decoder = host_decoder.of(model)
+        self._whole_steps = self.backend.whole_steps(model)
 
     def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
-        if self._decoder is not None and context.runs_in_c:
-            logits = self._decoder.forward(spans)
+        if self._whole_steps is not None and context.computes_whole_steps:
+            logits: StepLogits | None = self._whole_steps(spans)
             if logits is not None:
                 return logits
         groups = _images_apart(spans)
@@ -228,7 +233,7 @@ class RowsRunner(Runner):
             for each in spans
             for position in range(each.span.start, each.span.start + each.span.tokens)
         ]
-        offset = self._rotations.share(mx.array(positions))
+        offset = self._operations.share(mx.array(positions))
         caches = _views(
             spans,
             lambda layers: RowsView(layers, tokens=tokens, offset=offset, context=context),
@@ -274,7 +279,7 @@ class SplitRunner(Runner):
         return _in_order(spans, groups, logits)
 
     def _decode(self, spans: list[SequenceSpan], context: StepContext) -> StepLogits:
-        offset = self._rotations.share(mx.array([each.span.start for each in spans]))
+        offset = self._operations.share(mx.array([each.span.start for each in spans]))
 
         def view_of_kv(layers: Sequence[LayerKV]) -> RowsView | GatherView:
             if self._gather is not None:
@@ -509,10 +514,10 @@ def choose_sharing(runner: Runner, *, composes_attention: bool | None = None) ->
     to `runner.reason`.
 
     composes_attention: whether attention is composed of matrix products, which can take keys and
-    values in several buffers; None: determine it from the device.
+    values in several buffers; None: as the backend does.
     """
     if composes_attention is None:
-        composes_attention = StepContext().composes_attention
+        composes_attention = runner.backend.composes_attention
     if not any(leaf.can_share for layer in runner.fresh_layers() for leaf in layer.leaves()):
         return
     runner.shares = runner.attends_to_parts and composes_attention

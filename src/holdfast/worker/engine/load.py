@@ -33,7 +33,8 @@ from holdfast.models.model_folder import (
 )
 from holdfast.models.quantization import HOW_TO_CONVERT
 from holdfast.models.weight_files import checked_tensors, tensor_bytes
-from holdfast.worker.engine import host_decoder, packed_layers, seams, weight_format
+from holdfast.worker.engine import seams, weight_format
+from holdfast.worker.engine.backend import in_use
 from holdfast.worker.engine.fingerprint import model_fingerprint
 from holdfast.worker.engine.lora import Adapters, attach
 from holdfast.worker.engine.seams import HEAD_NAMES
@@ -96,7 +97,7 @@ class LoadedModel:
     vocab_size: int
     platform: platform.PlatformReport
     computed_as: str  # the format of the weights, as it counts for the model's fingerprint
-    kept_layers: int  # layers whose weights stay as they are stored (`packed_layers`)
+    kept_layers: int  # layers whose weights stay as they are stored
     note: str = ""  # why the weights are not in the preferred format; empty if they are
     adapter_files: tuple[AdapterFiles, ...] = ()
     adapters: Adapters | None = None  # None if there are none
@@ -151,7 +152,6 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
             model,
             dtype=settings.dtype,
             dequantize=settings.dequantize,
-            on_cpu=report.device == "cpu",
             available_bytes=available_bytes,
         )
         parameters = weight_format.parameter_count(model)
@@ -161,9 +161,10 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
     with _one_line_errors(folder):
         adapters = attach(model, adapter_files, compute_dtype=dtype)
     images, images_refused = _image_processor(folder, stored_config, model)
-    kept_layers = packed_layers.count(model)
-    if adapters is None and report.device == "cpu":
-        host_decoder.attach(model, dtype)
+    backend = in_use()
+    kept_layers = sum(map(backend.is_kept, cast("Any", model).modules()))
+    if adapters is None:
+        backend.prepare(model, dtype)
     adapter_bytes = 0 if adapters is None else adapters.nbytes
     return LoadedModel(
         model=model,

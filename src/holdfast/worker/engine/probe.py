@@ -45,6 +45,7 @@ from holdfast.errors import ModelLoadError
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.adapters import adapt
+from holdfast.worker.engine.backend import in_use
 from holdfast.worker.engine.engine import Engine, KVCosts
 from holdfast.worker.engine.kv_forms import KVForms
 from holdfast.worker.engine.layouts import (
@@ -606,9 +607,9 @@ def _staggered(
         spans = [SequenceSpan(live[index], queues[index].pop(0)) for index in active]
         for index, each in zip(active, spans, strict=True):
             live[index].drawn = mx.array([cases[index].tokens[each.span.start]])
-        # On a CPU, numpy and the C kernel would compute attention over long contexts only; here
-        # they do so in every other step.
-        on_host = StepContext(host_scores=0, decode_scores=0, runs_in_c=False)
+        # A backend may compute attention over long contexts only; here it does so in every other
+        # step.
+        on_host = StepContext(backend=runner.backend.eager(), computes_whole_steps=False)
         context = on_host if step % 2 == 0 else StepContext()
         logits = runner.forward(spans, context).drawn
         mx.eval(logits, [list(each.sequence.live.arrays()) for each in spans])
@@ -651,9 +652,10 @@ def _spans(case: _Case, request_id: str, boundaries: Iterable[int]) -> list[Span
 def warnings_about_kernels(model: Any, *, force: bool = False) -> tuple[str, ...]:
     """Warnings if this model's attention over long contexts is wrong on this device; else empty.
 
-    Device thread only. force: check even on a CPU, which has no separate kernels for long contexts.
+    Device thread only. force: check even without fused kernels, of which long contexts have their
+    own.
     """
-    if mx.default_device() == mx.Device(mx.cpu) and not force:
+    if in_use().composes_attention and not force:
         return ()
     with heard_shapes() as shapes:
         mx.eval(model(mx.array([[0]]), cache=own_caches(model)))

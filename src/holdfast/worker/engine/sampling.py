@@ -1,7 +1,7 @@
 """Samples one token for each row of a step's logits, on the device, with any mix of parameters.
 
-Nothing is read back from a GPU. On a CPU, numpy samples from large vocabularies (`host_sampling`),
-and has to wait for the logits.
+Nothing is read back from a GPU. The backend of a CPU samples from large vocabularies itself, and has
+to wait for the logits.
 
 Order: logit bias; repetition, presence and frequency penalties; computing the log-probabilities;
 the grammar's mask; temperature, top-k, top-p, min-p; choosing the token. A row's token depends only
@@ -16,21 +16,14 @@ from functools import cache
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from holdfast.errors import InvalidRequest
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SAMPLING_RANGES, SamplingParams
+from holdfast.worker.engine.backend import Draw, DrawKind, Scores, in_use
 from holdfast.worker.engine.constraints import SequenceConstraint, Words
-from holdfast.worker.engine.host_sampling import (
-    Scores,
-    draw_on_host,
-    drawing_pays,
-    rows_of,
-    score_on_host,
-    scoring_pays,
-)
 from holdfast.worker.engine.sampling_draw import (
-    DrawKind,
     draw,
     draw_key,
     draw_kind,
@@ -362,10 +355,9 @@ def sample(
     if any(row.edits is not None for row in rows):
         logits = _edited(logits.astype(mx.float32), rows)
     drawable = with_masks(logits, limits)
-    draws_on_host = any(drawing_pays(row.kind, vocab_size=logits.shape[-1]) for row in rows)
-    if is_computed or draws_on_host:
+    if is_computed or any(_drawer(row.kind, logits) is not None for row in rows):
         drawable = drawable.astype(mx.float32)
-        maxima = rows_of(drawable).max(axis=-1)
+        maxima = _rows_of(drawable).max(axis=-1)
         peaks, ok = mx.array(maxima), mx.array(np.isfinite(maxima))
     else:
         # NaN if the row contains one, as in numpy
@@ -384,13 +376,15 @@ def score_tokens(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) ->
     logits: [n, vocab], any float dtype. token_ids: int [n], the given token of each row.
     """
     logits = logits.astype(mx.float32)
-    if scoring_pays(vocab_size=logits.shape[-1]):
-        return score_on_host(logits, token_ids, top_logprobs=min(top_logprobs, logits.shape[-1]))
+    top_logprobs = min(top_logprobs, logits.shape[-1])
+    scores = in_use().score(logits, token_ids, top_logprobs=top_logprobs)
+    if scores is not None:
+        return scores
     total = mx.logsumexp(logits, axis=-1, keepdims=True)
     chosen = (mx.take_along_axis(logits, token_ids[:, None], axis=-1) - total)[:, 0]
     if top_logprobs == 0:
         return Scores(chosen=chosen)
-    values, ids = largest(logits, count=min(top_logprobs, logits.shape[-1]))
+    values, ids = largest(logits, count=top_logprobs)
     return Scores(chosen=chosen, top=(ids, values - total))
 
 
@@ -430,18 +424,24 @@ def _draw_kind(
     kind = rows[0].kind
     if kind.greedy:
         if is_computed:
-            return mx.array(rows_of(logits).argmax(axis=-1).astype(np.uint32))
+            return mx.array(_rows_of(logits).argmax(axis=-1).astype(np.uint32))
         return mx.argmax(logits, axis=-1)
     keys = [draw_key(seed=row.seed, position=row.position) for row in rows]
-    if drawing_pays(kind, vocab_size=logits.shape[-1]):
-        return draw_on_host(logits, params=[row.params for row in rows], keys=keys)
-    return draw(
-        logits.astype(mx.float32),
-        kind=kind,
-        params=[row.params for row in rows],
-        keys=keys,
-        peaks=peaks,
-    )
+    params = [row.params for row in rows]
+    drawer = _drawer(kind, logits)
+    if drawer is not None:
+        return drawer(logits, params=params, keys=keys)
+    return draw(logits.astype(mx.float32), kind=kind, params=params, keys=keys, peaks=peaks)
+
+
+def _drawer(kind: DrawKind, logits: mx.array) -> Draw | None:
+    return in_use().drawer(kind, vocab_size=logits.shape[-1])
+
+
+def _rows_of(logits: mx.array) -> npt.NDArray[np.float32]:
+    """Evaluate float32 logits, [rows, vocab], and return a numpy view of them."""
+    mx.eval(logits)
+    return np.array(logits, copy=False)
 
 
 def _by_groups(groups: Sequence[tuple[list[int], Callable[[], mx.array]]]) -> mx.array:

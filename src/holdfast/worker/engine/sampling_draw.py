@@ -9,12 +9,12 @@ temperature, and weights are their exponentials: the likeliest token has weight 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import wraps
 
 import mlx.core as mx
 
 from holdfast.wire.requests import SamplingParams
+from holdfast.worker.engine.backend import DrawKind, in_use
 
 GREEDY_BELOW = 1e-5  # below this temperature, fp32 cannot show a difference from greedy sampling
 # Higher temperatures are lowered to this one. They would sample the same tokens, but
@@ -24,13 +24,6 @@ BLOCK = 128  # tokens per block: first a block is sampled, by its summed weight,
 SEARCH_BLOCK = 32  # tokens per block: only the blocks with the largest maxima are searched
 _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
-
-
-def on_host() -> bool:
-    """Whether MLX computes on a CPU, where its exponentials take 13 ns each and numpy can read the
-    logits.
-    """
-    return mx.default_device() == mx.Device(mx.cpu)
 
 
 def fused_on_gpus(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -43,21 +36,9 @@ def fused_on_gpus(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
     @wraps(function)
     def call(*arrays: mx.array) -> mx.array:
-        return function(*arrays) if on_host() else fused(*arrays)
+        return fused(*arrays) if in_use().fuses_operations else function(*arrays)
 
     return call
-
-
-@dataclass(frozen=True, slots=True)
-class DrawKind:
-    """How a row is sampled. Rows of one kind are sampled together, by the same operations.
-
-    nucleus: whether top-p is on.
-    """
-
-    greedy: bool = False
-    candidates: int = 0  # at least the row's top-k; 0: no top-k
-    nucleus: bool = False
 
 
 def draw_kind(params: SamplingParams, *, vocab_size: int) -> DrawKind:

@@ -27,6 +27,7 @@ import importlib
 import importlib.util
 import resource
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,7 +40,6 @@ from mlx.nn.layers.base import Module
 
 from holdfast.errors import ModelLoadError
 from holdfast.wire.requests import RequestId
-from holdfast.worker.engine import packed_layers
 
 _NAME = "scaled_dot_product_attention"
 _MARK = "_holdfast_plain_attention"
@@ -125,6 +125,31 @@ def prepare_vision() -> None:
     with _open_files_limit_kept():
         importlib.import_module("mlx_vlm.utils")
         install("mlx_vlm.models")
+
+
+class _Graph(threading.local):
+    is_only_graph = False
+
+
+_graph = _Graph()
+
+
+@contextmanager
+def only_graph() -> Iterator[None]:
+    """Within the block, this thread runs a model for its graph, most of which is never evaluated:
+    layers must not compute anything themselves.
+    """
+    before = _graph.is_only_graph
+    _graph.is_only_graph = True
+    try:
+        yield
+    finally:
+        _graph.is_only_graph = before
+
+
+def is_only_graph() -> bool:
+    """Whether this thread is inside `only_graph`."""
+    return _graph.is_only_graph
 
 
 class HeadSeam:
@@ -221,7 +246,7 @@ class HeadSeam:
         self._instead = rows
         self.used = False
         try:
-            with packed_layers.lazy():
+            with only_graph():
                 logits: mx.array = self._model(mx.zeros((1, 1), dtype=mx.int32))
         finally:
             self._instead = None

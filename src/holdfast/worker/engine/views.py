@@ -15,8 +15,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from holdfast.worker.engine import code_attention, host_attention, host_decoding
-from holdfast.worker.engine.host_attention import AttentionSpan
+from holdfast.worker.engine import code_attention
+from holdfast.worker.engine.backend import AttentionSpan, Backend, in_use
 from holdfast.worker.kv.layer import LayerKV, are_alike, joined
 from holdfast.worker.kv.recurrent import RecurrentState
 
@@ -33,61 +33,23 @@ class WindowMask:
     window: int | None
 
 
-def attend_one(queries: mx.array, parts: Sequence[tuple[mx.array, mx.array]]) -> mx.array:
-    """Attention of one query per head, as two matrix products per key head. For CPUs.
-
-    queries: scaled, [1, heads, 1, head_dim]. parts: adjoining keys and values, [1, kv_heads,
-    tokens, head_dim].
-
-    The heads that share a key head are the rows of one product, so that BLAS packs the keys once:
-    on the CPU, this is 1.4 to 2.2 times as fast as mx.fast, which packs them for every head. The
-    softmax is computed in float32, so the result is as exact as that of mx.fast. In bf16, it would
-    change logits by 2 % of the effect of one changed context token.
-    """
-    heads = queries.shape[1]
-    kv_heads = parts[0][0].shape[1]
-    grouped = queries.reshape(1, kv_heads, heads // kv_heads, queries.shape[3])
-    scores = [grouped @ keys.swapaxes(-1, -2) for keys, _ in parts]
-    if len(parts) == 1:
-        attended = mx.softmax(scores[0], axis=-1, precise=True) @ parts[0][1]
-    else:
-        weights = mx.softmax(mx.concatenate(scores, axis=-1), axis=-1, precise=True)
-        of_parts = mx.split(
-            weights, list(itertools.accumulate(part.shape[3] for part in scores[:-1])), axis=-1
-        )
-        terms = [weight @ values for weight, (_, values) in zip(of_parts, parts, strict=True)]
-        attended = sum(terms[1:], start=terms[0])
-    return attended.reshape(1, heads, 1, attended.shape[3])
-
-
 @dataclass(slots=True)
 class StepContext:
     """Data that the layers of one step share: how attention is computed, and causal masks.
 
-    composes_attention: attention is composed of matrix products because there is no fused kernel;
-        rotations have none either (`fast_on_cpu`).
+    backend: what computes in place of MLX.
+    composes_attention: attention is composed of matrix products (`Backend.composes_attention`).
     attends_to_parts: attention goes through the seam (`seams`), which takes keys and values in
         several parts.
     reads_codes: MLX computes decode steps over quantized keys and values without dequantizing them.
-    host_scores: if attention is composed, numpy computes it for at least this many attention
-        scores (products of a query and a key).
-    decode_scores: if attention is composed, the C kernel computes decode steps with at least this
-        many attention scores.
-    runs_in_c: forward passes may be computed by `HostDecoder`.
+    computes_whole_steps: the backend may compute a forward pass as a whole.
     """
 
-    composes_attention: bool = field(
-        default_factory=lambda: mx.default_device() == mx.Device(mx.cpu)
-    )
+    backend: Backend = field(default_factory=in_use)
+    composes_attention: bool = field(default_factory=lambda: in_use().composes_attention)
     attends_to_parts: bool = True
-    reads_codes: bool = field(
-        default_factory=lambda: (
-            mx.default_device() != mx.Device(mx.cpu) and code_attention.is_right()
-        )
-    )
-    host_scores: int = field(default_factory=lambda: host_attention.SCORES_WORTH_IT)
-    decode_scores: int = field(default_factory=lambda: host_decoding.SCORES_WORTH_IT)
-    runs_in_c: bool = True
+    reads_codes: bool = field(default_factory=lambda: in_use().reads_codes())
+    computes_whole_steps: bool = True
     _masks: dict[tuple[int, int, int | None], mx.array] = field(default_factory=dict)
 
     def causal(self, tokens: int, *, held: int, window: int | None) -> mx.array:
@@ -135,16 +97,14 @@ def _decoded(
     sinks: mx.array | None,
     context: StepContext,
 ) -> mx.array | None:
-    """Attention of decoding sequences by the C kernel or numpy; None if MLX is to compute it.
+    """Attention of decoding sequences by the backend; None if MLX is to compute it.
 
     queries: scaled, [rows, heads, 1, head_dim]; returns […, value_dim].
     """
     if not context.composes_attention:
         return None
     seen = [layer.seen_by_last(_narrower(asked, layer.window)) for layer in layers]
-    if not host_decoding.pays(layers, seen, queries, least_scores=context.decode_scores):
-        return None
-    return host_decoding.attend(layers, seen, queries, sinks=sinks)
+    return context.backend.attend_rows(layers, seen, queries, sinks=sinks)
 
 
 def _attend(
@@ -153,8 +113,10 @@ def _attend(
     """Attention of each span over its own sequence. scale: the factor by which the queries still
     have to be multiplied.
     """
-    if context.composes_attention and host_attention.pays(spans, host_scores=context.host_scores):
-        return host_attention.attend(spans, sinks=sinks)
+    if context.composes_attention:
+        attended = context.backend.attend_spans(spans, sinks=sinks)
+        if attended is not None:
+            return attended
     return [_attend_alone(span, scale, sinks, context) for span in spans]
 
 
@@ -211,7 +173,9 @@ def _attend_alone(
         hides = span.window is not None and seen > span.window
         mask = context.causal(span.tokens, held=seen, window=span.window) if hides else "causal"
     elif sinks is None and context.composes_attention:
-        return attend_one(span.queries, span.parts)
+        attended = context.backend.attend_one(span.queries, span.parts)
+        if attended is not None:
+            return attended
     keys, values = span.parts[0] if len(span.parts) == 1 else joined(span.parts)
     return mx.fast.scaled_dot_product_attention(
         span.queries, keys, values, scale=scale, mask=mask, sinks=sinks

@@ -3,8 +3,8 @@ when the model is loaded.
 
 In MLX on a CPU, only float32 matrix products are fast: bf16 products, and quantized products with
 many rows, are 20 times slower, and MLX cannot compute mixtures of experts in bf16. So on a CPU,
-layers keep their stored weights if Holdfast can compute their products itself (`packed_layers`),
-and as many other weights as fit in memory are converted to float32. On other devices, a model keeps
+layers keep their stored weights if the backend can compute their products, and as many other
+weights as fit in memory are converted to float32. On other devices, a model keeps
 its stored format.
 """
 
@@ -26,12 +26,14 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
 from holdfast.errors import ModelLoadError
-from holdfast.worker.engine import packed_layers, seams
+from holdfast.worker.engine import seams
+from holdfast.worker.engine.backend import in_use
 
 # share of the available memory for dequantized weights; the rest is for KV and activations
 _FLOAT32_SHARE = 0.75
 _GIB = 1 << 30
 _DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+STORED = ("weight", "scales", "biases")  # the arrays of a layer that keep their format
 _PACKED_EXPERTS = "QuantizedSwitchLinear"
 _PLAIN_EXPERTS = "SwitchLinear"
 _USE_OF_WEIGHTS = re.compile(r"(?<!\bself)\.weight\.(T|dtype|transpose|swapaxes)\b")
@@ -61,8 +63,8 @@ class WeightFormat:
 
     dtype: the type that floating-point weights are converted to; None: they keep their types.
     unpack: whether quantized weights are dequantized. unpack_experts: whether this includes the
-    weights of experts. keep_layers: whether layers that `packed_layers` supports keep their weights
-    as they are stored, and are computed there. keep_halves: whether this includes weights of 16
+    weights of experts. keep_layers: whether layers that the backend supports keep their weights as
+    they are stored, and are computed there. keep_halves: whether this includes weights of 16
     bits.
     """
 
@@ -82,13 +84,13 @@ class WeightFormat:
         return self.unpack_experts or type(module).__name__ != _PACKED_EXPERTS
 
     def keeps(self, module: Module) -> bool:
-        """Whether this module keeps its stored weights and is computed by `packed_layers`."""
+        """Whether this module keeps its stored weights and is computed by the backend."""
         may_keep = self.keep_layers and (self.keep_halves or hasattr(module, "bits"))
-        return may_keep and packed_layers.supports(module)
+        return may_keep and in_use().keeps_stored(module)
 
     def target(self, module: Module, name: str, array: mx.array) -> mx.Dtype:
         """The format that an array of a module gets if it is not unpacked."""
-        stays = name in packed_layers.STORED and self.keeps(module)
+        stays = name in STORED and self.keeps(module)
         return array.dtype if stays else _target(array, self.dtype)
 
 
@@ -96,7 +98,7 @@ AS_IT_IS = WeightFormat(dtype=None, unpack=False, unpack_experts=False)
 
 
 def choose_format(
-    model: Module, *, dtype: str, dequantize: str, on_cpu: bool, available_bytes: int
+    model: Module, *, dtype: str, dequantize: str, available_bytes: int
 ) -> WeightFormat:
     """Choose the format for a model whose weights are not evaluated yet.
 
@@ -109,14 +111,13 @@ def choose_format(
         packed=packed,
         dtype=dtype,
         dequantize=dequantize,
-        on_cpu=on_cpu,
         keep_halves=not any(
             _uses_weights_itself(kind.__module__)
             for kind in kinds
             if not kind.__module__.startswith("mlx.nn")
         ),
     )
-    if on_cpu:
+    if in_use().prefers_float32:
         wishes = [wish for wish in wishes if _cpu_computes(wish, {kind.__name__ for kind in kinds})]
         if not wishes:
             raise ModelLoadError(
@@ -130,7 +131,7 @@ def choose_format(
         if need > available_bytes * share:
             continue
         if wish is wishes[0]:
-            return replace(wish, note=_why_unpacked(wish, on_cpu=on_cpu, packed=packed))
+            return replace(wish, note=_why_unpacked(wish, packed=packed))
         kept = "the experts stay packed" if wish.unpack else "the weights keep their stored format"
         note = (
             f"{kept}: in the preferred format they would need {_gib(needs[0])}, but only "
@@ -143,11 +144,13 @@ def choose_format(
     )
 
 
-def _why_unpacked(wish: WeightFormat, *, on_cpu: bool, packed: bool) -> str:
+def _why_unpacked(wish: WeightFormat, *, packed: bool) -> str:
     """Why quantized layers do not stay packed on a CPU; empty if they do, or if that was not asked
     for.
     """
-    reason = packed_layers.unavailable() if on_cpu and packed and wish.unpack else ""
+    backend = in_use()
+    matters = backend.prefers_float32 and packed and wish.unpack
+    reason = backend.stored_refused() if matters else ""
     return f"quantized weights are unpacked: {reason}" if reason else ""
 
 
@@ -160,19 +163,18 @@ def _uses_weights_itself(module_name: str) -> bool:
     return module is not None and bool(_USE_OF_WEIGHTS.search(inspect.getsource(module)))
 
 
-def _wishes(
-    *, packed: bool, dtype: str, dequantize: str, on_cpu: bool, keep_halves: bool
-) -> list[WeightFormat]:
+def _wishes(*, packed: bool, dtype: str, dequantize: str, keep_halves: bool) -> list[WeightFormat]:
     """Allowed formats, the preferred one first."""
-    target = _DTYPES.get(dtype, mx.float32 if on_cpu else None)
+    backend = in_use()
+    target = _DTYPES.get(dtype, mx.float32 if backend.prefers_float32 else None)
     stored = WeightFormat(dtype=target, unpack=False, unpack_experts=False)
     if packed and dequantize == "always":
         return [replace(stored, unpack=True, unpack_experts=True)]
-    if on_cpu and not packed_layers.unavailable():
+    if not backend.stored_refused():
         stored = replace(stored, keep_layers=True, keep_halves=keep_halves)
     unpacked = replace(stored, unpack=True, unpack_experts=True)
     wishes = [stored]
-    if packed and dequantize == "auto" and on_cpu:
+    if packed and dequantize == "auto" and backend.prefers_float32:
         wishes = [unpacked, replace(unpacked, unpack_experts=False), stored]
     if dtype == "auto" and target is not None:
         wishes.append(replace(stored, dtype=None))
@@ -245,7 +247,7 @@ def convert(model: Module, wish: WeightFormat, *, read: Callable[[int], None]) -
             for name, array in arrays.items():
                 _put(module, name, array)
             if wish.keeps(module):
-                packed_layers.keep_stored(module, wish.dtype or _stored_dtype(module))
+                in_use().keep_stored(module, wish.dtype or _stored_dtype(module))
         del module, arrays
         if stored_bytes:
             read(stored_bytes)
@@ -259,11 +261,11 @@ def _stored_dtype(module: Any) -> mx.Dtype:
 
 def compute_dtype(model: Module) -> mx.Dtype:
     """The most frequent number format of the floating-point weights and scales, except for layers
-    that are computed by `packed_layers`.
+    that the backend computes.
     """
     sizes: dict[mx.Dtype, int] = {}
     for module, name, array, _ in _weights(model, lambda _: False):
-        is_computed_elsewhere = name in packed_layers.STORED and packed_layers.is_kept(module)
+        is_computed_elsewhere = name in STORED and in_use().is_kept(module)
         if mx.issubdtype(array.dtype, mx.floating) and not is_computed_elsewhere:
             sizes[array.dtype] = sizes.get(array.dtype, 0) + array.size
     return max(sizes, key=lambda dtype: sizes[dtype]) if sizes else mx.float32

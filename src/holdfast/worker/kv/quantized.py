@@ -12,16 +12,14 @@ them and can share them between sequences.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from typing import Self
+from typing import Self, TypeAlias
 
 import mlx.core as mx
-import numpy as np
 
-from holdfast.kernels.decode_attention import Bits, Quantized, can_dequantize, dequantize
-from holdfast.kernels.five_bits import FIELDS_OF_FIVE_BITS
-from holdfast.worker.kv.bits import BITS, KVBits
+from holdfast.worker.kv.bits import BITS, Bits, KVBits
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.layer import (
     DTYPES,
@@ -36,7 +34,16 @@ from holdfast.worker.kv.layer import (
     pair_of,
 )
 
-_ARRAYS = 3  # codes, scales and biases
+ARRAYS_OF_CODES = 3  # codes, scales and biases
+
+# stored codes: the arrays of keys and values, and the first and the last token within them
+StoredCodes: TypeAlias = tuple[tuple[mx.array, ...], int, int]
+# Dequantizes what MLX would otherwise: gets adjoining codes, the forms of keys and of values, and
+# their bits. Returns adjoining keys and values; None leaves them to MLX.
+Dequantize: TypeAlias = Callable[
+    [Sequence[StoredCodes], tuple[HeadsForm, HeadsForm], tuple[Bits, Bits]],
+    list[tuple[mx.array, mx.array]] | None,
+]
 
 
 def group_of(dimension: int) -> int | None:
@@ -69,28 +76,8 @@ def dequantized(arrays: Sequence[mx.array], *, bits: int, dtype: mx.Dtype) -> mx
     if not codes.shape[-1]:  # an index has keys only
         return mx.zeros(codes.shape, dtype)
     scales, biases = scales.astype(dtype), biases.astype(dtype)
-    if bits == 5 and mx.default_device() == mx.Device(mx.cpu):
-        groups = _codes_of_five_bits(codes).reshape(*scales.shape, -1).astype(dtype)
-        return (groups * scales[..., None] + biases[..., None]).reshape(*scales.shape[:-1], -1)
     group = codes.shape[-1] * 32 // bits // scales.shape[-1]
     return mx.dequantize(codes, scales, biases, group_size=group, bits=bits)
-
-
-def _codes_of_five_bits(packed: mx.array) -> mx.array:
-    """Unpack codes of 5 bits to one code per byte, [1, heads, tokens, dimension]. Lazy.
-
-    Even with the scaling that follows, this takes a quarter of the time of `mx.dequantize`, which
-    has no fast loop for 5 bits on CPUs. Five bytes hold eight codes, the first one in the lowest
-    bits; they are spread over the eight bytes of an integer (`FIELDS_OF_FIVE_BITS`).
-    """
-    bytes_of_codes = packed.view(mx.uint8)
-    *rows, count = bytes_of_codes.shape
-    fives = bytes_of_codes.reshape(*rows, count // 5, 5)
-    codes = mx.pad(fives, [(0, 0)] * len(rows) + [(0, 0), (0, 3)]).view(mx.uint64)
-    for low, high, shift in FIELDS_OF_FIVE_BITS:
-        stay, move, by = (mx.array(number, mx.uint64) for number in (low, high, shift))
-        codes = (codes & stay) | ((codes & move) << by)
-    return codes.view(mx.uint8).reshape(*rows, count * 8 // 5)
 
 
 def fit_for(function: str, arrays: Sequence[mx.array]) -> Sequence[mx.array]:
@@ -152,8 +139,11 @@ class QuantizedKV(LayerKV):
         *,
         form: tuple[HeadsForm, HeadsForm],
         block_tokens: int,
+        dequantize: Dequantize | None = None,
     ) -> None:
-        """form: the shapes and types of keys and of values, before they are quantized."""
+        """form: the shapes and types of keys and of values, before they are quantized. dequantize:
+        None: MLX does it.
+        """
         super().__init__()
         self.kv_bits = kv_bits
         self._bits = BITS[kv_bits]
@@ -161,6 +151,7 @@ class QuantizedKV(LayerKV):
         # whether the codes of keys and values are in one buffer, the heads of the keys first
         self._is_joint = form[0] == form[1] and self._bits[0] == self._bits[1]
         self._block = block_tokens
+        self._dequantize = dequantize
         self._begin = 0
         self._old = FullKV()
 
@@ -289,46 +280,24 @@ class QuantizedKV(LayerKV):
         values).
         """
         runs = list(self._old.stored_from_start(end))
-        if runs and self._kernel_dequantizes():
-            return [(0, *self._dequantized_by_kernel(runs))]
-        dtype = DTYPES[self._form[0].dtype]
-        pairs = []
-        position = 0
-        for arrays, low, high in runs:
-            cut = [array[:, :, low:high] for array in arrays]
-            stored = [
-                dequantized(cut[at : at + _ARRAYS], bits=bits, dtype=dtype)
-                for at, bits in zip(range(0, len(cut), _ARRAYS), self._bits, strict=False)
-            ]
-            pairs.append((position, *pair_of(stored)))
-            position += high - low
-        return pairs
-
-    def _kernel_dequantizes(self) -> bool:
-        """Whether the C kernel can dequantize this layer, which is several times as fast as MLX."""
-        return mx.default_device() == mx.Device(mx.cpu) and all(
-            form.dtype == "float32" and form.dimension and can_dequantize(form.dimension)
-            for form in self._form
+        found = (
+            self._dequantize(runs, self._form, self._bits) if self._dequantize and runs else None
         )
+        if found is None:
+            found = [self._dequantized(*run) for run in runs]
+        ends = itertools.accumulate((keys.shape[2] for keys, _ in found), initial=0)
+        return [(at, keys, values) for at, (keys, values) in zip(ends, found, strict=False)]
 
-    def _dequantized_by_kernel(
-        self, runs: Sequence[tuple[tuple[mx.array, ...], int, int]]
+    def _dequantized(
+        self, arrays: Sequence[mx.array], low: int, high: int
     ) -> tuple[mx.array, mx.array]:
-        """Dequantized keys and values of all runs (arrays, start, end). Evaluates the arrays."""
-        mx.eval([arrays for arrays, _, _ in runs])
-        tokens = sum(end - start for _, start, end in runs)
-        firsts = range(0, len(runs[0][0]), _ARRAYS)  # where codes, scales and biases begin
-        stored = []
-        for form, first, bits in zip(self._form, firsts, self._bits, strict=False):
-            codes = [
-                (_as_numpy(arrays[first : first + _ARRAYS], bits), start, end)
-                for arrays, start, end in runs
-            ]
-            heads = len(codes[0][0].codes)
-            array = mx.zeros((1, heads, tokens, form.dimension))
-            mx.eval(array)
-            dequantize(codes, np.array(array, copy=False)[0])  # writes to the array's memory
-            stored.append(array)
+        """Keys and values of tokens `low` to `high` of stored arrays. Lazy."""
+        dtype = DTYPES[self._form[0].dtype]
+        cut = [array[:, :, low:high] for array in arrays]
+        stored = [
+            dequantized(cut[at : at + ARRAYS_OF_CODES], bits=bits, dtype=dtype)
+            for at, bits in zip(range(0, len(cut), ARRAYS_OF_CODES), self._bits, strict=False)
+        ]
         return pair_of(stored)
 
     def last(self, count: int) -> tuple[mx.array, mx.array]:
@@ -393,7 +362,12 @@ class QuantizedKV(LayerKV):
 
     def fork(self, tokens: int) -> Self:
         quantized_tokens = min(self._own(tokens), self._old.tokens)
-        fork = type(self)(self.kv_bits, form=self._form, block_tokens=self._block)
+        fork = type(self)(
+            self.kv_bits,
+            form=self._form,
+            block_tokens=self._block,
+            dequantize=self._dequantize,
+        )
         fork._old = self._old.fork(quantized_tokens)
         fork.tokens = fork._begin = quantized_tokens
         if quantized_tokens < tokens:
@@ -428,7 +402,7 @@ class QuantizedKV(LayerKV):
         is_native = layout.kv_bits == "native"
         if not is_native and layout.kv_bits != self.kv_bits:
             raise SnapshotMismatch(f"the block is in {layout.kv_bits} bits, not in {self.kv_bits}")
-        taken = [next(arrays) for _ in range(2 if is_native else 2 * _ARRAYS)]
+        taken = [next(arrays) for _ in range(2 if is_native else 2 * ARRAYS_OF_CODES)]
         found = {array.shape[2] for array in taken}
         if found != {end - self.tokens}:
             raise SnapshotMismatch(
@@ -445,7 +419,7 @@ class QuantizedKV(LayerKV):
 
     def _as_pair(self, arrays: Sequence[mx.array]) -> tuple[mx.array, ...]:
         """The arrays of the keys, and then those of the values."""
-        if len(arrays) > _ARRAYS:
+        if len(arrays) > ARRAYS_OF_CODES:
             return tuple(arrays)
         heads = self._form[0].heads
         return tuple(
@@ -462,7 +436,9 @@ class QuantizedKV(LayerKV):
             return tuple(pair)
         return tuple(
             mx.concatenate([of_keys, of_values], axis=1)
-            for of_keys, of_values in zip(pair[:_ARRAYS], pair[_ARRAYS:], strict=True)
+            for of_keys, of_values in zip(
+                pair[:ARRAYS_OF_CODES], pair[ARRAYS_OF_CODES:], strict=True
+            )
         )
 
     def arrays(self) -> Iterator[mx.array]:
@@ -485,10 +461,3 @@ def _group(form: HeadsForm) -> int:
     group = group_of(form.dimension)
     assert group is not None, f"heads of {form.dimension} dimensions cannot be quantized"
     return group
-
-
-def _as_numpy(arrays: Sequence[mx.array], bits: Bits) -> Quantized:
-    """Views of evaluated codes, scales and biases. Release them before the next append."""
-    codes, scales, biases = (np.array(array, copy=False)[0] for array in arrays)
-    assert codes.flags.c_contiguous, "a buffer is not row-contiguous"
-    return Quantized(codes, scales, biases, bits)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from holdfast.lru_cache import LruCache
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import RequestId, TokenIds
 from holdfast.worker.drafting.suffix import MOST_DRAFTED, NO_DRAFT, Draft, DraftRates, SuffixDrafter
@@ -51,24 +52,22 @@ class RecentAnswers:
     """
 
     def __init__(self) -> None:
-        self._by_beginning: OrderedDict[tuple[str, str, bytes], deque[TokenIds]] = OrderedDict()
+        self._by_beginning: LruCache[tuple[str, str, bytes], deque[TokenIds]] = LruCache(
+            _MOST_BEGINNINGS
+        )
 
     def add(self, request: SequenceRequest, answer: Sequence[int]) -> None:
         """Remember the answer to a request, unless nothing is to be kept of it."""
         if not request.is_kept or len(answer) < _LEAST_REMEMBERED:
             return
-        key = _beginning(request)
-        answers = self._by_beginning.setdefault(key, deque(maxlen=_MOST_ANSWERS))
+        answers = self._by_beginning.first(_beginning(request), deque(maxlen=_MOST_ANSWERS))
         answers.append(TokenIds.of(answer[:_MOST_OTHER_TOKENS]))
-        self._by_beginning.move_to_end(key)
-        if len(self._by_beginning) > _MOST_BEGINNINGS:
-            self._by_beginning.popitem(last=False)
 
     def like(self, request: SequenceRequest) -> list[TokenIds]:
         """Answers to prompts with the same beginning, the latest one last."""
         found: list[TokenIds] = []
         tokens = 0
-        for answer in reversed(self._by_beginning.get(_beginning(request), ())):
+        for answer in reversed(self._by_beginning.get(_beginning(request)) or ()):
             tokens += len(answer)
             if tokens > _MOST_OTHER_TOKENS:
                 break

@@ -511,13 +511,6 @@ class WorkerLoop:
                 chain=sequence.chain,
                 is_alternative=request.is_alternative,
             )
-        self._sessions.keep_prefixes(
-            request.pins,
-            tenant=request.tenant,
-            kv_bits=sequence.kv_bits,
-            chain=sequence.chain,
-            began_from=sequence.began_from,
-        )
 
     def _close_sessions(self, *, is_complete: bool) -> None:
         if self._sessions is not None:

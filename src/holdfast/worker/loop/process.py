@@ -22,9 +22,9 @@ from collections.abc import Callable
 import msgspec
 
 from holdfast.errors import ConfigError, ModelLoadError, UnusableModel
-from holdfast.machine import platform
 from holdfast.wire.commands import Assignment, WorkerSettings
 from holdfast.wire.events import LoadProgress, ModelInfo, WorkerFailed, WorkerReady
+from holdfast.worker.cpu.blas import prepare_blas
 from holdfast.worker.loop.inbox import Heart, Inbox, Progress, Pulse, ZmqInbox
 from holdfast.worker.loop.loop import WorkerLoop
 
@@ -88,7 +88,7 @@ def serve_model(inbox: Inbox, settings: WorkerSettings, pulse: Pulse | None = No
 
     Call this on a thread that lives as long as the model. pulse: reports what the thread does.
     """
-    platform.prepare_blas(settings.model.threads)  # must precede the first import of mlx.core
+    prepare_blas(settings.model.threads)  # must precede the first import of mlx.core
     from holdfast.worker.loop import serving
 
     built: list[tuple[WorkerLoop, ModelInfo]] = []

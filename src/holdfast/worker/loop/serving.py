@@ -30,7 +30,9 @@ from holdfast.store.store import BlockStore
 from holdfast.wire.commands import WorkerSettings
 from holdfast.wire.events import ModelInfo
 from holdfast.wire.images import VisionInfo
+from holdfast.worker.cpu.blas import current_blas
 from holdfast.worker.drafting.draft_model import DraftModel
+from holdfast.worker.engine.backend import Backend
 from holdfast.worker.engine.constraints import Constraints, Grammars
 from holdfast.worker.engine.engine import Engine, KVCosts
 from holdfast.worker.engine.fingerprint import (
@@ -55,6 +57,7 @@ from holdfast.worker.kv.bits import SAVING, KVBits
 from holdfast.worker.kv.codec import PayloadFormat
 from holdfast.worker.kv.layer import HeadsForm
 from holdfast.worker.loop.counters import Counters
+from holdfast.worker.loop.device import use_device
 from holdfast.worker.loop.device_steps import costing_no_answer
 from holdfast.worker.loop.inbox import Inbox, Progress, Pulse
 from holdfast.worker.loop.loop import WorkerLoop
@@ -80,8 +83,6 @@ _FUSED_HEAD_DIMENSIONS = {64, 80, 96, 128}  # MLX's fused attention stores no sc
 _SCORE_COPIES = 3  # scores, softmax, and the result being written
 _SCORE_ITEM_BYTES = 2
 _SCORE_PARTS = 16  # attention scores may take 1/16 of the working set
-STEP_TOKENS_ON_CPU = 512
-STEP_TOKENS_ON_GPU = 2048
 FEATURE_RAM_BYTES = 256 << 20  # for features of images
 FEATURE_DISK_BYTES = 4 << 30
 _FEATURES = "features"
@@ -365,7 +366,7 @@ def _load_and_build(
 ) -> tuple[WorkerLoop, ModelInfo]:
     started_at = time.perf_counter()
     probed = _load(settings, progress)
-    step_tokens = _step_tokens(settings.scheduler, on_cpu=probed.loaded.platform.device == "cpu")
+    step_tokens = _step_tokens(settings.scheduler, probed.runner.backend)
     memory = divide_memory(
         probed.engine,
         probed.loaded,
@@ -425,7 +426,7 @@ def _new_scheduler(probed: _Probed, memory: WorkerMemory, settings: SchedulerSet
 
 def _load(settings: WorkerSettings, progress: Progress) -> _Probed:
     model = settings.model
-    platform.use_device(model.device)
+    use_device(model.device)
     loaded = load_model(Path(settings.folder), model, progress=progress)
     grammars = Grammars(Path(settings.folder), vocab_size=loaded.vocab_size)
     grammars.prepare()
@@ -613,12 +614,11 @@ def let_go_of_device() -> None:
     mx.clear_streams()
 
 
-def _step_tokens(scheduler: SchedulerSettings, *, on_cpu: bool) -> int:
+def _step_tokens(scheduler: SchedulerSettings, backend: Backend) -> int:
     """The step size of the settings, or the default for the device if the settings have none."""
     if scheduler.step_tokens is not None:
         return scheduler.step_tokens
-    suits = STEP_TOKENS_ON_CPU if on_cpu else STEP_TOKENS_ON_GPU
-    return max(suits, scheduler.max_running, scheduler.min_chunk_tokens)
+    return max(backend.step_tokens, scheduler.max_running, scheduler.min_chunk_tokens)
 
 
 def _info(
@@ -668,7 +668,7 @@ def _info(
         reserve_bytes=memory.reserve_bytes,
         device_memory_bytes=found.memory.working_set_bytes,
         embedding_dimensions=runner.hidden_size,
-        blas=str(found.blas),
+        blas=str(current_blas()),
         load_seconds=load_seconds,
         speculation_refused=probed.engine.speculation_refused,
         vision=_vision_info(loaded),

@@ -16,6 +16,7 @@ from itertools import islice
 
 import msgspec
 
+from holdfast.lru_cache import LruCache
 from holdfast.store.block import BlockKey, root_key
 from holdfast.wire.cache_map import CacheMap, CacheMapQuestion, CachePart, CacheTree
 from holdfast.worker.kv.bits import BITS, KVBits
@@ -146,7 +147,7 @@ class RecentMaps:
 
     def __init__(self, *, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._kept: dict[tuple[str, bool], tuple[float, CacheMap]] = {}  # the last used last
+        self._kept: LruCache[tuple[str, bool], tuple[float, CacheMap]] = LruCache(MOST_KEPT)
 
     def answer(
         self, question: CacheMapQuestion, make: Callable[[CacheMapQuestion], CacheMap]
@@ -154,12 +155,10 @@ class RecentMaps:
         """The map that a question asks for: the last one, or a new one if that is too old."""
         key = (question.tenant, question.sees_all)
         now = self._clock()
-        kept = self._kept.pop(key, None)
+        kept = self._kept.get(key)
         if kept is None or now - kept[0] >= KEPT_SECONDS:
             kept = (now, make(question))
-        self._kept[key] = kept
-        if len(self._kept) > MOST_KEPT:
-            del self._kept[next(iter(self._kept))]
+            self._kept.put(key, kept)
         return msgspec.structs.replace(kept[1], call_id=question.call_id)
 
 

@@ -7,13 +7,13 @@ parked. Blocks that a live chain holds need no copy in RAM.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from holdfast.lru_cache import LruCache
 from holdfast.store.block import BlockKey, StoredBlock
 from holdfast.wire.events import CacheOutcome, CacheReport, Divergence
 from holdfast.wire.requests import TOKEN_BYTES, RequestId, common_tokens
@@ -68,14 +68,13 @@ class EvictionHistory:
     """
 
     def __init__(self, limit: int = REMEMBERED) -> None:
-        self._limit = limit
         # (key of the parent, tokens of the parent before the block, first own token)
         # -> key, offset, own tokens, cause
-        self._blocks: OrderedDict[
+        self._blocks: LruCache[
             tuple[BlockKey, int, bytes], tuple[BlockKey, int, bytes, CacheOutcome]
-        ] = OrderedDict()
+        ] = LruCache(limit)
         # (key of the block, tokens of the block before the state) -> cause
-        self._states: OrderedDict[tuple[BlockKey, int], CacheOutcome] = OrderedDict()
+        self._states: LruCache[tuple[BlockKey, int], CacheOutcome] = LruCache(limit)
 
     def record_block(self, node: Node, *, cause: CacheOutcome) -> None:
         """Record that a block is lost."""
@@ -85,18 +84,11 @@ class EvictionHistory:
             node.parent.offset + node.parent_cut,
             node.packed[:TOKEN_BYTES],
         )
-        self._blocks[place] = (node.key, node.offset, node.packed, cause)
-        self._blocks.move_to_end(place)
-        if len(self._blocks) > self._limit:
-            self._blocks.popitem(last=False)
+        self._blocks.put(place, (node.key, node.offset, node.packed, cause))
 
     def record_state(self, node: Node, cut: int, *, cause: CacheOutcome) -> None:
         """Record that the state after `cut` own tokens of a node is lost."""
-        place = (node.key, node.offset + cut)
-        self._states[place] = cause
-        self._states.move_to_end(place)
-        if len(self._states) > self._limit:
-            self._states.popitem(last=False)
+        self._states.put((node.key, node.offset + cut), cause)
 
     def lost_after(self, place: Cursor, packed: bytes) -> Shortfall | None:
         """Return how many of the tokens `packed` were once stored after `place`, and why they were

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -18,19 +17,12 @@ import msgspec
 from holdfast.errors import SessionFailure, SessionRefused
 from holdfast.store.block import BlockKey
 from holdfast.store.store import FOREVER
-from holdfast.wire.commands import PinnedPrefix
-from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.wire.sessions import PinState, Ttl
-from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.chain import Branch
-from holdfast.worker.prefix.index import PrefixIndex
 
 MOST_BRANCHES = 8  # several, so that an agent's side conversations do not displace its main one
 _RECORD_FORMAT = 2
-MOST_PREFIXES = 512
-# a prefix is pinned only while its tenant pins at most 1/2 of the quota
-TENANT_SHARE = 2
 
 
 @dataclass(slots=True, kw_only=True)
@@ -238,26 +230,8 @@ class SessionPins:
         self._keys: dict[str, set[BlockKey]] = {}  # by record name of the session
         self._holders: Counter[BlockKey] = Counter()
         self._sizes: dict[BlockKey, int] = {}  # at the time of pinning
-        self._pinned_bytes: Counter[str] = Counter()  # by tenant; tenants share no blocks
+        self.pinned_bytes = 0  # of all pinned blocks
         self._over: set[str] = set()
-
-    @property
-    def pinned_bytes(self) -> int:
-        """Bytes of all pinned blocks."""
-        return self._pinned_bytes.total()
-
-    @property
-    def quota_bytes(self) -> int:
-        """The limit of pinned bytes."""
-        return self._quota_bytes()
-
-    def pinned_bytes_of(self, tenant: str) -> int:
-        """Bytes of a tenant's pinned blocks."""
-        return self._pinned_bytes[tenant]
-
-    def new_bytes(self, session: Session) -> int:
-        """The bytes that pinning a whole session would add."""
-        return self._new_bytes(_keys_of(session))
 
     def fits(self, session: Session) -> bool:
         """Whether a whole session can be pinned."""
@@ -275,12 +249,12 @@ class SessionPins:
         for branch in branches:
             # Blocks after one that is gone, or does not fit in the quota, would be useless.
             for key in self._cache.index.kept_part(branch).keys:
-                if not self._pin(name, key, tenant=session.tenant):
+                if not self._pin(name, key):
                     self._over.add(name)
                     break
-        self.renew(session)
+        self._pin_on_disk(session)
 
-    def renew(self, session: Session) -> None:
+    def _pin_on_disk(self, session: Session) -> None:
         """Tell the store until when to keep the last block of each branch, and thereby all blocks
         before it.
         """
@@ -323,7 +297,6 @@ class SessionPins:
         assert self._holders == held, "a key has other holders than the sessions that pin it"
         assert self._sizes.keys() == self._holders.keys(), "sizes of other keys"
         assert self.pinned_bytes == sum(self._sizes.values()), "the pinned bytes are miscounted"
-        assert min(self._pinned_bytes.values(), default=0) >= 0, "a tenant pins less than nothing"
         assert all(self._keys.values()), "a session that pins nothing"
 
     def _fit(self, keys: Iterable[BlockKey]) -> bool:
@@ -333,7 +306,7 @@ class SessionPins:
         new = {key for key in keys if key not in self._holders}
         return sum(map(self._cache.index.size_of, new))
 
-    def _pin(self, name: str, key: BlockKey, *, tenant: str) -> bool:
+    def _pin(self, name: str, key: BlockKey) -> bool:
         """Pin a key for a session; returns False if that would exceed the quota."""
         if key in self._keys.get(name, ()):
             return True
@@ -343,7 +316,7 @@ class SessionPins:
         self._holders[key] += 1
         if self._holders[key] == 1:
             self._sizes[key] = self._cache.index.size_of(key)
-            self._pinned_bytes[tenant] += self._sizes[key]
+            self.pinned_bytes += self._sizes[key]
             self._cache.index.pin((key,))
         return True
 
@@ -361,148 +334,8 @@ class SessionPins:
         self._cache.index.unpin(gone)
         for key in gone:
             del self._holders[key]
-            self._pinned_bytes[session.tenant] -= self._sizes.pop(key)
-        if not self._pinned_bytes[session.tenant]:
-            del self._pinned_bytes[session.tenant]
-
-
-class PrefixPins:
-    """Prefixes that clients want cached for some time, for example with Anthropic's
-    `cache_control`.
-
-    Each prefix is a pinned session without a name, identified by the block in which it ends. The
-    caller calls `expire` periodically. These pins are hints: a prefix is unpinned early if room is
-    needed for pinned sessions, newer prefixes or other tenants.
-    """
-
-    def __init__(self, index: PrefixIndex, pins: SessionPins) -> None:
-        self._index = index
-        self._pins = pins
-        # tells these pins from those of other workers on the same store
-        self._worker = secrets.token_hex(8)
-        self._kept: dict[BlockKey, Session] = {}
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def use(self, keys: Sequence[BlockKey], *, now: float) -> None:
-        """Renew the prefixes that end in these blocks, from which a request has started."""
-        for key in keys if self._kept else ():
-            if (pin := self._kept.get(key)) is not None:
-                pin.last_used_at = now
-                self._pins.renew(pin)
-
-    def keep(
-        self,
-        wanted: Sequence[PinnedPrefix],
-        *,
-        tenant: str,
-        kv_bits: KVBits = "native",
-        chain: bytes | bytearray,
-        now: float,
-    ) -> None:
-        """Pin prefixes of a chain, shorter ones first, until one does not fit."""
-        kept: list[Session] = []
-        for each in wanted:
-            branch = self._index.branch(
-                chain[: each.tokens * TOKEN_BYTES], tenant=tenant, kv_bits=kv_bits
-            )
-            pin = self._pin(each, branch, tenant=tenant, now=now)
-            if pin is None or not self._make_room(pin, spared=kept):
-                break
-            self._kept[_end_of(pin)] = pin
-            self._pins.sync(pin)
-            kept.append(pin)
-        if kept:
-            self._drop_covered(kept)
-
-    def expire(self, now: float) -> None:
-        """Unpin the prefixes that have expired."""
-        for pin in [pin for pin in self._kept.values() if _ends_at(pin) <= now]:
-            self._drop(pin)
-
-    def give_way(self) -> bool:
-        """Unpin the prefix that would expire first; returns whether there was one."""
-        first = min(self._kept.values(), key=_ends_at, default=None)
-        if first is not None:
-            self._drop(first)
-        return first is not None
-
-    def _pin(
-        self, wanted: PinnedPrefix, branch: Branch, *, tenant: str, now: float
-    ) -> Session | None:
-        """Create a pin, merged with an existing pin that ends in the same block. Returns None if no
-        token of the prefix is stored.
-        """
-        if not branch.blocks:
-            return None
-        end = branch.blocks[-1].key
-        seconds = wanted.seconds
-        known = self._kept.get(end)
-        if known is not None:
-            seconds = max(seconds, known.ttl_seconds or 0)
-            branch = branch if branch.extends(known.branches[0]) else known.branches[0]
-        return Session(
-            # no client's session id contains a slash
-            session_id=f"{self._worker}/{end.hex()}",
-            tenant=tenant,
-            created_at=now,
-            last_used_at=now,
-            ttl_seconds=seconds,
-            pinned=True,
-            branches=(branch,),
-        )
-
-    def _make_room(self, pin: Session, *, spared: Sequence[Session]) -> bool:
-        """Unpin other prefixes until a prefix fits; returns whether it fits.
-
-        If the tenant has used up its share of the quota, only prefixes of the same tenant are
-        unpinned. Prefixes in `spared` stay.
-        """
-        quota_bytes = self._pins.quota_bytes
-        share_bytes = quota_bytes // TENANT_SHARE
-        if sum(map(self._index.size_of, pin.branches[0].keys)) > share_bytes:
-            return False
-        while True:
-            new_bytes = self._pins.new_bytes(pin)
-            has_share = self._pins.pinned_bytes_of(pin.tenant) + new_bytes > share_bytes
-            fits = self._pins.pinned_bytes + new_bytes <= quota_bytes
-            if fits and not has_share and len(self._kept) < MOST_PREFIXES:
-                return True
-            victims = [
-                each
-                for each in self._kept.values()
-                if each not in spared
-                and _end_of(each) != _end_of(pin)
-                and (not has_share or each.tenant == pin.tenant)
-            ]
-            if not victims:
-                return False
-            self._drop(min(victims, key=_ends_at))
-
-    def _drop_covered(self, kept: Sequence[Session]) -> None:
-        """Unpin shorter prefixes (of earlier turns of the conversation) that are part of a new one
-        and expire no later.
-        """
-        last = kept[-1]
-        for key in last.branches[0].keys:
-            pin = self._kept.get(key)
-            if pin is not None and pin not in kept and _ends_at(pin) <= _ends_at(last):
-                self._drop(pin)
-
-    def _drop(self, pin: Session) -> None:
-        del self._kept[_end_of(pin)]
-        self._pins.drop(pin)
+            self.pinned_bytes -= self._sizes.pop(key)
 
 
 def _keys_of(session: Session) -> Iterator[BlockKey]:
     return (key for branch in session.branches for key in branch.keys)
-
-
-def _end_of(pin: Session) -> BlockKey:
-    return pin.branches[0].blocks[-1].key
-
-
-def _ends_at(pin: Session) -> float:
-    assert pin.expires_at is not None
-    return pin.expires_at

@@ -18,7 +18,6 @@ from holdfast.errors import SessionFailure, SessionRefused
 from holdfast.machine.clocks import RetentionClock
 from holdfast.store.block import BlockKey
 from holdfast.store.folder import ReadRecords
-from holdfast.wire.commands import PinnedPrefix
 from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.wire.sessions import (
     OperationName,
@@ -34,7 +33,6 @@ from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.cache_map import CacheUser
 from holdfast.worker.prefix.tiers import Residence
 from holdfast.worker.sessions.registry import (
-    PrefixPins,
     Session,
     SessionPins,
     SessionRegistry,
@@ -71,7 +69,6 @@ class SessionService:
         self._pinned_percent = pinned_percent
         self._registry = SessionRegistry(most=most, ttl_seconds=ttl_seconds)
         self._pins = SessionPins(cache, quota_bytes=self._quota_bytes)
-        self._prefixes = PrefixPins(cache.index, self._pins)
         cache.index.limit_pins(cache.index.ram_budget_bytes * pinned_percent // 100)
         self._transfers = Transfers(
             cache,
@@ -172,21 +169,6 @@ class SessionService:
         branch = self._cache.index.branch(chain, tenant=tenant, kv_bits=kv_bits)
         session.branches = (*session.branches, branch)  # even beyond the limit: all are forgotten
 
-    def keep_prefixes(
-        self,
-        wanted: Sequence[PinnedPrefix],
-        *,
-        tenant: str,
-        chain: bytes | bytearray,
-        began_from: Sequence[BlockKey],
-        kv_bits: KVBits = "native",
-    ) -> None:
-        """Renew the pinned prefixes that an ended request started from, and pin those that the
-        request asks for.
-        """
-        self._prefixes.use(began_from, now=self._now())
-        self._prefixes.keep(wanted, tenant=tenant, kv_bits=kv_bits, chain=chain, now=self._now())
-
     def users(self) -> list[CacheUser]:
         """The sessions of all tenants with the chains that they use, the last used first."""
         sessions = sorted(self._registry, key=lambda each: each.last_used_at, reverse=True)
@@ -204,7 +186,6 @@ class SessionService:
         if now - self._looked_at >= EXPIRY_SECONDS:
             self._looked_at = now
             self._expire()
-            self._prefixes.expire(now)
         if self._dirty and now - self._recorded_at >= RECORD_SECONDS:
             self._write_records()
         return answers
@@ -328,8 +309,6 @@ class SessionService:
                 f"{quota_bytes:,} (store.pinned_percent)"
             )
             raise SessionRefused(SessionFailure.OVER_QUOTA, message)
-        while file.nbytes > free_bytes and self._prefixes.give_way():
-            free_bytes = self._budget_bytes() - self._pins.pinned_bytes
         if file.nbytes > free_bytes:
             message = (
                 f"the file has {file.nbytes:,} bytes, but only {max(0, free_bytes):,} are "
@@ -424,8 +403,6 @@ class SessionService:
             # Record the session before pinning its blocks: only a recorded session can release the pins.
             self._write_records()
         self._pins.sync(session)
-        while self._pins.state_of(session) == "over_quota" and self._prefixes.give_way():
-            self._pins.sync(session)
 
     def _write_records(self) -> None:
         self._recorded_at = self._retention()
@@ -525,13 +502,12 @@ class SessionService:
 
     def _check_pin(self, command: SessionCommand, session: Session) -> None:
         """Raise SessionRefused if a command pins a session that does not fit in the quota."""
-        while command.pinned is True and not self._pins.fits(session):
-            if not self._prefixes.give_way():
-                message = (
-                    f"pinned sessions may have {self._quota_bytes():,} bytes in total, and already "
-                    f"have {self._pins.pinned_bytes:,}"
-                )
-                raise SessionRefused(SessionFailure.OVER_QUOTA, f"{message}: unpin another one")
+        if command.pinned is True and not self._pins.fits(session):
+            message = (
+                f"pinned sessions may have {self._quota_bytes():,} bytes in total, and already have "
+                f"{self._pins.pinned_bytes:,}: unpin another one"
+            )
+            raise SessionRefused(SessionFailure.OVER_QUOTA, message)
 
     def _quota_bytes(self) -> int:
         return self._budget_bytes() * self._pinned_percent // 100

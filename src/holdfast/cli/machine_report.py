@@ -1,0 +1,149 @@
+"""What `holdfast doctor` reports about the machine: the device, the BLAS, and the speed of products.
+
+MLX is imported only in another process, `python -m holdfast.cli.machine_report`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.errors import HoldfastError
+from holdfast.machine import platform
+from holdfast.machine.platform import PlatformReport
+from holdfast.worker.cpu.blas import BlasReport, current_blas, prepare_blas, unused_instructions
+
+_MEASURE_SECONDS = 120.0
+_CPU_MATRIX = 1024  # rows and columns of the matrices to multiply on a CPU
+_GPU_MATRIX = 4096
+_REPEATS = 4
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineReport(PlatformReport):
+    """The platform, the BLAS that MLX uses, and recommendations."""
+
+    blas: BlasReport
+    recommendations: tuple[str, ...]
+
+
+def measure_gflops(*, blas: bool, threads: int | None = None, size: int = 0) -> float:
+    """Measure the speed of matrix products in another process, in billions of float32 operations
+    per second.
+
+    blas: whether to load a faster BLAS before MLX. size: rows and columns of the matrices; 0
+    means 1,024 on a CPU and 4,096 on a GPU. Takes about two seconds. Raises HoldfastError.
+    """
+    return _child("gflops", str(int(blas)), str(threads or 0), str(size), kind=float)
+
+
+def machine_report(*, threads: int | None = None) -> MachineReport:
+    """Create the report in another process, which loads a BLAS before MLX as a worker does.
+
+    Raises HoldfastError.
+    """
+    return _child("report", str(threads or 0), kind=MachineReport)
+
+
+def _report() -> MachineReport:
+    """Create the report for this process. Imports MLX."""
+    found = platform.report()
+    blas = current_blas()
+    return MachineReport(
+        **{each.name: getattr(found, each.name) for each in dataclasses.fields(found)},
+        blas=blas,
+        recommendations=tuple(_recommendations(found.backend, blas, found.compiler)),
+    )
+
+
+def _recommendations(backend: str, blas: BlasReport, compiler: bool) -> list[str]:
+    found = []
+    if backend == "cpu" and sys.platform == "linux":
+        found += _recommendations_about(blas)
+    if not compiler:
+        found.append("install g++: MLX compiles fused operations with it")
+    if backend == "cuda" and shutil.which("nvcc") is None:
+        found.append("install the CUDA toolkit: MLX compiles fused operations with it")
+    return found
+
+
+def _recommendations_about(blas: BlasReport) -> list[str]:
+    """blas: of a Linux CPU."""
+    found = []
+    if not blas.in_front:
+        found.append(
+            "install a C compiler (Debian: apt install g++), with which Holdfast uses numpy's "
+            "OpenBLAS, or OpenBLAS (Debian: apt install libopenblas0-pthread): matrix products "
+            "become about ten times faster"
+        )
+    elif not blas.few_rows:
+        found.append(
+            f"let Holdfast use its C kernels ({blas.no_kernel}): decoding becomes several times as "
+            "fast"
+        )
+    unused = unused_instructions(blas.core)
+    if unused:
+        found.append(
+            f"unset OPENBLAS_CORETYPE: it makes OpenBLAS use its kernels for {blas.core}, without "
+            f"this CPU's {unused}"
+        )
+    return found
+
+
+def _child(*arguments: str, kind: type[T]) -> T:
+    command = [sys.executable, "-P", "-m", "holdfast.cli.machine_report", *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_MEASURE_SECONDS, check=True)
+    except subprocess.TimeoutExpired:
+        raise HoldfastError(
+            f"measuring this machine took more than {_MEASURE_SECONDS:.0f} s"
+        ) from None
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.decode(errors="replace").strip().splitlines()
+        reason = lines[-1] if lines else f"exit code {error.returncode}"
+        raise HoldfastError(f"measuring this machine failed: {reason}") from error
+    return msgspec.json.decode(done.stdout, type=kind)
+
+
+def _gflops(*, blas: bool, threads: int, size: int) -> float:
+    if blas:
+        prepare_blas(threads)
+    mx = importlib.import_module("mlx.core")
+    side = size or (_CPU_MATRIX if platform.working_set_bytes() == 0 else _GPU_MATRIX)
+    left = mx.random.normal((side, side))
+    right = mx.random.normal((side, side))
+    mx.eval(left, right, left @ right)
+    seconds = []
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
+        mx.eval(left @ right)
+        seconds.append(time.perf_counter() - start)
+    mx.clear_streams()
+    return float(2 * side**3 / min(seconds) / 1e9)
+
+
+def _main(arguments: list[str]) -> None:
+    match arguments:
+        case ["gflops", blas, threads, size]:
+            answer: object = _gflops(blas=blas == "1", threads=int(threads), size=int(size))
+        case ["report", threads]:
+            prepare_blas(int(threads))
+            answer = _report()
+        case _:
+            raise SystemExit(
+                "usage: python -m holdfast.cli.machine_report gflops BLAS THREADS SIZE | report THREADS"
+            )
+    sys.stdout.buffer.write(msgspec.json.encode(answer))
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

@@ -1,0 +1,59 @@
+"""A dictionary with a size limit, which forgets its least recently used entries."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class LruCache(Generic[K, V]):
+    """A cache of values whose sizes together stay within a limit. Thread-safe."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._used = 0
+        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def get(self, key: K) -> V | None:
+        """The value of a key; None if there is none. This call counts as a use of the key."""
+        with self._lock:
+            if key not in self._entries:
+                return None
+            self._entries.move_to_end(key)
+            return self._entries[key][0]
+
+    def put(self, key: K, value: V, *, size: int = 1) -> None:
+        """Set a value. A value that is larger than the limit is not stored."""
+        with self._lock:
+            self._used -= self._entries.pop(key, (value, 0))[1]
+            if size > self._limit:
+                return
+            self._entries[key] = value, size
+            self._used += size
+            while self._used > self._limit:
+                self._used -= self._entries.popitem(last=False)[1][1]
+
+    def first(self, key: K, value: V, *, size: int = 1) -> V:
+        """Return the value that the key already has; if it has none, set and return this value."""
+        with self._lock:
+            known = self.get(key)
+            if known is None:
+                self.put(key, value, size=size)
+            return value if known is None else known
+
+    def items(self) -> list[tuple[K, V]]:
+        """All keys and values, the least recently used first."""
+        with self._lock:
+            return [(key, value) for key, (value, _) in self._entries.items()]
+
+    def check_invariants(self) -> None:
+        """Assert that sizes are counted correctly and within the limit."""
+        with self._lock:
+            counted = sum(size for _, size in self._entries.values())
+            assert self._used == counted, "sizes are miscounted"
+            assert self._used <= self._limit, "the limit is exceeded"

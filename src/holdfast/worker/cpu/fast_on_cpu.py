@@ -1,0 +1,299 @@
+"""Rotary embedding and linear layers in fewer graph operations, for CPUs.
+
+On a GPU, `mx.fast.rope` is one kernel. On a CPU, MLX composes it of 28 operations, and every
+rotation computes its cosines and sines anew. A decode step of a small model spends more time on
+handling operations than on computing.
+
+Functions of this module take the place of MLX's. On a thread that is inside `Rotations.step` they use fewer
+operations; everywhere else they call MLX's function, so nothing changes for other users of MLX in
+the process. The results are bit-equal to MLX's:
+
+- A step computes cosines and sines once, for the queries and keys of all layers. They come from
+  MLX's own function: the rotation of (1, 0) is (cos, sin). What is left of a rotation is
+  x * cosines + swapped * sines, where `swapped` exchanges the two numbers of each pair of x.
+- For a single token, this is compiled into one operation, which MLX traces once for all shapes.
+  Several tokens gain little from that, and each further memory layout would cost one or two seconds
+  of g++ when a model is first loaded on a machine. Without g++, MLX runs the parts one by one.
+- A linear layer of one sequence multiplies with a view of its transposed weight that is made once.
+  The view has a dimension of size 1 for the batch, so that MLX reshapes neither input nor output.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+from mlx.nn.layers.linear import Linear
+
+from holdfast.worker.cpu.kernels import build
+from holdfast.worker.engine.backend import StepOperations
+
+# A sequence that decodes alone takes its cosines and sines from a table of this many positions.
+TABLE_POSITIONS = 64
+MOST_TABLES = 16
+_MARK = "_holdfast_plain"
+_KEPT = "_holdfast_transposed"  # not a parameter of the module, because it is no array
+_FLOATS = (mx.float32, mx.float16, mx.bfloat16)
+
+
+def is_on() -> bool:
+    """Whether HOLDFAST_KERNELS lets steps on a CPU use fewer operations."""
+    return build.is_on("fewer_operations")
+
+
+class RopeForm(NamedTuple):
+    """How a rotation turns: the arguments of `mx.fast.rope`, except array, positions and stream."""
+
+    dims: int
+    traditional: bool
+    base: float | None
+    scale: float
+    freqs: mx.array | None
+
+    def key(self, dtype: mx.Dtype) -> tuple[Any, ...]:
+        return (*self[:-1], id(self.freqs), dtype)
+
+
+class _Factors(NamedTuple):
+    """What x and swapped x are multiplied by, [rows or 1, 1, tokens, dims]."""
+
+    cosines: mx.array
+    sines: mx.array
+
+    def at(self, position: int) -> _Factors:
+        here = slice(position, position + 1)
+        return _Factors(self.cosines[:, :, here], self.sines[:, :, here])
+
+
+class Rotations(StepOperations):
+    """The cosines and sines of one model, as far as they are shared. Device thread only.
+
+    transposes_once: whether linear layers, too, take fewer operations. If an input's dimension of
+        size 1 has an unusual stride, as in some recurrent layers, BLAS may then round in another
+        way.
+    """
+
+    def __init__(self, *, transposes_once: bool = False) -> None:
+        self._transposes_once = transposes_once
+        self._of_step: dict[tuple[Any, ...], _Factors] = {}
+        self._shared: mx.array | None = None
+        # kept over steps; with the array whose id is part of the key
+        self._tables: dict[tuple[Any, ...], tuple[_Factors, mx.array | None]] = {}
+
+    def share(self, offset: mx.array) -> mx.array:
+        """Let all following rotations of this step at these positions share their factors, instead
+        of those at the positions shared before. The array must not change. Returns it.
+        """
+        self._of_step.clear()
+        self._shared = offset
+        return offset
+
+    def shares(self, offset: int | mx.array) -> bool:
+        """Whether factors for this offset can be shared. An array that a model has made itself
+        could be changed in place, or be a placeholder while MLX traces a function.
+        """
+        return isinstance(offset, int) or offset is self._shared
+
+    def step(self) -> AbstractContextManager[None]:
+        """Within the block, this thread rotates in fewer operations, unless HOLDFAST_KERNELS turns
+        that off.
+        """
+        return self._in_step() if is_on() else nullcontext()
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        _install()
+        _here.rotations = self
+        _here.transposes_once = self._transposes_once
+        try:
+            yield
+        finally:
+            _here.rotations = None
+            _here.transposes_once = False
+            self._of_step.clear()
+            self._shared = None
+
+    def factors(
+        self,
+        rotate: Callable[..., mx.array],
+        form: RopeForm,
+        offset: int | mx.array,
+        *,
+        tokens: int,
+        dtype: mx.Dtype,
+    ) -> _Factors:
+        """Requires `shares(offset)`. rotate: MLX's function."""
+        kind = form.key(dtype)
+        place = (offset if isinstance(offset, int) else None, tokens, *kind)
+        found = self._of_step.get(place)
+        if found is not None:
+            return found
+        if tokens == 1 and isinstance(offset, int):
+            index = offset % TABLE_POSITIONS
+            found = self._table(rotate, form, offset - index, kind, dtype).at(index)
+        else:
+            found = _factors(rotate, form, offset, tokens=tokens, dtype=dtype)
+        self._of_step[place] = found
+        return found
+
+    def _table(
+        self,
+        rotate: Callable[..., mx.array],
+        form: RopeForm,
+        start: int,
+        kind: tuple[Any, ...],
+        dtype: mx.Dtype,
+    ) -> _Factors:
+        key = (start, *kind)
+        known = self._tables.pop(key, None)
+        if known is None:
+            table = _factors(rotate, form, start, tokens=TABLE_POSITIONS, dtype=dtype)
+            known = (table, form.freqs)
+            if len(self._tables) == MOST_TABLES:
+                del self._tables[next(iter(self._tables))]
+        self._tables[key] = known  # the last used comes last
+        return known[0]
+
+
+def _factors(
+    rotate: Callable[..., mx.array],
+    form: RopeForm,
+    offset: int | mx.array,
+    *,
+    tokens: int,
+    dtype: mx.Dtype,
+) -> _Factors:
+    rows = 1 if isinstance(offset, int) else offset.size
+    half = form.dims // 2
+    ones_and_zeros = mx.array([1.0] * half + [0.0] * half, dtype=dtype)
+    turned = rotate(
+        mx.broadcast_to(ones_and_zeros, (rows, 1, tokens, form.dims)),
+        **form._replace(traditional=False)._asdict(),
+        offset=offset,
+    )
+    cosines, sines = mx.split(turned, 2, axis=-1)
+    if not form.traditional:
+        return _Factors(
+            mx.concatenate([cosines, cosines], axis=-1), mx.concatenate([-sines, sines], axis=-1)
+        )
+    return _Factors(
+        mx.stack([cosines, cosines], axis=-1).reshape(turned.shape),
+        mx.stack([-sines, sines], axis=-1).reshape(turned.shape),
+    )
+
+
+class _Here(threading.local):
+    rotations: Rotations | None = None
+    transposes_once: bool = False
+
+
+_here = _Here()
+
+
+def cosines_and_sines(form: RopeForm, start: int, *, tokens: int) -> npt.NDArray[np.float32]:
+    """For each position from `start` on: the cosines, then the sines, with the sign of the number
+    that is swapped, [tokens, 2 × dims].
+    """
+    rotate = getattr(mx.fast.rope, _MARK, mx.fast.rope)
+    factors = _factors(rotate, form, start, tokens=tokens, dtype=mx.float32)
+    return np.array(mx.concatenate(list(factors), axis=-1)[0, 0])
+
+
+def _install() -> None:
+    """Put the functions in the place of MLX's. Idempotent."""
+    for owner, name, wrap in (
+        (mx.fast, "rope", _rope),
+        (Linear, "__call__", _linear),
+    ):
+        plain = getattr(owner, name)
+        if not hasattr(plain, _MARK):
+            setattr(owner, name, wrap(plain))
+
+
+def _rope(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    def rope(
+        a: mx.array,
+        dims: int,
+        *,
+        traditional: bool,
+        base: float | None,
+        scale: float,
+        offset: int | mx.array,
+        freqs: mx.array | None = None,
+        stream: Any = None,
+    ) -> mx.array:
+        form = RopeForm(dims, traditional, base, scale, freqs)
+        rotations = _here.rotations
+        if (
+            rotations is None
+            or not rotations.shares(offset)
+            or stream is not None
+            or a.ndim != 4
+            or a.dtype not in _FLOATS
+            or dims % 2
+            or not 0 < dims <= a.shape[-1]
+        ):
+            return plain(a, **form._asdict(), offset=offset, stream=stream)
+        factors = rotations.factors(plain, form, offset, tokens=a.shape[2], dtype=a.dtype)
+        if dims == a.shape[-1]:
+            return _turned(a, factors, traditional=traditional)
+        turned = _turned(a[..., :dims], factors, traditional=traditional)
+        return mx.concatenate([turned, a[..., dims:]], axis=-1)
+
+    setattr(rope, _MARK, plain)
+    return rope
+
+
+def _turned(x: mx.array, factors: _Factors, *, traditional: bool) -> mx.array:
+    half = x.shape[-1] // 2
+    if traditional:
+        pairs = x.reshape(*x.shape[:-1], half, 2)
+        swapped = mx.roll(pairs, 1, -1).reshape(x.shape)
+    else:
+        swapped = mx.roll(x, half, -1)
+    is_one_token = x.shape[0] == x.shape[2] == 1
+    combine = _combined_at_once if is_one_token else _combined
+    return combine(x, swapped, *factors)
+
+
+@dataclass(frozen=True, slots=True)
+class _Transposed:
+    """A weight of a linear layer, and a view of it, [1, inputs, outputs]."""
+
+    weight: mx.array
+    view: mx.array
+
+
+def _linear(plain: Callable[[Linear, mx.array], mx.array]) -> Callable[..., mx.array]:
+    def __call__(self: Linear, x: mx.array) -> mx.array:  # noqa: N807
+        if not _here.transposes_once or x.ndim != 3 or x.shape[0] != 1:
+            return plain(self, x)
+        weight = self["weight"]
+        kept = self.__dict__.get(_KEPT)
+        if kept is None or kept.weight is not weight:
+            kept = _Transposed(weight, weight.T[None])
+            setattr(self, _KEPT, kept)
+        if "bias" in self:
+            return mx.addmm(self["bias"], x, kept.view)
+        return x @ kept.view
+
+    setattr(__call__, _MARK, plain)
+    return __call__
+
+
+def _combined(x: mx.array, swapped: mx.array, cosines: mx.array, sines: mx.array) -> mx.array:
+    return x * cosines + swapped * sines
+
+
+@partial(mx.compile, shapeless=True)
+def _combined_at_once(
+    x: mx.array, swapped: mx.array, cosines: mx.array, sines: mx.array
+) -> mx.array:
+    return _combined(x, swapped, cosines, sines)

@@ -1,0 +1,356 @@
+"""Attention in numpy on all cores, for Linux without a GPU, where MLX has no fused kernel and its
+softmax uses one core.
+
+Most of the prefill time of a long prompt goes into exponentials, which MLX computes one at a time.
+numpy uses vector instructions and releases the interpreter lock, so the heads of all spans are
+distributed over threads, in blocks that fit in a core's cache. On 4 cores, this is 7 to 15 times as
+fast as mx.fast (docs/lab-log.md).
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache, lru_cache, partial
+from typing import TypeAlias
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.machine.cores import usable_cores
+from holdfast.worker.cpu.blas import AVX512_CORES, blas_of_numpy, current_blas
+from holdfast.worker.cpu.kernels import products
+from holdfast.worker.engine.backend import AttentionSpan
+
+_BLOCK_SCORES = 1 << 18  # 1 MiB of float32: a core's share of the cache
+_MIN_ROWS = 64  # rows of a block, if there are enough: the keys are read once for all rows
+_SMALL_PRODUCT = 1_000_000  # up to this many multiplications, OpenBLAS does not pack matrices
+_LEAST_STEP = 200  # keys per product; with fewer, the overhead of numpy calls is too large
+_FEW_ROWS = 32  # with more rows, packing the matrices pays
+SCORES_WORTH_IT = 1 << 15  # with fewer, waiting for MLX and waking threads costs the time saved
+
+_Array: TypeAlias = npt.NDArray[np.float32]
+_Mask: TypeAlias = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A piece of attention work: queries [rows, head_dim], adjoining parts of keys and values
+    [columns, …], and an array for the result [rows, value_dim].
+
+    If a block has several heads, they are an additional first dimension of all arrays.
+    """
+
+    queries: _Array
+    parts: Sequence[tuple[_Array, _Array]]
+    result: _Array
+
+    @property
+    def columns(self) -> int:
+        """The number of columns (keys) in all parts."""
+        return sum(keys.shape[-2] for keys, _ in self.parts)
+
+    def of_head(self, head: int, seen: slice) -> list[tuple[_Array, _Array]]:
+        """Parts of the keys and values of one key head, for the columns in `seen`."""
+        found = []
+        first = 0
+        for keys, values in self.parts:
+            low = max(seen.start - first, 0)
+            high = min(seen.stop - first, keys.shape[1])
+            if low < high:
+                found.append((keys[head, low:high], values[head, low:high]))
+            first += keys.shape[1]
+        return found
+
+
+def attend_one(queries: mx.array, parts: Sequence[tuple[mx.array, mx.array]]) -> mx.array:
+    """Attention of one query per head, as two matrix products per key head.
+
+    queries: scaled, [1, heads, 1, head_dim]. parts: adjoining keys and values, [1, kv_heads,
+    tokens, head_dim].
+
+    The heads that share a key head are the rows of one product, so that BLAS packs the keys once:
+    on the CPU, this is 1.4 to 2.2 times as fast as mx.fast, which packs them for every head. The
+    softmax is computed in float32, so the result is as exact as that of mx.fast. In bf16, it would
+    change logits by 2 % of the effect of one changed context token.
+    """
+    heads = queries.shape[1]
+    kv_heads = parts[0][0].shape[1]
+    grouped = queries.reshape(1, kv_heads, heads // kv_heads, queries.shape[3])
+    scores = [grouped @ keys.swapaxes(-1, -2) for keys, _ in parts]
+    if len(parts) == 1:
+        attended = mx.softmax(scores[0], axis=-1, precise=True) @ parts[0][1]
+    else:
+        weights = mx.softmax(mx.concatenate(scores, axis=-1), axis=-1, precise=True)
+        of_parts = mx.split(
+            weights, list(itertools.accumulate(part.shape[3] for part in scores[:-1])), axis=-1
+        )
+        terms = [weight @ values for weight, (_, values) in zip(of_parts, parts, strict=True)]
+        attended = sum(terms[1:], start=terms[0])
+    return attended.reshape(1, heads, 1, attended.shape[3])
+
+
+def pays(spans: Sequence[AttentionSpan], *, host_scores: int) -> bool:
+    """Whether `attend` is faster than MLX. It is faster in prefill only: decoding is limited by
+    memory bandwidth, not by exponentials.
+
+    host_scores: the number of attention scores from which `attend` is faster: SCORES_WORTH_IT,
+    except in the probe.
+    """
+    if sys.platform != "linux" or all(span.tokens == 1 for span in spans):
+        return False
+    return sum(span.scores for span in spans) >= host_scores
+
+
+def attend(spans: Sequence[AttentionSpan], *, sinks: mx.array | None) -> list[mx.array]:
+    """Causal attention of each span over its own keys, computed in float32.
+
+    Returns [1, heads, tokens, value_dim] for each span, in the type of the queries. Evaluates the
+    arrays of the spans. sinks: [heads], a score per head that takes part in the softmax but has no
+    value; None: no sinks. A query's result depends only on its own keys, except for rounding:
+    products with a different number of rows add in a different order.
+    """
+    lazy = [
+        [_as_float32(array) for array in (span.queries, *itertools.chain(*span.parts))]
+        for span in spans
+    ]
+    mx.eval(lazy, *([] if sinks is None else [sinks]))
+    extra = None if sinks is None else np.array(sinks.astype(mx.float32))
+    work = []
+    for span, arrays in zip(spans, lazy, strict=True):
+        # views, which are released before the next append
+        queries, *pairs = (np.array(array, copy=False)[0] for array in arrays)
+        work.append(HostSpan(queries, list(zip(pairs[::2], pairs[1::2], strict=True)), span.window))
+    return [
+        mx.array(result[None]).astype(span.queries.dtype)
+        for result, span in zip(attend_in_numpy(work, sinks=extra), spans, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class HostSpan:
+    """As `AttentionSpan`, in numpy: queries [heads, tokens, head_dim], keys [kv_heads, tokens,
+    head_dim], values […, value_dim].
+    """
+
+    queries: _Array
+    parts: Sequence[tuple[_Array, _Array]]
+    window: int | None
+
+
+def attend_in_numpy(spans: Sequence[HostSpan], *, sinks: _Array | None) -> list[_Array]:
+    """As `attend`, for numpy arrays. Returns [heads, tokens, value_dim] for each span."""
+    results = []
+    work: list[Callable[[], None]] = []
+    for span in spans:
+        dimension = span.parts[0][1].shape[2]
+        results.append(np.empty((*span.queries.shape[:2], dimension), np.float32))
+        block = _Block(span.queries, span.parts, results[-1])
+        work.extend(_pieces(block, window=span.window, sinks=sinks))
+    _run_all(work)
+    return results
+
+
+def _as_float32(array: mx.array) -> mx.array:
+    return array if array.dtype == mx.float32 else array.astype(mx.float32)
+
+
+def _pieces(
+    heads: _Block, *, window: int | None, sinks: _Array | None
+) -> Iterator[Callable[[], None]]:
+    """Split the work into pieces that write separate parts of the result. A piece is some rows of
+    one head; if there are few rows, it is all rows of several heads that share keys.
+    """
+    tokens = heads.queries.shape[1]
+    held = heads.columns
+    kv_heads = len(heads.parts[0][0])
+    shared = len(heads.queries) // kv_heads
+    together = max(1, min(shared, _MIN_ROWS // tokens, len(heads.queries) // threads_to_use()))
+    # pieces of equal length: a short piece would take nearly as long, since BLAS packs all keys
+    rows = -(-tokens // max(1, tokens // max(_MIN_ROWS, _BLOCK_SCORES // held)))
+    firsts = itertools.chain(
+        *(range(head, head + shared, together) for head in range(0, len(heads.queries), shared))
+    )
+    for first, start in itertools.product(firsts, range(0, tokens, rows)):
+        asking = slice(start, min(start + rows, tokens))
+        group = slice(first, min(first + together, (first // shared + 1) * shared))
+        seen = slice(
+            0 if window is None else max(0, held - tokens + start + 1 - window),
+            held - tokens + asking.stop,
+        )
+        queries = heads.queries[group, asking]
+        result = heads.result[group, asking]
+        # a piece of several heads has all of their rows, so the reshaped result is a view
+        queries = queries.reshape(-1, queries.shape[2]) if together > 1 else queries[0]
+        result = result.reshape(-1, result.shape[2]) if together > 1 else result[0]
+        block = _Block(queries, heads.of_head(first // shared, seen), result)
+        hidden = _hidden(asking.stop - start, block.columns, window)
+        yield partial(
+            _attend,
+            block,
+            hidden=hidden,
+            sinks=None if sinks is None else np.repeat(sinks[group], asking.stop - start)[:, None],
+        )
+
+
+@lru_cache(maxsize=8)
+def _hidden(rows: int, columns: int, window: int | None) -> _Mask | None:
+    """A mask of the positions that each row must not see: bool [rows, n], for the last n columns.
+    None if every row sees all columns.
+    """
+    if window is not None and columns > window:
+        position = np.arange(columns - rows, columns)[:, None]
+        column = np.arange(columns)[None]
+        return (column > position) | (column <= position - window)
+    return None if rows == 1 else np.triu(np.ones((rows, rows), bool), 1)
+
+
+def _attend(block: _Block, *, hidden: _Mask | None, sinks: _Array | None) -> None:
+    """Compute one block and write its result.
+
+    hidden: the positions that each row of a head must not see (`_hidden`). sinks: [rows, 1].
+    """
+    scores = _room(len(block.queries), block.columns)
+    ends = list(itertools.accumulate(len(keys) for keys, _ in block.parts))
+    step = _step(block.queries)
+    for end, (keys, _) in zip(ends, block.parts, strict=True):
+        _score(block.queries, keys, out=scores[:, end - len(keys) : end], step=step)
+    if hidden is not None:
+        by_head = scores.reshape(-1, len(hidden), block.columns)
+        np.copyto(by_head[:, :, block.columns - hidden.shape[1] :], -np.inf, where=hidden)
+    top = scores.max(axis=1, keepdims=True)
+    if sinks is not None:
+        top = np.maximum(top, sinks)
+    np.subtract(scores, top, out=scores)
+    np.exp(scores, out=scores)
+    total = scores.sum(axis=1, keepdims=True)
+    if sinks is not None:
+        total += np.exp(sinks - top)
+    runs = zip(ends, (values for _, values in block.parts), strict=True)
+    attended = [
+        _weighted(scores[:, end - len(values) : end], values, step=step) for end, values in runs
+    ]
+    np.divide(sum(attended[1:], start=attended[0]), total, out=block.result)
+
+
+def _step(queries: _Array) -> int:
+    """The number of keys per matrix product that is fastest; 0: all keys in one product.
+
+    For AVX-512, OpenBLAS has kernels for small products that do not pack the matrices. With few
+    rows, packing would be most of the work.
+    """
+    if len(queries) > _FEW_ROWS or not _has_small_products():
+        return 0
+    step = min(1024, _SMALL_PRODUCT // queries.size)
+    return step if step >= _LEAST_STEP else 0
+
+
+def _score(queries: _Array, keys: _Array, *, out: _Array, step: int) -> None:
+    """Write the products of queries and keys to `out`, [rows, columns]. step: see `_step`."""
+    if not step:
+        np.matmul(queries, keys.T, out=out)
+        return
+    upright = np.ascontiguousarray(queries.T)
+    for start in range(0, len(keys), step):
+        out[:, start : start + step] = (keys[start : start + step] @ upright).T
+
+
+def _weighted(weights: _Array, values: _Array, *, step: int) -> _Array:
+    """The weighted sums of the values, [rows, value_dim]. step: see `_step`."""
+    cuts = range(0, len(values), step or len(values))
+    total = weights[:, : cuts.step] @ values[: cuts.step]
+    for start in cuts[1:]:
+        total += weights[:, start : start + step] @ values[start : start + step]
+    return total
+
+
+_scratch = threading.local()  # a buffer for the scores of one block, per thread
+
+
+def _room(rows: int, columns: int) -> _Array:
+    room: _Array | None = getattr(_scratch, "room", None)
+    if room is None or room.size < rows * columns:
+        room = _scratch.room = np.empty(max(_BLOCK_SCORES, rows * columns), np.float32)
+    return room[: rows * columns].reshape(rows, columns)
+
+
+_libraries = cache(blas_of_numpy)
+
+
+@cache
+def _has_small_products() -> bool:
+    return any(library.core in AVX512_CORES for library in _libraries())
+
+
+# With two models in one process, each would otherwise restore the thread limit that the other set.
+_one_at_a_time = threading.Lock()
+
+
+@cache
+def threads_to_use() -> int:
+    """The number of threads that MLX uses for products."""
+    return current_blas().threads or usable_cores()
+
+
+@cache
+def _helpers() -> ThreadPoolExecutor | None:
+    """The threads in addition to the calling one; None if there is only one core."""
+    if threads_to_use() == 1:
+        return None
+    return ThreadPoolExecutor(threads_to_use() - 1, thread_name_prefix="attention")
+
+
+@contextmanager
+def _products_on_one_thread() -> Iterator[None]:
+    """Limit numpy's products to one thread each within the block.
+
+    Our threads already use all cores: products on several threads would wait for each other. The
+    limit is set and undone each time, which takes a microsecond: when Holdfast is used as a
+    library, other code in the process may use numpy. The shim does so too, so it counts for both.
+    """
+    before = [(each, each.get()) for each in _libraries() if not each.is_behind_shim]
+    is_shared = len(before) < len(_libraries())
+    try:
+        for library, _ in before:
+            library.set(1)
+        with products.blas_on_one_thread() if is_shared else nullcontext():
+            yield
+    finally:
+        for library, threads in before:
+            library.set(threads)
+
+
+def _run_all(work: Sequence[Callable[[], None]]) -> None:
+    """Run all pieces of work, distributed over all threads. Raises the error of a failed piece."""
+    left = iter(work)  # shared by the threads: each takes the next piece
+
+    def take() -> None:
+        with np.errstate(all="ignore"):  # NaN is detected in the logits
+            for piece in left:
+                piece()
+
+    with _one_at_a_time, _products_on_one_thread():
+        others = list(_started(take, min(len(work), threads_to_use()) - 1))
+        try:
+            take()
+        finally:
+            wait(others)
+    for other in others:
+        other.result()
+
+
+def _started(task: Callable[[], None], count: int) -> Iterator[Future[None]]:
+    helpers = _helpers()
+    if helpers is None:
+        return
+    for _ in range(count):
+        try:
+            yield helpers.submit(task)
+        except RuntimeError:
+            return  # the interpreter is shutting down; the calling thread does all the work

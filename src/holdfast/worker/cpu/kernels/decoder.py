@@ -1,0 +1,263 @@
+"""Forward passes through decoders like Llama's: decoder.h."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.worker.cpu.kernels import decode_attention, packed_products, products
+from holdfast.worker.cpu.kernels.build import kernel, turned_off
+from holdfast.worker.cpu.kernels.decode_attention import CHUNK_TOKENS
+from holdfast.worker.cpu.kernels.packed_products import PackedStruct, PackedWeights
+
+NAME = "decoder"  # the name that turns it off
+
+# Key heads × tokens from which another thread helps with attention: its threads are awake, because
+# they have just computed a product.
+_TOKENS_PER_THREAD = 256
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A linear layer. weights: [outputs, inputs], row-contiguous. bias: [outputs]."""
+
+    weights: Floats | PackedWeights
+    bias: Floats | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        if isinstance(self.weights, PackedWeights):
+            return self.weights.outputs, self.weights.inputs
+        return self.weights.shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderLayer:
+    """The weights of a layer. norm: [hidden], of the layer's input; mlp_norm: [hidden], of the
+    MLP's. query_norm, key_norm: [head_dimension]; None: heads are not normalized.
+    """
+
+    query: Linear
+    key: Linear
+    value: Linear
+    output: Linear
+    gate: Linear
+    up: Linear
+    down: Linear
+    norm: Floats
+    mlp_norm: Floats
+    query_norm: Floats | None
+    key_norm: Floats | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderShape:
+    """What all layers have in common.
+
+    query_scale: the factor of the queries. rotated: how many numbers of a head are rotated.
+    in_pairs: whether neighbours are rotated together, instead of numbers of both halves.
+    """
+
+    epsilon: float
+    head_epsilon: float
+    query_scale: float
+    heads: int
+    kv_heads: int
+    head_dimension: int
+    rotated: int
+    in_pairs: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTokens:
+    """The tokens of a forward pass, one per row.
+
+    token_ids: int32 [rows]. factors: [rows, 2 × rotated], the cosines and sines of each token's
+    position; sines have the sign of the number that is swapped. wanted: int32, the rows whose
+    logits are computed.
+
+    The buffers of a sequence have the shape [2 × kv_heads, capacity, head_dimension], the heads of
+    the keys first. places: uint64 [layers, rows], the addresses where the first key head of each
+    token goes. capacities: int64 [rows].
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    factors: Floats
+    wanted: npt.NDArray[np.int32]
+    places: npt.NDArray[np.uint64]
+    capacities: npt.NDArray[np.int64]
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("weights", "bias")),
+        ("packed", PackedStruct),
+        *((name, ctypes.c_int32) for name in ("outputs", "inputs")),
+    ]
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        *((name, _Linear) for name in ("query", "key", "value", "output", "gate", "up", "down")),
+        *((name, ctypes.c_void_p) for name in ("norm", "mlp_norm", "query_norm", "key_norm")),
+    ]
+
+
+class _Decoder(ctypes.Structure):
+    _fields_ = [
+        ("layers", ctypes.POINTER(_Layer)),
+        *((name, _Linear) for name in ("embedding", "head")),
+        ("norm", ctypes.c_void_p),
+        *((name, ctypes.c_float) for name in ("epsilon", "head_epsilon", "query_scale")),
+        *((name, ctypes.c_int32) for name in ("layer_count", "hidden", "heads", "kv_heads")),
+        *((name, ctypes.c_int32) for name in ("head_dimension", "rotated", "in_pairs")),
+    ]
+
+
+class _DecoderCall(ctypes.Structure):
+    _fields_ = [
+        ("decoder", ctypes.POINTER(_Decoder)),
+        *((name, ctypes.c_void_p) for name in ("token_ids", "factors", "places", "capacities")),
+        *((name, ctypes.c_void_p) for name in ("wanted", "logits", "runs", "row_ids", "attend")),
+        *((name, ctypes.c_int32) for name in ("rows", "run_count", "wanted_count")),
+        *((name, ctypes.c_int32) for name in ("chunk_tokens", "attention_threads")),
+    ]
+
+
+def unavailable() -> str:
+    """Why there is no kernel; empty if there is one."""
+    return products.unavailable() or decode_attention.unavailable() or turned_off(NAME)
+
+
+class Decoder:
+    """The weights of a decoder. Requires that `unavailable` is empty."""
+
+    def __init__(
+        self,
+        layers: Sequence[DecoderLayer],
+        *,
+        shape: DecoderShape,
+        embedding: Linear,
+        head: Linear,
+        norm: Floats,
+    ) -> None:
+        """embedding, head: [vocabulary, hidden]; they may be the same. norm: [hidden], before the
+        head. The owners of the arrays leave them unchanged.
+        """
+        packed_products.prepare()
+        self._arrays = (tuple(layers), embedding, head, norm)  # keeps their memory
+        self.shape = shape
+        self._layers = (_Layer * len(layers))(*map(_layer_struct, layers))
+        self._struct = _Decoder(
+            self._layers,
+            *map(_linear_struct, (embedding, head)),
+            _address(norm),
+            *(shape.epsilon, shape.head_epsilon, shape.query_scale),
+            *(len(layers), len(norm), shape.heads, shape.kv_heads),
+            *(shape.head_dimension, shape.rotated, int(shape.in_pairs)),
+        )
+        self.vocabulary = head.shape[0]
+
+    def begin(self, tokens: NewTokens) -> ForwardPass:
+        """Prepare a forward pass of these tokens."""
+        return ForwardPass(self, self._struct, tokens)
+
+
+class ForwardPass:
+    """A forward pass of new tokens: as one call (`compute`), or part by part, with attention by the
+    caller. All calls release the interpreter lock, and raise MemoryError if there is not enough
+    memory.
+    """
+
+    def __init__(self, decoder: Decoder, struct: _Decoder, tokens: NewTokens) -> None:
+        self._shape = decoder.shape
+        self._logits = np.empty((len(tokens.wanted), decoder.vocabulary), np.float32)
+        self._rows = len(tokens.token_ids)
+        self._arrays = (decoder, tokens)  # keeps their memory
+        arrays = (tokens.token_ids, tokens.factors, tokens.places, tokens.capacities, tokens.wanted)
+        self._call = _DecoderCall(ctypes.pointer(struct), *map(_address, (*arrays, self._logits)))
+        self._call.rows = self._rows
+        self._call.wanted_count = len(tokens.wanted)
+
+    def compute(
+        self, runs: npt.NDArray[np.void], row_ids: npt.NDArray[np.int32], *, threads: int
+    ) -> Floats:
+        """Add the keys and values of the tokens to their buffers, and return the logits of the
+        wanted rows, [wanted, vocabulary].
+
+        runs, row_ids: for each layer, the runs of keys and values that the rows attend to,
+        including the new tokens (`decode_attention.RUN`), [layers, runs].
+        """
+        seen = self._shape.kv_heads * int(runs["tokens"][0].sum())
+        attention = kernel("decode_attention").library
+        assert attention is not None
+        call = self._call
+        call.runs, call.row_ids = _address(runs), _address(row_ids)
+        call.attend = ctypes.cast(attention.decode_attention, ctypes.c_void_p)
+        call.run_count, call.chunk_tokens = runs.shape[1], CHUNK_TOKENS
+        call.attention_threads = min(threads, max(1, seen // _TOKENS_PER_THREAD))
+        self._check(products.library().holdfast_decode(ctypes.byref(call)))
+        return self._logits
+
+    def embed(self) -> Floats:
+        """The input of the first layer, [rows, hidden]."""
+        x = np.empty((self._rows, self._call.decoder.contents.hidden), np.float32)
+        products.library().holdfast_embed(ctypes.byref(self._call), ctypes.c_void_p(_address(x)))
+        return x
+
+    def before_attention(self, layer: int, x: Floats) -> Floats:
+        """Add the keys and values of a layer to the buffers. Returns the queries, scaled, [rows,
+        heads, head_dimension]. x: the input of the layer, [rows, hidden].
+        """
+        queries = np.empty((self._rows, self._shape.heads, self._shape.head_dimension), np.float32)
+        self._half(products.library().holdfast_before_attention, layer, x, queries)
+        return queries
+
+    def after_attention(self, layer: int, attended: Floats, x: Floats) -> None:
+        """Replace the input of a layer by its result. attended: [rows, heads, head_dimension]."""
+        self._half(products.library().holdfast_after_attention, layer, attended, x)
+
+    def project(self, x: Floats) -> Floats:
+        """The logits of the wanted rows, [wanted, vocabulary]. x: the last layer's result."""
+        library = products.library()
+        self._check(
+            library.holdfast_project(ctypes.byref(self._call), ctypes.c_void_p(_address(x)))
+        )
+        return self._logits
+
+    def _half(self, function: Any, layer: int, *arrays: Floats) -> None:
+        addresses = (ctypes.c_void_p(_address(array)) for array in arrays)
+        self._check(function(ctypes.byref(self._call), ctypes.c_int(layer), *addresses))
+
+    def _check(self, is_done: int) -> None:
+        if not is_done:
+            raise MemoryError("there is not enough memory for a forward pass")
+
+
+def _layer_struct(layer: DecoderLayer) -> _Layer:
+    linears = (layer.query, layer.key, layer.value, layer.output, layer.gate, layer.up, layer.down)
+    norms = (layer.norm, layer.mlp_norm, layer.query_norm, layer.key_norm)
+    return _Layer(*map(_linear_struct, linears), *map(_address, norms))
+
+
+def _linear_struct(layer: Linear) -> _Linear:
+    outputs, inputs = layer.shape
+    if isinstance(layer.weights, PackedWeights):
+        return _Linear(None, _address(layer.bias), layer.weights.struct, outputs, inputs)
+    return _Linear(_address(layer.weights), _address(layer.bias), PackedStruct(), outputs, inputs)
+
+
+def _address(array: Any) -> int | None:
+    if array is None:
+        return None
+    assert array.flags.c_contiguous
+    address: int = array.ctypes.data
+    return address

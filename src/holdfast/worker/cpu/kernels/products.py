@@ -1,0 +1,155 @@
+"""MLX's float32 matrix products on Linux CPUs: a shim before a BLAS, with a kernel for few rows.
+
+The shim (products.c) has the functions that MLX calls. It is loaded before MLX and passes the
+calls on, so that any BLAS can compute them, also one whose functions have other names. It computes
+products of few rows itself, which is what decode steps consist of.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.worker.cpu.kernels.build import Kernel, is_on, kernel
+
+FEW_ROWS = "few_rows"  # the name that turns the kernel off, without the shim
+_ROW_MAJOR, _AS_IT_IS, _TRANSPOSED = 101, 111, 112  # of CBLAS
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Blas:
+    """Functions of a BLAS with the interface of CBLAS.
+
+    get_threads, set_threads: get and set its thread count; None if it cannot be set. takes_64_bits:
+    whether sizes and strides are 64-bit integers.
+    """
+
+    sgemm: Any
+    dgemm: Any
+    cgemm: Any
+    get_threads: Any
+    set_threads: Any
+    takes_64_bits: bool
+
+
+def unavailable() -> str:
+    """Why there is no shim; empty if there is one."""
+    return _shim().reason
+
+
+def library() -> ctypes.CDLL:
+    """The compiled products.c. Requires that `unavailable` is empty."""
+    library = _shim().library
+    assert library is not None
+    return library
+
+
+@cache
+def _shim() -> Kernel:
+    return kernel("products")  # one for all time: what MLX calls cannot be exchanged
+
+
+def few_rows() -> int:
+    """Products of up to this many rows are computed by the kernel; 0: it is turned off.
+
+    Depends on the CPU. Requires that `unavailable` is empty.
+    """
+    return int(library().holdfast_most_rows()) if is_on(FEW_ROWS) else 0
+
+
+def put_before_mlx(blas: Blas, *, threads: int) -> str:
+    """Let MLX, which must not have been imported yet, call `blas` through the shim.
+
+    Returns the file of the shim; empty if its results differ from numpy's on this machine, in
+    which case nothing is changed. Requires that `unavailable` is empty.
+    """
+    use(blas, threads=threads, most_rows=few_rows())
+    if not _agrees_with_numpy():
+        return ""
+    file = library()._name
+    ctypes.CDLL(file, mode=ctypes.RTLD_GLOBAL)  # before all that are loaded later
+    return file
+
+
+def use(blas: Blas, *, threads: int, most_rows: int) -> None:
+    """Pass products on to `blas`, except those of up to `most_rows` rows."""
+    products = (blas.sgemm, blas.dgemm, blas.cgemm)
+    for_threads = (blas.get_threads, blas.set_threads)
+    library().holdfast_use_blas(
+        *(ctypes.cast(each, ctypes.c_void_p) for each in (*products, *for_threads)),
+        ctypes.c_int(blas.takes_64_bits),
+        ctypes.c_int(threads),
+        ctypes.c_int(most_rows),
+    )
+
+
+@contextmanager
+def blas_on_one_thread() -> Iterator[None]:
+    """Within the block, the BLAS behind the shim computes each product on the calling thread.
+    Blocks of several threads may overlap. Requires that `unavailable` is empty.
+    """
+    library().holdfast_begin_one_thread()
+    try:
+        yield
+    finally:
+        library().holdfast_end_one_thread()
+
+
+def linear(inputs: Floats, weights: Floats, bias: Floats | None = None) -> Floats:
+    """A linear layer, as MLX asks the shim for it.
+
+    inputs: [rows, n], weights: [outputs, n], both with adjoining columns. bias: [rows, outputs].
+    Returns [rows, outputs].
+    """
+    return _asked(inputs, weights, len(weights), _TRANSPOSED, bias)
+
+
+def product(inputs: Floats, matrix: Floats, bias: Floats | None = None) -> Floats:
+    """As `linear`, but with a matrix [n, outputs], as in the attention of a step."""
+    return _asked(inputs, matrix, matrix.shape[1], _AS_IT_IS, bias)
+
+
+def _asked(inputs: Floats, matrix: Floats, outputs: int, form: int, bias: Floats | None) -> Floats:
+    rows, inner = inputs.shape
+    # what is there before must not be read if there is no bias
+    result = np.full((rows, outputs), np.nan, np.float32) if bias is None else bias.copy()
+    library().cblas_sgemm(
+        *map(ctypes.c_int, (_ROW_MAJOR, _AS_IT_IS, form, rows, outputs, inner)),
+        ctypes.c_float(1),
+        ctypes.c_void_p(inputs.ctypes.data),
+        ctypes.c_int(inputs.strides[0] // inputs.itemsize),
+        ctypes.c_void_p(matrix.ctypes.data),
+        ctypes.c_int(matrix.strides[0] // matrix.itemsize),
+        ctypes.c_float(bias is not None),
+        ctypes.c_void_p(result.ctypes.data),
+        ctypes.c_int(outputs),
+    )
+    return result
+
+
+def linear_in_numpy(inputs: Floats, weights: Floats, bias: Floats | None = None) -> Floats:
+    """As `linear`, but in numpy."""
+    product: Floats = inputs @ weights.T
+    return product if bias is None else product + bias
+
+
+def _agrees_with_numpy() -> bool:
+    """Compare the shim with numpy on small random matrices: takes about a millisecond."""
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal((77, 131), np.float32)
+    for rows in range(1, 40):
+        inputs = rng.standard_normal((rows, 131), np.float32)
+        wanted = linear_in_numpy(inputs, weights)
+        for got in (linear(inputs, weights), product(inputs, np.ascontiguousarray(weights.T))):
+            if not np.allclose(got, wanted, rtol=1e-4, atol=1e-4):
+                return False
+    return True

@@ -1,0 +1,258 @@
+"""Drawing by numpy: the tokens that filters keep, their frequencies, and equality with MLX's
+operations.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.wire.requests import SamplingParams
+from holdfast.worker.cpu import host_sampling
+from holdfast.worker.cpu.host_sampling import (
+    FewKept,
+    WeighedRow,
+    draw_on_host,
+    drawing_pays,
+    kept_tokens,
+)
+from holdfast.worker.engine.backend import DrawKind
+from holdfast.worker.engine.sampling_draw import draw, draw_key, draw_kind
+from tests.fakes.reference_sampler import CHUNK, assert_counts_fit, probabilities
+
+TIE = 4e-5  # nats, as in the reference sampler
+ROUNDING = 3e-6  # of a sum of float32 weights
+
+Row = npt.NDArray[np.float32]
+
+
+def a_row(*, columns: int, shape: str, seed: int, masked: float = 0.0) -> Row:
+    random = np.random.default_rng(seed)
+    row = random.normal(size=columns) * 2
+    if shape == "peaked":
+        row[random.integers(0, columns, 4)] += [30, 27, 25, 24]
+    elif shape == "zipf":
+        row = random.permutation(20 - 1.6 * np.log(np.arange(1, columns + 1)))
+    elif shape == "tied":
+        row = np.round(row)
+    elif shape == "equal":
+        row[:] = 3.25
+    elif shape == "halves":  # weights are powers of two, so sums meet top_p exactly
+        row = -np.log(2) * random.permutation(np.arange(columns) % 40)
+    row[random.random(columns) < masked] = -np.inf
+    row[random.integers(0, columns)] = (
+        row[np.isfinite(row)].max() if np.isfinite(row).any() else 0.0
+    )
+    return row.astype(np.float32)
+
+
+rows = st.builds(
+    a_row,
+    columns=st.sampled_from([1, 2, 31, 127, 129, 1000, 4097, 9001, 20_011]),
+    shape=st.sampled_from(["normal", "peaked", "zipf", "tied", "equal", "halves"]),
+    seed=st.integers(0, 99),
+    masked=st.sampled_from([0.0, 0.0, 0.3, 0.999]),
+)
+nuclei = st.sampled_from([1e-9, 1e-3, 0.25, 0.5, 0.75, 0.9, 0.95, 0.999, 1 - 1e-6, 1 - 1e-9])
+temperatures = st.sampled_from([1e-5, 1e-3, 0.3, 0.7, 1.0, 1.5, 10.0, 1e6, 1e30, 1e38])
+
+
+def ids_of(row: Row, params: SamplingParams) -> set[int]:
+    with np.errstate(all="ignore"):
+        kept = kept_tokens(WeighedRow(row, params), params)
+    return set((kept.ids if isinstance(kept, FewKept) else np.flatnonzero(kept.weights)).tolist())
+
+
+def scaled(row: Row, temperature: float) -> npt.NDArray[np.float64]:
+    """The row at temperature 1, rounded like the division that comes first."""
+    with np.errstate(all="ignore"):
+        return WeighedRow(row, SamplingParams(temperature=temperature)).nats(row).astype(np.float64)
+
+
+def reference_ids(row: Row, params: SamplingParams, *, top_p: float, tie: float) -> set[int]:
+    plain = SamplingParams(top_p=top_p, min_p=params.min_p)
+    with np.errstate(invalid="ignore"):  # empty if the edge itself is above it
+        return set(
+            np.flatnonzero(
+                probabilities(scaled(row, params.temperature), params=plain, tie=tie) > 0
+            ).tolist()
+        )
+
+
+@settings(max_examples=60)
+@given(
+    row=rows,
+    top_p=nuclei,
+    min_p=st.sampled_from([0.0, 0.0, 1e-4, 0.1, 1.0, 2.0]),
+    temperature=temperatures,
+)
+def test_filters_keep_the_same_tokens_as_the_reference(
+    row: Row, top_p: float, min_p: float, temperature: float
+) -> None:
+    params = SamplingParams(temperature=temperature, top_p=top_p, min_p=min_p)
+    kept = ids_of(row, params)
+    assert kept
+    assert kept <= reference_ids(row, params, top_p=min(top_p * (1 + ROUNDING), 1.0), tie=TIE)
+    surely = reference_ids(row, params, top_p=top_p * (1 - ROUNDING), tie=-TIE)
+    # float32 underflows further down
+    assert kept >= {token for token in surely if scaled(row, temperature)[token] > -80}
+
+
+@settings(max_examples=60)
+@given(row=rows, top_p=nuclei, temperature=temperatures)
+def test_the_nucleus_is_the_smallest_sufficient_set_of_likely_tokens(
+    row: Row, top_p: float, temperature: float
+) -> None:
+    params = SamplingParams(temperature=temperature, top_p=top_p)
+    kept = np.array(sorted(ids_of(row, params)))
+    with np.errstate(all="ignore"):
+        weights = WeighedRow(row, params).weights(row).astype(np.float64)
+    edge = weights[kept].min()
+    assert set(kept) == set(np.flatnonzero(weights >= edge))  # equal ones stay or go together
+    assert weights[kept].sum() >= top_p * (1 - ROUNDING) * weights.sum()
+    assert weights[weights > edge].sum() <= top_p * (1 + ROUNDING) * weights.sum()
+
+
+@settings(max_examples=60)
+@given(row=rows, min_p=st.sampled_from([1e-30, 1e-4, 0.1, 1.0, 7.0]), temperature=temperatures)
+def test_min_p_alone_keeps_all_likely_enough_tokens(
+    row: Row, min_p: float, temperature: float
+) -> None:
+    params = SamplingParams(temperature=temperature, min_p=min_p)
+    with np.errstate(all="ignore"):
+        weights = WeighedRow(row, params).weights(row)
+    assert ids_of(row, params) == set(
+        np.flatnonzero(weights >= np.float32(min(min_p, 1.0))).tolist()
+    )
+
+
+@pytest.mark.parametrize("shape", ["normal", "peaked", "zipf", "tied", "equal", "halves"])
+@pytest.mark.parametrize("top_p", [1e-9, 1e-4, 0.3, 0.95, 1 - 1e-9, 1 - 1e-16])
+def test_the_edge_among_many_weights_equals_that_of_a_sort(shape: str, top_p: float) -> None:
+    row = a_row(columns=100_003, shape=shape, seed=1)
+    weights = np.exp(row - row.max())
+    total = weights.sum(dtype=np.float64)
+    for edge in (
+        host_sampling._edge(weights, top_p=top_p),
+        host_sampling._edge_by_histogram(weights, top_p=top_p),
+    ):
+        assert edge in weights
+        assert weights[weights > edge].sum(dtype=np.float64) <= top_p * total * (1 + 1e-12)
+        assert weights[weights >= edge].sum(dtype=np.float64) >= top_p * total * (1 - 1e-12)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.5),
+        SamplingParams(top_p=0.9),
+        SamplingParams(top_p=0.2),
+        SamplingParams(min_p=0.05),
+        SamplingParams(top_p=0.95, min_p=0.02, temperature=0.7),
+    ],
+    ids=str,
+)
+def test_token_frequencies_match_the_reference(params: SamplingParams) -> None:
+    logits = np.random.default_rng(3).normal(size=200).astype(np.float32) * 2
+    keys = [draw_key(seed=index, position=5) for index in range(CHUNK)]
+    tokens = draw_on_host(
+        mx.broadcast_to(mx.array(logits), (CHUNK, 200)), params=[params] * CHUNK, keys=keys
+    )
+    counts = np.bincount(np.array(tokens), minlength=200)
+    assert_counts_fit(counts, probabilities(logits.astype(np.float64), params=params))
+
+
+@settings(max_examples=30)
+@given(
+    row=rows,
+    params=st.builds(
+        SamplingParams,
+        temperature=st.sampled_from([0.3, 1.0, 1.5, 100.0]),
+        top_p=st.sampled_from([0.3, 0.9, 0.95, 1.0]),
+        min_p=st.sampled_from([0.0, 0.0, 0.05]),
+    ),
+)
+def test_the_same_seed_draws_the_same_as_mlx(row: Row, params: SamplingParams) -> None:
+    draws = 64
+    logits = mx.broadcast_to(mx.array(row), (draws, row.size))
+    keys = [draw_key(seed=seed, position=7) for seed in range(draws)]
+    kind = draw_kind(params, vocab_size=row.size)
+    by_mlx = draw(
+        logits, kind=kind, params=[params] * draws, keys=keys, peaks=mx.max(logits, axis=-1)
+    )
+    by_numpy = draw_on_host(logits, params=[params] * draws, keys=keys)
+    differing = np.flatnonzero(np.array(by_mlx) != np.array(by_numpy))
+    # a token at the edge of top-p that only one of the two keeps, or a draw decided by rounding
+    assert len(differing) <= 1
+
+
+def test_a_row_draws_the_same_alone_and_in_any_batch() -> None:
+    logits = np.stack(
+        [
+            a_row(columns=4097, shape=shape, seed=5)
+            for shape in ("normal", "peaked", "zipf", "tied", "equal")
+        ]
+    )
+    params = [
+        SamplingParams(top_p=0.9),
+        SamplingParams(),
+        SamplingParams(top_p=0.99),
+        SamplingParams(min_p=0.1),
+        SamplingParams(),
+    ]
+    keys = [draw_key(seed=index, position=1) for index in range(5)]
+    together = draw_on_host(mx.array(logits), params=params, keys=keys).tolist()
+    alone = [
+        draw_on_host(
+            mx.array(logits[at : at + 1]), params=params[at : at + 1], keys=keys[at : at + 1]
+        ).item()
+        for at in range(5)
+    ]
+    assert together == alone
+
+
+@pytest.mark.parametrize("top_p", [0.3, 0.9, 0.99])
+def test_peaked_rows_are_drawn_without_weighing_the_whole_vocabulary(
+    top_p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = a_row(columns=152_064, shape="peaked", seed=2)
+    params = SamplingParams(top_p=top_p)
+    expected = ids_of(row, params)
+    asked: list[int] = []
+    plain = WeighedRow.weights
+
+    def counting(weighed: WeighedRow, logits: Row) -> Row:
+        asked.append(logits.size)
+        return plain(weighed, logits)
+
+    monkeypatch.setattr(WeighedRow, "weights", counting)
+    assert ids_of(row, params) == expected
+    assert sum(asked) < row.size / 4
+
+
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(top_p=0.9), SamplingParams(min_p=0.1)], ids=str
+)
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_a_row_without_valid_logits_gets_a_valid_token_and_harms_none(
+    params: SamplingParams, poison: float
+) -> None:
+    logits = np.zeros((2, 300), np.float32)
+    logits[0, :] = poison
+    keys = [draw_key(seed=1, position=1)] * 2
+    first, second = draw_on_host(mx.array(logits), params=[params] * 2, keys=keys).tolist()
+    assert first == 0
+    assert second == draw_on_host(mx.array(logits[1:]), params=[params], keys=keys[:1]).item()
+
+
+def test_numpy_draws_from_large_vocabularies_on_a_cpu() -> None:
+    assert drawing_pays(DrawKind(nucleus=True), vocab_size=152_064)
+    assert drawing_pays(DrawKind(), vocab_size=152_064)
+    assert not drawing_pays(DrawKind(), vocab_size=1500)
+    assert not drawing_pays(DrawKind(candidates=32, nucleus=True), vocab_size=152_064)
+    assert not drawing_pays(DrawKind(greedy=True), vocab_size=152_064)
