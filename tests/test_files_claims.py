@@ -90,7 +90,7 @@ def test_an_abandoned_folder_cannot_be_taken_by_others(tmp_path: Path) -> None:
     assert (tmp_path / "a" / LOCK).is_file()
 
 
-def test_a_recreated_lock_file_is_not_mistaken_for_the_old_one(
+def test_a_recreated_lock_file_is_recognized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / f"{PREFIX}1"

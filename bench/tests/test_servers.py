@@ -36,7 +36,7 @@ async def test_a_server_starts_is_measured_and_ends(tmp_path: Path) -> None:
     assert not psutil.pid_exists(server.process.pid)
 
 
-async def test_a_server_that_fails_to_start_is_reported_with_its_log(
+async def test_a_failed_server_start_is_reported_with_its_log(
     tmp_path: Path,
 ) -> None:
     code = "raise SystemExit('no such model')"

@@ -424,7 +424,7 @@ def test_a_full_context_is_explained_with_remedies(browser: Browser, server: Ser
         expect(page.get_by_label("Leave out the middle")).to_be_checked()
 
 
-def test_a_refused_image_is_not_sent_again_and_can_be_removed(
+def test_a_refused_image_is_not_resent_and_can_be_removed(
     browser: Browser, server: ServerProcess
 ) -> None:
     with visit(browser, server.url) as visitor:

@@ -163,7 +163,7 @@ def test_measured_quality_of_kv_forms_is_shown(
 
 
 @pytest.mark.parametrize(("view", "words"), [("performance", "These figures"), ("logs", "The log")])
-def test_an_ordinary_key_is_told_that_an_admin_key_is_needed(
+def test_an_ordinary_key_is_told_to_use_an_admin_key(
     browser: Browser, tmp_path: Path, view: str, words: str
 ) -> None:
     key = named_key("ann", "sesame", is_admin=False, priority="interactive", max_requests=None)

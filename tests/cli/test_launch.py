@@ -369,6 +369,6 @@ def test_a_url_may_be_written_without_its_scheme(machine: Path, url: str) -> Non
     assert agent.record["environment"]["ANTHROPIC_BASE_URL"] == url
 
 
-def test_an_error_ending_with_a_question_mark_gets_no_full_stop(machine: Path, url: str) -> None:
+def test_a_question_as_an_error_gets_no_full_stop(machine: Path, url: str) -> None:
     agent_of(machine, "claude")
     assert "/v1/models? Is that a Holdfast server?" in launched(f"{url}/other", "claude").output

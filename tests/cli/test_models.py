@@ -209,7 +209,7 @@ def test_info_names_the_draft_model(tmp_path: Path) -> None:
     assert "draft model" not in run("info", "second", "--models", file).stdout
 
 
-def test_a_model_with_a_missing_draft_model_is_listed_with_the_reason(tmp_path: Path) -> None:
+def test_a_missing_draft_model_is_listed_with_the_reason(tmp_path: Path) -> None:
     file = written(
         tmp_path, f"[models.first]\npath = '{demo_folder()}'\nspeculation = 'nonsense'\n"
     )

@@ -78,9 +78,7 @@ def test_the_bundled_model_answers_from_quantized_notes(
 
 
 @pytest.mark.slow
-def test_a_form_the_model_cannot_use_is_named_with_the_reason(
-    tmp_path: Path, short: tuple[str, ...]
-) -> None:
+def test_an_unusable_form_is_named_with_the_reason(tmp_path: Path, short: tuple[str, ...]) -> None:
     write_tiny(tmp_path / "model", "qwen3")  # its head dimension is 16
     done = holdfast_here("quality", "./model", "--kv-bits", "8", *short, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

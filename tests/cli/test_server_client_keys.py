@@ -108,7 +108,7 @@ def commands_of(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, s
 
 @pytest.mark.parametrize("key", ["", "wrong"])
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_missing_or_wrong_key_is_one_line_with_the_remedy(
+def test_a_refused_key_is_one_line_with_the_remedy(
     command: Sequence[str], key: str, home: Path, url: str
 ) -> None:
     result = called(*(with_key(command, key) if key else command))

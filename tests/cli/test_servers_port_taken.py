@@ -71,7 +71,7 @@ def test_any_other_answer_means_another_program(answer: Any) -> None:
         assert "in use by another program; stop it, or use another port: -p" in said_of(port)
 
 
-def test_a_server_that_hides_its_models_is_recognized_by_its_key(
+def test_a_server_with_hidden_models_is_recognized_by_its_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with answering(200, {"status": "ok"}) as port:

@@ -106,7 +106,7 @@ def test_a_server_that_uses_another_store_is_named(folder: Path, tmp_path: Path)
     running.give_back()
 
 
-def test_a_model_served_under_a_new_name_is_listed_under_it(folder: Path) -> None:
+def test_a_renamed_model_is_listed_under_its_new_name(folder: Path) -> None:
     with BlockStore(folder, fingerprint="model one", served_as="new \x1b[31mname") as store:
         store.put(make_chain(6, fingerprint="model one")[5])
     assert shown("ls", "--store", str(folder))[0]["served_as"] == "new [31mname"

@@ -36,7 +36,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("name", "how", "mixes"), KINDS)
-def test_concurrent_sequences_draw_the_same_as_mlx_lm_with_their_adapters(
+def test_concurrent_adapters_draw_the_same_as_mlx_lm(
     name: str, how: dict[str, Any], mixes: bool, tmp_path: Path
 ) -> None:
     folders = {

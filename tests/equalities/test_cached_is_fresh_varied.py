@@ -222,7 +222,7 @@ def test_a_cached_prompt_is_answered_like_a_fresh_one(
     life=lives,
     seed=st.integers(0, 1 << 20),
 )
-def test_a_cached_prompt_is_answered_like_a_fresh_one_at_length(
+def test_cached_prompts_are_answered_like_fresh_ones_at_length(
     name: str, length: int, asked: list[Turn], life: Life, seed: int
 ) -> None:
     check(name, length, asked, life, seed)

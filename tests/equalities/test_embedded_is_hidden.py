@@ -72,7 +72,7 @@ def to_embed(request_id: str, prompt: tuple[int, ...], pooling: Pooling, **more:
     ("name", "engine"),
     [*MODELS, *slow(*MORE_MODELS)],
 )
-def test_embeddings_equal_mlx_lms_hidden_states_in_any_batch_and_chunks(
+def test_embeddings_equal_mlx_lms_hidden_states_in_any_batch(
     name: str, engine: type[Engine]
 ) -> None:
     wanted = {

@@ -85,7 +85,7 @@ def served_twice(
 
 
 @pytest.mark.parametrize(("name", "kv_bits"), some_of(("gpt_oss", "4")))
-def test_turns_and_forks_are_answered_as_fresh_even_after_a_restart(
+def test_turns_and_forks_equal_fresh_ones_after_a_restart(
     name: str, kv_bits: KVBits, tmp_path: Path
 ) -> None:
     rng = random.Random(f"{name} {kv_bits}")

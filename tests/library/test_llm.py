@@ -157,7 +157,7 @@ def test_bad_options_are_refused_before_any_work(llm: LLM) -> None:
         llm.generate("Hello", max_token=3)  # type: ignore[call-overload]
 
 
-def test_the_middle_of_a_long_prompt_is_left_out_on_request() -> None:
+def test_long_prompts_lose_their_middle_on_request() -> None:
     with LLM(served_model_folder(), settings={"model.context_tokens": 256}) as small:
         with pytest.raises(PromptTooLong, match='"truncation": "middle"'):
             small.generate([7] * 300, max_tokens=1)

@@ -111,7 +111,7 @@ def test_an_unknown_option_is_named() -> None:
         request_of("Once", {"tools": [TOOL]})
 
 
-def test_an_answer_has_a_length_limit_unless_the_caller_wants_none() -> None:
+def test_answers_have_a_length_limit_by_default() -> None:
     assert chat_request("hello", {}).max_tokens == DEFAULT_ANSWER_TOKENS
     assert chat_request("hello", {"max_tokens": 7}).max_tokens == 7
     assert chat_request("hello", {"max_tokens": None}).max_tokens is None

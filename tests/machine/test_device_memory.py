@@ -255,7 +255,7 @@ def test_models_that_load_together_divide_the_working_set() -> None:
     assert used <= memory.working_set_bytes
 
 
-def test_weights_are_wired_if_they_fill_much_of_the_working_set() -> None:
+def test_large_weights_are_wired() -> None:
     assert wired_bytes(None, weight_bytes=10 * GIB, working_set_bytes=20 * GIB) == int(
         10 * GIB * 1.01
     )

@@ -308,7 +308,7 @@ def test_folders_bundled_ids_and_hub_ids_are_distinguished(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("base", ["holdfast-demo", "a/b", ""])
-def test_an_adapters_name_is_refused_with_the_way_to_serve_it(base: str, tmp_path: Path) -> None:
+def test_an_adapters_name_is_refused_with_serving_advice(base: str, tmp_path: Path) -> None:
     base = base or str(tmp_path)
     with pytest.raises(ModelLoadError, match=f"holdfast serve {base} --adapter sql=FOLDER"):
         model_source(f"{base}:sql")

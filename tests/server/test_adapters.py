@@ -156,7 +156,7 @@ def test_cached_prompts_are_not_shared_between_adapters(server: Asked) -> None:
 
 
 @pytest.mark.slow
-def test_adapter_caches_stay_separate_after_restart_and_a_new_version_starts_cold(
+def test_adapter_caches_stay_separate_after_a_restart(
     model_folder: Path, adapters: dict[str, Path], tmp_path: Path
 ) -> None:
     store = tmp_path / "store"

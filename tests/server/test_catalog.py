@@ -28,7 +28,7 @@ def text(server: ServerProcess, **fields: Any) -> str:
     return answer
 
 
-def test_models_have_names_aliases_and_defaults_and_bad_entries_are_skipped(
+def test_catalog_models_are_served_and_bad_entries_skipped(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "models.toml").write_text(

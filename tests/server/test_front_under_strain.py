@@ -15,7 +15,7 @@ HALF = (
 )
 
 
-def test_four_hundred_half_open_connections_are_closed_while_others_are_served(
+def test_half_open_connections_are_closed_while_others_are_served(
     strict_server: ServerProcess,
 ) -> None:
     before = len(strict_server.log())

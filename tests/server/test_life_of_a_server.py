@@ -85,7 +85,7 @@ def test_running_answers_and_uploads_are_cut_at_the_shutdown_limit(
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
-def test_shutdown_says_what_it_waits_for_and_a_second_signal_ends_it(
+def test_a_second_signal_ends_a_waiting_shutdown(
     model_folder: Path, number: signal.Signals
 ) -> None:
     with running_server(model_folder, "--set", "server.shutdown_seconds=60") as server:

@@ -221,7 +221,7 @@ def test_an_unsupported_schema_is_reported_under_the_clients_name(
         )
 
 
-def test_a_conversation_that_is_too_long_is_refused_with_its_numbers(
+def test_an_overlong_conversation_is_refused_with_its_numbers(
     claude: anthropic.Anthropic,
 ) -> None:
     with pytest.raises(

@@ -113,7 +113,7 @@ def test_the_next_turn_prefills_only_new_text(client: ollama.Client, server: Ser
     assert usage.prompt_tokens == first.prompt_eval_count
 
 
-def test_a_prompt_continues_from_its_context_and_prefills_only_new_text(
+def test_continuing_from_a_context_prefills_only_new_text(
     client: ollama.Client, server: ServerProcess
 ) -> None:
     first = client.generate(MODEL, "What is 33 + 44, says a generated prompt?", options=GREEDY)
@@ -187,7 +187,7 @@ def test_models_can_be_loaded_and_released(client: ollama.Client) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_is_pulled_listed_used_and_deleted_without_a_restart(
+def test_models_are_pulled_used_and_deleted_without_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {file.name: file.read_bytes() for file in demo_folder().iterdir() if file.is_file()}

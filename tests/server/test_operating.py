@@ -126,7 +126,7 @@ def test_an_operator_finds_watches_reloads_and_stops_a_server(
 
 
 @pytest.mark.slow
-def test_a_group_signal_cuts_no_stream_and_a_restart_resumes_sessions(
+def test_a_group_signal_cuts_no_stream(
     started: ServerProcess, folders: Path, model_folder: Path
 ) -> None:
     streams = {

@@ -26,7 +26,7 @@ def shown(server: ServerProcess) -> Any:
 
 
 @pytest.mark.slow
-def test_the_history_survives_a_restart_and_is_shown_by_the_cli(
+def test_the_cli_shows_a_history_that_survives_restarts(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

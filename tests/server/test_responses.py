@@ -56,7 +56,7 @@ def test_a_tool_call_is_answered_without_prefilling_anything_twice(
     assert after.usage.input_tokens_details.cached_tokens >= first.usage.total_tokens - 1
 
 
-def test_a_custom_tool_gets_its_text_and_its_call_stays_cached(client: openai.OpenAI) -> None:
+def test_custom_tools_get_text_and_their_calls_stay_cached(client: openai.OpenAI) -> None:
     options: dict[str, Any] = {
         "tools": [{"type": "custom", "name": "note", "description": "Write a note"}]
     }
@@ -107,7 +107,7 @@ def test_a_stream_adds_up_to_the_whole_response(client: openai.OpenAI) -> None:
     assert kinds.count("response.reasoning_text.delta") > 1
 
 
-def test_an_encrypted_thought_sent_back_costs_as_much_as_a_plain_one(
+def test_encrypted_and_plain_thoughts_cost_the_same(
     client: openai.OpenAI,
 ) -> None:
     options = {"include": ["reasoning.encrypted_content"], "reasoning": {"summary": "auto"}}
@@ -140,7 +140,7 @@ def test_counted_input_tokens_are_those_of_the_response(client: openai.OpenAI) -
     )
 
 
-def test_a_strict_schema_that_cannot_be_enforced_is_refused_by_field(
+def test_an_unenforceable_strict_schema_is_refused_by_field(
     client: openai.OpenAI,
 ) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "array", "uniqueItems": True}}}

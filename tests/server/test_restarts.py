@@ -235,7 +235,7 @@ def test_responses_and_conversations_survive_a_kill(known: Known, second_life: L
     assert (last.type, last.response.status) == ("response.failed", "failed")
 
 
-def test_a_response_outlives_its_stream_and_is_followed_cancelled_and_deleted(
+def test_a_response_outlives_its_stream(
     second_life: Life,
 ) -> None:
     client = second_life.client

@@ -159,7 +159,7 @@ def test_a_request_without_tools_is_not_a_turn_of_the_script(client: httpx.Clien
     assert whole(client, conversation(3), tools=None) == Turn(TITLE)
 
 
-def test_the_model_says_nothing_after_the_script_or_without_a_cue(client: httpx.Client) -> None:
+def test_without_a_turn_the_model_says_nothing(client: httpx.Client) -> None:
     answer = (
         client.post("/v1/completions", json={"model": "scripted", "prompt": "ok yes"})
         .raise_for_status()

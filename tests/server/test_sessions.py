@@ -59,7 +59,7 @@ def shown(server: ServerProcess, *arguments: str, tenant: str) -> Any:
     return json.loads(run(server, *arguments, "--json", tenant=tenant).stdout)
 
 
-def test_openais_client_names_its_session_by_header_field_or_cache_key(
+def test_openais_client_can_name_its_session(
     server: ServerProcess,
 ) -> None:
     tenant = "sdk"

@@ -123,7 +123,7 @@ def test_thinking_can_be_disabled_in_many_ways(client: openai.OpenAI, off: dict[
     assert not hasattr(message, "reasoning_content")
 
 
-def test_a_stop_string_applies_to_text_but_not_to_thoughts_or_calls(
+def test_stop_strings_apply_only_to_visible_text(
     client: openai.OpenAI,
 ) -> None:
     plain = whole(client, SUM).choices[0].message
@@ -165,7 +165,7 @@ def test_functions_in_the_request_give_a_function_call(client: openai.OpenAI) ->
     assert "21 degrees" in after.message.content
 
 
-def test_an_image_in_a_tool_result_becomes_text_and_a_users_is_refused(
+def test_images_become_text_in_tool_results_only(
     client: openai.OpenAI,
 ) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}

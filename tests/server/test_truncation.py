@@ -124,7 +124,7 @@ def test_a_prompt_that_is_too_long_is_refused_by_default(
             assert '"truncation": "middle"' in message
 
 
-def test_the_middle_of_a_long_prompt_is_left_out_on_request(
+def test_long_prompts_lose_their_middle_on_request(
     small: ServerProcess, protocol: Protocol
 ) -> None:
     whole = protocol.body(turns(12))

@@ -144,7 +144,7 @@ def test_a_stream_resumed_after_a_pause_has_the_same_text(
     client.socket.close()
 
 
-def test_a_stream_unread_for_too_long_is_cancelled_and_others_continue(
+def test_a_stream_unread_for_too_long_is_cancelled(
     strict_server: ServerProcess,
 ) -> None:
     before = len(strict_server.log())

@@ -190,7 +190,7 @@ def test_templates_with_tools_are_proven_and_others_use_text(
     assert len(found) == 70
 
 
-def test_templates_without_tools_use_their_named_syntax_or_a_common_one(
+def test_templates_without_tools_use_a_named_or_common_syntax(
     found: dict[str, FoundDialect],
 ) -> None:
     families = {name: found[name].report.family for name in WITHOUT_TOOLS}
@@ -312,7 +312,7 @@ def test_the_end_tokens_are_found_in_all_templates(found: dict[str, FoundDialect
         assert each.dialect.message_ends == MESSAGE_ENDS.get(name, ()), name
 
 
-def test_a_model_may_write_its_templates_text_to_the_turns_end(
+def test_templates_output_is_allowed_to_the_turns_end(
     found: dict[str, FoundDialect],
 ) -> None:
     tried = 0

@@ -174,7 +174,7 @@ def test_missing_totals_are_damage(tmp_path: Path) -> None:
     assert index.block_count() == 0
 
 
-def test_another_format_or_a_file_that_is_not_an_index_is_damage(tmp_path: Path) -> None:
+def test_foreign_files_and_formats_are_damage(tmp_path: Path) -> None:
     BlockIndex(tmp_path / "i.sqlite").close()
     with sqlite3.connect(tmp_path / "i.sqlite") as other:
         other.execute("PRAGMA user_version = 99")

@@ -86,7 +86,7 @@ def test_a_file_in_another_models_folder_is_damage(tmp_path: Path) -> None:
     assert [found.path.parent for found in gone.values() if found is not None] == [other]
 
 
-def test_complete_files_of_a_dead_writer_are_saved_and_others_deleted(tmp_path: Path) -> None:
+def test_only_complete_files_of_a_dead_writer_are_saved(tmp_path: Path) -> None:
     dead, folder = StoreFolder(tmp_path), StoreFolder(tmp_path)
     dead.prepare()
     whole, half, wrong = make_block([1]), make_block([2]), make_block([3])
@@ -105,9 +105,7 @@ def test_complete_files_of_a_dead_writer_are_saved_and_others_deleted(tmp_path: 
 @pytest.mark.parametrize(
     "damage", ["file_bytes = 7", "file_bytes = -1", "file_bytes = 1 << 50", "file_bytes = 'seven'"]
 )
-def test_a_row_with_a_wrong_size_is_repaired_without_losing_its_block(
-    tmp_path: Path, damage: str
-) -> None:
+def test_rows_with_wrong_sizes_are_repaired(tmp_path: Path, damage: str) -> None:
     folder, index = filled(tmp_path / "s", CHAIN), BlockIndex(tmp_path / "i.sqlite")
     reconcile(index, folder)
     with sqlite3.connect(tmp_path / "i.sqlite") as other:

@@ -35,7 +35,7 @@ def test_an_index_is_created_found_again_and_kept(tmp_path: Path) -> None:
     supervisor.close()
 
 
-def test_an_open_index_that_is_deleted_is_recreated_under_another_name(
+def test_a_deleted_open_index_is_recreated_under_another_name(
     tmp_path: Path,
 ) -> None:
     folder, supervisor = supervisor_of(tmp_path)

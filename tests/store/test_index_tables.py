@@ -17,7 +17,7 @@ from holdfast.store.index import BlockIndex, make_tables, use_write_ahead_log
 SERVERS, ATTEMPTS = 6, 20
 
 
-def test_a_new_file_gets_the_tables_and_an_older_one_keeps_its_own(tmp_path: Path) -> None:
+def test_only_a_new_file_gets_the_tables(tmp_path: Path) -> None:
     database = sqlite3.connect(tmp_path / "a", isolation_level=None)
     assert make_tables(database, "CREATE TABLE a (b);", version=3) == 3
     assert make_tables(database, "CREATE TABLE c (d);", version=4) == 3

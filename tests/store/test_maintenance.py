@@ -53,9 +53,7 @@ def test_room_is_made_from_the_end_of_a_chain(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong_bytes", [0, -(1 << 50), 1 << 50])
-def test_a_row_with_a_wrong_size_does_not_change_the_eviction(
-    tmp_path: Path, wrong_bytes: int
-) -> None:
+def test_wrong_sizes_do_not_change_the_eviction(tmp_path: Path, wrong_bytes: int) -> None:
     folder, supervisor, maintenance = maintenance_of(tmp_path)
     one = next(folder.block_files()).file_bytes
     change = "UPDATE blocks SET file_bytes = ? WHERE key = ?"

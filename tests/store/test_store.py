@@ -47,7 +47,7 @@ def path_of(store_path: Path, key: bytes, fingerprint: str = FINGERPRINT) -> Pat
     return store_path / "blocks" / fingerprint_id(fingerprint) / f"{key.hex()}.block"
 
 
-def test_a_block_can_be_read_before_and_after_it_is_on_disk(store: BlockStore) -> None:
+def test_blocks_are_readable_before_they_are_on_disk(store: BlockStore) -> None:
     store.put(CHAIN[0])
     assert bytes_of(store.read(CHAIN[0].key).result()) == CHAIN[0]
     assert store.flush()
@@ -330,9 +330,7 @@ def test_a_full_queue_drops_blocks_and_counts_them(tmp_path: Path) -> None:
         assert set(store.changes().lost) == {block.key for block in CHAIN[2:]}
 
 
-def test_a_command_may_clear_the_folder_of_a_store_that_is_open(
-    store: BlockStore, tmp_path: Path
-) -> None:
+def test_a_command_may_clear_an_open_stores_folder(store: BlockStore, tmp_path: Path) -> None:
     for block in CHAIN:
         store.put(block)
     store.flush()

@@ -20,7 +20,7 @@ def found_in(store: BlockStore) -> dict[str, bytes]:
     return {} if records is None else dict(records.found)
 
 
-def test_only_an_earlier_versions_cache_is_deleted_with_one_log_line(
+def test_an_earlier_versions_cache_is_deleted_with_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with tarfile.open(OF_FORMAT_1) as archive:

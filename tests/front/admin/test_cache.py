@@ -192,7 +192,7 @@ async def test_admins_see_whose_misses_they_are(keys: KeyRing) -> None:
     assert (miss["client"], miss["path"]) == ("127.0.0.1", CHAT)
 
 
-async def test_a_miss_is_noted_after_the_answer_off_the_event_loop(
+async def test_misses_are_noted_after_answers_off_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begun, may_end = threading.Event(), threading.Event()

@@ -121,7 +121,7 @@ async def test_the_cached_part_of_a_prompt_is_listed_once_known() -> None:
     assert (shown["cached_tokens"], shown["prompt_tokens"]) == (5, 7)
 
 
-async def test_a_cancelled_whole_answer_gets_its_protocols_error_and_no_retry() -> None:
+async def test_a_cancelled_whole_answer_gets_its_protocols_error() -> None:
     async with (
         served(endless("Hel")) as url,
         httpx.AsyncClient(base_url=url, trust_env=False) as client,
@@ -156,7 +156,7 @@ async def test_a_cancelled_messages_stream_ends_with_an_error_event() -> None:
         assert (name, "cancelled" in event["error"]["message"]) == ("error", True)
 
 
-async def test_requests_waiting_for_a_model_and_embeddings_have_their_own_states() -> None:
+async def test_waiting_requests_and_embeddings_have_different_states() -> None:
     gateway = ScriptedGateway(accept_when=asyncio.Event())
     async with served(gateway) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
         asked = [

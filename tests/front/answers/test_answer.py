@@ -245,7 +245,7 @@ def test_talk_of_calls_in_a_thought_stays_a_thought() -> None:
     )
 
 
-def test_without_marker_tokens_a_call_within_a_thought_must_be_complete() -> None:
+def test_without_marker_tokens_calls_in_thoughts_must_be_complete() -> None:
     assert outcome(f"so\n{CALL}", AS_TEXT, in_reasoning=True) == ("so", "", ROME)
     missing = CALL.replace("city", "town")
     assert outcome(f"so\n{missing}", AS_TEXT, in_reasoning=True) == (f"so\n{missing}", "", [])

@@ -186,7 +186,7 @@ def test_a_channel_of_visible_text_ends_a_thought() -> None:
     assert told(dialect, TOOLS, text) == [("thought", "Hm."), "Yes."]
 
 
-def test_a_call_after_a_thought_ending_channel_is_made_even_if_cut() -> None:
+def test_a_cut_call_after_a_channel_ending_a_thought_is_made() -> None:
     dialect = bundle_of("kimi_k3").dialect
     text = filled(
         "{start}Hm.<|open|>response<|sep|>Yes.<|close|>response<|sep|>{rome}<|open|>resp", dialect
@@ -258,7 +258,7 @@ def general(name: str) -> ModelDialect:
 
 
 @pytest.mark.parametrize("name", [name for name in GENERAL if not FAMILIES[name].channel_openers])
-def test_a_final_call_in_an_open_thought_is_made_in_every_family(name: str) -> None:
+def test_every_family_makes_a_final_call_in_a_thought(name: str) -> None:
     dialect = general(name)
     text = filled("Hm.\n{rome}", dialect)
     for at in ([], range(len(text))):

@@ -184,7 +184,7 @@ def test_the_end_names_the_matched_stop_string(
     assert end.stop_string == (min(ends)[2] if ends else None)
 
 
-def test_text_withheld_for_a_stop_string_is_flushed_at_the_end() -> None:
+def test_withheld_text_is_flushed_at_the_end() -> None:
     reader = choice(stops=("hello!",))
     events = run(reader, [encode("hello")])
     assert texts(events) == "hello"
@@ -211,7 +211,7 @@ def test_a_failed_sequence_raises() -> None:
 
 
 @pytest.mark.parametrize("field", ["response_format", "tools", ""])
-def test_a_refusal_by_the_worker_is_a_request_error_with_its_field(
+def test_a_workers_refusal_is_a_request_error_with_its_field(
     field: str,
 ) -> None:
     reader = choice(form_field=field)
@@ -317,7 +317,7 @@ def test_the_first_words_leading_space_is_kept_only_in_continuations() -> None:
     assert texts(run(choice(name="mistral", at_start=False), [ids])) == " hello"
 
 
-def test_an_answer_ended_by_a_stop_string_has_its_prefill_figures() -> None:
+def test_a_stop_string_keeps_the_prefill_figures() -> None:
     reader = choice(stops=("!",))
     timings = Timings(queue_seconds=1.0, prefill_seconds=2.0)
     assert reader.feed(Started(request_id="r", memory=FOUND, timings=timings)) == ()

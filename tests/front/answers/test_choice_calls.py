@@ -260,7 +260,7 @@ def test_a_call_considered_in_a_thought_does_not_count(per_event: int) -> None:
 
 
 @pytest.mark.parametrize("per_event", [1, 100])
-def test_a_final_call_in_an_open_thought_is_shown_at_the_end(
+def test_a_final_call_in_a_thought_is_shown_at_the_end(
     per_event: int,
 ) -> None:
     events, _ = answer(f"<think>Hm.\n{CALL}\n{CALL}", per_event=per_event)
@@ -274,7 +274,7 @@ def test_a_final_call_in_an_open_thought_is_shown_at_the_end(
     assert (finish(cut).calls, finish(cut).finish_reason) == (0, "length")
 
 
-def test_a_thought_is_withheld_only_while_it_may_end_in_a_call() -> None:
+def test_thoughts_are_withheld_only_while_they_may_become_calls() -> None:
     shown, _ = answer(f"<think>Hm.\n{CALL}\nor rather hello there", end=FinishReason.LENGTH)
     before_end = [event for event in deltas(shown) if isinstance(event, TextDelta)][:-1]
     assert "".join(event.text for event in before_end).startswith(f"Hm.\n{CALL}")

@@ -83,7 +83,7 @@ async def test_an_error_within_a_stream_has_it_too() -> None:
     )
 
 
-async def test_a_prompt_that_is_too_long_has_the_wording_claude_code_expects() -> None:
+async def test_an_overlong_prompt_has_the_wording_claude_code_expects() -> None:
     response = await refused(PromptTooLong(prompt_tokens=300, context_tokens=200))
     assert (response.status_code, response.json()["error"]["type"]) == (
         400,
@@ -92,7 +92,7 @@ async def test_a_prompt_that_is_too_long_has_the_wording_claude_code_expects() -
     assert response.json()["error"]["message"] == "prompt is too long: 300 tokens > 200 maximum"
 
 
-async def test_a_prompt_that_fills_the_window_is_too_long_as_well() -> None:
+async def test_a_prompt_that_fills_the_window_is_refused_too() -> None:
     response = await refused(PromptTooLong(prompt_tokens=200, context_tokens=200))
     assert response.json()["error"]["message"] == "prompt is too long: 200 tokens > 199 maximum"
 

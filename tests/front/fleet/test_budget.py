@@ -26,12 +26,12 @@ def wanted(name: str, number: int = 1, *, footprint_bytes: int = 10) -> Candidat
     )
 
 
-def test_a_requested_model_is_loaded_if_it_fits_during_no_other_load() -> None:
+def test_one_model_that_fits_is_loaded_at_a_time() -> None:
     unwanted = Candidate(name="b", phase="unloaded", footprint_bytes=10)
     assert decide([wanted("a"), unwanted], TWO, now=0) == Verdict(load=("a",))
 
 
-def test_the_least_recently_used_model_is_unloaded_before_the_next_load() -> None:
+def test_the_least_recently_used_model_makes_room_first() -> None:
     models = [ready("a", used_at=2), ready("b", used_at=1), wanted("c")]
     assert decide(models, TWO, now=3) == Verdict(unload=("b",), makes_room={"b": "c"})
     stopping = [models[0], replace(models[1], phase="stopping"), models[2]]

@@ -37,7 +37,7 @@ def test_without_settings_the_bundled_model_is_loaded_at_the_start() -> None:
     assert catalog.at_start == (DEMO_ID,)
 
 
-def test_models_of_the_configured_file_are_not_loaded_at_the_start(
+def test_a_configured_files_models_are_loaded_on_demand(
     tmp_path: Path,
 ) -> None:
     catalog = chosen(file=written(tmp_path))
@@ -112,7 +112,7 @@ def test_the_error_for_an_unusable_model_quotes_the_file(
         chosen(model, file=file)
 
 
-def test_a_model_in_a_watched_folder_can_be_named_as_listed(tmp_path: Path) -> None:
+def test_models_in_watched_folders_have_their_listed_names(tmp_path: Path) -> None:
     folder = tmp_path / "watched" / "o" / "kelp"
     write_bare_model(folder)
     settings = Settings(

@@ -196,7 +196,7 @@ def adapter_folder(parent: Path, name: str) -> Path:
     return write_tiny_adapter(parent / name, "llama", seed=1, keys=["self_attn.q_proj"])
 
 
-def test_adapters_are_found_by_name_or_alias_relative_to_the_file(tmp_path: Path) -> None:
+def test_adapters_are_found_by_model_name_or_alias(tmp_path: Path) -> None:
     model_folder(tmp_path)
     adapter_folder(tmp_path, "trained")
     text = '[models.demo]\npath = "kelp"\naliases = ["d"]\nadapters = { sql = "trained" }'

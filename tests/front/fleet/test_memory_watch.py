@@ -124,7 +124,7 @@ def test_the_reason_shows_the_arithmetic() -> None:
     )
 
 
-def test_a_running_process_has_a_footprint_and_a_missing_one_none() -> None:
+def test_a_missing_process_has_zero_footprint() -> None:
     assert process_footprint(os.getpid()) > 10_000_000
     assert process_footprint(2**22 + 1) == 0
 

@@ -300,7 +300,7 @@ async def test_an_error_during_a_restart_leaves_nobody_waiting(
         assert str(error) in caplog.text
 
 
-async def test_a_wait_for_the_first_load_ends_when_the_server_stops() -> None:
+async def test_stopping_ends_the_wait_for_the_first_load() -> None:
     made = OneModel(fake_settings("hangs"))
     await made.start()
     waiting = asyncio.create_task(made.load("m"))

@@ -148,7 +148,7 @@ async def test_a_cancelled_wait_unloads_nothing() -> None:
         assert states(made) == {"a": "ready", "b": "unloaded"}
 
 
-async def test_requests_do_not_wait_after_a_load_failed_for_its_files() -> None:
+async def test_requests_fail_immediately_if_the_models_files_are_bad() -> None:
     async with models(catalog_over("a", "b")) as made:
         made.behaviours["a"] = "damaged"
         outcomes = await asyncio.gather(
@@ -297,7 +297,7 @@ async def test_the_catalog_can_change_while_models_are_used() -> None:
         assert forgotten == ["c", "b", "a"]
 
 
-async def test_a_changed_entry_applies_at_the_next_load_a_pin_immediately() -> None:
+async def test_changed_entries_apply_at_the_next_load_except_pins() -> None:
     async with models(catalog_over("a", "b")) as made:
         pid = await answered(made, "a")
         await made.take_catalog(
@@ -385,7 +385,7 @@ async def test_a_wait_for_an_unload_ends_when_the_server_stops() -> None:
     assert states(made)["a"] == "unloaded"
 
 
-async def test_a_named_model_that_fails_stops_the_server_a_pinned_one_not() -> None:
+async def test_only_a_named_models_failure_stops_the_server() -> None:
     async with models(catalog_over("a", "b", a={"is_pinned": True}, b={"is_pinned": True})) as made:
         made.behaviours["a"] = "bad"
         await made.wait_ready()
@@ -429,7 +429,7 @@ async def context_of(made: Residency, model: str, wanted: int) -> None:
         assert client.info.context_tokens == wanted
 
 
-async def test_on_a_mac_models_divide_the_rest_of_the_working_set(
+async def test_models_divide_the_rest_of_a_macs_working_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(residency_module, "HAS_UNIFIED_MEMORY", True)

@@ -26,7 +26,7 @@ from tests.fakes.fake_models import FakeModels, OneModel, catalog_over
 from tests.fakes.fake_worker import a_request, fake_settings
 
 
-def test_restart_delays_begin_at_zero_and_double_up_to_a_limit() -> None:
+def test_restart_delays_double_up_to_a_limit() -> None:
     assert [backoff_seconds(failures) for failures in (1, 2, 3, 4, 5)] == [0.0, 1.0, 2.0, 4.0, 8.0]
     assert backoff_seconds(10_000) == LONGEST_BACKOFF_SECONDS
 

@@ -69,7 +69,7 @@ def test_a_damaged_file_is_written_again(damage: bytes, tmp_path: Path) -> None:
     assert (tmp_path / name).read_bytes() == b"cat"
 
 
-def test_a_file_that_a_worker_could_not_read_is_checked_again(tmp_path: Path) -> None:
+def test_a_file_unreadable_to_a_worker_is_checked_again(tmp_path: Path) -> None:
     folder = ImageFolder(tmp_path, max_bytes=1000)
     name = folder.hold(b"cat")
     (tmp_path / name).write_bytes(b"dog")

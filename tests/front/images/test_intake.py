@@ -101,7 +101,7 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
 
 
-async def test_an_image_that_takes_too_long_is_given_up_and_released(
+async def test_a_slow_image_is_given_up_and_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     front = seeing_front(tmp_path / "images", settings=ImagesSettings(check_seconds=0.05))

@@ -281,7 +281,7 @@ async def test_the_oldest_excess_images_are_left_out_in_batches(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_too_many_new_images_are_refused_and_old_ones_left_out(
+async def test_excess_new_images_are_refused_and_old_ones_dropped(
     protocol: str, tmp_path: Path
 ) -> None:
     path, body_of = PROTOCOLS[protocol]

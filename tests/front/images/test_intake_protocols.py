@@ -186,7 +186,7 @@ async def test_a_stored_response_is_continued_with_its_image(tmp_path: Path) -> 
     assert WHAT in shortened(front.shown())
 
 
-async def test_a_cache_breakpoint_after_an_image_is_a_branch_point_after_it(tmp_path: Path) -> None:
+async def test_a_cache_breakpoint_may_follow_an_image(tmp_path: Path) -> None:
     front = seeing_front(tmp_path / "images")
     image = {**anthropic(CAT), "cache_control": {"type": "ephemeral"}}
     body = {

@@ -181,7 +181,7 @@ async def test_an_unread_stream_is_paused_and_resumed_when_half_read() -> None:
     assert front.asked == ["pause a", "resume a"]
 
 
-async def test_a_reader_paused_stream_stays_paused_while_too_much_is_unread() -> None:
+async def test_resuming_a_stream_waits_until_enough_is_read() -> None:
     front = Front()
     stream = front.open()
     stream.pause()

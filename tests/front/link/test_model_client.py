@@ -172,7 +172,7 @@ async def test_a_request_continues_after_the_received_tokens(front: Front) -> No
     assert front.client.open_streams == 0
 
 
-async def test_requests_without_a_worker_go_to_the_next_one_in_order(
+async def test_waiting_requests_go_to_the_next_worker_in_order(
     front: Front,
 ) -> None:
     front.submit("a")
@@ -214,7 +214,7 @@ async def test_reasoning_that_was_ended_stays_ended_at_the_next_worker(front: Fr
     assert (again.thinking_budget, front.worker.limited) == (budget, [])
 
 
-async def test_without_a_next_worker_requests_fail_and_later_ones_are_accepted(
+async def test_without_a_next_worker_current_requests_fail(
     front: Front,
 ) -> None:
     streams = front.submit("a", "b")
@@ -353,7 +353,7 @@ async def test_a_request_paused_during_its_trial_is_retried_when_resumed(
     assert front.next_worker().ids == ["innocent"]
 
 
-async def test_a_killer_that_draws_a_token_in_every_life_is_refused(
+async def test_a_killer_with_a_token_per_life_is_refused(
     front: Front,
 ) -> None:
     guilty, _ = front.submit("guilty", "innocent")
@@ -473,7 +473,7 @@ async def test_an_unanswered_command_is_resent_once_after_the_requests(
         ("get", SessionFailure.NOT_FOUND, False),
     ],
 )
-async def test_a_failure_says_if_the_first_worker_may_have_done_it(
+async def test_a_failure_says_that_the_work_may_be_done(
     front: Front, operation: OperationName, failure: SessionFailure, is_told: bool
 ) -> None:
     command = await asked(front, operation)

@@ -42,7 +42,7 @@ def test_one_death_makes_nobody_a_suspect() -> None:
     assert isolation.is_over
 
 
-def test_after_three_deaths_requests_are_tried_alone_and_the_killer_is_refused() -> None:
+def test_after_three_deaths_requests_are_tried_alone() -> None:
     isolation = Isolation()
     died(isolation, {"a": 1, "b": 1, "c": 1})
     for _ in range(DEATHS_OF_ONE - 1):

@@ -105,7 +105,7 @@ async def test_an_unknown_model_has_the_message_clients_look_for() -> None:
     assert gateway.requests == []
 
 
-async def test_an_image_in_a_tool_result_is_shown_to_the_model() -> None:
+async def test_images_in_tool_results_are_shown_to_the_model() -> None:
     gateway = ScriptedGateway()
     result = {"role": "tool", "tool_name": "look", "content": "seen", "images": ["aGk="]}
     assert (await asked(gateway, messages=[*HELLO, result])).status_code == 200

@@ -271,7 +271,7 @@ async def test_a_stream_names_a_call_before_its_arguments() -> None:
     assert [event["choices"][0]["finish_reason"] for event in events] == [None] * 6 + ["tool_calls"]
 
 
-async def test_a_call_cut_by_length_is_shown_as_far_as_generated() -> None:
+async def test_a_call_cut_by_length_is_shown_partially() -> None:
     got = await whole(ScriptedGateway(script=calling(CALLS[0], reason=FinishReason.LENGTH)))
     (choice,) = got["choices"]
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["look_up"]

@@ -85,7 +85,7 @@ async def test_a_text_model_refuses_an_image_with_the_reason() -> None:
     assert error["param"] == "messages.0.content.0.image_url"
 
 
-async def test_an_image_in_a_system_prompt_is_refused_with_allowed_places() -> None:
+async def test_a_system_prompts_image_is_refused_with_allowed_places() -> None:
     async with client_of(ScriptedGateway()) as client:
         messages = [{"role": "system", "content": [IMAGE]}, {"role": "user", "content": "x"}]
         response = await client.post(CHAT, json=chat_body(messages=messages))
@@ -96,7 +96,7 @@ async def test_an_image_in_a_system_prompt_is_refused_with_allowed_places() -> N
 
 
 @pytest.mark.parametrize("role", ["tool", "function"])
-async def test_an_image_in_a_tool_result_is_shown_to_the_model(role: str) -> None:
+async def test_images_in_tool_results_are_shown_to_the_model(role: str) -> None:
     gateway = ScriptedGateway()
     result = {"role": role, "name": "look", "tool_call_id": "call_1", "content": [TEXT, IMAGE]}
     async with client_of(gateway) as client:

@@ -344,7 +344,7 @@ def test_marks_around_answers_are_dropped_if_the_template_does(wrote: str, said:
     ) == ("<answer>Yes.</answer>")
 
 
-def test_a_call_prefix_in_the_prompt_is_left_to_the_model() -> None:
+def test_call_prefixes_in_the_prompt_are_left_out() -> None:
     family = FamilyTemplate(
         family="functionary_v32",
         call=">>>{{ c.name }}\n{{ c.arguments | tojson }}",

@@ -611,7 +611,7 @@ async def test_a_command_waits_for_the_first_request_of_its_session(
 
 
 @pytest.mark.parametrize("forget", [False, True])
-async def test_a_session_can_be_closed_while_its_first_prompt_is_prepared(
+async def test_a_session_can_be_closed_during_its_first_preparation(
     bundle: TokenizerBundle, monkeypatch: pytest.MonkeyPatch, forget: bool
 ) -> None:
     """The worker never learns of the session."""

@@ -108,7 +108,7 @@ async def test_varied_thoughts_and_repeated_text_are_left_alone() -> None:
     assert (end.thought_ended_by, engine.thought_limits) == (None, [])
 
 
-async def test_thoughts_are_ended_on_request_if_the_model_has_a_marker() -> None:
+async def test_models_with_an_end_marker_end_thoughts_on_request() -> None:
     engine = ScriptedClient(answers(*WORDS))
     async with aclosing(await thinking_stream(engine)) as stream:
         assert stream.end_thoughts()

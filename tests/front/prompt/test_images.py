@@ -140,7 +140,7 @@ def test_escapes_in_call_arguments_become_no_image() -> None:
     assert spans(seen(*messages)) == [CAT]
 
 
-def test_a_placeholder_that_is_not_a_special_token_is_split_too() -> None:
+def test_ordinary_placeholder_texts_are_split_too() -> None:
     vision = VisionInfo(template_placeholder="<pic>", written="[IMG]", placeholder="[IMG]")
     parts = "{% for p in m.content %}{{ p.text or '<pic>' }}{% endfor %}"
     template = f"{{% for m in messages %}}{parts}{{% endfor %}}"
@@ -323,7 +323,7 @@ def test_a_lost_image_is_requested_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["failures", "lost"])
-def test_the_file_of_an_image_without_a_layout_is_checked_again(kind: str, tmp_path: Path) -> None:
+def test_files_of_images_without_layout_are_checked_again(kind: str, tmp_path: Path) -> None:
     folder = ImageFolder(tmp_path, max_bytes=1000)
     name = folder.hold(b"cat")
     answer = ImageAnswer(call_id="", **{kind: {name: "damaged"}})

@@ -97,7 +97,7 @@ CALL = '<tool_call>\n{"name":"f","arguments":{}}\n</tool_call>'
 PLAIN_ORDER = random.Random(0)
 
 
-def test_an_answer_with_a_token_hidden_from_the_client_is_retokenized() -> None:
+def test_answers_with_hidden_tokens_are_retokenized() -> None:
     bundle = replace(BUNDLE, known_answers=KnownAnswers())
     markers = bundle.dialect.marker_ids
     ends = {bundle.tokenizer.pieces.backend.id_to_token(e) for e in bundle.tokenizer.eos_token_ids}
@@ -137,7 +137,7 @@ NO_CALLS = {"tool_choice": ToolChoice(mode="none")}
         ("hello world", {"stop": ("xyz",)}, "hello world", True),
     ],
 )
-def test_an_answer_is_known_if_the_client_saw_all_of_its_meaning(
+def test_answers_are_known_if_clients_saw_their_whole_meaning(
     generated: str, fields: dict[str, Any], seen: str, is_known: bool
 ) -> None:
     bundle = replace(BUNDLE, known_answers=KnownAnswers())
@@ -167,7 +167,7 @@ def test_an_empty_thought_written_by_the_prompt_stays_in_history() -> None:
     assert prompt[: len(before)] == before
 
 
-def test_a_thought_dropped_by_the_template_is_counted_and_stays_dropped() -> None:
+def test_thoughts_dropped_by_the_template_are_counted() -> None:
     bundle = replace(BUNDLE, known_answers=KnownAnswers())
     _, deltas = one_turn(bundle, f"<think>\nwhy\n</think>\n\nhello{CALL}")
     messages = [

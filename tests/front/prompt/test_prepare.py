@@ -199,7 +199,7 @@ def test_the_models_recommendations_fill_open_fields(bundle: TokenizerBundle) ->
     assert (sampling.temperature, sampling.top_k) == (0.6, 0)
 
 
-def test_a_turn_end_token_ends_a_chat_but_not_a_text(bundle: TokenizerBundle) -> None:
+def test_turn_end_tokens_end_chats_but_not_texts(bundle: TokenizerBundle) -> None:
     ending = replace(bundle, turn_end_token_ids=(7,))
     assert 7 in ready(ending, HELLO).sequences[0].stop_token_ids
     assert 7 not in ready(ending, "hello").sequences[0].stop_token_ids

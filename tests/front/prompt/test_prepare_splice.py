@@ -64,7 +64,7 @@ def test_only_the_answers_tokens_are_replaced() -> None:
     assert tokens.put_back_tokens == 4
 
 
-def test_an_answer_that_begins_or_ends_within_a_token_is_skipped() -> None:
+def test_answers_with_edges_within_tokens_are_skipped() -> None:
     whole = "|bba|"
     encoding = by_characters(whole, pair="bb")
     tokens = splice(PromptText(text=whole, answers=(PlacedAnswer(2, 4, (7, 8)),)), encoding)

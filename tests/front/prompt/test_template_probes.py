@@ -45,7 +45,7 @@ def test_a_generation_prompt_unlike_the_history_rewrites_all_turns() -> None:
 
 
 @pytest.mark.parametrize("source", ["{{ raise_exception('no') }}", "{{ messages[0].content }}"])
-def test_a_template_that_fails_or_hides_the_probe_is_left_alone(
+def test_templates_that_fail_the_probe_are_left_alone(
     source: str,
 ) -> None:
     assert rewritten_turns(template(source), THINKING, options={}) == set()

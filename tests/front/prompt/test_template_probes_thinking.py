@@ -70,7 +70,7 @@ def test_a_refused_effort_becomes_the_nearest_accepted_one() -> None:
     }  # fmt: skip
 
 
-def test_if_only_max_has_a_name_other_efforts_omit_the_option() -> None:
+def test_other_efforts_than_max_may_omit_the_option() -> None:
     assert options(ONLY_MAX, "max") == {"thinking": True, "reasoning_effort": "max"}
     assert options(ONLY_MAX, "high") == options(ONLY_MAX, "low") == {"thinking": True}
     assert options(ONLY_MAX, "off") == {"thinking": False}

@@ -134,7 +134,7 @@ def test_a_render_that_waited_too_long_may_be_retried() -> None:
     assert template.render(PROMPT) == "Hi"
 
 
-def test_a_process_that_cannot_be_started_is_not_the_templates_fault() -> None:
+def test_a_failed_process_start_is_not_the_templates_fault() -> None:
     lowest_free = os.dup(0)  # the limit is on a descriptor's number, not on how many there are
     os.close(lowest_free)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -106,7 +106,7 @@ def test_omitted_parts_of_the_system_prompt_shift_nothing() -> None:
     assert found == ["<s>", "<s>You help."]
 
 
-def test_if_marks_would_change_the_text_the_prefix_is_rendered_alone() -> None:
+def test_templates_affected_by_marks_render_the_prefix_alone() -> None:
     found = beginnings(LENGTHS_TOLD, SYSTEM, USER, CALLING, RESULT, at=[(0, 0), (2, 0), (4, 0)])
     assert found[0].endswith("</s>")
     assert found[1].endswith("</user>")
@@ -157,7 +157,7 @@ def test_breakpoints_are_counted_in_tokens_of_the_prompt(bundle: TokenizerBundle
     assert sequence.branch_points == (system.tokens, last.tokens)
 
 
-def test_of_breakpoints_at_one_place_the_longer_time_counts(bundle: TokenizerBundle) -> None:
+def test_breakpoints_at_one_position_keep_the_longer_time(bundle: TokenizerBundle) -> None:
     prepared = ready(
         bundle, CacheBreakpoint(messages=0, seconds=3600.0), CacheBreakpoint(messages=1)
     )

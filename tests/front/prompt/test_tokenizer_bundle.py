@@ -81,9 +81,7 @@ def test_a_broken_tokenizer_is_refused(tmp_path: Path) -> None:
     ("name", "ends"),
     [("gpt_oss", {"<|call|>"}), ("gemma4", {"<turn|>", "<|tool_response>"})],
 )
-def test_the_end_of_a_call_ends_the_answer_even_if_undeclared(
-    tmp_path: Path, name: str, ends: set[str]
-) -> None:
+def test_undeclared_call_ends_end_the_answer_too(tmp_path: Path, name: str, ends: set[str]) -> None:
     family = FAMILY_TEMPLATES[name]
     backend = tokenizer_for(family.source).backend
     backend.save(str(tmp_path / "tokenizer.json"))

@@ -107,7 +107,7 @@ def test_different_spellings_have_different_hashes(one: Any, other: Any) -> None
     assert first != exact_key({"parameters": one}, tenant="u")
 
 
-def test_values_that_are_not_json_lack_a_hash_and_are_passed_on() -> None:
+def test_non_json_values_are_passed_on_without_a_hash() -> None:
     deep: Any = {}
     for _ in range(5000):
         deep = {"a": deep}

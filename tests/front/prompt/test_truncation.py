@@ -292,7 +292,7 @@ def test_the_roundest_number_is_in_the_range(low: int, width: int) -> None:
 @pytest.mark.parametrize(
     ("low", "high", "expected"), [(5, 7, 6), (5, 8, 8), (0, 9, 0), (7, 7, 7), (33, 100, 64)]
 )
-def test_the_roundest_number_is_divisible_by_the_highest_power_of_two(
+def test_the_roundest_number_has_the_highest_power_of_two(
     low: int, high: int, expected: int
 ) -> None:
     assert roundest(low, high) == expected

@@ -119,9 +119,7 @@ _SOLAR_CALL = (
         ("<|content|>Hello.", ["Hello."]),
     ],
 )
-def test_the_end_of_text_ends_an_answer_but_a_thoughts_end_does_not(
-    text: str, says: list[object]
-) -> None:
+def test_message_ends_end_answers_unless_after_a_thought(text: str, says: list[object]) -> None:
     found, tokenizer = _found(FAMILY_TEMPLATES["solar"])
     assert heard(by_tokens(tokenizer, found.dialect, TOOLS, text)) == says
 

@@ -326,7 +326,7 @@ def test_using_a_wrong_clock_does_not_make_it_trusted_later(tmp_path: Path) -> N
     file.close()
 
 
-def test_stamps_of_a_wrong_clock_are_harmless_once_it_is_right(
+def test_stamps_of_a_corrected_clock_are_harmless(
     tmp_path: Path,
 ) -> None:
     wall = [1e9]

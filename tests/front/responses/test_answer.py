@@ -315,7 +315,7 @@ def test_a_failure_before_the_opening_still_creates_the_response() -> None:
 
 
 @pytest.mark.parametrize("reason", list(ENDED))
-def test_every_event_is_recorded_and_the_last_has_the_final_response(
+def test_every_event_is_recorded_with_the_final_response_last(
     reason: FinishReason,
 ) -> None:
     heard: list[tuple[int, bytes, str]] = []

@@ -175,7 +175,7 @@ async def test_codex_gets_back_its_tools_session_and_history() -> None:
     )
 
 
-async def test_an_overflow_is_a_400_but_a_stream_event_for_codex() -> None:
+async def test_codex_gets_an_overflow_as_a_stream_event() -> None:
     refused = await asked(ScriptedGateway(refusal=TOO_LONG), stream=True)
     assert (refused.status_code, refused.json()["error"]["code"]) == (
         400,

@@ -114,7 +114,7 @@ async def test_a_trigger_makes_the_stream_return_only_the_item(
 
 
 @pytest.mark.parametrize("damage", ["another tenant", "another salt", "damaged", "a thought"])
-async def test_an_item_that_cannot_be_opened_is_a_400_by_name(
+async def test_an_unopenable_item_is_a_400_with_its_field(
     client: httpx.AsyncClient, gateway: ScriptedGateway, damage: str
 ) -> None:
     item = (await compacted(client, *HISTORY))["output"][-1]

@@ -54,7 +54,7 @@ def test_a_custom_tool_becomes_a_function_with_one_text() -> None:
 
 
 @pytest.mark.parametrize("syntax", ["lark", "regex"])
-def test_the_grammar_of_a_custom_tool_is_shown_to_the_model(syntax: str) -> None:
+def test_a_custom_tools_grammar_is_shown_to_the_model(syntax: str) -> None:
     got = offered(PATCH | {"format": {"type": "grammar", "syntax": syntax, "definition": "a+"}})
     function = got.definitions[0]["function"]
     assert function["description"] == f"Edits.\n\nThe input has to match this {syntax} grammar:\na+"

@@ -78,7 +78,7 @@ def test_a_thought_or_a_second_text_begins_another_turn() -> None:
     assert got == [calling("f"), calling("f", reasoning_content="hm")]
 
 
-def test_text_after_a_call_is_a_separate_line_of_its_turn() -> None:
+def test_text_after_a_call_becomes_a_separate_line() -> None:
     assert messages(said("assistant", "a"), CALL, said("assistant", "b")) == [
         calling("f", content="a\nb")
     ]

@@ -54,12 +54,12 @@ def test_foreign_text_is_not_recognized(sealed: str) -> None:
     assert not SEAL.is_signed("x", sealed)
 
 
-def test_what_the_cipher_of_earlier_servers_closed_is_refused(tmp_path: Path) -> None:
+def test_text_sealed_by_an_earlier_cipher_is_refused(tmp_path: Path) -> None:
     (tmp_path / "seal.key").write_bytes(bytes(range(32)))
     assert Seal(tmp_path).open("hf1.E2Ygktzp/oGYKFreSxGeXGxRMi7VSVutp5f4AfXEvwTA") is None
 
 
-def test_what_an_earlier_start_closed_is_closed_to_the_same_text(tmp_path: Path) -> None:
+def test_sealing_is_the_same_after_a_restart(tmp_path: Path) -> None:
     (tmp_path / "seal.key").write_bytes(bytes(range(32)))
     assert Seal(tmp_path).close("a thought") == "hf2.mDqUG1F/Z4DuzG3rn2agIfIcp4pAwZSI80GkMXjx9+/D"
 

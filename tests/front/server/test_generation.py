@@ -85,7 +85,7 @@ async def test_every_answer_is_closed_when_it_has_ended() -> None:
         assert gateway.closed == [gateway.request.request_id]
 
 
-async def test_a_stream_cut_by_a_server_stop_ends_with_an_error() -> None:
+async def test_a_server_stop_ends_streams_with_an_error() -> None:
     gateway = ScriptedGateway(script=endless())
     exchange = Exchange(gateway)
     running = asyncio.create_task(exchange.run(CHAT, chat_body(stream=True)))
@@ -97,7 +97,7 @@ async def test_a_stream_cut_by_a_server_stop_ends_with_an_error() -> None:
     assert exchange.messages[-1]["more_body"] is False
 
 
-async def test_a_whole_answer_cut_by_a_server_stop_is_a_503() -> None:
+async def test_a_server_stop_ends_whole_answers_with_503() -> None:
     gateway = ScriptedGateway(script=endless())
     exchange = Exchange(gateway)
     running = asyncio.create_task(exchange.run(CHAT, chat_body()))

@@ -50,7 +50,7 @@ async def test_a_stream_is_kept_alive_until_its_model_is_ready(state: str) -> No
     assert "".join(texts) == "Hello"
 
 
-async def test_a_stream_whose_model_loads_too_slowly_ends_with_an_error() -> None:
+async def test_a_stream_fails_if_its_model_loads_too_slowly() -> None:
     gateway = ScriptedGateway(accept_when=asyncio.Event())
     exchange = Exchange(gateway, directory=LOADING)
     running = asyncio.create_task(exchange.run(CHAT, chat_body(stream=True)))
@@ -119,7 +119,7 @@ async def test_waiting_for_the_model_is_reported() -> None:
     assert explained["seconds"]["accept"] >= 0.03  # a header and three comments, 10 ms apart
 
 
-async def test_a_session_command_is_dropped_if_its_client_leaves_during_loading() -> None:
+async def test_leaving_while_the_model_loads_drops_a_session_command() -> None:
     sessions = ScriptedSessions(answers_when=asyncio.Event())
     exchange = Exchange(ScriptedGateway(), directory=LOADING, sessions=sessions)
     nothing: dict[str, Any] = {}

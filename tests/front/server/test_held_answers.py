@@ -272,7 +272,7 @@ async def test_another_query_gets_another_answer() -> None:
         assert len(server.gateway.requests) == 2
 
 
-async def test_a_follower_with_the_key_gets_everything_if_the_first_leaves() -> None:
+async def test_a_follower_gets_everything_if_the_first_client_leaves() -> None:
     goes_on = asyncio.Event()
     key = {"idempotency-key": "k"}
     async with line(in_two_parts(until=goes_on)) as server:
@@ -742,7 +742,7 @@ async def test_the_number_of_abandoned_answers_is_limited() -> None:
         assert not any(running.done() for running in lost[1:])
 
 
-async def test_an_answer_above_the_size_limit_is_cancelled_with_its_connection() -> None:
+async def test_oversized_answers_are_cancelled_with_their_connection() -> None:
     async with line(in_two_parts(until=asyncio.Event())) as server:
         server.services.held._most_bytes = 100
         _, running = await server.lost(CHAT, greedy_chat(stream=True))

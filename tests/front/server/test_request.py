@@ -91,14 +91,14 @@ def test_only_halves_of_surrogate_pairs_are_replaced(text: str, ascii_only: bool
 
 
 @pytest.mark.parametrize("body", [b"[]", b"1", b'"text"', b"null", b"true", b"NaN"])
-async def test_json_that_is_not_an_object_is_refused_with_a_400(body: bytes) -> None:
+async def test_non_object_json_is_refused_with_a_400(body: bytes) -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.post(CHAT, content=body)
     assert response.status_code == 400
     assert "object" in response.json()["error"]["message"]
 
 
-async def test_a_body_over_the_limit_is_refused_by_declared_or_real_length() -> None:
+async def test_oversized_bodies_are_refused_by_declared_or_real_length() -> None:
     async def parts() -> Any:
         for _ in range(5):
             yield b" " * 1000

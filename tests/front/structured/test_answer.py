@@ -243,9 +243,7 @@ def test_markers_that_are_not_tokens_are_text_in_the_grammar(is_open: bool) -> N
         (_schema({"type": "string", "minLength": 3, "maxLength": 2}), "minLength"),
     ],
 )
-def test_a_format_that_cannot_be_enforced_is_refused_with_the_reason(
-    form: OutputFormat, said: str
-) -> None:
+def test_an_unenforceable_format_is_refused_with_the_reason(form: OutputFormat, said: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         _grammar(form)
     assert caught.value.field == form.field

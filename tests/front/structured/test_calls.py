@@ -181,9 +181,7 @@ def test_the_calls_that_a_family_writes_match_its_grammar(family: str) -> None:
     ("gap", "is_read"),
     [(" ", True), ("", True), ("\n", True), ("\n\n", False), ("\n    ", False), ("\n\t", False)],
 )
-def test_white_space_in_a_calls_beginning_is_limited_to_readable_forms(
-    gap: str, is_read: bool
-) -> None:
+def test_calls_begin_only_with_readable_white_space(gap: str, is_read: bool) -> None:
     dialect = _dialect("command_r_plus")
     grammar = _grammar(dialect, ToolChoice(mode="required")).text
     answer = f'Action:{gap}```json\n[{{"tool_name": "list_all", "parameters": {{}}}}]\n```'

@@ -81,7 +81,7 @@ def _grammar(dialect: ModelDialect, schema: Any, **choice: Any) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
-def test_every_readable_call_is_allowed_as_an_alternative_to_a_document(name: str) -> None:
+def test_every_readable_call_may_replace_a_document(name: str) -> None:
     found, tokenizer = _found(name)
     dialect = found.dialect
     assert dialect.calls is not None

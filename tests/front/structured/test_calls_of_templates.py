@@ -24,7 +24,7 @@ _NOT_WRITTEN = {("gpt_oss", "a text and a call")}
 
 
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
-def test_a_model_may_write_its_templates_text_to_the_turns_end(name: str) -> None:
+def test_templates_output_is_allowed_to_the_turns_end(name: str) -> None:
     family = FAMILY_TEMPLATES[name]
     tokenizer = family.tokenizer()
     found = find_dialect(family.template(), tokenizer, config={})

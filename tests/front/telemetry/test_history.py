@@ -225,7 +225,7 @@ def test_a_clock_jumping_ahead_deletes_nothing() -> None:
     assert again.models == frozenset()
 
 
-def test_records_of_a_wrong_clock_do_not_make_it_trusted_later() -> None:
+def test_records_of_a_wrong_clock_are_not_trusted() -> None:
     clock, steady = Clock(), Clock()
     history = PerformanceHistory(clock=clock, steady=steady)
     history.add("m", answer())

@@ -99,7 +99,7 @@ def test_number_and_size_are_bounded(ring: LogRing, monkeypatch: pytest.MonkeyPa
     assert sum(map(len, texts(ring))) <= 3 * log_ring.LONGEST_LINE
 
 
-def test_a_line_that_cannot_be_formatted_does_not_disturb_the_caller(
+def test_unformattable_lines_do_not_disturb_the_caller(
     ring: LogRing, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ring.handle(logging.LogRecord("x", logging.INFO, "", 0, "%d", ("no number",), None))

@@ -89,7 +89,7 @@ def test_a_refused_request_counts_for_no_model() -> None:
     assert b"holdfast_request_seconds_count" not in metrics.exposition({})
 
 
-def test_an_answer_ended_by_a_stop_string_is_timed_in_the_front() -> None:
+def test_answers_ended_by_stop_strings_are_timed_here() -> None:
     metrics = Metrics()
     now = [10.0]
     answer = AnswerRecord(metrics, clock=lambda: now[0])

@@ -239,9 +239,7 @@ def test_peaked_rows_are_drawn_without_weighing_the_whole_vocabulary(
     "params", [SamplingParams(), SamplingParams(top_p=0.9), SamplingParams(min_p=0.1)], ids=str
 )
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-def test_a_row_without_valid_logits_gets_a_valid_token_and_harms_none(
-    params: SamplingParams, poison: float
-) -> None:
+def test_rows_without_valid_logits_harm_no_others(params: SamplingParams, poison: float) -> None:
     logits = np.zeros((2, 300), np.float32)
     logits[0, :] = poison
     keys = [draw_key(seed=1, position=1)] * 2

@@ -169,7 +169,7 @@ def test_a_sequence_beyond_the_context_gets_no_drafts() -> None:
     assert not model.can_draft(57)
 
 
-def test_a_bias_on_tokens_unknown_to_the_draft_model_is_ignored() -> None:
+def test_biases_on_tokens_unknown_to_drafts_are_ignored() -> None:
     model = draft_model()
     sampling = SamplingParams(temperature=0.0, seed=0, logit_bias={VOCAB_SIZE + 5: 3.0, 7: 100.0})
     draft = opened(model, a_request(range(20), sampling=sampling), ())

@@ -51,7 +51,7 @@ def test_all_end_ids_of_the_folder_end_an_answer(folder: Path) -> None:
     assert allowed(Grammars(folder, vocab_size=VOCAB_SIZE), 'start: "a"\n', "a") == [END, 258, 260]
 
 
-def test_the_requests_end_tokens_are_allowed_where_the_grammar_may_end() -> None:
+def test_end_tokens_are_allowed_where_the_grammar_may_end() -> None:
     grammars = Grammars(tiny_vocabulary(), vocab_size=VOCAB_SIZE)
     matcher = grammars.matcher("start: /a+/\n", stop_token_ids=(END, 255, 258))
     assert filled(matcher) == [ord("a")]
@@ -62,7 +62,7 @@ def test_the_requests_end_tokens_are_allowed_where_the_grammar_may_end() -> None
     assert not matcher.error
 
 
-def test_an_end_token_inside_the_grammar_does_not_end_the_answer() -> None:
+def test_end_tokens_inside_the_grammar_do_not_end_answers() -> None:
     matcher = Grammars(tiny_vocabulary(), vocab_size=VOCAB_SIZE).matcher(
         'start: "a" <[258]> "b"\n', stop_token_ids=(258,)
     )

@@ -125,7 +125,7 @@ def test_prompt_scores_are_the_models_log_probabilities_for_any_chunks(
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "llama4"])
-def test_a_closed_sequence_does_not_affect_the_next_of_its_name(name: str) -> None:
+def test_closed_sequences_do_not_affect_reused_names(name: str) -> None:
     engine, sampling = engine_of(name), SamplingParams(temperature=1.0, seed=7)
     other = a_request(prompt_token_ids=TokenIds.of(PROMPT[::-1]), sampling=sampling)
     expected = tokens_of(draw(engine, other, 4))

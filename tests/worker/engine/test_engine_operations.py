@@ -22,9 +22,7 @@ def model_of(layers: int) -> nn.Module:
 @pytest.mark.parametrize(
     ("streams", "turn"), [(1, 1), (1, 3), (3, 1), (3, 2), *slow((1, 2), (3, 3))]
 )
-def test_decode_steps_of_plain_conversations_do_not_join_keys_and_values(
-    streams: int, turn: int
-) -> None:
+def test_plain_decode_steps_do_not_join_keys_and_values(streams: int, turn: int) -> None:
     # The keys of all rows are joined to their values for one write, and the results of attention
     # are joined for the next product.
     of_rows = 0 if streams == 1 else 2 * LAYERS

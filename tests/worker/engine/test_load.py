@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
     return write_tiny(tmp_path / "kelp", "llama")
 
 
-def test_a_loaded_model_describes_itself_and_answers_like_the_saved_one(
+def test_a_loaded_model_answers_like_the_saved_one(
     folder: Path,
 ) -> None:
     loaded = load(folder)

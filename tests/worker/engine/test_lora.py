@@ -171,7 +171,7 @@ def test_an_overflowing_adapter_leaves_other_rows_alone(tmp_path: Path) -> None:
     assert not mx.isfinite(mixed[1]).all().item()
 
 
-def test_an_adapter_that_does_not_fit_into_memory_is_refused_by_name(
+def test_adapters_beyond_memory_are_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_tiny(tmp_path / "model", "llama")

@@ -55,7 +55,7 @@ def test_a_correct_layout_is_chosen_and_named() -> None:
 
 
 @pytest.mark.parametrize("wanted", ["split", "solo"])
-def test_a_requested_layout_is_chosen_although_a_faster_one_is_right(wanted: str) -> None:
+def test_a_requested_layout_precedes_a_faster_one(wanted: str) -> None:
     result = choose_layout(kept_tiny("llama"), vocab_size=VOCAB_SIZE, wanted=wanted)
     assert result.name == wanted
     assert "rows is right too" in result.reason
@@ -226,7 +226,7 @@ def without_mask(
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 @pytest.mark.parametrize("fault", ["mask", "kv", "position"])
-def test_a_wrong_mask_position_or_kv_is_found_despite_changing_experts(
+def test_faults_are_found_despite_changing_experts(
     fault: str, dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = mixture_in_bf16("qwen3_moe") if dtype == mx.bfloat16 else make_tiny("qwen3_moe")

@@ -90,7 +90,7 @@ def test_a_passage_that_is_not_text_counts_only_for_answers() -> None:
     assert both.forms[1].kl_divergence == alone.forms[1].kl_divergence
 
 
-def test_a_form_the_model_cannot_use_is_refused_with_the_reason() -> None:
+def test_an_unusable_form_is_refused_with_the_reason() -> None:
     native, eight = measured(text(), forms=("8",), head_dim=16).forms
     assert native.perplexity is not None
     assert (eight.perplexity, eight.right) == (None, None)

@@ -126,7 +126,7 @@ def test_vocabularies_of_any_size_draw_equally_alone_and_together(
 
 @settings(max_examples=15)
 @given(rows=st.lists(rows_strategy(LARGE_VOCAB), min_size=2, max_size=5))
-def test_rows_of_a_large_vocabulary_draw_the_same_in_any_batch(
+def test_large_vocabularies_draw_the_same_in_any_batch(
     rows: list[RowState],
 ) -> None:
     logits = some_logits(len(rows), vocab=LARGE_VOCAB)

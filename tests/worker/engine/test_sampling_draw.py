@@ -128,7 +128,7 @@ def test_compiled_and_single_operations_give_the_same_bits(
         assert mx.array_equal(plain, fused)
 
 
-def test_of_equal_tokens_at_the_top_k_edge_the_lower_ids_stay() -> None:
+def test_equal_tokens_at_the_top_k_edge_keep_lower_ids() -> None:
     logits = np.array([0.0, 1.0, 1.0, 1.0, 2.0], dtype=np.float32)
     counts = counts_of(logits, SamplingParams(top_k=3), draws=CHUNK)
     assert (counts > 0).tolist() == [False, True, True, False, True]

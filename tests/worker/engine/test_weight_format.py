@@ -132,7 +132,7 @@ def test_everything_is_computed_in_float32_on_a_cpu(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.skipif(bool(packed_layers.unavailable()), reason=packed_layers.unavailable())
-def test_weights_of_16_bits_are_kept_if_the_kernel_supports_them() -> None:
+def test_supported_16_bit_weights_are_kept() -> None:
     model = make_tiny("gemma3_text")
     model.set_dtype(mx.bfloat16)
     convert(model, choice(model), read=lambda _: None)

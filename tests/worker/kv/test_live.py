@@ -90,9 +90,7 @@ USES: list[BaseUse] = ["moved", "shared", "copied"]
 
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_fork_matches_a_fresh_prefill_and_leaves_the_parent_unchanged(
-    kind: str, use: BaseUse
-) -> None:
+def test_forks_match_a_fresh_prefill_and_keep_the_parent(kind: str, use: BaseUse) -> None:
     rng = random.Random(f"{kind} {use}")
     if use == "shared" and kind == "whole":
         pytest.skip("it is never shared")
@@ -121,7 +119,7 @@ def test_a_fork_matches_a_fresh_prefill_and_leaves_the_parent_unchanged(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_restored_state_has_fresh_layers_where_it_does_not_grow(kind: str) -> None:
+def test_restored_states_have_fresh_layers_that_do_not_grow(kind: str) -> None:
     base, known = a_state(kind, list(range(1, 21))), list(range(1, 21))
     fresh = layers(kind)
     state = start_from(LiveBase(state=base, tokens=20, use="moved"), fresh, is_restored=True)

@@ -44,7 +44,7 @@ def finish(subject: SteppedWorker) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_request_whose_blocks_a_closed_session_took_is_looked_up_again(
+def test_closing_a_session_repeats_lookups_of_its_blocks(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     subject = on_disk_only(name, tmp_path)

@@ -117,7 +117,7 @@ def test_no_request_waits_for_a_short_prefix_or_another_tenant() -> None:
 
 
 @pytest.mark.parametrize("leaves", ["withdraw", "progress"])
-def test_waiting_requests_are_looked_up_in_turn_when_their_reader_leaves(
+def test_waiters_are_looked_up_when_their_reader_leaves(
     leaves: str,
 ) -> None:
     """The first becomes the reader for the others, unless the awaited blocks are stored."""

@@ -331,7 +331,7 @@ def test_a_failed_row_cancelled_in_its_step_is_not_cached(engine: type[Engine], 
         *slow(("llama", cancel("a")), ("qwen3_next", SHUT_DOWN)),
     ],
 )
-def test_non_finite_state_is_not_cached_even_if_the_output_was_finite(
+def test_non_finite_state_is_not_cached_after_finite_output(
     name: str, end: Command, tmp_path: Path
 ) -> None:
     subject, steps = tiny_worker(tmp_path, name=name), [0]

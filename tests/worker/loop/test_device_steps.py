@@ -168,9 +168,7 @@ def chunk_sizes(engine: FakeEngine) -> list[int]:
 
 
 @pytest.mark.parametrize(("largest", "size"), [(600, 512), (511, 128), (128, 128)])
-def test_a_chunk_that_is_too_large_is_quartered_and_the_size_remembered(
-    largest: int, size: int
-) -> None:
+def test_oversized_chunks_are_quartered_and_the_size_remembered(largest: int, size: int) -> None:
     engine = FakeEngine(largest_chunk=largest)
     subject, limits = limited_steps(engine)
     assert retried(subject, engine, a_flight(engine, tuple(range(1, 601)) + (7,) * 1448)) == ""
@@ -180,7 +178,7 @@ def test_a_chunk_that_is_too_large_is_quartered_and_the_size_remembered(
     assert max(chunk_sizes(engine)) <= size, "the next retry begins with what is known to work"
 
 
-def test_a_chunk_that_fails_at_every_size_fails_after_two_retries() -> None:
+def test_a_chunk_fails_after_two_smaller_retries() -> None:
     engine = FakeEngine(largest_chunk=63)
     subject, limits = limited_steps(engine)
     assert "the device failed" in retried(subject, engine, a_flight(engine, (5,) * 2048))
@@ -188,7 +186,7 @@ def test_a_chunk_that_fails_at_every_size_fails_after_two_retries() -> None:
     assert limits == []
 
 
-def test_a_chunk_that_failed_in_a_batch_is_not_blamed_for_its_size() -> None:
+def test_failed_batches_do_not_limit_the_chunk_size() -> None:
     engine = FakeEngine()
     subject, limits = limited_steps(engine)
     assert retried(subject, engine, a_flight(engine, (5,) * 2048), was_alone=False) == ""

@@ -136,7 +136,7 @@ def test_stop_tokens_end_answers_at_the_same_place(
     assert {inbox.finished(name).reason for name in stopped} == {FinishReason.STOP}
 
 
-def test_earlier_answers_to_a_prompt_are_drafted_only_within_a_tenant(
+def test_earlier_answers_are_drafted_only_within_a_tenant(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scheduler, "DraftGain", forced_drafts.EagerGain)

@@ -62,7 +62,7 @@ CASES: list[Any] = [
 
 
 @pytest.mark.parametrize(("name", "kind", "forge"), CASES)
-def test_a_stored_block_that_does_not_fit_the_model_is_dropped(
+def test_stored_blocks_of_other_shapes_are_dropped(
     name: str, kind: str, forge: Change, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = greedy("a", prompt(40))

@@ -139,7 +139,7 @@ def test_a_shared_prefix_costs_its_bytes_once() -> None:
     assert memory.figures().ram_bytes == 106
 
 
-def test_without_a_disk_the_least_recently_used_is_lost_and_reported() -> None:
+def test_without_a_disk_evicted_blocks_are_lost_and_reported() -> None:
     memory = library(budget=12)
     read_chain(memory, CHAIN)
     memory.accept(plan_of(memory, CHAIN[:4]))
@@ -231,7 +231,7 @@ def test_a_new_library_finds_blocks_of_another() -> None:
     after.check_invariants()
 
 
-def test_blocks_lost_by_the_disk_stay_in_ram_and_are_offered_again() -> None:
+def test_blocks_lost_by_the_disk_are_offered_again() -> None:
     disk = FakeDisk()
     memory = library(disk=disk)
     first, second = read_chain(memory, CHAIN, disk=disk)
@@ -348,7 +348,7 @@ def test_forgetting_held_or_saving_blocks_leaves_no_holds() -> None:
     assert plan_of(memory, CHAIN).shortfall == Shortfall(CacheOutcome.FORGOTTEN, 8)
 
 
-def test_a_block_forgotten_while_saving_can_be_evicted_once_stored_again() -> None:
+def test_blocks_forgotten_while_saving_can_be_evicted_later() -> None:
     disk = FakeDisk()
     memory = library(budget=4, disk=disk)
     (first,) = read_chain(memory, CHAIN[:4], disk=disk)

@@ -177,7 +177,7 @@ def test_a_failed_start_from_a_moved_state_falls_back_to_blocks(
     assert subject.worker.index.figures().kept_tokens >= kept
 
 
-def test_a_failed_step_whose_state_cannot_be_copied_costs_no_answer(
+def test_a_failed_step_without_copyable_state_costs_no_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class FailsOnce(FailingOnce, RunningAhead):

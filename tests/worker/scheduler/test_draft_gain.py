@@ -157,7 +157,7 @@ def test_a_draft_model_is_unused_if_the_batch_fills_the_machine() -> None:
     assert passes(learned(compute_bound), crowd, offers={}, each=0.001) == 0
 
 
-def test_an_unprofitable_draft_model_is_tried_one_percent_of_the_time() -> None:
+def test_unprofitable_draft_models_are_tried_rarely() -> None:
     gain = DraftGain()
     spent = 0.0
     total = 0.0

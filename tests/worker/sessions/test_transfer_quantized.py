@@ -31,7 +31,7 @@ def exported(path: Path, prompt: tuple[int, ...]) -> int:
     return info(inbox, "c").tokens
 
 
-def test_a_session_ending_within_a_quantized_block_is_imported_up_to_it(
+def test_imports_end_before_a_partial_quantized_block(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "session"
