@@ -72,7 +72,7 @@ def answer(
     bundle: TokenizerBundle, request: GenerationRequest, prepared: Prepared, ids: tuple[int, ...]
 ) -> list[OutputDelta]:
     """The deltas for a client of an answer with these tokens."""
-    choice, observe = prepared.choice(0), observer(request, bundle, prepared)
+    choice, observe = prepared.choice(), observer(request, bundle, prepared)
     eos = bundle.tokenizer.eos_token_ids[0]
     generated = TokensGenerated(request_id="r/0", token_ids=(*ids, eos))
     finished = Finished(

@@ -5,27 +5,22 @@ repairs) for each call.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from holdfast.front.answers.answer import AnswerReader
 from holdfast.front.answers.choice import ChoiceRules, ChoiceText
 from holdfast.front.output import (
+    ChoiceFinished,
     OutputEvent,
+    PromptProgress,
     TextDelta,
     ToolArgumentsDelta,
     ToolCallFinished,
     ToolCallStarted,
 )
 from holdfast.front.prompt.tokenize import Tokenizer
-from holdfast.front.toolcalls.call_format import (
-    AnswerPart,
-    CallArguments,
-    CallBegun,
-    CallEnded,
-    Segment,
-)
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import ModelDialect
 from holdfast.wire.events import Finished, FinishReason, TokensGenerated
@@ -54,7 +49,7 @@ def told(
 
 def heard(events: Iterable[OutputEvent]) -> list[Any]:
     """The same from a client's deltas."""
-    return _folded(part for event in events for part in _parts(event))
+    return _folded(events)
 
 
 def by_tokens(
@@ -79,7 +74,7 @@ def by_tokens(
         reads_calls=True,
         **more,
     )
-    choice = ChoiceText(index=0, pieces=tokenizer.pieces, rules=rules)
+    choice = ChoiceText(pieces=tokenizer.pieces, rules=rules)
     ended = Finished(
         request_id="r/0", reason=reason, prompt_tokens=1, completion_tokens=len(token_ids)
     )
@@ -87,28 +82,18 @@ def by_tokens(
     return [event for news in (*generated, ended) for event in choice.feed(news)]
 
 
-def _parts(event: OutputEvent) -> Iterator[AnswerPart]:
-    match event:
-        case TextDelta(text=text, kind=kind) if text:
-            yield Segment(kind, text)
-        case ToolCallStarted():
-            yield CallBegun(event.name)
-        case ToolArgumentsDelta():
-            yield CallArguments(event.text)
-        case ToolCallFinished():
-            yield CallEnded(event.repairs)
-
-
-def _folded(parts: Iterable[AnswerPart]) -> list[Any]:
+def _folded(events: Iterable[OutputEvent]) -> list[Any]:
     said: list[Any] = []
     name, arguments = "", ""
-    for part in parts:
-        match part:
-            case Segment("text", more):
+    for event in events:
+        match event:
+            case TextDelta(text="") | ChoiceFinished() | PromptProgress():
+                pass
+            case TextDelta(text=more, kind="text"):
                 said[-1:] = (
                     [said[-1] + more] if said and isinstance(said[-1], str) else [*said[-1:], more]
                 )
-            case Segment(_, more):
+            case TextDelta(text=more):
                 thinks = (
                     bool(said)
                     and said[-1][0] == "thought"
@@ -118,10 +103,10 @@ def _folded(parts: Iterable[AnswerPart]) -> list[Any]:
                 said[-1:] = (
                     [("thought", said[-1][1] + more)] if thinks else [*said[-1:], ("thought", more)]
                 )
-            case CallBegun():
-                name, arguments = part.name, ""
-            case CallArguments(more):
+            case ToolCallStarted():
+                name, arguments = event.name, ""
+            case ToolArgumentsDelta(text=more):
                 arguments += more
-            case CallEnded(repairs):
+            case ToolCallFinished(repairs=repairs):
                 said.append((name, json.loads(arguments), repairs))
     return said

@@ -5,18 +5,12 @@ Pure.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.front.answers.answer import AnswerReader, TextJoints
-from holdfast.front.toolcalls.call_format import (
-    AnswerPart,
-    Call,
-    CallArguments,
-    CallBegun,
-    CallEnded,
-    Segment,
-)
+from holdfast.front.output import OutputDelta, TextDelta, ToolCallFinished, tool_calls_of
+from holdfast.front.toolcalls.call_format import Call
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import ModelDialect
 
@@ -39,27 +33,24 @@ def read_answer(
     return whole_answer([*reader.push(dialect.markers.encode(text)), *reader.flush()])
 
 
-def whole_answer(parts: Iterable[AnswerPart]) -> WholeAnswer:
+def whole_answer(parts: Sequence[OutputDelta]) -> WholeAnswer:
     """The parts of an answer, joined. Raises ValueError if a call's arguments are not a JSON
     object.
     """
     texts: dict[str, list[str]] = {"text": [], "reasoning": []}
     joints = TextJoints()
-    calls: list[Call] = []
     repairs: list[str] = []
-    begun, arguments = CallBegun(""), list[str]()
     for part in parts:
         separator = joints.separator(part)
-        match part:
-            case Segment():
-                texts[part.kind].append(separator + part.text)
-            case CallBegun():
-                begun, arguments = part, []
-            case CallArguments():
-                arguments.append(part.text)
-            case CallEnded():
-                calls.append(Call(begun.name, _object(arguments), begun.id))
-                repairs += part.repairs
+        if isinstance(part, TextDelta):
+            texts[part.kind].append(separator + part.text)
+        elif isinstance(part, ToolCallFinished):
+            repairs += part.repairs
+    calls = [
+        Call(call.name, _object(call.arguments), call.id)
+        for call in tool_calls_of(parts)
+        if call.is_complete
+    ]
     return WholeAnswer(
         text="".join(texts["text"]),
         reasoning="".join(texts["reasoning"]),
@@ -68,8 +59,8 @@ def whole_answer(parts: Iterable[AnswerPart]) -> WholeAnswer:
     )
 
 
-def _object(fragments: Sequence[str]) -> dict[str, object]:
-    found = json.loads("".join(fragments))
+def _object(arguments: str) -> dict[str, object]:
+    found = json.loads(arguments)
     if not isinstance(found, dict):
         raise ValueError("the arguments of a call are no object")
     return found

@@ -67,6 +67,12 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("README.md", "holdfast serve mlx-community/"): HUB,
     ("README.md", "holdfast models info owner/name"): HUB,
     ("docs/guides/models.md", "mlx_lm.convert"): HUB,
+    ("docs/guides/models.md", "holdfast serve mlx-community/"): HUB,
+    ("docs/guides/models.md", "holdfast run qwen:sql"): HUB,
+    ("docs/guides/models.md", "mlx_lm.lora"): HUB,
+    ("docs/guides/vision.md", "pip install"): INSTALLS,
+    ("docs/guides/vision.md", "holdfast serve mlx-community/"): HUB,
+    ("docs/guides/vision.md", "import base64, openai"): HUB,
     ("README.md", "holdfast launch claude"): NO_PROGRAM,
     ("docs/getting-started/connect-your-agent.md", "holdfast launch claude"): NO_PROGRAM,
     (

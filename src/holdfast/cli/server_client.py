@@ -109,7 +109,7 @@ def server_command(
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
-        from holdfast.front.server.request import TENANT_HEADER
+        from holdfast.front.server.access import TENANT_HEADER
 
         named = {name: value for name in options if (value := given.pop(name)) is not None}
         with plain_errors():

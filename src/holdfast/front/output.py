@@ -19,10 +19,11 @@ class AnswerDelta(msgspec.Struct, frozen=True, kw_only=True):
     """The base of all deltas: the index of the choice that a delta extends, and the new tokens.
 
     Together, the deltas of a choice have all its generated tokens, including the special tokens
-    that mark reasoning and tool calls.
+    that mark reasoning and tool calls. The parser of an answer creates deltas without tokens;
+    `ChoiceText` adds the tokens, and the stream that merges several choices their indices.
     """
 
-    index: int
+    index: int = 0
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenText, ...] = ()
 
@@ -35,6 +36,7 @@ class TextDelta(AnswerDelta, frozen=True, kw_only=True):
 
     text: str
     kind: TextKind = "text"
+    start: int = 0  # characters of the answer before this text, with markers written out
     # goes before the text in protocols that join all text of a choice to one string
     separator: str = ""
 
@@ -47,22 +49,22 @@ class TextDelta(AnswerDelta, frozen=True, kw_only=True):
 class ToolCallStarted(AnswerDelta, frozen=True, kw_only=True):
     """A tool call begins. The calls of a choice come one after the other, numbered from 0."""
 
-    call: int
-    id: str
+    call: int = 0
+    id: str = ""
     name: str
 
 
 class ToolArgumentsDelta(AnswerDelta, frozen=True, kw_only=True):
     """More of a call's arguments. Joined, the fragments of a complete call are one JSON object."""
 
-    call: int
+    call: int = 0
     text: str
 
 
 class ToolCallFinished(AnswerDelta, frozen=True, kw_only=True):
     """A call is complete. A call without this event was cut off and must not be executed."""
 
-    call: int
+    call: int = 0
     # names of the repairs that the parser made, as in the metric `tool_call_repairs`
     repairs: tuple[str, ...] = ()
 
@@ -116,7 +118,7 @@ class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
     timings: the decoding time is missing if a stop string ended the answer.
     """
 
-    index: int
+    index: int = 0
     reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
@@ -179,7 +181,7 @@ class PromptProgress(msgspec.Struct, frozen=True, kw_only=True):
     Sent if the prefill takes long, or if the request asked for progress.
     """
 
-    index: int
+    index: int = 0
     total_tokens: int
     cached_tokens: int  # prompt tokens that were found in the cache
     read_tokens: int  # prompt tokens that are cached or prefilled so far

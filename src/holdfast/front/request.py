@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
@@ -79,6 +80,11 @@ RANDOM_SEED: Final = -1
 # The default length limit of answers in the library and on the command line. Requests over HTTP
 # have no such limit: agents write long files.
 DEFAULT_ANSWER_TOKENS: Final = 4096
+
+
+def new_request_id(prefix: str) -> RequestId:
+    """A unique id. prefix: names the kind of the request, such as `chatcmpl-`."""
+    return f"{prefix}{uuid.uuid4().hex}"
 
 
 class CacheBreakpoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -15,7 +15,8 @@ from starlette.responses import Response
 from holdfast.front.openai.answers import ErrorBody, openai_error
 from holdfast.front.openai.endpoints import ReadUsage, usage_of
 from holdfast.front.output import Relevance
-from holdfast.front.request import RankMethod, RankRequest
+from holdfast.front.request import RankMethod, RankRequest, new_request_id
+from holdfast.front.server.context import RequestContext
 from holdfast.front.server.dialect import Dialect, answers_of, operation, request_of
 from holdfast.front.server.fields import (
     INT32_MAX,
@@ -100,29 +101,27 @@ class RerankBody(SaltField):
     )
     user: str | None = optional("Accepted and ignored.")
 
-    def plan(self, services: Services) -> RankPlan:
+    def plan(self, context: RequestContext) -> RankPlan:
         """Convert the body into a plan: what to rank, and how to answer.
 
         Raises RequestRefused, which names the invalid field.
         """
         _UNSUPPORTED.refuse(self.model_extra)
         documents = tuple(map(_text, self.documents))
-        refuse_too_many(documents, services.limits.max_inputs, field="documents")
+        refuse_too_many(documents, context.services.limits.max_inputs, field="documents")
         if not (query := _text(self.query)):
             raise invalid_field("query", "must not be empty")
         request = RankRequest(
-            request_id=f"rank-{uuid.uuid4().hex}",
-            model=model_of(services, self.model),
+            request_id=new_request_id("rank-"),
+            model=model_of(context.services, self.model),
             query=query,
             documents=documents,
             instruction=self.instruction or "",
             method=self.method,
+            tenant=context.tenant,
+            service=context.service(),
         )
-        return RankPlan(
-            request=request,
-            form=lambda found: self._form(request, found),
-            cache_salt=self.cache_salt or "",
-        )
+        return RankPlan(request=request, form=lambda found: self._form(request, found))
 
     def _form(self, request: RankRequest, found: Sequence[Relevance]) -> bytes:
         order = sorted(range(len(found)), key=lambda index: -found[index].score)[: self.top_n]
@@ -182,13 +181,13 @@ def _text(given: str | TextObject) -> str:
 )
 async def rerank(request: Request, services: Services) -> Response:
     """Rank documents by their relevance to a query."""
-    return await rank(request, services, lambda body: parse(RerankBody, body).plan(services))
+    return await rank(request, services, partial(parse, RerankBody))
 
 
 @operation("POST", "/v2/rerank", request_of(RerankBody), answers_of(RankedList))
 async def rerank_as_cohere(request: Request, services: Services) -> Response:
     """Rank documents like /v1/rerank; Cohere's clients use this path."""
-    return await rank(request, services, lambda body: parse(RerankBody, body).plan(services))
+    return await rank(request, services, partial(parse, RerankBody))
 
 
 RERANK = Dialect(

@@ -20,10 +20,11 @@ from holdfast.front.openai.messages import ChatMessage
 from holdfast.front.prompt.limits import check_token_ids
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.request import EncodedPrompt
+from holdfast.front.server.context import context_of
 from holdfast.front.server.dialect import Dialect, answers_of, operation, request_of
 from holdfast.front.server.fields import STRICT, Model, optional
 from holdfast.front.server.problem import RequestRefused
-from holdfast.front.server.request import extended, json_response, read_json
+from holdfast.front.server.request import json_response, read_json
 from holdfast.front.server.services import Services, model_of, without_adapter
 from holdfast.front.telemetry.request_log import RECORD
 from holdfast.wire.requests import TokenIds
@@ -201,7 +202,9 @@ def _listed(
 async def _encoded(
     request: Request, services: Services, body: ChatCompletionRequest
 ) -> EncodedPrompt:
-    (asked,) = extended(body.plan(services), request, limits=services.limits).requests
+    context = context_of(request, services, cache_salt=body.cache_salt)
+    (asked,) = body.plan(context).requests
+    context.time_limit_seconds()  # refuses an invalid header, although no limit applies here
     request.scope[RECORD].model = asked.model
     return await services.encode(asked)
 

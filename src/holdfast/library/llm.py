@@ -341,13 +341,14 @@ class LLM:
     def _start_answer(self, request: GenerationRequest, *, adapter: str) -> TextStream:
         held = ExitStack()
         try:
-            request, layouts = self._with_images(request, held)
+            prompt, layouts = self._with_images(request, held)
             prepared = prepare(
                 request,
                 self._bundle,
                 info=self._client.info,
                 limits=self._settings.limits,
                 tools=self._settings.tools,
+                prompt=prompt,
                 layouts=layouts,
             )
             (sequence,) = prepared.sequences
@@ -357,22 +358,20 @@ class LLM:
             raise
         return TextStream(
             events,
-            prepared.choice(0),
+            prepared.choice(),
             held=held,
             prompt_tokens=prepared.prompt_tokens,
             left_out=prepared.left_out,
             observe=observer(request, self._bundle, prepared),
         )
 
-    def _with_images(
-        self, request: GenerationRequest, held: ExitStack
-    ) -> tuple[GenerationRequest, Layouts]:
+    def _with_images(self, request: GenerationRequest, held: ExitStack) -> tuple[Prompt, Layouts]:
         """Take the images of a request and get their token layouts. held: keeps their files.
 
-        Returns the request with the names of its images, and their layouts.
+        Returns the prompt with the names of its images, and their layouts.
         """
         if not isinstance(request.prompt, ChatPrompt):
-            return request, NO_IMAGES
+            return request.prompt, NO_IMAGES
         vision = self._client.info.vision
         taken = held.enter_context(
             self._images.entered_here(request.prompt, vision, tenant=request.tenant)
@@ -381,8 +380,7 @@ class LLM:
         question = self._layouts.question(taken, model=model, max_pixels=self._images.max_pixels)
         if question is not None:
             self._layouts.learn(self._client.ask(question), model=model)
-        prompt, layouts = self._layouts.known(taken, model=model)
-        return msgspec.structs.replace(request, prompt=prompt), layouts
+        return self._layouts.known(taken, model=model)
 
     def _submit(self, sequence: SequenceRequest, *, adapter: str) -> BlockingEventStream:
         if adapter and adapter not in self._adapters:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from holdfast.errors import GenerationFailed, QueueFull, WorkerUnavailable
 from holdfast.front.application import DIALECTS
 from holdfast.front.fleet.residency import Residency
 from holdfast.front.fleet.slot import ModelFiles
-from holdfast.front.output import ChoiceFinished, TextDelta
+from holdfast.front.output import ChoiceFinished, OutputEvent, TextDelta
 from holdfast.front.request import GenerationRequest
 from holdfast.front.run.web import build_application
 from holdfast.front.server import answers as server_answers
@@ -34,8 +35,8 @@ from holdfast.front.server.answers import (
     AnswerPlan,
     Explanation,
     TokenCounts,
-    WholeChoice,
 )
+from holdfast.front.server.context import RequestContext
 from holdfast.front.server.dialect import Dialect, operation, request_of
 from holdfast.front.server.generation import generate
 from holdfast.front.server.http_server import HttpServer, listen, url_of
@@ -78,12 +79,14 @@ class Lines(AnswerFormat):
         return b"! %b\n" % problem.code.encode()
 
     def whole(
-        self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
+        self, events: Iterable[OutputEvent], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
+        *deltas, end = events
+        assert isinstance(end, ChoiceFinished)
         return json.dumps(
             {
-                "spoken": choices[0].text(),
-                "why": choices[0].end.finish_reason,
+                "spoken": "".join(each.text for each in deltas if isinstance(each, TextDelta)),
+                "why": end.finish_reason,
                 "read": counts.prompt_tokens,
             }
         ).encode()
@@ -98,24 +101,27 @@ class Wish(BaseModel):
     at_once: bool = False
     secret: str = ""
 
-    def plan(self, services: Services) -> AnswerPlan:
+    @property
+    def cache_salt(self) -> str:
+        return self.secret
+
+    def plan(self, context: RequestContext) -> AnswerPlan:
         request = GenerationRequest(
             request_id="toy",
-            model=self.by or first_model(services),
+            model=self.by or first_model(context.services),
+            tenant=context.tenant,
             prompt=self.after,
             max_tokens=self.at_most,
             sampling=SamplingParams(temperature=0.0),
             prompt_field="after",
         )
-        return AnswerPlan(
-            requests=[request], form=Lines(), streams=not self.at_once, cache_salt=self.secret
-        )
+        return AnswerPlan(requests=[request], form=Lines(), streams=not self.at_once)
 
 
 @operation("POST", SPEAK, request_of(Wish), summary="a toy")
 async def speak(request: Request, services: Services) -> Response:
     """Continue speaking."""
-    return await generate(request, services, lambda body: parse(Wish, body).plan(services))
+    return await generate(request, services, partial(parse, Wish))
 
 
 def toy_error(problem: Problem) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.front.answers.answer import AnswerReader
-from holdfast.front.toolcalls.call_format import (
-    AnswerPart,
-    CallArguments,
-    CallBegun,
-    CallEnded,
-    Segment,
+from holdfast.front.output import (
+    OutputDelta,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCallFinished,
+    ToolCallStarted,
 )
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat
@@ -75,7 +75,7 @@ def read(
     at: list[int] | None = None,
     ends_cut: bool = False,
     **rules: bool,
-) -> list[AnswerPart]:
+) -> list[OutputDelta]:
     reader = AnswerReader(dialect, tools=TOOLS, **rules)  # type: ignore[arg-type]
     parts = [
         part for piece in cut(dialect.markers.encode(text), at or []) for part in reader.push(piece)
@@ -83,18 +83,19 @@ def read(
     return [*parts, *reader.flush(cut=ends_cut)]
 
 
-def joined(parts: list[AnswerPart]) -> list[tuple[object, ...]]:
+def joined(parts: list[OutputDelta]) -> list[tuple[object, ...]]:
     """The parts, with adjacent parts of one kind joined."""
     found: list[tuple[object, ...]] = []
     for part in parts:
         match part:
-            case Segment():
+            case TextDelta():
                 entry: tuple[object, ...] = (part.kind, part.text)
-            case CallArguments():
+            case ToolArgumentsDelta():
                 entry = ("arguments", part.text)
-            case _:
-                entry = tuple(part)
-                assert isinstance(part, (CallBegun, CallEnded))
+            case ToolCallStarted():
+                entry = (part.name, part.id)
+            case ToolCallFinished():
+                entry = (part.repairs,)
         if (
             found
             and len(entry) == 2
@@ -160,7 +161,7 @@ def test_cuts_change_nothing_in_an_answer_between_marks(
 def test_without_reasoning_and_calls_the_text_is_unchanged(text: str, at: list[int]) -> None:
     dialect = ModelDialect(family="hermes", calls=FAMILIES["hermes"].calls, marker_ids=TOKENS)
     parts = read(text, dialect, at=at, reads_calls=False)
-    assert "".join(part.text for part in parts if isinstance(part, Segment)) == text
+    assert "".join(part.text for part in parts if isinstance(part, TextDelta)) == text
 
 
 @BOTH
@@ -171,13 +172,13 @@ def test_the_fragments_of_a_finished_call_join_to_an_object(
     parts = read(text, dialect, at=at, in_reasoning=in_reasoning)
     begun, arguments = False, ""
     for part in parts:
-        if isinstance(part, CallBegun):
+        if isinstance(part, ToolCallStarted):
             assert not begun
             begun, arguments = True, ""
-        elif isinstance(part, CallArguments):
+        elif isinstance(part, ToolArgumentsDelta):
             assert begun and part.text
             arguments += part.text
-        elif isinstance(part, CallEnded):
+        elif isinstance(part, ToolCallFinished):
             assert begun and isinstance(json.loads(arguments), dict)
             begun = False
     assert not begun
@@ -187,7 +188,7 @@ def test_the_fragments_of_a_finished_call_join_to_an_object(
 @given(text=texts, at=places)
 def test_positions_refer_to_the_whole_text(dialect: ModelDialect, text: str, at: list[int]) -> None:
     for part in read(text, dialect, at=at):
-        if isinstance(part, Segment):
+        if isinstance(part, TextDelta):
             assert text[part.start : part.start + len(part.text)] == part.text
 
 
@@ -316,7 +317,7 @@ def test_doubly_encoded_arguments_are_unwrapped_once(dialect: ModelDialect, inne
     parts = read(
         '<tool_call>{"name": "stop", "arguments": ' + json.dumps(inner) + "}</tool_call>", dialect
     )
-    assert "".join(part.text for part in parts if isinstance(part, CallArguments)) == inner
+    assert "".join(part.text for part in parts if isinstance(part, ToolArgumentsDelta)) == inner
 
 
 @BOTH
@@ -354,4 +355,4 @@ def test_a_thought_contains_calls_only_if_calls_are_read() -> None:
     dialect = ModelDialect(family="harmony", calls=FAMILIES["harmony"].calls, reasoning=THINK)
     text = "so<|start|>assistant to=functions.stop<|channel|>commentary json<|message|>{}<|call|>"
     parts = read(text, dialect, reads_calls=False, in_reasoning=True)
-    assert not [part for part in parts if isinstance(part, CallBegun)]
+    assert not [part for part in parts if isinstance(part, ToolCallStarted)]

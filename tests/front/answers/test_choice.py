@@ -56,7 +56,7 @@ def choice(
         "stop_token_ids": frozenset(stop_tokens),
         "max_tokens": 100,
     }
-    return ChoiceText(index=3, pieces=family(name)[1], rules=ChoiceRules(**{**defaults, **rules}))  # type: ignore[arg-type]
+    return ChoiceText(pieces=family(name)[1], rules=ChoiceRules(**{**defaults, **rules}))  # type: ignore[arg-type]
 
 
 FOUND = CacheReport(outcome=CacheOutcome.NEW_TOKENS, ram_tokens=1)
@@ -108,7 +108,6 @@ def test_text_comes_as_deltas_and_the_end_once() -> None:
     events = run(reader, [(token_id,) for token_id in ids])
     assert texts(events) == "hello the 🙂"
     assert events[-1] == ChoiceFinished(
-        index=3,
         reason=FinishReason.LENGTH,
         prompt_tokens=2,
         completion_tokens=len(ids),
@@ -391,8 +390,8 @@ def test_the_end_of_the_prefill_is_reported_only_on_request(
     memory, timings = CacheReport(ram_tokens=1), Timings(prefill_seconds=0.75)
     told = [*text.feed(read), *text.feed(Started(request_id="a", memory=memory, timings=timings))]
     expected = [
-        PromptProgress(index=3, total_tokens=4, cached_tokens=1, read_tokens=2, seconds=0.5),
-        PromptProgress(index=3, total_tokens=4, cached_tokens=1, read_tokens=4, seconds=0.75),
+        PromptProgress(total_tokens=4, cached_tokens=1, read_tokens=2, seconds=0.5),
+        PromptProgress(total_tokens=4, cached_tokens=1, read_tokens=4, seconds=0.75),
     ]
     assert told == expected[: 2 if tells_progress else 1]
 

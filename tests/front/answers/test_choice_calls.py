@@ -72,7 +72,7 @@ def answer(
         "tools": TOOLS,
         "reads_calls": True, "want_logprobs": scored,
     }  # fmt: skip
-    reader = ChoiceText(index=0, pieces=pieces, rules=ChoiceRules(**{**defaults, **rules}))  # type: ignore[arg-type]
+    reader = ChoiceText(pieces=pieces, rules=ChoiceRules(**{**defaults, **rules}))  # type: ignore[arg-type]
     events = [*reader.feed(Accepted(request_id="r"))]
     for start in range(0, len(ids), per_event):
         piece = ids[start : start + per_event]

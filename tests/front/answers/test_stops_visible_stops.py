@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.front.answers.stops import VisibleStops
-from holdfast.front.output import TextKind
-from holdfast.front.toolcalls.call_format import CallEnded, Segment
+from holdfast.front.output import TextDelta, TextKind, ToolCallFinished
 
 pieces = st.lists(
     st.tuples(
@@ -24,13 +23,13 @@ def test_visible_text_is_cut_where_the_stop_string_begins(
     answer, visible, shown, place = "", "", "", 0
     stops, cut = VisibleStops(["stop"]), None
     for kind, text in parts:
-        given_now = [*stops.scan(Segment(kind, text, place))]
+        given_now = [*stops.scan(TextDelta(kind=kind, text=text, start=place))]
         place += len(text)
         visible = visible + text if kind == "text" else ""
         answer += text
         if cut is None and "stop" in visible:
             cut = place - len(visible) + visible.index("stop")
-        shown += "".join(part.text for part in given_now if isinstance(part, Segment))
+        shown += "".join(part.text for part in given_now if isinstance(part, TextDelta))
         assert stops.cut == cut
         if cut is not None:
             assert shown == answer[:cut]
@@ -45,6 +44,7 @@ def test_visible_text_is_cut_where_the_stop_string_begins(
 
 def test_a_part_that_is_not_text_flushes_withheld_text() -> None:
     stops = VisibleStops(["stop"])
-    assert [*stops.scan(Segment("text", "a st", 0))] == [Segment("text", "a ", 0)]
-    assert [*stops.scan(CallEnded())] == [Segment("text", "st", 2), CallEnded()]
-    assert [*stops.scan(Segment("text", "op", 9))] == [Segment("text", "op", 9)]
+    assert [*stops.scan(TextDelta(text="a st"))] == [TextDelta(text="a ")]
+    call = ToolCallFinished()
+    assert [*stops.scan(call)] == [TextDelta(text="st", start=2), call]
+    assert [*stops.scan(TextDelta(text="op", start=9))] == [TextDelta(text="op", start=9)]

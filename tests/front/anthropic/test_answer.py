@@ -25,7 +25,7 @@ from holdfast.front.output import (
     ToolCallStarted,
 )
 from holdfast.front.server.access import Seal
-from holdfast.front.server.answers import TokenCounts, WholeChoice
+from holdfast.front.server.answers import TokenCounts
 from holdfast.front.server.problem import Problem
 from holdfast.wire.events import FinishReason
 from tests.fakes.http_clients import named_events_of
@@ -40,23 +40,19 @@ arguments = st.dictionaries(
 
 
 def form(**options: Any) -> MessagesAnswer:
-    return MessagesAnswer(**({"model": "m", "seal": SEAL, "max_tokens": 9} | options))
+    return MessagesAnswer(
+        **({"answer_id": "a", "model": "m", "seal": SEAL, "max_tokens": 9} | options)
+    )
 
 
 def streamed(script: Sequence[OutputEvent], answers: MessagesAnswer) -> str:
     parts = [answers.opening(prompt_tokens=20)]
-    parts += [
-        answers.finish(event) if isinstance(event, ChoiceFinished) else answers.delta(event)
-        for event in script
-    ]
+    parts += [answers.piece(event) for event in script]
     return b"".join([*parts, answers.closing(COUNTS, None)]).decode()
 
 
 def whole(script: Sequence[OutputEvent], answers: MessagesAnswer) -> Any:
-    deltas = [event for event in script if not isinstance(event, ChoiceFinished)]
-    end = cast(ChoiceFinished, script[-1])
-    choice = WholeChoice(deltas=deltas, finished=end)
-    return json.loads(answers.whole([choice], COUNTS, None))
+    return json.loads(answers.whole(script, COUNTS, None))
 
 
 def folded(text: str) -> Message:

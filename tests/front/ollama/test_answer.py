@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.front.ollama.answer import ChatLine, ChatLines, GenerateLine, GenerateLines
-from holdfast.front.output import ChoiceFinished, OutputDelta, TextDelta
-from holdfast.front.server.answers import TokenCounts, WholeChoice
+from holdfast.front.output import ChoiceFinished, TextDelta
+from holdfast.front.server.answers import TokenCounts
 from holdfast.wire.events import FinishReason, Timings
 from tests.fakes.scripted_gateway import calling, token
 
@@ -53,10 +53,6 @@ def events(
     ]
 
 
-def whole_of(deltas: list[OutputDelta], end: ChoiceFinished) -> WholeChoice:
-    return WholeChoice(deltas=deltas, finished=end)
-
-
 @settings(max_examples=30)
 @given(
     calls=st.lists(arguments, max_size=3),
@@ -83,7 +79,7 @@ def test_streamed_and_whole_chats_are_equal(
     ]
     for line in raw.decode().splitlines():  # like httpx: not only at line feeds
         ollama.ChatResponse(**json.loads(line))
-    whole = msgspec.json.decode(form.whole([whole_of(deltas, end)], COUNTS, None), type=ChatLine)
+    whole = msgspec.json.decode(form.whole([*deltas, end], COUNTS, None), type=ChatLine)
     assert [line.done for line in lines] == [False] * (len(lines) - 1) + [True]
     assert "".join(line.message.content for line in lines) == whole.message.content == said
     assert (
@@ -119,9 +115,7 @@ def test_streamed_and_whole_completions_are_equal(
     ]
     other = GenerateLines(model="m")
     other.turns = form.turns
-    whole = msgspec.json.decode(
-        other.whole([whole_of(deltas, end)], COUNTS, None), type=GenerateLine
-    )
+    whole = msgspec.json.decode(other.whole([*deltas, end], COUNTS, None), type=GenerateLine)
     assert "".join(line.response for line in lines) == whole.response == said
     assert (lines[-1].context, lines[-1].done_reason) == (whole.context, whole.done_reason)
 
@@ -135,9 +129,7 @@ def test_untimed_generation_reports_a_positive_duration() -> None:
         timings=Timings(prefill_seconds=1e-9),
         stop_string="END",
     )
-    whole = json.loads(
-        ChatLines(model="m").whole([whole_of([TextDelta(index=0, text="x")], end)], COUNTS, None)
-    )
+    whole = json.loads(ChatLines(model="m").whole([TextDelta(text="x"), end], COUNTS, None))
     assert whole["eval_duration"] > 0
     assert whole["prompt_eval_duration"] == 1
     assert whole["total_duration"] >= whole["eval_duration"]

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
+from starlette.datastructures import Headers
 
 from holdfast.config import LimitsSettings, ToolsSettings
 from holdfast.front.ollama.generation import OllamaChat
 from holdfast.front.prompt.prepare import prompt_text
+from holdfast.front.server.access import Caller
+from holdfast.front.server.context import RequestContext
 from holdfast.front.structured.answer import answer_grammar
 from holdfast.front.toolcalls.dialect import ReasoningFormat
 from tests.fakes.family_bundles import bundle
@@ -38,7 +41,12 @@ FRAMES = {  # of families that write an answer's text between markers
     "kimi_k3": [("<|open|>response<|sep|>", "<|close|>response<|sep|>")],
     "solar": [("<|content|>", "")],
 }
-SERVICES = scripted_services(ScriptedGateway(), directory=directory_of())
+CONTEXT = RequestContext(
+    services=scripted_services(ScriptedGateway(), directory=directory_of()),
+    headers=Headers({}),
+    caller=Caller(),
+    tenant="",
+)
 
 
 @pytest.mark.parametrize("family", FAMILY_TEMPLATES)
@@ -51,10 +59,10 @@ def test_the_format_is_enforced_after_the_thought(family: str, form: Any) -> Non
     for think in (True, False, None):
         request = (
             OllamaChat.model_validate({"messages": HELLO, "format": form, "think": think})
-            .plan(SERVICES)
+            .plan(CONTEXT)
             .requests[0]
         )
-        prompt = prompt_text(request, model, info=INFO)
+        prompt = prompt_text(request, model, request.prompt, info=INFO)
         grammar = answer_grammar(
             request, model.dialect, prompt=prompt, limits=LimitsSettings(), tools=ToolsSettings()
         ).text

@@ -41,7 +41,7 @@ def tokens_of(
     request = GenerationRequest(
         request_id="r", model="m", prompt=ChatPrompt(messages=messages, tools=tools)
     )
-    text = prompt_text(request, bundle, info=model_info()).text
+    text = prompt_text(request, bundle, request.prompt, info=model_info()).text
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     assert list(tokenizer.encode_in_place([text])[0].token_ids) == token_ids
     return [str(tokenizer.backend.id_to_token(token_id)) for token_id in token_ids]

@@ -13,13 +13,14 @@ import pytest
 
 from holdfast.front.answers.choice import ChoiceRules
 from holdfast.front.answers.pieces import TokenPieces
+from holdfast.front.link.event_stream import EventStream
 from holdfast.front.output import ChoiceFinished
 from holdfast.front.prompt.gateway import GenerationStream
 from holdfast.front.prompt.prepare import Prepared
 from holdfast.front.request import GenerationRequest
 from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat
 from holdfast.wire.commands import SequenceRequest, ThinkingBudget
-from holdfast.wire.events import Event, FinishReason
+from holdfast.wire.events import Accepted, Event, FinishReason, TokensGenerated
 from holdfast.wire.requests import SamplingParams, TokenIds
 from tests.fakes import toy_tokenizers
 from tests.fakes.scripted_client import ScriptedClient, answers
@@ -46,7 +47,7 @@ async def open_stream(
     )
     stream = GenerationStream(
         GenerationRequest(request_id=name, model="toy", prompt="x"),
-        Prepared(sequences=sequences, rules=rules, pieces=PIECES),
+        Prepared(prompt="", sequences=sequences, rules=rules, pieces=PIECES),
         sources=[engine.submit(sequence) for sequence in sequences],
     )
     await stream.accepted()
@@ -76,7 +77,9 @@ async def thinking_stream(
     )
     stream = GenerationStream(
         GenerationRequest(request_id="a", model="toy", prompt="x"),
-        Prepared(sequences=(sequence,), rules=rules, pieces=PIECES, thought_end=thought_end),
+        Prepared(
+            prompt="", sequences=(sequence,), rules=rules, pieces=PIECES, thought_end=thought_end
+        ),
         sources=[engine.submit(sequence)],
         repeated_tokens=32,
     )
@@ -119,6 +122,51 @@ async def test_models_with_an_end_marker_end_thoughts_on_request() -> None:
     async with aclosing(await thinking_stream(engine, thought_end=None)) as stream:
         assert not stream.end_thoughts()
     assert len(engine.thought_limits) == 1
+
+
+async def test_tokens_that_the_reader_has_not_asked_for_stay_in_the_sources_and_pause_them() -> (
+    None
+):
+    prompt = TokenIds.of((1,))
+    sequences = [
+        SequenceRequest(
+            request_id=f"r/{index}",
+            prompt_token_ids=prompt,
+            max_tokens=1000,
+            sampling=SamplingParams(seed=1),
+        )
+        for index in range(2)
+    ]
+    sources = [
+        EventStream(sequence.request_id, control=lambda command: None, unread_bytes=1024)
+        for sequence in sequences
+    ]
+    rules = ChoiceRules(prompt_token_ids=prompt, stop_token_ids=frozenset(), max_tokens=1000)
+    stream = GenerationStream(
+        GenerationRequest(request_id="r", model="toy", prompt="x"),
+        Prepared(sequences=tuple(sequences), rules=rules, pieces=PIECES),
+        sources=sources,
+    )
+
+    def push(*token_ids: int) -> None:
+        for source in sources:
+            for token_id in token_ids:
+                source.push(TokensGenerated(request_id=source.request_id, token_ids=(token_id,)))
+
+    for source in sources:
+        source.push(Accepted(request_id=source.request_id))
+    await stream.accepted()
+    push(WORDS[0])
+    assert {(await anext(stream)).index for _ in sources} == {0, 1}
+    waiting = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0)  # it waits for both sources
+    push(*WORDS * 4)
+    await waiting
+    assert [source.is_paused for source in sources] == [True, True]
+    for _ in range(2 * 4 * len(WORDS) - 1):
+        await anext(stream)
+    assert [source.is_paused for source in sources] == [False, False]
+    await stream.aclose()
 
 
 async def read(

@@ -23,7 +23,7 @@ def check(*, sampling: dict[str, Any] | None = None, **fields: Any) -> None:
     request = GenerationRequest(
         request_id="r", model="m", prompt="x", sampling=SamplingParams(**(sampling or {})), **fields
     )
-    check_limits(request, limits=LimitsSettings(), vocab_size=100)
+    check_limits(request, request.sampling, limits=LimitsSettings(), vocab_size=100)
 
 
 @pytest.mark.parametrize(

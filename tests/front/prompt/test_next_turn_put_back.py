@@ -80,7 +80,7 @@ def received(
     end: None: the client, or the server at a deadline, closed the stream after the last token.
     """
     request, prepared = ask(bundle, [QUESTION], **fields)
-    choice, observe = prepared.choice(0), observer(request, bundle, prepared)
+    choice, observe = prepared.choice(), observer(request, bundle, prepared)
     events: list[Any] = [
         TokensGenerated(request_id="r/0", token_ids=tokens[place : place + per_event])
         for place in range(0, len(tokens), per_event)
@@ -128,7 +128,9 @@ def meaning(deltas: list[OutputDelta]) -> tuple[Any, ...]:
 def put_back(bundle: TokenizerBundle, message: dict[str, Any]) -> tuple[int, ...] | None:
     """The tokens that replace those of an answer in the next turn; None if nothing replaces them."""
     request, prepared = ask(bundle, [QUESTION, message])
-    answers = prompt_text(request, bundle, info=model_info(context_tokens=100_000)).answers
+    answers = prompt_text(
+        request, bundle, request.prompt, info=model_info(context_tokens=100_000)
+    ).answers
     if not answers:
         return None
     opening = bundle.tokenizer.encode(prepared.opening or "", add_special_tokens=False)

@@ -91,12 +91,12 @@ def test_the_next_turn_of_a_shortened_conversation_tokenizes_little(
     assert later.left_out is not None
     assert tokenizer.characters < characters
     # everything except the end of the prompt is the same, so it is cached
-    assert first.shortened is not None
-    assert later.shortened is not None
-    assert isinstance(first.shortened, ChatPrompt)
-    assert isinstance(later.shortened, ChatPrompt)
-    kept = first.shortened.messages
-    assert later.shortened.messages[: len(kept)] == kept
+    assert first.left_out is not None
+    assert later.left_out is not None
+    assert isinstance(first.prompt, ChatPrompt)
+    assert isinstance(later.prompt, ChatPrompt)
+    kept = first.prompt.messages
+    assert later.prompt.messages[: len(kept)] == kept
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from holdfast.front.output import (
 )
 from holdfast.front.responses.answer import ResponseAnswer, ResponseObject
 from holdfast.front.responses.fields import ClientTool, OfferedTools, Shows
-from holdfast.front.server.answers import TokenCounts, WholeChoice
+from holdfast.front.server.answers import TokenCounts
 from holdfast.front.server.problem import problem_of
 from holdfast.wire.events import FinishReason
 from tests.fakes.scripted_gateway import token
@@ -96,8 +96,7 @@ def streamed(
 def whole(
     answer: ResponseAnswer, deltas: Sequence[OutputDelta], reason: FinishReason = FinishReason.STOP
 ) -> Any:
-    choice = WholeChoice(deltas=list(deltas), finished=finished(reason, deltas))
-    return json.loads(answer.whole([choice], COUNTS, None))
+    return json.loads(answer.whole([*deltas, finished(reason, deltas)], COUNTS, None))
 
 
 def kinds(events: Sequence[Any]) -> list[str]:

@@ -12,7 +12,7 @@ from holdfast.front.ollama.answer import ChatLines
 from holdfast.front.openai.answers import ChatAnswer
 from holdfast.front.output import ChoiceFinished, OutputEvent
 from holdfast.front.server.access import Seal
-from holdfast.front.server.answers import AnswerFormat, TokenCounts, WholeChoice
+from holdfast.front.server.answers import AnswerFormat, TokenCounts
 from holdfast.front.toolcalls.call_format import Call
 from tests.fakes.family_bundles import bundle
 from tests.fakes.family_templates import FAMILY_TEMPLATES
@@ -33,10 +33,7 @@ def script() -> list[OutputEvent]:
 
 
 def whole(form: AnswerFormat, script: list[OutputEvent]) -> Any:
-    deltas = [event for event in script if not isinstance(event, ChoiceFinished)]
-    end = script[-1]
-    assert isinstance(end, ChoiceFinished)
-    return json.loads(form.whole([WholeChoice(deltas=deltas, finished=end)], COUNTS, None))
+    return json.loads(form.whole(script, COUNTS, None))
 
 
 def streamed(form: AnswerFormat, script: list[OutputEvent]) -> str:
@@ -47,9 +44,11 @@ def streamed(form: AnswerFormat, script: list[OutputEvent]) -> str:
 
 
 def test_one_string_has_a_newline_in_place_of_the_call(script: list[OutputEvent]) -> None:
-    chat = whole(ChatAnswer(choices=1, model="m", version="1"), script)
+    chat = whole(ChatAnswer(answer_id="a", choices=1, model="m", version="1"), script)
     assert chat["choices"][0]["message"]["content"] == "I look.\nI answer."
-    chunks = events_of(streamed(ChatAnswer(choices=1, model="m", version="1"), script))
+    chunks = events_of(
+        streamed(ChatAnswer(answer_id="a", choices=1, model="m", version="1"), script)
+    )
     assert (
         "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
         == "I look.\nI answer."
@@ -61,7 +60,7 @@ def test_one_string_has_a_newline_in_place_of_the_call(script: list[OutputEvent]
 
 def test_text_blocks_around_a_call_are_unchanged(script: list[OutputEvent]) -> None:
     def form() -> MessagesAnswer:
-        return MessagesAnswer(model="m", seal=Seal(), max_tokens=99)
+        return MessagesAnswer(answer_id="a", model="m", seal=Seal(), max_tokens=99)
 
     blocks = whole(form(), script)["content"]
     assert [block.get("text", block["type"]) for block in blocks] == [

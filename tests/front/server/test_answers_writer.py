@@ -13,7 +13,7 @@ from holdfast.front.server.answers import EventWriter
 from tests.fakes.http_clients import CHAT, Exchange, chat_body
 from tests.fakes.scripted_gateway import ScriptedGateway, answer
 
-FORM = CompletionAnswer(model="m", version="1", shows_logprobs=False)
+FORM = CompletionAnswer(answer_id="a", model="m", version="1", shows_logprobs=False)
 
 
 class Socket:

@@ -752,9 +752,8 @@ async def test_oversized_answers_are_cancelled_with_their_connection() -> None:
 
 
 def plan() -> AnswerPlan:
-    return AnswerPlan(
-        requests=(), form=ChatAnswer(choices=1, model=MODEL, version="1"), streams=True
-    )
+    form = ChatAnswer(answer_id="a", choices=1, model=MODEL, version="1")
+    return AnswerPlan(requests=(), form=form, streams=True)
 
 
 def record() -> RequestRecord:

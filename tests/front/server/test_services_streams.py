@@ -61,6 +61,26 @@ async def test_a_slow_prompt_does_not_delay_the_others() -> None:
     await stream.aclose()
 
 
+async def test_at_most_two_events_of_each_prompt_are_read_ahead() -> None:
+    read = []
+
+    class CountedStream(ScriptedStream):
+        async def __anext__(self) -> OutputEvent:
+            read.append(self)
+            return await super().__anext__()
+
+    async def generate(request: GenerationRequest) -> ScriptedStream:
+        return CountedStream(answer(*"abcdefghij"), lambda: None)
+
+    stream = await open_streams(generate, requests(2))
+    first = await anext(aiter(stream))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(read) <= 1 + 2 * 2
+    assert len([first, *[event async for event in stream]]) == 2 * 11
+    await stream.aclose()
+
+
 async def test_one_failing_prompt_fails_the_whole() -> None:
     def script(request: GenerationRequest) -> Any:
         return [GenerationFailed("bad luck")] if request.request_id == "r1" else answer("x")

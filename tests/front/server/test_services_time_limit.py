@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.config import LimitsSettings
 from holdfast.front.output import TextDelta
-from holdfast.front.server.request import TIME_LIMIT_HEADER
+from holdfast.front.server.context import TIME_LIMIT_HEADER
 from tests.fakes.http_clients import CHAT, chat_body, client_of
 from tests.fakes.scripted_gateway import ScriptedGateway
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.front.answers.answer import AnswerReader
-from holdfast.front.toolcalls.call_format import Call, CallArguments, CallEnded
+from holdfast.front.output import ToolArgumentsDelta, ToolCallFinished
+from holdfast.front.toolcalls.call_format import Call
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat
 from holdfast.front.toolcalls.families import FAMILIES as RECORDS
@@ -230,8 +231,8 @@ def begun_arguments(
     """The first call's arguments after this part of an answer, and whether the call has ended."""
     reader = AnswerReader(dialect, tools=DeclaredTools(WEATHER))
     parts = [*reader.push(encoded), *(reader.flush(cut=cut) if ends else ())]
-    return "".join(part.text for part in parts if isinstance(part, CallArguments)), any(
-        isinstance(p, CallEnded) for p in parts
+    return "".join(part.text for part in parts if isinstance(part, ToolArgumentsDelta)), any(
+        isinstance(p, ToolCallFinished) for p in parts
     )
 
 

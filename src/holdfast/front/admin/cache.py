@@ -8,9 +8,10 @@ from starlette.responses import Response
 
 from holdfast.front.server.access import caller_of, check_admin
 from holdfast.front.server.answers import Difference, in_words_without_texts
+from holdfast.front.server.context import context_of
 from holdfast.front.server.dialect import answers_of, operation, query_of
 from holdfast.front.server.misses import Miss, TextChange
-from holdfast.front.server.request import json_response, tenant_in
+from holdfast.front.server.request import json_response
 from holdfast.front.server.services import Services, model_of, served_models
 from holdfast.wire.cache_map import CacheMapQuestion, CachePart, CacheTree
 
@@ -59,10 +60,7 @@ async def show_cache(request: Request, services: Services) -> Response:
     if not caller.has_key:
         check_admin(request)
     asked = _asked_model(request, services)
-    salt = request.query_params.get("cache_salt", "")
-    question = CacheMapQuestion(
-        tenant=tenant_in(request, cache_salt=salt), sees_all=caller.is_admin
-    )
+    question = CacheMapQuestion(tenant=_tenant(request, services), sees_all=caller.is_admin)
     maps = await services.control.cache_maps(question)
     models = [
         CachedModel(
@@ -123,7 +121,7 @@ async def list_misses(request: Request, services: Services) -> Response:
     caller = caller_of(request)
     if not caller.has_key:
         check_admin(request)
-    tenant = tenant_in(request, cache_salt=request.query_params.get("cache_salt", ""))
+    tenant = _tenant(request, services)
     asked = _asked_model(request, services)
     sees_logged = caller.is_admin and services.log.content
     shown = [
@@ -136,6 +134,11 @@ async def list_misses(request: Request, services: Services) -> Response:
         if (caller.is_admin or miss.key == caller.key_name) and asked in (None, miss.model)
     ]
     return json_response(RecentMissList(misses=shown[:_MOST_SHOWN]))
+
+
+def _tenant(request: Request, services: Services) -> str:
+    salt = request.query_params.get("cache_salt")
+    return context_of(request, services, cache_salt=salt).tenant
 
 
 def _asked_model(request: Request, services: Services) -> str | None:

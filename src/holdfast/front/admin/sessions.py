@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from holdfast.errors import SessionFailure, SessionRefused
+from holdfast.front.server.context import checked_session_id, context_of
 from holdfast.front.server.dialect import (
     Operation,
     Shape,
@@ -34,11 +35,9 @@ from holdfast.front.server.fields import optional
 from holdfast.front.server.problem import invalid_field
 from holdfast.front.server.request import (
     body_pieces,
-    checked_session_id,
     json_response,
     parse,
     read_body,
-    tenant_in,
 )
 from holdfast.front.server.services import Services, first_model, is_waited_for, unless_disconnected
 from holdfast.wire.sessions import (
@@ -290,7 +289,7 @@ async def _command(
         else _from_query(operation, query)
     )
     model = given.pop("model", None) or query.get("model") or first_model(services)
-    tenant = tenant_in(request, cache_salt=query.get("cache_salt", ""))
+    tenant = context_of(request, services, cache_salt=query.get("cache_salt")).tenant
     return model, SessionCommand(
         operation=operation.name, tenant=tenant, **given, **request.path_params
     )

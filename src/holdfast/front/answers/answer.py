@@ -12,16 +12,16 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from holdfast.front.output import TextKind, separator
-from holdfast.front.toolcalls.call_format import (
-    AnswerPart,
-    CallArguments,
-    CallBegun,
-    CallEnded,
-    CallParts,
-    Segment,
-    Thought,
+from holdfast.front.output import (
+    OutputDelta,
+    TextDelta,
+    TextKind,
+    ToolArgumentsDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+    separator,
 )
+from holdfast.front.toolcalls.call_format import CallIds, CallParts, Thought
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import ModelDialect
 from holdfast.front.toolcalls.incoming import Incoming, Waiting, advanced, is_marker
@@ -37,9 +37,9 @@ _MOST_SPACES = 64  # longer white space before a marker is treated as text and i
 class AnswerReader:
     """Reads one answer in the syntax ("dialect") of its model.
 
-    However the text is divided among calls of `push`, the parts are the same, once adjacent
-    segments of one kind and adjacent arguments are joined. Whatever is neither a complete call nor
-    a marker becomes a segment: no text is lost. Markers that are single tokens arrive as one
+    However the text is divided among calls of `push`, the deltas are the same, once adjacent texts
+    of one kind and adjacent arguments are joined; none of them is empty. Whatever is neither a
+    complete call nor a marker becomes text: nothing is lost. Markers that are single tokens arrive as one
     character each (`Markers`).
 
     White space next to a marker is part of the marker: all white space before a marker and around
@@ -53,15 +53,18 @@ class AnswerReader:
         tools: DeclaredTools | None = None,
         reads_calls: bool = True,
         in_reasoning: bool = False,
+        ids: CallIds | None = None,
     ) -> None:
         """reads_calls: if false, calls are treated as text.
+
+        ids: assigns the ids of the calls; None: they have the ids that the model wrote, or none.
 
         in_reasoning: whether the prompt has already opened a thought.
         """
         # where the answer has ended, although the model may go on; None: it has not
         self.ended_at: int | None = None
         self._source = Incoming(dialect.markers.restore)
-        self._parts = CallParts(tools or DeclaredTools(), reads_calls=reads_calls)
+        self._parts = CallParts(tools or DeclaredTools(), reads_calls=reads_calls, ids=ids)
         self._marks = dialect.encoded
         self._openers = self._marks.openers if reads_calls else self._marks.channel_openers
         self._openers_in_thought = tuple(
@@ -120,8 +123,8 @@ class AnswerReader:
         """Number of characters that are held back until more text arrives."""
         return len(self._source.text)
 
-    def push(self, text: str) -> Sequence[AnswerPart]:
-        """Add text. Returns the parts that are certain now."""
+    def push(self, text: str) -> Sequence[OutputDelta]:
+        """Add text. Returns the deltas that are certain now."""
         if self.ended_at is not None:
             return ()
         first = self._first_in_thought if self._thinking else self._first_in_text
@@ -136,8 +139,8 @@ class AnswerReader:
             next(self._steps, None)
         return self._taken()
 
-    def flush(self, *, cut: bool = False) -> Sequence[AnswerPart]:
-        """Return the parts that were held back. Call this when no more text follows.
+    def flush(self, *, cut: bool = False) -> Sequence[OutputDelta]:
+        """Return the deltas that were held back. Call this when no more text follows.
 
         cut: whether the answer reached its length limit; if so, an open call stays open.
         """
@@ -159,11 +162,11 @@ class AnswerReader:
         source.drop_read()
         return self._taken()
 
-    def _taken(self) -> Sequence[AnswerPart]:
+    def _taken(self) -> Sequence[OutputDelta]:
         parts = self._parts.taken()
         if self._marks.channel_openers:
             for part in parts:
-                if isinstance(part, Segment) and part.kind == "reasoning":
+                if isinstance(part, TextDelta) and part.kind == "reasoning":
                     self._add_thought_in_channel(part.start, part.start + len(part.text))
         return parts
 
@@ -341,9 +344,9 @@ class AnswerReader:
                 return False
             if not _is_valid(trial, marked=is_marker(mark)):
                 return False
-            said = next((part for part in trial.done if isinstance(part, Segment)), None)
+            said = next((part for part in trial.done if isinstance(part, TextDelta)), None)
             if said is not None:
-                # a segment that starts at `begin` is the mark itself, as text
+                # a text that starts at `begin` is the mark itself, as text
                 is_channel = not is_called and said.start > begin
                 while is_channel and not self._is_over:
                     yield
@@ -416,8 +419,8 @@ class AnswerReader:
         self._skips = ""
         self._last = text[-1]
 
-    def _shortcut(self, text: str) -> Segment:
-        """Return the text as a segment at once.
+    def _shortcut(self, text: str) -> TextDelta:
+        """Return the text as a delta at once.
 
         Only for text that contains no beginning of a marker, has no trailing white space, and
         arrives while no text is held back.
@@ -427,7 +430,8 @@ class AnswerReader:
         source.passed += len(text)
         self._long_space = False
         self._note(text)
-        return Segment("reasoning" if self._thinking else "text", text, start)
+        kind: TextKind = "reasoning" if self._thinking else "text"
+        return TextDelta(text=text, kind=kind, start=start)
 
     def _omit(self, mark: str, space: int) -> None:
         """Omit a meaningless marker. White space around it stays if it separates two words."""
@@ -457,13 +461,13 @@ class PlainReader:
     def __init__(self) -> None:
         self.certain = 0
 
-    def push(self, text: str) -> Sequence[AnswerPart]:
-        """Return the text as one segment."""
+    def push(self, text: str) -> Sequence[OutputDelta]:
+        """Return the text as one delta."""
         start = self.certain
         self.certain += len(text)
-        return (Segment("text", text, start),) if text else ()
+        return (TextDelta(text=text, start=start),) if text else ()
 
-    def flush(self, *, cut: bool = False) -> Sequence[AnswerPart]:
+    def flush(self, *, cut: bool = False) -> Sequence[OutputDelta]:
         """Return nothing, because no text is held back."""
         return ()
 
@@ -475,9 +479,9 @@ class TextJoints:
         self._last = ""  # the last character of visible text
         self._parted = False  # a part that is not visible text followed
 
-    def separator(self, part: AnswerPart) -> str:
+    def separator(self, part: OutputDelta) -> str:
         """Return the separator to insert before `part`, the next part of the answer."""
-        if not isinstance(part, Segment) or part.kind != "text":
+        if not isinstance(part, TextDelta) or part.kind != "text":
             self._parted = True
             return ""
         found = separator(self._last, part.text) if self._parted else ""
@@ -503,15 +507,15 @@ def _is_valid(trial: CallParts, *, marked: bool) -> bool:
     """
     arguments: list[str] = []
     for part in trial.done:
-        if isinstance(part, CallBegun):
+        if isinstance(part, ToolCallStarted):
             name = part.name
             arguments = []
             if not trial.tools.declares(name):
                 return False
-        elif isinstance(part, CallArguments):
+        elif isinstance(part, ToolArgumentsDelta):
             arguments.append(part.text)
         elif (
-            isinstance(part, CallEnded)
+            isinstance(part, ToolCallFinished)
             and not marked
             and not _is_complete(trial.tools, name, "".join(arguments), part.repairs)
         ):

@@ -27,17 +27,8 @@ from holdfast.front.output import (
     TokenText,
     ToolArgumentsDelta,
     ToolCallFinished,
-    ToolCallStarted,
 )
-from holdfast.front.toolcalls.call_format import (
-    AnswerPart,
-    CallArguments,
-    CallBegun,
-    CallEnded,
-    CallIds,
-    Segment,
-    random_text,
-)
+from holdfast.front.toolcalls.call_format import CallIds, random_text
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
 from holdfast.wire.events import (
@@ -88,14 +79,13 @@ class ChoiceText:
     """Turns the events of one sequence into deltas of text and calls, followed by exactly one
     `ChoiceFinished`.
 
-    Tokens become text, text becomes segments and calls, and visible text is searched for stop
+    Tokens become text, text becomes the deltas of texts and calls, and visible text is searched for stop
     strings. Stop tokens are not shown. A stop string cuts off the answer just before the string:
     tokens after the cut are dropped with their logprobs, and a token across the cut is shortened.
     `completion_tokens` counts all sampled tokens up to the one that ended the choice.
     """
 
-    def __init__(self, *, index: int, pieces: TokenPieces, rules: ChoiceRules) -> None:
-        self.index = index
+    def __init__(self, *, pieces: TokenPieces, rules: ChoiceRules) -> None:
         # the choice has ended; unless the worker has sent Finished, its sequence must be cancelled
         self.done = False
         self.completion_tokens = 0
@@ -118,17 +108,10 @@ class ChoiceText:
             at_start=rules.at_start,
             offset=len(rules.echo_text) if rules.echo else 0,
         )
-        calls = rules.dialect.calls
-        self._ids = CallIds(
-            calls.id_form if calls else "random",
-            earlier=rules.earlier_call_ids,
-            random_text=rules.random_text,
-        )
         self._joints = TextJoints()
         self._guard = RepetitionGuard(rules.repeated_tokens)
         self._repeats = False  # the answer was ended because it repeated itself
         self._calls = 0  # number of complete calls
-        self._begun = 0
         self._reasoning_tokens = 0
         self._unseen_characters = 0
         self._owed_ids: tuple[int, ...] = ()  # tokens that were not yet part of an event
@@ -157,7 +140,6 @@ class ChoiceText:
 
     def _progress(self, read_tokens: int, *, cached_tokens: int, seconds: float) -> PromptProgress:
         return PromptProgress(
-            index=self.index,
             total_tokens=len(self._rules.prompt_token_ids),
             cached_tokens=cached_tokens,
             read_tokens=read_tokens,
@@ -196,7 +178,7 @@ class ChoiceText:
         return self._deltas(self._reader.push(self._detokenizer.push(token_ids)), token_ids)
 
     def _read(self, event: TokensGenerated) -> tuple[OutputDelta, ...]:
-        parts: list[AnswerPart] = []
+        parts: list[OutputDelta] = []
         for place, token_id in enumerate(event.token_ids):
             self.completion_tokens += 1
             if token_id in self._rules.stop_token_ids:
@@ -211,12 +193,12 @@ class ChoiceText:
                 break
         return self._show(parts)
 
-    def _up_to_end(self, parts: Iterable[AnswerPart]) -> Iterator[AnswerPart]:
+    def _up_to_end(self, parts: Iterable[OutputDelta]) -> Iterator[OutputDelta]:
         """Iterate over the parts up to a stop string, or up to the end of the only call allowed."""
         for part in parts:
             yield from self._stops.scan(part)
             self.done = self._stops.cut is not None or (
-                self._rules.one_call and isinstance(part, CallEnded)
+                self._rules.one_call and isinstance(part, ToolCallFinished)
             )
             if self.done:
                 return
@@ -250,9 +232,9 @@ class ChoiceText:
         return self._show(parts, is_end=True)
 
     def _show(
-        self, parts: Sequence[AnswerPart], *, is_end: bool = False
+        self, parts: Sequence[OutputDelta], *, is_end: bool = False
     ) -> tuple[OutputDelta, ...]:
-        """Return the deltas for parts that may be shown, with the tokens that are now certain."""
+        """Return the parts that may be shown, with the tokens that are now certain."""
         cut = self._reader.ended_at if self._stops.cut is None else self._stops.cut
         certain = self._reader.certain if cut is None else cut
         if self._stops.held_from is not None:
@@ -281,13 +263,13 @@ class ChoiceText:
 
     def _deltas(
         self,
-        parts: Sequence[AnswerPart],
+        parts: Sequence[OutputDelta],
         token_ids: tuple[int, ...],
         logprobs: tuple[TokenText, ...] = (),
         *,
         owes: bool = True,
     ) -> tuple[OutputDelta, ...]:
-        """Return a delta for each run of parts of one kind.
+        """Join the parts of one kind that follow each other.
 
         The last delta gets all tokens. If there is no delta, the tokens are kept for the next one
         (`owes`).
@@ -295,9 +277,9 @@ class ChoiceText:
         if self._owed_ids:
             token_ids = (*self._owed_ids, *token_ids)
             logprobs = (*self._owed_logprobs, *logprobs)
-        deltas = [self._delta(part) for part in (parts if len(parts) == 1 else _runs(parts))]
+        deltas = [self._joined(part) for part in (parts if len(parts) == 1 else _runs(parts))]
         if not deltas and token_ids and not owes:
-            deltas.append(TextDelta(index=self.index, text=""))
+            deltas.append(TextDelta(text=""))
         if not deltas:
             self._owed_ids = token_ids
             self._owed_logprobs = logprobs
@@ -308,26 +290,13 @@ class ChoiceText:
             deltas[-1] = msgspec.structs.replace(deltas[-1], token_ids=token_ids, logprobs=logprobs)
         return tuple(deltas)
 
-    def _delta(self, part: AnswerPart) -> OutputDelta:
-        separator = self._joints.separator(part)
-        match part:
-            case Segment():
-                return TextDelta(
-                    index=self.index, text=part.text, kind=part.kind, separator=separator
-                )
-            case CallBegun():
-                self._begun += 1
-                call_id = self._ids.next(part.name, written=part.id)
-                return ToolCallStarted(
-                    index=self.index, call=self._begun - 1, id=call_id, name=part.name
-                )
-            case CallArguments():
-                return ToolArgumentsDelta(index=self.index, call=self._begun - 1, text=part.text)
-            case CallEnded():
-                self._calls += 1
-                return ToolCallFinished(
-                    index=self.index, call=self._begun - 1, repairs=part.repairs
-                )
+    def _joined(self, delta: OutputDelta) -> OutputDelta:
+        """Return the delta with the separator before it; count the calls."""
+        if isinstance(delta, ToolCallFinished):
+            self._calls += 1
+        if separator := self._joints.separator(delta):
+            return msgspec.structs.replace(delta, separator=separator)
+        return delta
 
     def _echo(self, scores: tuple[TokenLogprob, ...]) -> tuple[OutputEvent, ...]:
         """Return the events that echo the prompt. The prompt's first token has the logprob NaN."""
@@ -353,7 +322,6 @@ class ChoiceText:
                 offset += len(prompt_text.push((token_id,)))
         return (
             TextDelta(
-                index=self.index,
                 text=self._rules.echo_text,
                 token_ids=tuple(prompt),
                 logprobs=tuple(logprobs),
@@ -370,7 +338,6 @@ class ChoiceText:
             or (self._rules.one_call and self._calls > 0)
         )
         return ChoiceFinished(
-            index=self.index,
             reason=FinishReason.STOP if ended_here else reported,
             prompt_tokens=len(self._rules.prompt_token_ids),
             completion_tokens=self.completion_tokens,
@@ -423,27 +390,29 @@ def _is_image(token_id: int) -> bool:
 def _reader(rules: ChoiceRules) -> AnswerReader | PlainReader:
     if rules.dialect.is_plain:
         return PlainReader()
+    calls = rules.dialect.calls
+    ids = CallIds(
+        calls.id_form if calls else "random",
+        earlier=rules.earlier_call_ids,
+        random_text=rules.random_text,
+    )
     return AnswerReader(
         rules.dialect,
         tools=rules.tools,
         reads_calls=rules.reads_calls,
         in_reasoning=rules.in_reasoning,
+        ids=ids,
     )
 
 
-def _runs(parts: Iterable[AnswerPart]) -> Iterator[AnswerPart]:
-    """Iterate over the parts; adjacent segments of one kind, and adjacent arguments, are joined."""
+def _runs(parts: Iterable[OutputDelta]) -> Iterator[OutputDelta]:
+    """Iterate over the parts; adjacent texts of one kind, and adjacent arguments, are joined."""
     for kind, run in groupby(
-        parts, key=lambda part: part.kind if isinstance(part, Segment) else type(part)
+        parts, key=lambda part: part.kind if isinstance(part, TextDelta) else type(part)
     ):
-        if kind is CallArguments:
-            yield CallArguments(
-                "".join(part.text for part in run if isinstance(part, CallArguments))
-            )
-            continue
-        if not isinstance(kind, str):
+        if kind not in ("text", "reasoning", ToolArgumentsDelta):
             yield from run
             continue
-        segments = [part for part in run if isinstance(part, Segment)]
-        if text := "".join(part.text for part in segments):
-            yield Segment(segments[0].kind, text, segments[0].start)
+        texts = [part for part in run if isinstance(part, TextDelta | ToolArgumentsDelta)]
+        if text := "".join([part.text for part in texts]):
+            yield msgspec.structs.replace(texts[0], text=text)

@@ -7,7 +7,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
-from holdfast.front.toolcalls.call_format import AnswerPart, Segment
+from holdfast.front.output import OutputDelta, TextDelta
 
 LEAST_ROUNDS = 8
 _CHECK_EVERY = 64  # tokens between two checks: a check costs about 0.1 ms
@@ -76,7 +76,7 @@ class VisibleStops:
     """Searches the visible text of an answer for stop strings. Other parts pass unchanged."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        # positions count as in `Segment.start`
+        # positions count as in `TextDelta.start`
         self.cut: int | None = None  # position of the stop string that was found
         self.held_from: int | None = None  # position from which text is held back
         self._scanner = StopScanner(stops) if stops else None
@@ -86,29 +86,29 @@ class VisibleStops:
         """The stop string that was found; None if there is none so far."""
         return None if self._scanner is None else self._scanner.found
 
-    def scan(self, part: AnswerPart) -> Iterator[AnswerPart]:
+    def scan(self, part: OutputDelta) -> Iterator[OutputDelta]:
         """Iterate over what may now be shown of the part and of the text held back before it."""
         if self._scanner is None:
             yield part
-        elif isinstance(part, Segment) and part.kind == "text":
+        elif isinstance(part, TextDelta) and part.kind == "text":
             yield from self._scan_text(self._scanner, part)
         else:
             yield from self.flush()
             yield part
 
-    def flush(self) -> Iterator[Segment]:
+    def flush(self) -> Iterator[TextDelta]:
         """Iterate over the text held back. Call this if no visible text follows without a gap."""
         if self._scanner is not None and self.held_from is not None:
             start = self.held_from
             self.held_from = None
-            yield Segment("text", self._scanner.flush(), start)
+            yield TextDelta(text=self._scanner.flush(), start=start)
 
-    def _scan_text(self, scanner: StopScanner, part: Segment) -> Iterator[Segment]:
+    def _scan_text(self, scanner: StopScanner, part: TextDelta) -> Iterator[TextDelta]:
         held = len(scanner.held)
         start = part.start if self.held_from is None else self.held_from
         shown = scanner.push(part.text)
         if shown:
-            yield Segment("text", shown, start)
+            yield TextDelta(text=shown, start=start)
         # there may be omitted markup between the end of the held text and the beginning of the part
         end = part.start + len(shown) - held if len(shown) >= held else start + len(shown)
         self.held_from = end if scanner.held else None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -14,13 +13,14 @@ from holdfast.errors import PromptTooLong
 from holdfast.front.output import (
     ChoiceFinished,
     OutputDelta,
+    OutputEvent,
     TextDelta,
     ToolArgumentsDelta,
     ToolCallFinished,
     ToolCallStarted,
 )
 from holdfast.front.server.access import Seal
-from holdfast.front.server.answers import AnswerFormat, Explanation, TokenCounts, WholeChoice
+from holdfast.front.server.answers import AnswerFormat, Explanation, TokenCounts
 from holdfast.front.server.problem import Advice, Problem
 
 _KINDS = {
@@ -214,9 +214,15 @@ class MessagesAnswer(AnswerFormat):
     """
 
     def __init__(
-        self, *, model: str, seal: Seal, max_tokens: int, hides_thinking: bool = False
+        self,
+        *,
+        answer_id: str,
+        model: str,
+        seal: Seal,
+        max_tokens: int,
+        hides_thinking: bool = False,
     ) -> None:
-        self.id = f"msg_{uuid.uuid4().hex}"
+        self.id = answer_id
         self.model = model
         self._seal = seal
         self._max_tokens = max_tokens
@@ -277,13 +283,11 @@ class MessagesAnswer(AnswerFormat):
         return b"event: error\ndata: %b\n\n" % _encode(anthropic_error(problem))
 
     def whole(
-        self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
+        self, events: Iterable[OutputEvent], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
         """Return the whole message as JSON."""
-        (choice,) = choices
-        for delta in choice.deltas:
-            self.delta(delta)
-        self.finish(choice.end)
+        for event in events:
+            self.piece(event)
         reason, sequence = self._stop_reason(counts)
         answer = MessageAnswer(
             id=self.id,

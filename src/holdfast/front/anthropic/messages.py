@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Struct
 from pydantic import BaseModel, Field
 from starlette.requests import Request
@@ -36,8 +36,16 @@ from holdfast.front.anthropic.conversation import (
 from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.images.sources import with_notes
 from holdfast.front.prompt.limits import MAX_STOP_CHARACTERS
-from holdfast.front.request import ChatPrompt, GenerationRequest, OutputFormat, Thinking
+from holdfast.front.request import (
+    ChatPrompt,
+    GenerationRequest,
+    OutputFormat,
+    Thinking,
+    new_request_id,
+)
+from holdfast.front.server.access import Seal
 from holdfast.front.server.answers import AnswerPlan
+from holdfast.front.server.context import RequestContext, context_of
 from holdfast.front.server.dialect import Dialect, ModelShapes, answers_of, operation, request_of
 from holdfast.front.server.fields import (
     INT32_MAX,
@@ -54,11 +62,10 @@ from holdfast.front.server.fields import (
 )
 from holdfast.front.server.generation import generate
 from holdfast.front.server.problem import invalid_field, missing_field
-from holdfast.front.server.request import json_response, parse, read_body, tenant_in
-from holdfast.front.server.services import Services, model_of, salted
+from holdfast.front.server.request import json_response, parse, read_json
+from holdfast.front.server.services import Services, model_of
 from holdfast.wire.requests import SamplingParams
 
-_SESSION_HEADER = "x-claude-code-session-id"
 _WITHOUT_EFFECT = frozenset(
     "metadata service_tier speed inference_geo context_management safeguards diagnostics betas "
     "user_profile_id workspace_id billing_policy fallback_credit_token "
@@ -127,6 +134,7 @@ class OutputConfig(BaseModel):
 class PromptFields(SharedFields):
     """The fields that form the prompt."""
 
+    session_headers = ("x-claude-code-session-id",)
     model: Annotated[str, Field(min_length=1)] = Field(description="Id of a model in /v1/models.")
     messages: Annotated[list[Turn], Field(min_length=1, fail_fast=True)] = Field(
         description="The conversation so far, oldest first."
@@ -145,7 +153,7 @@ class PromptFields(SharedFields):
     cache_control: CacheControl | None = optional("Cache the whole prompt.")
     output_format: JsonOutput | None = optional("Older name for output_config.format.")
 
-    def request(self, services: Services, *, request_id: str, **options: Any) -> GenerationRequest:
+    def request(self, context: RequestContext) -> GenerationRequest:
         """Return what to generate or count.
 
         Raises RequestRefused, which names the invalid field.
@@ -154,9 +162,9 @@ class PromptFields(SharedFields):
         tools = shown_tools(
             self.tools or (),
             referenced=referenced_tools([turn for _, turn in self._shown_turns()]),
-            limits=services.limits,
+            limits=context.services.limits,
         )
-        talk = self._conversation(services)
+        talk = self._conversation(context.seal)
         is_continued = self._continues(talk.messages)
         prompt = ChatPrompt(
             messages=tuple(talk.messages),
@@ -167,18 +175,18 @@ class PromptFields(SharedFields):
             cache_breakpoints=tuple(talk.breakpoints),
         )
         return GenerationRequest(
-            request_id=request_id,
-            model=model_of(services, self.model),
+            request_id=new_request_id("msg_"),
+            model=model_of(context.services, self.model),
             prompt=prompt,
             tool_choice=choice_of(self.tool_choice, tools=tools),
             thinking=self._thinking(),
             output_format=self._output_format(),
             prompt_field="messages",
-            **options,
+            **self.request_options(context),
         )
 
-    def _conversation(self, services: Services) -> Conversation:
-        talk = Conversation(seal=services.seal)
+    def _conversation(self, seal: Seal) -> Conversation:
+        talk = Conversation(seal=seal)
         for tool in self.tools or ():
             talk.mark(tool, messages=0)
         if self.system:
@@ -293,7 +301,7 @@ class MessagesRequest(PromptFields):
     )
     metadata: dict[str, Any] | None = optional("Accepted, but has no effect.")
 
-    def plan(self, services: Services, *, session_key: str = "") -> AnswerPlan:
+    def plan(self, context: RequestContext) -> AnswerPlan:
         """Return what to generate, and the format of the answer.
 
         Raises RequestRefused, which names the invalid field.
@@ -305,38 +313,40 @@ class MessagesRequest(PromptFields):
                 if name == "compaction"
             }
         )
-        stop = tuple(dict.fromkeys(self.stop_sequences or ()))
-        refuse_too_many(
-            self.stop_sequences or (), services.limits.max_stop_strings, field="stop_sequences"
-        )
-        services = salted(services, self.cache_salt)
+        most = context.services.limits.max_stop_strings
+        refuse_too_many(self.stop_sequences or (), most, field="stop_sequences")
+        request = self.request(context)
         form = MessagesAnswer(
-            model=model_of(services, self.model),
-            seal=services.seal,
+            answer_id=request.request_id,
+            model=request.model,
+            seal=context.seal,
             max_tokens=self.max_tokens,
             hides_thinking=self.thinking is not None and self.thinking.display == "omitted",
         )
+        return AnswerPlan(
+            requests=[request], form=form, streams=bool(self.stream), explains=self.explains
+        )
+
+    def request_options(self, context: RequestContext) -> dict[str, Any]:
+        """Return the fields of a GenerationRequest that do not concern the prompt."""
         given = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
-        request = self.request(
-            services,
-            request_id=form.id,
-            max_tokens=self.max_tokens,
-            sampling=SamplingParams(**given),
-            unset_sampling=tuple(
+        return {
+            "max_tokens": self.max_tokens,
+            "sampling": SamplingParams(**given),
+            "unset_sampling": tuple(
                 name for name in SamplingParams.__struct_fields__ if name not in given
             ),
-            stop=stop,
-        )
-        return AnswerPlan(
-            requests=[request],
-            form=form,
-            streams=bool(self.stream),
-            **self.plan_options(session_key=session_key),
-        )
+            "stop": tuple(dict.fromkeys(self.stop_sequences or ())),
+            **super().request_options(context),
+        }
 
 
 class CountTokensRequest(PromptFields):
     """A request to count the tokens of a conversation. Accepts fields that affect only answers."""
+
+    def request_options(self, context: RequestContext) -> dict[str, Any]:
+        """Return only the tenant: a count belongs to no session."""
+        return {"tenant": context.tenant}
 
 
 @operation(
@@ -348,10 +358,7 @@ class CountTokensRequest(PromptFields):
 )
 async def create_message(request: Request, services: Services) -> Response:
     """Answer a conversation."""
-    key = request.headers.get(_SESSION_HEADER, "")
-    return await generate(
-        request, services, lambda body: parse(MessagesRequest, body).plan(services, session_key=key)
-    )
+    return await generate(request, services, partial(parse, MessagesRequest))
 
 
 @operation(
@@ -359,11 +366,9 @@ async def create_message(request: Request, services: Services) -> Response:
 )
 async def count_message_tokens(request: Request, services: Services) -> Response:
     """Count the tokens of the prompt."""
-    body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
-    asked = parse(CountTokensRequest, body)
-    counted = asked.request(salted(services, asked.cache_salt), request_id="count")
-    tenant = tenant_in(request, cache_salt=asked.cache_salt or "")
-    encoded = await services.encode(msgspec.structs.replace(counted, tenant=tenant))
+    asked = await read_json(request, CountTokensRequest, services.limits)
+    context = context_of(request, services, cache_salt=asked.cache_salt)
+    encoded = await services.encode(asked.request(context))
     return json_response(TokenCount(input_tokens=len(encoded.token_ids)))
 
 

@@ -8,7 +8,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, Protocol, TypeAlias, overload
 
@@ -169,6 +169,11 @@ class EventStream:
         self._wake()
 
     @property
+    def is_ready(self) -> bool:
+        """Whether the stream has an event that is not read yet, or is over."""
+        return bool(self._events) or self._over
+
+    @property
     def is_paused(self) -> bool:
         """Whether generation is paused at present."""
         return bool(self._pauses)
@@ -287,6 +292,20 @@ class EventStream:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+async def one_ready(streams: Sequence[EventStream]) -> None:
+    """Wait until one of the streams is ready. Each of them may have only one such waiter."""
+    if any(stream.is_ready for stream in streams):
+        return
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    for stream in streams:
+        stream._waiter = waiter
+    try:
+        await waiter
+    finally:
+        for stream in streams:
+            stream._waiter = None
 
 
 def _size_of(event: RequestEvent) -> int:

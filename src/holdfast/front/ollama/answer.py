@@ -16,12 +16,15 @@ from holdfast.front.openai.answers import ContentLogprob, content_logprobs
 from holdfast.front.output import (
     ChoiceFinished,
     OutputDelta,
+    OutputEvent,
+    PromptProgress,
     TextDelta,
+    ToolCall,
     ToolCallFinished,
     text_of,
     tool_calls_of,
 )
-from holdfast.front.server.answers import AnswerFormat, Explanation, TokenCounts, WholeChoice
+from holdfast.front.server.answers import AnswerFormat, Explanation, TokenCounts
 from holdfast.front.server.problem import Advice, Problem, invalid_field
 
 _NANOSECONDS = 1e9
@@ -174,17 +177,8 @@ class OllamaAnswer(AnswerFormat):
 
     def delta(self, event: OutputDelta) -> bytes:
         """Return a line with the new content; a call is collected until it is complete."""
-        fields: dict[str, Any] = {}
-        if event.logprobs:
-            fields["logprobs"] = content_logprobs(event.logprobs)
-        if not isinstance(event, TextDelta):
-            self._calls.append(event)
-            if isinstance(event, ToolCallFinished):
-                fields["calls"] = calls_of(self._calls, first=event.call)
-                self._calls.clear()
-        elif event.text:
-            fields["text" if event.kind == "text" else "thinking"] = event.appended
-        return written(self.line(done=False, **fields)) if fields else b""
+        added = self._added(event)
+        return written(self.line(done=False, **added)) if added else b""
 
     def finish(self, event: ChoiceFinished) -> bytes:
         """Return nothing yet, because the last line also contains the counts."""
@@ -201,17 +195,41 @@ class OllamaAnswer(AnswerFormat):
         return written(ollama_error(problem))
 
     def whole(
-        self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
+        self, events: Iterable[OutputEvent], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
-        """Return the whole answer as one line."""
-        (choice,) = choices
-        fields = self._ending(choice.end, counts, explanation)
+        """Return the whole answer as one line, which joins the lines of its stream."""
+        lines: list[dict[str, Any]] = []
+        for event in events:
+            if isinstance(event, ChoiceFinished):
+                self._end = event
+            elif not isinstance(event, PromptProgress):
+                lines.append(self._added(event))
+        assert self._end is not None, "an answer is sent after its end"
+        fields = self._ending(self._end, counts, explanation)
         if self._shows_logprobs:
-            fields["logprobs"] = content_logprobs(choice.logprobs)
-        calls = calls_of(choice.deltas) or None
+            fields["logprobs"] = [token for line in lines for token in line.get("logprobs", ())]
         return written(
-            self.line(text=choice.text(), thinking=choice.text("reasoning"), calls=calls, **fields)
+            self.line(
+                text="".join([line.get("text", "") for line in lines]),
+                thinking="".join([line.get("thinking", "") for line in lines]),
+                calls=[call for line in lines for call in line.get("calls", ())],
+                **fields,
+            )
         )
+
+    def _added(self, event: OutputDelta) -> dict[str, Any]:
+        """Return what a delta adds to an answer, as arguments of `line`; empty for nothing yet."""
+        fields: dict[str, Any] = {}
+        if event.logprobs:
+            fields["logprobs"] = content_logprobs(event.logprobs)
+        if not isinstance(event, TextDelta):
+            self._calls.append(event)
+            if isinstance(event, ToolCallFinished):
+                fields["calls"] = [_call_line(tool_calls_of(self._calls)[-1], event.call)]
+                self._calls.clear()
+        elif event.text:
+            fields["text" if event.kind == "text" else "thinking"] = event.appended
+        return fields
 
     def _head(self) -> dict[str, Any]:
         return {"model": self._model, "created_at": timestamp()}
@@ -267,17 +285,9 @@ class GenerateLines(OllamaAnswer):
         self.turns: Sequence[dict[str, Any]] = ()
         self._said: list[OutputDelta] = []
 
-    def delta(self, event: OutputDelta) -> bytes:
-        """Return a line with the new content."""
+    def _added(self, event: OutputDelta) -> dict[str, Any]:
         self._said.append(event)
-        return super().delta(event)
-
-    def whole(
-        self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
-    ) -> bytes:
-        """Return the whole answer as one line."""
-        self._said = choices[0].deltas
-        return super().whole(choices, counts, explanation)
+        return super()._added(event)
 
     def _ending(
         self, end: ChoiceFinished, counts: TokenCounts, explanation: Explanation | None
@@ -310,16 +320,11 @@ def timestamp(seconds: float | None = None) -> str:
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def calls_of(deltas: Iterable[OutputDelta], *, first: int = 0) -> list[ToolCallLine]:
-    """Return the complete calls in these deltas, numbered from `first`."""
-    return [
-        ToolCallLine(
-            id=call.id,
-            function=CalledTool(index=number, name=call.name, arguments=_one_line(call.arguments)),
-        )
-        for number, call in enumerate(tool_calls_of(deltas), first)
-        if call.is_complete
-    ]
+def _call_line(call: ToolCall, number: int) -> ToolCallLine:
+    return ToolCallLine(
+        id=call.id,
+        function=CalledTool(index=number, name=call.name, arguments=_one_line(call.arguments)),
+    )
 
 
 def written(line: Struct) -> bytes:

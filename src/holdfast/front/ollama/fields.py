@@ -5,8 +5,6 @@ from __future__ import annotations
 import abc
 import json
 import re
-import uuid
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
@@ -15,8 +13,15 @@ from holdfast.config import LimitsSettings
 from holdfast.front.ollama.answer import OllamaAnswer
 from holdfast.front.ollama.models import Capability, capabilities, served_model, shown_name
 from holdfast.front.openai.fields import SAMPLING, Stop
-from holdfast.front.request import RANDOM_SEED, GenerationRequest, OutputFormat, Thinking
+from holdfast.front.request import (
+    RANDOM_SEED,
+    GenerationRequest,
+    OutputFormat,
+    Thinking,
+    new_request_id,
+)
 from holdfast.front.server.answers import AnswerPlan
+from holdfast.front.server.context import RequestContext
 from holdfast.front.server.fields import (
     INT32_MAX,
     INT64_MAX,
@@ -222,7 +227,7 @@ class OllamaGeneration(SharedFields, OllamaRequest, abc.ABC):
         """Return the format of the answer."""
 
     @abc.abstractmethod
-    def plan(self, services: Services) -> AnswerPlan:
+    def plan(self, context: RequestContext) -> AnswerPlan:
         """Return what to generate, and the format of the answer.
 
         Raises RequestRefused, which names the invalid field.
@@ -230,15 +235,17 @@ class OllamaGeneration(SharedFields, OllamaRequest, abc.ABC):
 
     def plan_of(self, request: GenerationRequest, form: OllamaAnswer) -> AnswerPlan:
         """Return the plan for this request and this answer format."""
-        plan = AnswerPlan(
-            requests=[request], form=form, streams=self.stream is not False, **self.plan_options()
-        )
-        if self.truncate and self.truncation is None:
-            return replace(plan, truncation="middle")
-        return plan
+        streams = self.stream is not False
+        return AnswerPlan(requests=[request], form=form, streams=streams, explains=self.explains)
 
-    def request(self, services: Services, **prompt: Any) -> GenerationRequest:
+    @property
+    def shortens_prompt(self) -> bool:
+        """Whether to leave out the middle of a prompt that does not fit the context."""
+        return bool(self.truncate) if self.truncation is None else super().shortens_prompt
+
+    def request(self, context: RequestContext, **prompt: Any) -> GenerationRequest:
         """Return what to generate. prompt: the request's prompt fields. Raises RequestRefused."""
+        services = context.services
         _UNSUPPORTED.refuse(self.model_extra)
         refuse_above(self.top_logprobs, services.limits.max_top_logprobs, field="top_logprobs")
         if self.top_logprobs and not self.logprobs:
@@ -246,7 +253,7 @@ class OllamaGeneration(SharedFields, OllamaRequest, abc.ABC):
                 "`top_logprobs` is allowed only with `logprobs`", field="top_logprobs"
             )
         return GenerationRequest(
-            request_id=f"ollama-{uuid.uuid4().hex}",
+            request_id=new_request_id("ollama-"),
             model=served_model(self.model, services).id,
             want_logprobs=bool(self.logprobs),
             top_logprobs=self.top_logprobs or 0,
@@ -254,6 +261,7 @@ class OllamaGeneration(SharedFields, OllamaRequest, abc.ABC):
             output_format=self._output_format(),
             **(self.options or OllamaOptions.model_validate({})).request_options(services.limits),
             **prompt,
+            **self.request_options(context),
         )
 
     def refuse_unless(self, what: Capability, services: Services) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import uuid
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, NotRequired
@@ -44,9 +43,16 @@ from holdfast.front.ollama.models import (
     served_model,
 )
 from holdfast.front.output import Embedding
-from holdfast.front.request import ChatPrompt, EmbeddingRequest, GenerationRequest, Prompt
+from holdfast.front.request import (
+    ChatPrompt,
+    EmbeddingRequest,
+    GenerationRequest,
+    Prompt,
+    new_request_id,
+)
 from holdfast.front.server.access import caller_of, check_admin
 from holdfast.front.server.answers import AnswerPlan
+from holdfast.front.server.context import RequestContext
 from holdfast.front.server.dialect import Dialect, answers_of, operation, request_of
 from holdfast.front.server.fields import (
     INT32_MAX,
@@ -59,7 +65,13 @@ from holdfast.front.server.fields import (
     other_part,
     refuse_too_many,
 )
-from holdfast.front.server.generation import SESSION_FIELDS, EmbeddingPlan, embed, generate
+from holdfast.front.server.generation import (
+    SESSION_FIELDS,
+    EmbeddingPlan,
+    RequestBody,
+    embed,
+    generate,
+)
 from holdfast.front.server.problem import invalid_field
 from holdfast.front.server.request import parse, read_body
 from holdfast.front.server.services import Services
@@ -242,7 +254,7 @@ async def answered(request: Request, services: Services, kind: type[OllamaGenera
     answer = await generate(
         request,
         services,
-        lambda _: asked.plan(services),
+        lambda _: asked,
         body=body,
         outlives_client=outlives_client,
     )
@@ -312,11 +324,12 @@ class OllamaChat(OllamaGeneration):
         """Return the format of the answer."""
         return ChatLines(model=self.shown_model(services), shows_logprobs=bool(self.logprobs))
 
-    def plan(self, services: Services) -> AnswerPlan:
+    def plan(self, context: RequestContext) -> AnswerPlan:
         """Return what to generate, and the format of the answer.
 
         Raises RequestRefused, which names the invalid field.
         """
+        services = context.services
         messages = conversation(self.messages or ())
         tools = definitions(self.tools or (), limits=services.limits)
         if tools:
@@ -331,7 +344,7 @@ class OllamaChat(OllamaGeneration):
             and "tool_calls" not in last,
         )
         return self.plan_of(
-            self.request(services, prompt=prompt, prompt_field="messages"), self.form(services)
+            self.request(context, prompt=prompt, prompt_field="messages"), self.form(services)
         )
 
 
@@ -370,16 +383,16 @@ class OllamaGenerate(OllamaGeneration):
         """Return the format of the answer."""
         return GenerateLines(model=self.shown_model(services), shows_logprobs=bool(self.logprobs))
 
-    def plan(self, services: Services) -> AnswerPlan:
+    def plan(self, context: RequestContext) -> AnswerPlan:
         """Return what to generate, and the format of the answer.
 
         Raises RequestRefused, which names the invalid field.
         """
-        prompt = self._prompt(services)
-        form = self.form(services)
+        prompt = self._prompt(context.services)
+        form = self.form(context.services)
         if isinstance(prompt, ChatPrompt):
             form.turns = [_without_images(turn) for turn in prompt.messages]
-        return self.plan_of(self.request(services, prompt=prompt, prompt_field="prompt"), form)
+        return self.plan_of(self.request(context, prompt=prompt, prompt_field="prompt"), form)
 
     def _prompt(self, services: Services) -> Prompt:
         text = self.prompt or ""
@@ -444,7 +457,7 @@ class OllamaEmbedding(OllamaRequest):
 
     def plan_of(
         self,
-        services: Services,
+        context: RequestContext,
         inputs: Sequence[str],
         form: Callable[[Sequence[Embedding]], Struct],
         *,
@@ -454,21 +467,22 @@ class OllamaEmbedding(OllamaRequest):
         is_list: bool = False,
     ) -> EmbeddingPlan:
         """Return what to embed, and the format of the answer. Raises RequestRefused."""
+        services = context.services
         _UNSUPPORTED.refuse(self.model_extra)
         refuse_too_many(inputs, services.limits.max_inputs, field=input_field)
         request = EmbeddingRequest(
-            request_id=f"ollama-{uuid.uuid4().hex}",
+            request_id=new_request_id("ollama-"),
             model=served_model(self.model, services).id,
             inputs=tuple(inputs),
             dimensions=dimensions,
             truncates=truncates,
             input_field=input_field,
             is_list=is_list,
+            tenant=context.tenant,
+            service=context.service(),
         )
         return EmbeddingPlan(
-            request=request,
-            form=lambda vectors: msgspec.json.encode(form(vectors)),
-            cache_salt=self.cache_salt or "",
+            request=request, form=lambda vectors: msgspec.json.encode(form(vectors))
         )
 
 
@@ -485,10 +499,10 @@ class OllamaEmbed(OllamaEmbedding):
         "Number of leading dimensions to keep; the vector is then normalized again."
     )
 
-    def plan(self, services: Services) -> EmbeddingPlan:
+    def plan(self, context: RequestContext) -> EmbeddingPlan:
         """Return what to embed, and the format of the answer. Raises RequestRefused."""
         began = time.perf_counter()
-        model = self.shown_model(services)
+        model = self.shown_model(context.services)
 
         def form(vectors: Sequence[Embedding]) -> EmbeddedTexts:
             total = time.perf_counter() - began
@@ -504,7 +518,7 @@ class OllamaEmbed(OllamaEmbedding):
 
         given = self.input or []
         return self.plan_of(
-            services,
+            context,
             [given] if isinstance(given, str) else given,
             form,
             truncates=self.truncate is not False,
@@ -520,14 +534,14 @@ class OllamaEmbeddings(OllamaEmbedding):
         "The text to embed. Without it, the model is only loaded, and the vector is empty."
     )
 
-    def plan(self, services: Services) -> EmbeddingPlan:
+    def plan(self, context: RequestContext) -> EmbeddingPlan:
         """Return what to embed, and the format of the answer. Raises RequestRefused."""
 
         def form(vectors: Sequence[Embedding]) -> EmbeddedPrompt:
             return EmbeddedPrompt(embedding=_numbers(vectors[0]) if vectors else [])
 
         return self.plan_of(
-            services, [self.prompt] if self.prompt else [], form, input_field="prompt"
+            context, [self.prompt] if self.prompt else [], form, input_field="prompt"
         )
 
 
@@ -554,12 +568,12 @@ async def _embedded(
 ) -> Response:
     asked: list[OllamaRequest] = []
 
-    def plan_of(body: bytes) -> EmbeddingPlan:
+    def read(body: bytes) -> RequestBody[EmbeddingPlan]:
         wanted = parse(kind, body)
         asked.append(wanted)
-        return wanted.plan(services)
+        return wanted
 
-    answer = await embed(request, services, plan_of)
+    answer = await embed(request, services, read)
     return with_unload(answer, asked[0], request, services)
 
 

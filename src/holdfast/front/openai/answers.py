@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-import uuid
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -19,6 +19,7 @@ from holdfast.front.output import (
     ChoiceFinished,
     EndWord,
     OutputDelta,
+    OutputEvent,
     PromptProgress,
     TextDelta,
     ThoughtEnder,
@@ -31,7 +32,6 @@ from holdfast.front.server.answers import (
     Explanation,
     StreamFormat,
     TokenCounts,
-    WholeChoice,
 )
 from holdfast.front.server.problem import Advice, Problem
 
@@ -237,13 +237,13 @@ class OpenAIAnswer(AnswerFormat):
     shows_logprobs: a whole answer contains the log-probabilities of its tokens.
     """
 
-    id_prefix: str  # chatcmpl or cmpl
     chunk_object: str  # value of `object` in a chunk
     empty_news: bytes  # what a chunk that adds no text contains in place of the text
 
     def __init__(
         self,
         *,
+        answer_id: str,
         model: str,
         version: str,
         shows_usage: bool = False,
@@ -251,7 +251,7 @@ class OpenAIAnswer(AnswerFormat):
         shows_logprobs: bool = False,
         shows_progress: bool = False,
     ) -> None:
-        self.id = f"{self.id_prefix}-{uuid.uuid4().hex}"
+        self.id = answer_id
         self.model = model
         self._shows_usage = shows_usage
         self._shows_counts = shows_counts
@@ -338,6 +338,21 @@ class OpenAIAnswer(AnswerFormat):
         }
 
 
+def _choices(
+    events: Iterable[OutputEvent],
+) -> Iterator[tuple[Sequence[OutputDelta], ChoiceFinished]]:
+    """Iterate over the choices of a whole answer: the deltas and the end of each."""
+    deltas: defaultdict[int, list[OutputDelta]] = defaultdict(list)
+    ends: dict[int, ChoiceFinished] = {}
+    for event in events:
+        if isinstance(event, ChoiceFinished):
+            ends[event.index] = event
+        elif not isinstance(event, PromptProgress):
+            deltas[event.index].append(event)
+    for index, end in sorted(ends.items()):
+        yield deltas[index], end
+
+
 def usage_of(counts: TokenCounts) -> Usage:
     """Return token counts in OpenAI's format."""
     return Usage(
@@ -367,7 +382,6 @@ class ChatAnswer(OpenAIAnswer):
     calls_functions: the request has `functions`, so the only call is shown as `function_call`.
     """
 
-    id_prefix = "chatcmpl"
     chunk_object = "chat.completion.chunk"
     empty_news = b'"delta":{}'
 
@@ -393,7 +407,7 @@ class ChatAnswer(OpenAIAnswer):
         """Return a chunk with the new content; empty if there is neither content nor
         log-probabilities. The end of a tool call has no content.
         """
-        added = self._added(event)
+        added = _encode(self._added(event))
         end = self._chunk_end(len(event.token_ids))
         if added == _EMPTY and not event.logprobs:
             return b""
@@ -408,27 +422,27 @@ class ChatAnswer(OpenAIAnswer):
         return self._choices[event.index] + end + self._chunk_end()
 
     def whole(
-        self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
+        self, events: Iterable[OutputEvent], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
-        """Return the whole answer as JSON."""
+        """Return the whole answer as JSON. Each choice joins what the chunks of a stream add."""
         shown = [
             ChatChoice(
-                index=index,
-                message=self._message(choice),
-                logprobs=_chat_logprobs(choice.logprobs) if self._shows_logprobs else None,
-                finish_reason=self._end_word(choice.end.finish_reason),
+                index=end.index,
+                message=_joined([self._added(delta) for delta in deltas]),
+                logprobs=_chat_logprobs(_logprobs(deltas)) if self._shows_logprobs else None,
+                finish_reason=self._end_word(end.finish_reason),
             )
-            for index, choice in enumerate(choices)
+            for deltas, end in _choices(events)
         ]
         return _encode(ChatCompletion(choices=shown, **self._around_choices(counts, explanation)))
 
-    def _added(self, event: OutputDelta) -> bytes:
+    def _added(self, event: OutputDelta) -> AnswerMessage:
         """Return the `delta` of a chunk."""
         if isinstance(event, TextDelta):
-            text = _encode(event.appended)
+            text = event.appended
             if event.kind == "text":
-                return b'{"content":%b}' % text
-            return b'{"reasoning_content":%b,"reasoning":%b}' % (text, text)
+                return AnswerMessage(content=text)
+            return AnswerMessage(reasoning_content=text, reasoning=text)
         if isinstance(event, ToolCallStarted):
             function = CalledFunction(name=event.name, arguments="")
             call = AnswerToolCall(index=event.call, id=event.id, type="function", function=function)
@@ -436,37 +450,48 @@ class ChatAnswer(OpenAIAnswer):
             function = CalledFunction(arguments=event.text)
             call = AnswerToolCall(index=event.call, function=function)
         else:
-            return _EMPTY
+            return AnswerMessage()
         if self._calls_functions:
-            return b'{"function_call":%b}' % _encode(function)
-        return b'{"tool_calls":[%b]}' % _encode(call)
-
-    def _message(self, choice: WholeChoice) -> AnswerMessage:
-        content = choice.text()
-        reasoning = choice.text("reasoning")
-        calls = [
-            AnswerToolCall(
-                id=call.id,
-                type="function",
-                function=CalledFunction(name=call.name, arguments=call.arguments),
-            )
-            for call in choice.tool_calls
-        ]
-        message = AnswerMessage(
-            role="assistant",
-            content=content or (None if reasoning or calls else ""),
-            refusal=None,
-            reasoning_content=reasoning or UNSET,
-            reasoning=reasoning or UNSET,
-        )
-        if not calls:
-            return message
-        if self._calls_functions:
-            return msgspec.structs.replace(message, function_call=calls[0].function)
-        return msgspec.structs.replace(message, tool_calls=calls)
+            return AnswerMessage(function_call=function)
+        return AnswerMessage(tool_calls=[call])
 
     def _end_word(self, word: EndWord) -> ChatEndWord:
         return "function_call" if self._calls_functions and word == "tool_calls" else word
+
+
+def _joined(deltas: Sequence[AnswerMessage]) -> AnswerMessage:
+    """Return the message that these deltas of chunks add up to, as clients join them."""
+    content = "".join([delta.content or "" for delta in deltas])
+    reasoning = "".join([delta.reasoning or "" for delta in deltas])
+    functions = _joined_functions([delta.function_call for delta in deltas if delta.function_call])
+    added = [call for delta in deltas for call in delta.tool_calls or ()]
+    calls = [
+        AnswerToolCall(id=call.id, type=call.type, function=function)
+        for call, function in zip(
+            [call for call in added if call.id is not UNSET],
+            _joined_functions([call.function for call in added]),
+            strict=True,
+        )
+    ]
+    return AnswerMessage(
+        role="assistant",
+        content=content or (None if reasoning or calls or functions else ""),
+        refusal=None,
+        reasoning_content=reasoning or UNSET,
+        reasoning=reasoning or UNSET,
+        tool_calls=calls or UNSET,
+        function_call=functions[0] if functions else UNSET,
+    )
+
+
+def _joined_functions(deltas: Iterable[CalledFunction]) -> list[CalledFunction]:
+    """Join the parts of functions that are called one after the other. A name begins a function."""
+    functions: list[tuple[str, list[str]]] = []
+    for delta in deltas:
+        if not isinstance(delta.name, UnsetType):
+            functions.append((delta.name, []))
+        functions[-1][1].append(delta.arguments or "")
+    return [CalledFunction(name=name, arguments="".join(parts)) for name, parts in functions]
 
 
 def _chat_logprobs(tokens: Sequence[TokenText]) -> ChatLogprobs:
@@ -492,7 +517,6 @@ def _bare_logprob(token: TokenText) -> ContentLogprob:
 class CompletionAnswer(OpenAIAnswer):
     """The AnswerFormat of /v1/completions. An answer contains the choices of all prompts."""
 
-    id_prefix = "cmpl"
     chunk_object = "text_completion"
     empty_news = b'"text":""'
 
@@ -521,19 +545,23 @@ class CompletionAnswer(OpenAIAnswer):
         return b'%b{"index":%d,"text":"","logprobs":null,"finish_reason":"%b"}%b' % parts
 
     def whole(
-        self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
+        self, events: Iterable[OutputEvent], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
-        """Return the whole answer as JSON."""
+        """Return the whole answer as JSON. Each choice joins what the chunks of a stream add."""
         shown = [
             CompletionChoice(
-                index=index,
-                text=choice.text(),
-                logprobs=completion_logprobs(choice.logprobs) if self._shows_logprobs else None,
-                finish_reason=choice.end.finish_reason,
+                index=end.index,
+                text="".join([delta.text for delta in deltas if isinstance(delta, TextDelta)]),
+                logprobs=completion_logprobs(_logprobs(deltas)) if self._shows_logprobs else None,
+                finish_reason=end.finish_reason,
             )
-            for index, choice in enumerate(choices)
+            for deltas, end in _choices(events)
         ]
         return _encode(TextCompletion(choices=shown, **self._around_choices(counts, explanation)))
+
+
+def _logprobs(deltas: Iterable[OutputDelta]) -> list[TokenText]:
+    return [token for delta in deltas for token in delta.logprobs]
 
 
 def completion_logprobs(tokens: Iterable[TokenText]) -> CompletionLogprobs:

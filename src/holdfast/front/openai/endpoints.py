@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import os
-import uuid
 from array import array
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -49,9 +49,11 @@ from holdfast.front.request import (
     GenerationRequest,
     Prompt,
     ToolChoice,
+    new_request_id,
 )
 from holdfast.front.server.access import caller_of
 from holdfast.front.server.answers import AnswerPlan
+from holdfast.front.server.context import RequestContext
 from holdfast.front.server.dialect import Dialect, ModelShapes, answers_of, operation, request_of
 from holdfast.front.server.fields import (
     INT32_MAX,
@@ -150,24 +152,19 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
     )
     verbosity: str | None = optional("Accepted, but has no effect.")
 
-    def plan(self, services: Services) -> AnswerPlan:
+    def plan(self, context: RequestContext) -> AnswerPlan:
         """Return what to generate, and the format of the answer.
 
         Raises RequestRefused, which names the invalid field.
         """
-        self.refuse_what_cannot_be_served(services.limits)
-        self._refuse_contradictions(services.limits)
+        limits = context.services.limits
+        self.refuse_what_cannot_be_served(limits)
+        self._refuse_contradictions(limits)
         refuse_missing_texts(self.messages)
-        tools, choice = self._tools(services.limits)
+        tools, choice = self._tools(limits)
         max_tokens = self.max_completion_tokens
         if max_tokens is None:
             max_tokens = self.max_tokens
-        form = ChatAnswer(
-            choices=self.choices,
-            calls_functions=bool(self.functions),
-            shows_logprobs=bool(self.logprobs),
-            **self.answer_options(services),
-        )
         prompt = ChatPrompt(
             messages=history(self.messages),
             tools=tools,
@@ -175,8 +172,7 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
             continue_last=bool(self.continue_final_message),
         )
         request = GenerationRequest(
-            request_id=form.id,
-            model=form.model,
+            request_id=new_request_id("chatcmpl-"),
             prompt=prompt,
             max_tokens=max_tokens,
             want_logprobs=bool(self.logprobs),
@@ -186,9 +182,17 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
             output_format=self.output_format(),
             prediction=predicted_text(self.prediction) if self.prediction else "",
             prompt_field="messages",
-            **self.request_options(),
+            **self.request_options(context),
         )
-        return self.plan_of([request], form, choices=self.choices)
+        form = ChatAnswer(
+            answer_id=request.request_id,
+            model=request.model,
+            choices=request.choices,
+            calls_functions=bool(self.functions),
+            shows_logprobs=request.want_logprobs,
+            **self.answer_options(),
+        )
+        return self.plan_of([request], form)
 
     def _refuse_contradictions(self, limits: LimitsSettings) -> None:
         refuse_above(self.top_logprobs, limits.max_top_logprobs, field="top_logprobs")
@@ -235,9 +239,7 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
 )
 async def create_chat_completion(request: Request, services: Services) -> Response:
     """Answer a conversation (chat)."""
-    return await generate(
-        request, services, lambda body: parse(ChatCompletionRequest, body).plan(services)
-    )
+    return await generate(request, services, partial(parse, ChatCompletionRequest))
 
 
 class ControlRequest(BaseModel):
@@ -290,24 +292,30 @@ class CompletionRequest(GenerationFields, FormatFields):
     suffix: str | None = optional("Not supported.")
     add_special_tokens: bool | None = optional("Only true is supported.")
 
-    def plan(self, services: Services) -> AnswerPlan:
+    def plan(self, context: RequestContext) -> AnswerPlan:
         """Return what to generate, and the format of the answer.
 
         Raises RequestRefused, which names the invalid field.
         """
-        self.refuse_what_cannot_be_served(services.limits)
-        self._refuse_contradictions(services.limits)
+        limits = context.services.limits
+        self.refuse_what_cannot_be_served(limits)
+        self._refuse_contradictions(limits)
         prompts = prompts_of(self.prompt)
-        self._refuse_too_many(len(prompts), services.limits)
-        form = CompletionAnswer(
-            shows_logprobs=self.logprobs is not None, **self.answer_options(services)
-        )
+        self._refuse_too_many(len(prompts), limits)
+        answer_id = new_request_id("cmpl-")
         places = [f".{place}" for place in range(len(prompts))] if len(prompts) > 1 else [""]
+        shared = {"output_format": self.output_format(), **self.request_options(context)}
         requests = [
-            self._request(prompt, form, place=place)
+            self._request(prompt, request_id=answer_id + place, field="prompt" + place, **shared)
             for prompt, place in zip(prompts, places, strict=True)
         ]
-        return self.plan_of(requests, form, choices=self.choices)
+        form = CompletionAnswer(
+            answer_id=answer_id,
+            model=requests[0].model,
+            shows_logprobs=requests[0].want_logprobs,
+            **self.answer_options(),
+        )
+        return self.plan_of(requests, form)
 
     def _refuse_too_many(self, prompts: int, limits: LimitsSettings) -> None:
         """Refuse too many answers. Each answer is a sequence, and thousands of them would block the
@@ -338,18 +346,18 @@ class CompletionRequest(GenerationFields, FormatFields):
         if field:
             raise invalid_field(field, reason, code="unsupported_parameter")
 
-    def _request(self, prompt: Prompt, form: CompletionAnswer, *, place: str) -> GenerationRequest:
+    def _request(
+        self, prompt: Prompt, *, request_id: str, field: str, **shared: Any
+    ) -> GenerationRequest:
         return GenerationRequest(
-            request_id=form.id + place,
-            model=form.model,
+            request_id=request_id,
             prompt=prompt,
             max_tokens=_DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
             want_logprobs=self.logprobs is not None,
             top_logprobs=self.logprobs or 0,
             echo=bool(self.echo),
-            output_format=self.output_format(),
-            prompt_field="prompt" + place,
-            **self.request_options(),
+            prompt_field=field,
+            **shared,
         )
 
 
@@ -362,9 +370,7 @@ class CompletionRequest(GenerationFields, FormatFields):
 )
 async def create_completion(request: Request, services: Services) -> Response:
     """Continue a text."""
-    return await generate(
-        request, services, lambda body: parse(CompletionRequest, body).plan(services)
-    )
+    return await generate(request, services, partial(parse, CompletionRequest))
 
 
 class ReadUsage(Struct, frozen=True, kw_only=True):
@@ -410,7 +416,7 @@ class EmbeddingsRequest(SaltField):
     )
     user: str | None = optional("Accepted, but has no effect.")
 
-    def plan(self, services: Services) -> EmbeddingPlan:
+    def plan(self, context: RequestContext) -> EmbeddingPlan:
         """Return what to embed, and the format of the answer.
 
         Raises RequestRefused, which names the invalid field.
@@ -418,20 +424,20 @@ class EmbeddingsRequest(SaltField):
         extras = self.model_extra or {}
         _UNSUPPORTED.refuse(extras)
         inputs = prompts_of(self.input)
-        refuse_too_many(inputs, services.limits.max_inputs, field="input")
+        refuse_too_many(inputs, context.services.limits.max_inputs, field="input")
         request = EmbeddingRequest(
-            request_id=f"embd-{uuid.uuid4().hex}",
-            model=model_of(services, self.model),
+            request_id=new_request_id("embd-"),
+            model=model_of(context.services, self.model),
             inputs=inputs,
             pooling=self.pooling,
             dimensions=self.dimensions,
             truncates=extras.get("truncate_prompt_tokens") == -1,
             is_list=isinstance(self.input, list) and not isinstance(self.input[0], int),
+            tenant=context.tenant,
+            service=context.service(),
         )
         return EmbeddingPlan(
-            request=request,
-            form=lambda vectors: self._form(request.model, vectors),
-            cache_salt=self.cache_salt or "",
+            request=request, form=lambda vectors: self._form(request.model, vectors)
         )
 
     def _form(self, model: str, vectors: Sequence[Embedding]) -> bytes:
@@ -474,9 +480,7 @@ def _numbers(vector: bytes) -> list[float]:
 )
 async def create_embedding(request: Request, services: Services) -> Response:
     """Compute an embedding vector for each text."""
-    return await embed(
-        request, services, lambda body: parse(EmbeddingsRequest, body).plan(services)
-    )
+    return await embed(request, services, partial(parse, EmbeddingsRequest))
 
 
 class Modalities(Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from holdfast import __version__
 from holdfast.config import LimitsSettings
 from holdfast.front.request import RANDOM_SEED, GenerationRequest, OutputFormat
 from holdfast.front.server.answers import AnswerFormat, AnswerPlan
+from holdfast.front.server.context import RequestContext
 from holdfast.front.server.fields import (
     INT32_MAX,
     INT64_MAX,
@@ -31,7 +32,7 @@ from holdfast.front.server.fields import (
     within,
 )
 from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
-from holdfast.front.server.services import Services, model_of
+from holdfast.front.server.services import model_of
 from holdfast.wire.requests import SAMPLING_RANGES, SamplingParams
 
 _TEXT, _OBJECT, _SWITCH = (TAG_MARK + name for name in ("text", "object", "switch"))
@@ -415,31 +416,19 @@ class SamplingFields(SharedFields):
             given["seed"] = self.seed & INT64_MAX
         return SamplingParams(**given)
 
-    def request_options(self) -> dict[str, Any]:
-        """Return the fields of a GenerationRequest that concern sampling."""
+    @property
+    def can_wait(self) -> bool:
+        """Whether the body asks for batch priority."""
+        return self.service_tier in _PATIENT_TIERS or (self.priority or 0) > 0
+
+    def request_options(self, context: RequestContext) -> dict[str, Any]:
+        """Return the fields of a GenerationRequest that chat, completions and Responses share."""
         return {
             "sampling": self.sampling(),
             "unset_sampling": tuple(name for name in SAMPLING if getattr(self, name) is None),
             "ignore_eos": bool(self.ignore_eos),
+            **super().request_options(context),
         }
-
-    def plan_of(
-        self,
-        requests: Sequence[GenerationRequest],
-        form: AnswerFormat,
-        *,
-        choices: int = 1,
-        session_key: str = "",
-    ) -> AnswerPlan:
-        """Return the plan for these requests and this answer format."""
-        return AnswerPlan(
-            requests=requests,
-            form=form,
-            streams=bool(self.stream),
-            choices_per_prompt=choices,
-            can_wait=self.service_tier in _PATIENT_TIERS or (self.priority or 0) > 0,
-            **self.plan_options(session_key=session_key),
-        )
 
 
 class GenerationFields(SamplingFields):
@@ -463,21 +452,27 @@ class GenerationFields(SamplingFields):
         """Return the stop strings as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
-    def request_options(self) -> dict[str, Any]:
+    def request_options(self, context: RequestContext) -> dict[str, Any]:
         """Return the fields of a GenerationRequest that chat and completions share."""
         return {
-            **super().request_options(),
+            "model": model_of(context.services, self.model),
             "choices": self.choices,
             "stop": self.stop_strings(),
             "tells_progress": bool(self.return_progress and self.stream),
+            **super().request_options(context),
         }
 
-    def answer_options(self, services: Services) -> dict[str, Any]:
-        """Return the arguments of an OpenAIAnswer."""
+    def plan_of(self, requests: Sequence[GenerationRequest], form: AnswerFormat) -> AnswerPlan:
+        """Return the plan for these requests and this answer format."""
+        return AnswerPlan(
+            requests=requests, form=form, streams=bool(self.stream), explains=self.explains
+        )
+
+    def answer_options(self) -> dict[str, Any]:
+        """Return the arguments of an OpenAIAnswer that do not depend on what is generated."""
         options = self.stream_options or StreamOptions()
         shows_usage = bool(options.include_usage)
         return {
-            "model": model_of(services, self.model),
             "version": __version__,
             "shows_progress": bool(self.return_progress),
             "shows_usage": shows_usage,

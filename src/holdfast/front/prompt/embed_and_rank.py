@@ -254,7 +254,9 @@ def _input_tokens(
         is_text = isinstance(given, str)
         given = given[: limit * MAX_CHARACTERS_PER_TOKEN] if is_text else given[:limit]
     one = GenerationRequest(request_id="", model=request.model, prompt=given, prompt_field=field)
-    token_ids = prompt_tokens(one, bundle, prompt_text(one, bundle, info=info), info=info).token_ids
+    token_ids = prompt_tokens(
+        one, bundle, prompt_text(one, bundle, given, info=info), info=info
+    ).token_ids
     if len(token_ids) > limit:
         if not request.truncates:
             raise PromptTooLong(prompt_tokens=len(token_ids), context_tokens=limit, field=field)

@@ -20,7 +20,7 @@ from holdfast.errors import GenerationFailed, SessionFailure, SessionRefused, Wo
 from holdfast.front.answers.choice import ChoiceText
 from holdfast.front.answers.stops import RepetitionGuard
 from holdfast.front.images.intake import ImageIntake, text_only
-from holdfast.front.link.event_stream import EngineClient, EventStream, LeaseOf, refusal
+from holdfast.front.link.event_stream import EngineClient, EventStream, LeaseOf, one_ready, refusal
 from holdfast.front.output import (
     ChoiceFinished,
     Embedding,
@@ -64,7 +64,6 @@ _log = logging.getLogger(__name__)
 # tokens, about 20 ms of tokenization; for shorter answers, moving to a thread costs more than it
 # saves
 _LONG_ANSWER_TOKENS = 2048
-_MAX_READY = 64  # events read ahead of the consumer, if a request has several choices
 # About 5 ms of tokenization. For shorter texts, moving to a thread costs more than it saves.
 _LONG_TEXT_CHARACTERS = 20_000
 # number of threads per model; each spends most of its time waiting for the template process
@@ -142,10 +141,8 @@ class Gateway:
         async with AsyncExitStack() as held:
             answer = self._begun(request, held)
             client, bundle = await self._model(request.model, request.choices, held)
-            request, layouts = await self._with_images(request, client, held)
-            prepared = await self._prepare(request, bundle, client.info, layouts)
-            if prepared.shortened is not None:
-                request = msgspec.structs.replace(request, prompt=prepared.shortened)
+            prompt, layouts = await self._with_images(request, client, held)
+            prepared = await self._prepare(request, prompt, bundle, client.info, layouts)
             observe = self._warm_ahead.observer(
                 request,
                 bundle,
@@ -182,13 +179,13 @@ class Gateway:
 
         async with AsyncExitStack() as lease:
             client, bundle = await self._model(request.model, 0, lease)
-            request, layouts = await self._with_images(request, client, lease)
+            prompt, layouts = await self._with_images(request, client, lease)
 
             def encoded() -> EncodedPrompt:
-                prompt = prompt_text(request, bundle, info=client.info)
-                tokens = prompt_tokens(request, bundle, prompt, info=client.info, layouts=layouts)
+                text = prompt_text(request, bundle, prompt, info=client.info)
+                tokens = prompt_tokens(request, bundle, text, info=client.info, layouts=layouts)
                 shown = visible_tokens(tokens.token_ids, tokens.images, layouts)
-                return EncodedPrompt(text=prompt.text, token_ids=shown)
+                return EncodedPrompt(text=text.text, token_ids=shown)
 
             return await asyncio.get_running_loop().run_in_executor(
                 self._threads_of(request.model), encoded
@@ -298,18 +295,17 @@ class Gateway:
 
     async def _with_images(
         self, request: GenerationRequest, client: EngineClient, held: AsyncExitStack
-    ) -> tuple[GenerationRequest, Layouts]:
+    ) -> tuple[Prompt, Layouts]:
         """Take the images of a request and get their token layouts from the worker.
 
-        Returns the request with the names of its images, and their layouts.
+        Returns the prompt with the names of its images, and their layouts.
 
         held: holds the files of the images.
         """
         if not isinstance(request.prompt, ChatPrompt):
-            return request, NO_IMAGES
+            return request.prompt, NO_IMAGES
         if self._images is None:
-            prompt = text_only(request.prompt).prompt
-            return msgspec.structs.replace(request, prompt=prompt), NO_IMAGES
+            return text_only(request.prompt).prompt, NO_IMAGES
         model = client.info.fingerprint
         with waiting_for(WaitReason.IMAGES):
             taken = await held.enter_async_context(
@@ -320,8 +316,7 @@ class Gateway:
             )
             if question is not None:
                 self._layouts.learn(await client.ask(question), model=model)
-        prompt, layouts = self._layouts.known(taken, model=model)
-        return msgspec.structs.replace(request, prompt=prompt), layouts
+        return self._layouts.known(taken, model=model)
 
     def _threads_of(self, model: str) -> ThreadPoolExecutor:
         if model not in self._threads:
@@ -333,6 +328,7 @@ class Gateway:
     async def _prepare(
         self,
         request: GenerationRequest,
+        prompt: Prompt,
         bundle: TokenizerBundle,
         info: ModelInfo,
         layouts: Layouts,
@@ -344,6 +340,7 @@ class Gateway:
             info=info,
             limits=self._limits,
             tools=self._tools,
+            prompt=prompt,
             layouts=layouts,
         )
         # Compiling a new schema takes milliseconds, mostly without the GIL.
@@ -366,6 +363,7 @@ def _takes_long(prompt: Prompt) -> bool:
 
 @dataclass(slots=True)
 class _Choice:
+    index: int
     text: ChoiceText
     source: EventStream
     guard: RepetitionGuard
@@ -400,17 +398,12 @@ class GenerationStream:
         self.left_out = prepared.left_out
         self._observe = observe
         self._choices = [
-            _Choice(prepared.choice(index), source, RepetitionGuard(repeated_tokens))
+            _Choice(index, prepared.choice(), source, RepetitionGuard(repeated_tokens))
             for index, source in enumerate(sources)
         ]
+        self._running = self._choices
         self._thought_end = prepared.thought_end
         self._ready: deque[OutputEvent] = deque()
-        self._pumps: list[asyncio.Task[None]] = []
-        # Used only with several choices. `_changed`: an event is ready or a pump has ended.
-        # `_has_room`: fewer than `_MAX_READY` events are ready.
-        self._changed = asyncio.Event()
-        self._has_room = asyncio.Event()
-        self._has_room.set()
         self._closed = False
         self._held = AsyncExitStack()
 
@@ -433,14 +426,12 @@ class GenerationStream:
                 raise StopAsyncIteration
             is_complete = False
             try:
-                await (self._next_of_one() if len(self._choices) == 1 else self._next_of_many())
+                await self._read_more()
                 is_complete = True
             finally:
                 if not is_complete:
                     await self.aclose()
         event = self._ready.popleft()
-        if len(self._ready) < _MAX_READY:
-            self._has_room.set()
         if isinstance(event, ChoiceFinished) and event.completion_tokens > _LONG_ANSWER_TOKENS:
             await asyncio.to_thread(self._observe, event)  # may tokenize the whole answer
         else:
@@ -460,7 +451,7 @@ class GenerationStream:
                 )
             if isinstance(event, Rejected):
                 raise refusal(event)
-            self._ready.extend(choice.text.feed(event))
+            self._ready.extend([self._watched(choice, each) for each in choice.text.feed(event)])
 
     def pause(self) -> None:
         """Pause generation until `go_on`. Tokens that were already generated can still be read."""
@@ -482,52 +473,29 @@ class GenerationStream:
         """Cancel the choices that still run and end the iteration. Idempotent."""
         self._closed = True
         self._ready.clear()
-        for pump in self._pumps:
-            pump.cancel()
-        # The sources are closed first, because the awaits below may be cancelled, and a sequence
-        # must not be left running.
+        # The sources are closed first, because the await below may be cancelled, and a sequence must
+        # not be left running.
         for choice in self._choices:
             await choice.source.aclose()
-        if self._pumps:
-            await asyncio.gather(*self._pumps, return_exceptions=True)
-            self._pumps.clear()
         await self._held.aclose()
 
-    async def _next_of_one(self) -> None:
-        """Read events of the only choice directly from its source, without a task or queue."""
-        (choice,) = self._choices
-        self._ready.extend(await self._read(choice))
-        if choice.text.done:
-            self._closed = True
-            await choice.source.aclose()
-            await self._held.aclose()
+    async def _read_more(self) -> None:
+        """Read the next event of each choice that has one; wait until one has.
 
-    async def _next_of_many(self) -> None:
-        if not self._pumps:
-            self._pumps = [asyncio.create_task(self._pump(choice)) for choice in self._choices]
-            for pump in self._pumps:
-                pump.add_done_callback(lambda _: self._changed.set())
-        self._changed.clear()
-        ended = [pump for pump in self._pumps if pump.done()]
-        for pump in ended:
-            pump.result()  # raises the pump's exception
-        if len(ended) == len(self._pumps):
+        Unread events stay in the sources, which apply backpressure.
+        """
+        running = self._running
+        if len(running) > 1:
+            await one_ready([choice.source for choice in running])
+            running = [choice for choice in running if choice.source.is_ready]
+        for choice in running:
+            self._ready.extend(await self._read(choice))
+            if choice.text.done:
+                await choice.source.aclose()
+                self._running = [each for each in self._running if each is not choice]
+        if not self._running:
             self._closed = True
             await self._held.aclose()
-        else:
-            await self._changed.wait()
-
-    async def _pump(self, choice: _Choice) -> None:
-        while not choice.text.done:
-            # unread events stay in the source, which applies backpressure
-            await self._has_room.wait()
-            events = await self._read(choice)
-            if events:
-                self._ready.extend(events)
-                self._changed.set()
-                if len(self._ready) >= _MAX_READY:
-                    self._has_room.clear()
-        await choice.source.aclose()
 
     async def _read(self, choice: _Choice) -> list[OutputEvent]:
         received = await anext(choice.source, None)
@@ -538,7 +506,7 @@ class GenerationStream:
     def _watched(self, choice: _Choice, event: OutputEvent) -> OutputEvent:
         """End the choice's thought if it repeats itself.
 
-        Returns the event; the last one also reports what ended the thought.
+        Returns the event with the choice's index; the last one also reports what ended the thought.
         """
         if (
             isinstance(event, TextDelta)
@@ -547,8 +515,8 @@ class GenerationStream:
         ):
             self._end_thought(choice, by="repetition")
         if isinstance(event, ChoiceFinished) and choice.thought_ended_by is not None:
-            return msgspec.structs.replace(event, thought_ended_by=choice.thought_ended_by)
-        return event
+            event = msgspec.structs.replace(event, thought_ended_by=choice.thought_ended_by)
+        return msgspec.structs.replace(event, index=choice.index) if choice.index else event
 
     def _end_thought(self, choice: _Choice, *, by: ThoughtEnder) -> None:
         if self._thought_end is None or choice.thought_ended_by is not None or choice.text.done:

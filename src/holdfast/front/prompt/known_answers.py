@@ -22,13 +22,17 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgspec
 
 from holdfast.front.answers.answer import AnswerReader, TextJoints
-from holdfast.front.output import OutputDelta, text_of, tool_calls_of
+from holdfast.front.output import (
+    OutputDelta,
+    TextDelta,
+    text_of,
+    tool_calls_of,
+)
 from holdfast.front.prompt.conversation import REASONING_FIELDS, reasoning_of
 from holdfast.front.prompt.text_places import AnswerFrame
 from holdfast.front.prompt.tool_definitions import made_once
 from holdfast.front.records.answers import SECRET_BYTES, AnswerFile, Secret, StoredAnswer
 from holdfast.front.request import PlacedAnswer
-from holdfast.front.toolcalls.call_format import AnswerPart, CallArguments, CallBegun, Segment
 from holdfast.lru_cache import LruCache
 
 _TAG_BYTES = 16
@@ -326,24 +330,19 @@ def meaning_of_text(text: str, form: AnswerReader, *, cut: bool = False) -> Answ
         incomplete.
     """
     texts: dict[str, list[str]] = {"text": [], "reasoning": []}
-    calls: list[tuple[str, list[str]]] = []
     joints = TextJoints()
-    parts: list[AnswerPart] = []
+    parts: list[OutputDelta] = []
     for place in range(0, len(text), _READ_CHARACTERS):
         parts += form.push(text[place : place + _READ_CHARACTERS])
     parts += form.flush(cut=cut)
     for part in parts:
         separator = joints.separator(part)
-        if isinstance(part, Segment):
+        if isinstance(part, TextDelta):
             texts[part.kind].append(separator + part.text)
-        elif isinstance(part, CallBegun):
-            calls.append((part.name, []))
-        elif isinstance(part, CallArguments):
-            calls[-1][1].append(part.text)
     return meaning(
         "".join(texts["reasoning"]),
         "".join(texts["text"]),
-        ((name, "".join(arguments)) for name, arguments in calls),
+        ((call.name, call.arguments) for call in tool_calls_of(parts)),
     )
 
 

@@ -50,10 +50,14 @@ def nesting_of(value: Any, *, most_parts: int) -> Nesting:
     return Nesting(parts, levels)
 
 
-def check_limits(request: GenerationRequest, *, limits: LimitsSettings, vocab_size: int) -> None:
+def check_limits(
+    request: GenerationRequest, sampling: SamplingParams, *, limits: LimitsSettings, vocab_size: int
+) -> None:
     """Check that a request respects the limits of the server and the model.
 
     Raises InvalidRequest, which names the field.
+
+    sampling: the request's parameters, completed by the model's defaults.
     """
     _between("n", request.choices, 1, limits.max_choices)
     if request.max_tokens is not None:
@@ -62,7 +66,7 @@ def check_limits(request: GenerationRequest, *, limits: LimitsSettings, vocab_si
     if request.top_logprobs and not request.want_logprobs:
         raise InvalidRequest("top_logprobs requires logprobs", field="top_logprobs")
     _check_stops(request.stop, limits.max_stop_strings)
-    _check_sampling(request.sampling, vocab_size)
+    _check_sampling(sampling, vocab_size)
 
 
 def check_token_ids(token_ids: Collection[int], *, vocab_size: int, field: str) -> None:

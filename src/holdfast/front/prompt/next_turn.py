@@ -64,7 +64,7 @@ def observer(request: GenerationRequest, bundle: TokenizerBundle, prepared: Prep
     A continued message is not recorded, because the client sends back more text than this request
     generates.
     """
-    if not isinstance(request.prompt, ChatPrompt) or prepared.opening is None:
+    if not isinstance(prepared.prompt, ChatPrompt) or prepared.opening is None:
         return lambda event: None
     opening = tuple(bundle.tokenizer.encode(prepared.opening, add_special_tokens=False))
     prompt = prepared.rules.prompt_token_ids
@@ -73,7 +73,7 @@ def observer(request: GenerationRequest, bundle: TokenizerBundle, prepared: Prep
         return lambda event: None
     recorder = _Recorder(
         bundle=bundle,
-        tools=request.prompt.tools,
+        tools=prepared.prompt.tools,
         opening=prepared.opening,
         opening_token_ids=opening,
         reads_calls=prepared.rules.reads_calls,
@@ -198,7 +198,7 @@ class WarmAhead:
 
         threads: the pool that renders the next turn.
         """
-        prompt = request.prompt
+        prompt = prepared.prompt
         if (
             not bundle.read_ahead
             or not isinstance(prompt, ChatPrompt)

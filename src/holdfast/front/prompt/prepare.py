@@ -64,7 +64,7 @@ from holdfast.models.model_folder import planned_answer_tokens
 from holdfast.wire.commands import SequenceRequest, ThinkingBudget
 from holdfast.wire.events import ModelInfo
 from holdfast.wire.images import ImageLayout, image_keys
-from holdfast.wire.requests import SAMPLING_RANGES, TokenIds
+from holdfast.wire.requests import SAMPLING_RANGES, SamplingParams, TokenIds
 
 Layouts: TypeAlias = Mapping[str, ImageLayout]
 """How a model sees images, by image."""
@@ -85,6 +85,7 @@ _SEED_MASK = 2**63 - 1
 class Prepared:
     """A request that can be served: one sequence per choice, and how to read the answers."""
 
+    prompt: Prompt  # the request's, with the names of its images and as far as it fits
     sequences: tuple[SequenceRequest, ...]
     rules: ChoiceRules
     pieces: TokenPieces
@@ -98,9 +99,7 @@ class Prepared:
     # thoughts
     thought_end: ThinkingBudget | None = None
     unenforced: tuple[str, ...] = ()  # paths of schema keywords that the grammar ignores
-    # the prompt without its middle, and what was left out; None if the prompt was not shortened
-    shortened: Prompt | None = None
-    left_out: TruncatedPart | None = None
+    left_out: TruncatedPart | None = None  # what `prompt` lacks; None if it was not shortened
     layouts: Layouts = field(default_factory=dict)  # of the images in the conversation
 
     @property
@@ -108,9 +107,9 @@ class Prepared:
         """Number of tokens in the prompt, which all choices share."""
         return len(self.rules.prompt_token_ids)
 
-    def choice(self, index: int) -> ChoiceText:
+    def choice(self) -> ChoiceText:
         """Create a new reader for the events of one sequence."""
-        return ChoiceText(index=index, pieces=self.pieces, rules=self.rules)
+        return ChoiceText(pieces=self.pieces, rules=self.rules)
 
 
 def prepare(
@@ -120,11 +119,13 @@ def prepare(
     info: ModelInfo,
     limits: LimitsSettings,
     tools: ToolsSettings = DEFAULT_TOOLS,
+    prompt: Prompt | None = None,
     layouts: Layouts = NO_IMAGES,
 ) -> Prepared:
     """Prepare a request. Raises InvalidRequest and PromptTooLong.
 
-    layouts: how the model sees the images of the conversation, by image.
+    prompt: the request's prompt with the names of its images; None: it has no images.
+    layouts: how the model sees these images, by image.
 
     A max_tokens beyond the context window is silently reduced, because agents send large constants.
     """
@@ -134,39 +135,40 @@ def prepare(
     sampling = with_model_defaults(
         request.sampling, unset=request.unset_sampling, defaults=bundle.generation_defaults
     )
-    request = msgspec.structs.replace(request, sampling=sampling)
-    check_limits(request, limits=limits, vocab_size=info.vocab_size)
-    prompt = prompt_text(request, bundle, info=info)
+    check_limits(request, sampling, limits=limits, vocab_size=info.vocab_size)
+    prompt = request.prompt if prompt is None else prompt
+    text = prompt_text(request, bundle, prompt, info=info)
     left_out: TruncatedPart | None = None
     if request.truncation == "middle":
-        request, left_out = _fitted(request, bundle, prompt, info=info, layouts=layouts)
+        prompt, left_out = _fitted(request, prompt, bundle, text, info=info, layouts=layouts)
         if left_out is not None:
-            prompt = prompt_text(request, bundle, info=info)
-    grammar = answer_grammar(request, bundle.dialect, prompt=prompt, limits=limits, tools=tools)
-    tokens = _checked_tokens(request, bundle, prompt, info=info, layouts=layouts)
-    thought_end = _thought_end(request, bundle, in_reasoning=prompt.in_reasoning)
-    marked = marked_prefixes(request.prompt, tokens)
+            text = prompt_text(request, bundle, prompt, info=info)
+    grammar = answer_grammar(request, bundle.dialect, prompt=text, limits=limits, tools=tools)
+    tokens = _checked_tokens(request, bundle, text, info=info, layouts=layouts)
+    thought_end = _thought_end(request, bundle, in_reasoning=text.in_reasoning)
+    marked = marked_prefixes(prompt, tokens)
     sequences = _sequences(
         request,
         bundle,
         tokens,
         grammar,
+        sampling=sampling,
         marked=marked,
         thought_end=thought_end,
         info=info,
         layouts=layouts,
     )
     return Prepared(
+        prompt=prompt,
         sequences=sequences,
-        rules=_choice_rules(request, bundle, prompt, sequences[0], limits=limits),
+        rules=_choice_rules(request, prompt, bundle, text, sequences[0], limits=limits),
         pieces=bundle.tokenizer.pieces,
-        opening=prompt.opening,
+        opening=text.opening,
         put_back_tokens=tokens.put_back_tokens,
-        dropped_tokens=prompt.dropped_tokens,
+        dropped_tokens=text.dropped_tokens,
         breakpoints=marked,
         thought_end=thought_end,
         unenforced=grammar.unenforced,
-        shortened=None if left_out is None else request.prompt,
         left_out=left_out,
         layouts=layouts,
     )
@@ -206,13 +208,14 @@ def _too_long(request: GenerationRequest, prompt_tokens: int, *, info: ModelInfo
 
 
 def prompt_text(
-    request: GenerationRequest, bundle: TokenizerBundle, *, info: ModelInfo
+    request: GenerationRequest, bundle: TokenizerBundle, asked: Prompt, *, info: ModelInfo
 ) -> PromptText:
     """The text (or the given token ids) of a prompt; a conversation is rendered.
 
     Raises InvalidRequest.
+
+    asked: the prompt of the request, with the names of its images and as far as it fits.
     """
-    asked = request.prompt
     if isinstance(asked, tuple):
         return PromptText(token_ids=asked)
     if isinstance(asked, str):
@@ -267,14 +270,13 @@ def _rendered(
         **bundle.thinking_switch.asked(request.thinking),
         **prompt.template_options,
     }
-    prompt = msgspec.structs.replace(prompt, template_options=options)
     prompt = canonical(prompt, bundle.first_forms, tenant=request.tenant)
     reasoning = bundle.dialect.reasoning
     thought = ("", "") if reasoning is None else (reasoning.start.strip(), reasoning.end.strip())
     if all(thought) and template.reads_thoughts(thought[1]):
         prompt = with_thoughts_apart(prompt, thought=thought)
     past = bundle.known_answers.recall(prompt.messages, tenant=request.tenant)
-    prompt = msgspec.structs.replace(prompt, messages=past.messages)
+    prompt = msgspec.structs.replace(prompt, messages=past.messages, template_options=options)
     prompt = guarded(prompt, bundle.tokenizer.guard, thought=thought)
     # the template writes the special tokens itself, BOS included
     text = with_unescaped_breaks(template.render(prompt, field=request.prompt_field))
@@ -354,18 +356,19 @@ def prompt_tokens(
 
 def _fitted(
     request: GenerationRequest,
+    prompt: Prompt,
     bundle: TokenizerBundle,
-    prompt: PromptText,
+    text: PromptText,
     *,
     info: ModelInfo,
     layouts: Layouts,
-) -> tuple[GenerationRequest, TruncatedPart | None]:
+) -> tuple[Prompt, TruncatedPart | None]:
     """Leave out the middle of a prompt that does not leave enough room for the answer.
 
-    Returns the new request and what was left out; the request unchanged and None if the prompt
-    fits, or if it cannot be shortened enough.
+    Returns the new prompt and what was left out; the prompt unchanged and None if it fits, or if it
+    cannot be shortened enough.
 
-    prompt: the rendered prompt of the request.
+    text: the rendered prompt.
     """
     answer_tokens = planned_answer_tokens(info.context_tokens)
     if request.max_tokens is not None:
@@ -373,17 +376,17 @@ def _fitted(
     limit = info.context_tokens - answer_tokens
     characters = info.context_tokens * MAX_CHARACTERS_PER_TOKEN * _MOST_SHORTENED
     try:
-        tokens = prompt_tokens(request, bundle, prompt, info=info, layouts=layouts)
+        tokens = prompt_tokens(request, bundle, text, info=info, layouts=layouts)
         before = len(tokens.token_ids)
     except PromptTooLong as error:
         before = error.prompt_tokens
-    if before <= limit or len(prompt.text) > characters:
-        return request, None
-    if isinstance(request.prompt, ChatPrompt):
+    if before <= limit or len(text.text) > characters:
+        return prompt, None
+    if isinstance(prompt, ChatPrompt):
         return _fitted_conversation(
-            request, request.prompt, bundle, before=before, limit=limit, layouts=layouts
+            request, prompt, bundle, before=before, limit=limit, layouts=layouts
         )
-    return _fitted_text(request, request.prompt, bundle, before=before, limit=limit)
+    return _fitted_text(prompt, bundle, limit=limit)
 
 
 def _fitted_conversation(
@@ -394,7 +397,7 @@ def _fitted_conversation(
     before: int,
     limit: int,
     layouts: Layouts,
-) -> tuple[GenerationRequest, TruncatedPart | None]:
+) -> tuple[Prompt, TruncatedPart | None]:
     def count(messages: Sequence[Mapping[str, Any]]) -> int:
         shorter = _with_messages(prompt, messages)
         return len(conversation_tokens(request, shorter, bundle, layouts=layouts).token_ids)
@@ -407,7 +410,7 @@ def _fitted_conversation(
         ruler=_TokenRuler(bundle, tenant=request.tenant, layouts=layouts),
     )
     if shortened is None:
-        return request, None
+        return prompt, None
     origins = shortened.origins
     kept = _with_messages(
         prompt,
@@ -418,7 +421,7 @@ def _fitted_conversation(
         tokens=max(0, before - shortened.tokens),
         messages=len(prompt.messages) - sum(origin is not None for origin in origins),
     )
-    return msgspec.structs.replace(request, prompt=kept), left_out
+    return kept, left_out
 
 
 def _with_messages(
@@ -463,13 +466,8 @@ def _moved(at: CacheBreakpoint, origins: Sequence[int | None]) -> CacheBreakpoin
 
 
 def _fitted_text(
-    request: GenerationRequest,
-    prompt: str | tuple[int, ...],
-    bundle: TokenizerBundle,
-    *,
-    before: int,
-    limit: int,
-) -> tuple[GenerationRequest, TruncatedPart | None]:
+    prompt: str | tuple[int, ...], bundle: TokenizerBundle, *, limit: int
+) -> tuple[Prompt, TruncatedPart | None]:
     """As `_fitted`, for a prompt that is a text or token ids instead of a conversation."""
     tokenizer = bundle.tokenizer
     encoded = None
@@ -480,7 +478,7 @@ def _fitted_text(
     # the note, the special tokens around a text, and additional tokens where the parts are joined
     around = len(tokenizer.encode(text_note(tokens), add_special_tokens=True)) + 4
     if limit <= 2 * around:
-        return request, None
+        return prompt, None
     start, end = middle_of_tokens(tokens, limit=limit - around)
     note = text_note(end - start)
     kept: Prompt
@@ -491,8 +489,7 @@ def _fitted_text(
         text = well_formed(str(prompt))
         head, tail = encoded.characters_of(start - 1)[1], encoded.characters_of(end)[0]
         kept = f"{text[:head]}{note}{text[tail:]}"
-    shorter = msgspec.structs.replace(request, prompt=kept)
-    return shorter, TruncatedPart(tokens=end - start)
+    return kept, TruncatedPart(tokens=end - start)
 
 
 class _TokenRuler:
@@ -655,13 +652,14 @@ def _sequences(
     tokens: PromptTokens,
     grammar: AnswerGrammar,
     *,
+    sampling: SamplingParams,
     marked: tuple[MarkedPrefix, ...],
     thought_end: ThinkingBudget | None,
     info: ModelInfo,
     layouts: Layouts,
 ) -> tuple[SequenceRequest, ...]:
     max_tokens = _max_tokens(request, prompt_tokens=len(tokens.token_ids), info=info)
-    seed = secrets.randbits(62) if request.sampling.seed is None else request.sampling.seed
+    seed = secrets.randbits(62) if sampling.seed is None else sampling.seed
     ends: tuple[int, ...] = ()
     if not request.ignore_eos:
         ends = bundle.tokenizer.eos_token_ids
@@ -672,7 +670,7 @@ def _sequences(
         budget = msgspec.structs.replace(thought_end, tokens=request.thinking.budget_tokens)
     predicted = _predicted_tokens(request, bundle, most=max_tokens, info=info)
     banned = dict.fromkeys(grammar.banned_token_ids, SAMPLING_RANGES["logit_bias"][0])
-    logit_bias = request.sampling.logit_bias | banned
+    logit_bias = sampling.logit_bias | banned
     images = image_spans(tokens.images, layouts)
     return tuple(
         SequenceRequest(
@@ -681,7 +679,7 @@ def _sequences(
             images=images,
             max_tokens=max_tokens,
             sampling=msgspec.structs.replace(
-                request.sampling, seed=(seed + index) & _SEED_MASK, logit_bias=logit_bias
+                sampling, seed=(seed + index) & _SEED_MASK, logit_bias=logit_bias
             ),
             stop_token_ids=tuple(token_id for token_id in ends if token_id < info.vocab_size),
             want_logprobs=request.want_logprobs,
@@ -745,14 +743,15 @@ def _thought_end(
 
 def _choice_rules(
     request: GenerationRequest,
+    prompt: Prompt,
     bundle: TokenizerBundle,
-    prompt: PromptText,
+    text: PromptText,
     sequence: SequenceRequest,
     *,
     limits: LimitsSettings,
 ) -> ChoiceRules:
     """The rules for all choices. A completion (no chat) has neither thoughts nor calls."""
-    chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
+    chat = prompt if isinstance(prompt, ChatPrompt) else None
     tokenizer = bundle.tokenizer
     token_ids = sequence.prompt_token_ids
     form_field = ""
@@ -763,7 +762,7 @@ def _choice_rules(
     at_start = len(token_ids) == 1 and token_ids.view[0] == tokenizer.bos_token_id
     echo_text = ""
     if request.echo:
-        echo_text = prompt.text or tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
+        echo_text = text.text or tokenizer.decode(text.token_ids, skip_special_tokens=False)
     return ChoiceRules(
         prompt_token_ids=token_ids,
         stop_token_ids=frozenset(sequence.stop_token_ids),
@@ -773,7 +772,7 @@ def _choice_rules(
         tools=DeclaredTools(() if chat is None else chat.tools),
         reads_calls=bool(chat and chat.tools) and request.tool_choice.mode != "none",
         one_call=not request.tool_choice.parallel,
-        in_reasoning=prompt.in_reasoning,
+        in_reasoning=text.in_reasoning,
         earlier_call_ids=() if chat is None else tuple(_call_ids(chat)),
         form_field=form_field,
         want_logprobs=request.want_logprobs,

@@ -11,23 +11,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from holdfast.front.answers.answer import AnswerReader
-from holdfast.front.output import ToolCall
+from holdfast.front.output import ToolCall, tool_calls_of
 from holdfast.front.prompt.conversation import Message, answer_message
 from holdfast.front.prompt.template import ChatTemplate, common_prefix
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.request import ChatPrompt, Thinking, ThinkingEffort
-from holdfast.front.toolcalls.call_format import (
-    AnswerPart,
-    Call,
-    CallArguments,
-    CallBegun,
-    CallEnded,
-)
+from holdfast.front.toolcalls.call_format import Call
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
 
@@ -247,24 +241,14 @@ def _misread(
     for mark in ends:
         text = text.partition(mark)[0]
     reader = AnswerReader(dialect, tools=DeclaredTools(_TOOLS), in_reasoning=answer.in_thought)
-    parts = [*reader.push(dialect.markers.encode(text)), *reader.flush()]
-    names = [part.name for part in parts if isinstance(part, CallBegun)]
+    read = tool_calls_of([*reader.push(dialect.markers.encode(text)), *reader.flush()])
+    names = [call.name for call in read]
     if names != [call.name for call in calls]:
         return f"{len(calls)} calls were written, {len(names)} were read: {', '.join(names)}"
-    for call, arguments in zip(calls, _arguments(parts), strict=False):
-        if not _is_same(arguments, call.arguments):
-            return f"the arguments of {call.name} were read back as {arguments[:200]}"
+    for call, found in zip(calls, read, strict=True):
+        if not _is_same(found.arguments, call.arguments):
+            return f"the arguments of {call.name} were read back as {found.arguments[:200]}"
     return ""
-
-
-def _arguments(parts: Iterable[AnswerPart]) -> Iterator[str]:
-    text = ""
-    for part in parts:
-        if isinstance(part, CallArguments):
-            text += part.text
-        elif isinstance(part, CallEnded):
-            yield text
-            text = ""
 
 
 def _is_same(text: str, arguments: Mapping[str, Any]) -> bool:

@@ -12,7 +12,7 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
@@ -23,6 +23,7 @@ from holdfast.front.output import (
     ChoiceFinished,
     EndWord,
     OutputDelta,
+    OutputEvent,
     TextDelta,
     ToolArgumentsDelta,
     ToolCallFinished,
@@ -35,7 +36,6 @@ from holdfast.front.server.answers import (
     AnswerFormat,
     Explanation,
     TokenCounts,
-    WholeChoice,
 )
 from holdfast.front.server.problem import Advice, Problem, RequestRefused
 from holdfast.wire.requests import SamplingParams
@@ -358,13 +358,12 @@ class ResponseAnswer(AnswerFormat):
         return begun + self._event("failed", response=self.response)
 
     def whole(
-        self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
+        self, events: Iterable[OutputEvent], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
         """Return the final response object, built from the same events."""
         self.opening(prompt_tokens=counts.prompt_tokens)
-        for delta in choices[0].deltas:
-            self.delta(delta)
-        self.finish(choices[0].end)
+        for event in events:
+            self.piece(event)
         self.closing(counts, explanation)
         return msgspec.json.encode(self.response)
 
@@ -480,10 +479,10 @@ class CompactionAnswer(ResponseAnswer):
         return begun
 
     def whole(
-        self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
+        self, events: Iterable[OutputEvent], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
         """Return the response object or the CompactedResponse."""
-        whole = super().whole(choices, counts, explanation)
+        whole = super().whole(events, counts, explanation)
         if self.replaces is None:
             return whole
         response = self.response

@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
-import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,6 +20,7 @@ from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.openai.answers import ErrorBody, openai_error
 from holdfast.front.openai.endpoints import ModelCard, input_modalities, model_card
 from holdfast.front.records.responses import Item, RecordKey, RecordMissing, ResponseFile
+from holdfast.front.request import GenerationRequest
 from holdfast.front.responses.answer import (
     CompactedResponse,
     CompactionAnswer,
@@ -40,6 +39,9 @@ from holdfast.front.responses.items import (
     summary_seal,
 )
 from holdfast.front.responses.stored import OPERATIONS, ResponseRun
+from holdfast.front.server.access import Seal
+from holdfast.front.server.answers import AnswerPlan
+from holdfast.front.server.context import RequestContext, context_of
 from holdfast.front.server.dialect import Dialect, ModelShapes, answers_of, operation, request_of
 from holdfast.front.server.generation import (
     FollowingResponse,
@@ -55,11 +57,10 @@ from holdfast.front.server.problem import (
     problem_of,
     record_problem,
 )
-from holdfast.front.server.request import extended, json_response, parse, read_body, tenant_in
-from holdfast.front.server.services import Services, is_waited_for, model_of, salted
+from holdfast.front.server.request import json_response, parse, read_body, read_json
+from holdfast.front.server.services import Services, is_waited_for
 from holdfast.front.telemetry.request_log import RECORD, AnswerRecord
 
-_SESSION_HEADERS = ("session-id", "session_id")  # names in current and earlier versions of Codex
 # fields of a function that the response shows even if the request left them out
 _FUNCTION: Mapping[str, Any] = dict.fromkeys(("description", "parameters", "strict"))
 _REPEATED = {
@@ -123,13 +124,14 @@ async def compact_response(request: Request, services: Services) -> Response:
 )
 async def count_input_tokens(request: Request, services: Services) -> Response:
     """Count the tokens of an input, including tools."""
-    body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
-    asked = parse(ResponseRequest, body)
-    services = salted(services, asked.cache_salt)
-    resolved = await _resolved(asked, request, services)
+    asked = await read_json(request, ResponseRequest, services.limits)
+    context = context_of(request, services, cache_salt=asked.cache_salt)
+    resolved = await _resolved(asked, context)
     offered = resolved.asked.offered(resolved.before, limits=services.limits)
-    counted = resolved.asked.request(services, "", offered=offered, before=resolved.before)
-    encoded = await services.encode(msgspec.structs.replace(counted, tenant=resolved.tenant))
+    counted = resolved.asked.request(
+        context, offered=offered, before=resolved.before, only_counts=True
+    )
+    encoded = await services.encode(counted)
     return json_response(InputTokens(input_tokens=len(encoded.token_ids)))
 
 
@@ -145,24 +147,28 @@ async def _generated(
     asked = parse(ResponseRequest, body)
     if only_compacts:
         asked = _compaction(asked)
-    services = salted(services, asked.cache_salt)
-    resolved = await _resolved(asked, request, services)
+    context = context_of(request, services, cache_salt=asked.cache_salt)
+    resolved = await _resolved(asked, context)
     asked = resolved.asked
     offered = asked.offered(resolved.before, limits=services.limits)
-    form = _form(asked, services, offered)
+    generated = asked.request(context, offered=offered, before=resolved.before)
+    form = _form(asked, generated, offered, seal=context.seal)
     if only_compacts:
         assert isinstance(form, CompactionAnswer), "the input ends with a trigger"
         form.replaces = [*resolved.before, *items_of(asked.input)]
-    generated = asked.request(services, form.id, offered=offered, before=resolved.before)
-    plan = asked.plan_of([generated], form, session_key=_session_key(request))
-    plan = extended(plan, request, limits=services.limits)
+    plan = AnswerPlan(
+        requests=[generated],
+        form=form,
+        streams=bool(asked.stream or asked.background),  # a background answer is stored by events
+        explains=asked.explains,
+    )
     run = None
     if not only_compacts and (asked.stores or asked.conversation_id is not None):
-        run = ResponseRun(form, asked, resolved.tenant, resolved.items, services)
+        run = ResponseRun(form, asked, context.tenant, resolved.items, services)
         if asked.background:
-            generation = GenerationResponse(services, replace(plan, streams=True), answer)
+            generation = GenerationResponse(context, plan, answer)
             return await _in_background(request, services, generation, run)
-    attended = _AttendedResponse(services, plan, answer, identity=identity)
+    attended = _AttendedResponse(context, plan, answer, identity=identity)
     attended.run = run
     attended.streams_overflow = plan.streams and is_codex(request.headers)
     return attended
@@ -172,12 +178,6 @@ def is_codex(headers: Mapping[str, str]) -> bool:
     """Whether a request comes from Codex."""
     names = [headers.get(name, "").lower() for name in ("originator", "user-agent")]
     return any(name.startswith("codex") for name in names)
-
-
-def _session_key(request: Request) -> str:
-    """Return the session that the headers name; empty if none."""
-    named = (request.headers.get(name) for name in _SESSION_HEADERS)
-    return next(filter(None, named), "")
 
 
 def _compaction(asked: ResponseRequest) -> ResponseRequest:
@@ -194,15 +194,17 @@ def _compaction(asked: ResponseRequest) -> ResponseRequest:
     return asked.model_copy(update={"input": items, "store": False})
 
 
-def _form(asked: ResponseRequest, services: Services, offered: OfferedTools) -> ResponseAnswer:
-    response = _response(asked, services)
+def _form(
+    asked: ResponseRequest, generated: GenerationRequest, offered: OfferedTools, *, seal: Seal
+) -> ResponseAnswer:
+    response = _response(asked, generated)
     if asks_for_compaction(items_of(asked.input)):
-        seal = summary_seal(services.seal, response.model)
+        seal = summary_seal(seal, response.model)
         return CompactionAnswer(response, tools=offered, shows=asked.shows(), seal=seal.close)
-    return ResponseAnswer(response, tools=offered, shows=asked.shows(), seal=services.seal.close)
+    return ResponseAnswer(response, tools=offered, shows=asked.shows(), seal=seal.close)
 
 
-def _response(asked: ResponseRequest, services: Services) -> ResponseObject:
+def _response(asked: ResponseRequest, generated: GenerationRequest) -> ResponseObject:
     """Create the response object, before anything is generated."""
     said = asked.model_dump(mode="json", include=_REPEATED, by_alias=True, exclude_unset=True)
     given = {name: value for name, value in said.items() if value is not None}
@@ -212,12 +214,12 @@ def _response(asked: ResponseRequest, services: Services) -> ResponseObject:
         ]
     text = {"format": {"type": "text"}, **given.pop("text", {})}
     return ResponseObject(
-        id=f"resp_{uuid.uuid4().hex}",
+        id=generated.request_id,
         status="queued" if asked.background else "in_progress",
         store=asked.stores,
         conversation={"id": asked.conversation_id} if asked.conversation_id else None,
         created_at=int(time.time()),
-        model=model_of(services, asked.model),
+        model=generated.model,
         text=text,
         **sampling_fields(asked.sampling()),
         **given,
@@ -228,19 +230,19 @@ def _response(asked: ResponseRequest, services: Services) -> ResponseObject:
 class _Resolved:
     """A request and the stored items that it refers to."""
 
-    tenant: str
     asked: ResponseRequest  # with references in the input replaced by the items
     items: Sequence[Item]  # items of the input, in stored form
     before: Sequence[Any]  # stored items that the request continues
 
 
-async def _resolved(asked: ResponseRequest, request: Request, services: Services) -> _Resolved:
+async def _resolved(asked: ResponseRequest, context: RequestContext) -> _Resolved:
     """Look up the stored items, response or conversation that a request refers to.
 
     Raises RequestRefused if one of them does not exist.
     """
+    services = context.services
+    tenant = context.tenant
     asked.refuse_what_cannot_be_served(services.limits)
-    tenant = tenant_in(request, cache_salt=asked.cache_salt or "")
     items: list[Item] = [shown_item(item) for item in items_of(asked.input)]
     references = [place for place, item in enumerate(items) if _is_reference(item)]
     if references:
@@ -258,7 +260,7 @@ async def _resolved(asked: ResponseRequest, request: Request, services: Services
     elif asked.conversation_id is not None:
         key = RecordKey(tenant, asked.conversation_id, "conversation")
         before = await _conversation(services, key)
-    return _Resolved(tenant=tenant, asked=asked, items=items, before=continued(before))
+    return _Resolved(asked=asked, items=items, before=continued(before))
 
 
 def _is_reference(item: Mapping[str, Any]) -> bool:

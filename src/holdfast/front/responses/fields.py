@@ -22,18 +22,26 @@ from typing_extensions import TypedDict
 
 from holdfast.config import LimitsSettings
 from holdfast.front.openai.fields import KNOWN, JsonSchemaFormat, SamplingFields
-from holdfast.front.request import ChatPrompt, GenerationRequest, OutputFormat, ToolChoice
+from holdfast.front.request import (
+    ChatPrompt,
+    GenerationRequest,
+    OutputFormat,
+    ToolChoice,
+    new_request_id,
+)
 from holdfast.front.responses.hosted_items import TOOL_ITEMS, UPDATE, is_client_item, is_left_out
 from holdfast.front.responses.items import (
+    SUMMARY_TURN,
     InputItem,
     asks_for_compaction,
     conversation,
     items_of,
     kind_of,
     model_name,
-    summary_request,
+    summary_options,
     summary_seal,
 )
+from holdfast.front.server.context import RequestContext
 from holdfast.front.server.fields import (
     MANY,
     ONE,
@@ -54,7 +62,7 @@ from holdfast.front.server.fields import (
     thinking_of,
 )
 from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
-from holdfast.front.server.services import Services, model_of
+from holdfast.front.server.services import model_of
 
 # features of OpenAI's own service
 _HOSTED = ("prompt", "context_management", "moderation", "access_programs", "image")
@@ -309,6 +317,7 @@ class Shows:
 class ResponseRequest(SamplingFields):
     """A request to generate a response to an input."""
 
+    session_headers = ("session-id", "session_id")  # of current and earlier versions of Codex
     input: Input | None = optional("A text, or the conversation as items, oldest first.")
     instructions: str | None = optional("A system message before the input.")
     stream_options: ResponseStreamOptions | None = None
@@ -349,45 +358,57 @@ class ResponseRequest(SamplingFields):
 
     def request(
         self,
-        services: Services,
-        request_id: str,
+        context: RequestContext,
         *,
         offered: OfferedTools,
         before: Sequence[Mapping[str, Any]],
+        only_counts: bool = False,
     ) -> GenerationRequest:
-        """Return what to generate. Raises RequestRefused."""
+        """Return what to generate, or the tokens of which prompt to count. Raises RequestRefused."""
         items = [*before, *items_of(self.input)]
         compacts = asks_for_compaction(items)
         if compacts:
             items.pop()
         if not items:
             raise missing_field("input")
-        model = model_of(services, self.model)
+        model = model_of(context.services, self.model)
+        seal = context.seal
         messages = conversation(
             items,
             instructions=self.instructions,
-            unseal=services.seal.open,
-            open_summary=summary_seal(services.seal, model).open,
+            unseal=seal.open,
+            open_summary=summary_seal(seal, model).open,
             earlier=len(before),
         )
         parallel = self.parallel_tool_calls is not False
         reasoning, text = self._configuration(items, earlier=len(before))
-        request = GenerationRequest(
-            request_id=request_id,
-            model=model,
-            prompt=ChatPrompt(
-                messages=messages, tools=offered.definitions, tool_fields=offered.fields
-            ),
-            max_tokens=self.max_output_tokens,
-            want_logprobs=self.shows().logprobs,
-            top_logprobs=self.top_logprobs or 0,
-            tool_choice=choice_of(self.tool_choice, offered=offered, parallel=parallel),
-            thinking=thinking_of(said={"reasoning": reasoning}),
-            output_format=text,
-            prompt_field="input",
-            **self.request_options(),
+        choice = choice_of(self.tool_choice, offered=offered, parallel=parallel)
+        thinking = thinking_of(said={"reasoning": reasoning})
+        if compacts:
+            messages = (*messages, SUMMARY_TURN)
+            asked = summary_options(max_tokens=self.max_output_tokens, thinking=thinking)
+        else:
+            asked = {
+                "max_tokens": self.max_output_tokens,
+                "want_logprobs": self.shows().logprobs,
+                "top_logprobs": self.top_logprobs or 0,
+                "tool_choice": choice,
+                "thinking": thinking,
+                "output_format": text,
+            }
+        prompt = ChatPrompt(
+            messages=messages, tools=offered.definitions, tool_fields=offered.fields
         )
-        return summary_request(request) if compacts else request
+        # a count belongs to no session
+        options = {"tenant": context.tenant} if only_counts else self.request_options(context)
+        return GenerationRequest(
+            request_id=new_request_id("resp_"),
+            model=model,
+            prompt=prompt,
+            prompt_field="input",
+            **asked,
+            **options,
+        )
 
     def _configuration(
         self, items: Sequence[Mapping[str, Any]], *, earlier: int

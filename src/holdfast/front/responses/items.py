@@ -23,7 +23,7 @@ from holdfast.front.images.sources import (
 )
 from holdfast.front.output import separator
 from holdfast.front.records.responses import Item
-from holdfast.front.request import ChatPrompt, GenerationRequest, Thinking, ToolChoice
+from holdfast.front.request import Thinking, ToolChoice
 from holdfast.front.responses.hosted_items import (
     answered_calls,
     call_of,
@@ -43,7 +43,7 @@ from holdfast.front.server.problem import RequestRefused, invalid_field, missing
 TRIGGER = "compaction_trigger"
 _SUMMARY_TOKENS = 2048
 _THOUGHT_TOKENS = 1024
-_SUMMARY_REQUEST = {
+SUMMARY_TURN = {
     "role": "user",
     "content": (
         "The conversation above is about to be removed from your context. Write a summary that "
@@ -337,30 +337,22 @@ def summary_seal(seal: Seal, model: str) -> Seal:
     return seal.of(f"summary by {model}")
 
 
-def summary_request(request: GenerationRequest) -> GenerationRequest:
-    """Return the request that makes the model summarize the conversation of `request`.
+def summary_options(*, max_tokens: int | None, thinking: Thinking) -> dict[str, Any]:
+    """Return the fields of the GenerationRequest that makes the model summarize a conversation.
 
-    The prompt begins with the conversation, including tools, so most of it is in the prefix cache.
-    Raises RequestRefused if no token may be generated.
+    The conversation, followed by SUMMARY_TURN, is the prompt. It includes the tools, so most of it
+    is in the prefix cache. Raises RequestRefused if no token may be generated.
     """
-    if request.max_tokens == 0:
+    if max_tokens == 0:
         reason = "a summary needs at least 1 token"
         raise invalid_field("max_output_tokens", reason, shown=", got 0")
-    thinking = request.thinking
     if thinking.effort != "off" and thinking.budget_tokens is None:
         thinking = Thinking(effort=thinking.effort, budget_tokens=_THOUGHT_TOKENS)
-    assert isinstance(request.prompt, ChatPrompt), "responses are made of conversations"
-    messages = (*request.prompt.messages, _SUMMARY_REQUEST)
-    return msgspec.structs.replace(
-        request,
-        prompt=msgspec.structs.replace(request.prompt, messages=messages),
-        max_tokens=request.max_tokens or _SUMMARY_TOKENS + _THOUGHT_TOKENS,
-        tool_choice=ToolChoice(mode="none"),
-        thinking=thinking,
-        output_format=None,
-        want_logprobs=False,
-        top_logprobs=0,
-    )
+    return {
+        "max_tokens": max_tokens or _SUMMARY_TOKENS + _THOUGHT_TOKENS,
+        "tool_choice": ToolChoice(mode="none"),
+        "thinking": thinking,
+    }
 
 
 def stored_input(items: Iterable[Mapping[str, Any]]) -> list[Item]:

@@ -39,13 +39,14 @@ from holdfast.front.responses.items import (
     stored_output,
     with_sealed_thought,
 )
+from holdfast.front.server.context import RequestContext, context_of
 from holdfast.front.server.dialect import Shape, answers_of, operation, query_of, request_of
 from holdfast.front.server.fields import INT64_MAX, STRICT, UnsupportedFields, optional
 from holdfast.front.server.generation import FollowingResponse
 from holdfast.front.server.held_answers import EventLog, NumberedEvent
 from holdfast.front.server.problem import RequestRefused, invalid_field, problem_of
-from holdfast.front.server.request import M, json_response, number_in, parse, read_body, tenant_in
-from holdfast.front.server.services import Services, salted
+from holdfast.front.server.request import M, json_response, number_in, parse, read_body
+from holdfast.front.server.services import Services
 
 _MOST_LISTED = 100
 _LISTED = 20
@@ -273,7 +274,7 @@ async def get_response(request: Request, services: Services) -> Response:
         included = (*query.getlist("include[]"), *query.getlist("include"))
         if "reasoning.encrypted_content" not in included:
             return _json(_shown(record))
-        return _json(_shown(record, seal=salted(services, query.get("cache_salt")).seal.close))
+        return _json(_shown(record, seal=_context(request, services).seal.close))
     _refuse_elsewhere(record)
     events = await _call(request, services, "response", ResponseFile.events)
     if not events:
@@ -291,7 +292,7 @@ async def delete_response(request: Request, services: Services) -> Response:
     """
     run = _run(request, services)
     await _call(request, services, "response", ResponseFile.delete)
-    key = _key(request, "response")
+    key = _key(request, services, "response")
     services.held.named.pop(key, None)
     if run is not None and run.asked.background:
         run.stop()
@@ -334,7 +335,7 @@ async def create_conversation(request: Request, services: Services) -> Response:
     created = ConversationObject(
         id=f"conv_{uuid.uuid4().hex}", created_at=int(time.time()), metadata=asked.metadata or {}
     )
-    key = RecordKey(_tenant(request), created.id, "conversation")
+    key = RecordKey(_context(request, services).tenant, created.id, "conversation")
     items = _checked(asked.items or [])
     body = msgspec.to_builtins(created)
     await services.responses.call(ResponseFile.put, key, body, items=items)
@@ -432,23 +433,23 @@ async def _call(
 
     Raises RequestRefused if the record does not exist.
     """
-    key = _key(request, kind)
+    key = _key(request, services, kind)
     try:
         return await services.responses.call(method, key, *args)
     except RecordMissing:
         raise _not_found(kind, key.id) from None
 
 
-def _key(request: Request, kind: Kind) -> RecordKey:
-    return RecordKey(_tenant(request), request.path_params[f"{kind}_id"], kind)
+def _key(request: Request, services: Services, kind: Kind) -> RecordKey:
+    return RecordKey(_context(request, services).tenant, request.path_params[f"{kind}_id"], kind)
 
 
-def _tenant(request: Request) -> str:
-    return tenant_in(request, cache_salt=request.query_params.get("cache_salt", ""))
+def _context(request: Request, services: Services) -> RequestContext:
+    return context_of(request, services, cache_salt=request.query_params.get("cache_salt"))
 
 
 def _run(request: Request, services: Services) -> ResponseRun | None:
-    found = services.held.named.get(_key(request, "response"))
+    found = services.held.named.get(_key(request, services, "response"))
     return found if isinstance(found, ResponseRun) else None
 
 

@@ -6,36 +6,32 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import msgspec
 from msgspec import Struct
 from starlette.types import Send
 
-from holdfast.config import KVBitsChoice
 from holdfast.front.output import (
     ChoiceFinished,
     OutputDelta,
+    OutputEvent,
     PromptProgress,
-    TextKind,
     ThoughtEnder,
-    TokenText,
-    ToolCall,
     TruncatedPart,
-    text_of,
-    tool_calls_of,
 )
-from holdfast.front.request import GenerationRequest, MarkedPrefix, Truncation
-from holdfast.front.server.access import Caller
+from holdfast.front.request import GenerationRequest, MarkedPrefix
 from holdfast.front.server.problem import Problem, problem_of
 from holdfast.wire.events import CacheOutcome
 from holdfast.wire.requests import SamplingParams
 
 # time between two checks for silence; a keep-alive is therefore sent after 5 to 10 silent seconds
 KEEP_ALIVE_SECONDS = 5.0
-MOST_READY_BYTES = 64 << 10  # the socket's buffer may hold as many bytes in addition
+# Bounds one write and what waits behind it: a stream that was unread for a while, or the answer of an
+# earlier request, is ready as a whole. The socket's buffer may hold as many bytes in addition.
+MOST_READY_BYTES = 64 << 10
 HEADER_GRACE_SECONDS = 0.5  # delay of the headers, so that an early failure gets its own status
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"  # a comment, which readers of server-sent events ignore
 _HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
@@ -269,34 +265,6 @@ class TokenCounts:
         }
 
 
-@dataclass(slots=True)
-class WholeChoice:
-    """One choice of an answer that is sent in one piece, accumulated from its events."""
-
-    deltas: list[OutputDelta] = field(default_factory=list)
-    finished: ChoiceFinished | None = None  # the last event, once it has arrived
-
-    @property
-    def end(self) -> ChoiceFinished:
-        """The last event of the choice."""
-        assert self.finished is not None, "an answer is sent after its end"
-        return self.finished
-
-    def text(self, kind: TextKind = "text") -> str:
-        """All text of one kind in the choice."""
-        return text_of(self.deltas, kind)
-
-    @property
-    def tool_calls(self) -> tuple[ToolCall, ...]:
-        """The choice's tool calls, in order."""
-        return tool_calls_of(self.deltas)
-
-    @property
-    def logprobs(self) -> list[TokenText]:
-        """The choice's tokens with their log-probabilities, in order."""
-        return [token for delta in self.deltas for token in delta.logprobs]
-
-
 class StreamFormat(abc.ABC):
     """What a protocol defines so that `EventWriter` can write a stream in the protocol's format."""
 
@@ -352,6 +320,12 @@ class AnswerFormat(StreamFormat):
     def finish(self, event: ChoiceFinished) -> bytes:
         """The bytes that end a choice."""
 
+    def piece(self, event: OutputEvent) -> bytes:
+        """The bytes for any event: those of `delta`, `progress` or `finish`."""
+        if isinstance(event, ChoiceFinished):
+            return self.finish(event)
+        return self.progress(event) if isinstance(event, PromptProgress) else self.delta(event)
+
     @abc.abstractmethod
     def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
         """The bytes that end a stream, with its end mark.
@@ -361,28 +335,19 @@ class AnswerFormat(StreamFormat):
 
     @abc.abstractmethod
     def whole(
-        self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
+        self, events: Iterable[OutputEvent], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
-        """The whole answer as JSON."""
+        """The whole answer as JSON, made from all events of the answer as its stream is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerPlan:
     """A checked request: what to generate, and the format of the answer."""
 
-    requests: Sequence[GenerationRequest]  # one per prompt
+    requests: Sequence[GenerationRequest]  # one per prompt, all with as many choices
     form: AnswerFormat
-    truncation: Truncation = "disabled"
     streams: bool = False
-    choices_per_prompt: int = 1
-    explains: bool = False  # whether the answer contains an `Explanation`
-    cache_salt: str = ""  # only requests with the same salt share cached prompts
-    session_id: str | None = None  # from the body, not validated; the header overrides it
-    session_key: str = ""  # any text; names the session if neither body nor header does
-    kv_bits: KVBitsChoice | Literal[""] = ""
-    can_wait: bool = False  # whether the body asks for batch priority
-    caller: Caller = field(default_factory=Caller)
-    time_limit_seconds: float = 0.0  # including queueing; 0: no limit
+    explains: bool = False  # whether the body asks for an `Explanation`
 
 
 class EventWriter:

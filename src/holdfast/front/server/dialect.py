@@ -29,7 +29,6 @@ from holdfast.config import ServerSettings
 from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.server.access import KEY_HEADER_NAMES, check_admin
 from holdfast.front.server.problem import Problem, problem_of, record_problem
-from holdfast.front.server.request import tenant_in
 from holdfast.front.server.services import Services
 from holdfast.front.telemetry.request_log import RECORD, RequestRecord
 
@@ -67,18 +66,8 @@ class Operation:
         request = Request(scope, receive, send)
         if self.needs_admin:
             check_admin(request)
-        response = await self.handler(request, _services_of(request))
+        response = await self.handler(request, request.app.state.services)
         await response(scope, receive, send)
-
-
-def _services_of(request: Request) -> Services:
-    """The services for one request, which encrypt texts with the key of the request's tenant.
-
-    No other tenant can decrypt these texts.
-    """
-    services: Services = request.app.state.services
-    tenant = tenant_in(request, cache_salt="")
-    return replace(services, seal=services.seal.of(tenant)) if tenant else services
 
 
 def operation(

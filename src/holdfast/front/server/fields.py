@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
@@ -21,6 +21,7 @@ from holdfast.front.images.sources import (
 )
 from holdfast.front.prompt.limits import nesting_of
 from holdfast.front.request import Thinking, ThinkingEffort, ToolChoice
+from holdfast.front.server.context import RequestContext
 from holdfast.front.server.problem import RequestRefused, invalid_field
 from holdfast.wire.requests import SAMPLING_RANGES
 
@@ -196,8 +197,12 @@ class SaltField(BaseModel):
 
 
 class SharedFields(SaltField):
-    """Fields of all requests that generate: cache, session, truncation, Holdfast's own options."""
+    """Fields of all requests that generate: cache, session, truncation, Holdfast's own options.
 
+    session_headers: headers in which clients of the protocol name the session.
+    """
+
+    session_headers: ClassVar[tuple[str, ...]] = ()
     session_id: str | None = optional(
         "The session of the request, which is opened if it does not exist."
     )
@@ -215,18 +220,34 @@ class SharedFields(SaltField):
     )
     holdfast: HoldfastOptions | None = optional("Options that only Holdfast has.")
 
-    def plan_options(self, *, session_key: str = "") -> dict[str, Any]:
-        """The arguments for AnswerPlan that follow from these fields.
+    @property
+    def can_wait(self) -> bool:
+        """Whether the body asks for batch priority."""
+        return False
 
-        session_key: the session to use if neither body nor X-Session-ID names one.
+    @property
+    def shortens_prompt(self) -> bool:
+        """Whether to leave out the middle of a prompt that does not fit the context."""
+        return self.truncation in _SHORTENING
+
+    @property
+    def explains(self) -> bool:
+        """Whether the body asks for an explanation of how much was cached."""
+        return bool(self.holdfast and self.holdfast.explain)
+
+    def request_options(self, context: RequestContext) -> dict[str, Any]:
+        """The fields of a GenerationRequest that follow from these fields and the headers.
+
+        Raises RequestRefused for an invalid session or priority.
         """
+        keys = (self.prompt_cache_key, *map(context.headers.get, self.session_headers))
+        key = next(filter(None, keys), "")
         return {
-            "cache_salt": self.cache_salt or "",
-            "session_id": self.session_id,
-            "session_key": self.prompt_cache_key or session_key,
+            "tenant": context.tenant,
+            "session_id": context.session_id(named=self.session_id, key=key),
+            "service": context.service(can_wait=self.can_wait),
             "kv_bits": str(self.kv_bits or ""),
-            "truncation": "middle" if self.truncation in _SHORTENING else "disabled",
-            "explains": bool(self.holdfast and self.holdfast.explain),
+            "truncation": "middle" if self.shortens_prompt else "disabled",
         }
 
 

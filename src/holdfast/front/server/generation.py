@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -37,13 +37,13 @@ from holdfast.front.server.answers import (
     Explanation,
     StreamFormat,
     TokenCounts,
-    WholeChoice,
     explain_choice,
     explanation_of,
 )
+from holdfast.front.server.context import RequestContext, context_of
 from holdfast.front.server.held_answers import HeldAnswer, RequestIdentity, identity_of
 from holdfast.front.server.problem import problem_of, record_problem
-from holdfast.front.server.request import extended, read_body, service_in, tenant_in, time_limit_in
+from holdfast.front.server.request import read_body
 from holdfast.front.server.services import (
     ActiveRequest,
     OutputStream,
@@ -70,20 +70,34 @@ SESSION_FIELDS: Mapping[str, tuple[Any, ...]] = {"session_id": (), "prompt_cache
 _LARGE_BODY_BYTES = 1 << 20  # hashing more would delay other answers by milliseconds
 Asked = TypeVar("Asked", EmbeddingRequest, RankRequest)
 Read = TypeVar("Read", bound=TextRead)
+Plan_co = TypeVar("Plan_co", covariant=True)
+
+
+class RequestBody(Protocol[Plan_co]):
+    """The parsed body of a request."""
+
+    @property
+    def cache_salt(self) -> str | None:
+        """Only requests with the same salt share cached prefixes."""
+        ...
+
+    def plan(self, context: RequestContext) -> Plan_co:
+        """What to compute, and the format of the answer. Raises RequestRefused."""
+        ...
 
 
 async def generate(
     request: Request,
     services: Services,
-    plan_of: Callable[[bytes], AnswerPlan],
+    read: Callable[[bytes], RequestBody[AnswerPlan]],
     *,
     body: bytes | None = None,
     outlives_client: bool = True,
 ) -> Response:
     """Create the answer to a request for generated text.
 
-    plan_of: turns the body into a plan, or raises RequestRefused.
-    body: the request's body, if it has been read already.
+    read: parses the body, or raises RequestRefused.
+    body: the request's body, if it has been received already.
     outlives_client: whether a retry of the request may get the answer.
     """
     answer = AnswerRecord(services.metrics)
@@ -96,8 +110,9 @@ async def generate(
         identity = await asyncio.to_thread(identity_of, request, body, services.server)
     if (taken := rejoined(identity, request, services)) is not None:
         return taken
-    plan = extended(plan_of(body), request, limits=services.limits)
-    return GenerationResponse(services, plan, answer, identity=identity)
+    asked = read(body)
+    context = context_of(request, services, cache_salt=asked.cache_salt)
+    return GenerationResponse(context, asked.plan(context), answer, identity=identity)
 
 
 class GenerationResponse(Response):
@@ -105,16 +120,21 @@ class GenerationResponse(Response):
 
     def __init__(
         self,
-        services: Services,
+        context: RequestContext,
         plan: AnswerPlan,
         answer: AnswerRecord,
         *,
         identity: RequestIdentity | None = None,
     ) -> None:
-        """identity: identifies retries of the request; None: no other request gets this answer."""
+        """Raises RequestRefused for an invalid time limit.
+
+        identity: identifies retries of the request; None: no other request gets this answer.
+        """
         super().__init__()
-        self._services = services
+        self._services = context.services
+        self._caller = context.caller
         self._plan = plan
+        self._explains = plan.explains or context.wants_explanation
         self._answer = answer
         self._identity = identity
         self._held: HeldAnswer | None = None
@@ -122,7 +142,7 @@ class GenerationResponse(Response):
         self._is_lost = False  # the client is gone; the answer may still be generated
         self._writer: EventWriter | None = None  # only if the answer is streamed
         self._stream: OutputStream | None = None  # set when the worker has accepted the request
-        self._limit = TimeLimit(plan.time_limit_seconds)
+        self._limit = TimeLimit(context.time_limit_seconds())
         self._explained: list[tuple[GenerationRequest, Explanation]] = []  # one for each prompt
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -138,7 +158,7 @@ class GenerationResponse(Response):
         answers = sum(request.choices for request in self._plan.requests)
         with ExitStack() as counted, services.active.entered(record) as active:
             counted.enter_context(
-                services.at_once.counted(self._plan.caller, answers, limits=services.limits)
+                services.at_once.counted(self._caller, answers, limits=services.limits)
             )
             self._active = active
             services.held.make_way()
@@ -237,7 +257,7 @@ class GenerationResponse(Response):
             prompt_tokens=stream.prompt_tokens,
             put_back_tokens=stream.put_back_tokens,
             dropped_tokens=stream.dropped_tokens,
-            choices_per_prompt=self._plan.choices_per_prompt,
+            choices_per_prompt=requests[0].choices,
             prompt=_content(self._plan) if self._services.log.content else "",
         )
         record.answer = self._answer
@@ -251,26 +271,19 @@ class GenerationResponse(Response):
             yield form.opening(prompt_tokens=stream.prompt_tokens)
             async for event in self._limit.events(stream):
                 self._observe(event, record)
-                yield _piece_of(form, event)
+                yield form.piece(event)
         except HoldfastError as error:
             record_problem(record, problem_of(error), error)
             raise
         yield form.closing(self._counts(stream), self._explanation(stream, record))
 
     async def _write_whole(self, send: Send, stream: OutputStream, record: RequestRecord) -> None:
-        choices = [
-            WholeChoice() for _ in range(len(self._plan.requests) * self._plan.choices_per_prompt)
-        ]
+        events: list[OutputEvent] = []
         async for event in self._limit.events(stream):
             self._observe(event, record)
-            if isinstance(event, PromptProgress):
-                continue
-            if isinstance(event, ChoiceFinished):
-                choices[event.index].finished = event
-            else:
-                choices[event.index].deltas.append(event)
+            events.append(event)
         body = self._plan.form.whole(
-            choices, self._counts(stream), self._explanation(stream, record)
+            events, self._counts(stream), self._explanation(stream, record)
         )
         if self._held is not None:
             self._services.held.keep(self._held, body)
@@ -314,18 +327,12 @@ class GenerationResponse(Response):
             )
             for event, _ in answer.ends
         ]
-        per_prompt = self._plan.choices_per_prompt
+        per_prompt = self._plan.requests[0].choices
         for choice in choices:
             if choice.index % per_prompt == 0:  # the choices of a prompt share one prefill
                 request = self._plan.requests[choice.index // per_prompt]
                 self._explained.append((request, choice))
-        return explanation_of(choices) if self._plan.explains else None
-
-
-def _piece_of(form: AnswerFormat, event: OutputEvent) -> bytes:
-    if isinstance(event, ChoiceFinished):
-        return form.finish(event)
-    return form.progress(event) if isinstance(event, PromptProgress) else form.delta(event)
+        return explanation_of(choices) if self._explains else None
 
 
 def _refuse_broken_end(event: ChoiceFinished) -> None:
@@ -521,7 +528,6 @@ class ReadingPlan(Generic[Asked, Read]):
 
     request: Asked
     form: Callable[[Sequence[Read]], bytes]  # creates the body of the answer
-    cache_salt: str = ""
 
 
 EmbeddingPlan: TypeAlias = ReadingPlan[EmbeddingRequest, Embedding]
@@ -529,45 +535,45 @@ RankPlan: TypeAlias = ReadingPlan[RankRequest, Relevance]
 
 
 async def embed(
-    request: Request, services: Services, plan_of: Callable[[bytes], EmbeddingPlan]
+    request: Request, services: Services, read: Callable[[bytes], RequestBody[EmbeddingPlan]]
 ) -> Response:
     """Answer a request for embeddings.
 
-    plan_of: turns the body into a plan, or raises RequestRefused.
+    read: as for `generate`.
     """
-    return await _read(request, services, plan_of, services.embed)
+    return await _read(request, services, read, services.embed)
 
 
 async def rank(
-    request: Request, services: Services, plan_of: Callable[[bytes], RankPlan]
+    request: Request, services: Services, read: Callable[[bytes], RequestBody[RankPlan]]
 ) -> Response:
     """Answer a request to rank documents.
 
-    plan_of: as for `embed`.
+    read: as for `generate`.
     """
-    return await _read(request, services, plan_of, services.rank)
+    return await _read(request, services, read, services.rank)
 
 
 async def _read(
     request: Request,
     services: Services,
-    plan_of: Callable[[bytes], ReadingPlan[Asked, Read]],
+    read: Callable[[bytes], RequestBody[ReadingPlan[Asked, Read]]],
     call: Callable[[Asked], Awaitable[tuple[Read, ...]]],
 ) -> Response:
     answer = AnswerRecord(services.metrics)
-    plan = plan_of(await read_body(request, limit_bytes=services.limits.max_body_bytes))
-    tenant = tenant_in(request, cache_salt=plan.cache_salt)
-    asked = msgspec.structs.replace(plan.request, tenant=tenant, service=service_in(request))
-    limit = TimeLimit(time_limit_in(request.headers, limits=services.limits))
+    asked = read(await read_body(request, limit_bytes=services.limits.max_body_bytes))
+    context = context_of(request, services, cache_salt=asked.cache_salt)
+    plan = asked.plan(context)
+    limit = TimeLimit(context.time_limit_seconds())
 
     async def body() -> bytes:
-        with services.at_once.counted(caller_of(request), 1, limits=services.limits):
+        with services.at_once.counted(context.caller, 1, limits=services.limits):
             async with limit.enforced():
-                read = await call(asked)
-        answer.has_read(asked.model, read)
-        return await asyncio.to_thread(plan.form, read)  # thousands of vectors take a second
+                found = await call(plan.request)
+        answer.has_read(plan.request.model, found)
+        return await asyncio.to_thread(plan.form, found)  # thousands of vectors take a second
 
-    return _ReadingResponse(services, asked.model, answer, body)
+    return _ReadingResponse(services, plan.request.model, answer, body)
 
 
 class _ReadingResponse(Response):

@@ -19,10 +19,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.config import ServerSettings
 from holdfast.errors import ConfigError
-from holdfast.front.server.access import CALLER, KEY_HEADERS, Caller, Drain, KeyRing, given_keys
+from holdfast.front.server.access import (
+    CALLER,
+    KEY_HEADERS,
+    SESSION_HEADER,
+    TENANT_HEADER,
+    Caller,
+    Drain,
+    KeyRing,
+    given_keys,
+)
 from holdfast.front.server.dialect import DialectTable, answer_of
 from holdfast.front.server.problem import RequestRefused
-from holdfast.front.server.request import SESSION_HEADER, TENANT_HEADER
 from holdfast.front.telemetry.request_log import RECORD
 
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network

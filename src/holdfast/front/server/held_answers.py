@@ -34,7 +34,6 @@ from holdfast.errors import GenerationFailed, HoldfastError
 from holdfast.front.records.responses import RecordKey
 from holdfast.front.server.access import caller_of
 from holdfast.front.server.answers import AnswerPlan
-from holdfast.front.server.request import tenant_in
 from holdfast.front.telemetry.request_log import RequestRecord
 from holdfast.machine.clocks import AwakeTimer, awake_clock
 from holdfast.wire.requests import SamplingParams
@@ -84,10 +83,9 @@ def identity_of(request: Request, body: bytes, settings: ServerSettings) -> Requ
         if name.startswith(_SHAPING_HEADERS) or "session" in name
     ]
     sender = caller.key_name or caller.server_key or caller.address
-    tenant = tenant_in(request, cache_salt="")
-    head = "\n".join(
-        [sender, tenant, request.method, request.url.path, request.url.query, *headers]
-    )
+    # a key may have the name of an address or of the server's key
+    kind = "key" if caller.key_name else "server" if caller.server_key else "address"
+    head = "\n".join([kind, sender, request.method, request.url.path, request.url.query, *headers])
     hashed = hashlib.blake2b(head.encode("utf-8", "surrogateescape"), digest_size=32)
     hashed.update(b"\0")
     hashed.update(body)

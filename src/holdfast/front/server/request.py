@@ -1,17 +1,12 @@
-"""Reads a request: its body, as a validated pydantic model, and the headers that Holdfast adds to
-every protocol (tenant, session, priority, time limit, explanation).
-"""
+"""Reads the body of a request, as a validated pydantic model, and the values in its query."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import math
 import re
 import zlib
 from collections.abc import AsyncIterator, Collection, Mapping
-from dataclasses import replace
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import msgspec
 import pydantic
@@ -20,13 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.config import LimitsSettings
-from holdfast.front.prompt.limits import tenant_of, tenant_of_key
-from holdfast.front.server.access import caller_of
-from holdfast.front.server.answers import AnswerPlan
 from holdfast.front.server.fields import TAG_MARK
 from holdfast.front.server.problem import RequestRefused, invalid_field
-from holdfast.wire.requests import Priority, ServiceClass
-from holdfast.wire.sessions import LONGEST_SESSION_ID, is_session_id
 
 M = TypeVar("M", bound=pydantic.BaseModel)
 C = TypeVar("C", bound=str)
@@ -44,13 +34,6 @@ _ESCAPE = re.compile(  # a JSON escape; an escaped backslash consumes both chara
 )
 _REPLACEMENT = b"\\ufffd"
 _CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
-TENANT_HEADER = "x-holdfast-tenant"
-PRIORITY_HEADER = "x-holdfast-priority"
-TIME_LIMIT_HEADER = "x-holdfast-timeout"  # seconds
-EXPLAIN_HEADER = "x-holdfast-explain"
-SESSION_HEADER = "x-session-id"
-_PRIORITIES = get_args(Priority)
-_YES = frozenset({"1", "true", "yes", "on"})
 
 
 async def body_pieces(request: Request, *, limit_bytes: int) -> AsyncIterator[bytes]:
@@ -223,105 +206,3 @@ def _too_large(limit_bytes: int) -> RequestRefused:
     return RequestRefused(
         f"the body is larger than {limit_bytes:,} bytes", status=413, code="body_too_large"
     )
-
-
-def extended(plan: AnswerPlan, request: Request, *, limits: LimitsSettings) -> AnswerPlan:
-    """Add tenant, session, priority and time limit to the plan, from the key, body and headers.
-
-    Raises RequestRefused for an invalid session id, priority or time limit.
-    """
-    headers = request.headers
-    tenant = tenant_in(request, cache_salt=plan.cache_salt)
-    session_id = _session_id(plan, headers)
-    service = service_in(request, can_wait=plan.can_wait)
-    return replace(
-        plan,
-        requests=tuple(
-            msgspec.structs.replace(
-                asked,
-                tenant=tenant,
-                session_id=session_id,
-                service=service,
-                kv_bits=plan.kv_bits,
-                truncation=plan.truncation,
-            )
-            for asked in plan.requests
-        ),
-        caller=caller_of(request),
-        time_limit_seconds=time_limit_in(headers, limits=limits),
-        explains=plan.explains or headers.get(EXPLAIN_HEADER, "").strip().lower() in _YES,
-    )
-
-
-def tenant_in(request: Request, *, cache_salt: str) -> str:
-    """The tenant of a request: only requests of the same tenant share cached prefixes."""
-    caller, name = caller_of(request), request.headers.get(TENANT_HEADER, "")
-    if caller.key is not None:
-        return tenant_of_key(caller.key.name, name=name, cache_salt=cache_salt)
-    return tenant_of(api_key=caller.server_key, name=name, cache_salt=cache_salt)
-
-
-def service_in(request: Request, *, can_wait: bool = False) -> ServiceClass:
-    """The priority of a request, and its flow. The scheduler shares the model fairly among flows.
-
-    Key, header and body can each lower the priority, but not raise it. The flow is named after the
-    API key, or else the tenant header, or else the client's address. It ignores salts, because
-    otherwise a client with a new salt for each request would get many shares. Raises
-    RequestRefused.
-
-    can_wait: whether the body asks for batch priority.
-    """
-    caller = caller_of(request)
-    header = request.headers.get(PRIORITY_HEADER, "interactive").strip().lower()
-    if header not in _PRIORITIES:
-        raise invalid_field(PRIORITY_HEADER, f"must be {' or '.join(_PRIORITIES)}")
-    is_batch_key = caller.key is not None and caller.key.priority == "batch"
-    is_batch = can_wait or header == "batch" or is_batch_key
-    tenant = request.headers.get(TENANT_HEADER, "")
-    if caller.key_name:
-        flow = f"key {caller.key_name}"
-    elif tenant:
-        flow = f"tenant {tenant}"
-    else:
-        flow = f"address {caller.address}"
-    return ServiceClass(flow=flow, priority="batch" if is_batch else "interactive")
-
-
-def time_limit_in(headers: Mapping[str, str], *, limits: LimitsSettings) -> float:
-    """The time limit of a request in seconds; 0: no limit.
-
-    The client's limit applies, but cannot exceed the server's. Raises RequestRefused if the
-    client's limit is not a positive number.
-    """
-    text = headers.get(TIME_LIMIT_HEADER)
-    if text is None:
-        return limits.request_seconds
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise invalid_field(TIME_LIMIT_HEADER, "must be a number of seconds above 0")
-    return min(seconds, limits.request_seconds or seconds)
-
-
-def _session_id(plan: AnswerPlan, headers: Mapping[str, str]) -> str:
-    if (named := headers.get(SESSION_HEADER)) is not None:
-        return checked_session_id(named, field="X-Session-ID")
-    if plan.session_id is not None:
-        return checked_session_id(plan.session_id, field="session_id")
-    key = plan.session_key
-    if not key or is_session_id(key):
-        return key
-    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16)
-    return f"key-{digest.hexdigest()}"
-
-
-def checked_session_id(session_id: str, *, field: str) -> str:
-    """Return a session id if it is valid. Raises RequestRefused if it is not."""
-    if not is_session_id(session_id):
-        raise invalid_field(
-            field,
-            f"a session id must have 1 to {LONGEST_SESSION_ID} printable characters and no slash",
-        )
-    return session_id

@@ -59,7 +59,6 @@ from holdfast.wire.sessions import SessionCommand, SessionInfo
 
 RequestState: TypeAlias = Literal["waiting", "reading", "writing", "abandoned"]
 _STOPPED = "the server stopped before the answer was complete"
-_MOST_READY = 64  # maximum number of buffered events, if there are several prompts
 
 # Sends a session command to a model's worker. Raises SessionRefused, UnknownModel, QueueFull and
 # WorkerUnavailable.
@@ -249,7 +248,7 @@ class Services:
     log_ring: LogRing = field(default_factory=LogRing)  # the latest lines of the log
     history_file: HistoryFile | None = None  # keeps the history of `metrics`
     traces: Traces | None = None
-    seal: Seal = field(default_factory=Seal)
+    seal: Seal = field(default_factory=Seal)  # see `RequestContext.seal`
     images: ImageIntake | None = None  # closed when the server stops
     # dialects by model id, for models whose tokenizer has been loaded
     dialects: Mapping[str, DialectReport] = field(default_factory=dict)
@@ -269,14 +268,6 @@ class Services:
     def needs_key(self) -> bool:
         """Whether clients must send an API key."""
         return bool(self.server.api_key) or self.keys.is_needed
-
-
-def salted(services: Services, cache_salt: str | None) -> Services:
-    """The services with a seal for this salt.
-
-    This seal cannot decrypt a text that was encrypted for another salt.
-    """
-    return replace(services, seal=services.seal.of(cache_salt)) if cache_salt else services
 
 
 def is_waited_for(services: Services, model_id: str) -> bool:
@@ -433,6 +424,9 @@ async def _abandon(tasks: Sequence[asyncio.Task[OutputStream]]) -> None:
 class MergedStream:
     """The events of several answers in order of arrival.
 
+    At most one event of each answer is read before the consumer asks for it, so that the answers
+    apply backpressure.
+
     Choice i of prompt p has the index p · choices + i.
     """
 
@@ -475,7 +469,7 @@ class MergedStream:
         """The next event of any of the answers; raises what one of them raises."""
         while self._unfinished:
             event = await self._events.get()
-            if self._events.qsize() < _MOST_READY:
+            if self._events.empty():
                 self._has_room.set()
             if not isinstance(event, asyncio.Task):
                 return event
@@ -510,8 +504,7 @@ class MergedStream:
         async for event in stream:
             await self._has_room.wait()
             self._events.put_nowait(msgspec.structs.replace(event, index=event.index + first_index))
-            if self._events.qsize() >= _MOST_READY:
-                self._has_room.clear()
+            self._has_room.clear()
 
 
 class TimeLimit:

@@ -1,4 +1,4 @@
-"""How a model family declares the syntax of its tool calls, and the parts that the parser of an
+"""How a model family declares the syntax of its tool calls, and the deltas that the parser of an
 answer emits.
 """
 
@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from holdfast.front.output import TextKind
+from holdfast.front.output import (
+    OutputDelta,
+    TextDelta,
+    TextKind,
+    ToolArgumentsDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
 from holdfast.front.toolcalls.declared import (
     DeclaredTools,
     ParameterTypes,
@@ -353,14 +360,6 @@ def distinct(*words: str) -> tuple[str, ...]:
 # What a reader emits
 
 
-class Segment(NamedTuple):
-    """A part of an answer's text that is all of one kind; never empty."""
-
-    kind: TextKind
-    text: str
-    start: int = 0  # characters of the answer before this part, with markers written out
-
-
 class Thought(NamedTuple):
     """The position of a thought in an answer, including its markers, in characters."""
 
@@ -368,40 +367,25 @@ class Thought(NamedTuple):
     end: int
 
 
-class CallBegun(NamedTuple):
-    """A call has begun; emitted as soon as its name is certain."""
-
-    name: str
-    id: str = ""  # the id that the model wrote; empty if it wrote none
-
-
-class CallArguments(NamedTuple):
-    """A non-empty fragment of the open call's arguments. The fragments join to one JSON object."""
-
-    text: str
-
-
-class CallEnded(NamedTuple):
-    """The open call is complete."""
-
-    repairs: tuple[str, ...] = ()  # names of the repairs that were needed to read the call
-
-
-AnswerPart: TypeAlias = Segment | CallBegun | CallArguments | CallEnded
-
-
 class CallParts:
-    """Collects the parts of calls. Only one call is open at a time."""
+    """Collects the deltas of an answer. Only one call is open at a time."""
 
-    def __init__(self, tools: DeclaredTools, *, reads_calls: bool = True) -> None:
-        """reads_calls: False to leave calls as text and read only text and reasoning channels."""
+    def __init__(
+        self, tools: DeclaredTools, *, reads_calls: bool = True, ids: CallIds | None = None
+    ) -> None:
+        """reads_calls: False to leave calls as text and read only text and reasoning channels.
+
+        ids: assigns the ids of the calls; None: they have the ids that the model wrote, or none.
+        """
         self.tools = tools
         self.reads_calls = reads_calls
-        self.done: list[AnswerPart] = []
+        self.done: list[OutputDelta] = []
         self.types = ParameterTypes(None)  # parameter types of the open call
         self.given: set[str] = set()  # argument keys of the open call so far
         self.is_open = False
         self.any_ended = False
+        self._ids = ids
+        self._calls = 0  # calls that have begun
         self._repairs: list[str] = []
         self._is_cut = False
 
@@ -412,22 +396,28 @@ class CallParts:
     def say(self, kind: TextKind, text: str, *, start: int) -> None:
         """Emit text or reasoning, in which markers are already written out (`Incoming.plain`)."""
         if text:
-            self.done.append(Segment(kind, text, start))
+            self.done.append(TextDelta(text=text, kind=kind, start=start))
 
-    def taken(self) -> Sequence[AnswerPart]:
-        """Return the parts collected since this method was last called, and forget them."""
+    def taken(self) -> Sequence[OutputDelta]:
+        """Return the deltas collected since this method was last called, and forget them."""
         done, self.done = self.done, []
         return done
 
     def begin(self, tool: ToolName, *, call_id: str = "", repair: str = "") -> None:
-        """Begin a call whose name is certain."""
+        """Begin a call whose name is certain.
+
+        call_id: the id that the model wrote; empty if it wrote none.
+        """
         self.types = self.tools.parameters(tool.name)
         self.given = set()
         self.is_open = True
         self._repairs = []
         self.repair(repair, "name" if tool.repaired else "")
         if not self._is_cut:
-            self.done.append(CallBegun(tool.name, call_id))
+            if self._ids is not None:
+                call_id = self._ids.next(tool.name, written=call_id)
+            self.done.append(ToolCallStarted(call=self._calls, id=call_id, name=tool.name))
+            self._calls += 1
 
     def repair(self, *names: str) -> None:
         """Note repairs of the open call. Empty names are ignored."""
@@ -471,11 +461,11 @@ class CallParts:
         self.is_open = False
         self.any_ended = True
         if not self._is_cut:
-            self.done.append(CallEnded(tuple(self._repairs)))
+            self.done.append(ToolCallFinished(call=self._calls - 1, repairs=tuple(self._repairs)))
 
     def _write(self, text: str) -> None:
         if text and not self._is_cut:
-            self.done.append(CallArguments(text))
+            self.done.append(ToolArgumentsDelta(call=self._calls - 1, text=text))
 
 
 # Call ids
