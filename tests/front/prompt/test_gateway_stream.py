@@ -124,9 +124,7 @@ async def test_models_with_an_end_marker_end_thoughts_on_request() -> None:
     assert len(engine.thought_limits) == 1
 
 
-async def test_tokens_that_the_reader_has_not_asked_for_stay_in_the_sources_and_pause_them() -> (
-    None
-):
+async def test_unrequested_tokens_stay_in_their_sources_and_pause_them() -> None:
     prompt = TokenIds.of((1,))
     sequences = [
         SequenceRequest(
