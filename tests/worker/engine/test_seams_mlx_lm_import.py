@@ -43,7 +43,7 @@ def test_model_modules_hold_the_attention_seam() -> None:
     assert run("seams.prepare(); import mlx_lm.models.llama as m; has_seam(m)") == ["True"]
 
 
-def test_the_stand_in_becomes_the_real_package_when_used() -> None:
+def test_the_placeholder_becomes_the_real_package_when_used() -> None:
     code = (
         "utils = seams.mlx_lm_utils(); import mlx_lm; version = mlx_lm.__version__\n"
         "from mlx_lm import load, generate\n"
