@@ -269,7 +269,7 @@ def test_a_generated_question_is_answered_by_one_note_only() -> None:
             assert all(not fact.says_the_same_of(other) for other in others)
 
 
-def test_an_unanswerable_question_is_not_a_question_of_a_note() -> None:
+def test_an_unanswerable_question_asks_for_no_note() -> None:
     rng = Random("absent")
     for _ in range(300):
         known = open_notes.draw_many(rng, 5)

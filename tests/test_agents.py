@@ -38,9 +38,7 @@ def codex_settings(target: AgentTarget) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", AGENTS)
 @pytest.mark.parametrize("context_tokens", [40_000, None])
-def test_every_agent_gets_the_address_the_model_and_the_key(
-    name: str, context_tokens: int | None
-) -> None:
+def test_every_agent_gets_address_model_and_key(name: str, context_tokens: int | None) -> None:
     setup = AGENTS[name].setup(dataclasses.replace(TARGET, context_tokens=context_tokens))
     told = json.dumps([setup.options, dict(setup.environment), dict(setup.files)])
     for fact in (TARGET.url, TARGET.model, TARGET.api_key):
@@ -51,7 +49,7 @@ def test_every_agent_gets_the_address_the_model_and_the_key(
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_no_key_is_in_the_command_line_which_other_users_can_read(
+def test_the_key_is_never_in_the_command_line(
     name: str,
 ) -> None:
     assert "secret" not in " ".join(AGENTS[name].setup(TARGET).options)
@@ -78,7 +76,7 @@ def test_claude_codes_settings_override_the_users_and_name_all_models() -> None:
 
 
 @pytest.mark.parametrize("context_tokens", [32_768, 40_960, 65_536, 131_072, 262_144])
-def test_claude_code_compacts_late_enough_for_its_own_prompt_and_early_enough_for_an_answer(
+def test_claude_code_compacts_between_its_prompt_and_the_context(
     context_tokens: int,
 ) -> None:
     environment = (
@@ -94,7 +92,7 @@ def test_claude_code_compacts_late_enough_for_its_own_prompt_and_early_enough_fo
     assert compacts_at + min(answer, 20_000) < context_tokens
 
 
-def test_qwen_code_knows_the_context_and_compacts_when_most_of_it_is_used() -> None:
+def test_qwen_code_compacts_when_most_of_the_context_is_used() -> None:
     setup = AGENTS["qwen"].setup(TARGET)
     (file,) = setup.files
     assert setup.environment["QWEN_CODE_SYSTEM_DEFAULTS_PATH"] == str(TARGET.folder / file)
@@ -103,7 +101,7 @@ def test_qwen_code_knows_the_context_and_compacts_when_most_of_it_is_used() -> N
     assert model["chatCompression"]["contextPercentageThreshold"] == AGENTS["qwen"].usable_share
 
 
-def test_codex_speaks_responses_to_a_provider_of_its_own() -> None:
+def test_codex_uses_responses_with_a_separate_provider() -> None:
     settings = codex_settings(TARGET)
     provider = settings["model_provider"]
     assert settings["model"] == TARGET.model
@@ -134,7 +132,7 @@ def test_opencode_may_attach_images_if_the_model_takes_them() -> None:
     assert model["modalities"]["input"] == ["text", "image"]
 
 
-def test_opencode_knows_both_models_with_the_context_of_the_first() -> None:
+def test_opencode_knows_both_models_with_the_firsts_context() -> None:
     config = json.loads(AGENTS["opencode"].setup(TARGET).environment["OPENCODE_CONFIG_CONTENT"])
     provider, _, model = config["model"].partition("/")
     models = config["provider"][provider]["models"]
@@ -143,7 +141,7 @@ def test_opencode_knows_both_models_with_the_context_of_the_first() -> None:
     assert models[model]["limit"] == {"context": 40_000, "output": 10_000}
 
 
-def test_aider_gets_limits_of_its_models_and_without_them_does_not_complain() -> None:
+def test_aider_gets_model_limits_and_does_not_complain_without() -> None:
     setup = AGENTS["aider"].setup(TARGET)
     limits = json.loads(setup.files["models.json"])
     assert limits[f"openai/{TARGET.model}"]["max_input_tokens"] == 40_000
@@ -160,7 +158,7 @@ def pi_provider(target: AgentTarget) -> dict[str, Any]:
     return dict(json.loads(after.removesuffix(");\n")))
 
 
-def test_pi_gets_an_extension_and_the_key_in_a_variable() -> None:
+def test_pi_gets_an_extension_and_a_key_variable() -> None:
     setup = AGENTS["pi"].setup(TARGET)
     assert setup.options[-4:] == ("--provider", "holdfast", "--model", TARGET.model)
     provider = pi_provider(TARGET)
@@ -170,7 +168,7 @@ def test_pi_gets_an_extension_and_the_key_in_a_variable() -> None:
 
 
 @pytest.mark.parametrize("context_tokens", [8_192, 32_768, 65_536, 131_072])
-def test_pi_compacts_late_enough_for_its_own_prompt_and_early_enough_for_an_answer(
+def test_pi_compacts_between_its_prompt_and_the_context(
     context_tokens: int,
 ) -> None:
     model = pi_provider(dataclasses.replace(TARGET, context_tokens=context_tokens))["models"][0]
@@ -185,7 +183,7 @@ def test_pi_may_attach_images_if_the_model_takes_them(can_see: bool, kinds: list
     assert provider["models"][0]["input"] == kinds
 
 
-def test_cline_gets_a_provider_of_its_own_and_leaves_nothing_to_its_daemon() -> None:
+def test_cline_gets_a_separate_provider_and_no_daemon() -> None:
     setup = AGENTS["cline"].setup(TARGET)
     assert setup.environment["CLINE_SESSION_BACKEND_MODE"] == "local"
     providers = json.loads(setup.files["providers.json"])["providers"]

@@ -133,7 +133,7 @@ def test_files_take_native_values_and_texts(tmp_path: Path) -> None:
     assert settings.scheduler.stall_seconds == 0.5
 
 
-def test_a_bad_value_names_key_value_allowed_values_and_line(tmp_path: Path) -> None:
+def test_a_bad_value_is_reported_with_allowed_values_and_line(tmp_path: Path) -> None:
     file = written(tmp_path, '# comment\n[model]\nname = "x"\nlayout = "columns"\n')
     message = refusal(file)
     for part in ("model.layout", '"columns"', "auto | rows | split | solo", str(file), "line 4"):
@@ -172,7 +172,7 @@ def test_a_bad_value_names_key_value_allowed_values_and_line(tmp_path: Path) -> 
         ({"log.level": ["info"]}, ("log.level", "debug")),
     ],
 )
-def test_bad_values_are_refused_with_what_is_allowed(
+def test_bad_values_are_refused_with_the_allowed_ones(
     flags: dict[str, object], parts: tuple[str, ...]
 ) -> None:
     message = refusal(flags=flags)
@@ -185,7 +185,7 @@ def test_values_of_any_toml_kind_are_refused_and_shown(tmp_path: Path, value: st
     assert "server.port" in refusal(written(tmp_path, f"[server]\nport = {value}\n"))
 
 
-def test_an_unknown_key_in_a_file_suggests_the_nearest_one_with_its_line(tmp_path: Path) -> None:
+def test_an_unknown_key_suggests_the_nearest_one_with_its_line(tmp_path: Path) -> None:
     file = written(tmp_path, "[server]\nhost = 'x'\nprot = 8\n")
     message = refusal(file)
     assert "server.prot" in message
@@ -196,9 +196,7 @@ def test_an_unknown_key_in_a_file_suggests_the_nearest_one_with_its_line(tmp_pat
 @pytest.mark.parametrize(
     "text", ["[sever]\nport = 1\n", "sever.port = 1\n", "sever = {port = 1}\n"]
 )
-def test_an_unknown_section_suggests_the_nearest_one_with_its_line(
-    tmp_path: Path, text: str
-) -> None:
+def test_an_unknown_section_suggests_the_nearest_with_its_line(tmp_path: Path, text: str) -> None:
     message = refusal(written(tmp_path, text))
     assert "[sever]" in message
     assert "did you mean server?" in message
@@ -209,7 +207,7 @@ def test_a_section_given_as_a_value_is_refused(tmp_path: Path) -> None:
     assert "server is a section" in refusal(written(tmp_path, "server = 8\n"))
 
 
-def test_a_known_name_in_the_wrong_section_is_pointed_to_its_own(tmp_path: Path) -> None:
+def test_a_name_in_the_wrong_section_is_redirected(tmp_path: Path) -> None:
     assert "did you mean scheduler.max_running?" in refusal(
         written(tmp_path, "[model]\nmax_running = 8\n")
     )
@@ -234,7 +232,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"[server\n", b"[server]\nport = \n", b"\xff\xfe\x00"])
-def test_a_file_that_is_not_toml_is_named_with_the_reason(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_toml_is_reported(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "holdfast.toml"
     file.write_bytes(content)
     message = refusal(file)
@@ -247,7 +245,7 @@ def test_a_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["min_chunk_tokens", "max_running"])
-def test_values_that_do_not_fit_together_are_refused_with_both_origins(name: str) -> None:
+def test_contradictory_values_are_refused_with_both_origins(name: str) -> None:
     message = refusal(
         variables={"HOLDFAST_SCHEDULER_STEP_TOKENS": "16"},
         flags={f"scheduler.{name}": 17, "scheduler.max_running": 16},
@@ -262,14 +260,14 @@ def test_an_api_key_is_never_shown() -> None:
     assert "hush" not in repr(effective)
 
 
-def test_every_default_is_allowed_and_reads_back_as_it_is_shown() -> None:
+def test_every_default_is_valid_and_round_trips() -> None:
     for key, spec in SPECS.items():
         if not spec.secret:
             shown = shown_value(Settings(), key)
             assert value_of(load(flags={key: shown}).settings, key) == spec.default, key
 
 
-def test_the_file_in_the_folder_comes_before_the_one_in_the_home(
+def test_the_folders_file_precedes_the_users_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home, folder = tmp_path / "home", tmp_path / "folder"
@@ -289,7 +287,7 @@ def test_the_file_in_the_folder_comes_before_the_one_in_the_home(
 
 @given(st.integers(min_value=0, max_value=1 << 60))
 @example((1 << 60) - 1)
-def test_sizes_read_back_as_they_are_shown(size: int) -> None:
+def test_shown_sizes_round_trip(size: int) -> None:
     assert parse_size(show_size(size)) == size
 
 
@@ -366,7 +364,7 @@ def test_zero_means_what_the_documentation_says_or_is_refused(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", sorted(SPECS))
-def test_words_for_nothing_and_negative_numbers_are_allowed_only_where_they_are_documented(
+def test_off_words_and_negative_numbers_are_allowed_only_where_documented(
     key: str,
 ) -> None:
     spec = SPECS[key]

@@ -13,9 +13,7 @@ from holdfast.errors import PromptTooLong, UnknownModel
     ("field", "noun"),
     [("messages", "messages"), ("messages.2.content", "messages"), ("prompt", "prompt")],
 )
-def test_a_too_long_prompt_is_refused_with_the_message_that_agents_look_for(
-    field: str, noun: str
-) -> None:
+def test_a_prompt_too_long_has_the_message_agents_look_for(field: str, noun: str) -> None:
     assert str(PromptTooLong(prompt_tokens=9000, context_tokens=4096, field=field)) == (
         f"This model's maximum context length is 4096 tokens. However, your {noun} resulted in "
         "9000 tokens. "
@@ -23,7 +21,7 @@ def test_a_too_long_prompt_is_refused_with_the_message_that_agents_look_for(
     )
 
 
-def test_a_prompt_without_room_for_an_answer_is_refused_too() -> None:
+def test_a_prompt_without_room_for_an_answer_is_refused() -> None:
     assert str(PromptTooLong(prompt_tokens=8, context_tokens=8)).endswith(
         "An answer needs room for at least one token."
     )
@@ -48,14 +46,14 @@ def test_a_prompt_without_room_for_an_answer_is_refused_too() -> None:
         ("middle", "prompt", '"truncation": "middle" cannot shorten it enough.'),
     ],
 )
-def test_a_too_long_prompt_is_refused_with_what_truncation_can_do(
+def test_a_prompt_too_long_is_refused_with_truncation_advice(
     truncation: Literal["disabled", "middle"], field: str, end: str
 ) -> None:
     error = PromptTooLong(prompt_tokens=9, context_tokens=4, field=field, truncation=truncation)
     assert str(error).endswith(f" {end}")
 
 
-def test_a_too_long_prompt_is_told_if_more_fits_with_other_bits() -> None:
+def test_a_prompt_too_long_is_told_if_other_bits_help() -> None:
     error = PromptTooLong(prompt_tokens=9, context_tokens=4, auto_context_tokens=20)
     assert str(error).endswith(' With "kv_bits": "auto", the maximum is 20 tokens.')
     error = PromptTooLong(prompt_tokens=9, context_tokens=4, auto_context_tokens=4)

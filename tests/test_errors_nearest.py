@@ -8,7 +8,7 @@ from holdfast.errors import nearest_names
 KNOWN = ("mlx-community/Qwen3-Coder-30B-4bit", "coder", "kelp")
 
 
-def test_the_nearest_names_are_found_in_any_case_and_without_the_owner() -> None:
+def test_similar_names_are_found_in_any_case_without_the_owner() -> None:
     assert nearest_names("codre", KNOWN) == ("coder",)
     assert nearest_names("KELP", KNOWN) == ("kelp",)
     assert nearest_names("qwen3-coder-30b", KNOWN)[0] == "mlx-community/Qwen3-Coder-30B-4bit"
@@ -21,9 +21,7 @@ def test_the_nearest_names_are_found_in_any_case_and_without_the_owner() -> None
     known=st.lists(st.text(min_size=1, max_size=8), unique_by=str.lower, max_size=12).map(tuple),
     name=st.text(max_size=8),
 )
-def test_the_nearest_names_are_known_few_and_include_a_known_name_itself(
-    known: tuple[str, ...], name: str
-) -> None:
+def test_similar_names_are_few_and_include_a_known_name(known: tuple[str, ...], name: str) -> None:
     near = nearest_names(name, known)
     assert set(near) <= set(known)
     assert len(near) <= 3

@@ -27,7 +27,7 @@ def test_a_file_appears_when_it_is_complete(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failure", [OSError, KeyboardInterrupt])
-def test_nothing_remains_of_an_unfinished_file(
+def test_an_unfinished_file_leaves_nothing_behind(
     tmp_path: Path, failure: type[BaseException]
 ) -> None:
     target = tmp_path / "file"
@@ -76,7 +76,7 @@ def test_a_name_may_be_as_long_as_the_file_system_allows(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("refusal", [None, errno.ENOTSUP, errno.ENOTTY, errno.EINVAL])
-def test_a_mac_flushes_its_drive_and_other_volumes_get_a_plain_fsync(
+def test_a_mac_flushes_its_drive_and_other_volumes_use_fsync(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int | None
 ) -> None:
     calls: list[str] = []
@@ -96,7 +96,7 @@ def test_a_mac_flushes_its_drive_and_other_volumes_get_a_plain_fsync(
     assert calls == (["full"] if refusal is None else ["full", "plain"])
 
 
-def test_a_failing_full_sync_is_not_mistaken_for_an_unsupported_one(
+def test_a_failing_full_sync_is_not_taken_for_unsupported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(file: int, command: int) -> int:

@@ -33,7 +33,7 @@ def other(tmp_path: Path) -> subprocess.Popen[str]:
     )
 
 
-def test_leftovers_of_a_killed_process_are_removed_and_those_of_a_living_one_are_not(
+def test_only_leftovers_of_killed_processes_are_removed(
     tmp_path: Path, other: subprocess.Popen[str]
 ) -> None:
     assert other.stdout is not None
@@ -74,13 +74,13 @@ def test_only_own_folders_are_swept(tmp_path: Path) -> None:
     }
 
 
-def test_a_missing_place_contains_nothing(tmp_path: Path) -> None:
+def test_a_missing_location_contains_nothing(tmp_path: Path) -> None:
     sweep(tmp_path / "nowhere", prefix=PREFIX)
     with pytest.raises(FileNotFoundError):
         claim(tmp_path / "nowhere", prefix=PREFIX)
 
 
-def test_an_abandoned_folder_cannot_be_taken_by_others_meanwhile(tmp_path: Path) -> None:
+def test_an_abandoned_folder_cannot_be_taken_by_others(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with (
         abandoned([tmp_path / "a", tmp_path / "gone"]) as first,
@@ -90,7 +90,7 @@ def test_an_abandoned_folder_cannot_be_taken_by_others_meanwhile(tmp_path: Path)
     assert (tmp_path / "a" / LOCK).is_file()
 
 
-def test_a_lock_file_that_its_owner_has_created_anew_is_not_mistaken_for_the_old_one(
+def test_a_recreated_lock_file_is_recognized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / f"{PREFIX}1"

@@ -25,7 +25,7 @@ def test_no_folder_is_created_for_an_unknown_user() -> None:
             key_file_of(path, {})
 
 
-def test_on_a_mac_the_store_is_where_the_system_never_deletes_it(
+def test_on_a_mac_the_store_is_outside_purgeable_caches(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -51,7 +51,7 @@ def test_texts_times_usage_and_finish_reason_are_parsed() -> None:
     assert answer.gaps() == [1.0]
 
 
-def test_an_event_in_two_pieces_has_the_time_of_the_second_piece() -> None:
+def test_an_event_in_two_pieces_has_the_seconds_time() -> None:
     whole = text("word")
     answer = read_answer(raw_of(HEAD, whole[:10], whole[10:], END))
     assert answer.text_times == (3.0,)

@@ -50,7 +50,7 @@ def test_each_model_has_its_own_charts() -> None:
     assert names == ["first-token-m", "first-token-n"]
 
 
-def test_a_case_without_figures_has_no_chart() -> None:
+def test_a_case_without_figures_gets_no_chart() -> None:
     assert charts_of(Results(cases=[CaseResult(scenario="streams", case="c", model="m")])) == []
 
 

@@ -20,7 +20,7 @@ def test_percentiles_increase_and_the_50th_is_the_median(found: list[float]) -> 
     assert percentile(found, 25) <= percentile(found, 75)
 
 
-def test_an_empty_sample_has_no_spread() -> None:
+def test_the_spread_of_an_empty_sample_is_none() -> None:
     assert spread([]) is None
     found = spread([1.0, 2.0, 3.0, 4.0, 5.0])
     assert found is not None

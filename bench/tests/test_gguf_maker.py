@@ -18,7 +18,7 @@ from tests.fakes.tiny_models import write_tiny
 pytest.importorskip("gguf", reason="needs the benchmarks' extra llama-cpp")
 
 
-def test_the_file_contains_all_weights_and_tokens_of_the_bundled_model(tmp_path: Path) -> None:
+def test_the_file_contains_the_bundled_models_weights_and_tokens(tmp_path: Path) -> None:
     model = demo_folder()
     make_gguf(model, tmp_path / "m.gguf")
     written, told = mx.load(str(tmp_path / "m.gguf"), return_metadata=True)

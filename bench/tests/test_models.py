@@ -34,7 +34,7 @@ def test_shapes_fit_the_group_size_of_quantization() -> None:
         assert shape.config["num_attention_heads"] % shape.config["num_key_value_heads"] == 0
 
 
-def test_an_endless_copy_has_another_end_token_and_equal_float32_weights(tmp_path: Path) -> None:
+def test_an_endless_copy_has_another_end_token_and_float32_weights(tmp_path: Path) -> None:
     original = write_tiny(tmp_path / "mine", "qwen3", dtype=mx.bfloat16)
     make_endless(original, tmp_path / "copy")
     before, after = (

@@ -47,5 +47,5 @@ def test_texts_have_the_requested_number_of_words(count: int) -> None:
     assert all(word.rstrip(".") in set(words()) for word in text.split()[:5])
 
 
-def test_the_lexicon_has_no_duplicates() -> None:
+def test_the_words_of_the_lexicon_are_unique() -> None:
     assert len(set(words())) == len(words()) == WORDS

@@ -23,7 +23,7 @@ def test_a_longer_answer_does_not_fully_agree() -> None:
     assert (found.agreeing_tokens, found.tokens) == (2, 3)
 
 
-def test_without_answers_there_is_no_agreement() -> None:
+def test_without_answers_the_agreement_is_none() -> None:
     assert agreement([], [], cut=str.split) is None
 
 

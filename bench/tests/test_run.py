@@ -57,7 +57,7 @@ async def test_a_missing_peer_is_reported(tmp_path: Path) -> None:
     assert results.cases[0].notes == ["not measured: llama.cpp is not installed"]
 
 
-async def test_cases_that_exceed_the_time_are_reported_as_left_out(tmp_path: Path) -> None:
+async def test_cases_that_exceed_the_time_are_reported_as_skipped(tmp_path: Path) -> None:
     async with serving(NullServer()) as url:
         results = await run_benchmarks(plan_of(url, tmp_path, minutes=0.0), say=lambda line: None)
     assert all(case.notes == ["left out: no time left"] for case in results.cases)

@@ -36,7 +36,7 @@ async def test_a_server_starts_is_measured_and_ends(tmp_path: Path) -> None:
     assert not psutil.pid_exists(server.process.pid)
 
 
-async def test_a_server_that_fails_to_start_is_reported_with_its_log(
+async def test_a_failed_server_start_is_reported_with_its_log(
     tmp_path: Path,
 ) -> None:
     code = "raise SystemExit('no such model')"
@@ -66,7 +66,7 @@ async def test_a_server_at_a_url_keeps_running(tmp_path: Path) -> None:
         assert (await server.client.ask(user("are you there", max_tokens=1))).is_good
 
 
-def test_a_command_needs_a_port_and_its_placeholders_are_filled_in(tmp_path: Path) -> None:
+def test_a_command_needs_a_port_and_its_placeholders_are_filled(tmp_path: Path) -> None:
     contender = by_command("serve {model} --port={port} 'a b'")
     assert contender.filled_command(model=tmp_path, port=7, store=tmp_path) == [
         "serve",

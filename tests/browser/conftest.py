@@ -23,7 +23,7 @@ def browser() -> Iterator[Browser]:
 def scripted_server(
     browser: Browser, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """A server whose model gives the answers of `page_script`; asked for after the browser, so that
+    """A server whose model gives the answers of `page_script`; requested after the browser, so that
     it does not start where the tests are skipped.
     """
     folder = write_scripted(tmp_path_factory.mktemp("scripted") / "model", ANSWERS)

@@ -1,5 +1,5 @@
-"""Pages of other origins, other names for this machine, and texts that look like markup: nothing
-runs, nothing is told, nothing is changed.
+"""Pages of other origins, other names for this machine, and texts that look like markup can run,
+learn and change nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.fakes.server_process import ServerProcess, running_server
 EVIL = "evil.example"
 MARKUP = "<img src=x onerror=document.title='stolen'>"
 SECRET = "the harbour master's secret"
-# what a page of another origin tries; each result is a text
+# actions of a page of another origin; each result is a text
 _TRIES = """async (server) => {
   const attempt = async (work) => {
     try { return await work(); } catch (error) { return `refused: ${error.name}`; }
@@ -96,7 +96,7 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     store = tmp_path_factory.mktemp("store") / MARKUP
     options = ("--name", "scripted", "--store", str(store), "--speculation", "off")
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        # with kernels, a long answer would end before it is seen
+        # with kernels, a long answer would end too early
         patch.setenv("HOLDFAST_KERNELS", "0")
         server = stack.enter_context(running_server(str(model), *options))
         for session in ("kept", MARKUP):
@@ -117,12 +117,12 @@ def page(browser: Browser) -> Iterator[Page]:
 
 
 def unchanged(server: ServerProcess) -> bool:
-    """Whether the model is loaded and its session as it was."""
+    """Whether the model is loaded and its session unchanged."""
     session = httpx.get(f"{server.url}/v1/sessions/kept").json()
     return bool(server.model()["state"] == "ready" and session["pinned"] is False)
 
 
-def test_pages_of_other_sites_learn_nothing_and_change_nothing(
+def test_pages_of_other_sites_learn_and_change_nothing(
     page: Page, server: ServerProcess, elsewhere: int
 ) -> None:
     page.goto(f"http://{EVIL}:{elsewhere}/")
@@ -136,7 +136,7 @@ def test_pages_of_other_sites_learn_nothing_and_change_nothing(
     assert unchanged(server)
 
 
-def test_other_pages_of_this_machine_may_generate_but_neither_administer_nor_look(
+def test_other_local_pages_may_generate_but_not_administer_or_look(
     page: Page, server: ServerProcess, elsewhere: int
 ) -> None:
     page.goto(f"http://127.0.0.1:{elsewhere}/")
@@ -150,7 +150,7 @@ def test_other_pages_of_this_machine_may_generate_but_neither_administer_nor_loo
     assert server.model()["state"] == "ready"
 
 
-def test_a_foreign_name_for_this_machine_gets_neither_the_page_nor_data(
+def test_a_foreign_hostname_gets_neither_the_page_nor_data(
     page: Page, server: ServerProcess
 ) -> None:
     port = server.url.rpartition(":")[2]
@@ -164,7 +164,7 @@ def test_a_foreign_name_for_this_machine_gets_neither_the_page_nor_data(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", EVIL])
-def test_the_page_is_not_shown_in_a_frame(
+def test_the_page_cannot_be_framed(
     page: Page, server: ServerProcess, elsewhere: int, host: str
 ) -> None:
     page.goto(f"http://{host}:{elsewhere}/")
@@ -175,7 +175,7 @@ def test_the_page_is_not_shown_in_a_frame(
     assert frame.url.startswith("chrome-error://")
 
 
-def test_another_page_cannot_reach_the_window_that_it_opened(
+def test_another_page_cannot_reach_the_window_it_opened(
     page: Page, server: ServerProcess, elsewhere: int
 ) -> None:
     page.goto(f"http://127.0.0.1:{elsewhere}/")
@@ -185,7 +185,7 @@ def test_another_page_cannot_reach_the_window_that_it_opened(
         )
     opened.value.get_by_role("heading", name="Memory", level=1).wait_for()
     assert opened.value.evaluate("window.opener") is None
-    page.wait_for_function("window.opened.closed")  # so it looks to the other page
+    page.wait_for_function("window.opened.closed")  # as it appears to the other page
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def visitor(browser: Browser, server: ServerProcess) -> Iterator[Visitor]:
         yield visitor
 
 
-def test_markup_in_names_of_sessions_files_and_prompts_is_text(
+def test_markup_in_names_and_prompts_is_shown_as_text(
     visitor: Visitor, server: ServerProcess
 ) -> None:
     with httpx.Client(base_url=server.url, timeout=60) as client:
@@ -205,7 +205,7 @@ def test_markup_in_names_of_sessions_files_and_prompts_is_text(
     page.get_by_role("tree").wait_for()
     page.get_by_text("As a table").click()
     page.get_by_role("region", name="Cached parts of scripted").wait_for()
-    # in the picture, its table, the prompts that missed, the sessions, and the store's folder
+    # in the picture, its table, the missed prompts, the sessions, and the store's folder
     assert page.inner_text("main").count(MARKUP) > 4
     assert MARKUP in (page.get_by_role("treeitem").first.get_attribute("aria-label") or "")
     assert page.locator("main img").count() == 0
@@ -216,7 +216,9 @@ def test_markup_in_names_of_sessions_files_and_prompts_is_text(
     assert page.title() == "Memory – Holdfast"
 
 
-def test_markup_in_requests_under_way_is_text(visitor: Visitor, server: ServerProcess) -> None:
+def test_markup_in_running_requests_is_shown_as_text(
+    visitor: Visitor, server: ServerProcess
+) -> None:
     page = visitor.open("/page/now")
     page.get_by_text("No request is under way.").wait_for()
     body = {

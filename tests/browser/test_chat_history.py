@@ -1,4 +1,4 @@
-"""Conversations that are in the browser already: long ones, and answers that call tools."""
+"""Conversations that are already in the browser: long ones, and answers with tool calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STORE = """async ({ conversation, turns }) => {
 
 
 def stored(answers: list[list[dict[str, Any]]]) -> dict[str, Any]:
-    """A conversation with these items of answers, each after a question."""
+    """A conversation whose answers have these items, each after a question."""
     turns: list[dict[str, Any]] = []
     for number, items in enumerate(answers):
         for role in ("user", "assistant"):
@@ -51,7 +51,7 @@ def said(text: str) -> list[dict[str, Any]]:
     return [{"type": "message", "content": [{"type": "output_text", "text": text}]}]
 
 
-def test_calls_of_tools_are_shown_with_their_arguments(visitor: Visitor) -> None:
+def test_tool_calls_are_shown_with_their_arguments(visitor: Visitor) -> None:
     page = visitor.page
     call = {"type": "function_call", "name": "look_up", "arguments": '{"word": "<b>pier</b>"}'}
     page.evaluate(_STORE, stored([[call, *said("It is pier 3.")]]))
@@ -62,7 +62,7 @@ def test_calls_of_tools_are_shown_with_their_arguments(visitor: Visitor) -> None
     expect(answer).to_contain_text("It is pier 3.")
 
 
-def test_a_long_conversation_is_drawn_where_it_is_looked_at(visitor: Visitor) -> None:
+def test_only_the_visible_part_of_a_long_conversation_is_rendered(visitor: Visitor) -> None:
     page = visitor.page
     code = "```python\n# no **bold** here\n\n\nprint(1)\n```"
     paragraph = (
@@ -73,7 +73,7 @@ def test_a_long_conversation_is_drawn_where_it_is_looked_at(visitor: Visitor) ->
     answers = page.get_by_role("article")
     expect(answers).to_have_count(40)
     expect(answers.first.locator("strong")).to_have_count(40)
-    # the code is in one piece, wherever the text was cut
+    # the code is in one piece, wherever the text was split
     expect(answers.first.locator("pre")).to_have_count(40)
     assert set(answers.first.locator("pre").all_inner_texts()) == {
         "# no **bold** here\n\n\nprint(1)\n"
@@ -81,7 +81,7 @@ def test_a_long_conversation_is_drawn_where_it_is_looked_at(visitor: Visitor) ->
     assert answers.last.locator("strong").count() == 0
     assert "This is **bold**." in (answers.last.text_content() or "")
     strong = answers.last.locator("strong")
-    for _ in range(60):  # what is drawn above may move it out of sight again
+    for _ in range(60):  # content rendered above may move it out of view again
         answers.last.scroll_into_view_if_needed()
         if strong.count():
             break

@@ -1,6 +1,5 @@
-"""Interruptions of a chat: users leave and come back, open a second tab, connect from another host
-or with a key; the server refuses a request, loads a model, or is down. Nothing that was typed is
-lost.
+"""Interruptions of a chat: users leave and return, open a second tab, connect from another host or
+with a key; the server refuses a request, loads a model, or is down. Typed text is never lost.
 
 All tests share one server, with two keys, models that are loaded on demand, and a model with a
 short context.
@@ -70,7 +69,7 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "server.keys_file": folder / "keys.json",
         "server.allowed_hosts": OTHER_HOST,
         "residency.hang_seconds": 600,  # a test suspends a worker
-        "residency.load_seconds": 0,  # a request for a model that is not loaded is refused at once
+        "residency.load_seconds": 0,  # a request for an unloaded model is refused immediately
         "model.speculation": "off",
     }
     options = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
@@ -83,7 +82,7 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(autouse=True)
 def end_of_all_answers(server: ServerProcess) -> Iterator[None]:
-    """End the answers that a test leaves running: they keep the other model from being loaded."""
+    """End the answers that a test leaves running: they prevent other models from being loaded."""
     yield
     headers = {"Authorization": f"Bearer {ADMIN}"}
     with httpx.Client(base_url=server.url, headers=headers, timeout=60) as client:
@@ -297,7 +296,7 @@ def test_two_tabs_share_one_conversation(browser: Browser, server: ServerProcess
         visitor.ask("Asked in the first tab")
         expect(second.get_by_text("Asked in the first tab")).to_be_visible()
         visitor.until_answered(2)
-        # both at the same moment: one is sent; the other stays in its form or is sent next
+        # both at the same time: one is sent; the other stays in its form or is sent next
         boxes = [page.get_by_label("Message") for page in (first, second)]
         for box, text in zip(boxes, ("From the first", "From the second"), strict=True):
             box.fill(text)
@@ -305,7 +304,7 @@ def test_two_tabs_share_one_conversation(browser: Browser, server: ServerProcess
             box.evaluate("(box) => box.form.requestSubmit()")
         visitor.until_answered(3)
         for box, page in zip(boxes, (first, second), strict=True):
-            expect(page.get_by_role("button", name="Send")).to_be_enabled()  # nothing is under way
+            expect(page.get_by_role("button", name="Send")).to_be_enabled()  # no request is running
             if box.input_value():
                 page.get_by_role("button", name="Send").click()
         for each in (visitor, other):
@@ -369,7 +368,7 @@ def test_a_message_waits_for_its_model_and_is_sent_automatically(
         )
 
 
-def test_an_answer_stopped_before_the_server_accepts_it_stays_stopped(
+def test_an_answer_stopped_before_it_is_accepted_stays_stopped(
     browser: Browser, server: ServerProcess
 ) -> None:
     with visit(browser, server.url, width=PHONE) as visitor:
@@ -400,9 +399,7 @@ def test_an_answer_stopped_before_the_server_accepts_it_stays_stopped(
         assert len(held) == 2  # no message is sent again
 
 
-def test_a_full_context_is_explained_and_remedies_are_offered(
-    browser: Browser, server: ServerProcess
-) -> None:
+def test_a_full_context_is_explained_with_remedies(browser: Browser, server: ServerProcess) -> None:
     with visit(browser, server.url, width=PHONE, model="short") as visitor:
         page = visitor.page
         visitor.ask("Say many words. " + "one two three " * 40)
@@ -427,7 +424,7 @@ def test_a_full_context_is_explained_and_remedies_are_offered(
         expect(page.get_by_label("Leave out the middle")).to_be_checked()
 
 
-def test_a_refused_image_is_left_out_of_later_messages_and_can_be_removed(
+def test_a_refused_image_is_not_resent_and_can_be_removed(
     browser: Browser, server: ServerProcess
 ) -> None:
     with visit(browser, server.url) as visitor:
@@ -437,7 +434,7 @@ def test_a_refused_image_is_left_out_of_later_messages_and_can_be_removed(
         page.evaluate(
             "addEventListener('paste', () => document.querySelector('#message').form.requestSubmit())"
         )
-        visitor.bring("paste", png(1))  # and send at once
+        visitor.bring("paste", png(1))  # and send it immediately
         expect(page.get_by_text("Image 1 of your message cannot be used")).to_be_visible()
         question = page.get_by_role("group", name="You").first
         expect(question).to_contain_text("Left out: this model reads text only")
@@ -460,7 +457,7 @@ def test_a_refused_image_is_left_out_of_later_messages_and_can_be_removed(
         assert page.get_by_text("cannot be used").count() == 0
 
 
-def test_images_of_earlier_messages_are_not_sent_to_a_model_that_reads_text_only(
+def test_earlier_images_are_not_sent_to_a_text_model(
     browser: Browser, server: ServerProcess
 ) -> None:
     with visit(browser, server.url) as visitor:
@@ -550,7 +547,7 @@ def test_views_and_messages_wait_until_the_server_is_back(
         visitor.until_answered()
 
 
-def test_a_waiting_message_is_sent_by_another_tab_if_its_own_tab_is_closed(
+def test_another_tab_sends_a_waiting_message_of_a_closed_tab(
     browser: Browser, server: ServerProcess
 ) -> None:
     with relayed(server.url) as relay, visit(browser, relay.url) as visitor:
@@ -572,7 +569,7 @@ def test_a_waiting_message_is_sent_by_another_tab_if_its_own_tab_is_closed(
         expect(second.get_by_role("group", name="You")).to_have_count(2)
 
 
-def test_an_answer_is_found_and_stopped_after_its_tab_was_closed(
+def test_an_answer_of_a_closed_tab_is_found_and_stopped(
     browser: Browser, server: ServerProcess
 ) -> None:
     with visit(browser, server.url, width=PHONE) as visitor:
@@ -605,7 +602,7 @@ def test_an_answer_is_found_and_stopped_after_its_tab_was_closed(
 
 
 @pytest.mark.parametrize("key", [USER, ADMIN])
-def test_a_base_model_is_said_not_to_chat(
+def test_a_base_model_is_marked_as_unable_to_chat(
     browser: Browser, server: ServerProcess, key: str
 ) -> None:
     with visit(browser, server.url, key=key, model="base") as visitor:

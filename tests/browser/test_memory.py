@@ -1,4 +1,4 @@
-"""The Memory view: what is cached, for whom, and what was missed, as a browser shows it."""
+"""The Memory view: cached prompts, their users, and misses, as shown by a browser."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def complete(server: ServerProcess, prompt: str, *, session: str) -> None:
 
 @pytest.fixture(scope="module")
 def used_server(scripted_server: ServerProcess) -> ServerProcess:
-    """A server whose cache has a prompt that forks."""
+    """A server that has cached a forking prompt."""
     for day in ("Monday", "Tuesday"):
         prompt = f"{HEAD}Today is {day}.\n{HEAD[:1600]}"
         complete(scripted_server, prompt, session=f"crew-{day}")
@@ -39,7 +39,7 @@ def memory(browser: Browser, used_server: ServerProcess) -> Iterator[Visitor]:
         yield visitor
 
 
-def test_the_picture_shows_shared_heads_their_branches_and_who_uses_them(memory: Visitor) -> None:
+def test_the_picture_shows_shared_prefixes_branches_and_users(memory: Visitor) -> None:
     tree = memory.page.get_by_role("tree", name=f"Cached prompts of {MODEL}")
     head, *branches = tree.get_by_role("treeitem").all()
     assert head.get_attribute("aria-level") == "1"
@@ -62,7 +62,7 @@ def test_the_keyboard_moves_through_the_picture(memory: Visitor) -> None:
     page = memory.page
     items = page.get_by_role("treeitem")
     chosen = page.get_by_label("Chosen part")
-    # the beginning that both share is the largest part
+    # the shared prefix is the largest part
     expect(chosen).to_contain_text("crew-Tuesday, crew-Monday")
     items.first.focus()
     page.keyboard.press("ArrowRight")
@@ -94,7 +94,7 @@ def test_a_miss_says_which_line_of_the_prompt_changed(memory: Visitor) -> None:
     assert change.get_by_role("insertion").inner_text() == "Today is Tuesday."
 
 
-def test_tiers_and_what_was_written_are_shown(memory: Visitor) -> None:
+def test_cache_tiers_and_written_bytes_are_shown(memory: Visitor) -> None:
     tiers = memory.page.get_by_label(f"Cache tiers of {MODEL}")
     for name in ("Live states", "Blocks in RAM", "Blocks on disk", "Written today"):
         expect(tiers).to_contain_text(name)

@@ -1,6 +1,6 @@
 """The page in a browser, with a real server and a model that keeps to a script.
 
-All in one file: browser and server are started once.
+All in one file, so that browser and server start once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tests.fakes.page_script import LONG
 from tests.fakes.server_process import ServerProcess
 
 
-def test_an_answer_survives_a_reload_in_its_middle(visitor: Visitor) -> None:
+def test_an_answer_survives_a_reload_while_streaming(visitor: Visitor) -> None:
     page = visitor.page
     visitor.ask("Say many words.")
     page.get_by_role("article").get_by_text("word20 ").wait_for()
@@ -28,7 +28,7 @@ def test_an_answer_survives_a_reload_in_its_middle(visitor: Visitor) -> None:
     assert "prompt tokens cached" in facts
 
 
-def test_a_stopped_answer_keeps_what_it_has(visitor: Visitor) -> None:
+def test_a_stopped_answer_keeps_its_text(visitor: Visitor) -> None:
     page = visitor.page
     visitor.ask("Say many words.")
     page.get_by_role("article").get_by_text("word20 ").wait_for()
@@ -40,7 +40,7 @@ def test_a_stopped_answer_keeps_what_it_has(visitor: Visitor) -> None:
     assert page.get_by_role("button", name="Send").is_enabled()
 
 
-def test_markup_is_shown_and_what_acts_is_not(visitor: Visitor) -> None:
+def test_markdown_is_rendered_and_active_content_is_not(visitor: Visitor) -> None:
     page = visitor.page
     visitor.ask("one")
     page.get_by_role("button", name="Stop").click()
@@ -68,7 +68,7 @@ def test_markup_is_shown_and_what_acts_is_not(visitor: Visitor) -> None:
     assert reasoning.is_visible()
 
 
-def test_a_message_can_be_edited_and_an_answer_generated_again(visitor: Visitor) -> None:
+def test_a_message_can_be_edited_and_an_answer_regenerated(visitor: Visitor) -> None:
     page = visitor.page
     visitor.ask("one")
     page.get_by_role("button", name="Stop").click()
@@ -106,7 +106,7 @@ def test_a_guest_without_a_key_chats_over_plain_http(
         assert LONG.startswith(visitor.until_answered())
 
 
-def test_each_view_shows_what_the_server_does(visitor: Visitor) -> None:
+def test_each_view_shows_the_servers_activity(visitor: Visitor) -> None:
     page = visitor.page
     visitor.ask("Say many words.")
     page.get_by_role("article").get_by_text("word5 ").wait_for()
@@ -144,7 +144,7 @@ def test_a_request_can_be_cancelled(visitor: Visitor) -> None:
     expect(page.get_by_text("No request is under way.")).to_be_visible()
 
 
-# shows these steps in the view Now; returns what it says of them
+# shows these steps in the view Now; returns its text about them
 SHOW_STEPS = """
 async (steps) => {
   const view = document.querySelector('now-view');
@@ -168,7 +168,7 @@ def step(seconds: float, *, prompt_tokens: int = 0) -> dict[str, float]:
     }
 
 
-def test_only_a_step_that_is_slow_for_its_kind_is_a_stall(visitor: Visitor) -> None:
+def test_only_a_step_slow_for_its_kind_is_a_stall(visitor: Visitor) -> None:
     page = visitor.view("Now")
     decode = [step(0.02)] * 100
     short, long = step(0.1, prompt_tokens=32), step(1.5, prompt_tokens=512)
@@ -179,7 +179,7 @@ def test_only_a_step_that_is_slow_for_its_kind_is_a_stall(visitor: Visitor) -> N
     assert "1 stall," in page.evaluate(SHOW_STEPS, [*decode, step(0.6)])
 
 
-def test_what_was_cached_is_said_in_words_without_zeros(visitor: Visitor) -> None:
+def test_cache_details_are_in_words_without_zeros(visitor: Visitor) -> None:
     page = visitor.page
     visitor.ask("Say many words.")
     page.get_by_role("button", name="Stop").click()
@@ -193,7 +193,7 @@ def test_what_was_cached_is_said_in_words_without_zeros(visitor: Visitor) -> Non
     assert not {"accept", "waited for another", "From disk"} & set(names)
 
 
-def test_all_views_are_in_sight_in_a_narrow_window(visitor: Visitor) -> None:
+def test_all_views_are_visible_in_a_narrow_window(visitor: Visitor) -> None:
     page = visitor.page
     page.set_viewport_size({"width": 360, "height": 800})
     navigation = page.get_by_role("navigation", name="Views")

@@ -1,4 +1,4 @@
-"""Images on the page, with a real server and a tiny random model that sees."""
+"""Images on the page, with a real server and a tiny random vision model."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_images_are_attached_sent_shown_and_kept(viewer: Visitor, tmp_path: Path
     assert int(cached.split(" · ")[-1].split()[0]) >= with_three
 
 
-def test_an_image_alone_is_a_message_and_stays_when_the_text_is_edited(viewer: Visitor) -> None:
+def test_an_image_alone_is_a_message_and_survives_text_edits(viewer: Visitor) -> None:
     page = viewer.page
     viewer.bring("paste", png(5, size=(64, 48)))
     expect(page.get_by_role("list", name="Attached images").get_by_role("img")).to_have_count(1)
@@ -84,7 +84,7 @@ def test_an_image_alone_is_a_message_and_stays_when_the_text_is_edited(viewer: V
     expect(question.get_by_role("img")).to_have_count(1)
 
 
-def test_a_broken_image_is_reported_and_left_out_of_later_messages(viewer: Visitor) -> None:
+def test_a_broken_image_is_reported_and_not_sent_again(viewer: Visitor) -> None:
     viewer.bring("paste", png(6)[:80])
     page = viewer.page
     viewer.ask("What is this?")
@@ -98,7 +98,7 @@ def test_a_broken_image_is_reported_and_left_out_of_later_messages(viewer: Visit
     expect(page.get_by_text("cannot be used")).to_have_count(0)
 
 
-def test_a_model_that_reads_text_only_is_not_given_images(visitor: Visitor) -> None:
+def test_images_cannot_be_attached_for_a_text_model(visitor: Visitor) -> None:
     page = visitor.page
     page.get_by_label("Message").wait_for()
     assert page.get_by_label("Attach images").count() == 0
@@ -109,16 +109,14 @@ def test_a_model_that_reads_text_only_is_not_given_images(visitor: Visitor) -> N
     assert page.get_by_role("list", name="Attached images").count() == 0
     page.reload()
     page.get_by_label("Message").wait_for()
-    # beside the message, the browser would open the file
+    # outside the message form, the browser would open the file
     assert not visitor.bring("drop", png(7), place="h1")
     expect(said).to_be_visible()
     visitor.ask("Hello")
     expect(said).to_have_count(0)
 
 
-def test_attached_images_are_not_sent_to_a_model_that_reads_text_only(
-    browser: Browser, tmp_path: Path
-) -> None:
+def test_attached_images_are_not_sent_to_a_text_model(browser: Browser, tmp_path: Path) -> None:
     seeing = write_vision_model(tmp_path / "seeing", "qwen2_5_vl")
     reading = write_scripted(tmp_path / "reading", ("Yes.",))
     models = tmp_path / "models.toml"

@@ -1,4 +1,6 @@
-"""The views Performance and Logs, with a real server whose history has answers of three hours ago."""
+"""The Performance and Logs views, with a real server whose history has answers from three hours
+ago.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,7 @@ def scrolls_sideways(page: Page) -> bool:
     )
 
 
-def test_the_history_of_an_earlier_server_is_shown_as_plots_and_tables(visitor: Visitor) -> None:
+def test_an_earlier_servers_history_is_shown_as_plots_and_tables(visitor: Visitor) -> None:
     page = visitor.open("/page/performance?range=6h&model=earlier-0")
     phases = page.get_by_role("region", name="Phases")
     expect(phases.get_by_role("row", name="First token")).to_contain_text("10")
@@ -98,7 +100,7 @@ def test_the_history_of_an_earlier_server_is_shown_as_plots_and_tables(visitor: 
     assert "model=" not in page.url
 
 
-def test_an_answer_of_the_chat_appears_in_the_performance(visitor: Visitor) -> None:
+def test_a_chat_answer_appears_in_the_performance_view(visitor: Visitor) -> None:
     page = visitor.open()
     visitor.ask("Say many words.")
     visitor.until_answered()
@@ -114,7 +116,7 @@ def test_an_answer_of_the_chat_appears_in_the_performance(visitor: Visitor) -> N
     expect(page.get_by_role("button", name="15 min")).to_have_attribute("aria-pressed", "true")
 
 
-def test_a_model_that_is_not_there_shows_all_models(visitor: Visitor) -> None:
+def test_an_unknown_model_shows_all_models(visitor: Visitor) -> None:
     page = visitor.open("/page/performance?range=6h&model=nope")
     expect(page.get_by_text("There is no model nope here; all models are shown.")).to_be_visible()
     expect(page.get_by_role("region", name="Phases").last).to_be_visible()
@@ -133,7 +135,7 @@ def test_few_answers_have_large_points_and_no_p99(visitor: Visitor) -> None:
     assert plot.evaluate("(plot) => plot.plot.series[1].points.size") == 9
 
 
-def test_a_time_without_answers_says_what_to_do(visitor: Visitor) -> None:
+def test_without_answers_the_view_says_what_to_do(visitor: Visitor) -> None:
     page = visitor.open("/page/performance?range=15m&model=earlier-1")
     page.get_by_role("heading", name="No answers in this period").wait_for()
     expect(page.get_by_text("holdfast quality MODEL")).to_be_visible()
@@ -161,7 +163,7 @@ def test_measured_quality_of_kv_forms_is_shown(
 
 
 @pytest.mark.parametrize(("view", "words"), [("performance", "These figures"), ("logs", "The log")])
-def test_an_ordinary_key_is_told_that_the_view_needs_an_admin_key(
+def test_an_ordinary_key_is_told_to_use_an_admin_key(
     browser: Browser, tmp_path: Path, view: str, words: str
 ) -> None:
     key = named_key("ann", "sesame", is_admin=False, priority="interactive", max_requests=None)
@@ -203,7 +205,7 @@ def test_the_log_grows_and_is_filtered(visitor: Visitor) -> None:
     assert page.url.endswith("/page/logs")
 
 
-def test_what_the_page_polls_does_not_fill_the_log(visitor: Visitor) -> None:
+def test_the_pages_polling_does_not_fill_the_log(visitor: Visitor) -> None:
     visitor.open()
     visitor.view("Memory").get_by_role("heading", name="Sessions").wait_for()
     page = visitor.view("Models")
@@ -216,7 +218,7 @@ def test_what_the_page_polls_does_not_fill_the_log(visitor: Visitor) -> None:
         expect(log.get_by_text(f"GET {path}")).to_have_count(0)
 
 
-def test_a_paused_log_stands_still_until_it_goes_on(visitor: Visitor) -> None:
+def test_a_paused_log_shows_new_lines_only_when_resumed(visitor: Visitor) -> None:
     httpx.get(f"{visitor.url}/v1/models")
     page = visitor.open("/page/logs")
     log = page.get_by_role("region", name="Lines of the log")
@@ -237,7 +239,7 @@ LEFT = """() => {
 IS_AT_END = f"() => document.querySelector('.log').scrollTop > 0 && ({LEFT})() < 2"
 
 
-def test_the_log_opens_at_its_end_and_follows_it_until_one_scrolls_back(visitor: Visitor) -> None:
+def test_the_log_follows_its_end_until_scrolled_back(visitor: Visitor) -> None:
     for number in range(60):  # lines of two or three rows
         path = f"/v1/long-{number}-" + "long/" * 60
         httpx.get(f"{visitor.url}{path}", headers={"x-request-id": f"long-{number}"})
@@ -289,7 +291,7 @@ def test_a_log_line_is_shown_as_text(visitor: Visitor) -> None:
         ),
     ],
 )
-def test_the_views_fit_and_can_be_read_by_everyone(
+def test_the_views_fit_and_are_accessible(
     browser: Browser, server: ServerProcess, view: str, width: int, is_dark: bool
 ) -> None:
     with visiting(browser, server.url, width=width, is_dark=is_dark) as visitor:
@@ -326,7 +328,7 @@ def test_everything_can_be_done_with_the_keyboard(visitor: Visitor) -> None:
     expect(page.get_by_role("button", name="Pause")).to_have_attribute("aria-pressed", "true")
 
 
-def test_the_views_are_listed_in_their_order(visitor: Visitor) -> None:
+def test_the_views_are_listed_in_order(visitor: Visitor) -> None:
     page = visitor.open("/page/logs")
     links = page.get_by_role("navigation", name="Views").get_by_role("link").all_inner_texts()
     assert links == ["Chat", "Now", "Performance", "Memory", "Models", "Connect", "Logs"]

@@ -47,11 +47,11 @@ def ask_for_much(visitor: Visitor) -> None:
 
 
 def check_whole(visitor: Visitor) -> None:
-    """The page has one question and one whole answer, also after a reload."""
+    """The page has one question and one complete answer, even after a reload."""
     page = visitor.page
     for _ in range(2):
         visitor.until_answered()
-        # what comes at once is drawn a moment later
+        # events that arrive together are rendered a moment later
         expect(page.get_by_role("article").locator("markdown-text")).to_have_text(LONG)
         expect(page.get_by_role("group", name="You")).to_have_count(1)
         expect(page.get_by_role("article")).to_have_count(1)
@@ -80,7 +80,7 @@ def test_an_answer_survives_a_restart_of_the_server(
 
 
 @pytest.mark.slow
-def test_a_closed_page_finds_its_answer_after_a_restart_of_the_server(
+def test_a_reopened_page_finds_its_answer_after_a_server_restart(
     visitor: Visitor, server: ServerProcess
 ) -> None:
     ask_for_much(visitor)
@@ -105,7 +105,7 @@ def test_an_answer_survives_a_lost_connection(browser: Browser, server: ServerPr
 
 
 @pytest.mark.slow
-def test_a_finished_conversation_goes_on_after_a_restart_of_the_server(
+def test_a_finished_conversation_continues_after_a_server_restart(
     visitor: Visitor, server: ServerProcess
 ) -> None:
     page = visitor.page

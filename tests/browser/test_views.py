@@ -1,5 +1,5 @@
-"""Each view at two widths, light and dark, by keyboard alone, checked by axe; offline throughout,
-since `visiting` refuses all other addresses.
+"""Each view at two widths, light and dark, by keyboard alone, checked by axe; offline, since
+`visiting` refuses all other addresses.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.fakes.server_process import ServerProcess
 
 VIEWS = ("Chat", "Now", "Memory", "Models", "Connect")
 NARROW = 360
-# width, and whether the color scheme is dark: each of them once
+# every width and every color scheme, once
 WINDOWS = ((NARROW, True), (1200, False))
 TEXT = "Count the boats twice before the storm, and write the number on the wall.\n" * 20
 
@@ -48,7 +48,7 @@ def visitor(
 
 
 def problems_of(visitor: Visitor) -> list[str]:
-    """What axe finds."""
+    """The findings of axe."""
     found = Axe().run(visitor.page).response["violations"]
     return [
         f"{each['id']}: {node['target']} {node['failureSummary']}"

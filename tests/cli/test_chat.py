@@ -1,4 +1,4 @@
-"""`holdfast chat` as a process: through a pipe, and on a terminal with its Ctrl-C."""
+"""`holdfast chat` as a process: through a pipe, and on a terminal with Ctrl-C."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_run_without_a_question_shows_how_to_ask(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("temperature", ["-0.1", "2.1", "hot"])
-def test_a_temperature_that_no_server_takes_is_refused_before_one_is_started(
+def test_an_invalid_temperature_is_refused_before_a_server_starts(
     temperature: str, tmp_path: Path
 ) -> None:
     done = holdfast_here("run", DEMO_ID, "Hello!", "--temperature", temperature, cwd=tmp_path)
@@ -134,7 +134,7 @@ def test_a_question_in_place_of_the_model_gets_a_hint(
     )
 
 
-def test_without_a_url_a_running_server_is_used_only_for_a_model_that_it_serves(
+def test_a_running_server_is_used_only_for_a_model_it_serves(
     tmp_path: Path,
 ) -> None:
     with running_server() as server, announced(server, tmp_path / "cache" / "holdfast" / "run"):
@@ -142,8 +142,8 @@ def test_without_a_url_a_running_server_is_used_only_for_a_model_that_it_serves(
         done = holdfast_here("chat", "other", cwd=tmp_path, stdin="one\n", variables=place)
         assert (done.returncode, done.stdout) == (0, "you said: one\n")
         assert len(server.requests) == 1
-        # any other model gets a server of its own, which says what is wrong; a mistyped name of a
-        # served model is more likely than a folder
+        # any other model gets a new server, which reports errors; a mistyped name of a served model
+        # is likelier than a folder
         done = holdfast_here("chat", "none", cwd=tmp_path, stdin="one\n", variables=place)
         assert done.returncode == 2
         line = only_line(done.stderr)
@@ -154,7 +154,7 @@ def test_without_a_url_a_running_server_is_used_only_for_a_model_that_it_serves(
 
 @contextmanager
 def announced(server: EchoServer, run_folder: Path) -> Iterator[None]:
-    """Leave the description that a server of this user writes while it runs."""
+    """Write the description that a running server of this user has."""
     run_folder.mkdir(parents=True)
     claimed = claim(run_folder, prefix=CLAIM_PREFIX)
     described = RunningServer(
@@ -201,7 +201,7 @@ def chat_with(server: EchoServer, folder: Path, **size: int) -> Iterator[Termina
 
 
 class SharedChat:
-    """A chat on a terminal for one test after the other; if one has ended it, there is a new one."""
+    """A terminal chat shared by successive tests; a new one replaces a chat that a test has ended."""
 
     def __init__(self, server: EchoServer, folder: Path, stack: ExitStack) -> None:
         self.server, self._folder, self._stack = server, folder, stack
@@ -226,7 +226,7 @@ def server(shared: SharedChat) -> EchoServer:
 
 @pytest.fixture
 def terminal(server: EchoServer, shared: SharedChat) -> Terminal:
-    """The shared chat, at the prompt of a new conversation, with nothing on the screen."""
+    """The shared chat at the prompt of a new conversation, with a blank screen."""
     terminal = shared.terminal()
     server.behaviour = "answer"
     terminal.type("/reset" + ENTER)
@@ -268,7 +268,7 @@ def test_alt_enter_or_a_backslash_starts_a_new_line(server: EchoServer, terminal
     assert said(server) == ["one\ntwo\nthr\\ee"]
 
 
-def test_a_message_may_be_longer_than_a_terminals_line_buffer(
+def test_a_message_may_exceed_a_terminals_line_buffer(
     server: EchoServer, terminal: Terminal
 ) -> None:
     long = "word " * 4000 + "end"
@@ -333,9 +333,7 @@ def test_an_interrupt_from_outside_stops_the_answer(server: EchoServer, terminal
     assert server.client_left.wait(60)
 
 
-def test_after_ctrl_c_the_tokens_of_the_prompt_are_known(
-    server: EchoServer, terminal: Terminal
-) -> None:
+def test_after_ctrl_c_the_prompts_tokens_are_known(server: EchoServer, terminal: Terminal) -> None:
     server.behaviour = "wait"
     terminal.type("one" + ENTER)
     terminal.wait_for("^you$")
@@ -409,7 +407,7 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
-def test_it_serves_with_the_settings_of_the_chat_and_ends_with_it(tmp_path: Path) -> None:
+def test_chat_serves_with_its_settings_and_ends_its_server(tmp_path: Path) -> None:
     write_tiny(tmp_path / "model", "qwen3")
     before, told = children(), list[str]()
     with own_server(
@@ -424,7 +422,7 @@ def test_it_serves_with_the_settings_of_the_chat_and_ends_with_it(tmp_path: Path
         assert len(started) >= 2  # the server and its worker
         with pytest.raises(
             ServerFailed, match="needs an API key"
-        ):  # nobody else on the machine can use it
+        ):  # other users of the machine cannot reach it
             ServerClient(url=client.url).model_ids()
     assert not any(psutil.pid_exists(pid) for pid in started)
 

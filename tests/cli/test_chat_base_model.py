@@ -16,7 +16,7 @@ def model_folder(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("settings_file", [None, "{}", '{"chat_template": null}'])
-def test_a_model_without_chat_template_is_refused_at_once(
+def test_a_model_without_chat_template_is_refused_before_loading(
     settings_file: str | None, tmp_path: Path
 ) -> None:
     folder = model_folder(tmp_path)

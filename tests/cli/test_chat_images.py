@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
         ("{}", "{}", []),
     ],
 )
-def test_paths_of_existing_images_are_taken_out_of_a_message(
+def test_paths_of_existing_images_are_removed_from_a_message(
     typed: str, rest: str, names: list[str], folder: Path
 ) -> None:
     taken = take_images(typed.format(folder))
@@ -69,7 +69,7 @@ def content(request: dict[str, Any]) -> Any:
     return request["messages"][-1]["content"]
 
 
-def test_a_typed_path_and_the_command_send_images_with_the_message(folder: Path) -> None:
+def test_typed_paths_and_the_image_command_attach_images(folder: Path) -> None:
     with running_server() as server:
         _, output = converse(
             server,

@@ -29,7 +29,7 @@ def contents(server: EchoServer, request: int) -> list[tuple[str, str]]:
     ]
 
 
-def test_each_line_is_answered_and_the_conversation_goes_on(server: EchoServer) -> None:
+def test_each_line_is_answered_as_the_next_turn(server: EchoServer) -> None:
     assert converse(server, "one", "", "two") == (0, "you said: one\nyou said: two\n")
     assert contents(server, 1) == [("user", "one"), ("assistant", "you said: one"), ("user", "two")]
 
@@ -101,7 +101,7 @@ def test_two_slashes_begin_a_message_with_one(server: EchoServer) -> None:
     assert contents(server, 0) == [("user", "/reset")]
 
 
-def test_options_are_sent_only_when_given_and_a_cut_answer_is_marked(server: EchoServer) -> None:
+def test_only_given_options_are_sent_and_cut_answers_are_marked(server: EchoServer) -> None:
     _, output = converse(server, "one", temperature=0.0, max_tokens=3)
     assert (server.requests[0]["temperature"], server.requests[0]["max_tokens"]) == (0.0, 3)
     assert "(cut off after 3 tokens; --max-tokens sets the limit)" in output
@@ -128,7 +128,7 @@ def test_a_failed_answer_is_dropped_and_fails_a_pipe(
     assert contents(server, -1) == [("user", "one")]
 
 
-def test_the_question_after_a_failed_answer_is_sent_without_it(server: EchoServer) -> None:
+def test_after_a_failed_answer_its_question_is_not_sent_again(server: EchoServer) -> None:
     def lines() -> Iterator[str]:
         server.behaviour = "fail"
         yield "one"
@@ -142,7 +142,7 @@ def test_the_question_after_a_failed_answer_is_sent_without_it(server: EchoServe
     assert contents(server, 1) == [("user", "two")]
 
 
-def test_a_pipe_gets_the_answer_without_reasoning_and_each_call_as_one_line(
+def test_a_pipe_gets_no_reasoning_and_one_line_per_call(
     server: EchoServer,
 ) -> None:
     server.behaviour = "call"
@@ -225,7 +225,7 @@ async def test_leaving_an_answer_early_closes_its_connection() -> None:
     assert answer.completion_tokens == 1
 
 
-async def test_an_aborted_answer_has_the_counts_so_far_from_holdfast() -> None:
+async def test_an_aborted_answer_has_holdfasts_counts_so_far() -> None:
     with running_server() as server:
         server.behaviour = "wait"
         client, answer = ServerClient(url=server.url), Answer()

@@ -35,7 +35,7 @@ def test_it_reports_machine_speed_and_layout(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_serves_one_request_at_a_time_comes_first_among_the_recommendations(
+def test_a_model_limited_to_one_request_is_the_first_recommendation(
     tmp_path: Path,
 ) -> None:
     write_tiny(tmp_path / "model", "deepseek_v41")
@@ -99,7 +99,7 @@ def test_a_model_that_cannot_run_does_not_hide_the_rest(tmp_path: Path) -> None:
     assert "no_such_architecture" in only_line(done.stderr)
 
 
-def test_a_draft_model_that_does_not_exist_is_reported_before_anything_is_measured(
+def test_a_missing_draft_model_is_reported_before_measuring(
     tmp_path: Path,
 ) -> None:
     done = holdfast_here("doctor", "--speculation", "nonsense", cwd=tmp_path)
@@ -108,9 +108,7 @@ def test_a_draft_model_that_does_not_exist_is_reported_before_anything_is_measur
 
 
 @pytest.mark.parametrize("model", ["none", "./none", "file.gguf", "empty"])
-def test_a_missing_model_is_reported_before_anything_is_measured(
-    tmp_path: Path, model: str
-) -> None:
+def test_a_missing_model_is_reported_before_measuring(tmp_path: Path, model: str) -> None:
     (tmp_path / "file.gguf").touch()
     (tmp_path / "empty").mkdir()
     done = holdfast_here("doctor", model, cwd=tmp_path)

@@ -37,7 +37,7 @@ def test_without_mlx_the_first_advice_is_mlx() -> None:
     assert "MLX does not run" in advice(None, **LINUX)[0]
 
 
-def test_what_the_platform_recommends_is_passed_on() -> None:
+def test_the_platforms_recommendations_are_passed_on() -> None:
     assert advice(ON_CPU, **LINUX) == ON_CPU.recommendations
 
 

@@ -1,4 +1,4 @@
-"""Doctor loads and probes a model in a process of its own."""
+"""Doctor loads and probes a model in a separate process."""
 
 from __future__ import annotations
 

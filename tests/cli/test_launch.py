@@ -38,7 +38,7 @@ USERS_FILES = (
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """The URL of the real application with a key and one model, on a thread of its own."""
+    """The URL of the real application with a key and one model, on a separate thread."""
     with served_on_a_thread(settings=SETTINGS) as url:
         yield url
 
@@ -58,7 +58,7 @@ def secure_url(files: CertificateFiles) -> Iterator[str]:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home with the user's own configuration; only the programs in `bin` are on the PATH."""
+    """A home with the user's own configuration; the PATH contains only the programs in `bin`."""
     for name in USERS_FILES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("the user's own\n")
@@ -123,7 +123,7 @@ def test_two_dashes_before_the_agents_arguments_are_accepted(machine: Path, url:
     assert "--" not in agent.record["arguments"]
 
 
-def test_signals_to_the_launcher_are_forwarded_except_those_of_the_terminal(
+def test_signals_to_the_launcher_are_forwarded_except_the_terminals(
     machine: Path, url: str
 ) -> None:
     agent_of(machine, "claude")
@@ -144,14 +144,12 @@ def test_signals_to_the_launcher_are_forwarded_except_those_of_the_terminal(
     ) as launcher:
         assert launcher.stdout is not None
         assert launcher.stdout.readline().startswith("waiting")
-        launcher.send_signal(signal.SIGINT)  # a terminal would have sent it to the agent as well
+        launcher.send_signal(signal.SIGINT)  # a terminal would have sent it to the agent too
         launcher.send_signal(signal.SIGTERM)
         assert launcher.wait(60) == 7
 
 
-def test_print_shows_a_shell_command_without_the_key_and_runs_nothing(
-    machine: Path, url: str
-) -> None:
+def test_print_shows_a_keyless_shell_command_and_runs_nothing(machine: Path, url: str) -> None:
     agent = agent_of(machine, "opencode")
     result = launched(url, "--print", "opencode", "run", "two words", "exit=0")
     assert result.exit_code == 0
@@ -169,7 +167,7 @@ def test_print_shows_files_too(machine: Path, url: str) -> None:
     assert KEY not in result.output
 
 
-def test_a_context_too_small_for_the_agents_prompt_gets_a_warning(machine: Path, url: str) -> None:
+def test_a_context_too_small_for_the_agent_gets_a_warning(machine: Path, url: str) -> None:
     agent = agent_of(machine, "opencode")
     result = launched(url, "opencode", "exit=0")
     assert result.exit_code == 0
@@ -177,7 +175,7 @@ def test_a_context_too_small_for_the_agents_prompt_gets_a_warning(machine: Path,
     assert agent.was_started
 
 
-def test_one_line_says_which_server_and_model_the_agent_gets(machine: Path, url: str) -> None:
+def test_one_line_names_the_server_and_model_of_the_agent(machine: Path, url: str) -> None:
     agent_of(machine, "codex")
     result = launched(url, "codex", "exit=0")
     assert (
@@ -204,7 +202,7 @@ def test_without_a_terminal_a_demonstration_model_needs_an_option(
 
 
 @pytest.mark.parametrize(("typed", "code"), [("n", 1), ("y", 0)])
-def test_on_a_terminal_a_demonstration_model_needs_a_confirmation_and_can_be_continued(
+def test_on_a_terminal_a_demonstration_model_needs_confirmation(
     typed: str, code: int, machine: Path
 ) -> None:
     agent = agent_of(machine, "claude")
@@ -223,7 +221,7 @@ def test_on_a_terminal_a_demonstration_model_needs_a_confirmation_and_can_be_con
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_a_missing_agent_is_reported_with_how_to_install_it(name: str, machine: Path) -> None:
+def test_a_missing_agent_is_reported_with_its_install_command(name: str, machine: Path) -> None:
     result = CliRunner().invoke(app, ["launch", name])
     assert result.exit_code == 127
     assert AGENTS[name].install in result.output
@@ -371,6 +369,6 @@ def test_a_url_may_be_written_without_its_scheme(machine: Path, url: str) -> Non
     assert agent.record["environment"]["ANTHROPIC_BASE_URL"] == url
 
 
-def test_an_error_that_ends_with_a_question_mark_gets_no_full_stop(machine: Path, url: str) -> None:
+def test_a_question_as_an_error_gets_no_full_stop(machine: Path, url: str) -> None:
     agent_of(machine, "claude")
     assert "/v1/models? Is that a Holdfast server?" in launched(f"{url}/other", "claude").output

@@ -44,7 +44,7 @@ def test_without_a_log_the_error_says_how_to_get_one(tmp_path: Path) -> None:
     assert "--log-file auto" in only_line(refused.stderr)
 
 
-def test_the_log_of_a_stopped_server_is_found_by_its_port(tmp_path: Path) -> None:
+def test_the_log_of_a_stopped_server_is_found_by_port(tmp_path: Path) -> None:
     (tmp_path / "holdfast" / "logs").mkdir(parents=True)
     for port in (8321, 9000):
         (tmp_path / "holdfast" / "logs" / f"server-{port}.log").write_text(f"of {port}\n")
@@ -60,7 +60,7 @@ def test_the_log_of_a_stopped_server_is_found_by_its_port(tmp_path: Path) -> Non
         ("holdfast.worker", "a\nb", "WARNING holdfast.worker: a\n    b"),
     ],
 )
-def test_a_line_of_a_running_server_looks_like_one_of_the_file(
+def test_lines_of_a_running_server_and_its_file_look_alike(
     logger: str, text: str, shown: str
 ) -> None:
     line = {"number": 1, "time": 0.0, "level": "warning", "logger": logger, "text": text}

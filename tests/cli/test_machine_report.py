@@ -34,7 +34,7 @@ def test_a_failing_measurement_is_reported_in_one_line() -> None:
         machine_report._child("nonsense", kind=str)
 
 
-def test_the_report_recommends_what_makes_it_faster() -> None:
+def test_the_report_recommends_faster_settings() -> None:
     slow, fast = BlasReport(in_front=False), BlasReport(in_front=True, few_rows=16)
     advice = machine_report._recommendations("cpu", slow, compiler=False)
     if sys.platform == "linux":
@@ -45,7 +45,7 @@ def test_the_report_recommends_what_makes_it_faster() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="about Linux")
-def test_a_blas_that_is_slower_than_it_could_be_gets_advice(
+def test_a_needlessly_slow_blas_gets_advice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     without = BlasReport(in_front=True, no_shim="there is no C compiler")

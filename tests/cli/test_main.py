@@ -129,7 +129,7 @@ def test_a_port_can_be_given_in_one_letter() -> None:
 
 
 @pytest.mark.parametrize("value", ["4", "63", "-1"])
-def test_a_context_without_room_for_an_answer_is_refused_with_the_minimum(
+def test_a_context_too_small_for_an_answer_is_refused(
     value: str,
 ) -> None:
     result = CliRunner().invoke(app, ["config", "--context", value])
@@ -137,7 +137,7 @@ def test_a_context_without_room_for_an_answer_is_refused_with_the_minimum(
     assert "at least 64, or auto" in result.output
 
 
-def test_the_smallest_context_and_the_models_own_are_accepted_but_no_context_of_zero() -> None:
+def test_the_smallest_and_largest_contexts_are_accepted_but_not_zero() -> None:
     for fit in ("64", "auto"):
         assert CliRunner().invoke(app, ["config", "--context", fit]).exit_code == 0
     for command in ("config", "serve"):
@@ -147,12 +147,12 @@ def test_the_smallest_context_and_the_models_own_are_accepted_but_no_context_of_
         assert "at least 64, or auto" in refused.output
 
 
-def test_an_unknown_flag_ends_the_program_with_code_2_and_no_traceback(tmp_path: Path) -> None:
+def test_an_unknown_flag_exits_with_2_and_no_traceback(tmp_path: Path) -> None:
     done = holdfast("serve", "--prot", "1", cwd=tmp_path)
     assert done.returncode == 2
     assert "No such" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_the_command_of_another_distribution_comes_in_by_its_entry_point() -> None:
+def test_other_distributions_add_commands_by_entry_point() -> None:
     assert CliRunner().invoke(app, ["bench", "--help"]).exit_code == 0

@@ -1,4 +1,4 @@
-"""`holdfast models …`, with a Hub on loopback and a cache of its own."""
+"""`holdfast models …`, with a Hub on loopback and a separate cache."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_an_unconfirmed_removal_removes_nothing(hub: HubState) -> None:
     assert [row["name"] for row in listed()["models"]] == [MODEL]
 
 
-def test_damage_in_the_cache_is_found_and_repaired_by_a_pull(hub: HubState, tmp_path: Path) -> None:
+def test_a_pull_finds_and_repairs_cache_damage(hub: HubState, tmp_path: Path) -> None:
     run("pull", MODEL)
     weights = next((tmp_path / "cache").rglob("model.safetensors"))
     content = bytearray(weights.read_bytes())
@@ -108,7 +108,7 @@ def test_a_model_loaded_in_a_server_is_not_removed(
     assert ("is ready in the server" in output) == (code == 2)
 
 
-def test_a_file_of_models_is_listed_with_skipped_models_and_reasons(tmp_path: Path) -> None:
+def test_a_models_file_is_listed_with_skipped_models_and_reasons(tmp_path: Path) -> None:
     text = (
         f"[models.first]\npath = '{demo_folder()}'\naliases = ['gpt-4o']\npin = true\n"
         f"speculation = '{DRAFT_ID}'\n"
@@ -144,7 +144,7 @@ def test_an_unknown_name_gets_the_nearest_as_a_hint(tmp_path: Path) -> None:
     assert "did you mean first?" in run("info", "frist", "--models", file, code=2).output
 
 
-def test_info_shows_whether_a_model_of_the_hub_fits_without_fetching_it(
+def test_info_shows_whether_a_hub_model_fits_without_fetching_it(
     hub: HubState, tmp_path: Path
 ) -> None:
     found = json.loads(run("info", MODEL, "--json").stdout)
@@ -159,7 +159,7 @@ def test_info_shows_whether_a_model_of_the_hub_fits_without_fetching_it(
     assert "16 GB" in text
 
 
-def test_a_model_in_the_file_is_found_by_its_name(tmp_path: Path) -> None:
+def test_a_model_in_the_file_is_found_by_name(tmp_path: Path) -> None:
     file = written(tmp_path, f"[models.first]\npath = '{demo_folder()}'\n")
     assert f"model         {demo_folder()}" in run("info", "first", "--models", file).stdout
 
@@ -168,7 +168,7 @@ def test_a_model_in_the_file_is_found_by_its_name(tmp_path: Path) -> None:
     ("bits", "reason", "stays_packed"),
     [(4, "", True), (4, "there is no C compiler", False), (6, "", False)],
 )
-def test_info_knows_whether_quantized_weights_stay_packed_on_a_cpu(
+def test_info_shows_whether_quantized_weights_stay_packed_on_a_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int, reason: str, stays_packed: bool
 ) -> None:
     monkeypatch.setattr(packed_products, "unavailable", lambda: reason)
@@ -179,7 +179,7 @@ def test_info_knows_whether_quantized_weights_stay_packed_on_a_cpu(
 
 
 @pytest.mark.parametrize("command", ["pull", "rm", "info"])
-def test_a_model_that_is_not_on_the_hub_is_reported(hub: HubState, command: str) -> None:
+def test_a_model_missing_from_the_hub_is_reported(hub: HubState, command: str) -> None:
     assert (
         "coast/none"
         in run(command, "coast/none", *(["--yes"] if command == "rm" else []), code=2).output
@@ -209,7 +209,7 @@ def test_info_names_the_draft_model(tmp_path: Path) -> None:
     assert "draft model" not in run("info", "second", "--models", file).stdout
 
 
-def test_a_model_whose_draft_model_does_not_exist_is_listed_with_the_reason(tmp_path: Path) -> None:
+def test_a_missing_draft_model_is_listed_with_the_reason(tmp_path: Path) -> None:
     file = written(
         tmp_path, f"[models.first]\npath = '{demo_folder()}'\nspeculation = 'nonsense'\n"
     )

@@ -23,7 +23,7 @@ def test_bugs_keep_their_traceback() -> None:
         raise ZeroDivisionError
 
 
-def test_if_logs_are_json_an_error_is_a_line_of_the_log(
+def test_with_json_logs_an_error_is_a_log_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(typer.Exit), plain_errors("json"):

@@ -37,7 +37,7 @@ def test_the_line_shows_the_current_stage_within_bounds() -> None:
     drawing.stop()
 
 
-def test_ready_removes_the_line_and_a_restart_brings_it_back() -> None:
+def test_ready_removes_the_line_and_a_restart_restores_it() -> None:
     drawing, progress = bar()
     drawing("reading", 1.0)
     drawing("ready", 1.0)
@@ -86,7 +86,7 @@ def screen(output: str) -> list[str]:
     return [line.rstrip() for line in terminal.display if line.strip()]
 
 
-def test_nothing_is_drawn_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_bar_is_drawn_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with load_progress(LogSettings()) as progress:
         progress("reading", 0.5)
     assert capsys.readouterr().err == ""

@@ -1,4 +1,4 @@
-"""What `holdfast performance` prints."""
+"""The output of `holdfast performance`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.fakes.command_line import holdfast_here
 
 
 class Server:
-    """Answers as a server does with this history."""
+    """Answers like a server with this history."""
 
     def __init__(self, history: PerformanceHistory) -> None:
         self._history = history
@@ -57,7 +57,7 @@ def test_totals_and_phases_are_shown(capsys: pytest.CaptureFixture[str]) -> None
     assert not any(row[:1] == ["load"] for row in found)
 
 
-def test_several_models_are_compared_and_the_course_of_time_is_shown(
+def test_several_models_are_compared_over_time(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     made = history("a", "b")
@@ -75,7 +75,7 @@ def test_without_answers_the_command_says_what_to_do(capsys: pytest.CaptureFixtu
     assert text == "no answers in the last 7 days\n"
 
 
-def test_the_ranges_are_those_of_the_server_in_any_case(tmp_path: Path) -> None:
+def test_ranges_are_the_servers_in_any_case(tmp_path: Path) -> None:
     assert [each.value for each in Range] == list(RANGES)
     refused = holdfast_here("performance", "--range", "2H", cwd=tmp_path)
     assert refused.returncode == 2

@@ -25,9 +25,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     return ("--context", "2500")
 
 
-def test_the_result_is_printed_and_kept_until_the_model_changes(
-    tmp_path: Path, short: tuple[str, ...]
-) -> None:
+def test_the_result_is_kept_until_the_model_changes(tmp_path: Path, short: tuple[str, ...]) -> None:
     folder = write_tiny(tmp_path / "model", "qwen3", changes={"head_dim": 64})
     (tmp_path / "story.txt").write_text(built_in_text()[:600])
     (tmp_path / "models.toml").write_text('[models.kelp]\npath = "model"\n')
@@ -80,9 +78,7 @@ def test_the_bundled_model_answers_from_quantized_notes(
 
 
 @pytest.mark.slow
-def test_a_form_that_the_model_cannot_use_is_named_with_the_reason(
-    tmp_path: Path, short: tuple[str, ...]
-) -> None:
+def test_an_unusable_form_is_named_with_the_reason(tmp_path: Path, short: tuple[str, ...]) -> None:
     write_tiny(tmp_path / "model", "qwen3")  # its head dimension is 16
     done = holdfast_here("quality", "./model", "--kv-bits", "8", *short, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What a model reads to measure its quality: windows of a text, and pages of notes."""
+"""Texts that measure a model's quality: windows of a text, and pages of notes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_answer_repeats_the_value_of_a_note() -> None:
             assert answer in notes
 
 
-def test_pages_are_always_the_same_and_differ_from_each_other() -> None:
+def test_pages_are_reproducible_and_differ_from_each_other() -> None:
     pages = pages_of(DEMO)
     assert pages == pages_of(DEMO)
     assert len({page.token_ids for page in pages}) == PAGES
@@ -109,7 +109,7 @@ def test_a_short_context_gets_pages_with_fewer_notes() -> None:
         pages_of(DEMO, context_tokens=300)
 
 
-def test_a_text_is_cut_into_windows_and_only_windows_count_as_text() -> None:
+def test_a_text_is_cut_into_windows_and_only_these_count() -> None:
     story = built_in_text()
     windows = [
         passage

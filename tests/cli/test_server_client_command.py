@@ -62,7 +62,7 @@ def test_a_port_in_the_settings_is_used(
     assert client_of(None, None).url == "http://127.0.0.1:9001"
 
 
-def test_of_several_servers_only_the_one_at_the_default_port_is_chosen(
+def test_of_several_servers_the_default_port_is_chosen(
     running: list[RunningServer],
 ) -> None:
     running += [server(9000), server(9001)]
@@ -78,7 +78,7 @@ def test_of_several_servers_only_the_one_at_the_default_port_is_chosen(
 @pytest.mark.parametrize(
     ("error", "raised"), [(BrokenPipeError(), BrokenPipeError), (OSError("no disk"), typer.Exit)]
 )
-def test_a_command_whose_reader_has_left_ends_without_a_message(
+def test_a_closed_output_pipe_ends_a_command_silently(
     error: OSError,
     raised: type[Exception],
     running: list[RunningServer],

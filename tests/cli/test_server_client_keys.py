@@ -38,8 +38,8 @@ COMMANDS: Sequence[Sequence[str]] = (
     ("models", "ls"),
     ("models", "rm", "coast/kelp", "--yes"),
 )
-WORKS_WITHOUT_SERVER = {("models", "ls")}  # it shows what is known without the server
-# commands with --api-key that start a server instead of talking to one
+WORKS_WITHOUT_SERVER = {("models", "ls")}  # it shows information that needs no server
+# commands with --api-key that start a server instead of using one
 STARTS_A_SERVER = {"serve", "quality", "doctor", "config", "service install", "bench run"}
 WITHOUT_URL = {"logs", "ps"}  # they select one of the user's own servers in another way
 
@@ -108,7 +108,7 @@ def commands_of(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, s
 
 @pytest.mark.parametrize("key", ["", "wrong"])
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_missing_or_wrong_key_is_one_line_that_says_how_to_pass_it(
+def test_a_refused_key_is_one_line_with_the_remedy(
     command: Sequence[str], key: str, home: Path, url: str
 ) -> None:
     result = called(*(with_key(command, key) if key else command))
@@ -120,7 +120,7 @@ def test_a_missing_or_wrong_key_is_one_line_that_says_how_to_pass_it(
         assert result.output.splitlines() == [line]
 
 
-def test_the_table_has_every_command_that_talks_to_a_server() -> None:
+def test_the_table_has_every_command_that_uses_a_server() -> None:
     found = dict(commands_of(typer.main.get_command(app)))
     tested = {
         " ".join(command[: 2 if command[0] in ("sessions", "models") else 1])
@@ -133,7 +133,7 @@ def test_the_table_has_every_command_that_talks_to_a_server() -> None:
 
 
 @pytest.mark.parametrize("command", [("chat", "-p", "hello"), ("run", MODEL, "hello")])
-def test_no_second_server_is_started_beside_one_that_refuses_the_key(
+def test_a_refused_key_starts_no_second_server(
     command: Sequence[str], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def started(*_: Any, **__: Any) -> None:
@@ -146,6 +146,6 @@ def test_no_second_server_is_started_beside_one_that_refuses_the_key(
     accepted = [called(*with_key(command, KEY))]
     monkeypatch.setenv("HOLDFAST_SERVER_API_KEY", KEY)
     accepted.append(called(*command))
-    for result in accepted:  # the scripted model has no answer for it
+    for result in accepted:  # the scripted model does not answer it
         assert not isinstance(result.exception, AssertionError)
         assert "API key" not in result.output

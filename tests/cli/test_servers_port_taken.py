@@ -28,7 +28,7 @@ def said_of(port: int) -> str:
 
 @contextmanager
 def answering(status: int, answer: Any) -> Iterator[int]:
-    """The port of a server that gives this answer to every request."""
+    """The port of a server that gives this response to every request."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -71,7 +71,7 @@ def test_any_other_answer_means_another_program(answer: Any) -> None:
         assert "in use by another program; stop it, or use another port: -p" in said_of(port)
 
 
-def test_an_own_server_that_shows_its_models_only_with_a_key_is_recognized(
+def test_a_server_with_hidden_models_is_recognized_by_its_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with answering(200, {"status": "ok"}) as port:
@@ -97,7 +97,7 @@ def test_a_server_without_http_is_another_program() -> None:
         assert "another program" in said_of(port)
 
 
-def test_a_second_server_on_the_port_learns_which_program_has_it(tmp_path: Path) -> None:
+def test_a_second_server_names_the_program_that_has_the_port(tmp_path: Path) -> None:
     with served_on_a_thread(settings=ServerSettings(port=0, shutdown_seconds=0)) as url:
         done = holdfast("serve", "-p", url.rpartition(":")[2], cwd=tmp_path)
     assert done.returncode == 2

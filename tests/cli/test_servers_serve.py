@@ -1,4 +1,4 @@
-"""`holdfast serve` as a process: what ends it, and how."""
+"""`holdfast serve` as a process: causes and forms of its end."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def url_of(server: subprocess.Popen[str]) -> str:
     raise AssertionError("the server ended without becoming ready")
 
 
-def test_it_prints_its_address_and_an_unwritable_store_and_stops_when_its_parent_is_gone(
+def test_serve_prints_its_address_and_ends_with_its_parent(
     server: subprocess.Popen[str],
 ) -> None:
     assert ServerClient(url=url_of(server)).model_ids() == ("model",)
@@ -94,7 +94,7 @@ def test_a_damaged_model_is_one_line_and_code_2(tmp_path: Path, content: str) ->
     assert "model" in only_line(done.stderr)
 
 
-def test_an_adapter_that_does_not_fit_is_one_line_and_code_2(tmp_path: Path) -> None:
+def test_an_incompatible_adapter_is_one_line_and_code_2(tmp_path: Path) -> None:
     write_tiny(tmp_path / "model", "qwen3")
     write_tiny_adapter(tmp_path / "sql", "mamba2", seed=1)
     done = holdfast("serve", "model", "--port", "0", "--adapter", "sql=sql", cwd=tmp_path)

@@ -78,7 +78,7 @@ def test_a_service_is_installed_updated_shown_and_removed(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux'")
-def test_without_systemd_a_service_is_only_written_with_no_start(
+def test_without_systemd_a_service_is_written_but_not_started(
     tmp_path: Path,
 ) -> None:
     variables = {"PATH": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "config")}
@@ -112,12 +112,12 @@ def test_on_macos_it_is_an_agent_of_the_user(tmp_path: Path) -> None:
     assert read["ProgramArguments"][-4:] == ["serve", "--log-file", "auto", "some/model"]
 
 
-def test_other_systems_have_no_services() -> None:
+def test_unknown_systems_do_not_support_services() -> None:
     with pytest.raises(ServiceFailed, match="not supported on plan9"):
         service_system("plan9", {"HOME": "/"})
 
 
-def test_settings_come_from_the_same_file_and_variables_and_no_secret_is_written_down(
+def test_a_service_has_the_same_settings_and_no_written_secret(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "own.toml").write_text('[log]\nfile = "/var/tmp/own.log"\n')

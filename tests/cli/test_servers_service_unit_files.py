@@ -49,7 +49,7 @@ def test_the_unit_passes_the_check_of_systemd(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_unit_waits_for_running_answers_and_does_not_retry_invalid_settings() -> None:
+def test_the_unit_waits_for_answers_and_fails_on_invalid_settings() -> None:
     lines = systemd_unit(SPEC).splitlines()
     assert {
         "TimeoutStopSec=80",

@@ -1,4 +1,4 @@
-"""`holdfast stop` against processes that stand in for servers."""
+"""`holdfast stop` with processes in place of servers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_now_cuts_answers_off_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stage.signals == [signal.SIGTERM] * 2
 
 
-def test_now_cuts_answers_off_although_their_number_needs_a_key(
+def test_now_cuts_answers_although_counting_them_needs_a_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     unknown = {"status": "stopping"}
@@ -81,7 +81,7 @@ def test_now_cuts_answers_off_although_their_number_needs_a_key(
     assert done.stdout.splitlines() == [f"stopped http://here (pid {os.getpid()})"]
 
 
-def test_one_server_and_all_of_them_cannot_be_combined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_and_all_cannot_be_combined(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(monkeypatch, [None])
     refused = CliRunner().invoke(app, ["stop", "1", "--all"])
     assert (refused.exit_code, stage.signals) == (2, [])

@@ -70,13 +70,13 @@ def test_defaults_are_shown_in_the_help() -> None:
 
 
 @pytest.mark.parametrize("bad", [["--port", "none"], ["--set", "server.port=none"]])
-def test_a_bad_setting_is_a_json_line_if_logs_are_json(bad: list[str]) -> None:
+def test_with_json_logs_a_bad_setting_is_a_json_line(bad: list[str]) -> None:
     result = CliRunner().invoke(app, ["--log-format", "json", *bad])
     assert result.exit_code == 2
     assert "server.port" in json.loads(result.stderr)["message"]
 
 
-def test_a_failing_command_reports_in_the_log_format_of_the_settings() -> None:
+def test_a_failing_command_reports_in_the_configured_log_format() -> None:
     failing = typer.Typer()
 
     @failing.command()

@@ -61,7 +61,7 @@ def test_a_named_file_replaces_the_default_one(tmp_path: Path) -> None:
     assert shown(HOLDFAST_CONFIG="other.toml")["server.port"]["value"] == 2
 
 
-def test_the_table_has_a_row_for_every_setting_and_hides_the_key() -> None:
+def test_the_table_has_every_setting_and_hides_the_key() -> None:
     result = CliRunner().invoke(
         app, ["config", "--api-key", "hush", "--memory", "8 GiB"], env={"COLUMNS": "120"}
     )
@@ -86,9 +86,7 @@ def test_the_table_has_a_row_for_every_setting_and_hides_the_key() -> None:
         (["--config", "none.toml"], ["none.toml", "does not exist"]),
     ],
 )
-def test_a_bad_setting_ends_with_one_line_and_code_2(
-    arguments: list[str], parts: list[str]
-) -> None:
+def test_a_bad_setting_is_one_line_and_code_2(arguments: list[str], parts: list[str]) -> None:
     result = CliRunner().invoke(app, ["config", *arguments])
     assert result.exit_code == 2
     assert result.stdout == ""
@@ -97,7 +95,7 @@ def test_a_bad_setting_ends_with_one_line_and_code_2(
     assert [part for part in parts if part not in result.stderr] == []
 
 
-def test_a_bad_variable_ends_with_one_line_and_code_2() -> None:
+def test_a_bad_variable_is_one_line_and_code_2() -> None:
     result = CliRunner().invoke(app, ["config"], env={"HOLDFAST_LOG_LEVEL": "loud"})
     assert result.exit_code == 2
     assert 'log.level = "loud" is not allowed (variable HOLDFAST_LOG_LEVEL)' in result.stderr

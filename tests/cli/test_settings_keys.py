@@ -42,14 +42,14 @@ def test_a_rotated_key_is_new_and_keeps_its_permissions(tmp_path: Path) -> None:
     assert (after.name, after.priority) == ("alice", "batch")
 
 
-def test_after_the_last_key_was_removed_clients_still_need_one(tmp_path: Path) -> None:
+def test_after_the_last_key_is_removed_clients_still_need_one(tmp_path: Path) -> None:
     keys(tmp_path, "add", "alice")
     removed = keys(tmp_path, "rm", "alice")
     assert removed.exit_code == 0 and "delete" in removed.stdout
     assert read_keys(tmp_path / "keys.json") == ()
 
 
-def test_the_command_that_applies_a_change_names_the_running_servers(
+def test_applying_a_change_names_the_running_servers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -1,4 +1,4 @@
-"""`holdfast store …` on folders that a store has written, some with another one still at work in
+"""`holdfast store …` on folders written by a store, sometimes while another one is still using
 them.
 """
 
@@ -69,7 +69,7 @@ def damage_one(folder: Path) -> None:
     path.write_bytes(content)
 
 
-def test_ls_lists_the_models_the_largest_first(folder: Path, running: BlockStore) -> None:
+def test_ls_lists_the_largest_models_first(folder: Path, running: BlockStore) -> None:
     models = shown("ls", "--store", str(folder))
     assert [(model["blocks"], model["tokens"]) for model in models] == [(5, 20), (2, 8)]
     table = run("ls", "--store", str(folder)).stdout
@@ -106,7 +106,7 @@ def test_a_server_that_uses_another_store_is_named(folder: Path, tmp_path: Path)
     running.give_back()
 
 
-def test_a_model_served_under_a_new_name_is_listed_under_it(folder: Path) -> None:
+def test_a_renamed_model_is_listed_under_its_new_name(folder: Path) -> None:
     with BlockStore(folder, fingerprint="model one", served_as="new \x1b[31mname") as store:
         store.put(make_chain(6, fingerprint="model one")[5])
     assert shown("ls", "--store", str(folder))[0]["served_as"] == "new [31mname"
@@ -166,7 +166,7 @@ def test_clear_can_delete_a_single_model(folder: Path, running: BlockStore) -> N
     )
 
 
-def test_clear_accepts_the_name_of_a_model_and_deletes_the_name(folder: Path) -> None:
+def test_clear_accepts_a_models_name_and_deletes_it(folder: Path) -> None:
     assert (
         "deleted 5 blocks"
         in run("clear", "--store", str(folder), "--model", "owner/one", "--yes").stdout

@@ -17,7 +17,7 @@ from tests.fakes.stored_blocks import FINGERPRINT, make_chain
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """What stands in for /var/tmp and /tmp."""
+    """In place of /var/tmp and /tmp."""
     folders = [tmp_path / name for name in ("first", "second", "third")]
     monkeypatch.setattr(build, "_TEMPORARY", tuple(map(str, folders)))
     return folders
@@ -61,7 +61,7 @@ def listed(folder: Path, variables: dict[str, str]) -> dict[str, dict[str, Any]]
     return {each["name"]: each for each in json.loads(done.stdout)}
 
 
-def test_all_state_is_listed_with_size_and_bound_and_cleared_if_unused(
+def test_all_state_is_listed_with_limits_and_cleared_if_unused(
     tmp_path: Path, kept: dict[str, str]
 ) -> None:
     found = listed(tmp_path, kept)
@@ -136,7 +136,7 @@ def test_an_invalid_clear_is_one_line(
     assert part in only_line(refused.stderr)
 
 
-def test_before_the_first_server_all_state_is_empty_and_can_be_cleared(
+def test_before_the_first_server_state_is_empty_and_clearable(
     tmp_path: Path,
 ) -> None:
     variables = {f"XDG_{name}_HOME": str(tmp_path) for name in ("CACHE", "STATE", "CONFIG")} | {

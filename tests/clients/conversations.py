@@ -1,5 +1,4 @@
-"""What every client is put through, and the frame of its script: `python with_CLIENT.py BASE_URL
-MODEL`.
+"""The checks for every client, and the frame of its script: `python with_CLIENT.py BASE_URL MODEL`.
 
 A script runs in an environment that has the client and not Holdfast. It prints a line of JSON for
 each check, and ends with 1 if one failed.
@@ -41,7 +40,7 @@ SUM_QUESTION, SUM = "What is 17 + 25?", "42"
 
 @dataclass(frozen=True)
 class Server:
-    """Where it is, and the model that it serves. Clients that want a key are given any."""
+    """Its address and its model. Clients that require a key get an arbitrary one."""
 
     base_url: str  # ends with /v1
     model: str
@@ -49,7 +48,7 @@ class Server:
 
     @property
     def root(self) -> str:
-        """Without /v1: as clients of Messages and of Ollama want it."""
+        """Without /v1, as clients of Messages and Ollama require."""
         return self.base_url.removesuffix("/v1")
 
 
@@ -59,12 +58,12 @@ _only_through: dict[Check, tuple[str, ...]] = {}
 
 
 def told(text: str | None) -> None:
-    """The answer tells the tool's result; the bundled model may misspell a word of it."""
+    """The answer contains the tool's result, of which the bundled model may misspell a word."""
     assert TOLD in (text or ""), f"the answer does not tell the result: {text!r}"
 
 
 def summed(text: str | None) -> None:
-    """The answer has the sum, and no marker of a thought."""
+    """The answer contains the sum, without markers of a thought."""
     assert SUM in (text or ""), f"the answer has not the sum: {text!r}"
     assert "think" not in (text or ""), f"the thought is in the answer: {text!r}"
 
@@ -76,14 +75,14 @@ def thought(text: str | None) -> None:
 
 
 def called(name: str, arguments: Any) -> str:
-    """The tool was called as the question asks for it. Gives its result."""
+    """The tool was called as the question requires. Returns its result."""
     values = json.loads(arguments) if isinstance(arguments, str) else arguments
     assert (name, values) == ("get_weather", {"city": CITY}), f"called {name} with {arguments!r}"
     return WEATHER
 
 
 def through(*protocols: str) -> Callable[[Check], Check]:
-    """A check that only these protocols can be put through."""
+    """A check for these protocols only."""
 
     def limited(check: Check) -> Check:
         _only_through[check] = protocols
@@ -93,9 +92,7 @@ def through(*protocols: str) -> Callable[[Check], Check]:
 
 
 def run(*checks: Check, packages: tuple[str, ...], protocols: tuple[str, ...] = ()) -> None:
-    """Run all checks against the server that the command line names, each once for each protocol
-    that it is for.
-    """
+    """Run all checks with the server from the command line, once for each of their protocols."""
     parser = argparse.ArgumentParser()
     parser.add_argument("base_url")
     parser.add_argument("model")

@@ -1,5 +1,5 @@
-"""Clients of every protocol whose server is silent for long, before an answer and in its middle,
-but for signs of life.
+"""Clients of every protocol with a server that is silent for long before and during an answer,
+except for keep-alives.
 
 `python waits.py BASE_URL MODEL` with a server whose answers are all `Hello`
 (`tests/fakes/waiting_server.py`).
@@ -127,7 +127,7 @@ async def pydantic_ai(server: Server, protocol: str) -> str:
 
 
 def waiting(ask: Any) -> Any:
-    """The check that a client's text is the whole answer and nothing else."""
+    """Check that a client's text is exactly the answer."""
 
     async def check(server: Server, protocol: str) -> None:
         said = ask(server, protocol)

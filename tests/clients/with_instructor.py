@@ -1,4 +1,4 @@
-"""instructor: typed answers, by a forced call and by a schema, whole and as they come, through all
+"""instructor: typed answers, by a forced call and by a schema, whole and streamed, through all
 protocols.
 """
 
@@ -19,9 +19,9 @@ class GetWeather(BaseModel):
     city: str
 
 
-# By protocol, the one that forces a call first. Not its modes JSON and MD_JSON: there the schema
-# stands in the prompt alone, and the bundled model does not follow instructions. With Anthropic's
-# client of today its JSON_SCHEMA does that too.
+# By protocol, the one that forces a call first. Without its modes JSON and MD_JSON, where only the
+# prompt contains the schema and the bundled model does not follow instructions. The same is true of
+# JSON_SCHEMA with the current Anthropic client.
 MODES = {
     "chat": (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON_SCHEMA),
     "responses": (instructor.Mode.RESPONSES_TOOLS,),

@@ -113,7 +113,7 @@ def thinking_streamed(server: Server, protocol: str) -> None:
 def thinker_of(server: Server, protocol: str) -> Any:
     if protocol != "messages":
         return model_of(server, protocol)
-    # in Messages a thought has to be asked for, without a temperature
+    # Messages requires a request for a thought, without a temperature
     thinking = {"type": "enabled", "budget_tokens": 1024}
     return ChatAnthropic(
         base_url=server.root,
@@ -142,7 +142,7 @@ def structure(server: Server, protocol: str) -> None:
         assert answer["parsing_error"] is None, method
         if answer["raw"].tool_calls or not (method == "function_calling" and protocol == "ollama"):
             assert isinstance(answer["parsed"], Report), method
-        else:  # Ollama's API has no way to demand a call: the model may say something instead
+        else:  # Ollama's API cannot force a call: the model may write text instead
             assert answer["raw"].text, method
 
 

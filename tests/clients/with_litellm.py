@@ -35,7 +35,7 @@ class Report(BaseModel):
 
 def ask(server: Server, protocol: str, messages: list[Any], **options: Any) -> Any:
     prefix, is_versioned = PROVIDERS[protocol]
-    # of a model that it does not know it asks for whole answers, and makes a stream of them itself
+    # for an unknown model, it requests whole answers and turns them into streams
     if protocol == "responses":
         known = {
             "litellm_provider": "openai",
@@ -46,10 +46,10 @@ def ask(server: Server, protocol: str, messages: list[Any], **options: Any) -> A
         litellm.register_model({f"openai/{server.model}": known})
         # it shows thoughts as summaries only
         options["reasoning_effort"] = {"effort": "medium", "summary": "auto"}
-    # in Messages a thought has to be asked for
+    # Messages requires a request for a thought
     if protocol == "messages" and not {"tools", "response_format"} & set(options):
         options |= {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2000}
-        options["allowed_openai_params"] = ["thinking"]  # it does not know whether this model can
+        options["allowed_openai_params"] = ["thinking"]  # it does not know if this model can
     return litellm.completion(
         model=prefix + server.model,
         api_base=server.base_url if is_versioned else server.root,

@@ -65,12 +65,12 @@ def model_of(
         "max_retries": 0,
     }
     if protocol == "messages":
-        if thinks:  # in Messages a thought has to be asked for
+        if thinks:  # Messages requires a request for a thought
             shared |= {"thinking_dict": {"type": "enabled", "budget_tokens": 1024}}
             max_tokens = 2000
         made = NamedModel(base_url=server.root, max_tokens=max_tokens, **shared)
-        # with thoughts it takes 1 whatever is asked for, and then the bundled model may draw a
-        # wrong sum
+        # with thoughts, it always uses temperature 1, and the bundled model may then get a wrong
+        # sum
         made.temperature = 0
         return made
     shared |= {
@@ -87,7 +87,7 @@ def model_of(
 
 
 class NamedModel(Anthropic):
-    """Its model for Messages, which knows by name how much a model can read: any other name is an
+    """Its model for Messages, which knows context lengths by model name: any other name is an
     error.
     """
 
@@ -171,8 +171,8 @@ def thinking_streamed(server: Server, protocol: str) -> None:
     summed("".join(part.delta or "" for part in parts))
 
 
-# Not through Messages: there it leaves the model the choice to call, and the bundled one does not
-# follow instructions.
+# Not through Messages: there it does not force the call, and the bundled model does not follow
+# instructions.
 @through("chat", "responses", "ollama")
 def structure(server: Server, protocol: str) -> None:
     report = model_of(server, protocol, max_tokens=200).structured_predict(

@@ -12,16 +12,16 @@ from typing import Any
 
 from conversations import Server, run
 
-# By these names it takes a model for one that thinks, and leaves out no test.
+# By these names it recognizes a thinking model and skips no test.
 THINKS, THINKS_TOO = "gpt-5-here", "claude-sonnet-4-here"
-# Models here read text only. A request that names no model is answered by the first one: Open
-# Responses leaves that open.
+# Models here read text only. A request without a model is answered by the first one: Open Responses
+# leaves that open.
 REFUSED = {"image-input": 400}
 ANSWERED = {"error-handling": 200}
 
 
 def failures(server: Server, form: str, *, model: str) -> dict[str, list[str]]:
-    """The tests that fail, with what is said of each. Asserts that all were run."""
+    """The failing tests with their messages. Asserts that all were run."""
     command = [
         str(Path(sys.executable).parent / "llm-comply"),
         "run",
@@ -45,7 +45,7 @@ def failures(server: Server, form: str, *, model: str) -> dict[str, list[str]]:
 
 
 def expect(failed: dict[str, list[str]], expected: dict[str, int]) -> None:
-    """Nothing failed but for these tests, which got these statuses."""
+    """Only these tests failed, with these statuses."""
     assert {name: errors[0].split()[:2] for name, errors in failed.items()} == {
         name: ["HTTP", str(status)] for name, status in expected.items()
     }, failed

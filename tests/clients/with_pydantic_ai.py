@@ -1,4 +1,4 @@
-"""pydantic-ai: agents with tools, thoughts and typed results, through all protocols that it speaks."""
+"""pydantic-ai: agents with tools, thoughts and typed results, through all its protocols."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def agent_of(server: Server, protocol: str, *, thinks: bool = False, **options: 
     model: Any = {
         "chat": lambda: OpenAIChatModel(server.model, provider=openai),
         "responses": lambda: OpenAIResponsesModel(server.model, provider=openai),
-        # it knows by name which models keep to a schema
+        # it knows by name which models follow a schema
         "messages": lambda: AnthropicModel(
             server.model, provider=anthropic, profile={"supports_json_schema_output": True}
         ),
@@ -48,7 +48,7 @@ def agent_of(server: Server, protocol: str, *, thinks: bool = False, **options: 
     }[protocol]()
     # Responses: summaries only
     settings: dict[str, Any] = {"temperature": 0, "openai_reasoning_summary": "auto"}
-    if thinks and protocol == "messages":  # there a thought has to be asked for
+    if thinks and protocol == "messages":  # it requires a request for a thought
         settings |= {
             "anthropic_thinking": {"type": "enabled", "budget_tokens": 1024},
             "max_tokens": 2000,

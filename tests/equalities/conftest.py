@@ -1,5 +1,5 @@
-"""The equalities hold over all ways to attend: tiny models have so few scores that numpy and the C
-kernel would never be asked.
+"""The equalities hold for all implementations of attention: tiny models have so few scores that
+numpy and the C kernel would never be used.
 """
 
 from __future__ import annotations

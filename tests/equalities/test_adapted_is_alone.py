@@ -1,5 +1,5 @@
-"""The equalities hold for LoRA adapters: in a crowd of other adapters and of the model itself, a
-sequence draws what mlx-lm draws alone with the same adapter.
+"""The equalities hold for LoRA adapters: in a batch with other adapters and the model itself, a
+sequence draws the same as mlx-lm alone with its adapter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
 
 TOLERANCE = 2e-3
 SLOW = pytest.mark.slow
-# the model's name, how its adapters are made, and whether they share forward passes
+# the model's name, how its adapters are created, and whether they share forward passes
 KINDS = [
     pytest.param("llama", {}, True, id="llama"),
     pytest.param("llama", {"kind": "dora", "keys": ["self_attn.q_proj", "mlp.down_proj"]}, True, id="llama, DoRA"),
@@ -36,7 +36,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("name", "how", "mixes"), KINDS)
-def test_in_a_crowd_each_sequence_draws_what_mlx_lm_draws_with_its_adapter(
+def test_concurrent_adapters_draw_the_same_as_mlx_lm(
     name: str, how: dict[str, Any], mixes: bool, tmp_path: Path
 ) -> None:
     folders = {

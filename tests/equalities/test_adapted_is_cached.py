@@ -1,5 +1,5 @@
-"""KV is reused by later requests to the same adapter, and never by others: not from RAM, from live
-states or from disk, and not from a session file.
+"""KV is reused by later requests to the same adapter and never by others: from RAM, live states,
+disk or a session file.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def drawn(inbox: ScriptInbox, label: str) -> list[list[int]]:
     return [inbox.tokens(f"{label}{adapter}") for adapter in NAMES]
 
 
-def test_cached_is_fresh_for_each_adapter_and_through_a_restart(
+def test_cached_equals_fresh_for_each_adapter_and_after_a_restart(
     runner: Runner, tmp_path: Path
 ) -> None:
     prompt = prompt_of("a prompt", 300)
@@ -76,8 +76,8 @@ def test_cached_is_fresh_for_each_adapter_and_through_a_restart(
     ]
     assert len({tuple(tokens) for tokens in fresh}) == len(NAMES)
     store = tmp_path / "store"
-    # first together, so that live states, waiting twins and blocks of the others are there to be
-    # mistaken; then one after the other, from parked states; then from disk
+    # first together, so that others' live states, waiting twins and blocks could be mistaken; then
+    # one after another, from parked states; then from disk
     script = [asked(prompt, "together"), *([each] for each in asked(prompt, "again"))]
     before = worker(runner, store).serve(script, in_turn=True)
     assert cached(before, "together") == [0, 0, 0]
@@ -98,7 +98,7 @@ def test_a_new_version_of_an_adapter_finds_nothing(tmp_path: Path) -> None:
     assert inbox.finished("newtone").memory.outcome is CacheOutcome.NOTHING_STORED
 
 
-def test_a_session_belongs_to_an_adapter_and_so_does_its_file(tmp_path: Path) -> None:
+def test_a_session_and_its_file_belong_to_one_adapter(tmp_path: Path) -> None:
     runner = runner_of("llama", tmp_path)
     prompt = prompt_of("a prompt")
     file = str(tmp_path / "mine.session")
@@ -140,7 +140,7 @@ def test_a_session_belongs_to_an_adapter_and_so_does_its_file(tmp_path: Path) ->
     assert cached(again, "imported") == [0, 89, 0]
 
 
-def test_a_prompt_prefilled_in_advance_is_used_by_its_adapter_only(tmp_path: Path) -> None:
+def test_a_prompt_prefilled_ahead_is_used_only_by_its_adapter(tmp_path: Path) -> None:
     runner = runner_of("llama", tmp_path)
     prompt = prompt_of("a prompt")
     ahead = greedy(
@@ -152,7 +152,7 @@ def test_a_prompt_prefilled_in_advance_is_used_by_its_adapter_only(tmp_path: Pat
     assert [report.read_ahead_tokens for report in reports] == [0, 89, 0]
 
 
-def test_a_worker_is_told_of_another_workers_runs_by_adapter(tmp_path: Path) -> None:
+def test_a_worker_learns_of_another_workers_runs_by_adapter(tmp_path: Path) -> None:
     runner = runner_of("llama", tmp_path)
     prompt = prompt_of("a prompt")
     run = ReadAheadRun(tenant="", adapter="tone", token_ids=TokenIds.of(prompt), start=0)
@@ -162,7 +162,7 @@ def test_a_worker_is_told_of_another_workers_runs_by_adapter(tmp_path: Path) -> 
     assert [report.read_ahead_tokens for report in reports] == [0, 0, 89]
 
 
-def test_an_unknown_adapter_is_rejected_with_those_that_there_are(tmp_path: Path) -> None:
+def test_an_unknown_adapter_is_rejected_with_the_known_ones(tmp_path: Path) -> None:
     request = greedy("a", prompt_of("a prompt"), adapter="other")
     inbox = worker(runner_of("llama", tmp_path)).serve([[request]])
     (rejected,) = inbox.of("a")

@@ -1,6 +1,4 @@
-"""Equality one: whatever else is in the batch, and however its prompt is cut, a sequence draws what
-it would draw alone.
-"""
+"""Equality one: in any batch and with any chunks, a sequence draws the same as alone."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ def test_the_probe_finds_the_layout_of_each_architecture(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", each_of(TINY))
-def test_random_interleavings_draw_what_each_sequence_draws_alone(name: str) -> None:
+def test_random_interleavings_draw_the_same_as_alone(name: str) -> None:
     model, rng = kept_tiny(name), random.Random(name)
     engine = Engine(probed(name), vocab_size=VOCAB_SIZE)
     for depth in (0, 1):
@@ -64,11 +62,11 @@ def test_random_interleavings_draw_what_each_sequence_draws_alone(name: str) -> 
 @pytest.mark.parametrize(
     "name", ["llama", "gemma3_text", "gpt_oss", "deepseek_v3", *slow("qwen3_next")]
 )
-def test_with_the_ways_of_a_gpu_each_sequence_draws_what_it_draws_alone(
+def test_with_gpu_paths_each_sequence_draws_the_same_as_alone(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fused attention over one buffer for each sequence, and a step that is laid out before the
-    last one is collected.
+    """Fused attention over one buffer per sequence, and a step laid out before the last one is
+    collected.
     """
     monkeypatch.setattr(
         engine_module, "StepContext", partial(StepContext, composes_attention=False)
@@ -104,7 +102,7 @@ _4_BITS, _8_BITS = ({"group_size": size, "bits": bits} for size, bits in ((64, 4
     ],
 )
 @pytest.mark.usefixtures("blas_from_13_rows")
-def test_with_stored_weights_each_sequence_draws_what_it_draws_alone(
+def test_with_packed_weights_each_sequence_draws_the_same_as_alone(
     name: str, quantization: dict[str, int] | None, tmp_path: Path
 ) -> None:
     """The products of a step are computed by the C kernel or by BLAS, depending on its rows."""
@@ -160,7 +158,7 @@ def test_sampled_tokens_do_not_depend_on_the_batch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", *slow("deepseek_v3")])
-def test_solo_is_right_where_a_faster_layout_is_chosen(name: str) -> None:
+def test_solo_is_correct_where_a_faster_layout_is_chosen(name: str) -> None:
     model, rng = kept_tiny(name), random.Random(name)
     sequences = random_sequences(rng, vocab_size=VOCAB_SIZE, count=3, longest_prompt=30)
     play(Engine(SoloRunner(model, None), vocab_size=VOCAB_SIZE), sequences, rng, depth=1)

@@ -1,5 +1,5 @@
-"""Equalities two and three through the whole worker: what is found in memory changes no answer, and
-nothing is read twice.
+"""Equalities two and three through the whole worker: the cache changes no answer, and no token is
+prefilled twice.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def cached(inbox: ScriptInbox, *names: str) -> list[int]:
 
 
 @pytest.mark.parametrize("name", each_of(KEEPABLE))
-def test_exact_extended_and_diverging_prompts_get_the_answers_of_fresh_ones(name: str) -> None:
+def test_equal_extended_and_diverging_prompts_are_answered_as_fresh(name: str) -> None:
     rng = random.Random(name)
     first = random_prompt(rng, 90)
     answer = tuple(fresh(name, first))
@@ -56,7 +56,7 @@ def test_exact_extended_and_diverging_prompts_get_the_answers_of_fresh_ones(name
     assert inbox.tokens("turn") == fresh(name, turn)
     assert inbox.tokens("fork") == fresh(name, fork)
     assert cached(inbox, "first", "exact") == [0, 89]
-    # the last token of an answer is never read: nobody asked what comes behind it
+    # the last token of an answer is never prefilled, because nothing follows it
     assert cached(inbox, "turn")[0] == len(first) + len(answer) - 1
     assert cached(inbox, "fork")[0] in ((50,) if name in RESUMES_ANYWHERE else (0, 50))
 
@@ -75,7 +75,7 @@ def test_a_restart_loses_nothing(name: str, tmp_path: Path) -> None:
     assert after.tokens("turn") == fresh(name, turn)
 
 
-def test_what_an_aborted_request_has_read_is_there_for_the_next(tmp_path: Path) -> None:
+def test_tokens_prefilled_by_an_aborted_request_are_reused(tmp_path: Path) -> None:
     rng = random.Random("abort")
     prompt = random_prompt(rng, 600)
     script = [
@@ -100,13 +100,13 @@ def test_what_an_aborted_request_has_read_is_there_for_the_next(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "blocks"), [("llama", "whole"), ("llama", "small"), ("qwen3_next", "small")]
 )
-def test_requests_that_come_together_read_their_common_beginning_once(
+def test_concurrent_requests_prefill_their_common_prefix_once(
     name: str, blocks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if blocks == "small":
         make_blocks_small(monkeypatch)
     rng = random.Random(f"{name} together")
-    # it ends at a boundary, so that both kinds of models can share all of it
+    # it ends at a boundary, so that both kinds of models can share it completely
     common = random_prompt(rng, cache.BOUNDARY_TOKENS)
     prompts = [common + random_prompt(rng, 10) for _ in range(3)]
     inbox = worker(name).serve(
@@ -117,7 +117,7 @@ def test_requests_that_come_together_read_their_common_beginning_once(
     assert sorted(cached(inbox, *map(str, range(3)))) == [0, len(common), len(common)]
 
 
-def test_who_waited_for_a_reader_that_is_cancelled_goes_on_alone() -> None:
+def test_waiters_continue_alone_if_their_reader_is_cancelled() -> None:
     rng = random.Random("cancelled reader")
     common = random_prompt(rng, 900)
     prompts = [common + random_prompt(rng, 10) for _ in range(3)]
@@ -145,7 +145,7 @@ def test_tenants_and_models_share_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
-def test_preemption_keeps_what_was_read(name: str) -> None:
+def test_preemption_keeps_prefilled_tokens(name: str) -> None:
     rng = random.Random(f"{name} preempted")
     prompts = [random_prompt(rng, 40) for _ in range(3)]
     subject = worker(name, budget_tokens=130)
@@ -157,7 +157,7 @@ def test_preemption_keeps_what_was_read(name: str) -> None:
         assert inbox.tokens(str(index)) == fresh(name, prompt, max_tokens=30)
 
 
-def test_a_ram_budget_of_nothing_still_answers_and_the_disk_still_serves(tmp_path: Path) -> None:
+def test_without_a_ram_budget_answers_and_the_disk_still_work(tmp_path: Path) -> None:
     rng = random.Random("small")
     prompt = random_prompt(rng, 300)
     inbox = worker("llama", tmp_path, ram_bytes=1).serve(
@@ -172,7 +172,7 @@ def test_a_ram_budget_of_nothing_still_answers_and_the_disk_still_serves(tmp_pat
 @pytest.mark.parametrize(
     ("name", "where"), [("llama", "engine"), ("llama", "memory"), ("qwen3_next", "engine")]
 )
-def test_what_cannot_be_restored_is_read_again(
+def test_blocks_that_cannot_be_restored_are_prefilled_again(
     name: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(f"{name} unfit")

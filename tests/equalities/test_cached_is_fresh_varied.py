@@ -1,9 +1,9 @@
 """Cached = fresh for every architecture, with prompts, chunk sizes, joins, tiers and restarts drawn
 at random.
 
-Reading only the rest of a prompt divides the work otherwise than reading all of it, and float32
-rounds otherwise then: the log-probabilities of answers may differ by TOLERANCE, and greedy answers
-must be equal, unless two tokens are as near as that.
+Prefilling only the rest of a prompt divides the work differently from prefilling it completely, so
+float32 rounds differently: log-probabilities of answers may differ by TOLERANCE, and greedy answers
+must be equal, unless two tokens are that close.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.tiny_models import VOCAB_SIZE
 
-# of log-probabilities; the most that was seen over all architectures, with BLAS on a CPU, is 2.4e-6
+# of log-probabilities; the largest observed over all architectures, with BLAS on a CPU, is 2.4e-6
 TOLERANCE = 5e-5
 ANSWER_TOKENS = 5
 How = Literal["exact", "extend", "diverge", "answer in the middle"]
@@ -34,23 +34,23 @@ How = Literal["exact", "extend", "diverge", "answer in the middle"]
 
 @dataclass(frozen=True)
 class Turn:
-    """A request that comes of an earlier one, of which there are `of` modulo their number."""
+    """A request derived from an earlier one, with its number modulo `of`."""
 
     of: int
     how: How
     cut: float  # where a diverging one leaves it
-    more: int  # tokens of its own
-    together: bool  # comes while the one before it still runs
+    more: int  # new tokens
+    together: bool  # arrives while the one before it still runs
 
 
 @dataclass(frozen=True)
 class Life:
-    """How a worker lives that answers all of it."""
+    """The life of a worker that answers these requests."""
 
     step_tokens: int
     min_chunk_tokens: int
     tier: Literal["ram", "disk", "both"]
-    restart_before: int  # the worker is another one from this turn on; beyond the last one: never
+    restart_before: int  # from this turn on, another worker; beyond the last one: never
 
 
 turns = st.builds(
@@ -87,9 +87,7 @@ def check(name: str, length: int, asked: list[Turn], life: Life, seed: int) -> N
 
 
 def must_be_there(turn: Turn, number: int, life: Life) -> bool:
-    """Whether all of this request's prompt was read before it came, and cannot have been let go
-    since.
-    """
+    """Whether this request's whole prompt was prefilled before and cannot have been evicted since."""
     if turn.how != "exact" or turn.together or life.tier == "disk":
         return False
     same_life = (turn.of % number < life.restart_before) == (number < life.restart_before)
@@ -124,7 +122,7 @@ def derived(
 
 
 class Reference:
-    """Answers of workers that remember nothing."""
+    """Answers of workers without a cache."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -157,7 +155,7 @@ def worker(name: str, **more: object) -> CachingWorker:
 def live(
     name: str, life: Life, requests: list[SequenceRequest], asked: list[Turn], folder: Path
 ) -> list[ScriptInbox]:
-    """For each request the inbox of the worker that answered it."""
+    """For each request, the inbox of the worker that answered it."""
     answers: list[ScriptInbox] = []
     for first, last in ((0, life.restart_before), (life.restart_before, len(requests))):
         script: list[list[SequenceRequest]] = []
@@ -194,7 +192,7 @@ def same_answer(found: list[TokenLogprob], expected: list[TokenLogprob], what: s
         first, second = (score for _, score in other.top[:2])
         if one.token_id != other.token_id:
             assert first - second <= 2 * TOLERANCE, f"request {what} has another answer"
-            return  # as near as that, either may be taken; what follows is about another text
+            return  # either may be taken; the rest then concerns another text
         assert abs(one.logprob - other.logprob) <= TOLERANCE, (
             f"request {what}: {one.logprob} and {other.logprob}"
         )
@@ -209,7 +207,7 @@ def same_answer(found: list[TokenLogprob], expected: list[TokenLogprob], what: s
     life=lives,
     seed=st.integers(0, 1 << 20),
 )
-def test_a_remembered_prompt_is_answered_like_a_fresh_one(
+def test_a_cached_prompt_is_answered_like_a_fresh_one(
     name: str, length: int, asked: list[Turn], life: Life, seed: int
 ) -> None:
     check(name, length, asked, life, seed)
@@ -224,7 +222,7 @@ def test_a_remembered_prompt_is_answered_like_a_fresh_one(
     life=lives,
     seed=st.integers(0, 1 << 20),
 )
-def test_a_remembered_prompt_is_answered_like_a_fresh_one_at_length(
+def test_cached_prompts_are_answered_like_fresh_ones_at_length(
     name: str, length: int, asked: list[Turn], life: Life, seed: int
 ) -> None:
     check(name, length, asked, life, seed)

@@ -1,5 +1,5 @@
-"""Equality one where some sequences may not draw what they like: they, and plain ones beside them,
-draw what they draw alone.
+"""Equality one where some sequences are constrained: they and plain ones in the same batch draw the
+same as alone.
 """
 
 from __future__ import annotations
@@ -87,9 +87,7 @@ def alone(engine: Engine, each: Played, *, constraints: Mapping[str, Any] | None
         ),
     ],
 )
-def test_constrained_and_plain_sequences_together_draw_what_each_draws_alone(
-    name: str, depth: int
-) -> None:
+def test_constrained_and_plain_sequences_draw_the_same_as_alone(name: str, depth: int) -> None:
     rng = random.Random(f"{name} {depth}")
     engine = Engine(probed(name), vocab_size=VOCAB_SIZE, constraints=tiny_constraints())
     together = a_mix(rng)
@@ -132,7 +130,7 @@ def test_log_probabilities_are_those_before_the_mask() -> None:
     assert masked.logprobs[0].logprob < 0
 
 
-def test_an_answer_that_stays_under_its_budget_is_the_one_without() -> None:
+def test_an_unused_budget_does_not_change_the_answer() -> None:
     engine = Engine(probed("llama"), vocab_size=VOCAB_SIZE, constraints=tiny_constraints())
     for sampling in SAMPLINGS:
         plain = Played(

@@ -1,4 +1,4 @@
-"""An embedding is made of mlx-lm's own hidden states: alone, in a crowd, in pieces, from memory."""
+"""Embeddings equal mlx-lm's own hidden states: alone, in a batch, in chunks and from the cache."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ POOLINGS: tuple[Pooling, ...] = ("mean", "last")
 
 @cache
 def hidden_states(name: str, prompt: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """What mlx-lm's own model gives to its head, read at once. [tokens, hidden]"""
+    """The input of the head in mlx-lm's own model, in one pass. [tokens, hidden]"""
     model: Any = kept_tiny(name)
     inner = model.backbone if hasattr(model, "backbone") else model.model
     return np.array(inner(mx.array([prompt]))[0].astype(mx.float32))
@@ -72,7 +72,7 @@ def to_embed(request_id: str, prompt: tuple[int, ...], pooling: Pooling, **more:
     ("name", "engine"),
     [*MODELS, *slow(*MORE_MODELS)],
 )
-def test_embeddings_read_in_a_crowd_and_in_pieces_are_mlx_lms_own_hidden_states(
+def test_embeddings_equal_mlx_lms_hidden_states_in_any_batch(
     name: str, engine: type[Engine]
 ) -> None:
     wanted = {
@@ -97,7 +97,7 @@ def test_embeddings_read_in_a_crowd_and_in_pieces_are_mlx_lms_own_hidden_states(
     ]
 
 
-def test_one_that_is_preempted_begins_its_sum_anew() -> None:
+def test_a_preempted_embedding_restarts_its_sum() -> None:
     subject = tiny_worker(
         budget_tokens=232, expected_output_tokens=4, step_tokens=4, min_chunk_tokens=2
     )
@@ -113,7 +113,7 @@ def test_one_that_is_preempted_begins_its_sum_anew() -> None:
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_what_is_cached_is_reused_where_only_the_last_token_is_wanted_and_nothing_is_kept(
+def test_embeddings_reuse_cached_tokens_only_for_the_last_token(
     pooling: Pooling,
 ) -> None:
     prompt = random_prompt(150, "b")
@@ -134,7 +134,9 @@ def test_what_is_cached_is_reused_where_only_the_last_token_is_wanted_and_nothin
 
 
 @pytest.mark.parametrize("engine", [Engine, RunningAhead])
-def test_one_from_poisoned_memory_is_read_afresh(engine: type[Engine], tmp_path: Path) -> None:
+def test_an_embedding_from_poisoned_blocks_is_prefilled_again(
+    engine: type[Engine], tmp_path: Path
+) -> None:
     prompt = random_prompt(300)
     tiny_worker(tmp_path).serve(one_after_the_other(greedy("read", prompt)))
     assert rewrite(tmp_path, with_value(float("nan"))) > 0

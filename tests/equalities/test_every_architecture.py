@@ -1,5 +1,5 @@
 """The equalities on every model type of the installed mlx-lm: a tiny random model of each, with a
-generated configuration, loaded as any model is. A few of them always, all of them slowly.
+generated configuration, loaded like any model. A few of them always, all of them in the slow tests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.fakes.every_config import (
 )
 from tests.fakes.examination import Finding, examine
 
-# Each needs something else: shared keys, selected keys, an own class of state, positions by row.
+# Each has a special feature: shared keys, selected keys, a custom state class, positions by row.
 FEW = ["afm7", "deepseek_v32", "falcon_mamba", "gemma3n", "gpt_bigcode"]
 
 
@@ -34,7 +34,7 @@ def examined(name: str, folder: Path, *, wide: dict[str, Any] | None = None) -> 
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_a_few_batch_and_remember(name: str, tmp_path: Path) -> None:
+def test_a_few_model_types_batch_and_cache(name: str, tmp_path: Path) -> None:
     finding = examined(name, tmp_path)
     assert finding.layout in ("rows", "split"), finding.reason
     assert finding.remembers
@@ -42,7 +42,7 @@ def test_a_few_batch_and_remember(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*all_model_types(), *VARIANTS])
-def test_every_model_type_batches_and_remembers(name: str, tmp_path: Path) -> None:
+def test_every_model_type_batches_and_caches(name: str, tmp_path: Path) -> None:
     if name in NEED_METAL:
         pytest.skip(NEED_METAL[name])
     finding = examined(name, tmp_path, wide=wide_config(name))
@@ -50,10 +50,10 @@ def test_every_model_type_batches_and_remembers(name: str, tmp_path: Path) -> No
     assert finding.remembers == (name not in WITHOUT_MEMORY)
 
 
-def test_a_batch_that_is_wrong_beyond_what_the_probe_reads_is_found(
+def test_a_fault_beyond_the_probed_tokens_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The examination itself: rows whose position is off by one from token 36 on."""
+    """Test of the test: positions of rows are off by one from token 36 on."""
     plain = RowsView.__init__
 
     def shifted(self: RowsView, layers: Any, *, offset: Any, **more: Any) -> None:
@@ -65,8 +65,8 @@ def test_a_batch_that_is_wrong_beyond_what_the_probe_reads_is_found(
     assert finding.wrong == ["batched"], finding
 
 
-def test_a_snapshot_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The examination itself: restored keys are a little larger than those that were kept."""
+def test_a_wrong_snapshot_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Test of the test: restored keys are a little larger than the kept ones."""
     plain = FullKV.restore
 
     def changed(self: FullKV, arrays: Any, layout: Any, *, end: int) -> None:

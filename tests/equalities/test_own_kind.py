@@ -1,8 +1,7 @@
-"""A kind of layer state that exists in this file only goes through everything: it registers itself,
-and nothing else knows of it.
+"""A kind of layer state defined only in this file works everywhere: it registers itself, and no
+other module knows it.
 
-It keeps every token, with its keys transposed, in one array with its values behind them, and grows
-as tokens come.
+It keeps every token in one growing array, with transposed keys followed by values.
 """
 
 from __future__ import annotations
@@ -35,9 +34,7 @@ LAYOUTS = ["rows", "split"]
 
 
 class TransposedKV(LayerKV):
-    """[1, kv_heads, key dimensions + value dimensions, tokens]: keys transposed, and values behind
-    them.
-    """
+    """[1, kv_heads, key dimensions + value dimensions, tokens]: transposed keys, then values."""
 
     kind = "transposed"
     grows = True
@@ -96,8 +93,8 @@ class TransposedKV(LayerKV):
 
 @cache
 def model() -> nn.Module:
-    """A tiny model that asks for the cache class that the kind has registered for; for mlx-lm it is
-    an ordinary one.
+    """A tiny model that requests the cache class for which the kind is registered; for mlx-lm, it
+    is an ordinary one.
     """
     tiny: Any = make_tiny("llama")
     plain = importlib.import_module("mlx_lm.models.cache").KVCache
@@ -123,7 +120,7 @@ def a_prompt(tokens: int, name: str) -> tuple[int, ...]:
 def drawn(
     engine: Engine, request: SequenceRequest, *, prefix: Prefix | None, count: int = 6
 ) -> list[int]:
-    """The answer that is drawn when the sequence begins from `prefix`."""
+    """The answer that is drawn when the sequence starts from `prefix`."""
     prompt = len(request.prompt_token_ids)
     start = engine.open(request, capacity_tokens=prompt + count, prefix=prefix).tokens
     spans = [Span(request_id=request.request_id, start=start, tokens=prompt - start, draws=True)]
@@ -138,7 +135,7 @@ def drawn(
     return tokens
 
 
-def test_the_probe_takes_the_fastest_layout_and_layers_are_of_the_kind() -> None:
+def test_the_probe_chooses_the_fastest_layout_with_this_kind() -> None:
     runner = choose_layout(model(), vocab_size=VOCAB_SIZE)
     assert runner.name == "rows"
     assert {type(layer) for layer in runner.fresh_layers()} == {TransposedKV}
@@ -206,7 +203,7 @@ def test_restored_is_kept_through_bytes() -> None:
     assert restored == drawn(engine, request, prefix=None)
 
 
-def test_tokens_that_were_dropped_leave_no_trace() -> None:
+def test_dropped_tokens_leave_no_trace() -> None:
     once, again = TransposedKV(), TransposedKV()
     keys, values = mx.random.normal((1, 2, 9, 4)), mx.random.normal((1, 2, 9, 6))
     again.append(keys, values)

@@ -1,5 +1,5 @@
-"""Cached is fresh, for live states: taken over, rewound, shared with one that runs, put into blocks
-when they have to leave.
+"""Cached equals fresh for live states: taken over, rewound, shared with a running sequence, or
+turned into blocks when evicted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def small_blocks() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("name", "engine", "way"), CASES)
-def test_whatever_a_request_begins_from_it_is_answered_as_alone(
+def test_requests_over_parked_states_answer_as_alone(
     name: str, engine: type[Engine], way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probed(name), "shares", way == HELD_ONCE)
@@ -54,7 +54,7 @@ def test_whatever_a_request_begins_from_it_is_answered_as_alone(
         all(leaf.grows for leaf in leaves),
         any(leaf.can_share for leaf in leaves if leaf.grows),
     )
-    # else it has read behind its end and cannot go back
+    # otherwise it has read beyond its end and cannot go back
     ends_where_it_is_known = resumes_anywhere or engine is Engine
     subject = SteppedWorker(name, engine=engine)
 
@@ -89,6 +89,6 @@ def test_whatever_a_request_begins_from_it_is_answered_as_alone(
     ask("from blocks", rewound + random_prompt(8, "f"))
     found = subject.inbox.finished("from blocks").memory
     assert (found.moved_tokens, found.shared_tokens) == (0, 0)
-    # the one that ran on has read its last token
+    # the running one has read its last token
     assert found.cached_tokens == len(rewound) or not resumes_anywhere
     subject.end()

@@ -1,8 +1,8 @@
-"""The equalities with quantized keys and values: in a crowd as alone, from the cache as computed,
-after a restart as before it.
+"""The equalities with quantized keys and values: in a batch as alone, cached as computed, after a
+restart as before.
 
-Answers are compared within one form: whatever is quantized must be so by position only, not by the
-way a prompt is cut into chunks, and never twice.
+Answers are compared within one form: quantization must depend only on position, not on chunk sizes,
+and happen once.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def served_twice(
     requests: Sequence[SequenceRequest],
     wanted: Mapping[str, list[int]],
 ) -> Iterator[ScriptInbox]:
-    """Serve these requests one after the other, then again by a worker that starts from disk, and
-    check their answers. Yields the inbox of each worker.
+    """Serve these requests in turn, then again by a worker that starts from disk, and check their
+    answers. Yields the inbox of each worker.
     """
     for _ in range(2):
         inbox = worker(name, kv_bits, folder).serve(one_after_the_other(*requests))
@@ -85,7 +85,7 @@ def served_twice(
 
 
 @pytest.mark.parametrize(("name", "kv_bits"), some_of(("gpt_oss", "4")))
-def test_turns_and_forks_get_the_answers_of_fresh_ones_before_and_after_a_restart(
+def test_turns_and_forks_equal_fresh_ones_after_a_restart(
     name: str, kv_bits: KVBits, tmp_path: Path
 ) -> None:
     rng = random.Random(f"{name} {kv_bits}")
@@ -134,7 +134,7 @@ def test_blocks_after_a_boundary_end_where_tokens_are_quantized(
 
 
 @pytest.mark.parametrize(("name", "kv_bits"), some_of(("llama", "8")))
-def test_a_crowd_gets_the_answers_of_each_alone(name: str, kv_bits: KVBits) -> None:
+def test_concurrent_answers_equal_each_alone(name: str, kv_bits: KVBits) -> None:
     rng = random.Random(f"{name} {kv_bits} crowd")
     common = random_prompt(rng, 520)
     prompts = [common + random_prompt(rng, tokens) for tokens in (3, 40, 250, 300)]
@@ -148,7 +148,7 @@ def test_a_crowd_gets_the_answers_of_each_alone(name: str, kv_bits: KVBits) -> N
 
 
 @pytest.mark.parametrize("kv_bits", slow("4", "8"))
-def test_an_answer_over_several_blocks_is_the_one_that_is_continued_after_a_restart(
+def test_a_long_answer_is_continued_equally_after_a_restart(
     kv_bits: KVBits, tmp_path: Path
 ) -> None:
     rng = random.Random(f"long {kv_bits}")
@@ -162,7 +162,7 @@ def test_an_answer_over_several_blocks_is_the_one_that_is_continued_after_a_rest
         assert tuple(inbox.tokens("b")) == answer[kept:], kept
 
 
-def test_sequences_of_all_forms_run_in_one_batch_and_share_nothing_with_other_forms() -> None:
+def test_sequences_of_all_forms_share_a_batch_but_no_blocks() -> None:
     rng = random.Random("mixed")
     prompt = random_prompt(rng, 600)
     forms: list[KVBits] = ["native", *BITS]
@@ -177,7 +177,7 @@ def test_sequences_of_all_forms_run_in_one_batch_and_share_nothing_with_other_fo
         assert cached(inbox, f"{form} again")[0] >= 512, form
 
 
-def test_auto_does_not_continue_what_another_request_wanted_in_8_bits(tmp_path: Path) -> None:
+def test_auto_does_not_continue_anothers_8_bit_blocks(tmp_path: Path) -> None:
     rng = random.Random("auto")
     known, new = random_prompt(rng, 600), random_prompt(rng, 600)
     inbox = worker("llama", "auto", tmp_path).serve(

@@ -1,5 +1,5 @@
-"""A document's score is what mlx-lm's own logits come to: alone, in a crowd, in pieces, from
-memory.
+"""A document's score equals that of mlx-lm's own logits: alone, in a batch, in chunks and from the
+cache.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def asked(
 
 
 def served(subject: CachingWorker, *rankings: Ranking) -> list[list[Relevance]]:
-    """The scores of each, one after the other, as the gateway has them read."""
+    """The scores of each, in turn, as prefilled by the gateway."""
     script: list[list[Command]] = []
     for each in rankings:
         script += [[each.first]] if each.first is not None else []
@@ -92,10 +92,12 @@ def own_logits(name: str, token_ids: tuple[int, ...]) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma2"])
-def test_likelihood_is_the_mean_log_probability_of_the_query_behind_the_document(
+def test_likelihood_is_the_querys_mean_log_probability_after_the_document(
     name: str, bundle: TokenizerBundle
 ) -> None:
-    """Twice with this query, then with another: what was read of the documents is not read again."""
+    """Twice with this query, then with another: cached tokens of the documents are not prefilled
+    again.
+    """
     other = "what is grey?"
     rankings = [
         asked(bundle, name=name),
@@ -121,12 +123,12 @@ def test_likelihood_is_the_mean_log_probability_of_the_query_behind_the_document
             assert found.score == pytest.approx(math.exp(np.mean(wanted)), abs=1e-4)
     read_before = [of_query[-1].memory.cached_tokens for of_query in scores]
     document_tokens = len(f"Document: {DOCUMENTS[-1]}\nQuery:") - 1
-    # at first only what another document begins with too
+    # at first only the prefix shared with another document
     assert read_before[0] < document_tokens <= min(read_before[1:])
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
-def test_yes_is_weighed_against_no_in_the_form_of_the_models_template(
+def test_yes_is_weighed_against_no_in_the_templates_form(
     name: str, bundle: TokenizerBundle
 ) -> None:
     template = ChatTemplate({"default": JUDGING}, special_tokens={})

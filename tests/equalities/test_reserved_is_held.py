@@ -1,4 +1,4 @@
-"""The scheduler's books and the engine's arrays: never more is held than was reserved, through
+"""The scheduler's accounts and the engine's arrays: never more is held than reserved, through
 growth and preemption.
 """
 
@@ -28,7 +28,7 @@ SETTINGS = SchedulerSettings(
 
 @dataclass
 class Server:
-    """Scheduler and engine, wired as in the worker, pipelined by one step."""
+    """Scheduler and engine, connected as in the worker, pipelined by one step."""
 
     engine: Engine
     scheduler: Scheduler

@@ -1,5 +1,5 @@
-"""Equalities two and three: a sequence that begins from snapshots goes on as the one they were
-taken from, to the last bit.
+"""Equalities two and three: a sequence that starts from snapshots continues bit for bit like the
+original.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Shelf:
                 self.states[each.state.position] = each.state
 
     def prefix(self, tokens: int) -> Prefix:
-        """What a sequence that shares `tokens` tokens can begin from."""
+        """The snapshots from which a sequence with `tokens` common tokens can start."""
         runs, end = [], 0
         for run in self.runs:
             if end < tokens:
@@ -107,7 +107,7 @@ def test_a_restored_sequence_draws_the_same_bits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", each_of(KEEPABLE))
-def test_the_end_of_an_answer_is_a_place_to_begin_from(name: str) -> None:
+def test_a_sequence_may_start_from_the_end_of_an_answer(name: str) -> None:
     rng = random.Random(f"{name} end")
     engine = Engine(probed(name), vocab_size=VOCAB_SIZE)
     prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(20))
@@ -143,7 +143,7 @@ def test_the_end_of_an_answer_is_a_place_to_begin_from(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", each_of(KEEPABLE))
-def test_what_has_windows_or_states_is_known(name: str) -> None:
+def test_kinds_with_windows_or_states_are_known(name: str) -> None:
     leaves = [leaf for layer in probed(name).fresh_layers() for leaf in layer.leaves()]
     assert all(leaf.grows for leaf in leaves) == (name in CUT_ANYWHERE)
 

@@ -1,5 +1,5 @@
-"""Equality four: drafts never change an answer. They are made of right and wrong tokens here, so that
-some are accepted as a whole, some in part, some not at all.
+"""Equality four: drafts never change an answer. The drafts here mix right and wrong tokens, so that
+some are accepted completely, some partially, some not.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def assert_the_same(
     kv_bits: KVBits = "native",
     block_tokens: int | None = None,
 ) -> list[Played]:
-    """Play the sequences without drafts, then with drafts."""
+    """Play the sequences without drafts and with drafts."""
     rng = random.Random(depth)
     play(engine, sequences, rng, depth=depth, kv_bits=kv_bits, block_tokens=block_tokens)
     speculated = [again(each, plain=tuple(each.tokens)) for each in sequences]
@@ -121,7 +121,7 @@ def test_an_answer_does_not_depend_on_drafts(name: str, depth: int) -> None:
 
 @pytest.mark.skipif(bool(host_decoder.unavailable()), reason=host_decoder.unavailable())
 @pytest.mark.parametrize(("name", "kv_bits"), [("llama", "native"), ("qwen3", "8/4")])
-def test_where_forward_passes_need_no_mlx(name: str, kv_bits: KVBits) -> None:
+def test_drafts_change_nothing_where_forward_passes_bypass_mlx(name: str, kv_bits: KVBits) -> None:
     model = make_tiny(name, head_dim=64)
     host_decoder.attach(model, mx.float32)
     assert host_decoder.of(model) is not None
@@ -142,8 +142,8 @@ def test_where_forward_passes_need_no_mlx(name: str, kv_bits: KVBits) -> None:
         *slow("top-p", "top-k", "top-k and top-p", "min-p"),
     ],
 )
-def test_sampled_tokens_have_the_probabilities_that_the_model_gives_them(name: str) -> None:
-    """A chi-square test of the first three tokens of 800 answers, most of them after drafts."""
+def test_sampled_tokens_follow_the_models_distribution(name: str) -> None:
+    """A chi-square test on the first three tokens of 800 answers, most of which follow drafts."""
     engine = Engine(probed("llama"), vocab_size=VOCAB_SIZE)
     sampling = msgspec.structs.replace(distributions.PLAIN, **distributions.SAMPLINGS[name])
     rng = random.Random(f"chi-square {name}")
@@ -179,7 +179,7 @@ def test_greedy_answers_are_those_of_the_model_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "depth"), [("qwen3_next", 0), ("mamba2", 1), *slow(("qwen3_next", 1), ("mamba2", 0))]
 )
-def test_states_that_cannot_drop_tokens_compute_accepted_ones_again(name: str, depth: int) -> None:
+def test_states_that_cannot_drop_tokens_recompute_accepted_ones(name: str, depth: int) -> None:
     engine = Engine(probed(name), vocab_size=VOCAB_SIZE)
     assert engine.repeats_accepted
     assert_some_rejected(assert_the_same(engine, some_sequences(name), depth=depth))
@@ -192,8 +192,8 @@ def test_mlx_lms_own_caches_get_no_drafts() -> None:
 
 
 @pytest.mark.parametrize(("kv_bits", "depth"), [("8/4", 1), *slow(("8", 0))])
-def test_with_quantized_keys_and_values(kv_bits: KVBits, depth: int) -> None:
-    """Prompts that end shortly before a block does, so that drafts meet its end."""
+def test_drafts_change_nothing_with_quantized_kv(kv_bits: KVBits, depth: int) -> None:
+    """Prompts that end shortly before a block, so that drafts reach its end."""
     runner = choose_layout(make_tiny("llama", head_dim=64), vocab_size=VOCAB_SIZE)
     engine = Engine(runner, vocab_size=VOCAB_SIZE)
     form = engine.measure_costs().form
@@ -209,7 +209,7 @@ def test_with_quantized_keys_and_values(kv_bits: KVBits, depth: int) -> None:
 @pytest.mark.parametrize(
     ("name", "depth"), [("llama", 1), *slow(("llama", 0), ("gemma2", 0), ("gemma3_text", 1))]
 )
-def test_with_grammars_and_thinking_budgets(name: str, depth: int) -> None:
+def test_drafts_change_nothing_with_grammars_and_thinking_budgets(name: str, depth: int) -> None:
     engine = Engine(probed(name), vocab_size=VOCAB_SIZE, constraints=tiny_constraints())
     sequences = some_sequences(f"{name} constrained", wanted=40)
     for each, constraints in zip(sequences, CONSTRAINTS, strict=True):
@@ -217,7 +217,7 @@ def test_with_grammars_and_thinking_budgets(name: str, depth: int) -> None:
     assert_some_rejected(assert_the_same(engine, sequences, depth=depth))
 
 
-def test_what_a_grammar_forces_is_drafted_for_free() -> None:
+def test_tokens_forced_by_a_grammar_are_free_drafts() -> None:
     engine = Engine(probed("llama"), vocab_size=VOCAB_SIZE, constraints=tiny_constraints())
     each = replace(some_sequences("forced")[0], constraints=CONSTRAINTS[0], joins_at=0)
     (speculated,) = assert_the_same(engine, [each], depth=0)

@@ -1,5 +1,5 @@
-"""The equalities for prompts with images: what a worker answers is what mlx-vlm answers to the same
-conversation alone, in one pass; and what is kept of an image is not computed again.
+"""The equalities for prompts with images: a worker answers like mlx-vlm in one pass over the same
+conversation alone, and cached features of images are not computed again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.fakes.vision_worker import (
     tower_runs,
 )
 
-# Each needs something else: positions in three dimensions with features of several layers; windows
+# Each has a special feature: positions in three dimensions with features of several layers; windows
 # and text around images; rows of tokens with breaks; recurrent states.
 FAST = ["qwen3_vl", "gemma3", "pixtral", "qwen3_5"]
 TOKENS = 4
@@ -90,7 +90,7 @@ def wrong(
 
 
 @pytest.mark.slow
-def test_the_expected_answers_are_those_of_mlx_vlm_itself(
+def test_the_expected_answers_are_mlx_vlms_own(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer]
 ) -> None:
     for name, messages in CONVERSATIONS.items():
@@ -99,7 +99,7 @@ def test_the_expected_answers_are_those_of_mlx_vlm_itself(
         assert beside.oracle.generated(messages, tokens=TOKENS) == expected(name).token_ids, name
 
 
-def test_images_and_texts_move_the_expected_answers(
+def test_images_and_texts_affect_the_expected_answers(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer]
 ) -> None:
     other_text = beside.oracle.answer([user("Look: ", SQUARE, " What is in?")])
@@ -107,7 +107,7 @@ def test_images_and_texts_move_the_expected_answers(
         assert np.abs(other.logits[0] - expected("an image").logits[0]).max() > 0.02
 
 
-def test_prompts_have_the_tokens_that_mlx_vlm_makes_of_them(
+def test_prompts_have_the_same_tokens_as_in_mlx_vlm(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer]
 ) -> None:
     for request in requests(beside, *CONVERSATIONS):
@@ -117,7 +117,7 @@ def test_prompts_have_the_tokens_that_mlx_vlm_makes_of_them(
         assert tuple(ids) == expected(request.request_id).prompt_token_ids, request.request_id
 
 
-def test_each_conversation_alone_is_answered_as_by_mlx_vlm(
+def test_each_conversation_alone_equals_mlx_vlm(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer]
 ) -> None:
     found = {}
@@ -128,7 +128,7 @@ def test_each_conversation_alone_is_answered_as_by_mlx_vlm(
 
 
 @pytest.mark.parametrize("step_tokens", [24, pytest.param(400, marks=pytest.mark.slow)])
-def test_a_crowd_is_answered_as_each_alone(
+def test_concurrent_answers_equal_each_alone(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer], step_tokens: int
 ) -> None:
     inbox = beside.worker(step_tokens=step_tokens, max_running=8).serve(
@@ -167,7 +167,7 @@ def test_after_a_restart_no_image_is_computed_again(
     assert tower_runs(after) == 0
 
 
-def test_features_outlive_a_restart_where_the_prompt_begins_with_something_else(
+def test_features_survive_a_restart_for_prompts_with_other_beginnings(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer], tmp_path: Path
 ) -> None:
     names = ["an image first", "two images"]
@@ -178,7 +178,7 @@ def test_features_outlive_a_restart_where_the_prompt_begins_with_something_else(
     assert tower_runs(after) == 1  # of the image that was not in the first prompt
 
 
-def test_another_image_of_the_same_size_is_not_found_in_the_cache(
+def test_another_image_of_the_same_size_is_a_miss(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer]
 ) -> None:
     names = ["an image", "an image of the same size"]
@@ -211,7 +211,7 @@ def test_preempted_prompts_with_images_are_answered_as_alone(
     assert not wrong(worker.serve([together]), names, expected)
 
 
-def test_what_a_client_predicts_changes_no_answer(
+def test_predictions_change_no_answer(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer]
 ) -> None:
     names = ["an image", "two images", "three turns"]
@@ -235,8 +235,8 @@ def test_prompts_with_images_are_scored_as_by_mlx_vlm(
         assert prompt_error(inbox, name, expected(name)) < TOLERANCE
 
 
-def test_image_tokens_that_a_model_generates_are_text(beside: VisionBeside) -> None:
-    """As a worker sees them that goes on with the answer of an earlier one."""
+def test_image_tokens_generated_by_a_model_are_text(beside: VisionBeside) -> None:
+    """As in a worker that continues the answer of an earlier one."""
     image_tokens = set(beside.request("a", FIRST).images[0].layout.token_ids)
     said = (65, *image_tokens, 66)
     request = replace(
@@ -248,14 +248,14 @@ def test_image_tokens_that_a_model_generates_are_text(beside: VisionBeside) -> N
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_conversations_that_come_and_go_are_answered_as_alone(
+def test_arriving_and_leaving_conversations_are_answered_as_alone(
     beside: VisionBeside,
     expected: Callable[[str], OracleAnswer],
     seed: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In two lives of a worker with small blocks, whose requests begin while others run; some are
+    """In two lives of a worker with small blocks, with overlapping requests, some of which are
     cancelled.
     """
     make_blocks_small(monkeypatch)
@@ -292,7 +292,7 @@ def test_damaged_features_are_computed_again(
     assert tower_runs(after) == 2
 
 
-def test_a_request_whose_image_is_gone_ends_alone(
+def test_a_request_with_a_lost_image_ends_alone(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer]
 ) -> None:
     gone = beside.request("gone", [user(image_file(20, 20, seed=99), "What was it?")])

@@ -38,8 +38,8 @@ def write_adapter(
     """Write an adapter with random weights for a model, and return its folder.
 
     The model is changed: it gets mlx-lm's own adapter layers. keys: paths of the layers to adapt;
-    None: those that mlx-lm adapts by default. scale: how much the adapter changes; the default suits
-    tiny models with random weights. more: further keys of the configuration.
+    None: mlx-lm's default. scale: how much the adapter changes; the default suits tiny models with
+    random weights. more: further keys of the configuration.
     """
     from mlx_lm.tuner.utils import linear_to_lora_layers
 
@@ -65,14 +65,14 @@ def write_adapter(
 
 
 def _random(path: str, array: mx.array) -> mx.array:
-    """Values that move the logits as much as the layers themselves, but do not drown them."""
+    """Values that affect the logits as much as the layers themselves."""
     if path.endswith(".m"):
         return array * (1.0 + 0.2 * mx.random.normal(array.shape))
     return mx.random.normal(array.shape) * (0.5 / max(array.shape)) ** 0.5
 
 
 def write_tiny_adapter(folder: Path, name: str, *, seed: int, **how: Any) -> Path:
-    """Write an adapter for the tiny model `name`, as `write_adapter` does."""
+    """Like `write_adapter`, for the tiny model `name`."""
     return write_adapter(folder, make_tiny(name), seed=seed, **how)
 
 

@@ -1,4 +1,4 @@
-"""Turns of an agent that calls tools: its requests, what a client sees of an answer, and how it
+"""Turns of an agent that calls tools: its requests, the deltas for a client, and how the client
 sends the answer back.
 """
 
@@ -38,7 +38,7 @@ QUESTION = {"role": "user", "content": "hello the world"}
 
 
 def in_any_tokens(text: str, bundle: TokenizerBundle, choose: random.Random) -> tuple[int, ...]:
-    """The text in some tokens: cut anywhere between markers, and each piece tokenized alone."""
+    """The text as tokens of arbitrary pieces between markers, each tokenized alone."""
     tokenizer, markers = bundle.tokenizer, bundle.dialect.markers
     ids: list[int] = []
     start = 0
@@ -71,7 +71,7 @@ def prepared_for(request: GenerationRequest, bundle: TokenizerBundle) -> Prepare
 def answer(
     bundle: TokenizerBundle, request: GenerationRequest, prepared: Prepared, ids: tuple[int, ...]
 ) -> list[OutputDelta]:
-    """What a client sees of an answer of these tokens."""
+    """The deltas for a client of an answer with these tokens."""
     choice, observe = prepared.choice(), observer(request, bundle, prepared)
     eos = bundle.tokenizer.eos_token_ids[0]
     generated = TokensGenerated(request_id="r/0", token_ids=(*ids, eos))
@@ -87,8 +87,8 @@ def answer(
 def sent_back(
     deltas: list[OutputDelta], choose: random.Random, *, keeps_thoughts: bool = True
 ) -> list[dict[str, Any]]:
-    """The answer and results as a client sends them: arguments written anew, content null or empty,
-    in parts or not.
+    """The answer and results as a client sends them: arguments rewritten, content null or empty, in
+    parts or not.
     """
     text, made = text_of(deltas), tool_calls_of(deltas)
     content: Any = choose.choice([text or None, text, [{"type": "text", "text": text}]])
@@ -115,7 +115,7 @@ def rewritten(call: ToolCall, choose: random.Random) -> str:
 def spoken(
     bundle: TokenizerBundle, messages: list[dict[str, Any]], number: int, *, thinks: bool = True
 ) -> str:
-    """What the model of a bundle might say: a thought if it has a way to think, and a call in its
+    """Possible output of a bundle's model: a thought if it has markers for one, and a call in its
     own syntax.
     """
     dialect = bundle.dialect
@@ -123,7 +123,7 @@ def spoken(
     made = Call(
         "read_file", {"path": f"é{number}", "limit": number, "deep": {"b": [1, 2], "a": "c"}}
     )
-    # which the prompt has written already
+    # already written by the prompt
     text = dialect.calls.write([made]).removeprefix("<|start|>assistant")
     if dialect.reasoning is None:
         return text

@@ -1,6 +1,4 @@
-"""The tiny models with the layout that the probe has chosen for each, once per test session; and
-groups of them.
-"""
+"""The tiny models with their probed layout, once per test session, and their groups."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.probe import choose_layout
 from tests.fakes.tiny_models import TINY, VOCAB_SIZE, kept_tiny
 
-# its cache objects are of a class of its own, which has no snapshot form
+# its cache objects have a custom class without a snapshot form
 KEEPABLE = sorted(set(TINY) - {"deepseek_v41"})
 # Each kind of layer state, alone and mixed: full attention, latent attention, sliding windows with
 # and without sinks, chunked attention, recurrent states of every family, and both in one layer.

@@ -1,7 +1,7 @@
-"""A browser for tests of the page, on a machine that it cannot leave.
+"""A browser for tests of the page, confined to this machine.
 
-Chromium has to be installed (on Debian: `apt install chromium`); tests that need it are skipped
-where it is not.
+Chromium must be installed (on Debian: `apt install chromium`); tests that need it are skipped
+otherwise.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def running_browser() -> Iterator[Browser]:
 
 @dataclass
 class Visitor:
-    """A browser window with the page of one server, and everything in it that went wrong."""
+    """A browser window with the page of one server, and all its errors."""
 
     url: str
     context: BrowserContext
@@ -100,8 +100,8 @@ class Visitor:
         return bool(self.page.evaluate(_BRING, [kind, files, place]))
 
     def until_answered(self, answers: int = 1) -> str:
-        """Wait for the end of the last answer; returns its text as it is shown, empty if it was
-        stopped before it had any.
+        """Wait for the end of the last answer; returns its visible text, empty if it was stopped
+        before any.
         """
         article = self.page.get_by_role("article").nth(answers - 1)
         article.get_by_role("button", name="Regenerate").wait_for()
@@ -113,8 +113,8 @@ class Visitor:
 def visiting(
     browser: Browser, url: str, *, width: int = 1200, height: int = 800, is_dark: bool = False
 ) -> Iterator[Visitor]:
-    """A new window. At its end, fails if a script or the policy complained, or if it asked another
-    host for something.
+    """A new window. At its end, fails if a script or the policy reported an error, or a request
+    went to another host.
     """
     context = browser.new_context(
         viewport={"width": width, "height": height},

@@ -1,6 +1,4 @@
-"""A worker's loop with a real engine, a real memory and a real store on a tiny model, driven by a
-script.
-"""
+"""A worker's loop with a real engine, cache and store on a tiny model, driven by a script."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ CONTEXT_TOKENS = 4096
 def greedy(
     request_id: str, prompt: Sequence[int], *, max_tokens: int = 6, **more: Any
 ) -> SequenceRequest:
-    """A request whose answer depends on nothing but the model."""
+    """A greedy request whose answer depends only on the model."""
     return SequenceRequest(
         request_id=request_id,
         prompt_token_ids=TokenIds.of(prompt),
@@ -59,7 +57,7 @@ def greedy(
 class CachingWorker:
     """One life of a worker.
 
-    `folder`: of its store, if it has one; a second worker on it is a restart.
+    `folder`: of its store, if any; a second worker with the same folder is a restart.
     """
 
     def __init__(
@@ -85,8 +83,8 @@ class CachingWorker:
         draft_model: DraftModel | None = None,
         **settings: Any,
     ) -> None:
-        """has_measured_costs: bytes are counted as the model takes them, a budget of tokens too;
-        else a token is a byte. adapters: the fingerprints of the model's adapters, by name.
+        """has_measured_costs: count bytes as measured on the model, also for a budget in tokens;
+        otherwise a token is a byte. adapters: the fingerprints of the model's adapters, by name.
         kv_bits: of requests that do not choose; if "native", no request can choose.
         """
         self.engine = engine(runner, vocab_size=vocab_size, constraints=constraints)
@@ -163,9 +161,9 @@ class CachingWorker:
         in_turn: bool = False,
         on_receive: Callable[[], None] = lambda: None,
     ) -> ScriptInbox:
-        """Run the script to its end; the worker is gone then, with its store closed.
+        """Run the script to its end, then end the worker and close its store.
 
-        `on_receive`: between two steps.
+        `on_receive`: called between two steps.
         """
         script = [*script]
         drawn_before = {
@@ -199,7 +197,7 @@ class CachingWorker:
 
 
 def one_after_the_other(*requests: Command) -> list[Sequence[Command]]:
-    """A script in which each request comes when those before it have long ended."""
+    """A script in which each request arrives after all earlier ones have ended."""
     script: list[Sequence[Command]] = []
     for request in requests:
         script += [[request], *[[]] * 40]
@@ -212,6 +210,6 @@ def tiny_worker(folder: Path | None = None, *, name: str = "llama", **more: Any)
 
 
 def random_prompt(tokens: int, seed: str = "a") -> tuple[int, ...]:
-    """Token ids that two prompts of other seeds share none of, but by chance."""
+    """Token ids; those of different seeds are equal only by chance."""
     rng = random.Random(seed)
     return tuple(rng.randrange(VOCAB_SIZE - 8) for _ in range(tokens))

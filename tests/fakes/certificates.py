@@ -1,4 +1,4 @@
-"""Certificates made on the spot."""
+"""Certificates made for tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import trustme
 
 
 class CertificateFiles:
-    """An authority, and the files of a certificate that it vouches for."""
+    """An authority, and the files of a certificate that it signs."""
 
     def __init__(self, folder: Path) -> None:
         self.authority = trustme.CA()
@@ -22,7 +22,7 @@ class CertificateFiles:
         self.renew()
 
     def renew(self) -> bytes:
-        """Write a new certificate with its key; returns it as clients see it."""
+        """Write a new certificate with its key; returns it in the form that clients see."""
         made = self.authority.issue_cert("localhost", "127.0.0.1")
         made.private_key_pem.write_to_path(self.key)
         for place, pem in enumerate(made.cert_chain_pems):

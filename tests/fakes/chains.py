@@ -1,5 +1,5 @@
-"""Chains of tokens as blocks: of a prefix tree, and of an index, whose payloads weigh a byte for
-each token.
+"""Chains of tokens as blocks of a prefix tree and of an index, whose payloads weigh one byte per
+token.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tests.fakes.payloads import Weight
 
 
 def named(name: str) -> BlockKey:
-    """A key that stands for nothing."""
+    """A key without a block."""
     return name.encode().ljust(KEY_BYTES, b".")
 
 
 def a_block(
     key: BlockKey, *, parent_key: BlockKey, parent_tokens: int, token_ids: Sequence[int]
 ) -> Block:
-    """As the disk has it; its start is not true, and no tree asks for it."""
+    """In the disk's form; its start is wrong, but no tree reads it."""
     return Block(
         key=key,
         parent_key=parent_key,
@@ -39,7 +39,7 @@ def a_block(
 
 
 def a_checkpoint(key: BlockKey, *, parent_key: BlockKey, position: int) -> Block:
-    """As the disk has it."""
+    """In the disk's form."""
     return Block(
         key=key,
         parent_key=parent_key,
@@ -51,14 +51,14 @@ def a_checkpoint(key: BlockKey, *, parent_key: BlockKey, position: int) -> Block
 
 
 def match(tree: PrefixTree, chain: Sequence[int], *, root: BlockKey) -> PrefixMatch:
-    """What is stored of a chain."""
+    """The stored blocks of a chain."""
     return tree.match(pack_tokens(chain), root=root)
 
 
 def store_chain(
     tree: PrefixTree, root: BlockKey, chain: Sequence[int], *, block_tokens: int = BLOCK_TOKENS
 ) -> list[BlockKey]:
-    """Store what is missing of a chain, as a sequence does that reads it; the new keys."""
+    """Store the missing blocks of a chain, as a sequence that reads it does; returns the new keys."""
     keys: list[BlockKey] = []
     cursor, packed = Cursor(root), pack_tokens(chain)
     tree.advance(cursor, packed, end=len(chain))
@@ -70,7 +70,7 @@ def store_chain(
 
 
 def stored(index: PrefixIndex, chain: Sequence[int], *, tenant: str = "") -> Cursor:
-    """A cursor where the stored beginning of a chain ends."""
+    """A cursor at the end of a chain's stored prefix."""
     cursor = index.cursor(tenant=tenant)
     index.advance(cursor, pack_tokens(chain), end=len(chain))
     return cursor
@@ -79,7 +79,7 @@ def stored(index: PrefixIndex, chain: Sequence[int], *, tenant: str = "") -> Cur
 def insert_at(
     index: PrefixIndex, cursor: Cursor, tokens: Sequence[int], *, disk: FakeDisk | None = None
 ) -> Block | None:
-    """Insert a block where a cursor stands, and give it to the disk."""
+    """Insert a block at a cursor, and give it to the disk."""
     block = index.insert(cursor, pack_tokens(tokens), Weight(len(tokens)))
     if block is not None and disk is not None:
         disk.put(block)
@@ -94,7 +94,7 @@ def read_chain(
     tenant: str = "",
     disk: FakeDisk | None = None,
 ) -> list[Block]:
-    """What a sequence does that reads a chain: what is new of it, as far as there is room."""
+    """Insert the new blocks of a chain as a sequence that reads it does, as far as there is room."""
     cursor = stored(index, chain, tenant=tenant)
     blocks: list[Block] = []
     while cursor.position < len(chain):
@@ -126,7 +126,7 @@ def fill_gaps(
 def keep_checkpoint(
     index: PrefixIndex, chain: Sequence[int], *, nbytes: int = 1, tenant: str = ""
 ) -> Block | None:
-    """Keep a checkpoint that has seen a chain, which is stored."""
+    """Store a checkpoint at the end of a stored chain."""
     cursor = stored(index, chain, tenant=tenant)
     assert cursor.position == len(chain)
     return index.insert_checkpoint(cursor, Weight(nbytes, (tenant, tuple(chain))))
@@ -140,5 +140,5 @@ def plan_of(
     anywhere: bool = True,
     limit: int = 10**6,
 ) -> ReusePlan:
-    """What a sequence with these tokens can begin from."""
+    """The plan for a sequence with these tokens."""
     return index.plan(pack_tokens(chain), tenant=tenant, resumable_anywhere=anywhere, limit=limit)

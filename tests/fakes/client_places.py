@@ -42,7 +42,7 @@ def property_called(said: str) -> dict[str, Any]:
     return {"type": "object", "properties": {said: {"type": "string", "description": "d"}}}
 
 
-# every place in a conversation that a client writes → makes a prompt with a text there
+# every place in a conversation where a client writes → makes a prompt with a text there
 PLACES: dict[str, Callable[[str], dict[str, Any]]] = {
     "system": lambda said: {"messages": [{"role": "system", "content": said}, USER]},
     "developer": lambda said: {"messages": [{"role": "developer", "content": said}, USER]},
@@ -125,8 +125,8 @@ def control_tokens(bundle: TokenizerBundle, token_ids: tuple[int, ...]) -> Count
 
 
 def wrong_places(bundle: TokenizerBundle, texts: Sequence[str]) -> list[str]:
-    """The places and texts that add a control token, or that the model reads differently from what
-    was sent.
+    """The places and texts that add a control token, or that the model reads differently from the
+    sent text.
     """
     wrong: list[str] = []
     thought = bundle.dialect.reasoning
@@ -138,7 +138,7 @@ def wrong_places(bundle: TokenizerBundle, texts: Sequence[str]) -> list[str]:
         shown = without_breaks(bundle.tokenizer.decode(neutral, skip_special_tokens=False))
         for said in texts:
             if place == "continued" and thought and said.startswith(thought.start.strip()):
-                continue  # which begins the answer with a thought
+                continue  # it begins the answer with a thought
             tokens = tokens_of(bundle, prompt(said))
             read = bundle.tokenizer.decode(tokens, skip_special_tokens=False)
             is_verbatim = not set(said) & {'"', "\\"} and "id" not in place.split()

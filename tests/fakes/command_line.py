@@ -1,4 +1,4 @@
-"""Run the command line as a user does: as a process, or half a second faster in this one."""
+"""Run the command line like a user: as a process, or half a second faster in this one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONGEST_SECONDS = 180
 def holdfast(
     *arguments: str, cwd: Path, stdin: str = "", variables: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run `holdfast …` to its end, in a folder without settings of its own."""
+    """Run `holdfast …` to its end, in a folder without settings."""
     environ = os.environ | {"COLUMNS": "200"} | (variables or {})
     command = [sys.executable, "-m", "holdfast.cli.main", *arguments]
     return subprocess.run(
@@ -38,7 +38,7 @@ def holdfast(
 def holdfast_here(
     *arguments: str, cwd: Path, stdin: str = "", variables: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """The same without a process of its own, for commands that change nothing in this one."""
+    """The same in this process, for commands that change nothing in it."""
     environ = {"COLUMNS": "200"} | (variables or {})
     with contextlib.chdir(cwd), kept_log_handlers():
         done = CliRunner().invoke(
@@ -49,7 +49,7 @@ def holdfast_here(
 
 @contextlib.contextmanager
 def kept_log_handlers() -> Iterator[None]:
-    """Within the block, a command may replace the log's handlers: they are put back after it, since
+    """A command in the block may replace the log's handlers, which are restored afterwards, since
     its own ones write to a stream that is closed then.
     """
     log = logging.getLogger()
@@ -62,7 +62,7 @@ def kept_log_handlers() -> Iterator[None]:
 
 
 def only_line(text: str) -> str:
-    """The one line that an error is."""
+    """The single line of an error."""
     lines = text.splitlines()
     assert len(lines) == 1, text
     return lines[0]

@@ -1,5 +1,5 @@
-"""Conditions in which people run a server, as fixtures for any test: a busy machine, a slow disk, a
-read-only home folder, a proxy in front.
+"""Conditions in which people run a server, as fixtures: a busy machine, a slow disk, a read-only
+home folder, a proxy in front.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer",
 
 @contextlib.contextmanager
 def busy(processes: int = BUSY_PROCESSES) -> Iterator[None]:
-    """Keep this many other processes busy meanwhile."""
+    """Keep this many other processes busy during the block."""
     started = [subprocess.Popen([sys.executable, "-S", "-c", _BUSY]) for _ in range(processes)]
     try:
         yield
@@ -151,14 +151,14 @@ def _slow_calls() -> str:
 
 
 def slow_disk(folder: Path) -> dict[str, str]:
-    """Environment variables that make the disk beneath `folder` as slow as an old hard disk: 10 ms
-    to read or write, 100 ms to sync.
+    """Environment variables that make the disk below `folder` as slow as an old hard disk: 10 ms to
+    read or write, 100 ms to sync.
     """
     return {"LD_PRELOAD": _slow_calls(), "SLOW_FOLDER": str(folder)}
 
 
 def link_compiled(home: Path) -> None:
-    """Let servers in a new home find what has been compiled, kernels and code of MLX: that takes
+    """Share compiled kernels and MLX code with servers in a new home, since compiling takes
     seconds.
     """
     caches = home / ".cache" / "holdfast"

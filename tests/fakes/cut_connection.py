@@ -1,4 +1,4 @@
-"""A TCP relay before a server, whose connections a test cuts."""
+"""A TCP relay in front of a server, whose connections a test cuts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 
 class Relay:
-    """Passes bytes on between clients and the server, until it is cut."""
+    """Forwards bytes between clients and the server until cut."""
 
     def __init__(self, port: int) -> None:
         self._target = ("127.0.0.1", port)
@@ -41,7 +41,7 @@ class Relay:
                 each.shutdown(socket.SHUT_RDWR)
 
     def cut(self) -> None:
-        """Close all connections, and accept none until `mend`."""
+        """Close all connections, and accept no new ones until `mend`."""
         self._is_cut = True
         for each in self._pairs:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""A disk that keeps entries at once, and tells of it when it is asked, as the store does."""
+"""A disk that stores entries immediately and reports them on request, like the store."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ class FakeDisk:
         self.kept: dict[BlockKey, Entry] = {}
         self.touched: list[tuple[BlockKey, ...]] = []
         self.queued: dict[BlockKey, Entry] = {}
-        # what it has lost by order and will tell of later, as a store does
+        # entries removed on request, to be reported later, like in a store
         self.echoes: list[BlockKey] = []
 
     def put(self, block: Block) -> None:
         self.queued[block.key] = Entry(block=block, model="", file_bytes=1, last_used=0.0)
 
     def write(self, keys: Iterable[BlockKey] | None = None) -> StoreChanges:
-        """Write what is queued, or some of it."""
+        """Write some or all queued blocks."""
         keys = tuple(self.queued) if keys is None else tuple(keys)
         self.kept.update({key: self.queued.pop(key) for key in keys})
         return StoreChanges(stored=keys)
 
     def drop(self, keys: Iterable[BlockKey]) -> StoreChanges:
-        """Lose keys, queued ones too."""
+        """Lose keys, including queued ones."""
         keys = tuple(keys)
         for key in keys:
             self.queued.pop(key, None)
@@ -33,12 +33,12 @@ class FakeDisk:
         return StoreChanges(lost=keys)
 
     def condemn(self, key: BlockKey) -> None:
-        """Find a key damaged."""
+        """Report a key as damaged."""
         del self.kept[key]
         self.echoes.append(key)
 
     def take_echoes(self) -> StoreChanges:
-        """Tell of the losses."""
+        """Report the losses."""
         echoes, self.echoes = self.echoes, []
         return StoreChanges(lost=tuple(echoes))
 

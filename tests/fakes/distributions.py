@@ -28,7 +28,7 @@ SAMPLINGS: dict[str, dict[str, float | int]] = {
     "min-p": {"temperature": 0.6, "min_p": 0.2},
     "penalties": {
         "temperature": 0.5,
-        # so small, because it divides logits of more than 100
+        # small, because it divides logits of more than 100
         "repetition_penalty": 1.003,
         "presence_penalty": 0.3,
         "frequency_penalty": 0.2,
@@ -37,7 +37,7 @@ SAMPLINGS: dict[str, dict[str, float | int]] = {
 
 
 def chances_of_outcomes(model: Any, sampling: SamplingParams) -> dict[tuple[int, ...], float]:
-    """How likely each sequence of three allowed tokens is after the prompt."""
+    """The probability of each sequence of three allowed tokens after the prompt."""
     outcomes: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(3):
         longer = {}
@@ -76,7 +76,7 @@ def _shares(
 def assert_drawn_from(
     chances: dict[tuple[int, ...], float], outcomes: Sequence[tuple[int, ...]]
 ) -> None:
-    """A chi-square test, which one in a thousand right distributions fails."""
+    """A chi-square test that fails for one in a thousand right distributions."""
     counts = Counter(outcomes)
     expected = {outcome: chance * len(outcomes) for outcome, chance in chances.items()}
     assert counts.keys() <= expected.keys()

@@ -1,5 +1,5 @@
-"""Draft models for the tests: copies of the tiny models whose weights have noise, so that some of
-their drafts are right; and a gain that always asks them.
+"""Draft models for tests: noisy copies of the tiny models, so that some of their drafts are right,
+and a gain that always uses them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.fakes.forced_drafts import EagerGain
 from tests.fakes.tiny_configs import CONTEXT_TOKENS
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
-# of tiny models that draft for themselves: so much that half of the drafted tokens or more are right
+# of tiny models that draft for themselves: half of the drafted tokens or more are right
 _NOISE = {"llama": 0.1, "gpt_oss": 0.05, "gemma3_text": 0.01, "qwen3_next": 0.005}
 _USUAL_NOISE = 0.02
 _WARM_UP_TOKENS = 40  # a prefill, and the first pass of a draft
@@ -37,7 +37,7 @@ _WARM_UP_TOKENS = 40  # a prefill, and the first pass of a draft
 
 @cache
 def noisy_runner(name: str, noise: float, head_dimensions: int | None = None) -> Runner:
-    """The tiny model `name` with random changes of its weights, as large as `noise` says."""
+    """The tiny model `name` with random changes of its weights of size `noise`."""
     model = make_tiny(name, **({} if head_dimensions is None else {"head_dim": head_dimensions}))
     mx.random.seed(7)
     changed = [
@@ -74,8 +74,8 @@ def draft_model(
 
 
 def ask_always(monkeypatch: pytest.MonkeyPatch, *, seed: str) -> None:
-    """Make workers use their draft model whether that pays or not, for drafts of random lengths, and
-    verify all drafts.
+    """Make workers use their draft model whether profitable or not, for drafts of random lengths,
+    and verify all drafts.
     """
     rng = random.Random(seed)
 
@@ -107,8 +107,8 @@ def ask_always(monkeypatch: pytest.MonkeyPatch, *, seed: str) -> None:
 
 
 def write_larger_demo(folder: Path, *, more_layers: int = 36) -> Path:
-    """Write the bundled model with more layers, which add nothing: its answers are the same, but a
-    step takes several times as long, so that a draft model pays.
+    """Write the bundled model with additional layers that change nothing: its answers are the same,
+    but a step takes several times as long, so that a draft model is profitable.
     """
     shutil.copytree(demo_folder(), folder)
     config = json.loads((folder / "config.json").read_text())

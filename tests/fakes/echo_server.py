@@ -1,4 +1,4 @@
-"""A small real HTTP server that speaks as much of OpenAI's protocol as a chat client needs, and
+"""A small real HTTP server with the part of OpenAI's protocol that a chat client needs, which
 answers with an echo.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class EchoServer(ThreadingHTTPServer):
-    """Remembers what it was sent. Answers "you said: …" word by word, or as `behaviour` says."""
+    """Records its requests. Answers "you said: …" word by word, or as `behaviour` says."""
 
     daemon_threads = True
 
@@ -28,13 +28,13 @@ class EchoServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Its address."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
 
 @contextlib.contextmanager
 def running_server() -> Iterator[EchoServer]:
-    """A server on a thread of its own for as long as the context lasts."""
+    """A server on a separate thread for the duration of the context."""
     server = EchoServer()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -168,4 +168,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name in the base class
-        """Tests are quiet."""
+        """Keeps tests quiet."""

@@ -1,9 +1,8 @@
 """A configuration of a tiny model for every model type of the installed mlx-lm.
 
-A configuration is derived from the fields of the module's `ModelArgs`: each field that SIZES knows
-gets a small value, any other field keeps its default. Model types whose configuration does not
-follow from the names of its fields have a line in `CHANGES`; those in `tiny_configs.TINY` are
-written by hand.
+A configuration is derived from the fields of the module's `ModelArgs`: each field in SIZES gets a
+small value, any other field keeps its default. Model types whose configuration does not follow from
+their fields' names have a line in `CHANGES`; those in `tiny_configs.TINY` are written by hand.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ HIDDEN = 64
 HEADS = 4
 KV_HEADS = 2
 LAYERS = 4
-# Which layers of four attend to everything.
+# Which of four layers attend to everything.
 WINDOWS_THEN_FULL = ["sliding_attention", "full_attention"] * 2
 
 SIZES: dict[str, Any] = {
@@ -155,7 +154,7 @@ _SCALED_BY_POSITION = {
     "llama_4_scaling_beta": 0.5,
     "original_max_position_embeddings": 16,
 }
-# Many index heads: a key's score is rarely exactly 0, so that ties do not decide what is selected.
+# Many index heads: a key's score is rarely exactly 0, so that ties do not decide the selection.
 _INDEX: dict[str, Any] = {"index_n_heads": 16, "index_topk": WINDOW}
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -310,7 +309,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "step3p5": {"layer_types": WINDOWS_THEN_FULL, "moe_layers_enum": "1,2,3"},
 }
 
-# Forms of a model type that decide about positions or layers in their own way: type and changes.
+# Variants of a model type that determine positions or layers differently: type and changes.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gear, soft caps": ("gear", {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 30.0}),
     "gemma4_text, experts": (
@@ -353,7 +352,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-# Model types that are not run here, and why.
+# Model types that are not run here, and the reason.
 NEED_METAL = {
     "bitnet": "its linear layers are a Metal kernel of mlx-lm, so it needs Apple silicon",
     "muse_spark": "its norms and its routing are Metal kernels of mlx-lm, so it needs Apple silicon",
@@ -377,7 +376,7 @@ ONE_AT_A_TIME = {
     ),
 }
 
-# Wrappers of a text model: the model type whose configuration `text_config` takes.
+# Wrappers of a text model: the model type of `text_config`.
 TEXT_TYPES = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
@@ -410,7 +409,7 @@ _NO_VALUE = {"bool": False, "List": [], "list": [], "dict": {}, "Dict": {}, "Opt
 
 
 class NotGenerated(Exception):
-    """No configuration is known for a model type. The message says why."""
+    """No configuration is known for a model type. The message has the reason."""
 
 
 def all_model_types() -> list[str]:

@@ -65,8 +65,8 @@ class Finding:
 
     failed_at: "" or the stage at which an error ended the examination, with `error`.
     batched, cached, restored: the largest deviation of a log-probability from mlx-lm alone; None:
-    not examined, because nothing is remembered or an earlier stage failed.
-    quantized: for each of KV_BITS RIGHT, the reason why it is refused, or the equalities that do not
+    not examined, because the model is not cached or an earlier stage failed.
+    quantized: for each of KV_BITS RIGHT, the reason for its refusal, or the equalities that do not
         hold. Empty if no layer grows.
     """
 
@@ -157,7 +157,7 @@ def deviation(
     model: nn.Module, prompt: tuple[int, ...], tokens: list[int], scored: list[TokenLogprob]
 ) -> float:
     """The largest deviation of a log-probability from mlx-lm alone, over the sampled tokens and
-    their rivals, and by how much a sampled token is less probable than the most probable one.
+    their alternatives, and how much less probable a sampled token is than the most probable one.
     """
     largest = 0.0
     for row, token, each in zip(alone(model, prompt, tokens), tokens, scored, strict=True):
@@ -186,8 +186,8 @@ def examine_quantized(runner: Runner, seed: str) -> dict[str, str]:
 
 
 def _examine_form(runner: Runner, kv_bits: KVBits, seed: str) -> str:
-    """Try other prompts if the first ones deviate: by rounding, a mixture of experts may choose
-    another expert for some prompts, but a wrong mask or position shows in all of them.
+    """Try other prompts if the first ones deviate: rounding may make a mixture of experts choose
+    another expert for some prompts, but a wrong mask or position shows in all prompts.
     """
     text = ""
     for attempt in range(ATTEMPTS):
@@ -198,8 +198,8 @@ def _examine_form(runner: Runner, kv_bits: KVBits, seed: str) -> str:
 
 
 def _examine_prompts(runner: Runner, kv_bits: KVBits, seed: str) -> str:
-    """Sequences are compared with the same ones alone, prefilled at once, in the same form. The
-    loss is the deviation of these from native ones.
+    """Sequences are compared with the same ones alone, prefilled in one chunk, in the same form.
+    The loss is the deviation of these from native ones.
     """
     examined = Examined(runner, kv_bits=kv_bits)
 
@@ -248,8 +248,8 @@ Drawn = tuple[list[int], list[TokenLogprob]]
 
 
 def from_expected(expected: Drawn, tokens: list[int], scored: list[TokenLogprob]) -> float:
-    """The largest deviation of a log-probability, up to the first token that is another one; the
-    loss in log-probability of that token counts, too, at least that of the last known rival.
+    """The largest deviation of a log-probability up to the first different token, and that token's
+    loss in log-probability, which is at least that of the last known alternative.
     """
     largest = 0.0
     for token, score, other, got in zip(*expected, tokens, scored, strict=True):
@@ -267,7 +267,7 @@ def from_expected(expected: Drawn, tokens: list[int], scored: list[TokenLogprob]
 
 
 def batched_deviation(model: nn.Module, runner: Runner, seed: str) -> float:
-    """Play random sequences in a crowd; compare each with mlx-lm alone."""
+    """Play random sequences in a batch; compare each with mlx-lm alone."""
     rng = random.Random(seed)
     engine = Engine(runner, vocab_size=VOCAB_SIZE)
     sequences = random_sequences(rng, vocab_size=VOCAB_SIZE, count=6, longest_prompt=64)
@@ -317,7 +317,7 @@ def _bytes(views: tuple[memoryview, ...]) -> list[bytes]:
 
 
 class Examined:
-    """An engine that runs sequences with one form of keys and values."""
+    """An engine that runs sequences in one form of keys and values."""
 
     def __init__(self, runner: Runner, *, kv_bits: KVBits = "native") -> None:
         self.runner = runner
@@ -327,13 +327,11 @@ class Examined:
         self.block_tokens = BLOCK_TOKENS if runner.cuts_at_blocks(kv_bits) else None
 
     def alone(self, prompt: tuple[int, ...], tokens: int) -> Drawn:
-        """What a sequence draws alone, if its prompt is prefilled at once."""
+        """The tokens of a sequence alone, with its prompt prefilled in one chunk."""
         return self.run("alone", prompt, edges=(), decoded=tokens)
 
     def moved_by_rounding(self, prompt: tuple[int, ...], expected: Drawn) -> float:
-        """How far the sequence alone deviates from what it drew, if the weights change by the
-        precision of float32.
-        """
+        """The deviation of the sequence alone if the weights change by the precision of float32."""
         model = self.runner.model
         weights = model.parameters()
         deviations = []

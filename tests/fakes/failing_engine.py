@@ -1,4 +1,4 @@
-"""An engine one of whose steps fails after it was computed, as a device's late error does."""
+"""An engine with one step that fails after it was computed, like a device's late error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.worker.engine.plan import SpanResult
 
 
 class FailingOnce(Engine):
-    """The real one, but that one collect raises, the `fails_at`-th."""
+    """The real engine, except that the `fails_at`-th collect raises."""
 
     fails_at = 0
     collected = 0

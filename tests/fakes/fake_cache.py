@@ -1,5 +1,5 @@
-"""A cache without arrays, and an engine that begins from what it has: every token that is restored
-is checked.
+"""A cache without arrays, and an engine that starts from its blocks and checks every restored
+token.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Run:
 
 @dataclass(frozen=True)
 class KeptTokens:
-    """What a snapshot is here: how far the sequence had read."""
+    """A snapshot here is the sequence's position."""
 
     request_id: str
     blocks: tuple[Run, ...]
@@ -35,7 +35,7 @@ class KeptTokens:
 
 
 class NothingLive:
-    """No live state outlasts its sequence."""
+    """Live states end with their sequence."""
 
     held = HeldMemory()
 
@@ -49,17 +49,17 @@ class NothingLive:
         """Keeps nothing."""
 
     def reclaim(self, nbytes: int) -> None:
-        """Nothing is parked."""
+        """No states are parked."""
 
     def newly_frozen(self) -> tuple[LiveChain, ...]:
         return ()
 
 
 class FakeCache:
-    """Keeps chains whole, block by block; the key of a block is the chain up to its end.
+    """Stores whole chains block by block; the key of a block is the chain up to its end.
 
-    raises: names of methods that raise, as long as they are in it. on_disk: whether what is found
-    has to be fetched, which `arrive` does.
+    raises: names of methods that raise while they are in it. on_disk: whether found blocks must be
+    fetched, which `arrive` does.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class FakeCache:
         self.on_disk = False
         self.order = EvictionOrder()
         self.lookups: list[Lookup] = []
-        self.inserted: list[tuple[str, int]] = []  # request and how far it is stored
+        self.inserted: list[tuple[str, int]] = []  # request and its stored position
         self.tended = 0
         self.is_closed = False
         self.live = NothingLive()
@@ -115,7 +115,7 @@ class FakeCache:
         return lookup
 
     def arrive(self) -> None:
-        """Everything that was asked for has come from the disk."""
+        """All requested blocks have arrived from the disk."""
         for lookup in self.lookups:
             lookup.awaited.clear()
 
@@ -178,8 +178,8 @@ class FakeCache:
 
 @dataclass
 class KeepingEngine(FakeEngine):
-    """The engine without a device, with sequences that begin from a prefix and are copied out block
-    by block.
+    """The engine without a device, whose sequences start from a prefix and are copied out block by
+    block.
     """
 
     fed: dict[str, int] = field(default_factory=dict)

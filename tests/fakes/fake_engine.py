@@ -1,5 +1,5 @@
-"""An engine without a device: draws tokens by a fixed rule and checks that plans keep the engine's
-contract.
+"""An engine without a device: draws tokens by a fixed rule and checks that plans respect the
+engine's contract.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from holdfast.wire.commands import SequenceRequest, ThinkingBudget
 from holdfast.wire.events import TokenLogprob
 from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
 
-RAISES_AT_DISPATCH = 666  # a prompt with this token id makes every plan that has a span of it raise
+RAISES_AT_DISPATCH = 666  # every plan with a span of a prompt with this token id raises
 RAISES_AT_COLLECT = 667
-FAILS_ALONE = 668  # its drawing spans come back with a failure
+FAILS_ALONE = 668  # its drawing spans return a failure
 RAISES_AT_OPEN = 669
-# the step that draws for it never comes to an end, as with a device that does not answer
+# the step that draws for it never ends, like a device that does not answer
 HANGS = 671
 HOLDS_THE_LOCK = 672  # its step runs for a while without releasing the interpreter lock
-RAISES_ONCE = 670  # at the first collect only: an innocent victim
+RAISES_ONCE = 670  # only at the first collect: an innocent victim
 
 
 def hold_the_lock(*, processor_seconds: float) -> None:
-    """Run without releasing the interpreter lock, as a long native call does."""
+    """Run without releasing the interpreter lock, like a long native call."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1000.0)
     end = time.process_time() + processor_seconds
@@ -35,12 +35,12 @@ def hold_the_lock(*, processor_seconds: float) -> None:
 
 
 def token_at(prompt: Iterable[int], position: int) -> int:
-    """The token that the fake model puts at a position after a prompt."""
+    """The fake model's token at a position after a prompt."""
     return (sum(prompt) * 31 + position * 7) % 601
 
 
 def expected_tokens(request: SequenceRequest) -> list[int]:
-    """The whole answer of the fake model, cut at stop tokens and length."""
+    """The fake model's whole answer, cut at stop tokens and length."""
     tokens: list[int] = []
     for index in range(request.max_tokens):
         tokens.append(token_at(request.prompt_token_ids, len(request.prompt_token_ids) + index))
@@ -76,7 +76,7 @@ class FakeEngine:
     raised_once: bool = False
     remembers_plans: bool = True
     runs_ahead: bool = True
-    # a step with a longer span raises, as a device does that has no memory for it
+    # a step with a longer span raises, like a device without enough memory
     largest_chunk: int = 1 << 30
 
     image_reuse_refused = ""

@@ -44,7 +44,7 @@ class FakeModels(Residency):
     ) -> None:
         settings = settings or ResidencySettings()
         self.shares: dict[str, MemoryShare] = {}
-        self.behaviours: dict[str, str] = {}  # other than the usual one, by name
+        self.behaviours: dict[str, str] = {}  # if it differs from the default, by name
 
         def worker_of(entry: CatalogEntry, files: ModelFiles, share: MemoryShare) -> WorkerSettings:
             self.shares[entry.name] = share
@@ -57,9 +57,9 @@ class FakeModels(Residency):
 
 
 class OneModel(Residency):
-    """A residency of one model with the id `m`, which it loads at the start.
+    """A residency with one model `m`, loaded at the start.
 
-    Leases are held to its end.
+    Its leases are held until the end.
     """
 
     def __init__(self, worker: WorkerSettings) -> None:
@@ -73,7 +73,7 @@ class OneModel(Residency):
         self._held = AsyncExitStack()
 
     async def client(self, model: str, sequences: int = 1) -> ModelClient:
-        """The link to its worker, which is waited for."""
+        """Wait for and return the link to its worker."""
         return await self._held.enter_async_context(self.lease(model, sequences))
 
     async def stop(self) -> None:

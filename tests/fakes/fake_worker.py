@@ -18,7 +18,7 @@ from holdfast.wire.requests import SamplingParams, TokenIds
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = SchedulerSettings(step_tokens=64, max_running=16)
-# sees in a second what is seen in ten otherwise
+# detects within a second what otherwise takes ten
 IMPATIENT = ResidencySettings(heartbeat_seconds=0.05, hang_seconds=1.0)
 
 

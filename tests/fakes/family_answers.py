@@ -1,5 +1,5 @@
-"""What is measured of a family of models: how its answers, right and wrong, are read, and whether
-its turns go on.
+"""Checks of a family of models: how its right and wrong answers are read, and whether its turns
+continue.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PLACE = {"XX": 0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyAnswer:
-    """A text that a model wrote, and what it says; see `told`."""
+    """A text written by a model, and its parts; see `told`."""
 
     text: str
     tools: Sequence[Mapping[str, Any]]
@@ -30,7 +30,7 @@ class FamilyAnswer:
 
 
 def right_answers(bundle: TokenizerBundle) -> Iterator[FamilyAnswer]:
-    """Recorded ones of the bundle's family, and what the family writes itself."""
+    """Recorded answers of the bundle's family, and its own calls."""
     dialect, tools = bundle.dialect, recorded_answers.TOOLS
     assert dialect.calls is not None
     for name, text, says in recorded_answers.RECORDED:
@@ -60,7 +60,7 @@ def right_answers(bundle: TokenizerBundle) -> Iterator[FamilyAnswer]:
 
 
 def wrong_answers(bundle: TokenizerBundle) -> Iterator[FamilyAnswer]:
-    """The mistakes of the bundle's family: recorded ones, and mistaken arguments where it writes
+    """The mistakes of the bundle's family: recorded ones, and mistaken JSON arguments if it writes
     them as JSON.
     """
     dialect = bundle.dialect
@@ -84,8 +84,8 @@ def wrong_answers(bundle: TokenizerBundle) -> Iterator[FamilyAnswer]:
 
 
 def is_read_however_cut(dialect: ModelDialect, answer: FamilyAnswer) -> bool:
-    """Whether an answer says what it should, whole, by characters and in pieces of 3 and 7; its
-    markers tokens or text.
+    """Whether an answer has the expected parts, whole, by characters and in pieces of 3 and 7, with
+    markers as tokens or text.
     """
     cuts = ([], *(range(0, len(answer.text), step) for step in (1, 3, 7)))
     models = (dialect, replace(dialect, marker_ids={}))
@@ -97,14 +97,14 @@ def is_read_however_cut(dialect: ModelDialect, answer: FamilyAnswer) -> bool:
 
 
 def streams_as_whole(bundle: TokenizerBundle, answer: FamilyAnswer) -> bool:
-    """Whether a client sees of an answer that comes token by token what it says as a whole."""
+    """Whether a client sees the same parts token by token as in the whole answer."""
     whole = told(bundle.dialect, answer.tools, answer.text)
     return heard(by_tokens(bundle.tokenizer, bundle.dialect, answer.tools, answer.text)) == whole
 
 
 def turns_go_on(bundle: TokenizerBundle) -> bool:
-    """Whether the prompt of each next turn begins with all tokens of the turn before, however
-    clients send thoughts back.
+    """Whether the prompt of each next turn begins with all tokens of the turn before, for every way
+    to send thoughts back.
     """
     pairs = (
         pair

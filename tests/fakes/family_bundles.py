@@ -1,4 +1,4 @@
-"""A model of each family as it is served: its template, its tokenizer, and what was found of them."""
+"""A model of each family as served: its template, its tokenizer, and their detected properties."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.fakes.family_templates import FamilyTemplate
 
 
 def bundle(family: FamilyTemplate) -> TokenizerBundle:
-    """With nothing known yet of earlier answers."""
+    """Without known past answers."""
     tokenizer, found = _found(family)
     return TokenizerBundle(
         tokenizer=tokenizer,
@@ -28,6 +28,6 @@ def bundle(family: FamilyTemplate) -> TokenizerBundle:
 
 @cache
 def _found(family: FamilyTemplate) -> tuple[Tokenizer, FoundDialect]:
-    """Both never change, and take a tenth of a second to make."""
+    """Both are immutable, and take a tenth of a second to make."""
     tokenizer = family.tokenizer()
     return tokenizer, find_dialect(family.template(), tokenizer, config={})

@@ -1,6 +1,6 @@
-"""Small chat templates in the shapes of the families of models, and tokenizers with their markers."""
+"""Small chat templates like those of the model families, and tokenizers with their markers."""
 
-# Whole turns stand in one line each.
+# Whole turns are in one line each.
 # ruff: noqa: E501
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _MARKER = re.compile(
 
 
 def _newline_kept(text: str) -> str:
-    """Behind a block, Jinja takes a newline away."""
+    """Jinja removes a newline after a block."""
     return "{{ '\\n' }}" + text[1:] if text.startswith("\n") else text
 
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyTemplate:
-    """A template and what is to be found of it.
+    """A template and its expected properties.
 
     The parts are Jinja; `call` sees `c` (name, arguments) and `loop`.
     """
@@ -39,20 +39,20 @@ class FamilyTemplate:
     turn: tuple[str, str] = _CHATML
     calls: tuple[str, str] = ("", "")  # around all calls of a turn
     result: str = "<tool_response>\n{{ m.content }}\n</tool_response>"
-    results_in: str = "user"  # the role of the turn that they stand in
+    results_in: str = "user"  # the role of their turn
     assistant: str = "assistant"
     text: tuple[str, str] = ("", "")  # around the text of an answer
     thought: tuple[str, str] = ("", "")
-    # Jinja that writes its markers, where the source does not name them
+    # Jinja that writes its markers, if the source does not contain them
     thought_written: tuple[str, str] = ("", "")
     always_thinks: bool = False  # writes a thought's markers even if there is none
-    opening: str = ""  # behind the header of an answer
-    before: str = ""  # in front of all of it; may refuse the conversation
+    opening: str = ""  # after the header of an answer
+    before: str = ""  # before everything; may refuse the conversation
     tools: str = "{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
     kept: bool = True
     parallel: bool = True
     ids: str = "random"
-    plain_markers: bool = False  # its markers are no tokens
+    plain_markers: bool = False  # its markers are not tokens
 
     @property
     def source(self) -> str:
@@ -109,15 +109,15 @@ class FamilyTemplate:
         )
 
     def tokenizer(self) -> Tokenizer:
-        """Byte-level, with a token for each marker that the template names."""
+        """Byte-level, with a token for each marker in the template."""
         return tokenizer_for("" if self.plain_markers else self.source)
 
 
 def tokenizer_for(source: str, *more: str) -> Tokenizer:
-    """A byte-level tokenizer with an added token for each thing in a template that looks like a
+    """A byte-level tokenizer with an added token for everything in a template that looks like a
     marker.
 
-    Those of the form <|…|> are special, as in most models; the rest is shown.
+    Those of the form <|…|> are special, as in most models; others are shown.
     """
     backend = toy_tokenizers.byte_level(
         special=("</s>", "<|im_start|>", "<|im_end|>", "<|eot_id|>"), shown=()

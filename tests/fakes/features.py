@@ -39,7 +39,7 @@ MODELS = ("demo", "seeing")  # and the adapter `demo:sql`
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """A client of a server: the URL, and what it adds to each request."""
+    """A client of a server: the URL, and additions to each request."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Runs the tests of a kernel again, compiled for processors with fewer instructions."""
+"""Runs a kernel's tests again, compiled for processors with fewer instructions."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import pytest
 
 
 def folder_of_kernels(config: pytest.Config, *, otherwise: Path) -> Path:
-    """The folder for kernels with fewer instructions, which the next run of the tests finds again.
+    """The folder for kernels with fewer instructions, which is kept for the next test run.
 
-    otherwise: the folder where pytest keeps nothing between two runs.
+    otherwise: a folder that pytest does not keep between two runs.
     """
     cache: pytest.Cache | None = getattr(config, "cache", None)
     return otherwise if cache is None else cache.mkdir("kernels")
 
 
 def assert_passes(file: str, *, less: str, folder: Path) -> None:
-    """Assert that all tests of a file, except those with "processors" in their names, pass in another
-    process, in which kernels are compiled with one more flag.
+    """Assert that all tests of a file, except those with "processors" in their names, pass in
+    another process that compiles kernels with an additional flag.
 
-    less: the flag. folder: for caches, so that the user's compiled kernels stay as they are.
+    less: the flag. folder: for caches, so that the user's compiled kernels are unchanged.
     """
     code = (
         "from holdfast.worker.cpu.kernels import build\n"

@@ -1,6 +1,4 @@
-"""Drafts for the tests: of the right answer, with wrong tokens mixed in, and verified whether that
-pays or not.
-"""
+"""Drafts for tests: parts of the right answer mixed with wrong tokens, always verified."""
 
 from __future__ import annotations
 

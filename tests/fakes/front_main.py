@@ -1,4 +1,4 @@
-"""A front without HTTP over one worker with a fake engine: says the worker's id, and after a line
+"""A front without HTTP over one worker with a fake engine: prints the worker's id, and after a line
 whether it answers.
 """
 

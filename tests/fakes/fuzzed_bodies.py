@@ -1,6 +1,4 @@
-"""Bodies of chat requests as no honest client sends them: each drawn from a seed, many of them
-nearly right.
-"""
+"""Faulty chat request bodies: each drawn from a seed, many of them nearly right."""
 
 from __future__ import annotations
 

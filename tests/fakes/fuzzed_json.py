@@ -1,6 +1,4 @@
-"""JSON as no honest client sends it: any values, schemas that look right, and values with a fault
-put in.
-"""
+"""Faulty JSON: any values, schemas that look right, and values with an injected fault."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ class JsonFuzzer:
         self.dice = random.Random(seed)
 
     def written(self, value: Any) -> bytes:
-        """A value as a body, now and then no JSON at all."""
+        """A value as a body, sometimes not JSON at all."""
         dice = self.dice
         raw = json.dumps(value, ensure_ascii=dice.random() < 0.8).encode("utf-8", "surrogatepass")
         if dice.random() < 0.03:
@@ -52,7 +50,7 @@ class JsonFuzzer:
         return raw
 
     def schema(self, levels: int = 3) -> Any:
-        """A JSON schema, or what looks like one."""
+        """A JSON schema, or something similar."""
         dice = self.dice
         if dice.random() < 0.05:
             return self.anything(2)
@@ -96,7 +94,7 @@ class JsonFuzzer:
         )
 
     def anything(self, levels: int) -> Any:
-        """Any value, nested so deep at most."""
+        """Any value up to this depth."""
         dice = self.dice
         leaf = dice.choice((*STRINGS, *NUMBERS, True, False, None))
         if levels == 0:
@@ -110,7 +108,7 @@ class JsonFuzzer:
         )
 
     def mutated(self, value: Any) -> Any:
-        """The value with something in it replaced, left out, wrapped or nested deeply."""
+        """The value with a part replaced, left out, wrapped or deeply nested."""
         dice = self.dice
         if isinstance(value, dict) and value and dice.random() < 0.85:
             key = dice.choice([*value])

@@ -1,4 +1,4 @@
-"""The protocols whose requests are fuzzed: what is sent to each, and what must come back."""
+"""The protocols whose requests are fuzzed, with the expected responses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.fakes.fuzzed_shapes import ChatFuzzer, ShapeFuzzer
 from tests.fakes.http_clients import events_of
 from tests.fakes.request_shapes import Shapes
 
-_NO_OBJECT = ("invalid_json", "invalid_type")  # codes of refusals that no field can be named for
+_NO_OBJECT = ("invalid_json", "invalid_type")  # codes of refusals that cannot name a field
 _UNREADABLE = re.compile(r"JSON|body|empty|Content-Type")
 _MESSAGE_EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 _RESPONSE_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -48,7 +48,7 @@ class FuzzedProtocol:
     name: str
     shapes: Shapes
     bound: tuple[str, ...] = ()
-    answered: Answer  # raises where an answer with status 200 has not the protocol's form
+    answered: Answer  # raises if an answer with status 200 does not have the protocol's form
     # whether a body is a refusal in the protocol's form that names a field
     refused: Callable[[Any, Collection[str]], bool]
     statuses: Collection[int] = (400, 404, 413, 422)
@@ -61,13 +61,13 @@ class FuzzedProtocol:
         assert not missing, f"nothing is served at {sorted(missing)}"
 
     def fuzzer(self, seed: int, *, model: str) -> Fuzzer:
-        """What draws requests to it; a chat's are drawn from a generator of its own."""
+        """Its generator of requests; chats have a separate one."""
         if not self.shapes:
             return ChatFuzzer(seed, model=model)
         return ShapeFuzzer(seed, self.shapes, model=model, bound=self.bound)
 
     def check(self, response: httpx.Response, body: bytes) -> None:
-        """The answer has a status and a form that are described."""
+        """The answer has a documented status and form."""
         told = (
             f"{response.status_code} {response.text[:600]} for {response.request.url.path} "
             f"{body[:2000]!r}"
@@ -87,7 +87,7 @@ class FuzzedProtocol:
 
 
 def names_in(body: bytes) -> set[str]:
-    """All names of members, wherever they stand."""
+    """All names of members at any level."""
     return set(re.findall(r'"((?:[^"\\]|\\.)*)" *:', body.decode("utf-8", "replace")))
 
 
@@ -185,7 +185,7 @@ def _responses_answer(response: httpx.Response) -> None:
 
 
 def _unechoed(body: dict[str, Any]) -> dict[str, Any]:
-    """A response without what it repeats of a request that was more lenient than the client's
+    """A response without repeated request fields, which may be more lenient than the client's
     types.
     """
     return {**body, "tools": [], "text": None, "tool_choice": "auto"}

@@ -1,4 +1,4 @@
-"""Requests of every protocol with faults put in: each begins as a shape that a client sends
+"""Requests of every protocol with injected faults: each starts as a shape that a client sends
 (`request_shapes.py`).
 """
 
@@ -19,13 +19,13 @@ class ShapeFuzzer(JsonFuzzer):
     """Draws paths and bodies, the same ones for the same seed."""
 
     def __init__(self, seed: int, shapes: Shapes, *, model: str, bound: tuple[str, ...]) -> None:
-        """bound: the names that lead to the number of tokens to generate, which is kept small; none
-        where none are.
+        """bound: the path of names to the number of tokens to generate, which is kept small; none
+        if there is none.
         """
         super().__init__(seed)
         self._model, self._bound = model, bound
         self._shapes = [(path, shape) for path, shapes_of in shapes.items() for shape in shapes_of]
-        # the values that stand under a name in any of the shapes
+        # the values under a name in any of the shapes
         self._known: dict[str, list[Any]] = {}
         self._tops = {
             path: sorted({name for shape in shapes_of for name in shape})
@@ -49,7 +49,7 @@ class ShapeFuzzer(JsonFuzzer):
     def request(self) -> tuple[str, bytes]:
         """A path and a body for it.
 
-        Most bodies are JSON objects, a third of them nearly as a client would send them.
+        Most bodies are JSON objects, a third of them nearly like a client's.
         """
         dice = self.dice
         path, shape = dice.choice(self._shapes)
@@ -65,8 +65,8 @@ class ShapeFuzzer(JsonFuzzer):
         return path, self.written(body)
 
     def _changed(self, value: Any) -> Any:
-        """Something in it becomes what stands under its name elsewhere, a schema, another object's
-        member, or twice there.
+        """Replace a part by a value of the same name elsewhere, a schema, another object's member,
+        or duplicate it.
         """
         dice = self.dice
         if isinstance(value, list) and value:
@@ -86,9 +86,9 @@ class ShapeFuzzer(JsonFuzzer):
         return {**value, name: copy.deepcopy(dice.choice(self._known.get(name, [None])))}
 
     def _keep_short(self, body: Any, bound: tuple[str, ...]) -> None:
-        # A body that would be answered for minutes tells nothing more: what is no number is left as
-        # it is. A thought in Messages needs a larger number: it stays where nothing else was
-        # changed, as little of it is used then.
+        # A body that takes minutes to answer reveals nothing more, so values that are not numbers
+        # are kept. A thought in Messages needs a larger number: it stays if nothing else was
+        # changed, since little of it is used then.
         if not bound or not isinstance(body, dict):
             return
         name, *rest = bound
@@ -103,7 +103,7 @@ class ShapeFuzzer(JsonFuzzer):
 
 
 class ChatFuzzer(BodyFuzzer):
-    """Chats as they have always been fuzzed, with their path."""
+    """The original fuzzed chats, with their path."""
 
     def request(self) -> tuple[str, bytes]:
         """A path and a body for it."""

@@ -1,4 +1,4 @@
-"""Walks through a grammar as a model's tokens would: by a text, or at random."""
+"""Walks through a grammar like a model's tokens: along a text, or at random."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def plain_tokenizer() -> LLTokenizer:
 
 
 def matcher_of(grammar: str) -> LLMatcher:
-    """A matcher over the bundled tokenizer. The grammar is right: a fault is the test's failure.
+    """A matcher over the bundled tokenizer. The grammar must be valid: an error fails the test.
 
-    Markers are tokens if the grammar names any, else text.
+    Markers are tokens if the grammar names any, otherwise text.
     """
     tokenizer = demo_tokenizer() if _names_tokens(grammar) else plain_tokenizer()
     matcher = LLMatcher(tokenizer, grammar, log_level=0)
@@ -52,9 +52,9 @@ def matcher_of(grammar: str) -> LLMatcher:
 
 
 def accepts(grammar: str, text: str) -> bool:
-    """Whether the whole text may be an answer.
+    """Whether the whole text is a possible answer.
 
-    Markers in it count as tokens where they are single ones.
+    Markers in it count as tokens if they are single ones.
     """
     tokenizer = demo_tokenizer() if _names_tokens(grammar) else plain_tokenizer()
     matcher, token_ids = matcher_of(grammar), tokenizer.tokenize_str(text, parse_special=True)
@@ -62,9 +62,9 @@ def accepts(grammar: str, text: str) -> bool:
 
 
 def random_answer(grammar: str, *, seed: int, most: int = 4000) -> str:
-    """An answer whose tokens are drawn evenly of all that the grammar allows.
+    """An answer drawn uniformly from the allowed tokens.
 
-    Fails when it has no end after so many.
+    Fails if it has not ended after this many tokens.
     """
     matcher, draw, token_ids = matcher_of(grammar), random.Random(seed), list[int]()
     while len(token_ids) < most:

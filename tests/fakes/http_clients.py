@@ -71,7 +71,7 @@ def message_body(**fields: Any) -> dict[str, Any]:
 
 
 async def accepted_chat(**fields: Any) -> Any:
-    """What reaches the model of a chat request with these fields."""
+    """The request that reaches the model for a chat request with these fields."""
     gateway = ScriptedGateway()
     async with client_of(gateway) as client:
         response = await client.post(CHAT, json=chat_body(**fields))
@@ -80,7 +80,7 @@ async def accepted_chat(**fields: Any) -> Any:
 
 
 async def refused_chat(**fields: Any) -> tuple[int, str]:
-    """Status code and `param` of the error, which names the parameter in its message too."""
+    """Status code and `param` of the error, whose message contains the parameter too."""
     gateway = ScriptedGateway()
     async with client_of(gateway) as client:
         response = await client.post(CHAT, json=chat_body(**fields))
@@ -91,9 +91,9 @@ async def refused_chat(**fields: Any) -> tuple[int, str]:
 
 
 def named_events_of(text: str) -> list[tuple[str, Any]]:
-    """The events of a stream in which each has a name: name and data.
+    """The events of a stream with named events: name and data.
 
-    Asserts that there is nothing else in it.
+    Asserts that there are only such events.
     """
     *events, rest = text.split("\n\n")
     assert rest == ""
@@ -123,7 +123,7 @@ async def served(
     directory: ScriptedDirectory | None = None,
     keys: KeyRing | None = None,
 ) -> AsyncIterator[str]:
-    """The application on a free loopback port, with the real server and the options that matter."""
+    """The application on a free loopback port, with the real server and its relevant options."""
     settings = settings or ServerSettings(port=0, shutdown_seconds=0, reconnect_seconds=0)
     services = scripted_services(gateway, server=settings, directory=directory)
     services = replace(services, keys=keys or services.keys)
@@ -148,7 +148,7 @@ def served_on_a_thread(
     directory: ScriptedDirectory | None = None,
     keys: KeyRing | None = None,
 ) -> Iterator[str]:
-    """The same for tests that are no coroutines; the model answers nothing."""
+    """The same for synchronous tests; the model answers with nothing."""
     listening: queue.Queue[str] = queue.Queue()
     stop = threading.Event()
 
@@ -174,8 +174,8 @@ def served_on_a_thread(
 
 
 class Exchange:
-    """One request to the application without a client in between: every message can be seen, and
-    the client can leave.
+    """One request to the application without a client in between: every message is visible, and the
+    client can leave.
     """
 
     def __init__(
@@ -199,14 +199,14 @@ class Exchange:
         )
         self.app = create_application(services, dialects=dialects)
         self.messages: list[Any] = []
-        self.leaves_behind = b""  # the client leaves as soon as it has this
+        self.leaves_behind = b""  # the client leaves after this
         self.first_body = asyncio.Event()
         self.gone = asyncio.Event()
         self._written = asyncio.Event()
 
     @property
     def text(self) -> str:
-        """Everything that was written."""
+        """All written text."""
         return b"".join(message.get("body", b"") for message in self.messages).decode()
 
     @property
@@ -215,7 +215,7 @@ class Exchange:
 
     @property
     def writes(self) -> list[bytes]:
-        """The bodies, as they were handed to the socket."""
+        """The bodies as passed to the socket."""
         return [message["body"] for message in self.messages if message.get("body")]
 
     async def until(self, condition: Callable[[], bool]) -> None:

@@ -1,5 +1,5 @@
-"""A small stand-in for the Hugging Face Hub: what huggingface_hub asks for when it fetches a
-snapshot, over HTTP on loopback.
+"""A small stand-in for the Hugging Face Hub: the requests of huggingface_hub for a snapshot, over
+HTTP on loopback.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FILE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file
 
 @dataclass
 class HubState:
-    """What the Hub has, how it behaves, and what it was asked."""
+    """The Hub's contents, its behaviour, and its requests."""
 
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
     revisions: dict[str, set[str]] = field(default_factory=dict)  # besides main
@@ -52,11 +52,11 @@ class HubState:
     tree: object = None  # sent instead of the list of files
     lfs_files: set[str] = field(default_factory=set)  # are told with their SHA-256, as weights are
     damaged_files: set[str] = field(default_factory=set)  # arrive with one other byte
-    failing_files: set[str] = field(default_factory=set)  # are announced, but cannot be fetched
+    failing_files: set[str] = field(default_factory=set)  # are announced but cannot be fetched
     # the answers to the next requests for contents of files, and for their descriptions
     passing_failures: list[int] = field(default_factory=list)
     passing_failures_of_heads: list[int] = field(default_factory=list)
-    # files wait until it is set
+    # files wait until this is set
     sends_files: threading.Event = field(default_factory=threading.Event)
     requests: list[str] = field(default_factory=list)  # "GET /path" or "GET /path bytes=7-"
     endpoint: str = ""
@@ -201,7 +201,7 @@ def _oid(content: bytes) -> str:
 
 @contextmanager
 def hub_in_place(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[HubState]:
-    """A Hub that huggingface_hub asks in this process, with an empty cache in that folder."""
+    """A Hub used by huggingface_hub in this process, with an empty cache in that folder."""
     with running_hub() as state:
         # The library reads its variables once, when it is imported.
         monkeypatch.setattr(constants, "ENDPOINT", state.endpoint)
@@ -219,7 +219,7 @@ def hub_in_place(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[HubSt
 
 @contextmanager
 def running_hub() -> Iterator[HubState]:
-    """A Hub on a free port of loopback, for as long as the block lasts."""
+    """A Hub on a free loopback port for the duration of the block."""
     state = HubState()
     handler = type("Handler", (_Handler,), {"state": state})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

@@ -1,4 +1,4 @@
-"""A library over a Hub's cache, as a server has it, without workers."""
+"""A library over a Hub's cache, as in a server, without workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TWO = f"[models.first]\npath = '{demo_folder()}'\n[models.second]\npath = '{demo
 
 
 def idle_residency(catalog: Catalog) -> Residency:
-    """Models none of which is ever loaded."""
+    """Models that are never loaded."""
 
     def fetch(entry: CatalogEntry) -> ModelFiles:
         return ModelFiles(folder=Path(entry.model.path))
@@ -31,7 +31,7 @@ def idle_residency(catalog: Catalog) -> Residency:
 
 
 def idle_library(catalog: Catalog) -> Library:
-    """One that serves only what it has."""
+    """Serves only its entries."""
 
     async def read_again() -> None:
         pass
@@ -41,8 +41,8 @@ def idle_library(catalog: Catalog) -> Library:
 
 @dataclass
 class HubLibrary:
-    """A library, with a file of models in `folder`, whose catalog is read as a server reads it.
-    cache: of the Hub.
+    """A library with a file of models in `folder`, whose catalog is read like a server's. cache: of
+    the Hub.
     """
 
     folder: Path
@@ -66,7 +66,7 @@ class HubLibrary:
 
     @property
     def names(self) -> list[str]:
-        """What is served."""
+        """The served entries."""
         return [entry.name for entry in self.residency.catalog.entries]
 
     async def read_again(self) -> None:

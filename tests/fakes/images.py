@@ -1,4 +1,4 @@
-"""Images for tests, made on the spot: usual ones, odd ones, and broken ones."""
+"""Images made for tests: normal, unusual, and broken ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 
 
 def picture(size: tuple[int, int] = (48, 32), mode: str = "RGB", *, seed: int = 0) -> Image.Image:
-    """Coloured shapes: no two seeds look alike."""
+    """Coloured shapes that look different for each seed."""
     image = Image.new("RGB", size, (seed * 37 % 256, 80, 160))
     draw = ImageDraw.Draw(image)
     width, height = size
@@ -30,7 +30,7 @@ def saved(image: Image.Image, file_format: str = "PNG", **options: Any) -> bytes
 
 
 def png(seed: int = 0, size: tuple[int, int] = (48, 32)) -> bytes:
-    """A small PNG file; no two seeds give the same bytes."""
+    """A small PNG file; each seed gives different bytes."""
     return saved(picture(size, seed=seed))
 
 
@@ -46,7 +46,7 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def bomb(width: int, height: int) -> bytes:
-    """A PNG file of a few kilobytes with many pixels, all of them black."""
+    """A PNG file of a few kilobytes with many black pixels."""
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     packed = zlib.compressobj(9)
     row = b"\0" * (width + 1)
@@ -57,7 +57,7 @@ def bomb(width: int, height: int) -> bytes:
 
 
 def claimed(width: int, height: int) -> bytes:
-    """A PNG file that claims to have this size, but has no pixels."""
+    """A PNG file that claims this size without having pixels."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
 
@@ -70,7 +70,7 @@ def scans(count: int) -> bytes:
 
 
 def rotated(orientation: int) -> bytes:
-    """A JPEG file that says how it is to be turned."""
+    """A JPEG file with an orientation."""
     exif = Image.Exif()
     exif[0x0112] = orientation
     return saved(picture(), "JPEG", exif=exif, quality=95)

@@ -18,7 +18,7 @@ class InlineImages:
         self._processor = processor
         self._images = images
         self._waiting: dict[str, int | None] = {}
-        self.begun: list[str] = []  # each image that was processed
+        self.begun: list[str] = []  # each processed image
         # this many calls of `results` return none before the first image, the second, ...
         self.delays: dict[int, int] = {}
 

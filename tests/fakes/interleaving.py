@@ -1,5 +1,5 @@
 """Plays sequences through a real engine in random interleavings of chunks, decoding rows, joins and
-leaves. Decoding sequences may have drafts, in which right and wrong tokens are mixed.
+leaves. Decoding sequences may have drafts that mix right and wrong tokens.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ TOP_LOGPROBS = 4
 
 @dataclass
 class Played:
-    """What one sequence drew."""
+    """The result of one sequence."""
 
     prompt: tuple[int, ...]
     wanted_tokens: int
-    leaves_after: int  # tokens drawn when it is closed, however many were wanted
+    leaves_after: int  # tokens drawn when it is closed, even if more were wanted
     joins_at: int
     sampling: SamplingParams = SamplingParams(temperature=0.0, seed=0)
     # fields of its request: a grammar, a budget
@@ -37,10 +37,10 @@ class Played:
     plain: Sequence[int] = ()
     drafted: int = 0
     accepted: int = 0
-    repeated: int = 0  # tokens of its last span that the next one has to begin with
+    repeated: int = 0  # tokens of its last span with which the next one must begin
     waits: bool = False  # until it is known which of its drafted tokens are accepted
     read: int = 0
-    planned: int = 0  # draws that were given to the engine
+    planned: int = 0  # draws passed to the engine
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     is_open: bool = False
@@ -75,8 +75,8 @@ def play(
 ) -> None:
     """Run all sequences to their end.
 
-    depth: how many steps are laid out before the first of them is collected (0 or 1). block_tokens:
-    spans also end at multiples of this number of tokens.
+    depth: the number of steps laid out before the first of them is collected (0 or 1).
+    block_tokens: spans also end at multiples of this number of tokens.
     """
     under_way: list[tuple[PendingStep, StepPlan]] = []
     step = 0
@@ -139,7 +139,7 @@ def _random_spans(
 
 
 def _draft(engine: Engine, index: int, each: Played, rng: random.Random) -> tuple[int, ...]:
-    """Up to 8 tokens, most of them right up to a random place."""
+    """Up to 8 tokens, mostly right up to a random position."""
     done = len(each.tokens)
     most = min(rng.randrange(9), each.wanted_tokens - done - 1)
     right = list(each.plain[done : done + most])
@@ -181,10 +181,10 @@ def _collect(
 
 
 def assert_as_alone(model: Any, each: Played, *, tolerance: float) -> None:
-    """Feed the prompt and the drawn tokens to the model alone, with mlx-lm's caches: every draw
-    must have been its greedy choice.
+    """Feed the prompt and the drawn tokens to the model alone, with mlx-lm's caches: every drawn
+    token must be its greedy choice.
 
-    Tie-aware: a drawn token may differ from the reference's when both are as likely within the
+    Tie-aware: a drawn token may differ from the reference's if both are equally likely within the
     tolerance.
     """
     from mlx_lm.models.cache import make_prompt_cache

@@ -1,4 +1,4 @@
-"""What an engine holds at a moment, which nobody but a test asks."""
+"""The state held by an engine, for tests only."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from holdfast.worker.engine.engine import Engine
 
 
 def open_sequences(engine: Engine) -> int:
-    """How many sequences are open."""
+    """The number of open sequences."""
     return len(engine._sequences)
 
 
 def live_bytes(engine: Engine) -> int:
-    """What the live state of all of them takes now."""
+    """The bytes of all live states."""
     # by identity: sequences that decode together keep rows of one stack
     arrays = {
         id(array): array

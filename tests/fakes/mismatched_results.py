@@ -1,6 +1,4 @@
-"""Conversations in which calls and results do not match, each with an orderly one of the same
-meaning.
-"""
+"""Conversations with mismatched calls and results, each with an orderly one of the same meaning."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ def result(call_id: str, text: str) -> dict[str, Any]:
 
 A, B = "call_a", "call_b"
 SORTED = [QUESTION, answer(A, B), result(A, FIRST), result(B, SECOND)]
-# pairs of conversations with the same meaning, by what is odd about the first
+# pairs of conversations with the same meaning, by the fault of the first
 SAME: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
     "swapped": ([*SORTED[:2], SORTED[3], SORTED[2]], SORTED),
     "late, behind a text": (

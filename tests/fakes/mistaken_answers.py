@@ -1,4 +1,4 @@
-"""Answers as models of each family write them wrongly, and what they are read as.
+"""Wrong answers of each family's models, and how they are read.
 
 Tools and words are those of `recorded_answers`.
 """
@@ -270,7 +270,7 @@ MISTAKES: Final[list[tuple[str, str, list[Any]]]] = [
         f"to=get_weather<|message|>{_ATEM_CALL}<|eom|>",
         [("thought", f"Or {_ATEM_CALL}?"), rome()],
     ),
-    # one parameter that holds all arguments
+    # one parameter that contains all arguments
     (
         "deepseek_v3_2",
         _DSML_CALL.format(
@@ -300,7 +300,7 @@ MISTAKES: Final[list[tuple[str, str, list[Any]]]] = [
         ),
         [("get_weather", {"arguments": '{"city": "Rome"}', "days": 3}, ())],
     ),
-    # the same in families that are like these
+    # the same in similar families
     (
         "seed_oss",
         "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Rome</parameter>\n</seed:tool_call>",

@@ -1,5 +1,4 @@
-"""Calls in JSON as models write them wrongly, what they are read as, and the repairs that are named
-for it.
+"""Faulty calls in JSON, how they are read, and the named repairs.
 
 Tools: `get_weather` with `city` and `days`, `write_file` with `path` and `text`.
 """
@@ -68,7 +67,7 @@ MISTAKEN_CALLS: Final[list[tuple[str, tuple[str, ...]]]] = [
     ('<tool_call><tool_call>{"name": "get_weather", "arguments": {"city": "Rom"}}</tool_call>', ()),
     ('<tool_call>[{"name": "get_weather", "arguments": {"city": "Rom"}}]</tool_call>', ()),
 ]
-"""Of Hermes' syntax: each asks for the weather of Rom."""
+"""In Hermes' syntax: each asks for the weather of Rom."""
 
 MISTAKEN_ARGUMENTS: Final[list[tuple[str, dict[str, Any], tuple[str, ...]]]] = [
     ('{"a": True, "b": None}', {"a": True, "b": None}, ("python_literal",)),
@@ -84,7 +83,7 @@ MISTAKEN_ARGUMENTS: Final[list[tuple[str, dict[str, Any], tuple[str, ...]]]] = [
     ("{'a': 'say \"hi\"'}", {"a": 'say "hi"'}, ("single_quotes",)),
     ('{"a": 1,, "b": 2}', {"a": 1, "b": 2}, ("extra_comma",)),
 ]
-"""Of a call in any syntax that has JSON for them."""
+"""Of a call in any syntax with JSON arguments."""
 
 OTHER_FORMS: Final[list[tuple[str, str, tuple[str, ...]]]] = [
     (

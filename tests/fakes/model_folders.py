@@ -1,4 +1,4 @@
-"""Folders that pass for models until they are loaded, and ways to damage their files."""
+"""Folders that look like models until they are loaded, and ways to damage their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The null server of the benchmarks on the loop of a test, and a variant of it that is wrong."""
+"""The null server of the benchmarks on a test's loop, and a wrong variant."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast_bench.null_server import NullServer
 
 
 class WrongServer(NullServer):
-    """Like the other one, but every answer differs from one position on."""
+    """Like the other one, but every answer differs from some position on."""
 
     def __init__(self, *, wrong_from: int) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class WrongServer(NullServer):
 
 @contextlib.asynccontextmanager
 async def serving(server: NullServer) -> AsyncIterator[str]:
-    """Its URL, for as long as the context lasts; it runs on the loop of the test."""
+    """Its URL for the duration of the context; it runs on the test's loop."""
     listening = await server.serve(0)
     try:
         yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"

@@ -43,7 +43,7 @@ async def asked(
     method: str = "POST",
     **fields: Any,
 ) -> httpx.Response:
-    """The answer to a request with these fields, to which what is needed is added."""
+    """The answer to a request with these fields and all required ones."""
     least = {CHAT: {"messages": HELLO}, GENERATE: {"prompt": "hello"}}.get(path, {})
     async with client_of(gateway, directory=directory_of(report)) as client:
         return await client.request(method, path, json={"model": MODEL, **least, **fields})
@@ -57,5 +57,5 @@ def lines_of(response: httpx.Response) -> list[Any]:
 
 
 def said(lines: list[Any], key: str) -> str:
-    """What all lines of a chat say under this key."""
+    """The joined values of this key in all lines of a chat."""
     return "".join(line["message"].get(key) or "" for line in lines)

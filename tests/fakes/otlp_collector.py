@@ -1,5 +1,5 @@
-"""A collector of OpenTelemetry on a loopback port: takes spans over OTLP/HTTP, or lets who sends
-them wait.
+"""A collector of OpenTelemetry on a loopback port: accepts spans over OTLP/HTTP, or lets the sender
+wait.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 
 class Collector:
-    """What has come: spans with the names of their services."""
+    """The received spans, with the names of their services."""
 
     def __init__(self) -> None:
         self.spans: list[Any] = []

@@ -1,5 +1,5 @@
-"""A model whose weight file is large and cheap: its real weights lie between holes, which are
-tensors that loading leaves out.
+"""A model with a large, cheap weight file: its real weights lie between holes, which are tensors
+that loading ignores.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ALIGNMENT = 64
 
 
 def write_padded(folder: Path, *, before_bytes: int, behind_bytes: int) -> Path:
-    """A tiny llama whose weights lie behind a hole of `before_bytes` and before another.
+    """A tiny llama whose weights lie between a hole of `before_bytes` and another one.
 
     Returns the weight file.
     """
@@ -43,9 +43,7 @@ def write_padded(folder: Path, *, before_bytes: int, behind_bytes: int) -> Path:
 
 
 def spoil_weights(file: Path) -> None:
-    """Other weights of the same shapes in place: every number that is not in a hole gets another
-    sign.
-    """
+    """Other weights of the same shapes in place: every number outside the holes changes its sign."""
     header, data_at = _header(file)
     with file.open("r+b") as opened:
         for name, entry in header.items():

@@ -1,4 +1,4 @@
-"""What the model of the browser tests says, by the number of answers before."""
+"""The answers of the browser tests' model, by the number of earlier answers."""
 
 from __future__ import annotations
 

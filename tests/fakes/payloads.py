@@ -1,4 +1,4 @@
-"""Payloads that only weigh something."""
+"""Payloads that only have a weight."""
 
 from __future__ import annotations
 

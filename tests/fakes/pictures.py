@@ -1,4 +1,4 @@
-"""Image files made on the spot: the same arguments give the same bytes."""
+"""Image files made for tests: the same arguments give the same bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def image_file(
     form: Literal["PNG", "JPEG", "WEBP"] = "PNG",
     shapes: int = 4,
 ) -> bytes:
-    """An image with `shapes` ellipses and rectangles, whose colours and places `seed` draws."""
+    """An image with `shapes` ellipses and rectangles of random colours and positions."""
     rng = random.Random(seed)
     image = Image.new("RGB", (width, height), _colour(rng))
     pen = ImageDraw.Draw(image)

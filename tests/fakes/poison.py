@@ -1,5 +1,5 @@
-"""Stored state that is not what it says: blocks of a closed store, written anew by its own writer,
-so that checksums match.
+"""Corrupted stored state: blocks of a closed store, rewritten by its own writer so that checksums
+match.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Change = Callable[[Sequence[bytes]], tuple[bytes, ...]]  # parts, before and aft
 
 
 def rewrite(folder: Path, change: Change, *, kind: str = "kv", fingerprint: str = "a model") -> int:
-    """Change every block of a kind; returns how many there were."""
+    """Change every block of a kind; returns their number."""
     with BlockStore(folder, fingerprint=fingerprint) as store:
         blocks = [
             store.read(entry.block.key).result()
@@ -41,7 +41,7 @@ def rewrite(folder: Path, change: Change, *, kind: str = "kv", fingerprint: str 
 
 
 def with_value(value: float, *, part: int = -1, at: int = -1) -> Change:
-    """One float32 value of one array is another one."""
+    """Replace one float32 value of one array."""
 
     def change(parts: Sequence[bytes]) -> tuple[bytes, ...]:
         numbers = np.frombuffer(parts[part], np.float32).copy()
@@ -54,7 +54,7 @@ def with_value(value: float, *, part: int = -1, at: int = -1) -> Change:
 
 
 def with_values(value: float) -> Change:
-    """Every float32 value is this one."""
+    """Replace every float32 value."""
 
     def change(parts: Sequence[bytes]) -> tuple[bytes, ...]:
         return tuple(np.full(len(part) // 4, value, np.float32).tobytes() for part in parts)

@@ -1,5 +1,5 @@
-"""A worker whose sequences are quantized while they run, on tiny models with wide heads, and what
-each sequence answers alone.
+"""A worker whose sequences are quantized while they run, on tiny models with wide heads, and the
+answer of each sequence alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def wide_in_small_blocks(name: str) -> Runner:
 
 
 class RecordingEngine(Engine):
-    """Notes how many tokens each sequence had when it was quantized."""
+    """Records each sequence's number of tokens when it was quantized."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -67,14 +67,14 @@ def prompt_of(seed: str, tokens: int) -> tuple[int, ...]:
 
 @cache
 def _kept_engine(name: str) -> Engine:
-    """An engine that knows the forms."""
+    """An engine with the forms."""
     return worker(name).engine
 
 
 def alone(
     name: str, prompt: Sequence[int], *, max_tokens: int, quantized_at: int | None = None
 ) -> list[int]:
-    """The answer of a sequence alone, which is quantized when it has that many tokens."""
+    """A sequence's answer alone, quantized when it has this many tokens."""
     return answer_of(_kept_engine(name), prompt, max_tokens=max_tokens, quantized_at=quantized_at)
 
 
@@ -87,7 +87,7 @@ def answer_of(
     quantized_at: int | None = None,
     block_tokens: int = BLOCK_TOKENS,
 ) -> list[int]:
-    """As `alone`, on an engine without other sequences."""
+    """Like `alone`, on an engine without other sequences."""
     capacity = len(prompt) + max_tokens
     request = greedy("alone", prompt, max_tokens=max_tokens)
     engine.open(request, capacity_tokens=capacity, kv_bits=kv_bits)
@@ -113,7 +113,7 @@ def answer_of(
 
 
 def lengths(made: CachingWorker) -> dict[str, int]:
-    """How many tokens the state of each open sequence has."""
+    """The number of tokens in each open sequence's state."""
     return {name: each.live.tokens for name, each in made.engine._sequences.items()}
 
 

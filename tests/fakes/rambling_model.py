@@ -1,5 +1,5 @@
-"""A model of random weights with the bundled model's tokenizer and chat template: of what is
-allowed, it says anything.
+"""A model of random weights with the bundled model's tokenizer and chat template: it writes any
+allowed text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.library.llm import LLM, Completion, TextStream
 from tests.fakes.grammar_walker import DEMO
 from tests.fakes.tiny_models import write_tiny
 
-# for an answer to come to its end by itself: strings without a bound end at one token of 100 or so
+# so that an answer ends on its own: unbounded strings end at one token in 100 or so
 MOST_TOKENS = 8000
 
 
@@ -35,9 +35,7 @@ def write_rambling(folder: Path) -> Path:
 
 
 def ask(llm: LLM, schema: Any, *, seed: int) -> TextStream:
-    """Begin an answer that is held to a schema, without a thought: that of random weights has no
-    end.
-    """
+    """Begin an answer constrained by a schema, without a thought, because a random one never ends."""
     form = {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
     return llm.stream_chat(
         "Go!",
@@ -50,9 +48,7 @@ def ask(llm: LLM, schema: Any, *, seed: int) -> TextStream:
 
 
 def fault_of(answer: Completion, schema: Mapping[str, Any] | bool) -> str:
-    """What is wrong with an answer that was to fit the schema and to end by itself; empty: nothing
-    is.
-    """
+    """The fault of an answer that should fit the schema and end on its own; empty if it is right."""
     if answer.finish_reason != "stop":
         return f"ended by {answer.finish_reason}: {answer.text[-200:]!r}"
     is_old = isinstance(schema, dict) and isinstance(schema.get("items"), list)

@@ -1,4 +1,4 @@
-"""Answers as models of each family write them, by the families' grammars.
+"""Answers in each family's syntax.
 
 Tools: `get_weather(city: string, days: integer, opt: object, ok: boolean)` and `get_time(tz:
     string)`.
@@ -40,7 +40,7 @@ BOTH: Final = [ROME, TIME]
 
 
 def rome(*repairs: str, **more: Any) -> tuple[str, dict[str, Any], tuple[str, ...]]:
-    """A call for the weather in Rome that had to be mended."""
+    """A call for the weather in Rome that had to be repaired."""
     return "get_weather", {"city": "Rome", **more}, repairs
 
 
@@ -149,7 +149,7 @@ RECORDED: Final[list[tuple[str, str, list[Any]]]] = [
         BOTH,
     ),
     (
-        "hy3",  # Hy4 has no mark behind the name
+        "hy3",  # in Hy4 without a marker after the name
         "<tool_calls>\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>\n</tool_calls>",
         [rome()],
     ),

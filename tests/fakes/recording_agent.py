@@ -1,4 +1,4 @@
-"""A program that stands for a coding agent: it takes down how it was started, and ends as its last
+"""A program in place of a coding agent: it records how it was started and exits as its last
 argument says.
 """
 
@@ -40,7 +40,7 @@ if how == "wait":
 
 @dataclass(frozen=True)
 class RecordingAgent:
-    """`record` is there after a run."""
+    """`record` exists after a run."""
 
     program: Path
     record_file: Path
@@ -55,7 +55,7 @@ class RecordingAgent:
 
 
 def install(folder: Path, name: str) -> RecordingAgent:
-    """Put the program under an agent's name into a folder, which then has to be on the PATH."""
+    """Put the program under an agent's name into a folder, which must then be on the PATH."""
     folder.mkdir(exist_ok=True)
     agent = RecordingAgent(folder / name, folder / f"{name}.json")
     agent.program.write_text(_PROGRAM.format(python=sys.executable, record=str(agent.record_file)))

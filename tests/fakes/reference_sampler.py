@@ -1,5 +1,5 @@
-"""What sampling means, one row at a time in plain numpy and float64: the ground for the tests of
-the device's sampler.
+"""The definition of sampling, one row at a time in plain numpy and float64, for the tests of the
+device's sampler.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ def edited_logits(
 
 
 def log_probabilities(logits: Floats) -> Floats:
-    """Natural logarithms of the softmax."""
+    """The logarithm of the softmax."""
     with np.errstate(divide="ignore"):
         return np.asarray(logits - logits.max() - np.log(np.exp(logits - logits.max()).sum()))
 
 
 def probabilities(logits: Floats, *, params: SamplingParams, tie: float = 4e-5) -> Floats:
-    """The distribution that a row of edited logits is drawn from.
+    """The distribution from which a row of edited logits is drawn.
 
-    Tokens within `tie` (nats) of a filter's edge stay.
+    Tokens within `tie` (nats) of a filter's edge are kept.
     """
     if params.temperature < 1e-5 or params.top_k == 1 or params.top_p <= 0:
         return np.asarray(np.eye(len(logits))[int(np.argmax(logits))])
@@ -64,9 +64,7 @@ def probabilities(logits: Floats, *, params: SamplingParams, tie: float = 4e-5) 
 
 
 def assert_counts_fit(counts: npt.NDArray[np.int64], expected: npt.NDArray[np.float64]) -> None:
-    """Hold how often each token came against its probability; what may not come at all must not
-    have come.
-    """
+    """Compare each token's frequency with its probability; impossible tokens must not occur."""
     assert counts[expected == 0].sum() == 0
     draws = counts.sum()
     common = expected * draws >= 10
@@ -75,6 +73,6 @@ def assert_counts_fit(counts: npt.NDArray[np.int64], expected: npt.NDArray[np.fl
     observed, hoped = observed[hoped > 0], hoped[hoped > 0]
     freedom = max(1, len(hoped) - 1)
     statistic = float(((observed - hoped) ** 2 / hoped).sum())
-    # Wilson and Hilferty: the cube root of chi-square over its freedom is nearly normal. 4
-    # deviations: 1 in 30,000.
+    # Wilson and Hilferty: the cube root of chi-square over its degrees of freedom is nearly normal.
+    # 4 deviations: 1 in 30,000.
     assert statistic < freedom * (1 - 2 / (9 * freedom) + 4 * math.sqrt(2 / (9 * freedom))) ** 3

@@ -1,5 +1,5 @@
-"""Requests in the shapes in which agents and SDKs send them, with short texts: one table for each
-protocol, by path.
+"""Requests in the shapes that agents and SDKs send, with short texts: one table per protocol, by
+path.
 """
 
 from __future__ import annotations

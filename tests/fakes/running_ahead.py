@@ -1,4 +1,4 @@
-"""An engine that is asked for step k+1 before step k is collected, as on a GPU."""
+"""An engine that is given step k+1 before step k is collected, as on a GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from holdfast.worker.engine.engine import Engine
 
 
 class RunningAhead(Engine):
-    """The real one, but for that."""
+    """The real engine, except for that."""
 
     @property
     def runs_ahead(self) -> bool:

@@ -1,5 +1,5 @@
-"""JSON schemas to draw answers by: shapes of agents' tools, with all texts taken out, and others
-with a bit of everything.
+"""JSON schemas for constrained answers: shapes of agents' tools without texts, and others with
+every feature.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 AGENTS: Final[dict[str, Any]] = json.loads(
     (Path(__file__).parent / "agents_schemas.json").read_text()
 )
-"""What agents send as parameters of tools, and as forms of answers."""
+"""Agents' parameters of tools and output formats."""
 
 
 def _object(*required: str, **properties: Any) -> dict[str, Any]:
@@ -36,7 +36,7 @@ _TREE: Final = _object("name", name=_short(), parts=_list({"$ref": "#/$defs/tree
 _LINK: Final = _object("head", head=_INTEGER, rest={"anyOf": [{"$ref": "#"}, {"type": "null"}]})
 
 OWN: Final[dict[str, Any]] = {
-    # roots that are no object
+    # roots that are not objects
     "integer": _INTEGER,
     "boolean or null": {"type": ["boolean", "null"]},
     "text": _short(20),

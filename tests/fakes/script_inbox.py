@@ -1,5 +1,5 @@
-"""An inbox without a link: a script says what arrives between steps, everything that is sent is
-kept.
+"""An inbox without a link: a script determines what arrives between steps, and everything sent is
+recorded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.wire.events import (
 )
 from holdfast.wire.sessions import SessionAnswer
 
-LONGEST_POLL_SECONDS = 0.1  # who waits longer has nothing to do
+LONGEST_POLL_SECONDS = 0.1  # a worker that waits longer is idle
 
 
 def cancel(request_id: str) -> SequenceControl:
@@ -37,10 +37,10 @@ def resume(request_id: str) -> SequenceControl:
 
 
 class ScriptInbox:
-    """Gives one entry of the script per call; when it is used up, shuts down as soon as all
-    requests have ended.
+    """Returns one entry of the script per call; at the end, shuts down as soon as all requests have
+    ended.
 
-    in_turn: an entry is given only when all requests of those before it have ended.
+    in_turn: return an entry only after all requests of earlier ones have ended.
     """
 
     def __init__(
@@ -116,8 +116,8 @@ class ScriptInbox:
     def check_protocol(
         self, *, drawn_before: Mapping[str, int] | None = None, all_have_ended: bool = True
     ) -> None:
-        """Accepted first, one Finished last; Rejected alone; counts agree. drawn_before: tokens of
-        other workers' drawing.
+        """Accepted first, one Finished last; Rejected alone; counts agree. drawn_before: tokens
+        drawn by other workers.
         """
         by_request: dict[str, list[Event]] = defaultdict(list)
         for event in self.events:

@@ -1,4 +1,6 @@
-"""An EngineClient that answers from a script, on the loop's thread, one event per turn of the loop."""
+"""An EngineClient that answers from a script, on the loop's thread, one event per iteration of the
+loop.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from holdfast.wire.events import (
 from holdfast.wire.images import ImageAnswer, ImageCommand, ImageLayout
 from holdfast.wire.requests import TokenIds
 
-IMAGE_START, IMAGE_TOKEN, IMAGE_END = 901, 902, 903  # not those of any tokenizer
+IMAGE_START, IMAGE_TOKEN, IMAGE_END = 901, 902, 903  # different from those of any tokenizer
 Script = Callable[[SequenceRequest], Sequence[Event]]
 
 
@@ -53,7 +55,7 @@ def model_info(*, context_tokens: int = 200, vocab_size: int = 1000) -> ModelInf
 class ScriptedClient:
     """Sends each request's script; after `Accepted` it waits until `may_go_on` is set.
 
-    Keeps what was submitted and cancelled.
+    Records submitted and cancelled requests.
     """
 
     def __init__(self, script: Script, *, info: ModelInfo | None = None) -> None:
@@ -66,7 +68,7 @@ class ScriptedClient:
         self.leases = 0
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
-        self.refuses_after: int | None = None  # so many submits work, then the worker is gone
+        self.refuses_after: int | None = None  # this many submits succeed, then the worker is gone
         self._script = script
         self._feeders: set[asyncio.Task[None]] = set()
 
@@ -91,8 +93,8 @@ class ScriptedClient:
         return WorkerStatistics()
 
     async def ask(self, command: Any) -> Any:
-        """Answers a question about images: each has one token for every 16 × 16 pixels, between
-        two markers. Images that are wider than 640 pixels do not fit the model.
+        """Answers a question about images: each has one token per 16 × 16 pixels, between two
+        markers. Images wider than 640 pixels do not fit the model.
         """
         assert isinstance(command, ImageCommand)
         self.asked.append(command)
@@ -138,7 +140,7 @@ class ScriptedClient:
 def answers(
     *token_ids: int, reason: FinishReason = FinishReason.STOP, error: str = "", per_event: int = 1
 ) -> Script:
-    """Every request is answered with these tokens (scored if it wants that), so many per event."""
+    """Answer every request with these tokens (scored on request), this many per event."""
 
     def script(request: SequenceRequest) -> Sequence[Event]:
         request_id = request.request_id
@@ -173,7 +175,7 @@ def answers(
 
 
 def refuses(kind: RejectionKind, *, message: str = "no", field: str = "") -> Script:
-    """Every request is refused."""
+    """Refuse every request."""
     return lambda request: [
         Rejected(
             request_id=request.request_id,

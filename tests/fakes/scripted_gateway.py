@@ -90,10 +90,10 @@ def calling(
     said: str = "",
     reason: FinishReason = FinishReason.STOP,
 ) -> Script:
-    """An answer that thinks, speaks and calls tools: (name, arguments) each, whose arguments come
-    in two parts.
+    """An answer with thoughts, text and calls, (name, arguments) each, whose arguments arrive in
+    two parts.
 
-    One that is ended by its length lacks the end of its last call.
+    If it ends by length, its last call does not end.
     """
     parts = [
         *(
@@ -131,7 +131,7 @@ def calling(
 def _for_all_choices(
     script: Script, choices: int
 ) -> Iterator[OutputEvent | Exception | asyncio.Event]:
-    """The script of the first choice, then the same end for each choice that it does not end."""
+    """The script of the first choice, then the same end for each choice without one."""
     missing = set(range(choices))
     for event in script:
         yield event
@@ -144,7 +144,7 @@ def _for_all_choices(
 
 
 class ScriptedStream:
-    """Plays a script: events come out, exceptions are raised, an asyncio.Event is waited for."""
+    """Plays a script: yields events, raises exceptions, and waits for an asyncio.Event."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class ScriptedStream:
 
     async def aclose(self) -> None:
         self._on_close()
-        for _ in range(5):  # the lease of a real one is given back meanwhile
+        for _ in range(5):  # a real one returns the lease in this time
             await asyncio.sleep(0)
 
 
@@ -283,7 +283,7 @@ class ScriptedGateway:
         return tuple(Embedding(vector=vector, prompt_tokens=PROMPT_TOKENS) for vector in vectors)
 
     async def rank(self, request: RankRequest) -> tuple[Relevance, ...]:
-        """The longer a document, the more it is about everything."""
+        """Longer documents are more relevant to everything."""
         self.ranked.append(request)
         self._changed.set()
         if request.model != MODEL:
@@ -318,7 +318,7 @@ class ScriptedGateway:
 
     @property
     def request(self) -> GenerationRequest:
-        """The only request that has come."""
+        """The only received request."""
         assert len(self.requests) == 1
         return self.requests[0]
 
@@ -341,7 +341,7 @@ INFO = ModelInfo(
 
 
 def model_status(**facts: Any) -> ModelStatus:
-    """A model that is ready, but for what is given."""
+    """A ready model with these properties."""
     usual = {
         "id": MODEL,
         "state": "ready",
@@ -409,7 +409,7 @@ class ScriptedDirectory:
     models: Sequence[ModelStatus] = (model_status(),)
     numbers: Mapping[str, WorkerStatistics] = field(default_factory=dict)
     dialects: Mapping[str, DialectReport] = field(default_factory=dict)
-    unread: Sequence[str] = ()  # models whose tokenizer has not been read
+    unread: Sequence[str] = ()  # models whose tokenizer has not been loaded
 
     def statuses(self) -> Sequence[ModelStatus]:
         return self.models
@@ -434,7 +434,7 @@ class ScriptedDirectory:
 
 @dataclass
 class ScriptedControl:
-    """Notes what is done with models, or refuses it; waits for an event, where one is given."""
+    """Records operations on models, or refuses them; waits for an event if given."""
 
     refusal: Exception | None = None
     done_when: asyncio.Event | None = None

@@ -1,12 +1,11 @@
-"""A real model folder whose weights spell given answers, one for each turn: for agents, which need
-a model that keeps to a test.
+"""A real model folder whose weights spell given answers, one per turn: for agents, which need a
+reproducible model.
 
 A Llama of one layer, greedy at any temperature. The chat template puts a cue token before every
-answer, the first before the first answer and so on. Of the tokens of an answer some are made for it
-alone ("marks", a cue among them); all marks have ranks, later ones higher. The one attention head
-looks at the mark of the highest rank, whatever else is in the prompt, and the MLP has one unit for
-every pair of that mark and the token at hand, which writes the next token. So the answer depends on
-the turn only.
+answer, the first before the first answer and so on. Some of an answer's tokens are made only for it
+("marks", including a cue); all marks have ranks, later ones higher. The one attention head looks at
+the mark of the highest rank in the prompt, and the MLP has one unit for every pair of that mark and
+the current token, which writes the next token. So the answer depends only on the turn.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _GENERATION = "<|im_start|>assistant\n"
 _CODE, _HIDDEN = 64, 256
 _TOKEN, _MARK, _NEXT = (slice(place, place + _CODE) for place in (0, _CODE, 2 * _CODE))
 _ONE, _RANK, _REST = 3 * _CODE, 3 * _CODE + 1, 3 * _CODE + 2
-_STILL = _CODE // 2 - 1  # of the head's pairs the one that turns least: not at all, with this base
+_STILL = _CODE // 2 - 1  # the head's pair that rotates least: not at all, with this base
 _ROPE_BASE = 1e12
 _STEEPNESS = 14.0  # logits of attention between a mark and the next
 _THRESHOLD = 1.78  # of 2, which only the right pair has
@@ -72,12 +71,12 @@ def write_scripted(
 ) -> Path:
     """Write the model and return its folder.
 
-    It gives `answers[n]` where n assistant messages stand in the conversation.
+    It gives `answers[n]` if the conversation has n assistant messages.
 
-    `without_tools` answers every request that offers no tools (an agent's request for a title, say;
-    None: such are turns too); `said_before` assistant messages are the agent's own examples.
-    drops_thoughts: those before the last message of the user are not in the prompt. After the last
-    answer it says OVER. Fails with ValueError where answers cannot be told apart by their pieces.
+    `without_tools` answers every request that offers no tools (such as an agent's request for a
+    title; None: such requests are turns too); `said_before` assistant messages are the agent's own
+    examples. drops_thoughts: thoughts before the last user message are not in the prompt. After the
+    last answer it says OVER. Raises ValueError if answers cannot be distinguished by their pieces.
     """
     script = _Script(_tokenizer())
     for turn, answer in enumerate((*answers, OVER)):
@@ -126,9 +125,7 @@ def _cue(turn: int | str) -> str:
 
 
 def _template(turns: int, said_before: int, *, asides: bool, drops_thoughts: bool) -> str:
-    """The template of the bundled models, with a cue at the beginning of every answer, old or asked
-    for.
-    """
+    """The template of the bundled models, with a cue at the beginning of every answer."""
     text = (demo_folder() / "chat_template.jinja").read_text()
     cue = f"{{{{- '<|turn_' ~ [[turn.said - {said_before}, 0] | max, {turns}] | min ~ '|>' }}}}"
     if asides:
@@ -145,9 +142,9 @@ def _template(turns: int, said_before: int, *, asides: bool, drops_thoughts: boo
 
 @cache
 def _tokenizer() -> Tokenizer:
-    """Byte-level BPE of 4,096 tokens, learned from each fourth of Holdfast's own documents and
-    sources: long prompts of agents stay short. (All of them take three times as long, for 2 % fewer
-    tokens.)
+    """Byte-level BPE of 4,096 tokens, learned from a quarter of Holdfast's own documents and
+    sources, so that agents' long prompts stay short. (All of these take three times as long, for 2
+    % fewer tokens.)
     """
     root = Path(__file__).parents[2]
     files = (*sorted((root / "docs").rglob("*.md")), *sorted((root / "src").rglob("*.py")))
@@ -168,16 +165,16 @@ def _tokenizer() -> Tokenizer:
 
 @dataclass
 class _Script:
-    """Answers as chains of tokens, written as the vocabulary writes them."""
+    """Answers as chains of tokens of the vocabulary."""
 
     plain: Tokenizer
     cues: list[str] = field(default_factory=list)
     marks: dict[str, int] = field(default_factory=dict)
     """Token -> rank, from 1 on; cues are marks."""
     made: list[str] = field(default_factory=list)
-    """Tokens that are no cues and that the vocabulary lacked."""
+    """Non-cue tokens missing from the vocabulary."""
     steps: dict[tuple[str, str], str] = field(default_factory=dict)
-    """(mark, token at hand) -> next token."""
+    """(mark, current token) -> next token."""
 
     def spell(self, cue: str, answer: str) -> None:
         """Make the chain from a cue through an answer to its end."""
@@ -197,7 +194,7 @@ class _Script:
 
     @staticmethod
     def _spans(tokens: list[str]) -> Iterator[list[str]]:
-        """The tokens between markers; a marker is a span of its own."""
+        """The tokens between markers; a marker is a separate span."""
         span: list[str] = []
         for token in tokens:
             if token in _MARKERS:
@@ -209,9 +206,7 @@ class _Script:
         yield from ([span] if span else [])
 
     def _cut(self, span: list[str]) -> list[str]:
-        """The span in pieces of two or more tokens that nothing had before; where there are none,
-        as it is.
-        """
+        """The span in pieces of two or more tokens that are new; unchanged if there are none."""
         pieces: list[str] = []
         start = 0
         for end in range(1, len(span) + 1):
@@ -219,7 +214,7 @@ class _Script:
             if end - start > 1 and self._is_new(piece) and piece not in pieces:
                 pieces.append(piece)
                 start = end
-        if pieces and start < len(span):  # what is left over goes to the last piece, if it may
+        if pieces and start < len(span):  # the rest goes to the last piece, if possible
             longer = pieces[-1] + "".join(span[start:])
             if self._is_new(longer):
                 pieces[-1], start = longer, len(span)
@@ -234,7 +229,7 @@ class _Script:
     def finished(self) -> tuple[Tokenizer, dict[str, int]]:
         """The tokenizer with the new tokens, and all ids.
 
-        No merge makes a new piece, so no prompt has one by chance.
+        No merge makes a new piece, so no prompt contains one by chance.
         """
         content = json.loads(self.plain.to_str())
         learned = content["model"]["vocab"]
@@ -279,14 +274,14 @@ def _weights(script: _Script, ids: Mapping[str, int]) -> dict[str, np.ndarray]:
     code = dict(zip(used, _codes(len(used)), strict=True))
     embedding = np.zeros((len(ids), _HIDDEN))
     embedding[:, _ONE] = embedding[:, _REST] = 1.0
-    embedding[:, _TOKEN.start] = 1.0  # tokens of no answer: any code will do
+    embedding[:, _TOKEN.start] = 1.0  # tokens of no answer: any code is fine
     head = np.zeros((len(ids), _HIDDEN))
     for token in used:
         rank = script.marks.get(token, 0) / len(script.marks)
         embedding[ids[token], _TOKEN] = code[token]
         embedding[ids[token], [_RANK, _REST]] = rank, (1 - rank**2) ** 0.5
         head[ids[token], _NEXT] = 6 * code[token]
-    head[ids[END], _ONE] = 50.0  # where no unit speaks up: beside one that does it is small
+    head[ids[END], _ONE] = 50.0  # used if no unit is active: small compared to an active one
     first, second = _NORM
     query, key, value, out = (
         np.zeros(shape)

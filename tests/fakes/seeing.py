@@ -1,4 +1,4 @@
-"""A front whose model sees images, without a worker: what it would be sent can be looked at."""
+"""A front with a vision model but without a worker, which records the requests to it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GEMMA = VisionInfo(
 )
 LLAVA = VisionInfo(template_placeholder="<image>", written="<image>", placeholder="<image>")
 PIXTRAL = VisionInfo(template_placeholder="[IMG]", written="[IMG]", placeholder="[IMG]")
-# writes contents as they are, so that only texts can be given
+# writes contents unchanged, so that only texts can be given
 STRINGS_ONLY = (
     "{%- for m in messages %}{% if m.content is not string %}{{ raise_exception('text only') }}"
     "{% endif %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
@@ -59,7 +59,7 @@ CONTEXT_TOKENS = 4000
 
 
 def seeing_bundle(family: str = "qwen3_vl") -> TokenizerBundle:
-    """As it is read from a model's folder, for prompts with images."""
+    """As loaded from a model's folder, for prompts with images."""
     source, _ = FAMILIES[family]
     tokenizer = Tokenizer(
         toy_tokenizers.byte_level(special=_SPECIAL),
@@ -80,7 +80,7 @@ def seeing_bundle(family: str = "qwen3_vl") -> TokenizerBundle:
 
 @dataclass(frozen=True, kw_only=True)
 class SeeingFront:
-    """The application over HTTP, and what its worker was sent."""
+    """The application over HTTP, and its worker's requests."""
 
     http: httpx.AsyncClient
     engine: ScriptedClient

@@ -9,7 +9,7 @@ from holdfast.models.download import demo_folder
 
 
 def served_model_folder() -> Path:
-    """The bundled model, or the one that the variable names (a model that is still in training, for
+    """The bundled model, or the one in the variable (a model that is still in training, for
     instance).
     """
     named = os.environ.get("TEST_MODEL_FOLDER")

@@ -1,4 +1,4 @@
-"""A real `holdfast serve` in a process of its own, on a free port."""
+"""A real `holdfast serve` in a separate process, on a free port."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ import psutil
 
 LIMIT_SECONDS = 180.0
 _READY = re.compile(r"is ready at (https?://\S+)")
-_tick = threading.Event()  # never set: waiting for it is a short pause between two looks
+_tick = threading.Event()  # never set: waiting for it is a short pause between two polls
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    """Look until a condition holds; fails after a time that no healthy machine needs."""
+    """Poll until a condition holds; fails after a time that no healthy machine needs."""
     give_up_at = time.monotonic() + LIMIT_SECONDS
     while not condition():
         assert time.monotonic() < give_up_at, f"waited {LIMIT_SECONDS:.0f} s for: {what}"
@@ -32,7 +32,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def children_running(program: str, parent: psutil.Process | None = None) -> list[psutil.Process]:
-    """The child processes with this text in an argument; one that ends meanwhile is left out."""
+    """The child processes with this text in an argument, except those that end during the search."""
     running = []
     for child in (parent or psutil.Process()).children():
         with contextlib.suppress(psutil.NoSuchProcess):  # it is gone, or a zombie
@@ -61,7 +61,7 @@ def _reading(pipe: IO[str], lines: list[str]) -> threading.Thread:
 
 
 class ServerProcess:
-    """Started at once; `wait_ready` returns when the model serves."""
+    """Starts immediately; `wait_ready` returns when the model is ready."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class ServerProcess:
         self.wait_ready()
 
     def wait_ready(self) -> None:
-        """Read the standard output up to the line that says where the server is."""
+        """Read the standard output up to the line with the server's address."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self._lines.append(line)
@@ -111,13 +111,13 @@ class ServerProcess:
         raise AssertionError(f"the server ended with {self.process.wait()}: {self.log()}")
 
     def output(self) -> str:
-        """What it wrote to the standard output; all of it once the process has ended."""
+        """Its standard output so far; complete once the process has ended."""
         if self.process.poll() is not None:
             self._reader.join()
         return "".join(self._lines)
 
     def log(self) -> str:
-        """What it wrote to the standard error; all of it once the process has ended."""
+        """Its standard error so far; complete once the process has ended."""
         if self.process.poll() is not None:
             self._log_reader.join()
         return "".join(self._log)
@@ -136,7 +136,7 @@ class ServerProcess:
 
 
 def unused_port() -> int:
-    """A loopback port that nobody listens on."""
+    """An unused loopback port."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
         return port
@@ -144,7 +144,7 @@ def unused_port() -> int:
 
 @contextlib.contextmanager
 def running_server(*arguments: str, port: int = 0) -> Iterator[ServerProcess]:
-    """A server that is ready, and that ends in order as soon as it is told to."""
+    """A ready server that ends in order when told to."""
     server = ServerProcess(*arguments, port=port)
     try:
         server.wait_ready()

@@ -1,4 +1,4 @@
-"""A worker with sessions on a tiny model, what is said to it, and what it answers."""
+"""A worker with sessions on a tiny model, its commands and its answers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ def worker(
     most_parked_bytes: int | None = 0,
     **more: Any,
 ) -> CachingWorker:
-    """One that parks nothing, unless it is to, so that what sessions pin, evict and export is in
-    blocks.
-    """
+    """Parks nothing unless told to, so that pinned, evicted and exported tokens are in blocks."""
     return CachingWorker(
         probed(name),
         vocab_size=VOCAB_SIZE,
@@ -57,7 +55,7 @@ def ask(
 
 
 def serve(subject: CachingWorker, *commands: Command) -> ScriptInbox:
-    """One command after the other, each when the one before it has come to its end."""
+    """One command after another, each after the one before has ended."""
     return subject.serve([[command] for command in commands], in_turn=True)
 
 
@@ -96,7 +94,7 @@ def taken_apart(path: Path) -> tuple[Manifest, list[StoredBlock]]:
 def exported(
     folder: Path, name: str = "llama", *, tokens: int = 300
 ) -> tuple[Manifest, list[StoredBlock]]:
-    """A session that has read the prompt `first`, as a file `whole`, taken apart."""
+    """A session that has read the prompt `first`, as a file `whole`, and its parts."""
     path = folder / "whole"
     path.write_bytes(_session_file(name, tokens))
     return taken_apart(path)

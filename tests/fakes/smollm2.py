@@ -44,7 +44,7 @@ def smollm2_folder() -> Path:
         _convert(Path(package.origin).with_name(_FILE), being_written)
         try:
             being_written.rename(_FOLDER)
-        except OSError:  # another process has converted it meanwhile
+        except OSError:  # another process has converted it already
             shutil.rmtree(being_written)
     return _FOLDER
 
@@ -93,7 +93,7 @@ def _weight(tensor: Any, config: dict[str, Any]) -> tuple[str, np.ndarray[Any, A
     _, layer, part = stem.split(".")
     heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
     if part in heads:
-        # GGUF interleaves the pairs of the rotary embedding, mlx-lm splits them in two halves
+        # GGUF interleaves the pairs of the rotary embedding, mlx-lm splits them into halves
         pairs = array.reshape(config[heads[part]], -1, 2, array.shape[1])
         array = pairs.swapaxes(1, 2).reshape(array.shape)
     return f"model.layers.{layer}.{_LAYER[part]}.{kind}", array

@@ -1,4 +1,4 @@
-"""Questions to a real server that drafts, and what its answers and metrics say."""
+"""Requests to a real server that drafts, and the figures of its answers and metrics."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def metric(server: ServerProcess, name: str, model: str) -> float:
 
 
 def resumed_answer(server: ServerProcess, model: str) -> str:
-    """A streamed answer, whose worker is killed when it has begun."""
+    """A streamed answer whose worker is killed after its beginning."""
     health = httpx.get(f"{server.url}/health", timeout=60).json()
     pid = next(each["pid"] for each in health["models"] if each["id"] == model)
     body = {"model": model, "temperature": 0, "max_tokens": 200, "stream": True, **COPY}

@@ -1,5 +1,5 @@
-"""A worker without a device: carries out the scheduler's decisions, and checks all that a device
-would choke on.
+"""A worker without a device: carries out the scheduler's decisions, and checks everything that a
+device would reject.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Served:
     max_tokens: int
     scores_prompt: bool = False
     service: ServiceClass = DEFAULT_SERVICE
-    costs: SequenceCosts | None = None  # other than those of the worker
+    costs: SequenceCosts | None = None  # different from the worker's
     drawn: int = 0
     cached: int = 0
     runs: bool = False
@@ -39,39 +39,39 @@ class Served:
     position: int = 0
     planned_draws: int = 0
     capacity: int = 0
-    touched_by: int = -1  # index of the last plan with a span of it
+    touched_by: int = -1  # index of the last plan with a span for it
     idle_steps: int = 0
     is_paused: bool = False
     is_ready: bool = True
-    lives: int = 0  # how often it was begun again
+    lives: int = 0  # how often it was restarted
     steps_to_first_draw: int = 0
-    is_verifying: bool = False  # a step under way has drafted tokens of it
-    repeated: int = 0  # tokens of an earlier span that the next one has to begin with
+    is_verifying: bool = False  # a running step has drafted tokens for it
+    repeated: int = 0  # tokens of an earlier span with which the next one must begin
     ends: list[str] = field(default_factory=list)
 
 
 @dataclass
 class UnderWay:
-    """A dispatched plan, with the requests that its spans meant at that time."""
+    """A dispatched plan, with the requests of its spans at that time."""
 
     index: int
     plan: StepPlan
     load: StepLoad
     served: tuple[Served, ...]
     lives: tuple[int, ...]
-    verifying: frozenset[str]  # requests of which it has drafted tokens
+    verifying: frozenset[str]  # requests with drafted tokens in it
 
 
 def device_seconds(load: StepLoad) -> float:
-    """A machine of which the tests know the truth."""
+    """A machine whose true costs are known to the tests."""
     seconds = 0.010 + 0.001 * load.decode_rows if load.decode_rows or load.chunks else 0.0
     return seconds + 0.0005 * load.chunk_tokens + 1e-7 * load.position_sum
 
 
 class StepWorker:
-    """Runs a scheduler at a pipelining depth.
+    """Runs a scheduler with a pipelining depth.
 
-    Steps take what `seconds_of` says, sequences stop when `stops_at` says so.
+    Steps take `seconds_of` them, and sequences stop when `stops_at` says so.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class StepWorker:
         )
         self.depth = depth
         self.wanted_budget_bytes = budget_bytes
-        # beyond the budget in force only what was held when it shrank
+        # above the budget in force only memory held when it shrank
         self.allowed_bytes = budget_bytes
         self.scheduler = Scheduler(
             self.settings,
@@ -114,10 +114,10 @@ class StepWorker:
         self.growths = 0
         self.seconds_of: SecondsOf = device_seconds
         self.stops_at: StopsAt = lambda request_id, drawn: False
-        # what is offered for a request in each step, and how many of n drafted tokens are right
+        # the offer for a request in each step, and how many of n drafted tokens are right
         self.offer: Callable[[str], Sequence[float]] = lambda request_id: ()
         self.right: Callable[[str, int], int] = lambda request_id, drafted: 0
-        # whether accepted tokens of a request are computed again when others are rejected
+        # whether a request's accepted tokens are computed again when others are rejected
         self.repeats: Callable[[str], bool] = lambda request_id: False
         self._orders = 0
 
@@ -160,13 +160,13 @@ class StepWorker:
 
     @property
     def budget_bytes(self) -> int:
-        """The budget in force: what is wanted, but whoever was accepted can still run alone."""
+        """The budget in force: the wanted one, but at least enough for each accepted request alone."""
         needs = [self._final_bytes(served) for served in self.live.values()]
         return max(self.wanted_budget_bytes, *needs, 0)
 
     @property
     def held_bytes(self) -> int:
-        """Of those that run, and of those that steps under way still touch."""
+        """Of running requests and those that pending steps still touch."""
         running = sum(
             self.bytes_of(served.capacity, served.costs)
             for served in self.live.values()
@@ -197,7 +197,7 @@ class StepWorker:
         self.scheduler.check_invariants()
 
     def restart(self, request_id: str) -> None:
-        """Its state is no good: whatever is under way for it does not count."""
+        """Its state is invalid: pending spans do not count."""
         served = self.live[request_id]
         self.scheduler.restart(request_id)
         self._orders += 1
@@ -211,7 +211,7 @@ class StepWorker:
             self._close(served)
 
     def hold_back(self, request_id: str) -> None:
-        """What it begins from is not at hand yet."""
+        """Its prefix is not available yet."""
         served = self.live.get(request_id)
         if served is not None and not served.runs:
             self.scheduler.hold_back(request_id)
@@ -225,7 +225,7 @@ class StepWorker:
             served.is_ready = True
 
     def save(self, costs: SequenceCosts) -> list[str]:
-        """Give these costs to waiting requests while not all of them fit."""
+        """Give these costs to waiting requests while they do not all fit."""
         saved: list[str] = []
 
         def may_change(request_id: str) -> bool:
@@ -246,7 +246,7 @@ class StepWorker:
         return saved
 
     def step(self) -> Decision:
-        """One turn of the worker's loop."""
+        """One iteration of the worker's loop."""
         offers = {name: offer for name in self.live if (offer := self.offer(name))}
         decision = self.scheduler.next_step(offers)
         self._carry_out(decision)
@@ -267,7 +267,7 @@ class StepWorker:
             self.step()
 
     def read_all_prompts_but(self, request_id: str) -> None:
-        """Until nothing waits but one that is not ready."""
+        """Until only unready requests wait."""
         while self.scheduler.statistics().reading or self.scheduler.statistics().queued > 1:
             self.step()
         assert not self.live[request_id].is_ready
@@ -294,9 +294,7 @@ class StepWorker:
         return self.bytes_of(-(-tokens // step) * step, served.costs)
 
     def _follow_budget(self) -> None:
-        """Nothing is taken away when the budget shrinks, but what has been given back is not taken
-        again.
-        """
+        """A shrinking budget takes nothing away, but returned memory is not taken again."""
         self.allowed_bytes = max(self.budget_bytes, min(self.allowed_bytes, self.held_bytes))
 
     def _carry_out(self, decision: Decision) -> None:
@@ -436,7 +434,7 @@ class StepWorker:
             if span.request_id in step.verifying:
                 tokens += min(span.tokens - 1, self.right(span.request_id, span.tokens - 1))
             if span.draws:
-                drawn[span.request_id] = tokens  # also for those that have ended meanwhile
+                drawn[span.request_id] = tokens  # also for those that have ended since
             if self.live.get(served.request_id) is served and served.lives == life and span.draws:
                 served.drawn += tokens
                 if served.is_verifying and served.runs:

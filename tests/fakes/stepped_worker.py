@@ -1,4 +1,4 @@
-"""A real worker's loop that is driven step by step, with all books checked against the arrays after
+"""A real worker's loop driven step by step, with all accounts checked against the arrays after
 each.
 """
 
@@ -47,7 +47,7 @@ def make_blocks_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @functools.cache
 def answer_alone(name: str, prompt: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
-    """What a request is answered that nobody has come before."""
+    """The answer to a request on a worker without a cache."""
     return tuple(
         tiny_worker(name=name)
         .serve([[greedy("alone", prompt, max_tokens=max_tokens)]])
@@ -56,7 +56,7 @@ def answer_alone(name: str, prompt: tuple[int, ...], max_tokens: int) -> tuple[i
 
 
 class SteppedWorker:
-    """One life of a worker, or several on one folder."""
+    """One life of a worker, or several with one folder."""
 
     def __init__(self, name: str, *, folder: Path | None = None, **more: Any) -> None:
         self.name, self._folder, self._more = name, folder, more
@@ -66,7 +66,7 @@ class SteppedWorker:
         self.begin()
 
     def begin(self) -> None:
-        """A worker starts, on what is on disk."""
+        """Start a worker with the store's contents."""
         self.worker = worker = self.make()
         self.loop = WorkerLoop(
             engine=worker.engine,
@@ -83,7 +83,7 @@ class SteppedWorker:
         return tiny_worker(self._folder, name=self.name, **self._more)
 
     def end(self) -> None:
-        """It is told to shut down, and all requests end."""
+        """Shut it down, ending all requests."""
         self.loop._lifetimes.cancel_all(unhealthy=self.loop._end_flight())
         self.loop._send()
         self.loop._cache.flush()
@@ -104,7 +104,7 @@ class SteppedWorker:
         self.check()
 
     def step(self) -> bool:
-        """One turn of the loop; whether there was something to do."""
+        """One iteration of the loop; returns whether there was something to do."""
         self.loop._quantize_running(self.worker.memory)
         is_busy = self.loop._advance()
         self.loop._send()
@@ -114,7 +114,7 @@ class SteppedWorker:
         return is_busy
 
     def run_to_end(self, *, but: Sequence[str] = ()) -> None:
-        """Until all have ended that are not expected to wait for ever."""
+        """Until all requests have ended except those expected to wait for ever."""
         for _ in range(MOST_STEPS):
             if not set(self.open()) - set(but):
                 return
@@ -131,7 +131,7 @@ class SteppedWorker:
         return [event.request_id for event in self.inbox.events if isinstance(event, Finished)]
 
     def check_answer(self, request_id: str) -> None:
-        """It is the one that it gets alone; one that was cancelled has the beginning of that."""
+        """It equals the answer alone; a cancelled one equals its beginning."""
         request, tokens = self.sent[request_id], tuple(self.inbox.tokens(request_id))
         alone = answer_alone(self.name, tuple(request.prompt_token_ids), request.max_tokens)
         reason = self.inbox.finished(request_id).reason.value
@@ -143,7 +143,7 @@ class SteppedWorker:
         assert tokens == (alone if reason == "length" else alone[: len(tokens)]), request_id
 
     def check(self) -> None:
-        """All books agree, with each other and with the arrays."""
+        """All accounts agree with each other and with the arrays."""
         worker = self.worker
         self.loop.check_invariants()
         worker.index.check_invariants()
@@ -184,7 +184,7 @@ class SteppedWorker:
 def held_and_parked(
     running: Sequence[LiveState | None], parked: Sequence[LiveState | None]
 ) -> tuple[int, int]:
-    """Bytes that running states have frozen, and what parked ones have beside that."""
+    """Bytes frozen by running states, and those of parked ones in addition."""
     frozen = {
         id(a): a for each in running if each for leaf in each.leaves for a in leaf.frozen_arrays()
     }

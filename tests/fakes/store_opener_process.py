@@ -1,6 +1,4 @@
-"""A process that opens and closes a store again and again, once it is told to, and says what went
-wrong. For tests.
-"""
+"""A process that opens and closes a store repeatedly, once told to, and prints errors. For tests."""
 
 from __future__ import annotations
 

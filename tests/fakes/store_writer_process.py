@@ -1,4 +1,4 @@
-"""A process that puts blocks into a store and says so, until it is killed or has put enough.
+"""A process that puts blocks into a store and prints them, until it is killed or has put enough.
 
 Started by tests.
 """
@@ -33,7 +33,7 @@ def main() -> None:
             tell("put", after.key)
             for key in store.changes().stored:
                 tell("stored", key)
-            # what was put is written: the queue does not overflow
+            # written so far: the queue does not overflow
             store._mailbox.ask(lambda: None).result()
         assert store.flush()
         store.check_invariants()

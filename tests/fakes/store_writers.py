@@ -1,4 +1,4 @@
-"""Starts writer processes and understands what they say."""
+"""Starts writer processes and reads their output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def start_writer(folder: Path, *words: str) -> subprocess.Popen[bytes]:
 
 @dataclass
 class Told:
-    """What a writer said before it ended."""
+    """A writer's output before it ended."""
 
     put: dict[bytes, float] = field(default_factory=dict)  # key → when
     stored: set[bytes] = field(default_factory=set)
@@ -31,7 +31,7 @@ class Told:
 
 
 def kill_after(writer: subprocess.Popen[bytes], blocks: int) -> Told:
-    """Let a writer put so many blocks, kill it, and read what it had said."""
+    """Let a writer put this many blocks, kill it, and read its output."""
     assert writer.stdout is not None
     said = b""
     while blocks:

@@ -1,5 +1,5 @@
-"""Chains of small blocks whose contents follow from their keys, so that any reader can tell right
-from wrong.
+"""Chains of small blocks whose contents follow from their keys, so that any reader can recognize
+wrong ones.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def make_block(
     token_ids: Sequence[int], *, after: StoredBlock | None = None, cut: int | None = None, kind: BlockKind = "kv",
     fingerprint: str = FINGERPRINT, tenant: str = "", part_bytes: Sequence[int] = (1000, 64, 0),
 ) -> StoredBlock:  # fmt: skip
-    """The block of `token_ids` behind the first `cut` tokens of `after` (all of them if not said),
-    or behind the root.
+    """The block of `token_ids` after the first `cut` tokens of `after` (by default all of them), or
+    after the root.
     """
     parent = root_key(fingerprint, tenant) if after is None else after.key
     parent_tokens = 0 if after is None else after.block.tokens if cut is None else cut
@@ -83,7 +83,7 @@ def bytes_of(block: StoredBlock) -> StoredBlock:
 
 
 def is_right(block: StoredBlock) -> bool:
-    """Whether the contents are those that were made for the key."""
+    """Whether the contents belong to the key."""
     return all(
         bytes(part) == payload(block.key + bytes([n % 256]), memoryview(part).nbytes)
         for n, part in enumerate(block.parts)

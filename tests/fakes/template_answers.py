@@ -53,7 +53,7 @@ _TEXT: Final = "I look."
 _ONE: Final = ("find_places",)
 _TWO: Final = ("find_places", "list_all")
 
-# what an answer consists of: its text, its thought, and the tools that it calls
+# the contents of an answer: its text, its thought, and the tools it calls
 ANSWERS: Final = {
     "one call": ("", "", _ONE),
     "two calls": ("", "", _TWO),
@@ -74,7 +74,7 @@ CHOICES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenAnswer:
-    """prompt: the rendered text before the answer. text: the answer, and what the template writes
+    """prompt: the rendered text before the answer. text: the answer, and the template's text
     between it and the next message.
     """
 
@@ -94,7 +94,7 @@ def pairs() -> Iterator[tuple[str, str]]:
 
 
 def written(found: FoundDialect, answer: str) -> WrittenAnswer | None:
-    """An answer as the template writes it; None if the template leaves out a part of it."""
+    """An answer as the template renders it; None if the template omits a part."""
     text, thought, names = ANSWERS[answer]
     template, dialect = found.template, found.dialect
     assert template is not None

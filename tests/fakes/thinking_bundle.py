@@ -1,5 +1,5 @@
-"""The front's side of a model whose chat template keeps thoughts behind the last message of a user,
-and drops earlier ones.
+"""The front's side of a model whose chat template keeps thoughts after the last user message, and
+drops earlier ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat
 from holdfast.front.toolcalls.families import FAMILIES
 from tests.fakes import toy_tokenizers
 
-# As Qwen 3 does it; calls have spaces and an order of keys of their own.
+# As in Qwen 3; calls have different spaces and key order.
 TEMPLATE = """
 {%- set ns = namespace(last=-1) %}
 {%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}

@@ -40,11 +40,11 @@ def tiny_constraints() -> Constraints:
 
 
 def json_grammar(schema: dict[str, Any]) -> str:
-    """For a JSON value, without white space, so that it has an end."""
+    """For a JSON value without white space, so that it ends."""
     options = {"whitespace_flexible": False}
     return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options))  # type: ignore[arg-type]
 
 
 def text_of(token_ids: list[int] | tuple[int, ...]) -> str:
-    """What tokens of the tiny tokenizer say, special ones left out."""
+    """The text of tokens of the tiny tokenizer, without special ones."""
     return bytes(token for token in token_ids if token < 256).decode(errors="replace")

@@ -1,5 +1,5 @@
-"""Tiny random models of real mlx-lm architectures: built on the spot, or written as a folder that a
-real server can load.
+"""Tiny random models of real mlx-lm architectures: in memory, or written as a folder that a real
+server can load.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _TEMPLATE = (
 )
 
 
-# What a random value is added to. Decays near 1 (A = -exp(-3), …), so that a recurrent state
-# remembers more than a few tokens.
+# Added to a random value. Decays near 1 (A = -exp(-3), …), so that a recurrent state remembers more
+# than a few tokens.
 _CENTRES = {
     "A_log": -3.0,
     "rg_lru.recurrent_param": -5.0,
@@ -64,8 +64,8 @@ _CENTRES = {
 
 
 def well_scaled(path: str, parameter: mx.array) -> mx.array:
-    """Random values of a size at which every part of the model moves the logits: attention, gates,
-    sinks, biases, norms.
+    """Random values of a size at which every part of the model affects the logits: attention,
+    gates, sinks, biases, norms.
     """
     if parameter.dtype == mx.uint32 and path.endswith(".weight"):  # packed codes
         return mx.random.randint(0, 1 << 31, parameter.shape).astype(mx.uint32)

@@ -1,4 +1,4 @@
-"""What an answer says, in short: texts as they are, ("thought", text), and (name, arguments,
+"""The parts of an answer in short form: texts unchanged, ("thought", text), and (name, arguments,
 repairs) for each call.
 """
 
@@ -36,10 +36,9 @@ def told(
     ends_cut: bool = False,
     **rules: bool,
 ) -> list[Any]:
-    """The answer, when it comes in pieces that are cut at these places (counted around). rules: of
-    the reader.
+    """The answer in pieces cut at these positions (modulo the length). rules: of the reader.
 
-    ends_cut: by its length.
+    ends_cut: the answer was cut by length.
     """
     reader = AnswerReader(dialect, tools=DeclaredTools(tools), **rules)
     encoded = dialect.markers.encode(text)
@@ -49,7 +48,7 @@ def told(
 
 
 def heard(events: Iterable[OutputEvent]) -> list[Any]:
-    """The same of what a client sees of an answer."""
+    """The same from a client's deltas."""
     return _folded(events)
 
 
@@ -62,8 +61,8 @@ def by_tokens(
     reason: FinishReason = FinishReason.STOP,
     **more: Any,
 ) -> list[OutputEvent]:
-    """What a client sees of an answer that comes token by token and ends for this reason. more:
-    rules of the choice.
+    """The deltas for a client of an answer that arrives token by token and ends for this reason.
+    more: rules of the choice.
     """
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     rules = ChoiceRules(

@@ -1,5 +1,5 @@
-"""Requests of every kind to the bundled model, and what their streams come to, however they were
-cut into events.
+"""Requests of every kind to the bundled model, and the sum of their streams, independent of the
+events' sizes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LIST = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A request, and whether its answer is streamed."""
+    """A request, and whether it is streamed."""
 
     name: str
     path: str
@@ -62,7 +62,7 @@ def completion(
     max_tokens: int = 300,
     **options: Any,
 ) -> Asked:
-    """A text that goes on for so many tokens, greedy unless a temperature is given."""
+    """A text that continues for this many tokens, greedy unless a temperature is given."""
     body = {
         "prompt": prompt,
         "max_tokens": max_tokens,
@@ -98,7 +98,7 @@ OF_EVERY_KIND = (
 
 
 def answer_to(url: str, asked: Asked, *, on_event: Callable[[], None] = lambda: None) -> str:
-    """What an answer comes to, without ids and times. Raises AssertionError for one that fails."""
+    """An answer's content without ids and times. Raises AssertionError for a failed one."""
     body = {**asked.body, "model": "demo", "stream": asked.is_streamed}
     if not asked.is_streamed:
         response = httpx.post(f"{url}{asked.path}", json=body, timeout=300)

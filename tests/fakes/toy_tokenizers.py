@@ -1,4 +1,4 @@
-"""Small tokenizers in the styles of the real families, made on the spot."""
+"""Small tokenizers in the styles of real families, made for tests."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _byte_level_model() -> models.BPE:
 
 
 def add(tokenizer: Tokenizer, special: Sequence[str], shown: Sequence[str] = _SHOWN) -> Tokenizer:
-    """Add special tokens, and tokens that are shown."""
+    """Add special tokens, and visible ones."""
     tokenizer.add_special_tokens(
         [AddedToken(content, special=True, normalized=False) for content in special]
     )
@@ -94,7 +94,7 @@ def byte_level(
 
 
 def llama3() -> Tokenizer:
-    """Byte-level BPE with a BOS that is put in front."""
+    """Byte-level BPE with a leading BOS."""
     tokenizer = byte_level(special=("<|begin_of_text|>", "<|eot_id|>", "<|end_of_text|>"))
     tokenizer.normalizer = None
     _put_in_front(tokenizer, "<|begin_of_text|>")
@@ -102,8 +102,8 @@ def llama3() -> Tokenizer:
 
 
 def deepseek() -> Tokenizer:
-    """Byte-level BPE; names of special tokens with characters outside ASCII, an added token with
-    one that stands for a byte.
+    """Byte-level BPE; special tokens have names with characters outside ASCII, and an added token
+    contains one that represents a byte.
     """
     tokenizer = byte_level(special=("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"))
     tokenizer.add_tokens(
@@ -142,7 +142,7 @@ def _sentencepiece_model() -> models.BPE:
 
 
 def gemma() -> Tokenizer:
-    """SentencePiece BPE as Gemma has it: spaces are marks, no space in front, byte fallback."""
+    """SentencePiece BPE as in Gemma: spaces are marks, no leading space, byte fallback."""
     tokenizer = Tokenizer(_sentencepiece_model())
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.decoder = decoders.Sequence(
@@ -154,8 +154,8 @@ def gemma() -> Tokenizer:
 
 
 def mistral() -> Tokenizer:
-    """SentencePiece BPE as Llama 2, Mistral and Phi 3 have it: a space is put in front and taken
-    off again.
+    """SentencePiece BPE as in Llama 2, Mistral and Phi 3: a leading space is added and removed
+    again.
     """
     tokenizer = Tokenizer(_sentencepiece_model())
     tokenizer.normalizer = normalizers.Sequence(
@@ -185,7 +185,7 @@ def metaspace() -> Tokenizer:
 
 
 def word_pieces() -> Tokenizer:
-    """A decoder that looks at its neighbours, so that it cannot be taken apart."""
+    """A decoder that depends on neighbouring tokens, so that it cannot be analysed."""
     vocab = {
         word: place
         for place, word in enumerate(["[UNK]", "he", "##llo", "world", "##s", ",", "don", "'", "t"])

@@ -22,11 +22,11 @@ from tests.fakes.tiny_configs import CONTEXT_TOKENS, WINDOW
 from tests.fakes.tiny_models import well_scaled, write_tokenizer
 
 VOCAB_SIZE = 288  # all bytes, and 32 special and merged tokens
-# Newlines beside an image merge with those of the text, as in the real tokenizers.
+# Newlines next to an image merge with those of the text, as in the real tokenizers.
 _MERGES = [("Ċ", "Ċ"), ("ĊĊ", "Ċ"), ("e", "r"), ("t", "h"), ("Ġ", "th")]
 _MODULES = ["text", "vision", "perceiver", "projector", "audio"]
 
-# As random values they would be too small beside the features of images, and attend to all alike.
+# Random values would be too small compared to image features, and attend to everything equally.
 _LARGER = {"q_proj": 2.0, "k_proj": 2.0, "q_norm": 3.0}
 
 _TEXT: dict[str, Any] = {
@@ -92,15 +92,15 @@ _CLIP_IMAGES: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class VisionFamily:
-    """What makes a family of models with vision.
+    """The properties of a family of vision models.
 
-    config: config.json, but for the ids of tokens.
-    special_tokens: apart by spaces; the first one ends answers.
+    config: config.json without token ids.
+    special_tokens: separated by spaces; the first one ends answers.
     token_ids: fields of config.json and the special tokens whose ids they contain.
     images: preprocessor_config.json.
     processor: processor_config.json.
-    tokenizer: more of tokenizer_config.json.
-    words: how much larger embeddings of words are than random values usually are.
+    tokenizer: further settings of tokenizer_config.json.
+    words: how much larger word embeddings are than usual random values.
     """
 
     config: dict[str, Any]
@@ -118,7 +118,7 @@ class VisionFamily:
 
 
 def _gemma4(**text: Any) -> VisionFamily:
-    """With inputs per layer, shared keys and windows; `text`: more of its text_config."""
+    """With inputs per layer, shared keys and windows; `text`: further settings of its text_config."""
     return VisionFamily(
         config={
             "model_type": "gemma4",
@@ -526,7 +526,7 @@ def _files_of_model(name: str, seed: int, dtype: mx.Dtype) -> dict[str, bytes]:
     model = _random_model(config, seed, family.words)
     model.set_dtype(dtype)
     parameters = dict(tree_flatten(model.parameters()))
-    # mlx-vlm ties the head of a gemma3 to its embeddings, whatever the file contains
+    # mlx-vlm ties a gemma3's head to its embeddings, ignoring the file
     if name == "gemma3":
         del parameters["language_model.lm_head.weight"]
     with tempfile.TemporaryDirectory() as written:
@@ -548,7 +548,7 @@ def _files_of_model(name: str, seed: int, dtype: mx.Dtype) -> dict[str, bytes]:
 
 
 def _random_model(config: dict[str, Any], seed: int, words: float) -> nn.Module:
-    """As `mlx_vlm.utils.load_model` makes it, with random weights."""
+    """As in `mlx_vlm.utils.load_model`, with random weights."""
     config = copy.deepcopy(config)  # some families change it
     config.setdefault("text_config", config.pop("llm_config", {}))
     package, _ = utils.get_model_and_args(config)
@@ -565,8 +565,8 @@ def _random_model(config: dict[str, Any], seed: int, words: float) -> nn.Module:
 
 
 def _scaled(path: str, parameter: mx.array, words: float) -> mx.array:
-    """Random values with which the images and the last words of a prompt both move the logits:
-    attention that selects, and words as large as the features of images.
+    """Random values with which the images and the last words of a prompt both affect the logits:
+    selective attention, and words as large as image features.
     """
     values = well_scaled(path, parameter)
     if not path.startswith("language_model."):

@@ -1,5 +1,5 @@
-"""What mlx-vlm itself answers about images: its processor, its embeddings and its language model,
-for one conversation alone, all of it in one pass for each token, without a cache from before.
+"""mlx-vlm's own answers about images: its processor, embeddings and language model, for one
+conversation alone, with one pass for each token and without a cache.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAMED = ("input_ids", "pixel_values", "attention_mask")
 
 
 def user(*parts: str | bytes) -> Message:
-    """A user's message of texts and image files, in their order."""
+    """A user's message of texts and image files, in order."""
     return {"role": "user", "content": [*map(_content, parts)]}
 
 
@@ -39,10 +39,10 @@ def _content(part: str | bytes) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class OracleAnswer:
-    """prompt_token_ids: with the tokens of the images.
-    prompt_logits: after each of them: [prompt tokens, vocabulary], float32.
+    """prompt_token_ids: including the images' tokens.
+    prompt_logits: after each of these: [prompt tokens, vocabulary], float32.
     token_ids: drawn greedily.
-    logits: from which they were drawn: [drawn tokens, vocabulary], float32.
+    logits: used for drawing: [drawn tokens, vocabulary], float32.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -92,11 +92,11 @@ class VisionOracle:
         return text
 
     def inputs(self, messages: Sequence[Message], *, asks: bool = True) -> dict[str, Any]:
-        """What the processor makes of a conversation: `input_ids`, `pixel_values`, …"""
+        """The processor's output for a conversation: `input_ids`, `pixel_values`, …"""
         return self.processed(self.rendered(messages, asks=asks), _images(messages))
 
     def processed(self, text: str, images: list[Image.Image]) -> dict[str, Any]:
-        """What the processor makes of a rendered conversation and its images."""
+        """The processor's output for a rendered conversation and its images."""
         if not images:
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
             return {"input_ids": mx.array([ids])}
@@ -106,7 +106,7 @@ class VisionOracle:
     def answer(
         self, messages: Sequence[Message], *, tokens: int = 1, said: Sequence[int] = ()
     ) -> OracleAnswer:
-        """The greedy answer to a conversation, whatever ends answers. said: how it begins."""
+        """The greedy answer to a conversation, ignoring end tokens. said: its beginning."""
         inputs = self.inputs(messages)
         prompt = tuple(inputs["input_ids"][0].tolist())
         cache = make_prompt_cache(self.model.language_model)
@@ -122,7 +122,7 @@ class VisionOracle:
         return OracleAnswer(prompt, read, tuple(drawn), np.stack(logits))
 
     def generated(self, messages: Sequence[Message], *, tokens: int) -> tuple[int, ...]:
-        """The greedy answer of mlx-vlm's generate, whatever ends answers."""
+        """The greedy answer of mlx-vlm's generate, ignoring end tokens."""
         criteria = self.tokenizer.stopping_criteria
         self.tokenizer.stopping_criteria = lambda _: False
         try:
@@ -153,7 +153,7 @@ class VisionOracle:
         found = {
             key: value
             for key, value in features.to_dict().items()
-            if value is not None and key != "attention_mask_4d"  # which its generate ignores too
+            if value is not None and key != "attention_mask_4d"  # ignored by its generate, too
         }
         if "mm_token_type_ids" in inputs:
             found["mm_token_type_ids"] = inputs["mm_token_type_ids"]
@@ -175,7 +175,7 @@ def _images(messages: Sequence[Message]) -> list[Image.Image]:
 
 
 def _flat(message: Message) -> str:
-    """A message as text, for templates that know nothing of images."""
+    """A message as text, for templates without images."""
     parts = [part.get("text", "<image>\n") for part in message["content"]]
     return "".join(parts)
 
@@ -186,4 +186,4 @@ def _as_mlx(value: Any) -> Any:
     try:
         return mx.array(np.array(value))
     except (TypeError, ValueError):
-        return value  # of images that differ in size
+        return value  # of images of different sizes

@@ -1,6 +1,6 @@
-"""The chat templates of families of models with vision, as their models on the Hub have them."""
+"""The chat templates of families of vision models, as their models on the Hub have them."""
 
-# Whole lines of templates stand as they are.
+# Template lines are kept whole.
 # ruff: noqa: E501
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ SMOLVLM = (
     "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 )
 
-# Text-only models' own, which knows nothing of images: mlx-vlm writes `<image>` into the text.
+# For text-only models, without images: mlx-vlm writes `<image>` into the text.
 INTERNVL_CHAT = (
     "{%- if messages[0]['role'] == 'system' %}{{- '<|im_start|>system\n' + messages[0]['content'] + '<|im_end|>\n' }}{% endif %}"
     "{%- for message in messages %}{%- if not (loop.first and message['role'] == 'system') %}"

@@ -1,4 +1,4 @@
-"""Models with vision in a worker, and mlx-vlm with the same files beside it."""
+"""Vision models in a worker, compared with mlx-vlm with the same files."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _NAMES: dict[mx.Dtype, Literal["float32", "bfloat16"]] = {
     mx.float32: "float32",
     mx.bfloat16: "bfloat16",
 }
-TOP = 5  # log-probabilities of each position that are compared
+TOP = 5  # log-probabilities compared for each position
 
 
 @dataclass(frozen=True)
 class VisionBeside:
-    """A tiny model with vision, loaded as a worker loads it, and mlx-vlm with the same files.
+    """A tiny vision model, loaded as in a worker, and mlx-vlm with the same files.
 
     images: the folder in which the front keeps the files of images.
     """
@@ -138,7 +138,7 @@ class VisionBeside:
 
 
 def prompt_error(inbox: ScriptInbox, request_id: str, expected: OracleAnswer) -> float:
-    """How much the log-probabilities of a prompt differ from those of mlx-vlm. Its tokens must be
+    """The difference between a prompt's log-probabilities and those of mlx-vlm. Its tokens must be
     the same.
     """
     found = inbox.started(request_id).logprobs
@@ -150,13 +150,13 @@ def prompt_error(inbox: ScriptInbox, request_id: str, expected: OracleAnswer) ->
 
 
 def tower_runs(worker: CachingWorker) -> int:
-    """How often the features of an image were computed."""
+    """The number of times that image features were computed."""
     assert worker.engine.images is not None
     return worker.engine.images.figures.encoded
 
 
 def differences(inbox: ScriptInbox, request_id: str, expected: OracleAnswer) -> str:
-    """What is wrong with an answer; empty if it is mlx-vlm's, with its log-probabilities."""
+    """The fault of an answer; empty if it equals mlx-vlm's, with its log-probabilities."""
     found = _logprobs(inbox, request_id)
     tokens = tuple(each.token_id for each in found)
     if tokens != expected.token_ids:

@@ -1,6 +1,6 @@
-"""Real trouble with volumes, for tests: small ones, read-only ones.
+"""Real problems with volumes, for tests: small ones, read-only ones.
 
-Where the system does not allow it, the test is skipped.
+The test is skipped if the system does not allow it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _mount(*words: str) -> None:
 
 @contextmanager
 def small_volume(path: Path, *, size_bytes: int) -> Iterator[Path]:
-    """A file system of its own that holds only so much."""
+    """A separate file system of this size."""
     path.mkdir()
     _mount("-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(path))
     try:
@@ -36,7 +36,7 @@ def small_volume(path: Path, *, size_bytes: int) -> Iterator[Path]:
 
 @contextmanager
 def read_only(path: Path) -> Iterator[None]:
-    """Nobody can write beneath `path`, not even root."""
+    """Makes everything below `path` read-only, even for root."""
     if os.geteuid() != 0:
         mode = path.stat().st_mode
         folders = [path, *(child for child in path.rglob("*") if child.is_dir())]

@@ -1,9 +1,9 @@
 """A server whose model takes long: the real front with a scripted model, and a short interval
-between two signs of life.
+between keep-alives.
 
-`python -m tests.fakes.waiting_server` prints where it is, and ends with its standard input. Before
-an answer begins, and again in its middle, dozens of signs of life go to the client: as many as in
-minutes otherwise.
+`python -m tests.fakes.waiting_server` prints its address, and ends with its standard input. Before
+an answer begins, and again in its middle, the client gets dozens of keep-alives, as in minutes
+otherwise.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Reads an answer that is there as a whole, as it would be read while it comes: to prove what was
-found of a model. Pure.
+"""Reads a complete answer as it would be read while streaming, to prove a model's detected dialect.
+Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.front.toolcalls.dialect import ModelDialect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeAnswer:
-    """What an answer is made of. A call whose end is missing is none."""
+    """The parts of an answer. A call without an end does not count."""
 
     text: str
     reasoning: str
@@ -28,15 +28,15 @@ class WholeAnswer:
 def read_answer(
     text: str, dialect: ModelDialect, *, tools: DeclaredTools, in_reasoning: bool = False
 ) -> WholeAnswer:
-    """Read what a model has written, markers as text; those that are tokens of the model count as
-    such.
-    """
+    """Read a model's output with markers as text; those that are tokens of the model count as such."""
     reader = AnswerReader(dialect, tools=tools, in_reasoning=in_reasoning)
     return whole_answer([*reader.push(dialect.markers.encode(text)), *reader.flush()])
 
 
 def whole_answer(parts: Sequence[OutputDelta]) -> WholeAnswer:
-    """The parts of an answer, joined. Raises ValueError when a call's arguments are no JSON object."""
+    """The parts of an answer, joined. Raises ValueError if a call's arguments are not a JSON
+    object.
+    """
     texts: dict[str, list[str]] = {"text": [], "reasoning": []}
     joints = TextJoints()
     repairs: list[str] = []

@@ -1,6 +1,6 @@
 """A worker process with a fake engine: the real link, loop and signals, but no model.
 
-The folder's name says how it behaves.
+The folder's name determines its behaviour.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A tokenizer bundle made on the spot."""
+"""A tokenizer bundle made for tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def bundle() -> TokenizerBundle:
 
 @pytest.fixture(scope="session")
 def base_side() -> TokenizerBundle:
-    """A base model: BOS in front, no chat template."""
+    """A base model: leading BOS, no chat template."""
     tokenizer = Tokenizer(
         toy_tokenizers.llama3(),
         config={"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"},

@@ -1,5 +1,5 @@
-"""The application as a whole: any JSON gives an answer in OpenAI's form, and the official client is
-content.
+"""The application as a whole: any JSON gets an answer in OpenAI's form, and the official client
+works.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ APP = create_application(scripted_services(GATEWAY))
 
 
 @given(path=st.sampled_from([CHAT, COMPLETIONS]), body=bodies | json_values, valid=st.booleans())
-async def test_no_json_whatever_makes_an_internal_error(path: str, body: Any, valid: bool) -> None:
+async def test_arbitrary_json_causes_no_internal_error(path: str, body: Any, valid: bool) -> None:
     if valid and isinstance(body, dict):
         body = {**(chat_body() if path == CHAT else completion_body()), **body}
     content = json.dumps(body).encode()
@@ -81,7 +81,7 @@ async def test_no_json_whatever_makes_an_internal_error(path: str, body: Any, va
 
 
 @given(content=st.binary(max_size=200))
-async def test_no_bytes_whatever_make_an_internal_error(content: bytes) -> None:
+async def test_arbitrary_bytes_cause_no_internal_error(content: bytes) -> None:
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(APP), base_url="http://localhost"
     ) as client:
@@ -147,7 +147,7 @@ async def test_the_official_client_raises_on_an_error_within_a_stream() -> None:
             await read(client)
 
 
-async def test_many_requests_go_over_one_connection() -> None:
+async def test_many_requests_share_one_connection() -> None:
     async with (
         served(ScriptedGateway()) as url,
         httpx.AsyncClient(base_url=url, timeout=60) as client,

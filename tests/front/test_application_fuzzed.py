@@ -1,5 +1,5 @@
-"""A sample of what the slow tests send by ten thousands: requests with faults put in, answered or
-refused as is described.
+"""A small sample of the slow tests' ten thousand requests with injected faults: answered or refused
+as documented.
 """
 
 from __future__ import annotations

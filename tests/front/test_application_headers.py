@@ -65,7 +65,7 @@ async def test_browsers_are_told_so_without_a_key() -> None:
 @pytest.mark.parametrize(
     "sent", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nx: " + b"y" * (1 << 17) + b"\r\n\r\n"]
 )
-async def test_browsers_are_told_so_if_the_request_is_not_http(sent: bytes) -> None:
+async def test_browsers_are_told_so_for_invalid_http(sent: bytes) -> None:
     async with served(ScriptedGateway()) as url:
         host, port = url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))

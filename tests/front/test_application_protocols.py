@@ -214,7 +214,7 @@ async def request_of(
 
 
 async def requests(*, thinks: bool) -> dict[str, GenerationRequest]:
-    """The conversation by protocol; each says something else of how strict the tools are."""
+    """The conversation by protocol; each has another value for strict tools."""
     gateway = ScriptedGateway()
     services = scripted_services(gateway, directory=directory_of())
     return {
@@ -231,7 +231,7 @@ def bundle_of(name: str) -> TokenizerBundle:
 
 
 def read(request: GenerationRequest, name: str) -> tuple[int, ...]:
-    """What the model reads of a request."""
+    """The tokens that the model reads of a request."""
     prepared = prepare(
         request, bundle_of(name), info=model_info(context_tokens=100_000), limits=LimitsSettings()
     )
@@ -239,7 +239,7 @@ def read(request: GenerationRequest, name: str) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("thinks", [True, False])
-async def test_the_model_reads_the_same_whatever_the_protocol_and_however_strict_the_tools(
+async def test_the_model_reads_the_same_tokens_in_every_protocol(
     thinks: bool,
 ) -> None:
     asked = await requests(thinks=thinks)
@@ -340,7 +340,7 @@ async def test_results_follow_their_calls_in_every_protocol(case: str) -> None:
     ],
 )
 @pytest.mark.parametrize("seed", [-1, -2, 0, 7, None])
-async def test_the_seed_of_minus_one_is_random_and_all_others_are_fixed(
+async def test_a_seed_of_minus_one_is_random_and_others_are_fixed(
     path: str, body: dict[str, Any], seed: int | None
 ) -> None:
     """As in llama.cpp, vLLM and Ollama. A request without a seed gets a random one later."""

@@ -59,7 +59,7 @@ async def test_an_answer_is_one_line(stream: bool, caplog: pytest.LogCaptureFixt
     assert "prompt" not in line
 
 
-async def test_only_the_page_polls_the_models_without_a_line_at_info(
+async def test_only_the_pages_polling_is_below_info(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with client_of(ScriptedGateway()) as client:
@@ -69,7 +69,7 @@ async def test_only_the_page_polls_the_models_without_a_line_at_info(
     assert found == [logging.DEBUG, logging.INFO]
 
 
-async def test_a_refusal_has_its_reason_but_not_what_was_said(
+async def test_a_refusals_line_has_its_reason_but_no_content(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with client_of(ScriptedGateway(), server=ServerSettings(api_key="sesame")) as client:
@@ -89,7 +89,7 @@ async def test_a_refusal_has_its_reason_but_not_what_was_said(
 
 
 @pytest.mark.parametrize("kind", ["my secret", "my secret image"])
-async def test_the_type_of_a_part_is_quoted_to_the_client_only(
+async def test_the_type_of_a_part_is_quoted_only_to_the_client(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with client_of(ScriptedGateway()) as client:
@@ -100,7 +100,7 @@ async def test_the_type_of_a_part_is_quoted_to_the_client_only(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_a_refusal_of_the_intake_quotes_is_not_logged_either(
+async def test_a_text_quoted_by_the_intake_is_not_logged(
     stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     refusal = InvalidRequest("the template refuses it", shown=": my secret")
@@ -111,7 +111,7 @@ async def test_what_a_refusal_of_the_intake_quotes_is_not_logged_either(
     assert "secret" not in caplog.text
 
 
-async def test_a_client_that_goes_is_said_so(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_disconnect_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     never = asyncio.Event()
     for script, stream, status in (([never], False, 499), ([*answer("Hel")[:1], never], True, 200)):
         exchange = Exchange(ScriptedGateway(script=script))
@@ -125,7 +125,7 @@ async def test_a_client_that_goes_is_said_so(caplog: pytest.LogCaptureFixture) -
     assert "aborted by the client" in caplog.text
 
 
-async def test_an_upload_that_breaks_off_is_said_so(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_aborted_upload_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     exchange = Exchange(ScriptedGateway())
     exchange.gone.set()
     await exchange.run(CHAT, chat_body(), upload_breaks_off=True)
@@ -133,7 +133,7 @@ async def test_an_upload_that_breaks_off_is_said_so(caplog: pytest.LogCaptureFix
     assert (line["aborted"], line["status"]) == (True, 499)
 
 
-async def test_a_stream_that_fails_has_the_reason_in_its_line(
+async def test_a_failed_stream_has_the_reason_in_its_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     gateway = ScriptedGateway()
@@ -148,7 +148,7 @@ async def test_a_stream_that_fails_has_the_reason_in_its_line(
     )
 
 
-async def test_polls_are_quiet(caplog: pytest.LogCaptureFixture) -> None:
+async def test_polls_are_not_logged_at_info(caplog: pytest.LogCaptureFixture) -> None:
     async with client_of(ScriptedGateway()) as client:
         for path in ("/health", "/metrics", "/"):
             await client.get(path)
@@ -157,7 +157,7 @@ async def test_polls_are_quiet(caplog: pytest.LogCaptureFixture) -> None:
     } == {logging.DEBUG}
 
 
-async def test_contents_are_in_the_line_only_when_they_are_asked_for(
+async def test_contents_are_logged_only_on_request(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     services = scripted_services(
@@ -173,7 +173,7 @@ async def test_contents_are_in_the_line_only_when_they_are_asked_for(
     assert (text["prompt"], tokens["prompt"]) == ("hello", "[1,2]")
 
 
-async def test_nothing_that_clients_do_is_logged_as_an_error(
+async def test_client_behaviour_is_never_logged_as_an_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with client_of(ScriptedGateway()) as client:
@@ -191,7 +191,7 @@ async def test_nothing_that_clients_do_is_logged_as_an_error(
     )
 
 
-async def test_a_request_that_the_server_stops_gets_an_answer(
+async def test_a_request_cut_by_a_server_stop_gets_an_answer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     exchange = Exchange(ScriptedGateway())

@@ -1,4 +1,4 @@
-"""Every field of the SDKs' requests is known here: used, accepted without effect, or refused."""
+"""Every field of the SDKs' requests is known: used, accepted without effect, or refused."""
 
 from __future__ import annotations
 

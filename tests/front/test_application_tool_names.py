@@ -1,4 +1,4 @@
-"""Odd names of tools, unknown types of tools and odd ids of calls: one table for all protocols."""
+"""Odd tool names, unknown tool types and odd call ids: one table for all protocols."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def parameters(key: str) -> dict[str, Any]:
 def body(
     path: str, *, name: str = "f", call_id: str = "c1", key: str = "x", **tool: Any
 ) -> dict[str, Any]:
-    """A question, a call with its result, and the tool. tool: changes its definition."""
+    """A question, a call with its result, and the tool. tool: changes to its definition."""
     call = {"name": name, "arguments": json.dumps({key: "1"})}
     asked = {"role": "user", "content": "q"}
     if path == RESPONSES:
@@ -57,7 +57,7 @@ def body(
             {"role": "assistant", "content": [use]},
             {"role": "user", "content": [result]},
         ]
-        # tools of Anthropic's own have no schema
+        # tools of Anthropic lack a schema
         given = {"name": name, **(tool or {"input_schema": parameters(key)})}
         return {"messages": turns, "tools": [given], "max_tokens": 9}
     function: dict[str, Any] = call if path == CHAT else {"name": name, "arguments": {key: "1"}}
@@ -92,7 +92,7 @@ def read(request: GenerationRequest, model: TokenizerBundle) -> tuple[int, ...]:
 
 
 def calls_in(path: str, answer: Any) -> list[str]:
-    """The names of the calls in an answer."""
+    """The names of an answer's calls."""
     if path == RESPONSES:
         return [item["name"] for item in answer["output"] if item["type"] == "function_call"]
     if path == MESSAGES:
@@ -103,7 +103,7 @@ def calls_in(path: str, answer: Any) -> list[str]:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", ["a" * 65, LONG, "n" * 256, "wetter_für", "ns.f/x:y-z"])
-async def test_a_name_of_any_length_reaches_the_model_and_comes_back_as_it_was(
+async def test_a_long_tool_name_reaches_the_model_and_returns_unchanged(
     name: str, path: str
 ) -> None:
     gateway = ScriptedGateway(script=calling((name, '{"x": "1"}')))
@@ -117,7 +117,7 @@ async def test_a_name_of_any_length_reaches_the_model_and_comes_back_as_it_was(
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", ["", "n" * 257, "a b", "<f>", 'a"b', "a\nb"])
-async def test_other_names_are_refused_with_the_field(name: str, path: str) -> None:
+async def test_invalid_names_are_refused_by_field(name: str, path: str) -> None:
     gateway = ScriptedGateway()
     response = await asked(gateway, path, name=name)
     field = "tools.0.name" if path in (RESPONSES, MESSAGES) else "tools.0.function.name"
@@ -140,7 +140,7 @@ async def test_tools_of_unknown_types_are_skipped_or_refused_by_name(kind: str, 
 
 
 @pytest.mark.parametrize("call_id", ODD_IDS, ids=range(len(ODD_IDS)))
-async def test_odd_ids_are_read_by_every_family_and_alike_in_all_protocols(call_id: str) -> None:
+async def test_odd_ids_are_read_equally_by_families_and_protocols(call_id: str) -> None:
     asked_by = {path: await request_of(path, call_id=call_id) for path in PATHS}
     for request in asked_by.values():
         assert isinstance(request.prompt, ChatPrompt)
@@ -153,7 +153,7 @@ async def test_odd_ids_are_read_by_every_family_and_alike_in_all_protocols(call_
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_two_clients_of_one_tenant_with_the_same_names_and_ids_do_not_mix(path: str) -> None:
+async def test_two_clients_with_equal_names_and_ids_do_not_mix(path: str) -> None:
     first, second = await asyncio.gather(
         request_of(path, name="f", key="city"), request_of(path, name="f", key="zone")
     )

@@ -18,7 +18,7 @@ async def asked(gateway: ScriptedGateway, path: str = RERANK, **body: Any) -> An
 
 
 @pytest.mark.parametrize("path", [RERANK, "/rerank", "/v2/rerank"])
-async def test_documents_come_back_by_relevance_with_their_places(path: str) -> None:
+async def test_documents_are_returned_by_relevance_with_their_indices(path: str) -> None:
     gateway = ScriptedGateway()
     body = (await asked(gateway, path)).json()
     assert [result["index"] for result in body["results"]] == [1, 2, 0]
@@ -42,7 +42,7 @@ async def test_documents_come_back_by_relevance_with_their_places(path: str) -> 
     )
 
 
-async def test_only_the_best_without_their_texts_where_that_is_asked() -> None:
+async def test_only_the_top_documents_are_returned_on_request() -> None:
     results = (await asked(ScriptedGateway(), top_n=1, return_documents=False)).json()["results"]
     assert [(result["index"], "document" in result) for result in results] == [(1, False)]
 
@@ -70,7 +70,7 @@ async def test_equal_documents_keep_their_order() -> None:
     ],
     ids=str,
 )
-async def test_a_bad_field_is_a_400_that_names_it_and_nothing_is_read(
+async def test_a_bad_field_is_a_400_by_name_without_prefilling(
     body: dict[str, Any], param: str
 ) -> None:
     gateway = ScriptedGateway()

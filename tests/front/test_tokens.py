@@ -20,7 +20,7 @@ async def called(path: str, *, gateway: ScriptedGateway | None = None, **body: A
         return await client.post(path, json=body)
 
 
-async def test_a_text_becomes_the_tokens_that_its_model_reads() -> None:
+async def test_a_text_becomes_its_models_tokens() -> None:
     body = (await called("/tokenize", content="hello world")).json()
     expected = TOKENIZER.encode("hello world", add_special_tokens=False)
     assert body == {
@@ -31,7 +31,7 @@ async def test_a_text_becomes_the_tokens_that_its_model_reads() -> None:
     }
 
 
-async def test_pieces_are_texts_or_the_bytes_of_a_part_of_a_character() -> None:
+async def test_pieces_are_texts_or_bytes_of_a_partial_character() -> None:
     body = (
         await called("/tokenize", content="hello 😀", with_pieces=True, return_token_strs=True)
     ).json()
@@ -52,7 +52,7 @@ def test_the_bytes_of_all_pieces_are_the_text(text: str) -> None:
     assert joined.decode() == TOKENIZER.decode(token_ids, skip_special_tokens=False)
 
 
-async def test_tokens_become_the_text_again_by_both_names() -> None:
+async def test_both_detokenize_paths_return_the_text() -> None:
     tokens = (await called("/tokenize", prompt="hello <|im_end|>")).json()["tokens"]
     assert (await called("/detokenize", tokens=tokens)).json() == {
         "content": "hello <|im_end|>",
@@ -61,7 +61,7 @@ async def test_tokens_become_the_text_again_by_both_names() -> None:
     assert (await called("/detokenize", tokens=[])).json()["content"] == ""
 
 
-async def test_what_spells_a_special_token_is_text_where_that_is_asked() -> None:
+async def test_special_token_texts_are_plain_text_on_request() -> None:
     counts = [
         (await called("/tokenize", content="<|im_end|>", parse_special=parses)).json()["count"]
         for parses in (True, False)
@@ -69,7 +69,7 @@ async def test_what_spells_a_special_token_is_text_where_that_is_asked() -> None
     assert counts[0] == 1 < counts[1]
 
 
-async def test_a_conversation_is_counted_and_shown_as_its_model_reads_it() -> None:
+async def test_a_conversation_is_counted_and_shown_as_rendered() -> None:
     gateway = ScriptedGateway()
     counted = await called("/tokenize", gateway=gateway, messages=HELLO)
     assert counted.json()["count"] == PROMPT_TOKENS

@@ -44,7 +44,7 @@ def test_a_prompt_gives_an_answer(llm: LLM) -> None:
 
 
 @pytest.mark.slow
-def test_more_prompts_than_the_queue_takes_are_answered_in_order(llm: LLM) -> None:
+def test_prompts_beyond_the_queues_size_are_answered_in_order(llm: LLM) -> None:
     prompts = [f"number {index}" for index in range(20)]
     answers = llm.generate(prompts, max_tokens=5, temperature=0)
     assert [answer.text for answer in answers] == [
@@ -157,7 +157,7 @@ def test_bad_options_are_refused_before_any_work(llm: LLM) -> None:
         llm.generate("Hello", max_token=3)  # type: ignore[call-overload]
 
 
-def test_the_middle_of_a_prompt_that_does_not_fit_is_left_out_on_request() -> None:
+def test_long_prompts_lose_their_middle_on_request() -> None:
     with LLM(served_model_folder(), settings={"model.context_tokens": 256}) as small:
         with pytest.raises(PromptTooLong, match='"truncation": "middle"'):
             small.generate([7] * 300, max_tokens=1)
@@ -218,7 +218,7 @@ def test_an_unknown_adapter_is_refused_with_the_known_ones(llm: LLM, adapted: LL
         llm.chat("Hello", adapter="sql")
 
 
-def test_the_bits_of_keys_and_values_are_chosen_with_each_request(llm: LLM) -> None:
+def test_kv_bits_are_chosen_with_each_request(llm: LLM) -> None:
     text = "The ferry left at noon with two goats on deck. " * 20
     for kv_bits in ("native", "8", 4):
         first = llm.generate(text, max_tokens=4, temperature=0, kv_bits=kv_bits)

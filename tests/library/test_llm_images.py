@@ -1,4 +1,4 @@
-"""Images in the library, with a tiny random model that sees."""
+"""Images in the library, with a tiny random vision model."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_an_image_is_given_in_many_ways_and_prefilled_once(llm: LLM, tmp_path: P
         ),
     ],
 )
-def test_what_cannot_be_used_is_said(
+def test_unusable_images_are_reported(
     llm: LLM, part: dict[str, Any], reason: str, field: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=reason) as refused:
@@ -84,7 +84,7 @@ def test_an_unusable_earlier_image_becomes_a_note(llm: LLM, part: dict[str, Any]
     assert written.cached_tokens == written.prompt_tokens - 1
 
 
-def test_images_are_held_while_an_answer_is_generated(llm: LLM) -> None:
+def test_images_are_held_during_generation(llm: LLM) -> None:
     folder = llm._images.folder
     with llm.stream_chat([user({"type": "image", "data": CAT})], **OPTIONS) as stream:
         next(stream.events())
@@ -92,7 +92,7 @@ def test_images_are_held_while_an_answer_is_generated(llm: LLM) -> None:
     assert not folder._held
 
 
-def test_images_are_gone_when_the_model_is_closed(llm: LLM) -> None:
+def test_images_are_removed_when_the_model_is_closed(llm: LLM) -> None:
     """The last test of this model."""
     llm.chat([user({"type": "image", "data": CAT})], **OPTIONS)
     folder = llm._images.folder.path
@@ -101,7 +101,7 @@ def test_images_are_gone_when_the_model_is_closed(llm: LLM) -> None:
     assert not folder.exists()
 
 
-def test_a_model_that_reads_text_only_refuses_images_but_not_results_with_them() -> None:
+def test_a_text_model_refuses_images_but_not_results_with_them() -> None:
     part = {"type": "image", "data": CAT}
     with LLM() as llm:
         with pytest.raises(ImagesRefused, match="reads text only"):

@@ -22,7 +22,7 @@ def asked(**options: Any) -> Any:
     return chat_request("hi", options)
 
 
-def test_a_text_is_a_user_message_and_tools_are_part_of_the_prompt() -> None:
+def test_text_becomes_a_user_message_and_tools_join_the_prompt() -> None:
     request = asked(tools=[TOOL], template_options={"a": 1}, max_tokens=3)
     assert request.prompt == ChatPrompt(
         messages=({"role": "user", "content": "hi"},), tools=(TOOL,), template_options={"a": 1}
@@ -111,7 +111,7 @@ def test_an_unknown_option_is_named() -> None:
         request_of("Once", {"tools": [TOOL]})
 
 
-def test_an_answer_has_a_length_limit_unless_the_caller_wants_none() -> None:
+def test_answers_have_a_length_limit_by_default() -> None:
     assert chat_request("hello", {}).max_tokens == DEFAULT_ANSWER_TOKENS
     assert chat_request("hello", {"max_tokens": 7}).max_tokens == 7
     assert chat_request("hello", {"max_tokens": None}).max_tokens is None

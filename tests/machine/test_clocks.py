@@ -44,7 +44,7 @@ async def test_time_asleep_counts_as_a_few_seconds(caplog: pytest.LogCaptureFixt
     assert [record.getMessage() for record in caplog.records] == ["the machine slept 41 min"]
 
 
-async def test_a_timer_that_is_due_after_a_sleep_waits_for_the_rest_of_its_time() -> None:
+async def test_a_timer_due_after_sleep_waits_for_its_remaining_time() -> None:
     """The event loop's clock counts the sleep, as it does on macOS."""
     hand = ManualClock()
     clock = AwakeClock(clock=hand)
@@ -81,7 +81,7 @@ async def test_the_awake_timeout_behaves_like_asyncios(
     assert clocks.awake_clock() is clocks.awake_clock()
 
 
-def test_a_clock_that_jumps_ahead_is_trusted_only_after_an_hour(
+def test_a_clock_jumping_ahead_is_trusted_only_after_an_hour(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     wall, steady = ManualClock(50 * DAY), ManualClock(0.0)
@@ -99,7 +99,7 @@ def test_a_clock_that_jumps_ahead_is_trusted_only_after_an_hour(
     assert "400 days ahead" in caplog.records[0].getMessage()
 
 
-def test_a_clock_that_is_corrected_in_time_has_no_effect() -> None:
+def test_a_jump_corrected_in_time_is_ignored() -> None:
     wall, steady = ManualClock(50 * DAY), ManualClock(0.0)
     clock = RetentionClock(wall=wall, steady=steady)
     clock()
@@ -112,7 +112,7 @@ def test_a_clock_that_is_corrected_in_time_has_no_effect() -> None:
         assert clock() == wall.now
 
 
-def test_the_clock_is_checked_against_records_of_an_earlier_process(
+def test_the_clock_is_checked_against_earlier_records(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     wall, steady = ManualClock(50 * DAY), ManualClock(0.0)
@@ -135,7 +135,7 @@ def test_durations_are_shown_in_words(seconds: float, text: str) -> None:
     assert logging.getLogger("holdfast") is clocks.logger
 
 
-def test_records_that_are_found_later_count_as_well() -> None:
+def test_records_found_later_count_as_well() -> None:
     wall, steady = ManualClock(50 * DAY), ManualClock(0.0)
     clock = RetentionClock(wall=wall, steady=steady)
     assert clock() == 50 * DAY
@@ -145,7 +145,7 @@ def test_records_that_are_found_later_count_as_well() -> None:
     assert clock() == 40 * DAY
 
 
-def test_times_of_the_last_hour_and_of_the_future_confirm_no_clock() -> None:
+def test_recent_and_future_times_do_not_confirm_the_clock() -> None:
     wall, steady = ManualClock(50 * DAY), ManualClock(0.0)
     clock = RetentionClock(wall=wall, steady=steady)
     clock.start_from_stamps([40 * DAY, 50 * DAY - RECHECK_SECONDS + 1, 90 * DAY])

@@ -43,7 +43,7 @@ def test_the_control_groups_cpu_quota_counts(machine: Path, content: str, expect
     assert cores(machine) == expected
 
 
-def test_the_first_version_of_control_groups_is_understood(machine: Path) -> None:
+def test_control_groups_version_1_is_supported(machine: Path) -> None:
     folder = machine / "cgroup" / "cpu"
     folder.mkdir()
     (folder / "cpu.cfs_period_us").write_text("100000")

@@ -30,7 +30,7 @@ def test_the_machines_memory_is_reported(tmp_path: Path) -> None:
     assert 0 < report.available_bytes <= report.total_bytes
 
 
-def test_a_control_groups_limit_is_the_total_and_its_file_cache_is_available(
+def test_a_control_groups_limit_is_the_total(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "memory.max").write_text(f"{GIB // 4}\n")
@@ -41,7 +41,7 @@ def test_a_control_groups_limit_is_the_total_and_its_file_cache_is_available(
     assert report.available_bytes == GIB // 4 - GIB // 16
 
 
-def test_the_first_version_of_control_groups_is_understood(tmp_path: Path) -> None:
+def test_control_groups_version_1_is_supported(tmp_path: Path) -> None:
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory" / "memory.limit_in_bytes").write_text(f"{GIB // 4}")
     (tmp_path / "memory" / "memory.usage_in_bytes").write_text("1000")
@@ -51,12 +51,12 @@ def test_the_first_version_of_control_groups_is_understood(tmp_path: Path) -> No
     )
 
 
-def test_no_limit_is_no_limit(tmp_path: Path) -> None:
+def test_an_unlimited_group_does_not_limit_memory(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("max\n")
     assert memory_report(cgroup=tmp_path, own_cgroups=tmp_path / "none").total_bytes > GIB // 2
 
 
-def test_parent_groups_limit_too(tmp_path: Path) -> None:
+def test_parent_groups_limit_memory_too(tmp_path: Path) -> None:
     own = tmp_path / "fs" / "user.slice" / "holdfast.service"
     own.mkdir(parents=True)
     (own / "memory.max").write_text(f"{GIB // 2}")
@@ -76,7 +76,7 @@ def test_an_unknown_control_group_leaves_the_root(tmp_path: Path, own: str) -> N
 
 
 def in_a_shell(limit: str, code: str) -> str:
-    """What Python code prints in a process with a limit."""
+    """The output of Python code in a process with a limit."""
     command = f"ulimit {limit}; exec {shlex.quote(sys.executable)} -c {shlex.quote(code)}"
     source = str(Path(__file__).parents[2] / "src")
     environ = {
@@ -125,14 +125,14 @@ def test_a_limited_process_gets_a_budget_within_its_limit() -> None:
     assert 64 << 20 <= int(in_a_shell(f"-v {(4 * GIB) >> 10}", code)) < 2.4 * GIB
 
 
-def test_a_requested_budget_is_used_unless_it_exceeds_the_memory() -> None:
+def test_a_requested_budget_is_used_if_it_fits() -> None:
     memory = DeviceMemory(total_bytes=8 * GIB, available_bytes=GIB)
     assert plan_memory(memory, weight_bytes=0, kv_bytes=3 * GIB).kv_bytes == 3 * GIB
     with pytest.raises(ModelLoadError, match="more than the"):
         plan_memory(memory, weight_bytes=0, kv_bytes=9 * GIB)
 
 
-def test_without_a_gpu_the_budget_is_a_share_of_the_free_memory() -> None:
+def test_without_a_gpu_the_budget_is_a_share_of_free_memory() -> None:
     memory = DeviceMemory(total_bytes=32 * GIB, available_bytes=10 * GIB)
     assert plan_memory(memory, weight_bytes=20 * GIB) == MemoryPlan(
         kv_bytes=6 * GIB, ram_tier_bytes=6 * GIB // 4
@@ -228,7 +228,7 @@ def test_a_full_context_fits_if_possible() -> None:
         (QWEN3_30B, QWEN3_8B, QWEN3_1B),
     ],
 )
-def test_weights_kv_blocks_and_steps_of_all_models_together_never_exceed_the_working_set(
+def test_all_models_together_never_exceed_the_working_set(
     gigabytes: int, models: tuple[Model, ...]
 ) -> None:
     memory = a_mac(gigabytes)
@@ -255,7 +255,7 @@ def test_models_that_load_together_divide_the_working_set() -> None:
     assert used <= memory.working_set_bytes
 
 
-def test_weights_are_wired_if_they_are_a_large_part_of_the_working_set() -> None:
+def test_large_weights_are_wired() -> None:
     assert wired_bytes(None, weight_bytes=10 * GIB, working_set_bytes=20 * GIB) == int(
         10 * GIB * 1.01
     )
@@ -266,7 +266,7 @@ def test_weights_are_wired_if_they_are_a_large_part_of_the_working_set() -> None
     assert wired_bytes(None, weight_bytes=GIB, working_set_bytes=0) == 0
 
 
-def test_all_workers_together_wire_no_more_than_the_working_set() -> None:
+def test_all_workers_together_wire_at_most_the_working_set() -> None:
     share = MemoryShare(wired_bytes=15 * GIB)
     assert (
         wired_bytes(None, weight_bytes=10 * GIB, working_set_bytes=20 * GIB, share=share) == 5 * GIB
@@ -282,7 +282,7 @@ def test_all_workers_together_wire_no_more_than_the_working_set() -> None:
     )
 
 
-def test_weights_may_use_the_available_memory_or_the_working_set() -> None:
+def test_weights_may_use_available_memory_or_the_working_set() -> None:
     assert 0 < usable_bytes(0) < 1 << 50
     assert usable_bytes(1 << 50) == 1 << 50
 

@@ -55,7 +55,7 @@ def test_on_metal_steps_end_before_the_wired_limit_changes(monkeypatch: pytest.M
     ]
 
 
-def test_importing_it_imports_no_mlx() -> None:
+def test_importing_the_module_does_not_import_mlx() -> None:
     imports = "from holdfast.machine import platform; from holdfast.models import download"
     code = f"import sys; {imports}; print('mlx.core' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": "src"}

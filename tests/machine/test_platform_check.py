@@ -1,4 +1,4 @@
-"""The parts of the check of a machine, where a part fails or would take too much."""
+"""The parts of the machine check that fail or would take too long."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tools import machine_check
 from tools.machine_check import Sizes
 
 
-def test_a_part_that_fails_is_a_finding_and_the_next_part_runs() -> None:
+def test_a_failing_part_is_reported_and_the_next_one_runs() -> None:
     sizes = Sizes(quick=True)
     sizes.stream_tokens = -1
     ((what, figures),) = machine_check._reporting_errors(machine_check._streams, sizes)
@@ -20,7 +20,7 @@ def test_a_part_that_fails_is_a_finding_and_the_next_part_runs() -> None:
     assert figures.startswith("failed: ValueError: ")
 
 
-def test_what_is_slow_is_repeated_twice_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_part_is_repeated_only_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_check, "MOST_SECONDS", 0.1)
     sizes = Sizes(quick=False)
     calls: list[float] = []
@@ -34,7 +34,7 @@ def test_what_is_slow_is_repeated_twice_only(monkeypatch: pytest.MonkeyPatch) ->
     assert len(calls) == 2
 
 
-def test_no_part_takes_more_memory_than_a_third_of_what_there_is() -> None:
+def test_no_part_takes_more_than_a_third_of_the_memory() -> None:
     sizes = Sizes(quick=False)
     largest = max(*sizes.contexts, *(count * sizes.stream_tokens for count in sizes.streams), 0, 0)
     assert 2 * largest * sizes.layers * machine_check._BYTES_PER_TOKEN <= sizes.most_bytes
@@ -62,7 +62,7 @@ def test_the_streams_are_cleared_after_an_exception(monkeypatch: pytest.MonkeyPa
     assert cleared == [True]
 
 
-def test_everything_that_is_measured_is_printed_and_saved(
+def test_every_measurement_is_printed_and_saved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine_check.save(machine_check.findings(Sizes(quick=True)), tmp_path / "file")

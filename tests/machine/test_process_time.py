@@ -20,7 +20,7 @@ from holdfast.machine.process_time import (
 LIMIT_SECONDS = 60.0
 
 
-def test_a_process_that_runs_makes_progress_and_a_stopped_one_makes_none() -> None:
+def test_a_running_process_makes_progress_and_a_stopped_one_none() -> None:
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         end = time.monotonic() + LIMIT_SECONDS
@@ -36,13 +36,13 @@ def test_a_process_that_runs_makes_progress_and_a_stopped_one_makes_none() -> No
         process.wait()
 
 
-def test_a_process_that_is_gone_has_no_progress() -> None:
+def test_an_ended_process_makes_zero_progress() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     assert progress_of(process.pid).processor_seconds == 0.0
 
 
-def test_this_process_has_run() -> None:
+def test_this_process_has_progress() -> None:
     before = own_queue_times()
     if before.ran_seconds == 0.0:
         pytest.skip("this system does not count how long threads wait for a core")
@@ -65,10 +65,10 @@ def test_a_system_without_queue_times_reports_zeros(tmp_path: Path) -> None:
         (0.25, 0.75, 0.25),
         (0.5, 1.5, 0.25),  # two threads
         (0.0, 0.0, 1.0),  # it waits for a device
-        (0.001, 0.5, 1.0),  # a trace of other threads; the one that matters does not want to run
+        (0.001, 0.5, 1.0),  # the time of other threads; the relevant one does not want to run
     ],
 )
-def test_the_share_of_a_core_is_time_run_over_time_wanted(
+def test_the_core_share_is_run_time_over_wanted_time(
     ran: float, waited: float, share: float
 ) -> None:
     before = QueueTimes(10.0, 20.0)

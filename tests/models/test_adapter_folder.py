@@ -58,7 +58,7 @@ def test_an_adapter_of_mlx_lm_is_read(folder: Path) -> None:
     assert 0 < files.tensor_bytes < (folder / "adapters.safetensors").stat().st_size
 
 
-def test_a_missing_folder_or_file_is_told(folder: Path) -> None:
+def test_a_missing_folder_or_file_is_reported(folder: Path) -> None:
     assert "there is no folder" in refusal(folder.parent / "none")
     assert "adapter_config.json is not a folder" in refusal(folder / "adapter_config.json")
     (folder / "adapters.safetensors").rename(folder / "other.safetensors")
@@ -70,36 +70,36 @@ def test_the_format_of_peft_is_recognized(folder: Path) -> None:
     assert "the format of PEFT" in refusal(folder)
 
 
-def test_a_full_fine_tuning_is_no_adapter(folder: Path) -> None:
+def test_full_fine_tuning_is_not_an_adapter(folder: Path) -> None:
     change_config(folder, fine_tune_type="full")
     assert "'full'; possible: lora, dora" in refusal(folder)
     assert "mlx_lm.fuse" in refusal(folder)
 
 
-def test_a_scale_is_needed(folder: Path) -> None:
+def test_a_scale_is_required(folder: Path) -> None:
     change_config(folder, lora_parameters={"alpha": 16})
     assert "no number lora_parameters.scale" in refusal(folder)
 
 
-def test_dora_needs_magnitudes(folder: Path) -> None:
+def test_dora_requires_magnitudes(folder: Path) -> None:
     change_config(folder, fine_tune_type="dora")
     assert ".m" in refusal(folder)
 
 
-def test_a_file_that_is_cut_short_is_told(folder: Path) -> None:
+def test_a_truncated_file_is_reported(folder: Path) -> None:
     file = folder / "adapters.safetensors"
     file.write_bytes(file.read_bytes()[:-8])
     assert "cut short" in refusal(folder)
 
 
-def test_other_weights_are_told(folder: Path, tmp_path: Path) -> None:
+def test_foreign_weights_are_reported(folder: Path, tmp_path: Path) -> None:
     import mlx.core as mx
 
     mx.save_safetensors(str(folder / "adapters.safetensors"), {"model.norm.weight": mx.ones(4)})
     assert "model.norm.weight, which is no weight of a lora adapter" in refusal(folder)
 
 
-def test_integers_are_no_weights(folder: Path) -> None:
+def test_integer_weights_are_refused(folder: Path) -> None:
     import mlx.core as mx
 
     file = str(folder / "adapters.safetensors")

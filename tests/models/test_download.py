@@ -46,7 +46,7 @@ def fetch(model: str = MODEL, **settings: object) -> tuple[Path, list[float]]:
     return folder, fractions
 
 
-def test_a_model_is_fetched_with_the_files_that_mlx_needs_and_no_code(hub: HubState) -> None:
+def test_only_the_files_mlx_needs_are_fetched_and_no_code(hub: HubState) -> None:
     folder, fractions = fetch()
     assert sorted(file.name for file in folder.iterdir()) == [
         "config.json",
@@ -61,9 +61,7 @@ def test_a_model_is_fetched_with_the_files_that_mlx_needs_and_no_code(hub: HubSt
 
 
 @pytest.mark.parametrize("is_lfs", [True, False])
-def test_a_file_damaged_in_transit_is_removed_and_fetched_again(
-    hub: HubState, is_lfs: bool
-) -> None:
+def test_a_file_damaged_in_transit_is_fetched_again(hub: HubState, is_lfs: bool) -> None:
     hub.lfs_files = {"model.safetensors"} if is_lfs else set()
     hub.damaged_files = {"model.safetensors"}
     with pytest.raises(
@@ -75,7 +73,7 @@ def test_a_file_damaged_in_transit_is_removed_and_fetched_again(
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS
 
 
-def test_code_is_fetched_only_when_it_is_trusted(hub: HubState) -> None:
+def test_code_is_fetched_only_if_trusted(hub: HubState) -> None:
     folder, _ = fetch(trust_remote_code=True)
     assert (folder / "modeling_kelp.py").exists()
 
@@ -145,7 +143,7 @@ def test_an_unknown_revision_is_reported(hub: HubState) -> None:
         fetch(f"{MODEL}@v9")
 
 
-def test_a_revision_is_taken_from_the_id_or_from_the_settings(hub: HubState) -> None:
+def test_a_revision_comes_from_the_id_or_the_settings(hub: HubState) -> None:
     hub.revisions[MODEL] = {"v2"}
     assert fetch(f"{MODEL}@v2")[0] == fetch(revision="v2")[0]
     assert any("/revision/v2" in request for request in hub.requests)
@@ -188,7 +186,7 @@ def test_a_refused_connection_is_reported(hub: HubState, monkeypatch: pytest.Mon
 def test_an_unreachable_hub_is_asked_only_once(
     hub: HubState, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with socket.socket() as silent:  # takes connections, and never answers
+    with socket.socket() as silent:  # accepts connections and never answers
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
@@ -206,7 +204,7 @@ def test_an_unreachable_hub_is_asked_only_once(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_a_slow_hub_is_waited_for(
+def test_a_slow_hub_is_awaited(
     hub: HubState, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("holdfast.models.hub._PATIENCE_SECONDS", 0.1)
@@ -310,9 +308,7 @@ def test_folders_bundled_ids_and_hub_ids_are_distinguished(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("base", ["holdfast-demo", "a/b", ""])
-def test_the_name_of_an_adapter_is_refused_with_the_way_to_serve_it(
-    base: str, tmp_path: Path
-) -> None:
+def test_an_adapters_name_is_refused_with_serving_advice(base: str, tmp_path: Path) -> None:
     base = base or str(tmp_path)
     with pytest.raises(ModelLoadError, match=f"holdfast serve {base} --adapter sql=FOLDER"):
         model_source(f"{base}:sql")
@@ -333,6 +329,6 @@ def test_the_served_id_is_the_name_or_the_source(tmp_path: Path) -> None:
     assert served_id(ModelSettings()) == "holdfast-demo"
 
 
-def test_a_misspelled_bundled_model_is_refused_with_the_right_name() -> None:
+def test_a_misspelled_bundled_model_is_refused_with_its_name() -> None:
     with pytest.raises(ModelLoadError, match=r"did you mean the bundled holdfast-demo\?"):
         model_source("holdfast-dmo")

@@ -19,9 +19,9 @@ def llm() -> Iterator[LLM]:
 
 
 def fault_of(llm: LLM, opening: Opening) -> str:
-    """What is wrong with the answer to an opening, with the answer; empty if it is right."""
+    """The fault of the answer to an opening, with the answer; empty if it is right."""
     messages = [{"role": "user", "content": opening.text}]
-    answer = llm.chat(messages, max_tokens=MOST_TOKENS + 1)  # no temperature: what a newcomer gets
+    answer = llm.chat(messages, max_tokens=MOST_TOKENS + 1)  # no temperature: the default
     wrong = fault(
         opening.kind,
         opening.text,
@@ -38,7 +38,7 @@ def fault_of(llm: LLM, opening: Opening) -> str:
     [*SHOWN[:4], *(pytest.param(opening, marks=pytest.mark.slow) for opening in SHOWN[4:])],
     ids=lambda opening: opening.text,
 )
-def test_the_first_words_of_every_user_get_a_sensible_answer(llm: LLM, opening: Opening) -> None:
+def test_typical_first_words_get_a_sensible_answer(llm: LLM, opening: Opening) -> None:
     assert fault_of(llm, opening) == ""
 
 
@@ -55,7 +55,7 @@ def test_unseen_openings_get_sensible_answers(llm: LLM) -> None:
         *(pytest.param(text, marks=pytest.mark.slow) for text in ("The", "Dear", "My name is")),
     ],
 )
-def test_raw_text_goes_on_in_words_and_ends_by_itself(llm: LLM, beginning: str) -> None:
+def test_raw_text_is_continued_in_words_and_ends(llm: LLM, beginning: str) -> None:
     answer = llm.generate(beginning, max_tokens=400)
     words = answer.text.lower().split()
     lines = re.split(r"(?<=\.)\s|\n", answer.text.strip())
@@ -68,7 +68,7 @@ def test_raw_text_goes_on_in_words_and_ends_by_itself(llm: LLM, beginning: str) 
     assert len(set(lines)) == len(lines), "a sentence or line comes twice"
 
 
-def test_bundled_ids_are_known_and_the_empty_one_is_the_first() -> None:
+def test_bundled_ids_are_known_and_the_empty_one_is_first() -> None:
     assert all(is_demo(name) for name in (*DEMO_IDS, ""))
     assert not is_demo("holdfast-demo-other")
     assert DEMO_IDS[0] == DEMO_ID
@@ -80,7 +80,7 @@ def test_another_id_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", DEMO_IDS)
-def test_a_bundled_model_is_a_folder_or_its_absence_is_reported(name: str) -> None:
+def test_a_bundled_model_is_a_folder_or_reported_missing(name: str) -> None:
     try:
         folder = demo_folder(name)
     except ModelLoadError as error:

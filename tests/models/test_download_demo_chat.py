@@ -17,12 +17,12 @@ WRITTEN = re.findall(
 )
 
 
-def test_the_first_conversation_has_forty_turns_and_is_in_the_documents() -> None:
+def test_the_documented_first_conversation_has_forty_turns() -> None:
     assert len(TURNS) == 40
     assert [question for question, _ in WRITTEN] == [turn.text for turn in TURNS]
 
 
-def test_every_answer_in_the_documents_keeps_its_rule() -> None:
+def test_every_answer_in_the_documents_follows_its_rule() -> None:
     for number, (turn, (_, answer)) in enumerate(zip(TURNS, WRITTEN, strict=True)):
         assert (
             fault(
@@ -37,7 +37,7 @@ def test_every_answer_in_the_documents_keeps_its_rule() -> None:
         )
 
 
-@pytest.mark.slow  # forty answers, each after all that was said before
+@pytest.mark.slow  # forty answers, each after the whole conversation
 def test_the_bundled_model_still_gives_that_conversation() -> None:
     with LLM() as llm:
         faults = {

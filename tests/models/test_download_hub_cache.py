@@ -38,7 +38,7 @@ def test_the_main_branch_of_a_model_is_used(tmp_path: Path) -> None:
     ("model", "found"),
     [("o/a", "old"), ("o/a@dev", "new"), ("o/a@new", "new"), ("o/a@v2", None), ("o/b", None)],
 )
-def test_the_files_of_a_model_are_those_of_the_wanted_revision(
+def test_a_models_files_are_those_of_the_requested_revision(
     tmp_path: Path, model: str, found: str | None
 ) -> None:
     cached(tmp_path, "o/a", {"old": 1, "new": 2}, {"main": "old", "dev": "new"})

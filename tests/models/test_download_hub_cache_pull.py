@@ -49,7 +49,7 @@ def test_a_missing_model_is_distinguished_from_a_refused_one(hub: HubState) -> N
     assert not isinstance(refused.value, NoSuchModel)
 
 
-def test_a_model_is_removed_with_all_its_files_in_the_cache(hub: HubState, tmp_path: Path) -> None:
+def test_removing_a_model_removes_all_its_cached_files(hub: HubState, tmp_path: Path) -> None:
     pulled = pull_model(SOURCE, on_step=lambda *step: None)
     removal = removal_of(MODEL, tmp_path / "cache")
     assert removal.expected_freed_size == pulled.file_bytes
@@ -61,7 +61,7 @@ def test_a_model_is_removed_with_all_its_files_in_the_cache(hub: HubState, tmp_p
         removal_of(MODEL, tmp_path / "other")
 
 
-def test_settings_name_a_hub_model_by_id_or_by_folder_in_the_cache(
+def test_settings_name_a_hub_model_by_id_or_cache_folder(
     tmp_path: Path,
 ) -> None:
     def meant(path: str) -> str | None:
@@ -69,7 +69,7 @@ def test_settings_name_a_hub_model_by_id_or_by_folder_in_the_cache(
         return None if source is None else source.name
 
     snapshot = tmp_path / "models--coast--kelp-small" / "snapshots" / "c1"
-    assert meant(str(snapshot)) == meant(MODEL) == MODEL  # whether it is there or not
+    assert meant(str(snapshot)) == meant(MODEL) == MODEL  # whether it exists or not
     assert [
         meant(path)
         for path in ("", DEMO_ID, str(tmp_path), str(tmp_path / "spaces--a--b"), "/gone")

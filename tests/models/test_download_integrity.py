@@ -12,14 +12,14 @@ CONTENT = bytes(1000)
 
 
 def linked(folder: Path, name: str, blob_name: str, content: bytes = CONTENT) -> Path:
-    """A file of a snapshot, as the cache has it."""
+    """A file of a snapshot, as in the cache."""
     (folder / "blobs").mkdir(exist_ok=True)
     (folder / "blobs" / blob_name).write_bytes(content)
     (folder / name).symlink_to(Path("blobs") / blob_name)
     return folder / name
 
 
-def test_complete_files_stay_and_are_read_once(tmp_path: Path) -> None:
+def test_complete_files_are_kept_and_read_once(tmp_path: Path) -> None:
     large = linked(tmp_path, "model.safetensors", hashlib.sha256(CONTENT).hexdigest())
     small = linked(tmp_path, "config.json", hashlib.sha1(b"blob 1000\0" + CONTENT).hexdigest())
     read: list[int] = []

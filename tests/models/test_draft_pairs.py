@@ -1,4 +1,4 @@
-"""Which model may draft for which: the contents of their tokenizers decide."""
+"""Which models may draft for each other: the contents of their tokenizers decide."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def test_the_bundled_models_are_a_pair() -> None:
     check_pair(DEMO, DraftFolder(name=DRAFT_ID, folder=demo_folder(DRAFT_ID)))
 
 
-def test_names_and_formats_of_the_files_do_not_matter(tmp_path: Path) -> None:
+def test_file_names_and_formats_do_not_matter(tmp_path: Path) -> None:
     check_pair(DEMO, DraftFolder(name="a copy", folder=copied(tmp_path / "something else")))
 
 
 @pytest.mark.parametrize("change", [swap_two, add_one, make_ordinary])
-def test_models_with_other_tokens_are_no_pair(
+def test_models_with_different_tokens_are_not_a_pair(
     tmp_path: Path, change: Callable[[dict[str, Any]], None]
 ) -> None:
     other = DraftFolder(name="other", folder=copied(tmp_path / "other", change))
@@ -68,7 +68,7 @@ def test_models_with_other_tokens_are_no_pair(
         check_pair(DEMO, other)
 
 
-def test_the_setting_names_a_bundled_model_a_folder_or_a_model_of_the_catalog(
+def test_the_setting_accepts_bundled_folder_and_catalog_models(
     tmp_path: Path,
 ) -> None:
     folder = copied(tmp_path / "copy")
@@ -93,13 +93,13 @@ def test_the_setting_names_a_bundled_model_a_folder_or_a_model_of_the_catalog(
         (str(demo_folder()), "a model cannot draft for itself"),
     ],
 )
-def test_a_setting_that_names_no_other_model_is_refused(setting: str, reason: str) -> None:
+def test_a_setting_that_names_the_same_model_is_refused(setting: str, reason: str) -> None:
     with pytest.raises(ModelLoadError) as raised:
         draft_of(DEMO, setting, environ={})
     assert str(raised.value).startswith(f"speculation = {setting}: {reason}")
     assert str(raised.value).endswith("Allowed: auto, off, or a model (its name, folder or Hub id)")
     settings = ModelSettings(path=str(demo_folder()), speculation=setting)
-    if setting != "holdfast-demo":  # by another name, only the folder tells
+    if setting != "holdfast-demo":  # with another name, only the folder tells
         with pytest.raises(ModelLoadError, match=reason):
             check_speculation(settings)
 
@@ -108,7 +108,7 @@ def test_a_draft_model_is_found_by_its_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environ = {"HF_HOME": str(tmp_path / "hub")}
-    # the bundled model itself is so small that no draft model pays
+    # the bundled model is too small for a profitable draft model
     assert draft_of(DEMO, "auto", environ=environ) is None
     monkeypatch.setattr(draft_pairs, "_LEAST_MODEL_BYTES", 1 << 20)
     monkeypatch.setattr(draft_pairs, "_MOST_SHARE", 0.25)
@@ -143,7 +143,7 @@ def test_a_draft_model_is_found_by_its_tokens(
         ("model.safetensors.index.json", None),
     ],
 )
-def test_a_damaged_model_on_this_machine_does_not_keep_another_one_from_being_found(
+def test_a_damaged_model_does_not_hide_another_candidate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, content: str | None
 ) -> None:
     """None: the file cannot be read."""
@@ -161,7 +161,7 @@ def test_a_damaged_model_on_this_machine_does_not_keep_another_one_from_being_fo
     assert found_draft(DEMO, [broken]) is None
 
 
-def test_a_model_whose_folder_cannot_be_looked_at_is_left_out(
+def test_a_model_in_an_unreadable_folder_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draft_pairs, "_LEAST_MODEL_BYTES", 1 << 20)
@@ -171,7 +171,7 @@ def test_a_model_whose_folder_cannot_be_looked_at_is_left_out(
     assert found == DraftFolder(name=DRAFT_ID, folder=demo_folder(DRAFT_ID))
 
 
-def test_models_that_are_not_much_smaller_are_not_taken(
+def test_models_that_are_not_much_smaller_are_not_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draft_pairs, "_LEAST_MODEL_BYTES", 1 << 20)

@@ -1,4 +1,4 @@
-"""Hashes are of what was loaded: whole, and of one version."""
+"""Hashes are those of the loaded files, complete and of one version."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_change_during_the_load_is_detected(folder: Path, change: Callable[[Pa
             hashing.result()
 
 
-def test_a_change_that_leaves_no_trace_in_fresh_timestamps_is_detected(
+def test_a_change_hidden_by_fresh_timestamps_is_detected(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The content changes but not the stamp, as with a coarse clock of the file system."""

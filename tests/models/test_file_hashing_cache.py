@@ -1,4 +1,4 @@
-"""What the cache of hashes says is right, or it says nothing."""
+"""The hash cache is right or empty."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_only_its_owner_can_read_or_write_it(path: Path) -> None:
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_without_a_path_nothing_is_kept() -> None:
+def test_without_a_path_hashes_are_not_saved() -> None:
     cache = HashCache(None)
     cache.add(STAMP, FOUND)
     cache.save()
@@ -102,9 +102,7 @@ def _other_format(path: Path) -> None:
         Path.unlink,
     ],
 )
-def test_a_damaged_or_shared_cache_counts_as_empty_and_is_replaced(
-    path: Path, harm: object
-) -> None:
+def test_a_damaged_or_shared_cache_is_replaced(path: Path, harm: object) -> None:
     kept(path)
     harm(path)  # type: ignore[operator]
     cache = HashCache(path)
@@ -115,7 +113,7 @@ def test_a_damaged_or_shared_cache_counts_as_empty_and_is_replaced(
     assert HashCache(path).find(STAMP) == FOUND
 
 
-def test_an_unwritable_place_harms_nothing(tmp_path: Path) -> None:
+def test_an_unwritable_location_is_harmless(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     kept(tmp_path / "file" / "cache.json")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -160,7 +158,7 @@ def test_concurrent_writes_never_damage_the_cache(path: Path) -> None:
         thread.join()
     last = HashCache(path)
     found = [number for number in range(400) if last.find(numbered(number)[0])]
-    assert found  # a writer may drop an entry of another: that file is hashed again
+    assert found  # a writer may drop another's entry: that file is hashed again
     assert all(last.find(numbered(number)[0]) == numbered(number)[1] for number in found)
     assert [name.name for name in path.parent.iterdir()] == [path.name]
 
@@ -178,5 +176,5 @@ def test_a_stamp_is_settled_when_any_change_would_show() -> None:
     assert not long_ago.is_settled(now - 1)
     assert not msgspec.structs.replace(long_ago, changed_ns=now + 5).is_settled(now)
     assert not msgspec.structs.replace(long_ago, modified_ns=now - 5).is_settled(now)
-    # set by hand; the change is what counts
+    # set manually; the change time counts
     assert msgspec.structs.replace(long_ago, modified_ns=now + 10**15).is_settled(now)

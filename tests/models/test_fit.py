@@ -16,7 +16,7 @@ def qwen3_4b(bits: float) -> Need:
     )
 
 
-def test_a_16_bit_model_is_quantized_for_a_small_machine_and_kept_on_a_large_one() -> None:
+def test_a_16_bit_model_is_quantized_only_on_small_machines() -> None:
     choices = [
         choice_for(total * GIB, qwen3_4b(16), parameters=4_020_000_000, context_tokens=40960)
         for total in (8, 16, 32, 64)
@@ -60,7 +60,7 @@ def test_the_promised_agents_fit(
 
 
 @given(total=sizes, weights=sizes, per_token=st.integers(1, 1 << 20), parameters=sizes)
-def test_no_form_without_room_is_chosen_if_another_has_room(
+def test_a_form_without_room_is_not_chosen_if_another_fits(
     total: int, weights: int, per_token: int, parameters: int
 ) -> None:
     need = Need(weight_bytes=weights, bytes_per_token=per_token, fixed_bytes=0)

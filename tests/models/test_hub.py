@@ -1,5 +1,5 @@
-"""Answers of a Hub mirror can neither write files outside the cache nor cause a traceback, and a
-silent Hub does not delay a cached model.
+"""A Hub mirror can neither write outside the cache nor cause a traceback, and a silent Hub does not
+delay a cached model.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def fetch() -> Path:
 
 
 def refusal(tmp_path: Path) -> str:
-    """The error message for the answers. Checks that nothing is written outside the cache."""
+    """The error message for these answers. Checks that no file is written outside the cache."""
     with pytest.raises(ModelLoadError) as caught:
         fetch()
     assert os.listdir(tmp_path) in ([], ["home"])
@@ -75,7 +75,7 @@ def refusal(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
-def test_a_commit_that_names_a_file_outside_the_cache_is_refused(
+def test_a_commit_naming_a_file_outside_the_cache_is_refused(
     hub: HubState, tmp_path: Path, name: str
 ) -> None:
     hub.commit_headers[FILE] = name
@@ -161,7 +161,7 @@ def test_an_invalid_entry_is_reported_in_one_line(
     "info",
     [{"id": None}, {"id": 7}, {"siblings": 7}, {"siblings": [7]}, {"siblings": [{}]}, {"tags": 7}],
 )
-def test_an_incomplete_description_suffices_or_is_reported_in_one_line(
+def test_an_incomplete_description_suffices_or_is_reported(
     hub: HubState, tmp_path: Path, info: dict[str, object]
 ) -> None:
     hub.info = info
@@ -173,7 +173,7 @@ def test_an_incomplete_description_suffices_or_is_reported_in_one_line(
 
 
 @pytest.mark.parametrize("content", [[[]], {"a": 1}, "text", 7])
-def test_an_invalid_list_of_files_is_reported_in_one_line(
+def test_an_invalid_file_list_is_reported_in_one_line(
     hub: HubState, tmp_path: Path, content: object
 ) -> None:
     hub.tree = content
@@ -250,7 +250,7 @@ def connections(silent: socket.socket) -> int:
     return found
 
 
-def test_a_silent_hub_is_asked_once_about_a_model_in_the_cache(
+def test_a_silent_hub_is_asked_once_about_a_cached_model(
     hub: HubState, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     there = fetch()
@@ -294,7 +294,7 @@ def test_a_newer_model_is_fetched(hub: HubState) -> None:
     assert (fetch() / "generation_config.json").exists()
 
 
-def test_a_newer_model_that_cannot_be_fetched_does_not_hinder_the_one_in_the_cache(
+def test_a_failing_update_leaves_the_cached_model_usable(
     hub: HubState, caplog: pytest.LogCaptureFixture
 ) -> None:
     there = fetch()

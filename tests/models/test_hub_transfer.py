@@ -1,4 +1,4 @@
-"""An interrupted download resumes where it stopped, and leaves nothing behind."""
+"""An interrupted download resumes where it stopped and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def pulled() -> list[int]:
 
 
 def ranges(hub: HubState) -> list[int]:
-    """Where transfers of the weights began."""
+    """The offsets at which transfers of the weights began."""
     asked = [each for each in hub.requests if each.startswith("GET") and f"/{FILE}" in each]
     return [int(each.partition("bytes=")[2].rstrip("-") or 0) for each in asked]
 
@@ -72,7 +72,7 @@ def partial_files(repository: Path) -> list[str]:
 
 
 def interrupted(hub: HubState, *, after: int) -> None:
-    """Pull the model until its weights have that many bytes, and stop as if asked to."""
+    """Pull the model until its weights have this many bytes, and stop on request."""
 
     def stop(stage: str, done: int, total: int) -> None:
         if done > after:
@@ -119,7 +119,7 @@ def test_a_download_fails_if_the_hub_stops_sending(hub: HubState, repository: Pa
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_resumed_download_survives_a_server_that_fails_for_a_while(
+def test_a_resumed_download_survives_a_temporarily_failing_server(
     hub: HubState, repository: Path, status: int
 ) -> None:
     interrupted(hub, after=300_000)
@@ -131,7 +131,7 @@ def test_a_resumed_download_survives_a_server_that_fails_for_a_while(
     assert partial_files(repository) == []
 
 
-def test_a_server_that_keeps_failing_ends_the_pull_in_one_line_and_it_can_be_continued(
+def test_a_permanently_failing_server_ends_the_pull_resumably(
     hub: HubState, repository: Path
 ) -> None:
     interrupted(hub, after=300_000)
@@ -149,7 +149,7 @@ def test_a_server_that_keeps_failing_ends_the_pull_in_one_line_and_it_can_be_con
     assert ranges(hub) == [size]
 
 
-def test_a_file_that_may_not_be_read_is_asked_for_once(hub: HubState) -> None:
+def test_a_forbidden_file_is_requested_once(hub: HubState) -> None:
     hub.passing_failures_of_heads = [403]
     with pytest.raises(ModelLoadError, match="HF_TOKEN"):
         pulled()
@@ -177,7 +177,7 @@ def test_a_stopped_pull_resumes_where_it_stopped(hub: HubState, repository: Path
     assert partial_files(repository) == []
 
 
-def test_a_model_that_was_never_complete_is_in_no_snapshot(hub: HubState, repository: Path) -> None:
+def test_an_incomplete_model_is_in_no_snapshot(hub: HubState, repository: Path) -> None:
     interrupted(hub, after=300_000)
     assert not (repository / "snapshots").exists()
     assert not (repository / "refs").exists()
@@ -207,7 +207,7 @@ def test_a_partial_file_may_be_complete_or_too_long(
     pulled()
 
 
-def test_partial_files_of_a_killed_process_are_removed_unless_in_use(
+def test_unused_partial_files_of_a_killed_process_are_removed(
     hub: HubState, repository: Path
 ) -> None:
     blobs = repository / "blobs"
@@ -222,7 +222,7 @@ def test_partial_files_of_a_killed_process_are_removed_unless_in_use(
     assert partial_files(repository) == ["89ab.5e6f7a8b.incomplete"]
 
 
-def test_two_pulls_at_once_fetch_each_file_once(hub: HubState, repository: Path) -> None:
+def test_two_concurrent_pulls_fetch_each_file_once(hub: HubState, repository: Path) -> None:
     hub.sends_files.clear()
     results: list[list[int]] = []
     threads = [threading.Thread(target=lambda: results.append(pulled())) for _ in range(2)]
@@ -255,7 +255,7 @@ def _stop_late(stage: str, done: int, total: int) -> None:
         raise PullStopped
 
 
-def test_a_file_that_was_cut_in_the_cache_is_fetched_again(hub: HubState) -> None:
+def test_a_truncated_file_in_the_cache_is_fetched_again(hub: HubState) -> None:
     pulled()
     hub.requests.clear()
     blob = (pull_model(SOURCE, on_step=lambda *_: None).folder / FILE).resolve()

@@ -17,7 +17,7 @@ BROKEN = broken_images()
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_an_odd_image_is_opened_as_rgb(kind: str, tmp_path: Path) -> None:
+def test_an_unusual_image_is_opened_as_rgb(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "image"
     path.write_bytes(ODD[kind])
     with open_image(path, max_pixels=1_000_000) as image:
@@ -34,7 +34,7 @@ def test_a_broken_image_is_refused_with_a_reason(kind: str, tmp_path: Path) -> N
         open_image(path, max_pixels=1_000_000)
 
 
-def test_an_image_that_shrinking_would_fix_is_refused_as_too_large(tmp_path: Path) -> None:
+def test_an_image_fixable_by_shrinking_is_refused_as_too_large(tmp_path: Path) -> None:
     too_large = {"wide bomb", "PNG bomb", "slightly too large", "BMP that claims to be huge"}
     too_large |= {"negative size"}  # read as a huge positive one
     for kind, (data, _) in BROKEN.items():
@@ -47,7 +47,7 @@ def test_an_image_that_shrinking_would_fix_is_refused_as_too_large(tmp_path: Pat
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_an_image_is_turned_as_its_file_says(orientation: int, tmp_path: Path) -> None:
+def test_an_image_is_rotated_as_its_file_says(orientation: int, tmp_path: Path) -> None:
     path = tmp_path / "image"
     path.write_bytes(rotated(orientation))
     turned = {
@@ -90,7 +90,7 @@ def test_the_first_frame_of_an_animation_is_used(tmp_path: Path) -> None:
     assert open_image(path).tobytes() == picture(seed=0).tobytes()
 
 
-def test_a_file_whose_contents_do_not_have_the_hash_in_its_name_is_not_used(tmp_path: Path) -> None:
+def test_a_file_that_does_not_match_its_hash_is_not_used(tmp_path: Path) -> None:
     data = png()
     path = tmp_path / hashlib.sha256(data).hexdigest()
     path.write_bytes(data)

@@ -48,13 +48,13 @@ def test_a_complete_folder_is_described(folder: Path) -> None:
     assert checked_tensor_bytes(folder) == 48
 
 
-def test_a_missing_folder_or_a_file_in_its_place_is_reported(folder: Path) -> None:
+def test_a_missing_folder_or_a_file_instead_is_reported(folder: Path) -> None:
     assert "there is no model folder" in refusal(folder / "nowhere")
     assert f"use its folder instead: {folder}" in refusal(folder / "model.safetensors")
     assert "is a file" in refusal(Path(__file__))
 
 
-def test_a_mistyped_path_gets_the_nearest_name_as_a_hint(tmp_path: Path) -> None:
+def test_a_mistyped_path_gets_the_nearest_name_as_hint(tmp_path: Path) -> None:
     (tmp_path / "Qwen3-4B-4bit").mkdir()
     assert f"did you mean {tmp_path / 'Qwen3-4B-4bit'}?" in refusal(tmp_path / "Qwen-4B-4bit")
     assert "did you mean" not in refusal(tmp_path / "something else")

@@ -67,14 +67,14 @@ def test_the_context_window_is_read_from_the_configuration(
     assert context_tokens(config) == tokens
 
 
-def test_the_tokenizers_limit_counts_only_without_one_in_the_configuration() -> None:
+def test_the_tokenizers_limit_is_only_a_fallback() -> None:
     assert context_tokens({"max_position_embeddings": 8192}, tokenizer_limit=2048) == 8192
     assert context_tokens({}, tokenizer_limit=2048) == 2048
     for absurd in (1e30, -1, 0, None, "long", True, float("nan"), float("inf")):
         assert context_tokens({}, tokenizer_limit=absurd) == UNKNOWN_CONTEXT_TOKENS
 
 
-def test_a_smaller_window_can_be_requested_but_not_a_larger_one() -> None:
+def test_a_smaller_window_can_be_requested_but_not_a_larger() -> None:
     assert context_tokens({"max_position_embeddings": 8192}, requested=1000) == 1000
     with pytest.raises(ModelLoadError, match="more than the model's own 8,192"):
         context_tokens({"max_position_embeddings": 8192}, requested=9000)

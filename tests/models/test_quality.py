@@ -15,7 +15,7 @@ from holdfast.models.quality import find_quality, save_quality
 from tests.fakes.quality_report import REPORT
 
 
-def test_a_result_is_found_by_the_fingerprint_only(tmp_path: Path) -> None:
+def test_a_result_is_found_only_by_the_fingerprint(tmp_path: Path) -> None:
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
     assert find_quality(REPORT.fingerprint, environ) is None
     save_quality(REPORT, environ)
@@ -43,7 +43,7 @@ def test_a_renamed_file_is_not_another_models_result(tmp_path: Path) -> None:
     assert find_quality("e" * 64, environ) is None
 
 
-def test_a_result_that_cannot_be_kept_is_reported(tmp_path: Path) -> None:
+def test_a_result_that_cannot_be_saved_is_reported(tmp_path: Path) -> None:
     (tmp_path / "holdfast").write_text("in the way")
     with pytest.raises(ModelLoadError, match="the result cannot be kept"):
         save_quality(REPORT, {"XDG_CACHE_HOME": str(tmp_path)})

@@ -1,7 +1,7 @@
 """Weights in formats that would be read wrongly are refused, with the name of the format.
 
-`REFUSED` contains what tools write, also with parts missing. The accepted formats are compared with
-plain weights in tests/worker/engine/test_load_foreign_weights.py.
+`REFUSED` has the formats of several tools, some with missing parts.
+tests/worker/engine/test_load_foreign_weights.py compares the accepted formats with plain weights.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def refusal(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("each", REFUSED, ids=lambda each: each.name)
-def test_an_unsupported_format_is_refused_by_name_with_a_remedy(tmp_path: Path, each: Case) -> None:
+def test_an_unsupported_format_is_refused_with_a_remedy(tmp_path: Path, each: Case) -> None:
     foreign, _ = replaced(plain_tensors(), each.quantize, is_quantized=is_linear)
     folder = write(tmp_path, foreign, **each.config)
     for name, content in each.files.items():
@@ -238,7 +238,7 @@ def test_one_unsupported_weight_is_enough(tmp_path: Path, quantize: Quantize, mi
 @pytest.mark.parametrize(
     "method", [None, {"quant_method": "bitsandbytes", "load_in_4bit": True}, FP8_BLOCKS]
 )
-def test_plain_weights_are_accepted_even_if_quantization_at_load_is_declared(
+def test_plain_weights_are_accepted_despite_declared_quantization_at_load(
     tmp_path: Path, dtype: str, method: dict[str, Any] | None
 ) -> None:
     tensors = {name: stored(array, dtype) for name, array in plain_tensors().items()}
@@ -247,7 +247,7 @@ def test_plain_weights_are_accepted_even_if_quantization_at_load_is_declared(
 
 
 @pytest.mark.parametrize("method", [AWQ, GPTQ, NVFP4])
-def test_plain_weights_that_are_declared_as_packed_are_refused(
+def test_plain_weights_declared_as_packed_are_refused(
     tmp_path: Path, method: dict[str, Any]
 ) -> None:
     tensors = {name: stored(array) for name, array in plain_tensors().items()}
@@ -341,7 +341,7 @@ def test_a_layer_without_biases_is_refused(tmp_path: Path) -> None:
     assert f"{LAYER}.biases is missing" in said
 
 
-def test_mlxs_format_beside_another_one_is_refused(tmp_path: Path) -> None:
+def test_mlxs_format_mixed_with_another_is_refused(tmp_path: Path) -> None:
     packed, _ = replaced(plain_tensors(), own_form(), is_quantized=is_linear)
     packed["model.embed_tokens.weight"] = ("F8_E4M3", np.zeros((96, 64), np.uint8))
     said = refusal(write(tmp_path, packed, quantization={"bits": 4, "group_size": 32}))

@@ -1,4 +1,4 @@
-"""The project's own files, read once for the tests of this folder, and parsed where a test asks."""
+"""The project's own files, read once for the tests of this folder, and parsed on demand."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The distribution is called holdfast-mlx.
 
-`holdfast` on PyPI is another project, and nothing here may lead a person to it.
+`holdfast` on PyPI is another project; nothing here may send a reader to it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from holdfast_bench import machine
 from tests.project.sources import ROOT, texts
 
 NAME = "holdfast-mlx"
-# The other project as what an installer is given, as an extra, as a requirement, as installed, or
-# as a page of the index.
+# The other project as an installer's argument, an extra, a requirement, installed, or a page of the
+# index.
 OTHER = re.compile(
     r"""(?:pip3?|pipx|uv|uvx|poetry|conda|brew|install)\s[^\n`]*?(?<![\w./~:-])holdfast(?=$|[\s'"`;,)=<>~!]|\[)(?!\s+(?:serve|chat|\[))
       | (?<![\w.-])["']?holdfast\[[a-z]
@@ -30,7 +30,7 @@ OTHER = re.compile(
 )
 
 
-def test_no_text_names_the_other_project_as_something_to_install() -> None:
+def test_no_text_tells_readers_to_install_the_other_project() -> None:
     found = [
         f"{path.relative_to(ROOT)}: {match[0].strip()}"
         for path, text in texts().items()
@@ -56,7 +56,7 @@ def test_no_text_names_the_other_project_as_something_to_install() -> None:
         "https://pypi.org/project/holdfast/",
     ],
 )
-def test_the_search_finds_what_it_is_for(text: str) -> None:
+def test_the_search_finds_its_target(text: str) -> None:
     assert OTHER.search(text)
 
 
@@ -70,17 +70,17 @@ def test_the_search_finds_what_it_is_for(text: str) -> None:
         "pip install . && .venv/bin/holdfast serve",
     ],
 )
-def test_the_search_leaves_the_rest_alone(text: str) -> None:
+def test_the_search_ignores_everything_else(text: str) -> None:
     assert not OTHER.search(text)
 
 
-def test_the_project_has_its_own_name_and_its_command_and_package_are_called_holdfast() -> None:
+def test_the_project_has_its_name_and_its_command_is_holdfast() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["name"] == holdfast.DISTRIBUTION == machine.DISTRIBUTION == NAME
     assert list(project["scripts"]) == ["holdfast"]
 
 
-def test_what_is_installed_here_is_that_distribution() -> None:
+def test_this_distribution_is_installed() -> None:
     assert importlib.metadata.version(NAME) == holdfast.__version__
     assert [script.value for script in importlib.metadata.distribution(NAME).entry_points] == [
         "holdfast.cli.main:app"

@@ -1,4 +1,4 @@
-"""What is written about the project agrees with the project."""
+"""The documentation agrees with the project."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.config_sources import SettingSpec, allowed, describe
 from tests.project.sources import PACKAGE, ROOT
 
 DEFAULTS_OFF_A_MAC = {"residency.idle_seconds": None}
-TYPES = {  # as messages describe a type → as the page names it, which explains each type once
+TYPES = {  # a type in messages → its name on the page, which explains each type once
     "a list of texts (separated by commas in a variable or flag)": "list",
     "seconds or a duration such as 250 ms": "duration",
     "a size such as 512MB or 8 GiB": "size",
@@ -38,7 +38,7 @@ def documented_row(spec: SettingSpec) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def test_every_setting_has_its_row_in_the_documentation() -> None:
+def test_every_setting_is_documented() -> None:
     lines = set(
         (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8").splitlines()
     )
@@ -50,17 +50,17 @@ def test_every_setting_has_its_row_in_the_documentation() -> None:
     )
 
 
-def test_the_documentation_knows_no_setting_that_does_not_exist() -> None:
+def test_every_documented_setting_exists() -> None:
     text = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `([a-z_]+\.[a-z_]+)` ", text, re.MULTILINE)) == set(all_specs())
 
 
-def test_the_change_log_knows_this_version() -> None:
+def test_the_changelog_has_this_version() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert f"## [{holdfast.__version__}]" in text or "## [Unreleased]" in text
 
 
-def test_links_between_documents_lead_somewhere() -> None:
+def test_links_between_documents_resolve() -> None:
     documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     targets = [
         (document, target)
@@ -74,7 +74,7 @@ def test_links_between_documents_lead_somewhere() -> None:
     ] == []
 
 
-def test_every_target_of_the_makefile_is_explained_in_its_head() -> None:
+def test_every_makefile_target_is_explained_in_its_header() -> None:
     text = (ROOT / "Makefile").read_text()
     targets = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
     assert targets is not None
@@ -113,7 +113,7 @@ def existing(name: str, *homes: Path) -> Path | None:
 
 
 def missing_paths(line: str) -> list[str]:
-    """Paths that a line names and that do not exist; a bare file name is in a folder that stands earlier in the line."""
+    """Paths in a line that do not exist; a bare file name belongs to a folder earlier in the line."""
     missing: list[str] = []
     folders: list[Path] = []
     for name in NAMED_PATH.findall(line):
@@ -125,14 +125,14 @@ def missing_paths(line: str) -> list[str]:
     return missing
 
 
-def test_every_path_that_the_architecture_names_exists() -> None:
+def test_every_path_in_the_architecture_page_exists() -> None:
     lines = (HOW_IT_WORKS / "architecture.md").read_text(encoding="utf-8").splitlines()
     assert sum(len(NAMED_PATH.findall(line)) for line in lines) > 100
     assert [name for line in lines for name in missing_paths(line)] == []
 
 
 @pytest.mark.parametrize("page", sorted(path.name for path in HOW_IT_WORKS.glob("*.md")))
-def test_every_source_file_that_a_page_about_internals_names_exists(page: str) -> None:
+def test_every_source_file_named_in_the_documentation_exists(page: str) -> None:
     text = (HOW_IT_WORKS / page).read_text(encoding="utf-8")
     files = [name for name in NAMED_PATH.findall(text) if name.endswith(".py") and "/" in name]
     assert [name for name in files if existing(name, PACKAGE, ROOT) is None] == []

@@ -1,4 +1,4 @@
-"""The table of the code base's structure counts what it says."""
+"""The table of the code base's structure counts correctly."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_listed_names_exist_in_the_package() -> None:
     assert structure.missing() == ["store.block.Block"]
 
 
-def test_only_calls_that_handle_a_form_count_for_a_block() -> None:
+def test_a_blocks_calls_are_those_that_handle_its_forms() -> None:
     block = FORMS["block"][0]
     run = [
         Call("worker", "store.store.BlockStore.put", frozenset({block, "store.store.Other"}), 3),
@@ -172,7 +172,7 @@ def test_only_calls_that_handle_a_form_count_for_a_block() -> None:
     assert calls("chat", run, "front") == 0
 
 
-def test_the_table_shows_recorded_values_and_aims_beside_the_new_ones() -> None:
+def test_the_table_shows_recorded_and_target_values() -> None:
     shown = table({"tokens": 12_000, "new": 1}, {"tokens": 13_000, "gone": 7}, {"tokens": 9_000})
     rows = [[cell.strip() for cell in line.split("|")] for line in shown.splitlines()[1:]]
     assert rows == [
@@ -182,7 +182,7 @@ def test_the_table_shows_recorded_values_and_aims_beside_the_new_ones() -> None:
     ]
 
 
-def test_each_completed_call_is_recorded_with_the_classes_that_it_handled(tmp_path: Path) -> None:
+def test_each_completed_call_is_recorded_with_its_classes(tmp_path: Path) -> None:
     package = tmp_path / "holdfast"
     package.mkdir()
     (package / "__init__.py").touch()

@@ -1,4 +1,4 @@
-"""House rules that no linter knows."""
+"""House rules beyond those of linters."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import pytest
 from tests.project.sources import PACKAGE, ROOT, Source, product_sources, sources, texts
 
 MAY_CATCH_ALL = {
-    "src/holdfast/front/images/fetch.py": 1,  # a thread pool passes every error on
-    "src/holdfast/front/server/dialect.py": 1,  # every error has an answer
+    "src/holdfast/front/images/fetch.py": 1,  # a thread pool passes on every error
+    "src/holdfast/front/server/dialect.py": 1,  # every error gets a response
     # a request must not harm another one; the cache costs no answer
     "src/holdfast/worker/loop/device_steps.py": 2,
     "src/holdfast/worker/sessions/transfer.py": 1,  # nor must a file
     "src/holdfast/worker/vision/image_worker.py": 1,  # third-party code that reads an untrusted image
     "src/holdfast/worker/vision/load.py": 1,  # without it, the model still reads text
 }
-LONGEST_POLL_SECONDS = 0.01  # between two looks at what is waited for
+LONGEST_POLL_SECONDS = 0.01  # between two polls
 MAY_SLEEP = {
-    "tests/fakes/front_main.py": 1,  # that time passes is what is tested
+    "tests/fakes/front_main.py": 1,  # the passing of time is tested
     "tests/fakes/waiting_server.py": 1,
     "tests/slow/test_soak.py": 1,
-    "bench/tests/test_registry.py": 1,  # a server and an engine that are slow, to be measured
+    "bench/tests/test_registry.py": 1,  # a slow server and engine, for measurements
     "bench/tests/test_engine_steps.py": 1,
 }
 CATCHES = re.compile(r"\bexcept\s*:|\b(Base)?Exception\b")
@@ -42,9 +42,7 @@ EXEMPTION = re.compile(
 
 
 def comments_with(pattern: re.Pattern[str]) -> Iterator[Source]:
-    """Where such a comment stands; files without such a text, which are most, need not be looked at
-    closely (4 s).
-    """
+    """Where such a comment is; most files contain no such text and need not be tokenized (4 s)."""
     for source in sources():
         if pattern.search(source.text):
             for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
@@ -54,7 +52,7 @@ def comments_with(pattern: re.Pattern[str]) -> Iterator[Source]:
 
 def catches_all(handler: ast.ExceptHandler) -> bool:
     last = handler.body[-1]
-    # puts things in order and passes the error on
+    # cleans up and passes on the error
     if isinstance(last, ast.Raise) and last.exc is None:
         return False
     if handler.type is None:
@@ -72,7 +70,7 @@ def is_table_of_handlers_for_all(node: ast.AST) -> bool:
     )
 
 
-def test_modules_of_the_package_are_run_without_the_current_folder_on_their_path() -> None:
+def test_modules_run_without_the_current_folder_on_their_path() -> None:
     starts = re.compile(r'(.{6})"-m", "holdfast')
     product = [source for source in product_sources() if source.path.is_relative_to(PACKAGE)]
     found = [
@@ -82,7 +80,7 @@ def test_modules_of_the_package_are_run_without_the_current_folder_on_their_path
     assert [name for name, before in found if before != '"-P", '] == []
 
 
-def test_every_room_has_an_empty_init_file() -> None:
+def test_every_package_has_an_empty_init_file() -> None:
     rooms = {path.parent for path in PACKAGE.rglob("*.py")} - {PACKAGE}
     assert [
         str(room)
@@ -97,7 +95,7 @@ def test_every_room_has_an_empty_init_file() -> None:
     assert [source.name for source in inits if source.text] == []
 
 
-def test_everything_is_caught_only_where_errors_end() -> None:
+def test_exceptions_are_caught_broadly_only_at_boundaries() -> None:
     found = Counter(
         source.name
         for source in product_sources()
@@ -111,11 +109,11 @@ def test_everything_is_caught_only_where_errors_end() -> None:
     } == {}
 
 
-def test_nothing_is_left_for_later_in_a_comment() -> None:
+def test_comments_contain_no_todos() -> None:
     assert [source.name for source in comments_with(UNFINISHED)] == []
 
 
-def test_no_file_of_the_product_is_exempt_from_a_rule() -> None:
+def test_no_product_file_is_exempt_from_a_rule() -> None:
     ruff = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
     patterns = [
         *ruff["lint"].get("per-file-ignores", {}),
@@ -130,7 +128,7 @@ def test_no_file_of_the_product_is_exempt_from_a_rule() -> None:
     assert [source.name for source in comments_with(EXEMPTION) if source in product_sources()] == []
 
 
-def test_mypy_leaves_out_no_module_of_the_product() -> None:
+def test_mypy_excludes_no_product_module() -> None:
     overrides = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"].get(
         "overrides", []
     )
@@ -142,7 +140,7 @@ def test_mypy_leaves_out_no_module_of_the_product() -> None:
     ] == []
 
 
-def test_there_are_no_junk_drawers() -> None:
+def test_modules_and_classes_have_specific_names() -> None:
     modules = [
         source
         for source in product_sources()
@@ -175,7 +173,7 @@ ROOMS = sorted(
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_each_test_file_mirrors_a_file_of_its_room(room: str) -> None:
+def test_each_test_file_mirrors_a_source_file(room: str) -> None:
     tested = [path.stem.removeprefix("test_") for path in (ROOT / "tests" / room).glob("test_*.py")]
     modules = {path.stem for path in (PACKAGE / room).glob("*.py")} - {"__init__"}
     assert [
@@ -185,7 +183,7 @@ def test_each_test_file_mirrors_a_file_of_its_room(room: str) -> None:
     ] == []
 
 
-def test_no_file_knows_the_machine_it_was_written_on() -> None:
+def test_no_file_names_the_machine_it_was_written_on() -> None:
     begins = ("/ro" + "ot/", "/wo" + "rk/", "/Use" + "rs/", "/ho" + "me/")
     home = re.compile(r"/(root|work|Users|home/[a-z]+)/")
     assert [
@@ -195,7 +193,7 @@ def test_no_file_knows_the_machine_it_was_written_on() -> None:
     ] == []
 
 
-def test_no_two_classes_of_the_package_have_one_name() -> None:
+def test_class_names_in_the_package_are_unique() -> None:
     homes: dict[str, list[str]] = {}
     for source in product_sources():
         if source.path.is_relative_to(PACKAGE):
@@ -205,7 +203,7 @@ def test_no_two_classes_of_the_package_have_one_name() -> None:
     assert {name: files for name, files in homes.items() if len(files) > 1} == {}
 
 
-def test_tests_share_what_is_in_fakes_and_nothing_else() -> None:
+def test_tests_import_from_fakes_only() -> None:
     mine = ("tests.fakes.", "tests.project.sources.")
     found = {
         (source.name, module)
@@ -232,14 +230,14 @@ def sleeps(source: Source) -> Iterator[ast.Call]:
                 yield node
 
 
-def test_tests_wait_for_what_happens_and_not_for_time() -> None:
+def test_tests_wait_for_events_not_for_time() -> None:
     found = Counter(
         source.name for source in sources() if "tests" in source.path.parts for _ in sleeps(source)
     )
     assert {name: count for name, count in found.items() if count > MAY_SLEEP.get(name, 0)} == {}
 
 
-def test_raw_results_of_benchmarks_stay_out_of_the_repository_when_they_are_large() -> None:
+def test_large_raw_benchmark_results_are_not_in_the_repository() -> None:
     sizes = {
         str(path.relative_to(ROOT)): path.stat().st_size for path in (ROOT / "docs").rglob("*.json")
     }

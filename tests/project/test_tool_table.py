@@ -1,6 +1,4 @@
-"""The page of tool-call families agrees with what is detected, and what it promises of every family
-holds.
-"""
+"""The page of tool-call families agrees with detection, and its promises hold for every family."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from tools.tool_table import FOUND, PAGE, failures, found, rows_of
 REMAKE = "run python -m tools.tool_table"
 
 
-def test_the_table_of_families_says_what_is_found_of_each() -> None:
+def test_the_table_of_families_matches_detection() -> None:
     rows = [
         {column: row[column] for column in FOUND}
         for row in rows_of(PAGE.read_text(encoding="utf-8"))
@@ -25,5 +23,5 @@ def test_the_table_of_families_says_what_is_found_of_each() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
-def test_answers_of_a_family_are_parsed_alike_however_they_are_cut(name: str) -> None:
+def test_a_familys_answers_are_parsed_equally_from_any_pieces(name: str) -> None:
     assert failures(bundle(FAMILY_TEMPLATES[name])) == []

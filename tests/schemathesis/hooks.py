@@ -1,6 +1,6 @@
-"""What schemathesis is told of the server: answers are kept short.
+"""Settings for schemathesis: answers are kept short.
 
-Their form is what is looked at, not what they say.
+Only their form is checked, not their content.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ _BOUNDS = {
 
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: Any) -> None:
-    """Bound the tokens that a request asks for, where it would be served with more or with no bound
-    at all.
-    """
+    """Limit the requested tokens, unless the request is invalid anyway."""
     *outer, name = _BOUNDS.get(case.operation.path, ("",))
     body = case.body
     for key in outer:

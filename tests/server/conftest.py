@@ -1,4 +1,4 @@
-"""The servers that the tests of several files share: one of each kind for all of a process."""
+"""Servers shared by the tests of several files: one of each kind per process."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def model_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def store_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where `server` keeps its blocks."""
+    """The folder in which `server` stores blocks."""
     return tmp_path_factory.mktemp("shared") / "store"
 
 
 @pytest.fixture(scope="session")
 def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where `server` puts its crash reports."""
+    """The folder in which `server` writes crash reports."""
     return tmp_path_factory.mktemp("state")
 
 
 @pytest.fixture(scope="session")
 def server(model_folder: Path, store_folder: Path, state_folder: Path) -> Iterator[ServerProcess]:
-    """The bundled model. A test that counts what is cached is a tenant of its own."""
+    """The bundled model. Tests that count cached tokens use their own tenant."""
     arguments = (str(model_folder), "--name", "demo", "--store", str(store_folder))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(state_folder))
@@ -49,8 +49,8 @@ def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
 def strict_server(
     model_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """The bundled model with few places and short times, for all of the network, with a store that
-    no other server has.
+    """The bundled model with few places and short timeouts, open to the whole network, with a
+    separate store.
     """
     settings = {
         "scheduler.max_running": 4,

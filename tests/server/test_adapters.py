@@ -1,5 +1,5 @@
-"""A server with LoRA adapters: each is a model of its own to clients, and one copy of the weights
-serves them all.
+"""A server with LoRA adapters: to clients, each is a separate model, and all share one copy of the
+weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NOTES = "Notes:\n" + "".join(
 QUESTIONS = ("What is the code of shed 7?", "Which shed has the code 74?", "Say hello.")
 NAMES = ("demo", "demo:sql", "demo:tone")
 ANSWER_TOKENS = 24
-SCALE = 16.0  # the answers of the trained model change, but remain sentences
+SCALE = 16.0  # the trained model's answers change but remain sentences
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Answer:
 
 
 class Asked:
-    """A server and the tenant as which it is asked."""
+    """A server and the tenant that asks it."""
 
     def __init__(self, process: ServerProcess, tenant: str) -> None:
         self.url = process.url
@@ -104,7 +104,7 @@ def server(process: ServerProcess, request: pytest.FixtureRequest) -> Asked:
 
 
 def of_mlx_lm(model_folder: Path, adapter: Path | None, question: str) -> str:
-    """What mlx-lm's own loader and the model that it loads answer, greedily, in float32."""
+    """Greedy float32 answers of a model loaded by mlx-lm's own loader."""
     import mlx_lm
     from mlx_lm.models.cache import make_prompt_cache
 
@@ -124,7 +124,7 @@ def of_mlx_lm(model_folder: Path, adapter: Path | None, question: str) -> str:
 
 
 @pytest.mark.slow
-def test_an_adapter_answers_as_mlx_lm_does_with_it(
+def test_an_adapter_answers_like_mlx_lm(
     server: Asked, model_folder: Path, adapters: dict[str, Path]
 ) -> None:
     folders = {"demo": None} | {f"demo:{name}": folder for name, folder in adapters.items()}
@@ -136,7 +136,7 @@ def test_an_adapter_answers_as_mlx_lm_does_with_it(
     assert len({answer.text for answer in answers.values()}) == len(folders)
 
 
-def test_in_a_crowd_each_answers_as_alone(server: Asked, process: ServerProcess) -> None:
+def test_concurrent_adapters_answer_as_when_alone(server: Asked, process: ServerProcess) -> None:
     asked = [(name, question) for name in NAMES for question in QUESTIONS]
     alone = [Asked(process, "alone").chat(*each).text for each in asked]
     with ThreadPoolExecutor(len(asked)) as crowd:
@@ -144,7 +144,7 @@ def test_in_a_crowd_each_answers_as_alone(server: Asked, process: ServerProcess)
     assert together == alone
 
 
-def test_what_was_read_with_one_adapter_is_cached_for_this_one_only(server: Asked) -> None:
+def test_cached_prompts_are_not_shared_between_adapters(server: Asked) -> None:
     fresh = {}
     for name in NAMES:
         fresh[name] = server.chat(name)
@@ -156,7 +156,7 @@ def test_what_was_read_with_one_adapter_is_cached_for_this_one_only(server: Aske
 
 
 @pytest.mark.slow
-def test_a_restart_keeps_the_caches_apart_and_a_new_version_of_an_adapter_begins_afresh(
+def test_adapter_caches_stay_separate_after_a_restart(
     model_folder: Path, adapters: dict[str, Path], tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
@@ -183,9 +183,7 @@ def ask_all(model_folder: Path, adapters: dict[str, Path], store: Path) -> dict[
     return answers
 
 
-def test_a_session_of_an_adapter_is_not_imported_by_its_model(
-    server: Asked, tmp_path: Path
-) -> None:
+def test_a_models_session_import_refuses_an_adapters_session(server: Asked, tmp_path: Path) -> None:
     server.chat("demo:sql", session_id="mine")
     headers = server.headers
 
@@ -229,9 +227,7 @@ def test_adapters_are_listed_and_found_by_name(server: Asked) -> None:
     assert tokens[0] == tokens[1] == tokens[2]
 
 
-def test_the_servers_adapters_are_shown_by_ps_and_at_the_start(
-    process: ServerProcess, tmp_path: Path
-) -> None:
+def test_adapters_are_shown_by_ps_and_at_startup(process: ServerProcess, tmp_path: Path) -> None:
     until(lambda: "demo:sql, demo:tone" in process.output(), "the list of adapters")
     listed = holdfast_here("ps", cwd=tmp_path).stdout
     assert process.url in listed
@@ -252,7 +248,7 @@ def test_models_ls_lists_what_only_the_running_server_has(
     lines = holdfast_here(*asked, cwd=tmp_path).stdout.splitlines()
     (line,) = [line for line in lines if "demo:tone" in line]
     assert "only in the server" in line
-    # an adapter that models.toml lists, too, is listed once
+    # an adapter that is also in models.toml is listed once
     file = tmp_path / "models.toml"
     folder = adapters["sql"]
     file.write_text(
@@ -281,7 +277,7 @@ def test_models_ls_lists_what_only_the_running_server_has(
         ("/api/show", {}),
     ],
 )
-def test_an_unknown_adapter_is_refused_with_those_that_there_are(
+def test_an_unknown_adapter_is_refused_with_the_known_ones(
     server: Asked, path: str, body: dict[str, Any]
 ) -> None:
     refused = server.post(path, {"model": "demo:sqll", **body})

@@ -1,4 +1,4 @@
-"""A server of several models, started with a file of models."""
+"""A server with a file of several models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def text(server: ServerProcess, **fields: Any) -> str:
     return answer
 
 
-def test_models_answer_by_name_and_alias_each_with_its_own_defaults_and_what_is_wrong_is_left_out(
+def test_catalog_models_are_served_and_bad_entries_skipped(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "models.toml").write_text(
@@ -62,7 +62,7 @@ def test_models_answer_by_name_and_alias_each_with_its_own_defaults_and_what_is_
         server.stop()
 
 
-def test_a_hangup_has_the_catalog_read_again_and_a_broken_file_changes_nothing(
+def test_sighup_reloads_the_catalog_and_ignores_a_broken_file(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "models.toml"

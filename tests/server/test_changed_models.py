@@ -1,5 +1,5 @@
-"""What was read with another version of a model is never there for this one, whatever of the model
-has changed.
+"""Tokens cached with another version of a model are never reused, whatever has changed in the
+model.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def ask(folder: Path, store: Path | None) -> Answer:
-    """Load the model, chat, and let go of it."""
+    """Load the model, chat, and unload it."""
     settings = {"store.folder": "off" if store is None else str(store), **TRUSTED}
     with LLM(folder, settings=settings) as llm:
         answer = llm.chat(
@@ -59,7 +59,7 @@ def change_a_table_of_the_code(folder: Path) -> None:
 
 
 def change_tokenizer(folder: Path) -> None:
-    """Two letters change places."""
+    """Swap two letters."""
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text())
     vocabulary = content["model"]["vocab"]
@@ -81,7 +81,7 @@ def change_adapter(folder: Path) -> None:
 
 
 def give_code(folder: Path) -> None:
-    """The same model, built by code of its own, which reads a file of its own."""
+    """The same model, built by custom code that reads a file next to it."""
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_file": "modeling.py"}))
     (folder / "factor.txt").write_text("1.0")
@@ -110,7 +110,7 @@ def give_adapter(folder: Path) -> None:
 
 
 def give_nothing(folder: Path) -> None:
-    """The model stays as it is."""
+    """The model is unchanged."""
 
 
 @pytest.mark.slow
@@ -125,7 +125,7 @@ def give_nothing(folder: Path) -> None:
         (give_code, change_a_table_of_the_code),
     ],
 )
-def test_a_changed_model_begins_with_an_empty_memory_and_answers_as_a_clean_one(
+def test_a_changed_model_starts_with_an_empty_cache(
     folder: Path, tmp_path: Path, prepare: Callable[[Path], None], change: Callable[[Path], None]
 ) -> None:
     prepare(folder)
@@ -138,7 +138,7 @@ def test_a_changed_model_begins_with_an_empty_memory_and_answers_as_a_clean_one(
     assert after.text == ask(folder, None).text
 
 
-def test_a_session_of_other_weights_is_not_taken_in(folder: Path, tmp_path: Path) -> None:
+def test_a_session_of_other_weights_is_not_imported(folder: Path, tmp_path: Path) -> None:
     with LLM(folder) as llm:
         llm.chat([{"role": "user", "content": PROMPT}], max_tokens=2, session_id="a")
         llm.sessions().export_to(tmp_path / "a.session", "a")
@@ -148,7 +148,7 @@ def test_a_session_of_other_weights_is_not_taken_in(folder: Path, tmp_path: Path
 
 
 def complete(folder: Path, *more: str) -> tuple[str, int]:
-    """The answer of a server that is started for it, and how much of the prompt it had."""
+    """The answer of a new server for it, and its cached prompt tokens."""
     server = ServerProcess(str(folder), "--name", "padded", *more)
     try:
         server.wait_ready()
@@ -165,10 +165,10 @@ def complete(folder: Path, *more: str) -> tuple[str, int]:
     return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-@pytest.mark.slow  # four servers, and 600 MB to be hashed twice
-def test_weights_changed_in_the_middle_of_a_large_file_are_seen_by_a_server(tmp_path: Path) -> None:
-    """The file is one of 600 MB whose weights lie where a sample of it every few megabytes sees
-    nothing of them.
+@pytest.mark.slow  # four servers, and 600 MB hashed twice
+def test_a_change_deep_inside_a_large_weight_file_is_detected(tmp_path: Path) -> None:
+    """In a file of 600 MB, whose weights lie between the places that a sample every few megabytes
+    reads.
     """
     file = write_padded(tmp_path / "model", before_bytes=3 << 20, behind_bytes=600_000_000)
     store = ("--store", str(tmp_path / "store"))

@@ -1,9 +1,9 @@
-"""Every feature under every condition: the answers must equal those of a server without keys on an
-idle machine.
+"""Every feature under every condition: the answers equal those of a server without keys on an idle
+machine.
 
-Each pair of a feature in FEATURES and a condition in CONDITIONS is a test. `make test` runs a quarter
-of them, in which every condition has a quarter of the features, and every feature has two conditions
-or more; `make slow` runs the others.
+Each pair of a feature in FEATURES and a condition in CONDITIONS is a test. `make test` runs a
+quarter of them, with a quarter of the features for every condition and at least two conditions for
+every feature; `make slow` runs the others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.fakes.vision_models import write_vision_model
 
 KEY = "the key of alice"
 HOST = "box.example"
-DAILY_SHARE = 4  # `make test` runs one in so many pairs
+DAILY_SHARE = 4  # `make test` runs every fourth pair
 
 
 def written_models(folder: Path) -> Path:
@@ -53,7 +53,7 @@ def stop(server: ServerProcess) -> None:
 
 
 class MatrixServers:
-    """The servers of the matrix, each started on first use."""
+    """The servers of the matrix, each started at its first use."""
 
     def __init__(self, root: Path, stack: contextlib.ExitStack) -> None:
         self._root = root
@@ -100,7 +100,7 @@ class MatrixServers:
 
     @cached_property
     def homeless(self) -> ServerProcess:
-        """In a home folder that cannot be written."""
+        """With a home folder that is not writable."""
         environ = self._stack.enter_context(read_only_home(self._root / "home"))
         return self._place("homeless", **environ)
 
@@ -110,8 +110,8 @@ class MatrixServers:
         return self._stack.enter_context(proxy_before(self.open.url))
 
     def beside_busy_processes(self, feature: str) -> Any:
-        """What a feature returns beside 12 busy processes. All of the same `make` are tried at the
-        same time, since each alone would take several seconds.
+        """The results of features next to 12 busy processes. All of one `make` run together, since
+        each alone would take several seconds.
         """
         if feature not in self._beside_busy_processes:
             caller = Caller(url=self.open.url)
@@ -124,14 +124,14 @@ class MatrixServers:
         return self._beside_busy_processes[feature].result()
 
     def expected(self, feature: str) -> Any:
-        """What a feature returns on an idle machine, without a key."""
+        """The result of a feature on an idle machine, without a key."""
         if feature not in self._expected:
             self._expected[feature] = FEATURES[feature](Caller(url=self.open.url))
         return self._expected[feature]
 
 
 def _other_host(places: MatrixServers) -> Caller:
-    """By a name other than the machine's own, from a non-loopback address if there is one."""
+    """Under a name other than the machine's own, from a non-loopback address if there is one."""
     port = places.keyed.url.rpartition(":")[2]
     try:
         address = socket.gethostbyname(socket.gethostname())
@@ -143,7 +143,7 @@ def _other_host(places: MatrixServers) -> Caller:
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """Which server is asked, and how."""
+    """The server to ask, and how to ask it."""
 
     caller: Callable[[MatrixServers], Caller]
     place: str = "open"  # of MatrixServers
@@ -178,7 +178,9 @@ CONDITIONS = {
 
 
 def is_daily(condition: str, feature: str) -> bool:
-    """Whether `make test` runs a pair: each fourth feature, beginning elsewhere in each condition."""
+    """Whether `make test` runs a pair: every fourth feature, with another first one for each
+    condition.
+    """
     place = list(CONDITIONS).index(condition) + list(FEATURES).index(feature)
     return place % DAILY_SHARE == 0
 
@@ -199,7 +201,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MatrixServers]:
         for feature in FEATURES
     ],
 )
-def test_a_feature_works_in_every_condition(
+def test_features_work_in_every_condition(
     places: MatrixServers, condition: str, feature: str
 ) -> None:
     expected = places.expected(feature)

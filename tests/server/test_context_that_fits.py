@@ -1,4 +1,4 @@
-"""If the memory for KV holds less than the model's context, that is the context, everywhere."""
+"""If the memory for KV holds less than the model's context, the smaller one is used everywhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FITS = 1024
 def tight(
     server: ServerProcess, model_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """The bundled model with memory for native KV of 1024 tokens, and not of 1280."""
+    """The bundled model with memory for native KV of 1024 but not 1280 tokens."""
     token_bytes = server.model()["kv_bytes_per_token"]
     arguments = [str(model_folder), "--name", "demo", "--kv-bits", "native", "--store"]
     arguments += [str(tmp_path_factory.mktemp("tight") / "store")]
@@ -30,7 +30,7 @@ def tight(
         yield server
 
 
-def test_every_protocol_shows_the_context_that_fits_and_the_models_own(
+def test_every_protocol_shows_the_usable_and_the_models_context(
     server: ServerProcess, tight: ServerProcess
 ) -> None:
     own = server.model()["max_context_length"]
@@ -51,7 +51,9 @@ def test_every_protocol_shows_the_context_that_fits_and_the_models_own(
     assert (tight.model()["context_length"], tight.model()["max_context_length"]) == (FITS, own)
 
 
-def test_the_server_and_ps_say_it(server: ServerProcess, tight: ServerProcess) -> None:
+def test_the_server_and_ps_show_the_usable_context(
+    server: ServerProcess, tight: ServerProcess
+) -> None:
     own = server.model()["max_context_length"]
     assert f"{FITS:,} of the model's {own:,} tokens" in tight.output()
     assert f"limited to {FITS:,} of {own:,} tokens" in tight.log()
@@ -70,7 +72,7 @@ def test_the_server_and_ps_say_it(server: ServerProcess, tight: ServerProcess) -
     assert [model["context_length"] for model in models] == [FITS]
 
 
-def test_an_answer_may_fill_the_context_and_a_longer_prompt_is_refused(
+def test_answers_may_fill_the_context_but_longer_prompts_are_refused(
     tight: ServerProcess,
 ) -> None:
     """Without `max_tokens`, an answer used to be refused because a full context did not fit."""
@@ -91,7 +93,7 @@ def test_an_answer_may_fill_the_context_and_a_longer_prompt_is_refused(
     assert f"maximum context length is {FITS} tokens" in refused.json()["error"]["message"]
 
 
-def test_quantized_keys_and_values_have_a_longer_context(tight: ServerProcess) -> None:
+def test_quantized_kv_allows_a_longer_context(tight: ServerProcess) -> None:
     body = {"prompt": [7] * (2 * FITS), "max_tokens": 2}
     url = f"{tight.url}/v1/completions"
     refused = httpx.post(url, json={**body, "kv_bits": "native"}, timeout=120).json()["error"]

@@ -1,5 +1,5 @@
-"""A request that kills its worker again and again is found and refused, and the answers beside it
-come out as ever.
+"""A request that kills its worker repeatedly is identified and refused, and the answers of others
+are unaffected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.fakes.server_process import ServerProcess
 from tests.fakes.tiny_models import write_tiny
 from tests.fakes.told_streams import answer_to, completion
 
-MARKER = 263  # a special token of the tiny models that nothing else uses
+MARKER = 263  # a special token of the tiny models that is otherwise unused
 INNOCENTS = [
     completion(f"innocent {first}", [first, 32, 97], max_tokens=300) for first in (65, 66, 67)
 ]
@@ -63,7 +63,7 @@ def killed(server: ServerProcess) -> int:
 
 
 @pytest.mark.slow
-def test_it_is_refused_after_a_few_deaths_although_it_drew_tokens_each_time(
+def test_a_deadly_request_is_refused_after_a_few_worker_deaths(
     server: ServerProcess,
 ) -> None:
     with ThreadPoolExecutor(len(INNOCENTS)) as threads:

@@ -1,9 +1,9 @@
-"""What README.md and docs/ show is run as it stands there, in a fresh home; what cannot run here is
-listed with its reason.
+"""Examples in README.md and docs/ are run as shown, in a fresh home; those that cannot run are
+listed with the reason.
 
-A shell block is taken apart into its commands; a Python or TOML block is one example. A server on
-the bundled model is shared by all documents that leave the home as it was. Blocks in `text` and
-`json` are output, and hold no commands.
+A shell block is split into its commands; a Python or TOML block is one example. Documents that
+leave the home unchanged share a server with the bundled model. Blocks in `text` and `json` are
+output and contain no commands.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ WRITTEN_BY_PROGRAMS = {
     "docs/getting-started/demo-chat.md": "`make demo-chat` writes it, tests/models/test_download_demo_chat.py reads it",
 }
 READ_FIRST = ("README.md", "docs/getting-started/first-steps.md", "docs/guides/python.md")
-CHANGES_ITS_HOME = (  # keys, deleted stores, an ended server
+CHANGES_ITS_HOME = (  # keys, deleted stores, a stopped server
     "docs/guides/api-keys.md",
     "docs/guides/memory.md",
     "docs/guides/operating.md",
@@ -60,7 +60,7 @@ INSTALLS = "installs into the environment"
 NO_PROGRAM = "needs a program of somebody else"
 BY_MAKE_CLIENTS = "a library that the tests do not install; `make clients` runs it"
 SLOW = "takes ten minutes"
-# What is not run: (document, how the example begins) → why.
+# Examples that are not run: (document, beginning of the example) → reason.
 NOT_RUN: dict[tuple[str, str], str] = {
     ("README.md", "make serve"): INSTALLS,
     ("README.md", "make test"): "runs these very tests",
@@ -108,7 +108,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/reference/ollama.md", "OLLAMA_HOST=http://127.0.0.1:8321 ollama ls"): NO_PROGRAM,
     ("docs/reference/responses.md", "llm-comply run"): BY_MAKE_CLIENTS,
 }
-# What an example has to say: (document, how it begins) → a pattern found in its output.
+# Required output: (document, beginning of the example) → a pattern.
 SAYS: dict[tuple[str, str], str] = {
     ("README.md", "curl"): r"The code of the shed is 4711\.",
     ("README.md", "echo"): r"^[A-Z].*[.!?]\s*$",
@@ -156,7 +156,7 @@ class Example:
 
 
 def commands(block: str, *, prompt: str) -> Iterator[tuple[str, str]]:
-    """Each command of a shell block, and the lines below it that are no command."""
+    """Each command of a shell block, with the output lines below it."""
     command, shown = "", ""
     for line in block.splitlines(keepends=True):
         if command and is_open(command):
@@ -172,7 +172,7 @@ def commands(block: str, *, prompt: str) -> Iterator[tuple[str, str]]:
 
 
 def is_open(command: str) -> bool:
-    """Whether a command goes on in the next line."""
+    """Whether a command continues in the next line."""
     try:
         shlex.split(command, comments=True)
     except ValueError:
@@ -181,7 +181,7 @@ def is_open(command: str) -> bool:
 
 
 def examples_of(document: str) -> list[Example]:
-    """All that a document shows to be run, in order."""
+    """All examples of a document, in order."""
     found: list[Example] = []
     for language, block in FENCE.findall(DOCUMENTS[document].read_text(encoding="utf-8")):
         if language in SHELL:
@@ -204,7 +204,7 @@ ALL_EXAMPLES = [example for found in EXAMPLES.values() for example in found]
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A home in which nobody has been, for all processes that the tests of this file start."""
+    """An unused home for all processes that the tests of this file start."""
     with pytest.MonkeyPatch.context() as patch:
         yield new_home(patch, tmp_path_factory.mktemp("home"))
 
@@ -230,9 +230,9 @@ def shared_server(home: Path) -> Iterator[ServerProcess]:
 
 
 def run(example: Example, *, folder: Path, server: ServerProcess, is_here: bool = False) -> str:
-    """Run an example; returns its output, or what is wrong after the word FAILED.
+    """Run an example; returns its output, or FAILED and the error.
 
-    is_here: a Python program runs in this process, which has imported most of what it needs.
+    is_here: run a Python program in this process, which has imported most of its modules.
     """
     text = example.text.replace(ADDRESS, server.url.removeprefix("http://"))
     if example.language == "toml":
@@ -247,7 +247,7 @@ def run(example: Example, *, folder: Path, server: ServerProcess, is_here: bool 
 
 
 def printed(program: str, folder: Path) -> str:
-    """What a Python program prints."""
+    """The output of a Python program."""
     output = io.StringIO()
     with contextlib.chdir(folder), contextlib.redirect_stdout(output):
         exec(compile(program, "example", "exec"), {"__name__": "__main__"})
@@ -255,7 +255,7 @@ def printed(program: str, folder: Path) -> str:
 
 
 def read_settings(document: str, text: str, folder: Path) -> object:
-    """A TOML block as the program reads it that it is for."""
+    """Parse a TOML block like the program it is for."""
     file = folder / "shown.toml"
     file.write_text(text, encoding="utf-8")
     if document == "docs/reference/configuration.md":
@@ -266,7 +266,7 @@ def read_settings(document: str, text: str, folder: Path) -> object:
 
 
 def outcome(example: Example, command: list[str], folder: Path) -> str:
-    """Run a command to its end: it succeeds, or fails with the error that the document shows."""
+    """Run a command to its end: it succeeds, or fails with the documented error."""
     done = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
@@ -291,7 +291,7 @@ def outcome(example: Example, command: list[str], folder: Path) -> str:
 
 
 def served(text: str, folder: Path) -> str:
-    """Start a server as is shown, on a free port, and end it when it is ready."""
+    """Start a server as shown, on a free port, and end it when it is ready."""
     command = text.partition("  #")[0]
     process = subprocess.Popen(
         ["bash", "-c", f"{command} --port 0"],
@@ -316,7 +316,7 @@ def served(text: str, folder: Path) -> str:
 def assert_runs(
     examples: list[Example], *, folder: Path, server: ServerProcess, is_here: bool = False
 ) -> None:
-    """Every example that is not listed runs, and says what it has to."""
+    """Every example that is not listed runs with its required output."""
     for example in examples:
         if not example.is_run:
             continue
@@ -328,12 +328,12 @@ def assert_runs(
 
 
 def is_quick(example: Example) -> bool:
-    """Whether `make test` runs it: the programs and requests of what a newcomer reads first."""
+    """Whether `make test` runs it: the programs and requests in the first pages for newcomers."""
     return example.document in READ_FIRST and not re.match(r"(\w+=\S+ )*holdfast ", example.text)
 
 
 @pytest.mark.parametrize("document", READ_FIRST)
-def test_what_a_newcomer_copies_first_runs(
+def test_the_first_commands_of_a_newcomer_run(
     document: str, shared_server: ServerProcess, tmp_path: Path
 ) -> None:
     assert_runs(
@@ -348,7 +348,7 @@ def test_what_a_newcomer_copies_first_runs(
 @pytest.mark.parametrize(
     "document", [name for name, found in EXAMPLES.items() if any(each.is_run for each in found)]
 )
-def test_all_other_examples_of_a_document_run(
+def test_all_other_documented_examples_run(
     document: str, shared_server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     examples = [each for each in EXAMPLES[document] if not is_quick(each)]
@@ -364,7 +364,7 @@ def test_all_other_examples_of_a_document_run(
         server.stop()
 
 
-def test_every_block_is_run_or_listed_or_is_output() -> None:
+def test_every_block_is_run_listed_or_output() -> None:
     known = {*SHELL, *OUTPUT, "python", "toml"}
     unknown = [
         f"{each.document}: {each.text[:60]!r}"
@@ -374,7 +374,7 @@ def test_every_block_is_run_or_listed_or_is_output() -> None:
     assert unknown == [], "give these blocks a language, or list them in NOT_RUN"
 
 
-def test_output_that_is_shown_holds_no_commands() -> None:
+def test_output_blocks_contain_no_commands() -> None:
     found = []
     for document in EXAMPLES:
         for language, block in FENCE.findall(DOCUMENTS[document].read_text(encoding="utf-8")):
@@ -387,7 +387,7 @@ def test_output_that_is_shown_holds_no_commands() -> None:
     assert found == [], "put these commands into a block of `sh` or `console`"
 
 
-def test_every_example_that_is_listed_is_still_there() -> None:
+def test_every_listed_example_still_exists() -> None:
     listed = [*NOT_RUN, *SAYS]
     assert [
         each for each in listed if not any(example.begins(each) for example in ALL_EXAMPLES)
@@ -396,7 +396,7 @@ def test_every_example_that_is_listed_is_still_there() -> None:
 
 
 def holdfast_commands() -> set[tuple[str, ...]]:
-    """The words after `holdfast` in every example, run or not, that is not shown to fail."""
+    """The words after `holdfast` in every example, run or not, that is not shown as failing."""
     found = set()
     for example in ALL_EXAMPLES:
         if example.language in SHELL and not SHOWN_ERROR.match(example.shown):
@@ -408,13 +408,13 @@ def holdfast_commands() -> set[tuple[str, ...]]:
     return found
 
 
-def test_every_command_of_holdfast_that_is_shown_is_understood(
+def test_every_documented_holdfast_command_is_valid(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("typer.core.HAS_RICH", False)  # the help in colours takes twice as long
     wrong = []
     for words in sorted(holdfast_commands()):
-        # what follows an agent's name is the agent's
+        # the words after an agent's name belong to the agent
         place = 1 if words[0] == "launch" else len(words)
         result = CliRunner().invoke(app, [*words[:place], "--help", *words[place:]])
         if result.exit_code:

@@ -1,4 +1,4 @@
-"""A real server in which a second model drafts, beside the same model without drafts."""
+"""A real server whose second model drafts, compared with the same model without drafts."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.fakes.tiny_models import write_tiny
 
 DRAFT = "holdfast-demo-draft"
 SUM: dict[str, Any] = {"messages": [{"role": "user", "content": "What is 17 plus 25?"}]}
-TURNS = 4  # half of them before the restart
+TURNS = 4  # half of which come before the restart
 KINDS = ("model_drafted", "model_accepted")
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server of a model for which a draft model pays, with a store."""
+    """A server with a store and a model for which a draft model is profitable."""
     folder = tmp_path_factory.mktemp("draft-model")
     model = folder / "model"
     write_larger_demo(model)
@@ -51,15 +51,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         ),
     ],
 )
-def test_the_answer_is_that_of_the_model_without_drafts(
-    server: ServerProcess, asked: dict[str, Any]
-) -> None:
+def test_drafts_do_not_change_the_answer(server: ServerProcess, asked: dict[str, Any]) -> None:
     for question in (SUM, COPY):
         asked = {**question, **asked}
         assert texts(chat(server, "drafting", **asked)) == texts(chat(server, "plain", **asked))
 
 
-def test_what_the_draft_model_drafted_is_counted(server: ServerProcess) -> None:
+def test_drafted_tokens_are_counted(server: ServerProcess) -> None:
     for number in range(4):
         body = {"messages": [{"role": "user", "content": f"What is {number} plus 25?"}]}
         chat(server, "drafting", **body)
@@ -74,16 +72,16 @@ def test_what_the_draft_model_drafted_is_counted(server: ServerProcess) -> None:
     }
 
 
-def test_a_stream_goes_on_after_its_worker_was_killed(server: ServerProcess) -> None:
+def test_a_stream_continues_after_its_worker_is_killed(server: ServerProcess) -> None:
     whole = texts(chat(server, "plain", max_tokens=200))
     assert [resumed_answer(server, "drafting")] == whole
 
 
-def test_as_many_tokens_are_cached_as_without_drafts_over_a_restart_too(
+def test_drafting_does_not_change_cached_tokens_even_after_a_restart(
     server: ServerProcess,
 ) -> None:
     def cached(model: str, messages: list[dict[str, Any]]) -> int:
-        # both have the same blocks on disk
+        # both write the same blocks to disk
         answer = chat(server, model, messages=messages, max_tokens=200, cache_salt=model)
         messages += [
             {"role": "assistant", "content": texts(answer)[0]},
@@ -106,7 +104,7 @@ def test_as_many_tokens_are_cached_as_without_drafts_over_a_restart_too(
     assert [drafting > 0 for drafting, _ in found] == [False, *[True] * (TURNS - 1)]
 
 
-def test_a_model_with_other_tokens_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_a_draft_model_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
     other = write_tiny(tmp_path / "other", "llama")
     command = [sys.executable, "-m", "holdfast.cli.main", "serve", str(demo_folder())]
     done = subprocess.run(

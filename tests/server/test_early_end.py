@@ -1,4 +1,4 @@
-"""A server that ends before it has served anybody says why in one line."""
+"""A server that ends before it is ready gives the reason in one line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ threading.Event().wait()
 
 @pytest.fixture
 def endless(tmp_path: Path) -> Path:
-    """A model that never comes to the end of its load, and tells when it is in it."""
+    """A model whose loading never ends, and which reports that it has started."""
     folder = write_tiny(tmp_path / "endless", "llama")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_file": "modeling.py"}))
@@ -43,7 +43,7 @@ def loading(folder: Path) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
-def test_a_signal_while_the_model_is_loaded_is_one_line_and_an_end_of_front_and_worker(
+def test_a_signal_while_loading_ends_both_processes_with_one_line(
     endless: Path, number: signal.Signals
 ) -> None:
     server = loading(endless)
@@ -76,7 +76,7 @@ runpy.run_module("holdfast.cli.main", run_name="__main__", alter_sys=True)
 """
 
 
-def test_a_signal_at_the_moment_the_http_server_takes_over_signals_is_not_lost(
+def test_a_signal_during_the_handover_to_uvicorn_is_not_lost(
     endless: Path,
 ) -> None:
     done = subprocess.run(
@@ -103,7 +103,7 @@ FURTHER_COMMANDS = [["doctor"], ["config"], ["version"], ["sessions", "ls"], ["b
     [*COMMANDS, *(pytest.param(each, marks=pytest.mark.slow) for each in FURTHER_COMMANDS)],
     ids=" ".join,
 )
-def test_a_deleted_working_folder_is_one_line_for_every_command(
+def test_a_deleted_working_directory_is_reported_in_one_line(
     arguments: list[str], tmp_path: Path
 ) -> None:
     gone = tmp_path / "gone"

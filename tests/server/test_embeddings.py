@@ -1,4 +1,4 @@
-"""Vectors and ranks over a real server, through OpenAI's own client."""
+"""Embeddings and ranks from a real server, through OpenAI's own client."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.fakes.server_process import ServerProcess, until
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
-def test_the_client_gets_vectors_as_base64_and_as_numbers(client: openai.OpenAI) -> None:
+def test_vectors_are_returned_as_base64_or_numbers(client: openai.OpenAI) -> None:
     texts = ["Hello", "Goodbye", "Hello"]
-    packed = client.embeddings.create(model="demo", input=texts)  # asks for base64 by itself
+    packed = client.embeddings.create(model="demo", input=texts)  # requests base64 by default
     plain = client.embeddings.create(model="demo", input=texts, encoding_format="float")
     for one, other in zip(packed.data, plain.data, strict=True):
         assert one.embedding == pytest.approx(other.embedding, abs=1e-6)
@@ -26,21 +26,21 @@ def test_the_client_gets_vectors_as_base64_and_as_numbers(client: openai.OpenAI)
     assert packed.usage.prompt_tokens == packed.usage.total_tokens > 0
 
 
-def test_one_input_that_is_too_long_is_named(client: openai.OpenAI) -> None:
+def test_an_input_that_is_too_long_is_named(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.embeddings.create(model="demo", input=["a", "the " * 100_000])
     assert refused.value.param == "input.1"
     assert refused.value.code == "context_length_exceeded"
 
 
-def test_a_document_that_repeats_the_query_is_the_most_relevant(server: ServerProcess) -> None:
+def test_the_document_that_repeats_the_query_ranks_first(server: ServerProcess) -> None:
     documents = ["Bananas are yellow.", "What is the capital of France?"]
     body = {"query": "What is the capital of France?", "documents": documents}
     answer = httpx.post(f"{server.url}/v1/rerank", json=body, timeout=60).json()
     assert [result["index"] for result in answer["results"]] == [1, 0]
 
 
-async def test_a_client_that_goes_away_ends_its_work_and_no_other(server: ServerProcess) -> None:
+async def test_a_disconnect_ends_only_its_own_work(server: ServerProcess) -> None:
     texts = [f"{number} " + "sheep are white and " * 100 for number in range(64)]
 
     def running() -> int:

@@ -1,4 +1,4 @@
-"""A thought that is ended while it is told, through OpenAI's client."""
+"""A thought ended while it is streamed, through OpenAI's client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def server() -> Iterator[ServerProcess]:
 
 
 @pytest.mark.slow
-def test_a_client_can_end_a_thought_while_it_is_told(server: ServerProcess) -> None:
+def test_a_client_can_end_a_thought_while_streaming(server: ServerProcess) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     marks = [
         httpx.post(
@@ -37,7 +37,7 @@ def test_a_client_can_end_a_thought_while_it_is_told(server: ServerProcess) -> N
         stream=True,
         stream_options={"include_usage": True},
         reasoning_effort="high",
-        # by itself it never ends its thought
+        # the model never ends its thought on its own
         logit_bias={str(token_id): -100 for mark in marks for token_id in mark},
     )
     chunks = iter(stream)

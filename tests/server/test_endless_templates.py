@@ -1,6 +1,4 @@
-"""A chat template that never ends for some conversation neither stops the server from serving nor
-from stopping.
-"""
+"""An endless chat template prevents the server neither from serving nor from stopping."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ def busy_renderers(server: ServerProcess) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-def test_others_are_answered_meanwhile_the_client_is_told_and_the_server_ends(
+def test_an_endless_template_fails_only_its_own_request(
     server: ServerProcess,
 ) -> None:
     with ThreadPoolExecutor(2) as threads:

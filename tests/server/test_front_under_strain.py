@@ -1,4 +1,4 @@
-"""Clients that hold on to connections, against a real server."""
+"""Clients that keep connections open, against a real server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HALF = (
 )
 
 
-def test_four_hundred_half_open_connections_are_closed_while_others_are_served(
+def test_half_open_connections_are_closed_while_others_are_served(
     strict_server: ServerProcess,
 ) -> None:
     before = len(strict_server.log())
@@ -25,7 +25,7 @@ def test_four_hundred_half_open_connections_are_closed_while_others_are_served(
         openai.OpenAI(base_url=f"{strict_server.url}/v1", api_key="none", max_retries=0) as client,
     ):
         held = []
-        # each says its half at once: one that says nothing is closed without a word
+        # each sends its half immediately: a silent connection is closed without a response
         for place in range(400):
             held.append(
                 opened.enter_context(socket.create_connection(address, timeout=LIMIT_SECONDS))
@@ -42,7 +42,7 @@ def test_four_hundred_half_open_connections_are_closed_while_others_are_served(
             opened.enter_context(socket.create_connection(address, timeout=LIMIT_SECONDS))
             for _ in range(400)
         ]
-        assert len(further) == 400  # the closed ones do not count
+        assert len(further) == 400  # closed ones are not counted
         assert client.models.list().data[0].id == "demo"
     until(lambda: "connection closed" in strict_server.log()[before:], "it is in the log")
     told = strict_server.log()[before:]

@@ -1,6 +1,4 @@
-"""A real server with a certificate: what is printed, who gets in, and a renewal while an answer is
-written.
-"""
+"""A real server with a certificate: its output, its clients, and a renewal during an answer."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ def server(files: CertificateFiles) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder without settings of its own."""
+    """A working folder without settings."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     return tmp_path
@@ -43,7 +41,7 @@ def run(*arguments: str, variables: dict[str, str] | None = None, stdin: str = "
 
 
 @pytest.mark.usefixtures("folder")
-def test_its_url_is_printed_as_https_and_commands_work_where_the_certificate_is_trusted(
+def test_https_urls_are_printed_and_trusted_certificates_accepted(
     server: ServerProcess, files: CertificateFiles
 ) -> None:
     assert server.url.startswith("https://127.0.0.1:")
@@ -65,7 +63,9 @@ def test_its_url_is_printed_as_https_and_commands_work_where_the_certificate_is_
     assert said.stdout.strip()
 
 
-def test_a_renewal_cuts_no_answer(server: ServerProcess, files: CertificateFiles) -> None:
+def test_a_certificate_renewal_cuts_no_answer(
+    server: ServerProcess, files: CertificateFiles
+) -> None:
     body = {
         "messages": [{"role": "user", "content": "Hello"}],
         "max_tokens": 200,
@@ -105,9 +105,7 @@ def test_a_renewal_cuts_no_answer(server: ServerProcess, files: CertificateFiles
     ],
 )
 @pytest.mark.usefixtures("folder")
-def test_what_cannot_be_served_ends_the_start_in_one_line(
-    options: tuple[str, ...], said: str
-) -> None:
+def test_a_bad_certificate_ends_the_start_in_one_line(options: tuple[str, ...], said: str) -> None:
     ended = run("serve", *options)
     assert ended.exit_code == 2
     assert said in only_line(ended.stderr)

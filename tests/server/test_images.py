@@ -1,4 +1,4 @@
-"""Official clients send images to a real server with a tiny random model that sees."""
+"""Official clients send images to a real server with a tiny random vision model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def seeing(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 def image_processes(server: ServerProcess) -> list[psutil.Process]:
-    """The processes in which images are decoded."""
+    """The processes that decode images."""
     return children_running("image_worker", psutil.Process(server.model()["pid"]))
 
 
@@ -75,7 +75,7 @@ def cached(usage: Any) -> int:
     return int(usage.prompt_tokens_details.cached_tokens)
 
 
-def test_openais_client_talks_about_images_and_no_image_is_prefilled_twice(
+def test_openais_client_sends_images_that_are_prefilled_once(
     seeing: ServerProcess,
 ) -> None:
     first = user("What is this?", image(CAT))
@@ -94,7 +94,7 @@ def test_openais_client_talks_about_images_and_no_image_is_prefilled_twice(
     assert other != text
 
 
-def test_openais_client_streams_and_uses_responses(seeing: ServerProcess) -> None:
+def test_openais_client_streams_and_uses_responses_with_images(seeing: ServerProcess) -> None:
     expected, _ = asked(seeing.url, user("What is this?", image(CAT)))
     with openai.OpenAI(base_url=f"{seeing.url}/v1", api_key="none", max_retries=0) as client:
         chunks = client.chat.completions.create(
@@ -144,7 +144,7 @@ def test_anthropics_client_sends_and_counts_images(seeing: ServerProcess) -> Non
     assert [block.text for block in answer.content if block.type == "text"] == [expected]
 
 
-def test_ollamas_client_sends_images_and_sees_that_it_may(seeing: ServerProcess) -> None:
+def test_ollamas_client_sees_the_vision_capability_and_sends_images(seeing: ServerProcess) -> None:
     expected, usage = asked(seeing.url, user(image(CAT), "What is this?"))
     client = ollama.Client(host=seeing.url)
     options = {"temperature": 0, "num_predict": 8}
@@ -161,7 +161,7 @@ def test_ollamas_client_sends_images_and_sees_that_it_may(seeing: ServerProcess)
     assert "vision" in (shown.capabilities or ())
 
 
-def test_a_broken_image_is_each_clients_own_error(seeing: ServerProcess) -> None:
+def test_a_broken_image_raises_each_clients_own_error(seeing: ServerProcess) -> None:
     broken = CAT[:100]
     with (
         openai.OpenAI(base_url=f"{seeing.url}/v1", api_key="none", max_retries=0) as client,
@@ -185,7 +185,7 @@ def test_a_later_turn_after_a_broken_image_is_answered(seeing: ServerProcess) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_an_image_process_that_ends_costs_no_request(
+def test_a_crashed_image_process_fails_no_request(
     number: signal.Signals, seeing: ServerProcess
 ) -> None:
     asked(seeing.url, user("What?", image(png(100 + number))))
@@ -196,14 +196,14 @@ def test_an_image_process_that_ends_costs_no_request(
     assert after.pid != before.pid
 
 
-def test_the_server_says_that_the_model_takes_images(seeing: ServerProcess) -> None:
+def test_the_server_reports_vision_support(seeing: ServerProcess) -> None:
     (card,) = httpx.get(f"{seeing.url}/v1/models", timeout=60).json()["data"]
     assert card["architecture"]["input_modalities"] == ["text", "image"]
     assert seeing.model()["vision"]["refused"] is None
 
 
 @pytest.mark.slow
-def test_an_image_and_its_kv_outlive_the_server(folder: Path, tmp_path: Path) -> None:
+def test_an_image_and_its_kv_survive_a_restart(folder: Path, tmp_path: Path) -> None:
     arguments = (str(folder), "--store", str(tmp_path / "store"))
     question = user("What is this?", image(CAT))
     with running_server(*arguments) as server:
@@ -220,7 +220,7 @@ def test_an_image_and_its_kv_outlive_the_server(folder: Path, tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["front", "worker"])
-def test_no_image_process_outlives_a_process_that_is_killed(
+def test_image_processes_end_when_their_parent_is_killed(
     folder: Path, tmp_path: Path, victim: str
 ) -> None:
     server = ServerProcess(str(folder), "--store", str(tmp_path / "store"))
@@ -236,7 +236,7 @@ def test_no_image_process_outlives_a_process_that_is_killed(
 
 
 @pytest.mark.slow
-def test_an_answer_about_an_image_outlives_its_worker(folder: Path, tmp_path: Path) -> None:
+def test_an_answer_about_an_image_survives_its_worker(folder: Path, tmp_path: Path) -> None:
     options: Any = {
         "model": MODEL,
         "messages": [user("What is this?", image(CAT))],
@@ -263,9 +263,9 @@ def test_an_answer_about_an_image_outlives_its_worker(folder: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_without_a_store_images_are_gone_with_the_server(folder: Path, tmp_path: Path) -> None:
+def test_without_a_store_images_are_deleted_with_the_server(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "holdfast").mkdir()
-    kernels = caches_folder(os.environ) / "kernels"  # compiling them would take long
+    kernels = caches_folder(os.environ) / "kernels"  # compiling them would take too long
     (tmp_path / "holdfast" / "kernels").symlink_to(kernels)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -48,7 +48,7 @@ def answered(server: ServerProcess, **more: Any) -> tuple[str, int]:
     return answer["choices"][0]["message"]["content"], usage["cached_tokens"]
 
 
-def test_each_form_answers_and_remembers_for_itself(server: ServerProcess) -> None:
+def test_each_kv_form_answers_and_caches_separately(server: ServerProcess) -> None:
     for kv_bits in ("native", 4, "8/4", None):
         asked = {} if kv_bits is None else {"kv_bits": kv_bits}
         first, before = answered(server, **asked)
@@ -60,7 +60,7 @@ def test_each_form_answers_and_remembers_for_itself(server: ServerProcess) -> No
     assert cached >= 512, "8 is the setting of the model"
 
 
-def test_health_shows_bits_and_bytes(server: ServerProcess) -> None:
+def test_health_shows_kv_bits_and_bytes(server: ServerProcess) -> None:
     answered(server)
     health = httpx.get(f"{server.url}/health").raise_for_status().json()
     kv = next(model["kv"] for model in health["models"] if model["id"] == "demo")
@@ -70,7 +70,7 @@ def test_health_shows_bits_and_bytes(server: ServerProcess) -> None:
     assert kv["refused"] == {}
 
 
-def test_what_is_not_possible_is_refused_and_what_is_possible_is_named(
+def test_unsupported_kv_bits_are_refused_with_the_supported_ones(
     server: ServerProcess,
 ) -> None:
     refused = chat(server, kv_bits=3)

@@ -38,16 +38,14 @@ def long_stream(server: ServerProcess) -> openai.Stream[openai.types.Completion]
 def test_a_disconnect_stops_the_work(server: ServerProcess) -> None:
     stream = long_stream(server)
     next(iter(stream))
-    # what the worker reports comes after the first token: without this, 0 could be from before it
+    # the worker's reports come after the first token: without this, the 0 could be from before it
     until(lambda: server.model()["running"] > 0, "the work is reported")
     stream.close()
     until(lambda: server.model()["running"] == 0, "the work has stopped")
     assert server.model()["running"] == 0
 
 
-def test_the_front_process_has_no_mlx_in_its_memory(
-    server: ServerProcess, client: openai.OpenAI
-) -> None:
+def test_the_front_process_does_not_load_mlx(server: ServerProcess, client: openai.OpenAI) -> None:
     client.completions.create(model="demo", prompt="one", max_tokens=1)
     maps = Path(f"/proc/{server.process.pid}/maps")
     if not maps.exists():
@@ -60,7 +58,7 @@ def has_ended(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-def test_running_answers_and_uploads_are_cut_when_the_time_to_stop_is_over(
+def test_running_answers_and_uploads_are_cut_at_the_shutdown_limit(
     model_folder: Path,
 ) -> None:
     with running_server(model_folder, "--set", "server.shutdown_seconds=0.5") as server:
@@ -87,7 +85,7 @@ def test_running_answers_and_uploads_are_cut_when_the_time_to_stop_is_over(
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
-def test_what_is_waited_for_is_said_and_a_second_signal_ends_it(
+def test_a_second_signal_ends_a_waiting_shutdown(
     model_folder: Path, number: signal.Signals
 ) -> None:
     with running_server(model_folder, "--set", "server.shutdown_seconds=60") as server:
@@ -104,7 +102,7 @@ def test_what_is_waited_for_is_said_and_a_second_signal_ends_it(
             "it is said",
         )
         assert httpx.get(f"{server.url}/health", timeout=60).status_code == 503
-        next(streams[0])  # they go on
+        next(streams[0])  # they continue
         assert server.stop(number) == 0
         assert has_ended(worker)
         for stream in streams:
@@ -114,7 +112,7 @@ def test_what_is_waited_for_is_said_and_a_second_signal_ends_it(
         assert not re.search("ERROR|Traceback", server.log())
 
 
-def test_an_answer_that_ends_in_time_is_given_whole_and_then_the_server_ends(
+def test_an_answer_that_ends_in_time_is_completed_before_exit(
     model_folder: Path,
 ) -> None:
     with running_server(model_folder, "--set", "server.shutdown_seconds=60") as server:
@@ -125,12 +123,12 @@ def test_an_answer_that_ends_in_time_is_given_whole_and_then_the_server_ends(
         server.process.send_signal(signal.SIGTERM)
         chunks = list(stream)
         assert chunks[-1].choices[0].finish_reason == "length"
-        assert server.process.wait(LIMIT_SECONDS) == 0  # by the first signal alone
+        assert server.process.wait(LIMIT_SECONDS) == 0  # after the first signal only
         assert has_ended(worker)
         assert not re.search("cut off|ERROR|Traceback", server.log())
 
 
-def test_others_are_told_their_address_and_the_owner_the_risk(
+def test_the_banner_shows_lan_addresses_and_the_missing_key(
     strict_server: ServerProcess,
 ) -> None:
     server = strict_server
@@ -149,7 +147,7 @@ def test_others_are_told_their_address_and_the_owner_the_risk(
     assert "--allowed-hosts" in refused.json()["error"]["message"]
 
 
-def test_a_taken_port_is_one_line_and_exit_code_2(
+def test_a_port_in_use_is_one_line_and_exit_code_2(
     server: ServerProcess, model_folder: Path
 ) -> None:
     port = server.url.rpartition(":")[2]

@@ -1,4 +1,4 @@
-"""Limits of a model lowered and raised while it answers."""
+"""Limits of a model are lowered and raised while it answers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def text_of(client: openai.OpenAI, number: int) -> str:
     return "".join(chunk.text for chunk in chunks)
 
 
-def test_no_stream_is_lost_or_changed_and_a_new_worker_has_the_limits_too(
+def test_changed_limits_lose_no_stream_and_reach_new_workers(
     server: ServerProcess, client: openai.OpenAI
 ) -> None:
     before = change(server)

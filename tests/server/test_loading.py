@@ -1,6 +1,4 @@
-"""A server whose worker is held up while it loads: who comes meanwhile waits, and is answered in
-the end.
-"""
+"""A server whose worker is suspended while loading: requests wait and are answered in the end."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ BODY = {
 
 @pytest.fixture
 def held_up(model_folder: Path) -> Iterator[tuple[ServerProcess, psutil.Process]]:
-    """A server that listens, and its worker, stopped before it can have loaded anything."""
+    """A listening server and its worker, suspended before it can have loaded anything."""
     server = ServerProcess(
         str(model_folder), "--name", "demo", "--set", "residency.hang_seconds=600"
     )
@@ -46,7 +44,7 @@ def held_up(model_folder: Path) -> Iterator[tuple[ServerProcess, psutil.Process]
 
 
 def _workers(front: psutil.Process) -> list[psutil.Process]:
-    """Not a child that is still a copy of the front: the front waits until it runs its program."""
+    """Not a child that is still a copy of the front: wait until it runs its own program."""
     return [each for each in front.children() if "holdfast.worker" in each.cmdline()]
 
 
@@ -58,7 +56,7 @@ def _ports(process: psutil.Process) -> list[int]:
     ]
 
 
-def test_all_who_come_while_the_model_is_loaded_wait_and_are_answered(
+def test_requests_during_loading_wait_and_are_answered(
     held_up: tuple[ServerProcess, psutil.Process],
 ) -> None:
     server, worker = held_up
@@ -89,7 +87,7 @@ def test_all_who_come_while_the_model_is_loaded_wait_and_are_answered(
         answer = whole.result()
         assert answer.status_code == 200
         assert answer.json()["usage"]["completion_tokens"] == 3
-        # the stream's headers came before
+        # the stream's headers came earlier
         assert answer.json()["holdfast"]["seconds"]["accept"] > 0.5
         assert streamed.result().endswith("data: [DONE]\n\n")
         assert sessions.result().json()["data"] == []

@@ -1,5 +1,5 @@
-"""Connections that break in mid-answer, with the official clients: the same request again gets the
-answer, drawn once.
+"""Connections that break during an answer, with the official clients: the repeated request gets the
+answer, which is generated once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SCHEMA = {
 ASKED: list[Any] = [{"role": "user", "content": "Write it down."}]
 TOOL: list[Any] = [{"type": "function", "function": {"name": "write_file", "parameters": SCHEMA}}]
 
-GREEDY: dict[str, Any] = {"temperature": 0}  # so that a lost answer may go to the same request
+GREEDY: dict[str, Any] = {"temperature": 0}  # so that the same request may get the lost answer
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,7 @@ def rests(server: ServerProcess) -> bool:
 
 
 def drawn(server: ServerProcess, answered: Callable[[], tuple[str, Any]]) -> float:
-    """How many tokens are drawn for an answer, which is the script's."""
+    """The number of tokens in the script's answer."""
     before = generated_tokens(server)
     text, arguments = answered()
     assert (text.strip(), arguments) == (TEXT, ARGUMENTS)
@@ -193,7 +193,7 @@ def drawn(server: ServerProcess, answered: Callable[[], tuple[str, Any]]) -> flo
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
-def test_a_stream_that_breaks_is_given_whole_to_the_same_request_and_drawn_once(
+def test_a_broken_stream_is_replayed_to_the_repeated_request(
     server: ServerProcess, kind: Any
 ) -> None:
     client = kind(server.url)
@@ -213,7 +213,7 @@ def test_a_stream_that_breaks_is_given_whole_to_the_same_request_and_drawn_once(
 
 @contextmanager
 def breaking_proxy(server: ServerProcess) -> Iterator[str]:
-    """The URL of a proxy whose first connection breaks as soon as the model has begun to answer."""
+    """The URL of a proxy whose first connection breaks as soon as the answer begins."""
     host, port = server.url.removeprefix("http://").split(":")
     before = generated_tokens(server)
     ended = threading.Event()
@@ -248,9 +248,11 @@ def breaking_proxy(server: ServerProcess) -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CLIENTS)
-def test_a_whole_answer_that_breaks_off_is_drawn_once(server: ServerProcess, kind: Any) -> None:
-    """OpenAI's and Anthropic's clients send the request again by themselves; Ollama's leaves that
-    to its caller.
+def test_a_repeated_request_gets_the_broken_answer_without_new_sampling(
+    server: ServerProcess, kind: Any
+) -> None:
+    """OpenAI's and Anthropic's clients repeat the request themselves; Ollama's leaves that to its
+    caller.
     """
     usual = drawn(server, lambda: kind(server.url).whole("whole and undisturbed"))
     with breaking_proxy(server) as url:

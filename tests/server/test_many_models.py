@@ -70,7 +70,7 @@ def ask(server: ServerProcess, model: str, text: str, **fields: Any) -> dict[str
     return dict(answer.json())
 
 
-def test_thirty_who_ask_for_a_cold_model_at_once_are_answered_after_one_load(
+def test_thirty_requests_for_a_cold_model_cause_one_load(
     server: ServerProcess,
 ) -> None:
     assert states(server) == dict.fromkeys(MODELS, "unloaded")
@@ -84,7 +84,9 @@ def test_thirty_who_ask_for_a_cold_model_at_once_are_answered_after_one_load(
 
 
 @pytest.mark.slow
-def test_ninety_over_three_models_are_answered_and_no_stream_is_cut(server: ServerProcess) -> None:
+def test_ninety_requests_over_three_models_are_answered_without_cut_streams(
+    server: ServerProcess,
+) -> None:
     def stream() -> int:
         body = {
             "model": "demo",
@@ -115,9 +117,9 @@ def test_ninety_over_three_models_are_answered_and_no_stream_is_cut(server: Serv
 
 
 @pytest.mark.slow
-def test_what_a_model_has_read_is_there_again_when_it_is_back(server: ServerProcess) -> None:
+def test_a_reloaded_model_still_has_its_cache(server: ServerProcess) -> None:
     before = {model: ask(server, model, LONG) for model in MODELS}
-    for model in MODELS:  # the one whose turn it is has made room for those behind it
+    for model in MODELS:  # the one whose turn it is has made room for those after it
         assert states(server)[model] == "unloaded"
         known = loads(server, model)
         again = ask(server, model, LONG)

@@ -1,4 +1,4 @@
-"""A server that remembers, for each tenant alone, and can say what it found."""
+"""A server with a cache that is separate for each tenant and can be inspected."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TEXT = (
 
 @pytest.fixture
 def asked(server: ServerProcess, request: pytest.FixtureRequest) -> Asked:
-    """The server that all share; each test is a tenant of its own."""
+    """The shared server; each test uses its own tenant."""
     return Asked(server, {"X-Holdfast-Tenant": request.node.name})
 
 
 class Asked:
-    """A server and the headers with which it is asked."""
+    """A server and the headers of requests to it."""
 
     def __init__(self, process: ServerProcess, headers: dict[str, str] | None = None) -> None:
         self.process, self._headers = process, headers or {}
@@ -53,7 +53,7 @@ def cached(answer: Any) -> int:
     return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
-def test_a_worker_that_is_killed_loses_parked_states_and_the_next_one_answers_from_disk(
+def test_after_a_worker_is_killed_the_next_restores_from_disk(
     asked: Asked,
 ) -> None:
     process = asked.process
@@ -104,7 +104,7 @@ def test_a_worker_that_is_killed_loses_parked_states_and_the_next_one_answers_fr
     assert (struck["ram_tokens"], struck["disk_tokens"]) == (0, spared["ram_tokens"])
 
 
-def test_two_tenants_share_nothing_by_header_salt_or_key(asked: Asked) -> None:
+def test_tenants_by_header_salt_or_key_share_nothing(asked: Asked) -> None:
     assert cached(asked.complete()) == 0
     for who in (
         {"headers": {"X-Holdfast-Tenant": "ann"}},
@@ -118,9 +118,7 @@ def test_two_tenants_share_nothing_by_header_salt_or_key(asked: Asked) -> None:
 
 
 @pytest.mark.slow
-def test_another_key_begins_with_nothing_and_no_key_stands_on_disk(
-    model_folder: Path, tmp_path: Path
-) -> None:
+def test_another_key_starts_cold_and_no_key_is_on_disk(model_folder: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     for key, expected in (("first-key", False), ("second-key", False), ("first-key", True)):
         with running_server(str(model_folder), "--store", str(store), "--api-key", key) as process:
@@ -131,7 +129,7 @@ def test_another_key_begins_with_nothing_and_no_key_stands_on_disk(
     assert b"first-key" not in kept
 
 
-def test_a_diverging_prompt_is_told_which_token_differs_in_words(asked: Asked) -> None:
+def test_a_miss_shows_the_first_differing_token_as_text(asked: Asked) -> None:
     asked.complete()
     at = TEXT.rindex("keeper")
     explained = asked.complete(TEXT[:at] + "painter" + TEXT[at + 6 :])["holdfast"]
@@ -152,14 +150,14 @@ def test_usage_is_exact_when_a_stop_string_ends_the_answer(asked: Asked) -> None
     assert stopped["holdfast"]["seconds"]["prefill"] > 0
 
 
-def test_requests_with_one_beginning_read_it_once(asked: Asked) -> None:
+def test_requests_with_a_common_prefix_prefill_it_once(asked: Asked) -> None:
     answer = asked.complete(n=3, temperature=1, seed=1)
     explained = answer["holdfast"]
     assert explained["read_tokens"] == answer["usage"]["prompt_tokens"]
     assert [choice["read_tokens"] for choice in explained["further_choices"]] == [1, 1]
 
 
-def test_metrics_and_health_show_what_is_kept(asked: Asked) -> None:
+def test_metrics_and_health_show_the_cache(asked: Asked) -> None:
     asked.complete()
     asked.complete()
     process = asked.process

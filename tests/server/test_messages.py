@@ -1,5 +1,5 @@
-"""Tools, thoughts, stops and beginnings through Anthropic's client, on the bundled model: streamed
-and whole.
+"""Tools, thoughts, stops and prefilled answers through Anthropic's client, on the bundled model,
+streamed and whole.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def streamed(client: anthropic.Anthropic, messages: Any, **more: Any) -> anthrop
 
 
 def content(message: anthropic.types.Message) -> list[dict[str, Any]]:
-    """What was said, without ids, which differ from answer to answer."""
+    """The content without ids, which differ between answers."""
     return [{**block.to_dict(), "id": ""} for block in message.content]
 
 
-def test_what_was_cached_stays_cached_as_tools_are_found(claude: anthropic.Anthropic) -> None:
+def test_deferred_tools_keep_the_cached_prefix(claude: anthropic.Anthropic) -> None:
     names = [f"lighthouse_{number}" for number in range(10)]
     deferred = [
         {**WEATHER, "name": name, "description": f"Get {name}", "defer_loading": True}
@@ -88,7 +88,7 @@ def test_what_was_cached_stays_cached_as_tools_are_found(claude: anthropic.Anthr
 
 
 @pytest.mark.parametrize("ask", [whole, streamed])
-def test_a_tool_is_called_and_its_result_told(claude: anthropic.Anthropic, ask: Any) -> None:
+def test_a_tool_call_and_its_result_are_exchanged(claude: anthropic.Anthropic, ask: Any) -> None:
     message = ask(claude, ASKED, tools=[WEATHER])
     (call,) = message.content
     assert (message.stop_reason, call.name, call.input) == (
@@ -104,7 +104,7 @@ def test_a_tool_is_called_and_its_result_told(claude: anthropic.Anthropic, ask: 
 
 
 @pytest.mark.parametrize("thinking", [{**THINK}, {**THINK, "display": "omitted"}])
-def test_a_thought_comes_first_and_back_again(
+def test_a_thought_comes_first_and_can_be_sent_back(
     claude: anthropic.Anthropic, thinking: dict[str, Any]
 ) -> None:
     message = whole(claude, SUM, thinking=thinking)
@@ -127,28 +127,30 @@ def test_a_thought_comes_first_and_back_again(
     )
 
 
-def test_who_asks_for_no_thought_gets_none(claude: anthropic.Anthropic) -> None:
+def test_thinking_is_off_by_default(claude: anthropic.Anthropic) -> None:
     assert [block.type for block in whole(claude, SUM).content] == ["text"]
 
 
-def test_a_stop_sequence_is_told(claude: anthropic.Anthropic) -> None:
+def test_the_matched_stop_sequence_is_reported(claude: anthropic.Anthropic) -> None:
     for ask in (whole, streamed):
         message = ask(claude, [{"role": "user", "content": "Hello"}], stop_sequences=["zz", "help"])
         assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "help")
         assert "help" not in content(message)[0]["text"]
 
 
-def test_the_window_and_the_wish_are_told_apart(claude: anthropic.Anthropic) -> None:
+def test_a_limited_answer_stops_for_max_tokens(
+    claude: anthropic.Anthropic,
+) -> None:
     assert claude.messages.create(**{**options(ASKED), "max_tokens": 1}).stop_reason == "max_tokens"
 
 
-def test_a_beginning_is_continued(claude: anthropic.Anthropic) -> None:
+def test_a_prefilled_answer_is_continued(claude: anthropic.Anthropic) -> None:
     began = {"role": "assistant", "content": "The answer is 4"}
     text = content(whole(claude, [*SUM, began]))[0]["text"]
     assert not text.startswith("The answer")
 
 
-def test_an_answer_has_the_form_that_is_asked_for(claude: anthropic.Anthropic) -> None:
+def test_an_answer_follows_the_requested_schema(claude: anthropic.Anthropic) -> None:
     schema = {
         "type": "object",
         "properties": {"sum": {"type": "integer"}},
@@ -161,7 +163,7 @@ def test_an_answer_has_the_form_that_is_asked_for(claude: anthropic.Anthropic) -
     assert set(json.loads(content(message)[0]["text"])) == {"sum"}
 
 
-def test_a_count_is_what_the_answer_counts(claude: anthropic.Anthropic) -> None:
+def test_counted_tokens_equal_the_usage_of_the_answer(claude: anthropic.Anthropic) -> None:
     counted = claude.messages.count_tokens(
         model="demo", messages=ASKED, tools=[WEATHER], system="Be brief."
     )  # type: ignore[list-item, arg-type]
@@ -172,11 +174,11 @@ def test_a_count_is_what_the_answer_counts(claude: anthropic.Anthropic) -> None:
 BILLING = "x-anthropic-billing-header: cc_version=2.1.{0}; cc_entrypoint=cli; cch={0};"
 
 
-def test_what_changes_with_every_request_of_claude_code_costs_nothing(
+def test_the_changing_parts_of_claude_codes_requests_cost_nothing(
     claude: anthropic.Anthropic,
 ) -> None:
-    """The header for accounting, and a system message in the middle: blocks the first time, text
-    the next.
+    """The accounting header, and a system message in the middle: blocks the first time, text the
+    next.
     """
     reminder, usages = "Remember to be brief. " * 8, []
     for number, said in enumerate(
@@ -201,7 +203,7 @@ def test_what_changes_with_every_request_of_claude_code_costs_nothing(
     )
 
 
-def test_a_schema_that_cannot_be_kept_is_named_as_the_client_calls_it(
+def test_an_unsupported_schema_is_reported_under_the_clients_name(
     claude: anthropic.Anthropic,
 ) -> None:
     strict = {
@@ -219,15 +221,15 @@ def test_a_schema_that_cannot_be_kept_is_named_as_the_client_calls_it(
         )
 
 
-def test_too_long_a_conversation_is_told_with_its_numbers(claude: anthropic.Anthropic) -> None:
+def test_an_overlong_conversation_is_refused_with_its_numbers(
+    claude: anthropic.Anthropic,
+) -> None:
     with pytest.raises(
         anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > \d+ maximum"
     ):
         whole(claude, [{"role": "user", "content": "many words " * 40_000}])
 
 
-def test_the_key_of_signatures_lies_in_the_store(
-    claude: anthropic.Anthropic, store_folder: Path
-) -> None:
+def test_the_signature_key_is_in_the_store(claude: anthropic.Anthropic, store_folder: Path) -> None:
     whole(claude, SUM, thinking=THINK)
     assert (store_folder / "answers" / "seal.key").stat().st_mode & 0o777 == 0o600

@@ -1,4 +1,4 @@
-"""The official client of Ollama before a real server on the bundled model."""
+"""Ollama's official client with a real server and the bundled model."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def client(server: ServerProcess) -> Iterator[ollama.Client]:
     client._client.close()
 
 
-def test_it_finds_the_server_and_its_model(client: ollama.Client, server: ServerProcess) -> None:
+def test_the_client_finds_the_server_and_its_model(
+    client: ollama.Client, server: ServerProcess
+) -> None:
     (listed,) = client.list().models
     (running,) = client.ps().models
     assert listed.model == running.model == f"{MODEL}:latest"
@@ -59,7 +61,7 @@ def test_it_finds_the_server_and_its_model(client: ollama.Client, server: Server
     )
 
 
-def test_streamed_and_whole_answers_are_the_same(client: ollama.Client) -> None:
+def test_streamed_and_whole_answers_are_equal(client: ollama.Client) -> None:
     whole = client.chat(f"{MODEL}:latest", HELLO, options=GREEDY)
     lines = list(client.chat(MODEL, HELLO, options=GREEDY, stream=True))
     assert whole.message.content
@@ -74,7 +76,7 @@ def test_streamed_and_whole_answers_are_the_same(client: ollama.Client) -> None:
     )
 
 
-def test_a_tool_is_called_and_its_result_answered(client: ollama.Client) -> None:
+def test_a_tool_call_and_its_result_are_exchanged(client: ollama.Client) -> None:
     messages: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
     called = client.chat(MODEL, messages, tools=[get_weather], options=GREEDY).message
     assert called.tool_calls is not None
@@ -86,7 +88,7 @@ def test_a_tool_is_called_and_its_result_answered(client: ollama.Client) -> None
     assert "18 degrees" in "".join(line.message.content or "" for line in final)
 
 
-def test_the_next_turn_reads_only_what_is_new(client: ollama.Client, server: ServerProcess) -> None:
+def test_the_next_turn_prefills_only_new_text(client: ollama.Client, server: ServerProcess) -> None:
     messages: list[Any] = [
         {"role": "user", "content": "What is 21 + 34, as seen by a client of Ollama?"}
     ]
@@ -111,7 +113,7 @@ def test_the_next_turn_reads_only_what_is_new(client: ollama.Client, server: Ser
     assert usage.prompt_tokens == first.prompt_eval_count
 
 
-def test_a_prompt_goes_on_from_its_context_and_reads_only_what_is_new(
+def test_continuing_from_a_context_prefills_only_new_text(
     client: ollama.Client, server: ServerProcess
 ) -> None:
     first = client.generate(MODEL, "What is 33 + 44, says a generated prompt?", options=GREEDY)
@@ -128,14 +130,14 @@ def test_a_prompt_goes_on_from_its_context_and_reads_only_what_is_new(
     assert second["cached_tokens"] >= first.prompt_eval_count - 1
 
 
-def test_texts_become_vectors(client: ollama.Client) -> None:
+def test_texts_are_embedded(client: ollama.Client) -> None:
     found = client.embed(MODEL, ["one", "another"], dimensions=8)
     older = client.embeddings(MODEL, "one")
     assert [len(vector) for vector in found.embeddings] == [8, 8]
     assert sum(number * number for number in older.embedding) == pytest.approx(1, abs=1e-3)
 
 
-def test_thinking_is_apart_from_the_answer(client: ollama.Client) -> None:
+def test_thinking_is_separate_from_the_answer(client: ollama.Client) -> None:
     sum_of = [{"role": "user", "content": "What is 12 + 30?"}]
     thought = client.chat(MODEL, sum_of, think=True, options=GREEDY).message
     plain = client.chat(MODEL, sum_of, think=False, options=GREEDY).message
@@ -147,7 +149,9 @@ def test_thinking_is_apart_from_the_answer(client: ollama.Client) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("think", [True, False, None])
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_form_holds_however_it_thinks(client: ollama.Client, think: Any, stream: bool) -> None:
+def test_a_format_is_followed_in_every_thinking_mode(
+    client: ollama.Client, think: Any, stream: bool
+) -> None:
     for form in (PERSON, "json"):
         answer: Any = client.chat(
             MODEL,
@@ -165,7 +169,7 @@ def test_a_form_holds_however_it_thinks(client: ollama.Client, think: Any, strea
         assert "<think>" not in text
 
 
-def test_what_goes_wrong_is_told_in_words(client: ollama.Client) -> None:
+def test_errors_have_ollamas_messages(client: ollama.Client) -> None:
     with pytest.raises(
         ollama.ResponseError, match='model "nobody" not found, try pulling it first'
     ) as missing:
@@ -175,7 +179,7 @@ def test_what_goes_wrong_is_told_in_words(client: ollama.Client) -> None:
         list(client.chat(MODEL, [{"role": "user", "content": "word " * 40_000}], stream=True))
 
 
-def test_a_model_is_loaded_and_let_go_of_in_name(client: ollama.Client) -> None:
+def test_models_can_be_loaded_and_released(client: ollama.Client) -> None:
     assert client.chat(MODEL).done_reason == "load"
     assert client.generate(MODEL, keep_alive=0).done_reason == "unload"
     assert next(iter(client.generate(MODEL, stream=True))).done_reason == "load"
@@ -183,7 +187,7 @@ def test_a_model_is_loaded_and_let_go_of_in_name(client: ollama.Client) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_is_pulled_listed_used_and_deleted_without_a_restart(
+def test_models_are_pulled_used_and_deleted_without_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {file.name: file.read_bytes() for file in demo_folder().iterdir() if file.is_file()}
@@ -209,7 +213,7 @@ def test_a_model_is_pulled_listed_used_and_deleted_without_a_restart(
             assert client.chat(KELP, HELLO, options=GREEDY).message.content
             with pytest.raises(ollama.ResponseError, match="is not in the Hub's cache"):
                 client.delete("first")
-            assert client.delete(KELP).status == "success"  # it was loaded
+            assert client.delete(KELP).status == "success"  # it was already loaded
             assert [model.model for model in client.list().models] == ["first:latest"]
             with pytest.raises(ollama.ResponseError, match="not found, try pulling it first"):
                 client.chat(KELP, HELLO)

@@ -15,7 +15,7 @@ from tests.fakes.server_process import ServerProcess, until
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
-def test_a_streamed_chat_gives_the_text_of_the_whole_one(client: openai.OpenAI) -> None:
+def test_a_streamed_chat_has_the_text_of_a_whole_one(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(
         model="demo", messages=HELLO, temperature=0, max_tokens=30
     )
@@ -53,7 +53,7 @@ def test_completions_take_several_prompts_and_several_choices(client: openai.Ope
     assert [choice.text for choice in answer.choices] == [choice.text for choice in again.choices]
 
 
-def test_a_stop_string_ends_the_answer_and_is_not_in_it(client: openai.OpenAI) -> None:
+def test_a_stop_string_ends_the_answer_and_is_left_out(client: openai.OpenAI) -> None:
     plain = client.chat.completions.create(
         model="demo", messages=HELLO, temperature=0, max_tokens=30
     )
@@ -66,7 +66,7 @@ def test_a_stop_string_ends_the_answer_and_is_not_in_it(client: openai.OpenAI) -
     assert stopped.choices[0].finish_reason == "stop"
 
 
-def test_an_unknown_model_is_a_404_and_a_bad_value_a_400(client: openai.OpenAI) -> None:
+def test_an_unknown_model_is_404_and_a_bad_value_400(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="nobody", messages=HELLO)
     with pytest.raises(openai.BadRequestError, match="temperature"):
@@ -122,11 +122,11 @@ RULES = (
 TURNS = ("What is 2 + 3?", "And what is 4 + 4?", "Say hello.")
 
 
-def test_four_agents_at_once_are_answered_as_alone_and_hardly_anything_is_read_twice(
+def test_four_concurrent_agents_answer_as_alone_and_share_their_prefix(
     server: ServerProcess,
 ) -> None:
     def hold(tenant: str, number: int, together: threading.Barrier | None = None) -> list[Any]:
-        """All turns of an agent; the answers."""
+        """All turns of an agent; returns the answers."""
         messages: list[Any] = [{"role": "system", "content": RULES}]
         answers = []
         headers = {"X-Holdfast-Tenant": tenant, "X-Holdfast-Explain": "1"}
@@ -172,7 +172,7 @@ def test_four_agents_at_once_are_answered_as_alone_and_hardly_anything_is_read_t
 
 
 def reused(server: ServerProcess) -> dict[str, float]:
-    """Tokens found in RAM so far, by how."""
+    """Tokens found in RAM so far, by kind of reuse."""
     told = httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines()
     name = "holdfast_prefix_cache_reused_ram_tokens_total{"
     return {

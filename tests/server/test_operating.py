@@ -1,5 +1,5 @@
-"""A server as its operator sees it: found, watched, reloaded and ended, alone and by signals to its
-whole group.
+"""A server from its operator's view: found, watched, reloaded and ended, alone and by signals to
+its whole group.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SETTINGS = '[log]\nlevel = "{level}"\nfile = "auto"\n[server]\nshutdown_seconds 
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Caches, state and settings of their own: what other tests start is not seen here."""
+    """Separate caches, state and settings, so that servers of other tests are not seen."""
     for name in ("CACHE", "STATE", "CONFIG"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
     monkeypatch.delenv("HOLDFAST_STORE_FOLDER")
@@ -75,7 +75,7 @@ def streamed(
 
 
 def text_of(chunks: Iterator[openai.types.Completion]) -> tuple[str, str | None]:
-    """The text of the rest of a stream, and how it ended."""
+    """The rest of a stream's text, and its end."""
     texts, reason = [], None
     for chunk in chunks:
         texts.append(chunk.choices[0].text)
@@ -126,7 +126,7 @@ def test_an_operator_finds_watches_reloads_and_stops_a_server(
 
 
 @pytest.mark.slow
-def test_a_signal_to_the_whole_group_cuts_no_stream_and_a_restart_resumes_the_sessions(
+def test_a_group_signal_cuts_no_stream(
     started: ServerProcess, folders: Path, model_folder: Path
 ) -> None:
     streams = {

@@ -1,6 +1,4 @@
-"""More than a server takes: what is too much is refused at once with a time to come again, and
-nothing is left behind.
-"""
+"""Excess requests are refused immediately with a retry time and leave no trace."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ import pytest
 
 from tests.fakes.server_process import ServerProcess, until
 
-RUNNING, QUEUED = 4, 10  # what the strict server has room for
+RUNNING, QUEUED = 4, 10  # the strict server's capacity
 LONG = {"prompt": "once", "max_tokens": 20_000, "ignore_eos": True}
 SHORT = {"prompt": "once", "max_tokens": 5, "ignore_eos": True}
 
@@ -31,7 +29,7 @@ async def client(strict_server: ServerProcess) -> AsyncIterator[httpx.AsyncClien
 
 
 @pytest.mark.slow
-async def test_a_full_queue_refuses_with_a_time_to_come_again(
+async def test_a_full_queue_refuses_with_retry_after(
     strict_server: ServerProcess, client: httpx.AsyncClient
 ) -> None:
     async with _Filled(strict_server, client):
@@ -42,7 +40,7 @@ async def test_a_full_queue_refuses_with_a_time_to_come_again(
         assert _load(strict_server) == (RUNNING, QUEUED)
 
 
-async def test_more_than_can_ever_wait_is_refused_for_good(
+async def test_more_sequences_than_the_queue_holds_are_refused_permanently(
     strict_server: ServerProcess, client: httpx.AsyncClient
 ) -> None:
     response = await client.post("/completions", json={**SHORT, "prompt": ["a"] * 50})
@@ -52,7 +50,7 @@ async def test_more_than_can_ever_wait_is_refused_for_good(
 
 
 @pytest.mark.slow
-async def test_who_leaves_the_queue_makes_room_in_it(
+async def test_leaving_the_queue_frees_a_place(
     strict_server: ServerProcess, client: httpx.AsyncClient
 ) -> None:
     async with _Filled(strict_server, client, streams=False):
@@ -61,7 +59,7 @@ async def test_who_leaves_the_queue_makes_room_in_it(
     assert (await client.post("/completions", json=SHORT)).status_code == 200
 
 
-async def test_a_storm_of_short_visits_leaves_a_server_that_answers(
+async def test_the_server_survives_a_storm_of_disconnects(
     strict_server: ServerProcess, client: httpx.AsyncClient
 ) -> None:
     dice = random.Random(7)
@@ -77,7 +75,7 @@ async def test_a_storm_of_short_visits_leaves_a_server_that_answers(
 
 
 class _Filled:
-    """For as long as it lasts, one client keeps all places of the server taken."""
+    """While it lasts, one client occupies all places of the server."""
 
     def __init__(
         self, server: ServerProcess, client: httpx.AsyncClient, *, streams: bool = True

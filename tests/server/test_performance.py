@@ -1,4 +1,4 @@
-"""The history of the performance over two lives of a server, and the log of the running one."""
+"""The performance history over two lives of a server, and the log of the running one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def shown(server: ServerProcess) -> Any:
 
 
 @pytest.mark.slow
-def test_the_history_survives_a_restart_and_the_terminal_shows_it(
+def test_the_cli_shows_a_history_that_survives_restarts(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -39,7 +39,7 @@ def test_the_history_survives_a_restart_and_the_terminal_shows_it(
         before = shown(server)
         assert before["answers"] == 2
         assert before["generated_tokens"] == 60
-        assert before["cached_tokens"] > 0  # the second prompt is the first one
+        assert before["cached_tokens"] > 0  # the second prompt equals the first one
         assert before["gap"]["count"] > 0
         assert before["lookup"]["count"] == before["prefill"]["count"] == 2
     with running_server(*arguments, port=port) as server:

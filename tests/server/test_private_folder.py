@@ -1,6 +1,4 @@
-"""What a server needs only while it runs lies where nobody else can look or write, and nothing of
-it stays.
-"""
+"""Files that a server needs only while it runs are private and removed at its end."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from tests.fakes.server_process import ServerProcess, until
 
 
 class Places:
-    """The folders that a server of a test is given: among the caches, and for temporary files."""
+    """A test server's folders for caches and temporary files."""
 
     def __init__(self, root: Path) -> None:
         self.caches, self.temporary = root / "c", root / "t"
@@ -28,14 +26,14 @@ class Places:
         self.run = self.caches / "holdfast" / "run"
 
     def left(self) -> list[Path]:
-        """Everything that a server has left but caches."""
+        """Everything that a server leaves except caches."""
         return [*self.temporary.rglob("*"), *(self.run.rglob("*") if self.run.is_dir() else ())]
 
 
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
     places = Places(tmp_path)
-    kernels = places.caches / "holdfast" / "kernels"  # those that are compiled already
+    kernels = places.caches / "holdfast" / "kernels"  # already compiled kernels
     kernels.parent.mkdir(mode=0o700)
     kernels.symlink_to(kernels_folder(os.environ), target_is_directory=True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(places.caches))  # servers inherit both
@@ -45,7 +43,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
 
 @pytest.fixture
 def running(model_folder: Path) -> Iterator[list[ServerProcess]]:
-    """Servers that a test has started."""
+    """The servers started by a test."""
     servers: list[ServerProcess] = []
     yield servers
     for server in servers:
@@ -70,7 +68,7 @@ def kill(server: ServerProcess) -> None:
     until(lambda: not psutil.pid_exists(worker), "the end of the worker")
 
 
-def test_a_server_at_rest_is_small_and_private_and_leaves_nothing_after_an_interrupt(
+def test_an_idle_server_is_small_and_private_and_cleans_up(
     model_folder: Path, places: Places, running: list[ServerProcess]
 ) -> None:
     server = started(model_folder, running)
@@ -94,7 +92,7 @@ def test_a_server_at_rest_is_small_and_private_and_leaves_nothing_after_an_inter
 
 
 @pytest.mark.slow
-def test_a_killed_server_leaves_nothing_that_the_next_start_does_not_remove(
+def test_the_next_start_removes_the_files_of_a_killed_server(
     model_folder: Path, places: Places, running: list[ServerProcess]
 ) -> None:
     killed, living = started(model_folder, running), started(model_folder, running)
@@ -122,7 +120,7 @@ def _belongs_to(folder: Path, server: ServerProcess) -> bool:
 
 
 @pytest.mark.slow
-def test_sockets_lie_elsewhere_where_the_path_is_too_long_and_are_swept_there_too(
+def test_long_paths_move_the_sockets_and_these_are_swept_too(
     model_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -137,7 +135,7 @@ def test_sockets_lie_elsewhere_where_the_path_is_too_long_and_are_swept_there_to
     folder = _link_of(server).parent
     assert folder.parent == Path("/tmp")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    kill(server)  # its folder stays until the next server starts, here or in a test beside this one
+    kill(server)  # its folder stays until the next server starts, in this or a concurrent test
     again = started(model_folder, running)
     assert not folder.exists()
     folder = _link_of(again).parent
@@ -147,7 +145,7 @@ def test_sockets_lie_elsewhere_where_the_path_is_too_long_and_are_swept_there_to
 
 
 def _link_of(server: ServerProcess) -> Path:
-    """The socket over which a server speaks to its worker."""
+    """The socket between a server and its worker."""
     sockets = {
         str(connection.laddr)
         for connection in psutil.Process(server.process.pid).net_connections(kind="unix")
@@ -157,7 +155,7 @@ def _link_of(server: ServerProcess) -> Path:
 
 
 @pytest.mark.slow
-def test_what_a_worker_has_compiled_is_kept_for_the_next(
+def test_compiled_kernels_are_kept_for_the_next_worker(
     model_folder: Path, places: Places, running: list[ServerProcess]
 ) -> None:
     first = started(model_folder, running)

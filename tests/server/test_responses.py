@@ -36,11 +36,11 @@ def asked(client: openai.OpenAI, *items: Any, **options: Any) -> Any:
 
 
 def back(response: Any) -> list[Any]:
-    """The output as a client without a store sends it again."""
+    """The output as sent back by a client without a store."""
     return [item.model_dump(exclude_none=True) for item in response.output]
 
 
-def test_a_tool_is_called_and_its_result_told_without_reading_anything_twice(
+def test_a_tool_call_is_answered_without_prefilling_anything_twice(
     client: openai.OpenAI,
 ) -> None:
     first = asked(client, ASKED, tools=[WEATHER])
@@ -56,7 +56,7 @@ def test_a_tool_is_called_and_its_result_told_without_reading_anything_twice(
     assert after.usage.input_tokens_details.cached_tokens >= first.usage.total_tokens - 1
 
 
-def test_a_custom_tool_gets_its_text_and_its_call_is_not_read_again(client: openai.OpenAI) -> None:
+def test_custom_tools_get_text_and_their_calls_stay_cached(client: openai.OpenAI) -> None:
     options: dict[str, Any] = {
         "tools": [{"type": "custom", "name": "note", "description": "Write a note"}]
     }
@@ -73,7 +73,7 @@ def test_a_custom_tool_gets_its_text_and_its_call_is_not_read_again(client: open
     assert after.usage.input_tokens_details.cached_tokens >= first.usage.total_tokens - 1
 
 
-def test_a_schema_that_is_not_said_to_be_strict_is_kept_as_far_as_can_be(
+def test_a_schema_that_is_not_strict_is_followed_where_possible(
     client: openai.OpenAI,
 ) -> None:
     schema = {
@@ -91,7 +91,7 @@ def test_a_schema_that_is_not_said_to_be_strict_is_kept_as_far_as_can_be(
     assert json.loads(free.arguments) == {"city": "Oslo"}
 
 
-def test_a_stream_comes_to_what_the_whole_response_has(client: openai.OpenAI) -> None:
+def test_a_stream_adds_up_to_the_whole_response(client: openai.OpenAI) -> None:
     one = asked(client, SUM)
     with client.responses.stream(model="demo", input=[SUM], temperature=0, store=False) as stream:
         kinds = [event.type for event in stream]
@@ -107,7 +107,7 @@ def test_a_stream_comes_to_what_the_whole_response_has(client: openai.OpenAI) ->
     assert kinds.count("response.reasoning_text.delta") > 1
 
 
-def test_a_sealed_thought_that_comes_back_is_read_no_more_than_one_in_the_clear(
+def test_encrypted_and_plain_thoughts_cost_the_same(
     client: openai.OpenAI,
 ) -> None:
     options = {"include": ["reasoning.encrypted_content"], "reasoning": {"summary": "auto"}}
@@ -123,14 +123,14 @@ def test_a_sealed_thought_that_comes_back_is_read_no_more_than_one_in_the_clear(
     assert sealed.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens - 1
 
 
-def test_a_form_is_kept(client: openai.OpenAI) -> None:
+def test_a_format_is_followed(client: openai.OpenAI) -> None:
     options: dict[str, Any] = {"model": "demo", "store": False, "reasoning": {"effort": "none"}}
     parsed = client.responses.parse(input="Name a city.", text_format=City, **options)
     assert parsed.output_parsed is not None
     assert parsed.output_parsed.name in ("Oslo", "Rome")
 
 
-def test_the_counted_input_is_the_one_that_is_read(client: openai.OpenAI) -> None:
+def test_counted_input_tokens_are_those_of_the_response(client: openai.OpenAI) -> None:
     counted = client.responses.input_tokens.count(
         model="demo", input=[ASKED], tools=[WEATHER], instructions="Be brief."
     )
@@ -140,7 +140,7 @@ def test_the_counted_input_is_the_one_that_is_read(client: openai.OpenAI) -> Non
     )
 
 
-def test_a_strict_schema_that_cannot_be_enforced_is_refused_where_it_stands(
+def test_an_unenforceable_strict_schema_is_refused_by_field(
     client: openai.OpenAI,
 ) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "array", "uniqueItems": True}}}

@@ -1,7 +1,7 @@
-"""Four lives of a server with one store: what was read, sessions and responses outlive their
-clients, a kill of everything, a kill of the front alone, and a stop.
+"""Four lives of a server with one store: prompts, sessions and responses survive disconnects, a
+kill of everything, a kill of the front alone, and a stop.
 
-The tests follow each other. A life is over when the next one begins.
+The tests build on each other. A life is over when the next one begins.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SESSION = {"X-Holdfast-Tenant": "t", "X-Session-ID": "long"}
 
 
 class Life:
-    """A server between its start and its end."""
+    """A server from its start to its end."""
 
     def __init__(self, model_folder: Path, store: Path) -> None:
         arguments = ("--name", "demo", "--store", str(store))
@@ -76,7 +76,7 @@ class Life:
         return response
 
     def kill(self, *processes: psutil.Process | ServerProcess) -> None:
-        """kill -9 of these; returns when front and worker have ended."""
+        """kill -9 these; returns when front and worker have ended."""
         for each in processes:
             os.kill(
                 each.process.pid if isinstance(each, ServerProcess) else each.pid, signal.SIGKILL
@@ -92,7 +92,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 @contextmanager
 def life(model_folder: Path, store: Path) -> Iterator[Life]:
-    """For as long as tests need it; its end is theirs."""
+    """Lives as long as tests need it and is ended by them."""
     begun = Life(model_folder, store)
     try:
         yield begun
@@ -105,7 +105,7 @@ def life(model_folder: Path, store: Path) -> Iterator[Life]:
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What the first life has answered, and a response that it was killed in."""
+    """The first life's answers, and a response that was running when it was killed."""
 
     completion: Any
     first: Response
@@ -154,7 +154,7 @@ def second_life(known: Known, model_folder: Path, store: Path) -> Iterator[Life]
 
 @pytest.fixture(scope="module")
 def third_life(second_life: Life, model_folder: Path, store: Path) -> Iterator[Life]:
-    """Begins when the front of the second one is killed in the middle of an answer."""
+    """Begins when the front of the second one is killed during an answer."""
     body = {
         "prompt": f"Another book. {TEXT}",
         "max_tokens": 3000,
@@ -175,7 +175,7 @@ def cached(answer: Any) -> int:
 
 
 def new_tokens(response: Response) -> int:
-    """How many tokens of the prompt were read for it."""
+    """The number of prompt tokens prefilled for it."""
     assert response.usage is not None
     return response.usage.input_tokens - response.usage.input_tokens_details.cached_tokens
 
@@ -188,7 +188,7 @@ def is_all_on_disk(server: ServerProcess) -> bool:
 
 
 def running_response(client: openai.OpenAI) -> str:
-    """The id of one that is being made in the background."""
+    """The id of a running background response."""
     response = client.responses.create(model="demo", background=True, **LONG)
     until(
         lambda: client.responses.retrieve(response.id).status == "in_progress",
@@ -198,7 +198,7 @@ def running_response(client: openai.OpenAI) -> str:
 
 
 def checked(stream: Any, *, until_delta: bool = False) -> list[Any]:
-    """The events of a stream, each as the official client's types have it."""
+    """The events of a stream, as types of the official client."""
     events = []
     for event in stream:
         EVENT.validate_python(event.model_dump(warnings="error"), strict=False)
@@ -209,9 +209,7 @@ def checked(stream: Any, *, until_delta: bool = False) -> list[Any]:
     return events
 
 
-def test_what_was_read_is_there_after_a_kill_and_comes_from_disk(
-    known: Known, second_life: Life
-) -> None:
+def test_after_a_kill_the_prompt_is_restored_from_disk(known: Known, second_life: Life) -> None:
     after, again = second_life.complete(), second_life.complete()
     read = after["usage"]["prompt_tokens"] - 1
     assert after["choices"] == known.completion["choices"]
@@ -221,7 +219,7 @@ def test_what_was_read_is_there_after_a_kill_and_comes_from_disk(
     assert (again["holdfast"]["ram_tokens"], again["holdfast"]["disk_tokens"]) == (read, 0)
 
 
-def test_responses_and_conversations_outlive_a_kill(known: Known, second_life: Life) -> None:
+def test_responses_and_conversations_survive_a_kill(known: Known, second_life: Life) -> None:
     client = second_life.client
     assert 0 < new_tokens(known.second) < 30, "more was read than is new"
     assert client.responses.retrieve(known.first.id).to_dict() == known.first.to_dict()
@@ -237,7 +235,7 @@ def test_responses_and_conversations_outlive_a_kill(known: Known, second_life: L
     assert (last.type, last.response.status) == ("response.failed", "failed")
 
 
-def test_a_response_outlives_its_stream_and_is_followed_cancelled_and_deleted(
+def test_a_response_outlives_its_stream(
     second_life: Life,
 ) -> None:
     client = second_life.client
@@ -264,14 +262,14 @@ def test_a_response_outlives_its_stream_and_is_followed_cancelled_and_deleted(
         client.responses.retrieve(response_id)
 
 
-def test_a_worker_whose_front_was_killed_keeps_what_it_has_and_ends(third_life: Life) -> None:
+def test_a_worker_whose_front_was_killed_saves_and_exits(third_life: Life) -> None:
     after = third_life.complete(f"Another book. {TEXT}")
     assert cached(after) == after["usage"]["prompt_tokens"] - 1, (
         "the last block of the prompt was full with the answer only"
     )
 
 
-def test_a_session_is_there_after_two_restarts(third_life: Life) -> None:
+def test_a_session_survives_two_restarts(third_life: Life) -> None:
     url = f"{third_life.server.url}/v1/sessions/long"
     found = httpx.get(url, headers=SESSION, timeout=60).json()
     told = (found["pinned"], found["pin_state"], found["expires_at"], found["requests"])
@@ -279,7 +277,7 @@ def test_a_session_is_there_after_two_restarts(third_life: Life) -> None:
     assert found["kept_tokens"] == found["disk_tokens"] == found["tokens"] > 200
 
 
-def test_a_stop_writes_down_what_it_cuts_and_all_that_was_read(
+def test_a_stop_saves_cut_answers_and_their_prompts(
     third_life: Life, model_folder: Path, store: Path
 ) -> None:
     said = checked(

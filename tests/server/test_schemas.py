@@ -1,5 +1,5 @@
-"""Answers of random weights that are held to schemas, through the whole of the library: valid, and
-ended by themselves.
+"""Answers of random weights constrained by schemas, through the whole library: they are valid and
+end on their own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tests.fakes.rambling_model import ask, fault_of, write_rambling
 from tests.fakes.schemas import AGENTS, OWN
 
 
-def test_answers_fit_their_schemas_and_one_beside_them_is_as_alone(tmp_path: Path) -> None:
+def test_constrained_answers_are_valid_and_do_not_affect_others(tmp_path: Path) -> None:
     schemas = [OWN["one of kinds"], OWN["tree"], AGENTS["vercel response"]]
     with LLM(write_rambling(tmp_path)) as llm:
         alone = llm.generate("Once upon", temperature=1, seed=1, max_tokens=30, ignore_eos=True)

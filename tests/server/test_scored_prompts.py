@@ -1,4 +1,4 @@
-"""A real server that tells the log-probabilities of long prompts over a large vocabulary."""
+"""A real server that returns log-probabilities of long prompts over a large vocabulary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fakes.reference_sampler import log_probabilities
 from tests.fakes.server_process import ServerProcess, running_server, until
 from tests.fakes.tiny_models import make_tiny, write_tiny
 
-LARGE_VOCAB = 30_000  # logits of 279 positions fit in a piece
+LARGE_VOCAB = 30_000  # logits of 279 positions fit into a piece
 # 3 chunks of 512 tokens
 TEXT = "".join(f"{number} sheep are {'black' if number % 3 else 'white'}. " for number in range(60))
 
@@ -70,7 +70,7 @@ def test_an_echoed_prompt_has_the_log_probabilities_of_the_model(server: ServerP
     assert len(scored["token_logprobs"]) == len(tokens)
 
 
-def test_one_prompt_scored_with_an_answer_behind_it_has_the_same_scores(
+def test_prompt_scores_are_the_same_with_and_without_an_answer(
     server: ServerProcess,
 ) -> None:
     alone = complete(server, prompt=TEXT, echo=True, logprobs=0, max_tokens=0)["choices"][0][
@@ -83,7 +83,7 @@ def test_one_prompt_scored_with_an_answer_behind_it_has_the_same_scores(
     assert followed[1 : len(alone)] == pytest.approx(alone[1:], abs=1e-4)
 
 
-async def test_who_leaves_while_a_prompt_is_scored_leaves_nothing_behind(
+async def test_a_disconnect_during_scoring_leaves_nothing_behind(
     server: ServerProcess,
 ) -> None:
     async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:

@@ -1,5 +1,5 @@
-"""The scripted model behind a real server: what agents are tested with must say and call exactly
-what its script says.
+"""The scripted model behind a real server, as used to test agents, says and calls exactly what its
+script says.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.fakes.server_process import running_server
 
 @dataclass(frozen=True)
 class Turn:
-    """What one answer says, and the tools it calls."""
+    """One answer's text and tool calls."""
 
     content: str
     called: tuple[tuple[str, dict[str, Any]], ...] = ()
@@ -112,8 +112,8 @@ def streamed(client: httpx.Client, messages: list[dict[str, Any]]) -> Turn:
 
 
 def conversation(turns: int) -> list[dict[str, Any]]:
-    """An example of the agent's own, then so many turns of the script, the results of their calls,
-    and the next question.
+    """The agent's own example, then this many turns of the script, the results of their calls, and
+    the next question.
     """
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": "An example."},
@@ -139,15 +139,13 @@ def conversation(turns: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("turn", range(len(TURNS) + 1))
-def test_each_turn_is_answered_as_the_script_says_streamed_and_whole(
-    client: httpx.Client, turn: int
-) -> None:
+def test_each_turn_follows_the_script_streamed_and_whole(client: httpx.Client, turn: int) -> None:
     expected = (*TURNS, Turn(OVER))[turn]
     assert whole(client, conversation(turn)) == expected
     assert streamed(client, conversation(turn)) == expected
 
 
-def test_neither_temperature_nor_a_long_prompt_changes_the_answer(
+def test_temperature_and_long_prompts_do_not_change_the_answer(
     client: httpx.Client,
 ) -> None:
     messages = [
@@ -157,11 +155,11 @@ def test_neither_temperature_nor_a_long_prompt_changes_the_answer(
     assert whole(client, messages, temperature=1.0, seed=1) == TURNS[1]
 
 
-def test_a_request_without_tools_is_no_turn_of_the_script(client: httpx.Client) -> None:
+def test_a_request_without_tools_is_not_a_turn_of_the_script(client: httpx.Client) -> None:
     assert whole(client, conversation(3), tools=None) == Turn(TITLE)
 
 
-def test_after_the_script_and_without_a_cue_nothing_is_invented(client: httpx.Client) -> None:
+def test_without_a_turn_the_model_says_nothing(client: httpx.Client) -> None:
     answer = (
         client.post("/v1/completions", json={"model": "scripted", "prompt": "ok yes"})
         .raise_for_status()
@@ -176,6 +174,6 @@ def test_after_the_script_and_without_a_cue_nothing_is_invented(client: httpx.Cl
     assert whole(client, longer) == Turn(OVER)
 
 
-def test_answers_that_have_no_pieces_of_their_own_are_refused(tmp_path: Path) -> None:
+def test_answers_without_unique_pieces_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no pieces of its own"):
         write_scripted(tmp_path, ["a\n<tool_call>\n</tool_call>\n<tool_call>\n</tool_call>"])

@@ -1,4 +1,4 @@
-"""Sessions of a real server: over OpenAI's client, over HTTP and from the command line."""
+"""Sessions of a real server, through OpenAI's client, HTTP and the command line."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def shown(server: ServerProcess, *arguments: str, tenant: str) -> Any:
     return json.loads(run(server, *arguments, "--json", tenant=tenant).stdout)
 
 
-def test_openais_client_names_its_session_by_header_field_or_cache_key(
+def test_openais_client_can_name_its_session(
     server: ServerProcess,
 ) -> None:
     tenant = "sdk"
@@ -111,12 +111,12 @@ def test_a_session_grows_forks_and_closes(server: ServerProcess) -> None:
     assert ask(server, "DELETE", "/a?forget=true", tenant=tenant).json()["deleted"] is True
     ask(server, "GET", "/a", tenant=tenant, status=404)
     kept = ask(server, "GET", "/b", tenant=tenant).json()
-    assert kept["kept_tokens"] == kept["tokens"] == grown["tokens"]  # the fork stands on it
+    assert kept["kept_tokens"] == kept["tokens"] == grown["tokens"]  # the fork depends on it
     ask(server, "DELETE", "/b?forget=true", tenant=tenant)
     assert cached(complete(server, STORY, tenant=tenant, session="c")) == 0
 
 
-def test_a_session_goes_from_one_server_to_another_as_a_file(
+def test_a_session_moves_between_servers_as_a_file(
     server: ServerProcess, strict_server: ServerProcess, tmp_path: Path
 ) -> None:
     other = strict_server
@@ -145,7 +145,7 @@ def test_a_session_goes_from_one_server_to_another_as_a_file(
     ]["code"]
 
 
-def test_a_forged_file_is_refused_and_nobody_elses_session_is_touched(
+def test_a_forged_file_is_refused_and_changes_no_other_session(
     server: ServerProcess, tmp_path: Path
 ) -> None:
     complete(server, STORY, tenant="owner", session="kept")
@@ -174,7 +174,7 @@ def test_a_forged_file_is_refused_and_nobody_elses_session_is_touched(
     assert ask(server, "GET", "/kept", tenant="owner").json() == before
 
 
-def test_the_command_line_does_all_of_it(server: ServerProcess) -> None:
+def test_the_cli_opens_pins_forks_and_closes_sessions(server: ServerProcess) -> None:
     tenant = "cli"
     assert "no sessions" in run(server, "ls", tenant=tenant).stdout
     opened = shown(server, "open", "one two", "--ttl", "12h", tenant=tenant)
@@ -200,14 +200,14 @@ def test_the_command_line_does_all_of_it(server: ServerProcess) -> None:
     assert "--ttl" in run(server, "open", "x", "--ttl", "soon", tenant=tenant, code=2).stderr
 
 
-def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_server_is_named(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["sessions", "ls", "--url", "http://127.0.0.1:9"])
     assert result.exit_code == 2
     assert "no answer from http://127.0.0.1:9" in result.stderr
 
 
 @pytest.mark.parametrize("forget", [True, False])
-def test_a_session_can_be_closed_while_its_first_answer_is_streamed(
+def test_a_session_can_be_closed_during_its_first_stream(
     server: ServerProcess, forget: bool
 ) -> None:
     tenant = f"closed in the middle, {forget}"

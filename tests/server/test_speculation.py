@@ -1,4 +1,4 @@
-"""A real server that verifies drafts, beside the same model without them."""
+"""A real server that verifies drafts, compared with the same model without drafts."""
 
 from __future__ import annotations
 
@@ -60,9 +60,7 @@ def drafted(answer: dict[str, Any]) -> tuple[int, int]:
     ],
     ids=["greedy", "logprobs", "n=3", "sampled", "stop string", "schema"],
 )
-def test_the_answer_is_that_of_the_model_without_drafts(
-    server: ServerProcess, asked: dict[str, Any]
-) -> None:
+def test_drafts_do_not_change_the_answer(server: ServerProcess, asked: dict[str, Any]) -> None:
     plain = chat(server, "plain", **asked)
     answer = chat(server, "drafting", **asked)
     assert texts(answer) == texts(plain)
@@ -82,7 +80,7 @@ def test_accepted_and_rejected_tokens_are_counted(server: ServerProcess) -> None
     assert metric(server, "holdfast_worker_drafted_tokens_total", "plain") == 0
 
 
-def test_a_prediction_changes_how_many_tokens_are_drafted_and_nothing_else(
+def test_a_prediction_changes_only_the_number_of_drafted_tokens(
     server: ServerProcess,
 ) -> None:
     asked = {"messages": [{"role": "user", "content": "What can you do?"}], "seed": 1}
@@ -98,7 +96,7 @@ def test_a_prediction_changes_how_many_tokens_are_drafted_and_nothing_else(
     assert drafted(unused) == (0, 0)
 
 
-def test_a_prediction_that_is_no_text_is_refused(server: ServerProcess) -> None:
+def test_a_prediction_must_be_text(server: ServerProcess) -> None:
     for predicted, field in (
         ({"type": "content", "content": [{"type": "image_url"}]}, "prediction.content.0"),
         ({"type": "content"}, "prediction.content"),
@@ -110,7 +108,7 @@ def test_a_prediction_that_is_no_text_is_refused(server: ServerProcess) -> None:
         assert refused.json()["error"]["param"] == field
 
 
-def test_what_an_answer_left_in_the_cache_is_used_by_the_next_turn(server: ServerProcess) -> None:
+def test_the_next_turn_reuses_the_cached_answer(server: ServerProcess) -> None:
     for model in ("drafting", "plain"):
         first = chat(server, model, max_tokens=200)
         question = "Who lives in Paris?"
@@ -124,12 +122,12 @@ def test_what_an_answer_left_in_the_cache_is_used_by_the_next_turn(server: Serve
         assert usage["prompt_tokens_details"]["cached_tokens"] > first["usage"]["prompt_tokens"]
 
 
-def test_a_stream_goes_on_after_its_worker_was_killed(server: ServerProcess) -> None:
+def test_a_stream_continues_after_its_worker_is_killed(server: ServerProcess) -> None:
     whole = texts(chat(server, "plain", max_tokens=200))
     assert [resumed_answer(server, "drafting")] == whole
 
 
-def test_health_says_whether_drafts_can_be_used(server: ServerProcess) -> None:
+def test_health_shows_whether_drafts_are_possible(server: ServerProcess) -> None:
     chat(server, "drafting", max_tokens=1)
     health = httpx.get(f"{server.url}/health", timeout=60).json()
     found = {each["id"]: each for each in health["models"]}

@@ -1,6 +1,4 @@
-"""Random requests to a real server: the stream, the whole answer and the library must say the same,
-and say it truly.
-"""
+"""Random requests to a real server: stream, whole answer and library agree and are correct."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What all ways of asking have in common."""
+    """The common result of all ways to ask."""
 
     texts: tuple[str, ...]
     reasons: tuple[str, ...]
@@ -103,7 +101,7 @@ def _request(dice: random.Random) -> dict[str, Any]:
         "repetition_penalty": 1.3,
     }
     body |= {name: value for name, value in more.items() if dice.random() < 0.2}
-    if dice.random() < 0.3:  # letters in pieces: the tokens of single bytes are the likeliest
+    if dice.random() < 0.3:  # letters in pieces: single-byte tokens are the likeliest
         body["logit_bias"] = {str(token): 100 for token in range(100, 190)}
     return body
 
@@ -119,7 +117,7 @@ def _stops(dice: random.Random, plain: Answer) -> tuple[str, ...]:
 
 
 def _cut(text: str, reason: str, stops: tuple[str, ...]) -> tuple[str, str]:
-    """What the stop strings leave of a text: the one that is complete first ends it."""
+    """The part of a text before the first complete stop string."""
     found = [(text.index(stop) + len(stop), text.index(stop)) for stop in stops if stop in text]
     return (text[: min(found)[1]], "stop") if found else (text, reason)
 
@@ -151,7 +149,7 @@ def _streamed(client: httpx.Client, body: dict[str, Any]) -> Answer:
         COMPLETIONS,
         json={**body, "stream": True, "stream_options": {"include_usage": True}},
     ) as response:
-        # others are comments, on a slow machine
+        # others may be comments, on a slow machine
         lines = [line for line in response.iter_lines() if line.startswith("data: ")]
     assert lines.pop() == "data: [DONE]"
     for line in lines:

@@ -1,6 +1,4 @@
-"""The worker of a real server dies in the middle of answers: nobody who reads one notices but by
-the clock.
-"""
+"""The worker of a real server dies during answers, and readers notice only a delay."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from tests.fakes.told_streams import OF_EVERY_KIND, answer_to, completion
 
 @pytest.fixture(scope="module")
 def watched() -> Iterator[ServerProcess]:
-    """A server that sees soon that a worker hangs."""
+    """A server that soon notices a hanging worker."""
     settings = ("residency.hang_seconds=1.5", "residency.heartbeat_seconds=0.25")
     given = [part for each in settings for part in ("--set", each)]
     with running_server("--name", "demo", "--store", "off", *given) as server:
@@ -45,7 +43,7 @@ def undisturbed(watched: ServerProcess) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_answers_go_on_with_the_next_worker_as_if_nothing_had_happened(
+def test_answers_continue_unchanged_on_the_next_worker(
     watched: ServerProcess, undisturbed: list[str], number: signal.Signals
 ) -> None:
     before, worker = resumed(watched), psutil.Process(watched.model()["pid"])
@@ -67,9 +65,7 @@ def test_answers_go_on_with_the_next_worker_as_if_nothing_had_happened(
     assert resumed(watched) - before >= 4
 
 
-def test_it_is_told_in_the_log_and_in_a_crash_report(
-    server: ServerProcess, state_folder: Path
-) -> None:
+def test_a_worker_death_is_logged_and_reported(server: ServerProcess, state_folder: Path) -> None:
     asked = completion("explained", "Once upon a time", max_tokens=200)
     worker = psutil.Process(server.model()["pid"])
     with httpx.stream(
@@ -89,7 +85,7 @@ def test_it_is_told_in_the_log_and_in_a_crash_report(
     assert "(1 mid-answer); those that are not refused continue on the next worker" in server.log()
     until(lambda: "resumed 1 times" in server.log(), "the request is logged")
     report = json.loads(max((state_folder / "holdfast" / "crashes").iterdir()).read_text())
-    # writing down the stacks of threads that are running may itself fail, with SIGSEGV
+    # writing down the stacks of running threads may itself fail with SIGSEGV
     assert "SIGABRT" in report["how"] or "SIGSEGV" in report["how"]
     assert any("Fatal Python error: Aborted" in line for line in report["log"])
     (had,) = report["requests"]

@@ -1,4 +1,4 @@
-"""Everything that shapes a tenant or names a session, over every route that reads the prefix cache."""
+"""Everything that determines a tenant or a session, on every route that uses the prefix cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEYS = {"alice": "the key of alice", "bob": "the key of bob"}
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """What an answer says of its prompt."""
+    """An answer's figures about its prompt."""
 
     cached: int
     prompt: int
@@ -31,7 +31,7 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Asking:
-    """Who asks, and what of the request says so."""
+    """The sender of a request, and the parts that identify it."""
 
     key_header: str = "authorization"
     key: str = "alice"
@@ -77,7 +77,7 @@ def conversation(text: str) -> list[dict[str, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """A route that reads the prefix cache: a request of a text, and what its answer says of the
+    """A route that uses the prefix cache: a request with a text, and the answer's figures about the
     prompt.
     """
 
@@ -85,7 +85,7 @@ class Route:
     counts: Callable[[Any], Counts]
     has_sessions: bool = True
     session_headers: tuple[str, ...] = ()
-    writer: str = ""  # the route that reads the text first, where this one keeps nothing
+    writer: str = ""  # the route that prefills the text first, if this one caches nothing
 
 
 ROUTES = {
@@ -141,9 +141,9 @@ ROUTES = {
         has_sessions=False,
     ),
 }
-# with the mean of all tokens, as here, every token is read each time
+# mean pooling, as here, prefills every token each time
 MEANS = ("/api/embed", "/api/embeddings")
-READ_NOTHING = {  # POST, but nothing of the prefix cache is read
+READ_NOTHING = {  # POST without using the prefix cache
     *(
         "/v1/messages/count_tokens",
         "/v1/responses/input_tokens",
@@ -160,7 +160,7 @@ READ_NOTHING = {  # POST, but nothing of the prefix cache is read
     *(f"/v1/sessions{rest}" for rest in ("", "/import", "/{session_id}/fork")),
 }
 ALICE = Asking()
-SAME_TENANT = {  # they say something about the sender, but not whose memory it is
+SAME_TENANT = {  # they describe the sender but do not select the cache
     "nothing else": ALICE,
     "the key in x-api-key": Asking(key_header="x-api-key"),
     "the key in api-key": Asking(key_header="api-key"),
@@ -201,7 +201,7 @@ def server(model_folder: Path, folder: Path) -> Iterator[ServerProcess]:
 
 @dataclass(frozen=True)
 class Asked:
-    """A server, and a test for which nothing has been read before."""
+    """A server, and a test whose texts are not cached yet."""
 
     server: ServerProcess
     test: str
@@ -222,7 +222,7 @@ class Asked:
         return ROUTES[path].counts(response.json())
 
     def session_status(self, session_id: str, asking: Asking) -> int:
-        """The status of asking for a session."""
+        """The status of a request for a session."""
         salt = {"cache_salt": asking.body["cache_salt"]} if "cache_salt" in asking.body else {}
         return self.request("GET", f"/v1/sessions/{session_id}", asking, params=salt).status_code
 
@@ -232,7 +232,7 @@ def asked(server: ServerProcess, request: pytest.FixtureRequest) -> Asked:
     return Asked(server, request.node.name)
 
 
-def test_every_operation_that_takes_a_body_is_in_one_of_the_tables() -> None:
+def test_every_operation_with_a_body_is_in_one_table() -> None:
     posted = {
         each.path for dialect in DIALECTS for each in dialect.operations if each.method == "POST"
     }
@@ -240,7 +240,7 @@ def test_every_operation_that_takes_a_body_is_in_one_of_the_tables() -> None:
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_another_tenant_finds_nothing_where_the_same_finds_all(asked: Asked, path: str) -> None:
+def test_another_tenant_finds_nothing_in_the_cache(asked: Asked, path: str) -> None:
     first = asked.counts(ROUTES[path].writer or path, ALICE)
     assert (first.cached, first.prompt > 80) == (0, True)
     found = {name: asked.counts(path, asking) for name, asking in SAME_TENANT.items()}
@@ -251,7 +251,7 @@ def test_another_tenant_finds_nothing_where_the_same_finds_all(asked: Asked, pat
 
 
 @pytest.mark.parametrize("path", [path for path, route in ROUTES.items() if route.has_sessions])
-def test_a_session_is_its_tenants_own_however_it_is_named(asked: Asked, path: str) -> None:
+def test_a_session_belongs_to_its_tenant_under_every_spelling(asked: Asked, path: str) -> None:
     spellings: dict[str, Callable[[str], Asking]] = {
         "header": lambda name: Asking(headers={"X-Session-ID": name}),
         "field": lambda name: Asking(body={"session_id": name}),
@@ -274,7 +274,7 @@ def test_a_session_is_its_tenants_own_however_it_is_named(asked: Asked, path: st
 @pytest.mark.parametrize(
     "path", [*(path for path, route in ROUTES.items() if not route.has_sessions), *MEANS]
 )
-def test_a_route_without_sessions_refuses_the_name_of_one(
+def test_routes_without_sessions_refuse_a_session_name(
     asked: Asked, path: str, field_name: str
 ) -> None:
     body = {"input": STORY, "prompt": STORY} if path in MEANS else None
@@ -284,7 +284,7 @@ def test_a_route_without_sessions_refuses_the_name_of_one(
 
 
 @pytest.mark.parametrize("body", [{"metadata": {}}, {"items": [{"role": "user", "content": "a"}]}])
-def test_a_conversation_takes_its_salt_from_the_query_only(
+def test_a_conversation_takes_its_salt_only_from_the_query(
     asked: Asked, body: dict[str, Any]
 ) -> None:
     path = "/v1/conversations"
@@ -302,7 +302,7 @@ def written_in(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
-def test_no_key_stands_on_disk(asked: Asked, folder: Path) -> None:
+def test_no_key_is_on_disk(asked: Asked, folder: Path) -> None:
     asked.counts("/v1/completions", ALICE)
     until(lambda: len(written_in(folder / "store")) > 1000, "blocks on disk")
     assert [key for key in KEYS.values() if key.encode() in written_in(folder)] == []

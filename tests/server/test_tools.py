@@ -1,5 +1,5 @@
-"""Tools, thoughts and the form of answers through OpenAI's client, on the bundled model: streamed
-and whole.
+"""Tools, thoughts and answer formats through OpenAI's client, on the bundled model, streamed and
+whole.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def whole(client: openai.OpenAI, messages: Any, **options: Any) -> Any:
 
 
 def streamed(client: openai.OpenAI, messages: Any, **options: Any) -> dict[str, Any]:
-    """What the chunks of a stream come to: message, end and usage."""
+    """The sum of a stream's chunks: message, finish reason and usage."""
     message: dict[str, Any] = {
         "content": "",
         "reasoning_content": "",
@@ -61,7 +61,7 @@ def streamed(client: openai.OpenAI, messages: Any, **options: Any) -> dict[str, 
     return message
 
 
-def test_a_tool_is_called_and_its_result_told(client: openai.OpenAI) -> None:
+def test_a_tool_call_and_its_result_are_exchanged(client: openai.OpenAI) -> None:
     choice = whole(client, ASKED, tools=[WEATHER]).choices[0]
     (call,) = choice.message.tool_calls
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
@@ -75,7 +75,7 @@ def test_a_tool_is_called_and_its_result_told(client: openai.OpenAI) -> None:
     assert after.usage.prompt_tokens_details.cached_tokens > 100, "the first turn was read again"
 
 
-def test_a_streamed_call_is_that_of_the_whole_answer(client: openai.OpenAI) -> None:
+def test_a_streamed_call_equals_a_whole_one(client: openai.OpenAI) -> None:
     got = streamed(client, ASKED, tools=[WEATHER], logprobs=True)
     one = whole(client, ASKED, tools=[WEATHER], logprobs=True)
     choice = one.choices[0]
@@ -88,7 +88,7 @@ def test_a_streamed_call_is_that_of_the_whole_answer(client: openai.OpenAI) -> N
     assert got["usage"].completion_tokens == one.usage.completion_tokens
 
 
-def test_a_thought_comes_apart_from_the_answer_and_is_counted(client: openai.OpenAI) -> None:
+def test_a_thought_is_separate_from_the_answer_and_counted(client: openai.OpenAI) -> None:
     one = whole(client, SUM)
     message = one.choices[0].message
     assert "42" in message.content
@@ -117,15 +117,13 @@ def test_a_thought_that_is_cut_leaves_no_content(client: openai.OpenAI) -> None:
         {"extra_body": {"thinking": {"type": "disabled"}}},
     ],
 )
-def test_thinking_can_be_switched_off_in_many_words(
-    client: openai.OpenAI, off: dict[str, Any]
-) -> None:
+def test_thinking_can_be_disabled_in_many_ways(client: openai.OpenAI, off: dict[str, Any]) -> None:
     message = whole(client, SUM, **off).choices[0].message
     assert message.content
     assert not hasattr(message, "reasoning_content")
 
 
-def test_a_stop_string_stops_in_what_is_said_and_not_in_a_thought_or_a_call(
+def test_stop_strings_apply_only_to_visible_text(
     client: openai.OpenAI,
 ) -> None:
     plain = whole(client, SUM).choices[0].message
@@ -143,7 +141,7 @@ def test_a_stop_string_stops_in_what_is_said_and_not_in_a_thought_or_a_call(
     )
 
 
-def test_each_of_several_answers_has_its_calls_under_ids_of_their_own(
+def test_calls_of_several_choices_have_different_ids(
     client: openai.OpenAI,
 ) -> None:
     choices = whole(client, ASKED, tools=[WEATHER], n=3).choices
@@ -151,7 +149,7 @@ def test_each_of_several_answers_has_its_calls_under_ids_of_their_own(
     assert len({choice.message.tool_calls[0].id for choice in choices}) == 3
 
 
-def test_who_offers_functions_gets_a_function_call(client: openai.OpenAI) -> None:
+def test_functions_in_the_request_give_a_function_call(client: openai.OpenAI) -> None:
     choice = whole(client, ASKED, functions=[WEATHER["function"]]).choices[0]
     assert (choice.finish_reason, choice.message.function_call.name) == (
         "function_call",
@@ -167,7 +165,7 @@ def test_who_offers_functions_gets_a_function_call(client: openai.OpenAI) -> Non
     assert "21 degrees" in after.message.content
 
 
-def test_an_image_as_a_tools_result_is_told_in_words_and_one_of_the_user_is_refused_by_name(
+def test_images_become_text_in_tool_results_only(
     client: openai.OpenAI,
 ) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}

@@ -1,6 +1,4 @@
-"""An agent that calls tools thirty times: each turn reads what is new, and nothing else, through a
-restart of the server.
-"""
+"""An agent that calls tools thirty times: each turn prefills only new text, even after a restart."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ TOOL = {
 
 
 def said(turn: int) -> str:
-    """A call, now and then behind a thought or a text."""
+    """A call, sometimes after a thought or a text."""
     call = calls(
         ("read_file", {"path": f"src/part{turn}/é{turn}.py", "lines": [turn, turn + 40.0]}),
         text=f"Part {turn}:" if turn % 4 == 1 else "",
@@ -53,8 +51,8 @@ def start(model: Path, store: Path) -> ServerProcess:
 
 
 def sent_back(message: dict[str, Any], turn: int, choose: random.Random) -> list[dict[str, Any]]:
-    """As agents do it: arguments written anew, other fields left out, the thought too where a
-    client does not know it.
+    """As agents do: arguments rewritten, other fields left out, and the thought dropped by clients
+    that do not know it.
     """
     (call,) = message["tool_calls"]
     arguments = json.loads(call["function"]["arguments"])
@@ -75,7 +73,7 @@ def sent_back(message: dict[str, Any], turn: int, choose: random.Random) -> list
 
 
 @pytest.mark.slow
-def test_each_turn_of_thirty_calls_reads_what_is_new_through_a_restart_in_the_middle(
+def test_thirty_calls_prefill_only_new_text_even_after_a_restart(
     model: Path, tmp_path: Path
 ) -> None:
     choose = random.Random(11)

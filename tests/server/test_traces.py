@@ -1,5 +1,5 @@
-"""A server with traces: what a client asks for is seen by a collector, and the server stops in time
-without one.
+"""A server with traces: a collector gets its clients' requests, and without one the server still
+stops in time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ otlp = pytest.importorskip("tests.fakes.otlp_collector", reason="needs the extra
 
 
 @pytest.mark.slow
-def test_a_collector_gets_the_spans_of_a_server_that_was_told_of_it(
+def test_a_collector_gets_the_spans_of_the_server(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")

@@ -1,4 +1,4 @@
-"""A prompt that does not fit the context is refused, or loses its middle if the request says so: in
+"""A prompt that does not fit the context is refused, or shortened if the request allows it: in
 every protocol, over a real server.
 """
 
@@ -45,13 +45,13 @@ def asked(server: ServerProcess, path: str, body: dict[str, Any]) -> httpx.Respo
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """How a conversation is sent, and where the answer says how much of it was read."""
+    """How to send a conversation, and where the answer has the number of prefilled tokens."""
 
     path: str
     body: Callable[[list[Turn]], dict[str, Any]]
-    # the number of prompt tokens of an answer, and the details with what was left out
+    # an answer's prompt tokens, and the details of left-out parts
     figures: Callable[[Any], tuple[int, dict[str, Any]]]
-    message: Callable[[Any], str]  # of an error
+    message: Callable[[Any], str]  # the error's fields
 
 
 def chat_body(told: list[Turn]) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def protocol(request: pytest.FixtureRequest) -> Protocol:
     return PROTOCOLS[request.param]
 
 
-def test_a_prompt_that_does_not_fit_is_refused_unless_the_request_says_otherwise(
+def test_a_prompt_that_is_too_long_is_refused_by_default(
     small: ServerProcess, protocol: Protocol
 ) -> None:
     for said in ({}, {"truncation": "disabled"}, {"truncation": None}):
@@ -120,11 +120,11 @@ def test_a_prompt_that_does_not_fit_is_refused_unless_the_request_says_otherwise
         assert refused.status_code == 400
         message = protocol.message(refused.json())
         assert str(CONTEXT) in message
-        if protocol.path != "/v1/messages":  # whose message Claude Code must recognize
+        if protocol.path != "/v1/messages":  # Claude Code must recognize its message
             assert '"truncation": "middle"' in message
 
 
-def test_a_prompt_that_does_not_fit_loses_its_middle_on_request(
+def test_long_prompts_lose_their_middle_on_request(
     small: ServerProcess, protocol: Protocol
 ) -> None:
     whole = protocol.body(turns(12))
@@ -138,7 +138,7 @@ def test_a_prompt_that_does_not_fit_loses_its_middle_on_request(
     assert protocol.figures(again.json())[0] == tokens
 
 
-def test_a_prompt_that_fits_is_not_touched(small: ServerProcess, protocol: Protocol) -> None:
+def test_a_prompt_that_fits_is_unchanged(small: ServerProcess, protocol: Protocol) -> None:
     whole = protocol.body(turns(1))
     plain = asked(small, protocol.path, whole)
     short = asked(small, protocol.path, {**whole, "truncation": "middle"})
@@ -159,7 +159,7 @@ def test_an_unknown_truncation_is_refused_with_the_known_ones(
 
 
 def test_the_next_turns_of_a_shortened_conversation_are_cached(small: ServerProcess) -> None:
-    """While a conversation grows beyond the context, most of its prompts extend the one before."""
+    """Most prompts of a conversation that grows beyond the context extend the one before."""
     chat = PROTOCOLS["chat"]
     told = turns(8)
     cached = []
@@ -174,7 +174,7 @@ def test_the_next_turns_of_a_shortened_conversation_are_cached(small: ServerProc
     assert cached[1:].count(True) >= 7
 
 
-def test_a_stream_tells_what_was_left_out_in_its_usage(small: ServerProcess) -> None:
+def test_a_stream_reports_left_out_tokens_in_its_usage(small: ServerProcess) -> None:
     body = {**chat_body(turns(12)), "truncation": "middle", "stream": True}
     streamed = asked(
         small, "/v1/chat/completions", {**body, "stream_options": {"include_usage": True}}
@@ -183,7 +183,7 @@ def test_a_stream_tells_what_was_left_out_in_its_usage(small: ServerProcess) -> 
     assert last["usage"]["prompt_tokens_details"]["truncated_messages"] > 0
 
 
-def test_a_call_is_never_left_without_its_result(small: ServerProcess) -> None:
+def test_a_call_is_never_separated_from_its_result(small: ServerProcess) -> None:
     told: list[dict[str, Any]] = [{"role": "user", "content": "Read all files."}]
     for place in range(20):
         function = {"name": "read", "arguments": json.dumps({"file": f"f{place}"})}
@@ -199,7 +199,7 @@ def test_a_call_is_never_left_without_its_result(small: ServerProcess) -> None:
     assert details["truncated_messages"] > 0
 
 
-def test_tools_that_do_not_fit_are_named_as_the_reason(small: ServerProcess) -> None:
+def test_tools_that_do_not_fit_are_given_as_the_reason(small: ServerProcess) -> None:
     tools = [
         {"type": "function", "function": {"name": f"f{place}", "description": NOTE * 2}}
         for place in range(30)
@@ -230,7 +230,7 @@ def test_the_middle_of_a_plain_text_is_left_out(small: ServerProcess, form: str)
     assert "tokens left out here" in shown
 
 
-def test_a_long_last_message_keeps_its_beginning_and_its_end(small: ServerProcess) -> None:
+def test_a_long_last_message_keeps_its_beginning_and_end(small: ServerProcess) -> None:
     told = [{"role": "user", "content": f"Read this: {NOTE * 90} What is the code of the shed?"}]
     answer = asked(small, "/v1/chat/completions", {**chat_body(told), "truncation": "middle"})
     assert answer.status_code == 200, answer.text
@@ -248,7 +248,7 @@ def test_a_response_shows_its_truncation(small: ServerProcess) -> None:
     assert asked(small, responses.path, body).json()["truncation"] == "disabled"
 
 
-def test_ollamas_own_field_works_too(small: ServerProcess) -> None:
+def test_ollamas_own_field_is_supported(small: ServerProcess) -> None:
     ollama = PROTOCOLS["ollama"]
     body = ollama.body(turns(12))
     assert asked(small, ollama.path, {**body, "truncate": False}).status_code == 400
@@ -258,8 +258,8 @@ def test_ollamas_own_field_works_too(small: ServerProcess) -> None:
     assert asked(small, ollama.path, both).status_code == 400
 
 
-def test_breakpoints_and_tools_found_later_survive(small: ServerProcess) -> None:
-    """Anthropic's cache breakpoints are at other places in the shortened conversation."""
+def test_breakpoints_and_found_tools_survive_truncation(small: ServerProcess) -> None:
+    """Anthropic's cache breakpoints move in the shortened conversation."""
     told: list[dict[str, Any]] = [dict(turn) for turn in turns(12)]
     for place in (3, len(told) - 3, len(told) - 1):
         part = {"type": "text", "text": told[place]["content"]}

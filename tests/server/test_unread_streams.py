@@ -1,5 +1,5 @@
-"""Clients that ask for much and read nothing: bounded in the front, paused in the worker, cancelled
-in the end.
+"""Clients that request much and read nothing: bounded in the front, paused in the worker, finally
+cancelled.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def patient(model_folder: Path) -> Iterator[ServerProcess]:
 
 
 class Unread:
-    """A client that has asked and reads nothing until it is told to."""
+    """A client that has sent its request and reads nothing until told to."""
 
     def __init__(self, server: ServerProcess, body: dict[str, Any]) -> None:
         host, port = server.url.removeprefix("http://").split(":")
@@ -91,7 +91,7 @@ def generated_tokens(server: ServerProcess) -> float:
 
 
 def stands_still(server: ServerProcess) -> None:
-    """Wait until the worker draws no more although it has not ended what was asked."""
+    """Wait until the worker stops drawing although the request has not ended."""
     seen: list[float] = []
 
     def has_stopped() -> bool:
@@ -104,13 +104,13 @@ def stands_still(server: ServerProcess) -> None:
 
 
 @pytest.mark.slow
-def test_unread_streams_are_bounded_and_keep_nobody_from_being_answered(
+def test_unread_streams_are_bounded_and_block_nobody(
     patient: ServerProcess,
 ) -> None:
     front = psutil.Process(patient.process.pid)
     httpx.post(f"{patient.url}/v1/completions", json={**GREEDY, "max_tokens": 3}, timeout=60)
     before = front.memory_info().rss
-    clients = [Unread(patient, HEAVY) for _ in range(2)]  # 32 answers: as many as run at once
+    clients = [Unread(patient, HEAVY) for _ in range(2)]  # 32 answers: the maximum of running ones
     stands_still(patient)
     assert generated_tokens(patient) < 2 * 16 * 500 / 2
     assert front.memory_info().rss - before < 40e6
@@ -134,7 +134,7 @@ def test_unread_streams_are_bounded_and_keep_nobody_from_being_answered(
         {**SEEDED, "logprobs": 20, "n": 3, "max_tokens": 300},
     ],
 )
-def test_who_reads_on_after_a_pause_gets_the_same_text(
+def test_a_stream_resumed_after_a_pause_has_the_same_text(
     patient: ServerProcess, body: dict[str, Any]
 ) -> None:
     undisturbed = texts(httpx.post(f"{patient.url}/v1/completions", json=body, timeout=120).text)
@@ -144,7 +144,7 @@ def test_who_reads_on_after_a_pause_gets_the_same_text(
     client.socket.close()
 
 
-def test_who_reads_nothing_for_too_long_is_cancelled_and_others_go_on(
+def test_a_stream_unread_for_too_long_is_cancelled(
     strict_server: ServerProcess,
 ) -> None:
     before = len(strict_server.log())

@@ -1,4 +1,4 @@
-"""Token counts are right in every dialect: for cold, warm, extended and restarted requests,
+"""Token counts are right in every dialect, for cold, warm, extended and restarted requests,
 streamed and whole.
 """
 
@@ -23,11 +23,11 @@ SYSTEM = (
 FIRST = [{"role": "user", "content": "hello"}]
 NEXT = [{"role": "user", "content": "And who are you?"}]
 MOST_TOKENS = 12
-LEFT_TO_TEMPLATE = 16  # tokens that it writes behind the last turn
+LEFT_TO_TEMPLATE = 16  # tokens that the template writes after the last turn
 
 
 class Figures(NamedTuple):
-    """What one answer says of its tokens."""
+    """One answer's token counts."""
 
     prompt: int
     cached: int
@@ -37,13 +37,13 @@ class Figures(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Dialect:
-    """How a conversation is asked for, and where its answer and its counts stand."""
+    """How to request a conversation, and where its answer and counts are."""
 
     path: str
     body: Callable[[list[dict[str, str]]], dict[str, Any]]
     whole: Callable[[Any], Figures]
     streamed: Callable[[str], Figures]
-    # how the next turn names an answer, instead of telling all
+    # how the next turn refers to an answer instead of repeating it
     goes_on: Callable[[str], dict[str, Any]] | None = None
 
 
@@ -76,7 +76,7 @@ def response_figures(response: Any) -> Figures:
 
 
 def data_of(text: str) -> list[Any]:
-    """The events of a stream whose events have names."""
+    """The events of a stream with named events."""
     return [
         json.loads(line.removeprefix("data: "))
         for line in text.splitlines()
@@ -106,9 +106,7 @@ def response_body(turns: list[dict[str, str]]) -> dict[str, Any]:
 
 
 def message_figures(usage: Any, text: str) -> Figures:
-    """The prompt of the last turn is marked to its end, but for what the template writes to have it
-    answered.
-    """
+    """The last turn's prompt is marked up to its end, except the generation prompt."""
     read, created, rest = (
         usage[name]
         for name in ("cache_read_input_tokens", "cache_creation_input_tokens", "input_tokens")
@@ -138,7 +136,7 @@ def streamed_message(text: str) -> Figures:
 
 
 def marked(turns: list[dict[str, str]]) -> list[dict[str, Any]]:
-    """A conversation whose last turn its client wants kept, as Claude Code does."""
+    """A conversation whose client wants the last turn cached, as Claude Code does."""
     last = {"type": "text", "text": turns[-1]["content"], "cache_control": {"type": "ephemeral"}}
     return [*turns[:-1], {"role": turns[-1]["role"], "content": [last]}]
 
@@ -159,7 +157,7 @@ DIALECTS = {
             "messages": [{"role": "system", "content": SYSTEM}, *turns],
             "max_tokens": MOST_TOKENS,
             "temperature": 0,
-            "enable_thinking": False,  # as Messages has it, where nobody asks for it
+            "enable_thinking": False,  # the default of Messages
             "stream_options": {"include_usage": True},
         },
         whole=lambda answer: chat_figures(
@@ -205,15 +203,15 @@ DIALECTS = {
     ),
 }
 REFERENCE = "chat completions"
-# by dialect, and whether it streams; then by the turn
+# by dialect and streaming, then by turn
 Asked = dict[tuple[str, bool], dict[str, Figures]]
 
 
 def ask(
     server: ServerProcess, name: str, body: dict[str, Any], *, streams: bool, test: str = ""
 ) -> tuple[Figures, str]:
-    """One request, and its answer; each dialect and way is a tenant of its own, that finds only
-    what it has read itself.
+    """One request and its answer; each dialect and way has a separate tenant, which finds only its
+    own tokens.
     """
     dialect = DIALECTS[name]
     body = {"model": "demo", "stream": streams, **body}
@@ -225,7 +223,7 @@ def ask(
     return (dialect.streamed(answer.text) if streams else dialect.whole(answer.json())), answer.text
 
 
-ONLY_READING = {  # fields with which nothing is generated, and how the answer says why it ended
+ONLY_READING = {  # fields that prevent generation, and the answer's finish reason
     "chat completions": ({"max_tokens": 0}, '"finish_reason":"length"'),
     "Responses": ({"max_output_tokens": 0}, '"reason":"max_output_tokens"'),
     "Messages": ({"max_tokens": 0}, '"stop_reason":"max_tokens"'),
@@ -234,7 +232,7 @@ ONLY_READING = {  # fields with which nothing is generated, and how the answer s
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("name", ONLY_READING)
-def test_a_request_for_no_tokens_reads_its_prompt_and_the_next_one_finds_it(
+def test_a_request_with_max_tokens_0_warms_the_cache(
     server: ServerProcess, name: str, streams: bool
 ) -> None:
     fields, end = ONLY_READING[name]
@@ -247,7 +245,9 @@ def test_a_request_for_no_tokens_reads_its_prompt_and_the_next_one_finds_it(
 
 
 @pytest.mark.parametrize("choices", [1, 2])
-def test_completions_of_no_tokens_read_their_prompt(server: ServerProcess, choices: int) -> None:
+def test_completions_with_max_tokens_0_prefill_their_prompt(
+    server: ServerProcess, choices: int
+) -> None:
     headers = {"X-Holdfast-Tenant": f"completions of no tokens {choices}"}
     usages = []
     for fields in ({"max_tokens": 0, "n": choices}, {"max_tokens": 1}):
@@ -270,7 +270,7 @@ def test_completions_of_no_tokens_read_their_prompt(server: ServerProcess, choic
 
 
 def next_turn(dialect: Dialect, figures: Figures, answer: str) -> dict[str, Any]:
-    """What the second turn of the conversation sends."""
+    """The request of the conversation's second turn."""
     if dialect.goes_on is not None:
         return {**dialect.body(NEXT), **dialect.goes_on(answer)}
     return dialect.body([*FIRST, {"role": "assistant", "content": figures.text}, *NEXT])
@@ -281,7 +281,7 @@ EVERY_WAY = [(name, streams) for name in DIALECTS for streams in (False, True)]
 
 @pytest.fixture(scope="module")
 def asked(server: ServerProcess) -> Asked:
-    """All answers but those after a restart."""
+    """All answers except those after a restart."""
     found: Asked = {}
     for name, streams in EVERY_WAY:
         first = DIALECTS[name].body(FIRST)
@@ -295,7 +295,7 @@ def asked(server: ServerProcess) -> Asked:
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("name", DIALECTS)
-def test_cached_tokens_are_those_that_were_read_before_and_the_same_in_every_dialect(
+def test_cached_tokens_equal_those_prefilled_before_in_every_dialect(
     asked: Asked, name: str, streams: bool
 ) -> None:
     cold, warm, extended = (asked[name, streams][turn] for turn in ("cold", "warm", "extended"))
@@ -311,7 +311,7 @@ def test_cached_tokens_are_those_that_were_read_before_and_the_same_in_every_dia
 
 
 @pytest.mark.slow
-def test_a_restart_changes_no_figure_but_what_is_read(model_folder: Path, tmp_path: Path) -> None:
+def test_a_restart_changes_only_the_prefill_figures(model_folder: Path, tmp_path: Path) -> None:
     arguments = (str(model_folder), "--name", "demo", "--store", str(tmp_path / "store"))
     before: dict[tuple[str, bool], Figures] = {}
     further: dict[tuple[str, bool], dict[str, Any]] = {}

@@ -1,5 +1,5 @@
-"""A model that thinks long, whose template leaves thoughts of earlier turns out: its next turn
-finds its history read.
+"""A model with long thoughts, whose template drops earlier ones: its next turn finds its history
+prefilled.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def ask(client: httpx.Client, messages: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_next_turn_reads_its_question_and_is_billed_for_nothing_else(
+def test_the_next_turn_prefills_and_bills_only_its_question(
     client: httpx.Client,
 ) -> None:
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Where is it? " * 20}]
@@ -85,7 +85,7 @@ def test_a_next_turn_reads_its_question_and_is_billed_for_nothing_else(
 
 
 def is_on_disk(client: httpx.Client) -> bool:
-    """Whether the store has the first answer and what was read ahead after it."""
+    """Whether the store has the first answer and the tokens prefilled ahead after it."""
     is_committed = client.get("/v1/sessions/s").json()["requests"] == 2
     lines = client.get("/metrics").text.splitlines()
     queued = next(line for line in lines if line.startswith("holdfast_store_queued_blocks{"))
@@ -94,9 +94,7 @@ def is_on_disk(client: httpx.Client) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_what_was_read_ahead_counts_as_such_whether_or_not_the_worker_died_meanwhile(
-    is_killed: bool, tmp_path: Path
-) -> None:
+def test_prefill_ahead_is_counted_even_if_the_worker_dies(is_killed: bool, tmp_path: Path) -> None:
     folder = write_thinking(tmp_path / "thinking", turns=2, answer_tokens=ANSWER_TOKENS)
     server = ServerProcess(str(folder), "--name", "scripted", "--store", str(tmp_path / "store"))
     server.wait_ready()

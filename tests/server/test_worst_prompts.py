@@ -1,6 +1,4 @@
-"""The worst that can be sent to a real server: each request is answered or refused by name, and the
-server goes on serving.
-"""
+"""Extreme requests to a real server: each is answered or refused by name, and the server continues."""
 
 from __future__ import annotations
 
@@ -129,7 +127,7 @@ BROKEN: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_what_can_be_served_is_served(server: ServerProcess, name: str) -> None:
+def test_extreme_requests_are_answered(server: ServerProcess, name: str) -> None:
     path, body = SERVED[name]
     response = post(server, path, body)
     assert response.status_code == 200, response.text
@@ -139,7 +137,7 @@ def test_what_can_be_served_is_served(server: ServerProcess, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_served_is_refused_by_name(server: ServerProcess, name: str) -> None:
+def test_impossible_requests_are_refused_by_name(server: ServerProcess, name: str) -> None:
     path, body, field = REFUSED[name]
     response = post(server, path, body)
     error = response.json()["error"]
@@ -149,7 +147,7 @@ def test_what_cannot_be_served_is_refused_by_name(server: ServerProcess, name: s
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_is_no_request_is_refused(server: ServerProcess, name: str) -> None:
+def test_malformed_requests_are_refused(server: ServerProcess, name: str) -> None:
     response = post(server, CHAT, BROKEN[name])
     assert response.status_code == 400
     assert response.json()["error"]["type"] == "invalid_request_error"
@@ -165,7 +163,7 @@ def test_half_of_a_surrogate_pair_is_answered(server: ServerProcess) -> None:
 
 
 @pytest.mark.slow
-def test_a_prompt_that_just_fits_is_taken_and_one_token_more_is_not(server: ServerProcess) -> None:
+def test_a_prompt_may_fill_the_context_but_not_exceed_it(server: ServerProcess) -> None:
     most = context_tokens(server) - 1
     with httpx.stream(
         "POST",
@@ -173,15 +171,14 @@ def test_a_prompt_that_just_fits_is_taken_and_one_token_more_is_not(server: Serv
         json={"prompt": [5] * most, "stream": True},
         timeout=60,
     ) as response:
-        assert response.status_code == 200  # and the client leaves: reading so much takes its time
+        assert response.status_code == 200  # and the client leaves, because the prefill takes long
     refused = post(server, COMPLETIONS, {"prompt": [5] * (most + 1)})
     assert refused.json()["error"]["code"] == "context_length_exceeded"
     until(lambda: server.model()["running"] == 0, "the work that nobody waits for has stopped")
 
 
-def test_a_stream_of_broken_characters_is_whole_text(server: ServerProcess) -> None:
-    # Tokens of single bytes are made by far the likeliest: most of what is drawn is no UTF-8 at
-    # all.
+def test_a_stream_of_broken_characters_is_valid_text(server: ServerProcess) -> None:
+    # Single-byte tokens are by far the likeliest, so most output is not UTF-8.
     bias = {str(token): 100 for token in range(100, 190)}
     body = {
         "prompt": "a",
@@ -205,7 +202,7 @@ def test_a_stream_of_broken_characters_is_whole_text(server: ServerProcess) -> N
     assert REPLACEMENT in whole
 
 
-def test_after_all_that_the_server_answers_as_before(server: ServerProcess) -> None:
+def test_the_server_still_answers_as_before(server: ServerProcess) -> None:
     assert post(server, CHAT, user("Hello")).status_code == 200
     assert server.model()["state"] == "ready"
     assert "Traceback" not in server.log()

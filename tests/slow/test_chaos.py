@@ -1,4 +1,4 @@
-"""Workers that die at random instants, of signals of every kind: each answer is the one of an
+"""Workers that die at random instants, by all kinds of signals: each answer equals that of an
 undisturbed run.
 """
 

@@ -1,4 +1,4 @@
-"""Real clients, in an environment of their own, complete a loop of tools and show a thought of the
+"""Real clients, each in a separate environment, complete a tool loop and show a thought of the
 bundled model.
 """
 
@@ -35,7 +35,7 @@ def test_a_client_calls_tools_and_thinks_streamed_and_whole(
 
 
 @pytest.mark.parametrize("script", waiting_scripts(), ids=lambda script: script.stem)
-def test_a_client_waits_for_a_server_that_gives_signs_of_life(script: Path) -> None:
+def test_a_client_waits_for_a_server_that_sends_keep_alives(script: Path) -> None:
     with waiting_server() as base_url:
         found = list(checked(script, base_url=base_url, model=WAITING_MODEL, waits=True))
     assert [f"{each.check}: {each.problem}" for each in found if each.problem] == []

@@ -1,6 +1,4 @@
-"""Killed at any instant, a server on the same store answers as if nothing had happened, and has
-kept what it read.
-"""
+"""Killed at any instant, a server with the same store answers unchanged and has kept its cache."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from tests.fakes.tiny_models import write_tiny
 
 CRASHES = int(os.environ.get("CRASHES", "100"))
 CLIENTS = 4
-DURABLE_SECONDS = 1.0  # what was read this long before the crash has to be there
+DURABLE_SECONDS = 1.0  # blocks of prompts from this long before the crash must exist
 FOUND_SHARE = 0.9
 PLAIN_TOKENS = 256  # of the tiny models' vocabulary; the rest are special
 
@@ -33,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Known:
-    """Prompts, the answers that an undisturbed server gave, and which were answered when."""
+    """Prompts, the answers of an undisturbed server, and the times of answers."""
 
     prompts: list[list[int]]
     answers: list[str] = field(default_factory=list)
@@ -41,7 +39,7 @@ class Known:
 
 
 def random_prompts(rng: random.Random, count: int) -> list[list[int]]:
-    """Some with a common beginning, some without."""
+    """Some with a common prefix, some without."""
     common = [rng.randrange(PLAIN_TOKENS) for _ in range(500)]
     return [
         (common if rng.random() < 0.5 else [])
@@ -60,7 +58,7 @@ def ask(url: str, prompt: Sequence[int]) -> tuple[str, int]:
 
 
 def load(url: str, known: Known, order: Sequence[int], wrong: list[int]) -> None:
-    """Ask one prompt after the other until the server is gone."""
+    """Send one prompt after another until the server is gone."""
     with suppress(httpx.HTTPError):
         for index in order:
             answer, _ = ask(url, known.prompts[index])
@@ -83,7 +81,7 @@ def kill_tree(server: ServerProcess) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120 + CRASHES * 30)
-def test_kills_at_random_instants_cost_no_answer_and_little_memory(tmp_path: Path) -> None:
+def test_kills_at_random_instants_cost_no_answer_and_little_cache(tmp_path: Path) -> None:
     rng = random.Random(7)
     model = str(write_tiny(tmp_path / "model", "llama"))
     known = Known(random_prompts(rng, 24 * max(1, CRASHES // 10)))

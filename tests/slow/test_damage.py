@@ -1,5 +1,5 @@
-"""A store whose files are damaged in every way that disks and people know: no wrong answer, no
-failed request.
+"""A store whose files are damaged in every way that disks and people do: no wrong answer, no failed
+request.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ KINDS: tuple[Callable[[random.Random, Path], None], ...] = (
 
 
 def damage(rng: random.Random, folder: Path) -> str:
-    """Do something bad to one file, the index included."""
+    """Damage one file, possibly the index."""
     files = sorted(
         file
         for file in folder.rglob("*")
@@ -96,7 +96,7 @@ def damage(rng: random.Random, folder: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300 + DAMAGES * 3)
-def test_damaged_files_are_never_answered_from_and_fail_no_request(tmp_path: Path) -> None:
+def test_damaged_files_are_never_used_and_fail_no_request(tmp_path: Path) -> None:
     rng = random.Random(11)
     runner = RowsRunner(kept_tiny("llama"), None)
     prompts = [

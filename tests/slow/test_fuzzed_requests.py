@@ -1,5 +1,5 @@
-"""Ten thousand requests for each protocol that no honest client sends: each gets an answer that is
-described, and none is the server's fault.
+"""Ten thousand faulty requests for each protocol: each gets a documented answer, never an internal
+error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.fakes.server_process import ServerProcess
 
 pytestmark = pytest.mark.slow
 BODIES, AT_ONCE = 10_000, 8
-# a body without `max_tokens` whose text is 300 times the same letter may be answered without end
+# a body without `max_tokens` whose text repeats one letter 300 times may be answered without end
 BOUNDED = ("--context", "2048")
 
 
@@ -26,7 +26,7 @@ def server() -> Iterator[ServerProcess]:
     server.wait_ready()
     httpx.post(
         f"{server.url}/admin/models/demo/pin"
-    ).raise_for_status()  # Ollama's `keep_alive` would have it unloaded, and waited for
+    ).raise_for_status()  # Ollama's `keep_alive` would unload it and wait
     yield server
     assert server.stop() == 0, server.log()
 

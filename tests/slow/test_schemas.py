@@ -1,5 +1,5 @@
-"""Answers of random weights at temperature 1, held to the schemas of agents and others: all valid,
-and ended by themselves.
+"""Answers of random weights at temperature 1, constrained by the schemas of agents and others: all
+are valid and end on their own.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_answer_fits_its_schema_and_plain_ones_beside_them_are_as_alone(
-    llm: LLM, seed: int
-) -> None:
+def test_every_answer_fits_its_schema_without_affecting_others(llm: LLM, seed: int) -> None:
     alone = llm.generate("Once upon", temperature=1, seed=seed, max_tokens=400, ignore_eos=True)
     streams = {name: ask(llm, schema, seed=seed) for name, schema in SCHEMAS.items()}
     beside = llm.generate("Once upon", temperature=1, seed=seed, max_tokens=400, ignore_eos=True)

@@ -48,16 +48,14 @@ def text_of(answer: Any) -> str:
 
 
 @pytest.mark.parametrize("feature", [name for name in FEATURES if name not in OTHER_MODELS])
-def test_a_feature_works_with_a_key_and_a_salt_and_on_a_busy_machine(
-    caller: Caller, feature: str
-) -> None:
+def test_features_work_with_a_key_and_salt_on_a_busy_machine(caller: Caller, feature: str) -> None:
     expected = FEATURES[feature](caller)
     with busy():
         assert FEATURES[feature](caller) == expected
 
 
 def test_a_forced_call_ends_by_itself_in_every_protocol(caller: Caller) -> None:
-    """One call is allowed: of several, so small a model repeats the first until it is cut off."""
+    """One call is allowed: with several, so small a model repeats the first until it is cut off."""
     function = {"name": "get_weather", "description": "Get the weather", "parameters": WEATHER}
     given: dict[str, Any] = {"model": "demo", "temperature": 0}
     chat = caller.post(
@@ -114,7 +112,7 @@ def test_text_cut_by_a_stop_string_is_in_no_later_prompt(caller: Caller, stop: s
     assert again["usage"]["prompt_tokens"] == fresh["usage"]["prompt_tokens"]
 
 
-def test_8_bits_and_drafts_change_no_answer(caller: Caller) -> None:
+def test_eight_bits_and_drafts_change_no_answer(caller: Caller) -> None:
     questions = ["What is the capital of France?", "Name three colours.", "What is water made of?"]
     for question in questions:
         plain = text_of(caller.chat(question))
@@ -123,7 +121,7 @@ def test_8_bits_and_drafts_change_no_answer(caller: Caller) -> None:
         assert plain == text_of(caller.chat(question, prediction=prediction))
 
 
-def test_a_prompt_beyond_the_context_is_refused_or_shortened_as_asked(caller: Caller) -> None:
+def test_an_oversized_prompt_is_refused_or_shortened_as_requested(caller: Caller) -> None:
     long = [
         {"role": "system", "content": "You are a helpful assistant."},
         *(

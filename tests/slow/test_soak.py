@@ -1,5 +1,5 @@
-"""Minutes of load from sixteen clients, many of whom leave at any moment: nothing may be left
-behind, nothing may grow.
+"""Minutes of load from sixteen clients, many of which leave at any moment: nothing may be left
+behind or grow.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tests.fakes.server_process import ServerProcess, until
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "300"))
 WARM_UP_SECONDS = 15.0
-POOL_THREADS = (os.cpu_count() or 1) + 4  # as asyncio bounds its default executor
+POOL_THREADS = (os.cpu_count() or 1) + 4  # as asyncio limits its default executor
 CLIENTS = 16
 LEAVING_SHARE = 0.3
-# of those who leave: in the queue, while the prompt is read, or in the middle of the answer
+# of clients that leave: in the queue, during the prefill, or in the middle of the answer
 LONGEST_STAY_SECONDS = 2.0
 LOOK_SECONDS = 0.5
-# so small that it is full after seconds: from then on what is kept neither grows nor shrinks
+# small enough to fill within seconds, so that the cache's size is constant from then on
 KEPT_BYTES = 32 << 20
 GROWTH_SHARE, GROWTH_BYTES = 1.03, 6 << 20  # what the allocator may still do in the second half
 
@@ -53,12 +53,12 @@ def server() -> Iterator[ServerProcess]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + WARM_UP_SECONDS + 300)
-async def test_leaving_clients_leave_nothing_behind_and_memory_flat(server: ServerProcess) -> None:
+async def test_leaving_clients_leave_nothing_behind(server: ServerProcess) -> None:
     processes = {
         "front": psutil.Process(server.process.pid),
         "worker": psutil.Process(server.model()["pid"]),
     }
-    # What the first requests open or import is no leak: pools of threads, the file of past answers.
+    # Resources of the first requests are not a leak: thread pools, the file of past answers.
     await _load(server.url, _Tally(), time.monotonic() + WARM_UP_SECONDS)
     _wait_for_idle(server)
     resting = {name: _descriptors_and_threads(process) for name, process in processes.items()}
@@ -121,7 +121,7 @@ class _Request:
 
 @dataclass(slots=True)
 class _Stream:
-    """What came of a streamed answer."""
+    """The outcome of a streamed answer."""
 
     texts: dict[int, str] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class _Stream:
 
 
 def _request(dice: random.Random) -> _Request:
-    # as many between 20 and 170 as between 170 and 1,500
+    # equally many between 20 and 170 as between 170 and 1,500
     tokens = int(20 * (1500 / 20) ** dice.random())
     body: dict[str, Any] = {
         "model": "demo",

@@ -53,7 +53,7 @@ def blocks(draw: st.DrawFn) -> StoredBlock:
 
 
 @given(block=blocks(), fingerprint=st.text(max_size=40))
-def test_what_was_written_is_read(
+def test_a_written_block_is_read_back(
     block: StoredBlock, fingerprint: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "block"
@@ -94,8 +94,8 @@ def test_many_parts_take_several_writes(tmp_path: Path) -> None:
     assert bytes_of(read(tmp_path / "block", block)) == block
 
 
-def test_a_write_that_takes_only_a_part_goes_on() -> None:
-    block = make_block([1], part_bytes=(300_000, 5, 70_000))  # more than a pipe takes at once
+def test_a_partial_write_is_continued() -> None:
+    block = make_block([1], part_bytes=(300_000, 5, 70_000))  # more than a pipe's capacity
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""Whatever happens to a file: it is read as it was, or it is refused."""
+"""Whatever happens to a file, it is read correctly or refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def refused(path: Path, data: bytes, key: BlockKey = BLOCK.key) -> bool:
     return False
 
 
-def test_a_flip_of_any_bit_of_any_byte_is_found(tmp_path: Path) -> None:
+def test_a_flipped_bit_in_any_byte_is_detected(tmp_path: Path) -> None:
     missed = []
     for position in range(len(WHOLE)):
         data = bytearray(WHOLE)
@@ -94,12 +94,12 @@ def test_a_sound_file_under_another_name_is_refused(tmp_path: Path, other: objec
     assert refused(tmp_path / "block", file_bytes(other))  # type: ignore[arg-type]
 
 
-def test_the_whole_key_counts_not_only_the_part_that_seeds_the_checksum(tmp_path: Path) -> None:
+def test_the_whole_key_is_checked_not_only_the_checksum_seed(tmp_path: Path) -> None:
     assert refused(tmp_path / "block", WHOLE, BLOCK.key[:31] + bytes([BLOCK.key[31] ^ 1]))
 
 
 @given(at=st.integers(0, len(WHOLE) - 1), new=st.integers(0, 255))
-def test_a_header_is_read_as_it_was_or_refused(
+def test_a_damaged_header_is_read_correctly_or_refused(
     at: int, new: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "damaged header"

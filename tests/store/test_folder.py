@@ -21,7 +21,7 @@ def prepared(path: Path) -> StoreFolder:
     return folder
 
 
-def test_a_folder_is_made_and_marked_and_nobody_else_may_look_into_it(tmp_path: Path) -> None:
+def test_a_new_folder_is_marked_and_private(tmp_path: Path) -> None:
     folder = prepared(tmp_path / "deep" / "store")
     assert folder.exists
     assert folder.path.stat().st_mode & 0o777 == 0o700
@@ -31,26 +31,26 @@ def test_a_folder_is_made_and_marked_and_nobody_else_may_look_into_it(tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "model.safetensors", "index.html", ".git"])
-def test_a_folder_with_other_files_is_refused_and_left_as_it_is(tmp_path: Path, name: str) -> None:
+def test_a_folder_with_other_files_is_refused_unchanged(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
     with pytest.raises(StoreRefused, match="holds other files"):
         prepared(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_an_empty_folder_is_taken_even_if_the_system_left_something_in_it(tmp_path: Path) -> None:
+def test_an_empty_folder_with_system_files_is_accepted(tmp_path: Path) -> None:
     (tmp_path / ".DS_Store").write_text("")
     assert prepared(tmp_path).exists
 
 
-def test_other_files_beside_a_marker_are_tolerated_and_left_alone(tmp_path: Path) -> None:
+def test_other_files_next_to_a_marker_are_tolerated(tmp_path: Path) -> None:
     folder = prepared(tmp_path / "store")
     (folder.path / "readme.txt").write_text("mine")
     folder.check()
     assert (folder.path / "readme.txt").read_text() == "mine"
 
 
-def test_a_store_that_lost_its_marker_is_known_by_its_looks(tmp_path: Path) -> None:
+def test_a_store_without_its_marker_is_recognized_by_its_folders(tmp_path: Path) -> None:
     folder = prepared(tmp_path)
     folder.make_model_folder(FINGERPRINT)
     (folder.path / MARKER).unlink()
@@ -63,7 +63,7 @@ def test_folders_that_only_have_our_names_are_refused(tmp_path: Path) -> None:
         prepared(tmp_path)
 
 
-def test_another_format_a_plain_file_and_links_inside_are_refused(tmp_path: Path) -> None:
+def test_other_formats_plain_files_and_inner_links_are_refused(tmp_path: Path) -> None:
     (tmp_path / "newer").mkdir()
     (tmp_path / "newer" / "HOLDFAST-STORE-7").write_text("")
     (tmp_path / "file").write_text("")
@@ -79,21 +79,21 @@ def test_another_format_a_plain_file_and_links_inside_are_refused(tmp_path: Path
             StoreFolder(tmp_path / name).check()
 
 
-def test_a_marker_with_damaged_contents_is_accepted_and_left_alone(tmp_path: Path) -> None:
+def test_a_damaged_marker_is_accepted_and_left_alone(tmp_path: Path) -> None:
     marker = prepared(tmp_path).path / MARKER
     marker.write_bytes(b"\x00\xff")
     assert prepared(tmp_path).exists
     assert marker.read_bytes() == b"\x00\xff"
 
 
-def test_a_folder_is_not_made_anew_on_another_volume(tmp_path: Path) -> None:
+def test_a_folder_is_not_recreated_on_another_volume(tmp_path: Path) -> None:
     folder = prepared(tmp_path / "store")
     folder._parent_device = -1  # as if the volume that held it was unmounted
     with pytest.raises(OSError, match="not mounted"):
         folder.prepare()
 
 
-def test_the_lock_keeps_others_out_until_it_is_given_back(tmp_path: Path) -> None:
+def test_the_lock_excludes_others_until_released(tmp_path: Path) -> None:
     folder = prepared(tmp_path)
     with (
         folder.exclusive(),
@@ -105,7 +105,7 @@ def test_the_lock_keeps_others_out_until_it_is_given_back(tmp_path: Path) -> Non
         pass
 
 
-def test_who_holds_the_lock_may_take_it_again(tmp_path: Path) -> None:
+def test_the_lock_is_reentrant(tmp_path: Path) -> None:
     folder = prepared(tmp_path)
     with folder.exclusive(wait_seconds=0.0):
         with folder.exclusive(wait_seconds=0.0):
@@ -117,7 +117,7 @@ def test_who_holds_the_lock_may_take_it_again(tmp_path: Path) -> None:
             pass
 
 
-def test_only_plain_files_with_the_names_of_blocks_are_listed(tmp_path: Path) -> None:
+def test_only_plain_files_with_block_names_are_listed(tmp_path: Path) -> None:
     folder = prepared(tmp_path)
     block = make_block([1])
     write_file(folder.make_model_folder(FINGERPRINT) / f"{block.key.hex()}.block", block)
@@ -136,7 +136,7 @@ def test_only_plain_files_with_the_names_of_blocks_are_listed(tmp_path: Path) ->
     assert list(folder.block_files(model="0" * 16)) == []
 
 
-def test_what_a_living_writer_writes_is_not_abandoned_and_what_a_dead_one_left_is(
+def test_only_files_of_dead_writers_are_abandoned(
     tmp_path: Path,
 ) -> None:
     living, looking = prepared(tmp_path), prepared(tmp_path)
@@ -144,7 +144,7 @@ def test_what_a_living_writer_writes_is_not_abandoned_and_what_a_dead_one_left_i
     for folder in (living, dead):
         (folder.incoming() / "x.part").write_text("")
     left = dead.incoming() / "x.part"
-    os.close(dead._claim or 0)  # what a kill does
+    os.close(dead._claim or 0)  # as a kill does
     with looking.abandoned() as found:
         assert found == [left]
         left.unlink()
@@ -155,7 +155,7 @@ def test_what_a_living_writer_writes_is_not_abandoned_and_what_a_dead_one_left_i
     assert list((tmp_path / "incoming").iterdir()) == []
 
 
-def test_an_incoming_folder_that_is_gone_is_made_anew(tmp_path: Path) -> None:
+def test_a_missing_incoming_folder_is_recreated(tmp_path: Path) -> None:
     folder = prepared(tmp_path)
     first = folder.incoming()
     (first / "lock").unlink()
@@ -165,11 +165,11 @@ def test_an_incoming_folder_that_is_gone_is_made_anew(tmp_path: Path) -> None:
     folder.release()
 
 
-def test_the_short_name_of_a_fingerprint_does_not_change_between_versions() -> None:
+def test_the_short_name_of_a_fingerprint_is_stable() -> None:
     assert fingerprint_id("fingerprint") == "899c2000b4172447"
 
 
-def test_a_new_store_is_kept_out_of_time_machine_once(
+def test_a_new_store_is_excluded_from_time_machine_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tools, calls = tmp_path / "bin", tmp_path / "calls"

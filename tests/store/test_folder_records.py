@@ -19,7 +19,7 @@ def files(folder: Path) -> list[Path]:
     return sorted((folder / "sessions").glob("*/*"))
 
 
-def test_records_are_there_for_the_next_store_of_the_same_model(tmp_path: Path) -> None:
+def test_records_are_found_by_the_models_next_store(tmp_path: Path) -> None:
     with BlockStore(tmp_path, fingerprint="a model") as store:
         store.put_record(NAME, b"first")
         store.put_record(OTHER, b"other")
@@ -33,7 +33,7 @@ def test_records_are_there_for_the_next_store_of_the_same_model(tmp_path: Path) 
     assert [path.stat().st_mode & 0o777 for path in files(tmp_path)] == [0o600]
 
 
-def test_a_record_that_is_damaged_or_under_another_name_is_dropped(tmp_path: Path) -> None:
+def test_a_damaged_or_misnamed_record_is_dropped(tmp_path: Path) -> None:
     with BlockStore(tmp_path, fingerprint="a model") as store:
         store.put_record(NAME, b"a record")
         store.flush()
@@ -52,7 +52,7 @@ def test_a_record_that_is_damaged_or_under_another_name_is_dropped(tmp_path: Pat
     assert files(tmp_path) == []
 
 
-def test_names_lead_nowhere_else(tmp_path: Path) -> None:
+def test_record_names_cannot_escape_the_folder(tmp_path: Path) -> None:
     with BlockStore(tmp_path, fingerprint="a model") as store:
         with pytest.raises(ValueError, match="not a record name"):
             store.put_record("../" + NAME, b"")
@@ -60,7 +60,7 @@ def test_names_lead_nowhere_else(tmp_path: Path) -> None:
         assert found_in(store) == {NAME: b"after that"}
 
 
-def test_a_folder_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_harmless(tmp_path: Path) -> None:
     place = tmp_path / "a file"
     place.write_text("in the way")
     with BlockStore(place / "store", fingerprint="a model") as store:

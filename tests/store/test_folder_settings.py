@@ -9,7 +9,7 @@ from holdfast.config import StoreSettings
 from holdfast.store.folder import chosen_folder, library_folder
 
 
-def test_a_server_keeps_what_it_reads_among_the_callers_caches_unless_told_otherwise(
+def test_a_server_stores_blocks_in_the_users_cache_by_default(
     tmp_path: Path,
 ) -> None:
     caches = {"XDG_CACHE_HOME": str(tmp_path)}
@@ -25,13 +25,13 @@ def test_a_server_keeps_what_it_reads_among_the_callers_caches_unless_told_other
 @pytest.mark.parametrize(
     ("system", "place"), [("darwin", "Library/Application Support"), ("linux", ".cache")]
 )
-def test_each_system_has_its_place_for_caches(
+def test_each_system_has_its_cache_location(
     system: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", system)
     assert chosen_folder(StoreSettings(), {}) == str(Path.home() / place / "holdfast" / "store")
 
 
-def test_a_library_writes_nothing_unless_asked(tmp_path: Path) -> None:
+def test_a_library_stores_nothing_by_default(tmp_path: Path) -> None:
     assert library_folder(StoreSettings(), {}) == ""
     assert library_folder(StoreSettings(folder=str(tmp_path)), {}) == str(tmp_path)

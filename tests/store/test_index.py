@@ -36,9 +36,7 @@ def entry(number: int, *, file_bytes: int = 100, used: float = 1.0) -> Entry:
 
 
 class IndexAgainstADictionary(RuleBasedStateMachine):
-    """The index does what a few dictionaries do, also when it is closed and opened between any two
-    steps.
-    """
+    """The index behaves like a few dictionaries, even if closed and reopened between any two steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,14 +136,14 @@ TestIndexAgainstADictionary = IndexAgainstADictionary.TestCase
 TestIndexAgainstADictionary.settings = settings(max_examples=30, stateful_step_count=25)
 
 
-def test_an_index_in_memory_does_the_same() -> None:
+def test_an_in_memory_index_behaves_the_same() -> None:
     index = BlockIndex(Path(":memory:"))
     index.add([entry(0)], fingerprints=FINGERPRINTS)
     assert index.block_count() == 1
     index.check_invariants()
 
 
-def test_models_are_known_by_their_fingerprints(tmp_path: Path) -> None:
+def test_models_are_identified_by_their_fingerprints(tmp_path: Path) -> None:
     index = BlockIndex(tmp_path / "i.sqlite")
     index.add([entry(0), entry(7)], fingerprints=FINGERPRINTS)
     assert index.fingerprints() == FINGERPRINTS
@@ -156,7 +154,7 @@ def test_models_are_known_by_their_fingerprints(tmp_path: Path) -> None:
     ["start = start + 1", "parent_tokens = 7", "file_bytes = 0", "kind = 'state'", "kind = 'other'", "parent = zeroblob(32)",
      "seal = 0", "last_used = 'yesterday'", "start = -1", "parent = 'text'", "packed_tokens = x'00112233'", "model = 'other'"],
 )  # fmt: skip
-def test_a_row_that_was_changed_behind_our_back_is_damage(tmp_path: Path, damage: str) -> None:
+def test_a_row_changed_by_others_is_damage(tmp_path: Path, damage: str) -> None:
     index = BlockIndex(tmp_path / "i.sqlite")
     index.add([entry(0), entry(1)], fingerprints=FINGERPRINTS)
     assert [kept.block for kept in index.entries(0.0)] == [BLOCKS[0].block, BLOCKS[1].block]
@@ -166,7 +164,7 @@ def test_a_row_that_was_changed_behind_our_back_is_damage(tmp_path: Path, damage
         index.entries(0.0)
 
 
-def test_lost_totals_are_damage(tmp_path: Path) -> None:
+def test_missing_totals_are_damage(tmp_path: Path) -> None:
     index = BlockIndex(tmp_path / "i.sqlite")
     with sqlite3.connect(tmp_path / "i.sqlite") as other:
         other.execute("DELETE FROM totals")
@@ -176,7 +174,7 @@ def test_lost_totals_are_damage(tmp_path: Path) -> None:
     assert index.block_count() == 0
 
 
-def test_an_index_of_another_format_or_a_file_that_is_none_is_damage(tmp_path: Path) -> None:
+def test_foreign_files_and_formats_are_damage(tmp_path: Path) -> None:
     BlockIndex(tmp_path / "i.sqlite").close()
     with sqlite3.connect(tmp_path / "i.sqlite") as other:
         other.execute("PRAGMA user_version = 99")

@@ -1,4 +1,4 @@
-"""What the index keeps of blocks whose files are gone, and what finding that out takes."""
+"""The index entries of blocks whose files are gone, and the cost of noticing that."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def filled(path: Path, blocks: Iterable[int] = range(len(BLOCKS))) -> BlockIndex
 
 
 def after_a_loss(rows: dict[BlockKey, Entry], lost: set[BlockKey]) -> dict[BlockKey, Entry]:
-    """The rows that remain; the rule, written down another way."""
+    """The remaining rows, by another formulation of the rule."""
 
     def is_needed(key: BlockKey) -> bool:
         return any(
@@ -59,7 +59,7 @@ def after_a_loss(rows: dict[BlockKey, Entry], lost: set[BlockKey]) -> dict[Block
 @given(
     stored=st.sets(numbers), losses=st.lists(st.sets(numbers), max_size=3), again=st.sets(numbers)
 )
-def test_a_lost_block_stays_known_while_stored_blocks_follow_it(
+def test_a_lost_block_is_remembered_while_stored_blocks_follow_it(
     stored: set[int], losses: list[set[int]], again: set[int]
 ) -> None:
     index = filled(Path(":memory:"), stored)
@@ -94,7 +94,7 @@ def test_losing_a_block_scans_no_table(tmp_path: Path) -> None:
     index.close()
 
 
-def test_an_index_of_an_earlier_version_gets_what_it_lacks(tmp_path: Path) -> None:
+def test_an_index_of_an_earlier_version_is_upgraded(tmp_path: Path) -> None:
     index = filled(tmp_path / "i.sqlite")
     index._database.execute("DROP INDEX IF EXISTS blocks_by_parent")
     index.close()

@@ -27,7 +27,7 @@ MODEL = fingerprint_id(FINGERPRINT)
 CHAIN = make_chain(6)
 
 
-def test_an_empty_index_learns_everything_from_the_files(tmp_path: Path) -> None:
+def test_an_empty_index_is_rebuilt_from_the_files(tmp_path: Path) -> None:
     folder, index = filled(tmp_path, CHAIN), BlockIndex(Path(":memory:"))
     os.utime(folder.block_path(CHAIN[0].key, model=MODEL), (0, 1234.0))
     assert reconcile(index, folder) == {}
@@ -86,7 +86,7 @@ def test_a_file_in_another_models_folder_is_damage(tmp_path: Path) -> None:
     assert [found.path.parent for found in gone.values() if found is not None] == [other]
 
 
-def test_complete_files_of_a_dead_writer_are_saved_and_others_deleted(tmp_path: Path) -> None:
+def test_only_complete_files_of_a_dead_writer_are_saved(tmp_path: Path) -> None:
     dead, folder = StoreFolder(tmp_path), StoreFolder(tmp_path)
     dead.prepare()
     whole, half, wrong = make_block([1]), make_block([2]), make_block([3])
@@ -96,7 +96,7 @@ def test_complete_files_of_a_dead_writer_are_saved_and_others_deleted(tmp_path: 
     (dead.incoming() / "nonsense.part").write_bytes(b"")
     with folder.exclusive():
         assert salvage(folder) == 0
-        os.close(dead._claim or 0)  # what a kill does
+        os.close(dead._claim or 0)  # as a kill does
         assert salvage(folder) == 1
     assert [found.key for found in folder.block_files()] == [whole.key]
     assert list((tmp_path / "incoming").iterdir()) == []
@@ -105,9 +105,7 @@ def test_complete_files_of_a_dead_writer_are_saved_and_others_deleted(tmp_path: 
 @pytest.mark.parametrize(
     "damage", ["file_bytes = 7", "file_bytes = -1", "file_bytes = 1 << 50", "file_bytes = 'seven'"]
 )
-def test_a_row_with_another_size_is_made_anew_and_its_block_is_not_given_up(
-    tmp_path: Path, damage: str
-) -> None:
+def test_rows_with_wrong_sizes_are_repaired(tmp_path: Path, damage: str) -> None:
     folder, index = filled(tmp_path / "s", CHAIN), BlockIndex(tmp_path / "i.sqlite")
     reconcile(index, folder)
     with sqlite3.connect(tmp_path / "i.sqlite") as other:

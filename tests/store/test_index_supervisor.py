@@ -24,7 +24,7 @@ def supervisor_of(path: Path) -> tuple[StoreFolder, IndexSupervisor]:
     return folder, IndexSupervisor(folder)
 
 
-def test_an_index_is_made_found_again_and_kept(tmp_path: Path) -> None:
+def test_an_index_is_created_found_again_and_kept(tmp_path: Path) -> None:
     folder, supervisor = supervisor_of(tmp_path)
     assert listed(supervisor) == KEYS
     supervisor.use(lambda index: index.touch({CHAIN[0].key: 1e10}))
@@ -35,7 +35,7 @@ def test_an_index_is_made_found_again_and_kept(tmp_path: Path) -> None:
     supervisor.close()
 
 
-def test_an_index_that_is_deleted_while_it_is_open_is_made_anew_under_another_name(
+def test_a_deleted_open_index_is_recreated_under_another_name(
     tmp_path: Path,
 ) -> None:
     folder, supervisor = supervisor_of(tmp_path)
@@ -48,7 +48,7 @@ def test_an_index_that_is_deleted_while_it_is_open_is_made_anew_under_another_na
     supervisor.close()
 
 
-def test_a_folder_of_indexes_that_is_deleted_is_made_anew(tmp_path: Path) -> None:
+def test_a_deleted_index_folder_is_recreated(tmp_path: Path) -> None:
     folder, supervisor = supervisor_of(tmp_path)
     assert listed(supervisor) == KEYS
     for path in folder.index_folder.iterdir():
@@ -73,7 +73,7 @@ def test_two_supervisors_move_to_the_new_index_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_no_damage_to_an_index_loses_or_changes_a_block(tmp_path: Path, seed: int) -> None:
+def test_no_index_damage_loses_or_changes_a_block(tmp_path: Path, seed: int) -> None:
     folder, supervisor = supervisor_of(tmp_path)
     assert listed(supervisor) == KEYS
     supervisor.close()
@@ -89,7 +89,7 @@ def test_no_damage_to_an_index_loses_or_changes_a_block(tmp_path: Path, seed: in
     supervisor.close()
 
 
-def test_a_row_that_was_changed_makes_the_index_anew_and_costs_no_block(
+def test_a_changed_row_rebuilds_the_index_and_costs_no_block(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder, supervisor = supervisor_of(tmp_path)
@@ -106,7 +106,7 @@ def test_a_row_that_was_changed_makes_the_index_anew_and_costs_no_block(
     supervisor.close()
 
 
-def test_damage_that_shows_later_makes_the_index_anew(tmp_path: Path) -> None:
+def test_damage_found_later_rebuilds_the_index(tmp_path: Path) -> None:
     _, supervisor = supervisor_of(tmp_path)
     assert listed(supervisor) == KEYS
     tries = []
@@ -122,7 +122,7 @@ def test_damage_that_shows_later_makes_the_index_anew(tmp_path: Path) -> None:
     supervisor.close()
 
 
-def test_an_index_that_another_process_holds_is_not_thrown_away(
+def test_an_index_locked_by_another_process_is_not_discarded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, supervisor = supervisor_of(tmp_path)
@@ -139,7 +139,7 @@ def test_an_index_that_another_process_holds_is_not_thrown_away(
     supervisor.close()
 
 
-def test_errors_of_our_own_are_not_taken_for_damage(tmp_path: Path) -> None:
+def test_our_own_errors_are_not_taken_for_damage(tmp_path: Path) -> None:
     folder, supervisor = supervisor_of(tmp_path)
     assert listed(supervisor) == KEYS
     before = index_files(folder)
@@ -149,7 +149,7 @@ def test_errors_of_our_own_are_not_taken_for_damage(tmp_path: Path) -> None:
     supervisor.close()
 
 
-def test_an_index_in_memory_is_filled_from_the_files(tmp_path: Path) -> None:
+def test_an_in_memory_index_is_filled_from_the_files(tmp_path: Path) -> None:
     folder, supervisor = supervisor_of(tmp_path)
     supervisor.open_in_memory()
     assert listed(supervisor) == KEYS
@@ -162,7 +162,7 @@ def test_an_index_in_memory_is_filled_from_the_files(tmp_path: Path) -> None:
     lost.close()
 
 
-def test_an_index_that_could_not_be_brought_in_line_with_the_files_is_not_used(
+def test_an_index_that_could_not_be_reconciled_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, supervisor = supervisor_of(tmp_path)

@@ -1,4 +1,4 @@
-"""The tables of a new file, made by several at once."""
+"""The tables of a new file, created concurrently."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from holdfast.store.index import BlockIndex, make_tables, use_write_ahead_log
 SERVERS, ATTEMPTS = 6, 20
 
 
-def test_a_new_file_gets_them_and_an_older_one_keeps_its_own(tmp_path: Path) -> None:
+def test_only_a_new_file_gets_the_tables(tmp_path: Path) -> None:
     database = sqlite3.connect(tmp_path / "a", isolation_level=None)
     assert make_tables(database, "CREATE TABLE a (b);", version=3) == 3
     assert make_tables(database, "CREATE TABLE c (d);", version=4) == 3
 
 
-def test_what_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+def test_tables_that_cannot_be_created_are_an_error(tmp_path: Path) -> None:
     database = sqlite3.connect(tmp_path / "a", isolation_level=None)
     with pytest.raises(sqlite3.OperationalError):
         make_tables(database, "CREATE TABLE a (b); CREATE TABLE a (b);", version=1)
@@ -47,7 +47,7 @@ def answers(folder: Path) -> None:
 
 
 STORES = {"responses": responses, "index": index, "answers": answers}
-"""How a server begins with each file, by what the file's name begins with."""
+"""How a server opens each file, by the beginning of the file's name."""
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", STORES)
-def test_servers_that_begin_with_a_new_folder_at_once_all_find_them(
+def test_servers_starting_with_a_new_folder_all_find_them(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     for attempt in range(ATTEMPTS):
@@ -70,11 +70,11 @@ def test_servers_that_begin_with_a_new_folder_at_once_all_find_them(
 
         with ThreadPoolExecutor(SERVERS) as servers:
             list(servers.map(one, range(SERVERS)))
-    assert not caplog.records  # what costs no more than answers is only told
+    assert not caplog.records  # losing answers is only logged
 
 
 @pytest.mark.parametrize("name", STORES)
-def test_a_server_waits_for_another_that_just_makes_the_file(
+def test_a_server_waits_while_another_creates_the_file(
     folder: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     STORES[name](folder)
@@ -90,7 +90,7 @@ def test_a_server_waits_for_another_that_just_makes_the_file(
     assert not caplog.records
 
 
-def test_a_file_that_stays_locked_is_told_when_the_time_is_over(tmp_path: Path) -> None:
+def test_a_file_that_stays_locked_is_an_error_after_the_timeout(tmp_path: Path) -> None:
     other = sqlite3.connect(tmp_path / "a", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     database = sqlite3.connect(tmp_path / "a", isolation_level=None)

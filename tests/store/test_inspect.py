@@ -22,7 +22,7 @@ NO_LIMITS = StoreLimits(volume_percent=100.0, spare_bytes=0)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A store with two models, one state, one pin and one file that a dead writer left."""
+    """A store with two models, one state, one pin and one file left by a dead writer."""
     path = tmp_path / "s"
     with BlockStore(path, fingerprint=FINGERPRINT) as store:
         for block in [*CHAIN, make_block([], after=CHAIN[1], kind="state")]:
@@ -47,7 +47,7 @@ def quarantine_damaged(folder: Path) -> None:
         store.flush()
 
 
-def test_the_list_tells_what_is_kept_of_each_model(folder: Path) -> None:
+def test_the_list_shows_what_is_stored_of_each_model(folder: Path) -> None:
     first, second = list_store(folder)
     assert (first.fingerprint, first.blocks, first.states, first.tokens) == (FINGERPRINT, 6, 1, 20)
     assert (second.fingerprint, second.blocks, second.states, second.tokens) == (
@@ -96,14 +96,14 @@ def test_clearing_everything_leaves_an_empty_store_that_works(folder: Path) -> N
         assert store.flush()
 
 
-def test_a_read_only_store_can_be_looked_at(folder: Path) -> None:
+def test_a_read_only_store_can_be_inspected(folder: Path) -> None:
     block_path(folder, CHAIN[4].key).chmod(0o600)
     with read_only(folder):
         assert len(list_store(folder)) == 2
         assert summarize_store(folder, limits=NO_LIMITS).blocks == 8
 
 
-def test_what_is_no_store_is_refused_and_not_made_one(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_store_is_refused_unchanged(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_text("mine")
     for name in ("photos", "nothing"):

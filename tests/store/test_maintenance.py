@@ -33,7 +33,7 @@ def maintenance_of(
 
 
 def kept(folder: StoreFolder, supervisor: IndexSupervisor) -> set[bytes]:
-    """The keys that are left; index and files agree about them."""
+    """The remaining keys, on which index and files agree."""
     files = {found.key for found in folder.block_files()}
     assert set(supervisor.use(lambda index: index.places())) == files
     supervisor.use(lambda index: index.check_invariants())
@@ -53,7 +53,7 @@ def test_room_is_made_from_the_end_of_a_chain(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong_bytes", [0, -(1 << 50), 1 << 50])
-def test_a_row_with_another_size_makes_nobody_go_or_stay(tmp_path: Path, wrong_bytes: int) -> None:
+def test_wrong_sizes_do_not_change_the_eviction(tmp_path: Path, wrong_bytes: int) -> None:
     folder, supervisor, maintenance = maintenance_of(tmp_path)
     one = next(folder.block_files()).file_bytes
     change = "UPDATE blocks SET file_bytes = ? WHERE key = ?"
@@ -67,7 +67,7 @@ def test_a_row_with_another_size_makes_nobody_go_or_stay(tmp_path: Path, wrong_b
     assert maintenance.set_aside_damaged() == (0, [])
 
 
-def test_no_room_is_made_where_there_is_some_or_can_be_none(tmp_path: Path) -> None:
+def test_room_is_made_only_if_needed_and_possible(tmp_path: Path) -> None:
     folder, supervisor, maintenance = maintenance_of(tmp_path, replace(LIMITS, budget_bytes=20_000))
     assert maintenance.make_room(1000, in_use=()) == []
     assert maintenance.make_room(20_001, in_use=()) == []
@@ -78,7 +78,7 @@ def test_no_room_is_made_where_there_is_some_or_can_be_none(tmp_path: Path) -> N
     assert len(kept(folder, supervisor)) in (2, 3)
 
 
-def test_only_what_is_still_damaged_is_set_aside(tmp_path: Path) -> None:
+def test_only_files_that_are_still_damaged_are_set_aside(tmp_path: Path) -> None:
     folder, supervisor, maintenance = maintenance_of(tmp_path)
     supervisor.use(lambda index: index.stored_bytes())
     good = folder.block_path(KEYS[0], model=MODEL)
@@ -102,7 +102,7 @@ def test_a_sound_file_of_another_model_is_set_aside_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("most_files", [0, 2])
-def test_files_that_turn_out_damaged_at_an_opening_are_set_aside_within_bounds(
+def test_files_found_damaged_at_opening_are_set_aside_within_limits(
     tmp_path: Path, most_files: int
 ) -> None:
     folder, supervisor, maintenance = maintenance_of(

@@ -80,7 +80,7 @@ def test_children_go_before_their_parents(forest: list[Entry]) -> None:
 
 @settings(max_examples=50)
 @given(forest=forests())
-def test_pinned_blocks_and_their_ancestors_stay_and_everything_else_may_go(
+def test_only_pinned_blocks_and_their_ancestors_are_safe_from_eviction(
     forest: list[Entry],
 ) -> None:
     by_key = {entry.block.key: entry for entry in forest}
@@ -96,7 +96,7 @@ def test_pinned_blocks_and_their_ancestors_stay_and_everything_else_may_go(
 
 @settings(max_examples=50)
 @given(forest=forests(), excess=st.integers(-5, 200))
-def test_no_more_goes_than_must(forest: list[Entry], excess: int) -> None:
+def test_no_more_is_evicted_than_necessary(forest: list[Entry], excess: int) -> None:
     freed = [victim.file_bytes for victim in choose_victims(forest, excess_bytes=excess)]
     assert sum(freed[:-1]) < max(1, excess)
     assert sum(freed) >= excess or len(freed) == len(eviction_order(forest))
@@ -104,7 +104,7 @@ def test_no_more_goes_than_must(forest: list[Entry], excess: int) -> None:
 
 @settings(max_examples=50)
 @given(forest=forests())
-def test_what_cannot_be_reached_goes_first_then_the_least_recently_used(
+def test_unreachable_blocks_go_first_then_the_least_recently_used(
     forest: list[Entry],
 ) -> None:
     by_key = {entry.block.key: entry for entry in forest}
@@ -131,7 +131,7 @@ def test_what_cannot_be_reached_goes_first_then_the_least_recently_used(
 
 @settings(max_examples=50)
 @given(forest=forests())
-def test_the_ancestors_of_a_block_that_is_being_written_stay(forest: list[Entry]) -> None:
+def test_ancestors_of_a_block_being_written_stay(forest: list[Entry]) -> None:
     by_key = {entry.block.key: entry for entry in forest}
     for parent in forest:
         order = eviction_order(forest, in_use={parent.block.key})
@@ -139,7 +139,7 @@ def test_the_ancestors_of_a_block_that_is_being_written_stay(forest: list[Entry]
         assert not kept & {victim.block.key for victim in order}
 
 
-def test_a_prefix_that_one_branch_still_uses_outlives_the_other_branch() -> None:
+def test_a_prefix_used_by_one_branch_outlives_the_other() -> None:
     root = Block(
         key=key(1), parent_key=ROOT, parent_tokens=0, kind="kv", start=0, packed_tokens=b""
     )
@@ -169,12 +169,12 @@ def test_every_limit_is_kept(
     assert allowed <= max(stored, stored + min(free, total) - spare)
 
 
-def test_a_volume_that_others_fill_stops_growth_but_costs_nothing_that_is_stored() -> None:
+def test_a_volume_filled_by_others_stops_growth_but_evicts_nothing() -> None:
     limits = StoreLimits(volume_percent=50, spare_bytes=100)
     assert allowed_bytes(limits, volume_bytes=1000, free_bytes=0, stored_bytes=300) == 300
 
 
-def test_the_default_limits_leave_most_of_the_volume_alone() -> None:
+def test_the_default_limits_leave_most_of_the_volume_free() -> None:
     assert (
         allowed_bytes(StoreLimits(), volume_bytes=10**12, free_bytes=10**12, stored_bytes=0)
         == 2 * 10**11
@@ -182,11 +182,11 @@ def test_the_default_limits_leave_most_of_the_volume_alone() -> None:
     assert StoreLimits().daily_write_bytes is None
 
 
-def test_what_is_left_open_is_limited_by_the_volume_and_by_a_day() -> None:
+def test_the_default_limits_are_the_volume_and_daily_writes() -> None:
     assert store_limits(StoreSettings()) == StoreLimits(daily_write_bytes=DAILY_WRITE_BYTES)
 
 
-def test_what_is_asked_for_becomes_a_limit() -> None:
+def test_configured_values_become_limits() -> None:
     assert store_limits(StoreSettings(disk_bytes=7, daily_write_bytes=3)) == StoreLimits(
         budget_bytes=7, daily_write_bytes=3
     )

@@ -16,7 +16,7 @@ def put_aside(folder: Path, count: int, size: int) -> None:
         )
 
 
-def test_a_damaged_file_keeps_its_contents_and_says_why_it_is_there(tmp_path: Path) -> None:
+def test_a_damaged_file_keeps_its_contents_with_the_reason(tmp_path: Path) -> None:
     put_aside(tmp_path / "q", 1, 5)
     (path,) = quarantined_files(tmp_path / "q")
     assert path.read_bytes() == bytes(5)
@@ -24,7 +24,7 @@ def test_a_damaged_file_keeps_its_contents_and_says_why_it_is_there(tmp_path: Pa
     assert not (tmp_path / "file").exists()
 
 
-def test_the_oldest_files_go_when_there_are_too_many_or_too_large(tmp_path: Path) -> None:
+def test_the_oldest_files_are_deleted_when_they_exceed_the_limits(tmp_path: Path) -> None:
     folder = tmp_path / "q"
     put_aside(folder, 5, 10)
     assert bound_quarantine(folder, most_bytes=1000, most_files=3) == 3

@@ -36,7 +36,7 @@ def store(tmp_path: Path) -> Iterator[BlockStore]:
 
 @contextmanager
 def busy(store: BlockStore) -> Iterator[None]:
-    """Keep the thread that writes from doing anything."""
+    """Block the writing thread."""
     go_on = threading.Event()
     store._mailbox.send(lambda: go_on.wait() and None)
     yield
@@ -47,7 +47,7 @@ def path_of(store_path: Path, key: bytes, fingerprint: str = FINGERPRINT) -> Pat
     return store_path / "blocks" / fingerprint_id(fingerprint) / f"{key.hex()}.block"
 
 
-def test_what_was_put_is_read_before_and_after_it_is_on_disk(store: BlockStore) -> None:
+def test_blocks_are_readable_before_they_are_on_disk(store: BlockStore) -> None:
     store.put(CHAIN[0])
     assert bytes_of(store.read(CHAIN[0].key).result()) == CHAIN[0]
     assert store.flush()
@@ -55,7 +55,7 @@ def test_what_was_put_is_read_before_and_after_it_is_on_disk(store: BlockStore) 
     assert store.statistics().written_bytes == store.statistics().stored_bytes > 0
 
 
-def test_another_store_finds_everything_parents_first(store: BlockStore, tmp_path: Path) -> None:
+def test_another_store_lists_all_blocks_parents_first(store: BlockStore, tmp_path: Path) -> None:
     state = make_block([], after=CHAIN[2], kind="state")
     for block in [*CHAIN, state]:
         store.put(block)
@@ -82,7 +82,7 @@ def test_put_does_not_wait_for_the_disk(store: BlockStore) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness is the process's")
-def test_the_writing_thread_gives_way_to_those_that_compute(store: BlockStore) -> None:
+def test_the_writing_thread_yields_to_computing_ones(store: BlockStore) -> None:
     found: list[int] = []
     store._mailbox.send(lambda: found.append(os.getpriority(os.PRIO_PROCESS, 0)))
     assert store.flush()
@@ -90,7 +90,7 @@ def test_the_writing_thread_gives_way_to_those_that_compute(store: BlockStore) -
     assert found == [max(mine, 10)]
 
 
-def test_what_became_durable_and_what_was_lost_is_told_once(store: BlockStore) -> None:
+def test_durable_and_lost_blocks_are_reported_once(store: BlockStore) -> None:
     for block in CHAIN:
         store.put(block)
     store.flush()
@@ -102,7 +102,7 @@ def test_what_became_durable_and_what_was_lost_is_told_once(store: BlockStore) -
     assert store.changes().stored == ()
 
 
-def test_the_same_block_is_written_once(store: BlockStore) -> None:
+def test_an_equal_block_is_written_once(store: BlockStore) -> None:
     for _ in range(3):
         store.put(CHAIN[0])
         store.flush()
@@ -127,7 +127,7 @@ def test_models_share_a_folder_but_no_block(tmp_path: Path) -> None:
             first.read(other[0].key).result()
 
 
-def test_a_block_that_is_removed_is_missing_even_if_it_was_still_queued(store: BlockStore) -> None:
+def test_a_removed_block_is_missing_even_if_it_was_queued(store: BlockStore) -> None:
     store.put(CHAIN[0])
     store.remove([CHAIN[0].key])
     store.flush()
@@ -137,7 +137,7 @@ def test_a_block_that_is_removed_is_missing_even_if_it_was_still_queued(store: B
     assert store.statistics().blocks == 0
 
 
-def test_a_block_without_its_parent_is_not_listed_until_the_parent_comes(store: BlockStore) -> None:
+def test_a_block_is_not_listed_before_its_parent_arrives(store: BlockStore) -> None:
     store.put(CHAIN[0])
     store.put(CHAIN[2])
     assert [entry.block.key for entry in store.entries()] == [CHAIN[0].key]
@@ -145,9 +145,7 @@ def test_a_block_without_its_parent_is_not_listed_until_the_parent_comes(store: 
     assert [entry.block.key for entry in store.entries()] == [block.key for block in CHAIN[:3]]
 
 
-def test_a_damaged_block_is_a_miss_is_counted_and_set_aside(
-    store: BlockStore, tmp_path: Path
-) -> None:
+def test_a_damaged_block_is_a_miss_counted_and_set_aside(store: BlockStore, tmp_path: Path) -> None:
     store.put(CHAIN[0])
     store.flush()
     path = path_of(tmp_path / "store", CHAIN[0].key)
@@ -169,7 +167,7 @@ def test_a_damaged_block_is_a_miss_is_counted_and_set_aside(
     assert bytes_of(store.read(CHAIN[0].key).result()) == CHAIN[0]
 
 
-def test_a_link_under_the_name_of_a_block_is_replaced_and_not_followed(
+def test_a_symlink_named_like_a_block_is_replaced_not_followed(
     store: BlockStore, tmp_path: Path
 ) -> None:
     store.put(CHAIN[0])
@@ -185,9 +183,7 @@ def test_a_link_under_the_name_of_a_block_is_replaced_and_not_followed(
     assert (tmp_path / "mine").read_text() == "mine"
 
 
-def test_rows_of_the_index_that_were_changed_on_disk_are_made_anew_from_the_files(
-    store: BlockStore, tmp_path: Path
-) -> None:
+def test_changed_index_rows_are_rebuilt_from_the_files(store: BlockStore, tmp_path: Path) -> None:
     for block in CHAIN:
         store.put(block)
     store.flush()
@@ -201,7 +197,7 @@ def test_rows_of_the_index_that_were_changed_on_disk_are_made_anew_from_the_file
     store.check_invariants()
 
 
-def test_a_row_with_another_size_costs_no_block(store: BlockStore, tmp_path: Path) -> None:
+def test_a_row_with_a_wrong_size_costs_no_block(store: BlockStore, tmp_path: Path) -> None:
     chain = make_chain(4)
     for block in chain:
         store.put(block)
@@ -216,7 +212,7 @@ def test_a_row_with_another_size_costs_no_block(store: BlockStore, tmp_path: Pat
         opened.check_invariants()
 
 
-def test_the_least_recently_used_blocks_make_room_and_are_told(tmp_path: Path) -> None:
+def test_evicted_blocks_are_the_least_recently_used_and_reported(tmp_path: Path) -> None:
     clock = MovedClock()
     # five blocks of 1,4xx bytes
     limits = StoreLimits(budget_bytes=5 * 1500, volume_percent=100, spare_bytes=0)
@@ -244,7 +240,7 @@ def test_the_least_recently_used_blocks_make_room_and_are_told(tmp_path: Path) -
         store.check_invariants()
 
 
-def test_pinned_blocks_stay_until_their_time_is_over_also_over_restarts(tmp_path: Path) -> None:
+def test_pinned_blocks_stay_until_they_expire_even_after_restarts(tmp_path: Path) -> None:
     clock = MovedClock()
     limits = StoreLimits(budget_bytes=4 * 1500, volume_percent=100, spare_bytes=0)
     chain = make_chain(2, part_bytes=(1000,))
@@ -275,9 +271,7 @@ def test_pinned_blocks_stay_until_their_time_is_over_also_over_restarts(tmp_path
     )
 
 
-def test_tighter_limits_are_kept_from_the_next_opening_on(
-    store: BlockStore, tmp_path: Path
-) -> None:
+def test_tighter_limits_apply_from_the_next_opening(store: BlockStore, tmp_path: Path) -> None:
     for block in CHAIN:
         store.put(block)
     store.close()
@@ -289,7 +283,7 @@ def test_tighter_limits_are_kept_from_the_next_opening_on(
         assert set(again.changes().lost) == {block.key for block in CHAIN[len(kept) :]}
 
 
-def test_a_block_that_fits_nowhere_is_dropped_and_costs_nothing_that_is_stored(
+def test_a_block_that_fits_nowhere_is_dropped_without_evictions(
     tmp_path: Path,
 ) -> None:
     limits = StoreLimits(budget_bytes=10_000, volume_percent=100, spare_bytes=0)
@@ -301,7 +295,7 @@ def test_a_block_that_fits_nowhere_is_dropped_and_costs_nothing_that_is_stored(
         assert [entry.block.key for entry in store.entries()] == [CHAIN[0].key]
 
 
-def test_no_more_is_written_a_day_than_allowed_by_all_processes_together(tmp_path: Path) -> None:
+def test_all_processes_together_respect_the_daily_write_limit(tmp_path: Path) -> None:
     clock = MovedClock()
     limits = StoreLimits(daily_write_bytes=4 * 1500)
     blocks = [make_block([number], part_bytes=(1000,)) for number in range(10)]
@@ -324,7 +318,7 @@ def test_no_more_is_written_a_day_than_allowed_by_all_processes_together(tmp_pat
         assert store.changes().stored == (blocks[9].key,)
 
 
-def test_a_full_queue_drops_blocks_and_says_so(tmp_path: Path) -> None:
+def test_a_full_queue_drops_blocks_and_counts_them(tmp_path: Path) -> None:
     with BlockStore(
         tmp_path / "s", fingerprint=FINGERPRINT, limits=StoreLimits(queue_blocks=2)
     ) as store:
@@ -336,9 +330,7 @@ def test_a_full_queue_drops_blocks_and_says_so(tmp_path: Path) -> None:
         assert set(store.changes().lost) == {block.key for block in CHAIN[2:]}
 
 
-def test_a_command_may_clear_the_folder_of_a_store_that_is_open(
-    store: BlockStore, tmp_path: Path
-) -> None:
+def test_a_command_may_clear_an_open_stores_folder(store: BlockStore, tmp_path: Path) -> None:
     for block in CHAIN:
         store.put(block)
     store.flush()
@@ -360,7 +352,7 @@ def test_a_wrong_clock_drops_no_pins_at_an_opening(tmp_path: Path) -> None:
         assert [entry.pinned for entry in store.entries()] == [False, True]
 
 
-def test_a_folder_of_somebody_else_is_refused_before_any_thread_starts(tmp_path: Path) -> None:
+def test_a_foreign_folder_is_refused_before_any_thread_starts(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
     threads = threading.active_count()
     with pytest.raises(StoreRefused):
@@ -368,8 +360,8 @@ def test_a_folder_of_somebody_else_is_refused_before_any_thread_starts(tmp_path:
     assert threading.active_count() == threads
 
 
-def test_a_closed_store_refuses_quietly_and_leaves_no_thread(tmp_path: Path) -> None:
-    before = set(threading.enumerate())  # other tests of this process may have stores of their own
+def test_a_closed_store_refuses_silently_and_leaves_no_thread(tmp_path: Path) -> None:
+    before = set(threading.enumerate())  # other tests of this process may have separate stores
     store = BlockStore(tmp_path / "s", fingerprint=FINGERPRINT)
     store.put(CHAIN[0])
     store.close()

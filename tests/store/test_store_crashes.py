@@ -1,4 +1,4 @@
-"""kill -9 at any instant: what is found is right, and nearly everything is found."""
+"""kill -9 at any instant: found blocks are right, and nearly all are found."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_killed_writer_leaves_only_whole_blocks(tmp_path: Path, seed: int) -> 
     check_after_a_kill(tmp_path / "s", told)
 
 
-def test_files_that_a_killed_writer_had_written_but_not_named_are_finished(tmp_path: Path) -> None:
+def test_unnamed_files_of_a_killed_writer_are_finished(tmp_path: Path) -> None:
     for attempt in range(20):
         writer = start_writer(
             tmp_path / "s", "--first", str(attempt * 1000), "--part-bytes", "9000"
@@ -65,7 +65,7 @@ def is_whole(path: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_thirty_kills_over_one_folder_lose_next_to_nothing(tmp_path: Path) -> None:
+def test_thirty_kills_over_one_folder_lose_almost_nothing(tmp_path: Path) -> None:
     dice = random.Random(4)
     for number in range(30):
         writer = start_writer(

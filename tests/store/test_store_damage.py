@@ -1,4 +1,6 @@
-"""Random damage to everything in a store's folder: no wrong block is ever answered, nobody fails."""
+"""Random damage to everything in a store's folder: no wrong block is returned, and no request
+fails.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ NEW = make_block([4242])
 
 
 def damage(folder: Path, dice: random.Random) -> str:
-    """Do something bad to one file or folder.
+    """Damage one file or folder.
 
     Not to the memory that SQLite shares: cutting it kills its users.
     """
@@ -81,7 +83,7 @@ def damage(folder: Path, dice: random.Random) -> str:
 
 
 def read_all(store: BlockStore) -> set[bytes]:
-    """Ask for every block; what is answered is right."""
+    """Request every block; returned ones are right."""
     right: set[bytes] = set()
     for block in TREE:
         try:
@@ -109,8 +111,8 @@ def sound_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check_damaged(sound_store: Path, folder: Path, seed: int) -> None:
-    """Damage a copy of the store while it is closed, then while it is open; heal it by putting
-    everything again.
+    """Damage a copy of the store while closed, then while open; repair it by putting everything
+    again.
     """
     shutil.copytree(sound_store, folder)
     dice = random.Random(seed)
@@ -140,7 +142,9 @@ def check_damaged(sound_store: Path, folder: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_damage_costs_blocks_but_never_truth(sound_store: Path, tmp_path: Path, seed: int) -> None:
+def test_damage_costs_blocks_but_never_correctness(
+    sound_store: Path, tmp_path: Path, seed: int
+) -> None:
     check_damaged(sound_store, tmp_path / "s", seed)
 
 

@@ -1,5 +1,5 @@
 """Every disk operation fails with every error, once, briefly or for long: no stored data is lost,
-nobody gets a wrong answer, and after the errors everything works as before.
+no answer is wrong, and everything works again after the errors.
 
 `python -m tests.store.test_store_faults` prints the table.
 """
@@ -52,9 +52,9 @@ COUNT = 5
 class Kept:
     """One kind of stored data.
 
-    use: reads everything and writes more, as the server does; returns how many of the old items
-    were served during the errors, and how many afterwards by the same process. check: returns how
-    many of the old items a new process finds.
+    use: reads everything and writes more, like the server; returns how many old items were served
+    during the errors, and how many afterwards by the same process. check: returns how many old
+    items a new process finds.
     """
 
     total: int
@@ -182,7 +182,7 @@ def find_responses(file: ResponseFile) -> int:
             found += file.record(RecordKey("", str(number))).body == {"id": str(number)}
             found += 0 * len(file.items(RecordKey("", str(number))))
         except (OSError, sqlite3.Error, MemoryError):
-            continue  # a 503, which says so
+            continue  # a 503 that says so
         except RecordMissing:
             pytest.fail("it is said not to exist")
     return found
@@ -221,7 +221,7 @@ def fill_images(folder: Path) -> None:
 
 
 def hold_images(images: ImageFolder) -> int:
-    """How many images can be used."""
+    """The number of usable images."""
     held = 0
     for number in range(COUNT):
         with suppress(WorkerUnavailable):
@@ -383,7 +383,7 @@ def test_no_error_of_the_full_list_loses_stored_data(
     assert_nothing_is_lost(outcomes(sound, tmp_path, name=name, operation=operation))
 
 
-def test_a_history_that_cannot_be_read_is_not_replaced(tmp_path: Path) -> None:
+def test_an_unreadable_history_is_not_replaced(tmp_path: Path) -> None:
     fill_history(tmp_path)
     for operation in OPERATIONS:
         for error in FEW_ERRORS:

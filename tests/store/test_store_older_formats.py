@@ -1,4 +1,4 @@
-"""A store of an earlier version, as its own code left it on disk."""
+"""A store written by the code of an earlier version."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def found_in(store: BlockStore) -> dict[str, bytes]:
     return {} if records is None else dict(records.found)
 
 
-def test_the_cache_of_an_earlier_version_is_deleted_with_one_line_in_the_log_and_nothing_else(
+def test_an_earlier_versions_cache_is_deleted_with_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with tarfile.open(OF_FORMAT_1) as archive:

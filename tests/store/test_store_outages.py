@@ -1,4 +1,4 @@
-"""A folder that cannot be written costs nobody anything but the blocks."""
+"""An unwritable folder costs only the blocks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def put_all(store: BlockStore) -> bool:
     return store.flush()
 
 
-def test_a_folder_that_is_removed_is_missed_once_and_made_anew_later(
+def test_a_deleted_folder_is_reported_once_and_recreated_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = MovedClock()
@@ -75,7 +75,7 @@ def test_the_index_may_be_deleted_at_any_time(tmp_path: Path) -> None:
         store.check_invariants()
 
 
-def test_the_index_may_be_deleted_just_before_room_is_made(tmp_path: Path) -> None:
+def test_the_index_may_be_deleted_just_before_eviction(tmp_path: Path) -> None:
     limits = StoreLimits(budget_bytes=4 * 1500, volume_percent=100, spare_bytes=0)
     with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, limits=limits) as store:
         for number in range(12):
@@ -119,7 +119,7 @@ def test_a_read_only_store_is_read_but_not_written(
         assert len(warnings_of(caplog)) == 1
 
 
-def test_a_store_that_becomes_read_only_and_writable_again(
+def test_a_store_recovers_from_being_read_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = MovedClock()
@@ -135,7 +135,7 @@ def test_a_store_that_becomes_read_only_and_writable_again(
         assert len(warnings_of(caplog)) == 1
 
 
-def test_a_place_that_cannot_be_made_is_no_error(
+def test_a_folder_that_cannot_be_created_is_not_an_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -147,7 +147,7 @@ def test_a_place_that_cannot_be_made_is_no_error(
         assert len(warnings_of(caplog)) == 1
 
 
-def test_a_folder_that_somebody_else_filled_meanwhile_is_left_alone(
+def test_a_folder_replaced_by_someone_else_is_left_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = MovedClock()
@@ -163,7 +163,7 @@ def test_a_folder_that_somebody_else_filled_meanwhile_is_left_alone(
         assert {path.name for path in (tmp_path / "s").iterdir()} <= {"thesis.tex", "lock"}
 
 
-def test_a_small_volume_is_filled_and_then_old_blocks_give_way(
+def test_a_small_volume_is_filled_and_then_old_blocks_evicted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     blocks = [make_block([number], part_bytes=(500_000,)) for number in range(100)]
@@ -184,7 +184,7 @@ def test_a_small_volume_is_filled_and_then_old_blocks_give_way(
         store.check_invariants()
 
 
-def test_a_volume_that_others_fill_up_makes_the_store_pause(
+def test_a_volume_filled_by_others_pauses_the_store(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = MovedClock()
@@ -256,7 +256,7 @@ print("unharmed")
 
 
 def printed(program: str, folder: Path) -> str:
-    """What the program prints when it is run on an empty folder in a process of its own."""
+    """The program's output when run on an empty folder in a separate process."""
     root = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", program, str(folder)],
@@ -268,15 +268,15 @@ def printed(program: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_a_limit_on_the_size_of_files_harms_nobody(tmp_path: Path) -> None:
+def test_a_file_size_limit_is_harmless(tmp_path: Path) -> None:
     assert printed(LIMITED_SIZE, tmp_path / "s") == "unharmed\n"
 
 
-def test_few_files_are_open_at_once_however_many_blocks_come(tmp_path: Path) -> None:
+def test_few_files_are_open_for_any_number_of_blocks(tmp_path: Path) -> None:
     assert printed(LIMITED_FILES, tmp_path / "s") == "unharmed\n"
 
 
-def test_a_volume_that_others_have_filled_is_told_once_and_written_again_when_there_is_room(
+def test_a_full_volume_is_reported_once_and_used_again_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     limits = StoreLimits(volume_percent=100, spare_bytes=1 << 20)
@@ -292,7 +292,7 @@ def test_a_volume_that_others_have_filled_is_told_once_and_written_again_when_th
             assert (statistics.mode, statistics.blocks) == ("writing", len(CHAIN))
 
 
-def test_only_the_owner_may_read_any_file_of_a_store(tmp_path: Path) -> None:
+def test_only_the_owner_may_read_a_stores_files(tmp_path: Path) -> None:
     with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, served_as="a model") as store:
         assert put_all(store)
         modes = {
@@ -305,7 +305,7 @@ def test_only_the_owner_may_read_any_file_of_a_store(tmp_path: Path) -> None:
     assert {name: oct(mode) for name, mode in modes.items() if mode != 0o600} == {}
 
 
-def test_a_block_whose_file_cannot_be_deleted_now_is_deleted_later(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_deleted_now_is_deleted_later(tmp_path: Path) -> None:
     path = tmp_path / "s" / "blocks"
     with (
         failing_disk(tmp_path) as disk,
@@ -323,7 +323,7 @@ def test_a_block_whose_file_cannot_be_deleted_now_is_deleted_later(tmp_path: Pat
         assert [entry.block.key for entry in store.entries()] == [block.key for block in CHAIN[:-1]]
 
 
-def test_a_removed_block_that_is_put_again_meanwhile_is_kept(tmp_path: Path) -> None:
+def test_a_removed_block_that_is_put_again_is_kept(tmp_path: Path) -> None:
     with (
         failing_disk(tmp_path) as disk,
         BlockStore(tmp_path / "s", fingerprint=FINGERPRINT) as store,
@@ -338,7 +338,7 @@ def test_a_removed_block_that_is_put_again_meanwhile_is_kept(tmp_path: Path) -> 
         assert len(store.entries()) == len(CHAIN)
 
 
-def test_one_file_that_cannot_be_deleted_does_not_stop_the_eviction_of_others(
+def test_an_undeletable_file_does_not_stop_other_evictions(
     tmp_path: Path,
 ) -> None:
     limits = StoreLimits(budget_bytes=6 * 1500, volume_percent=100, spare_bytes=0)

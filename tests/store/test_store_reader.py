@@ -37,7 +37,7 @@ def reader_of(path: Path) -> tuple[BlockReader, Mailbox, list[Path]]:
     )
 
 
-def test_blocks_come_in_the_order_in_which_they_were_asked_for(tmp_path: Path) -> None:
+def test_blocks_are_returned_in_the_requested_order(tmp_path: Path) -> None:
     reader, _, bad = reader_of(tmp_path)
     futures = [reader.ask(block.key) for block in CHAIN]
     order: list[int] = []
@@ -51,7 +51,7 @@ def test_blocks_come_in_the_order_in_which_they_were_asked_for(tmp_path: Path) -
     assert reader._figures.read_bytes == sum(block.nbytes for block in CHAIN)
 
 
-def test_a_block_that_waits_to_be_written_is_read_from_memory(tmp_path: Path) -> None:
+def test_a_block_waiting_to_be_written_is_read_from_memory(tmp_path: Path) -> None:
     reader, mailbox, _ = reader_of(tmp_path)
     block = make_block([9])
     mailbox.offer(block)
@@ -62,7 +62,7 @@ def test_a_block_that_waits_to_be_written_is_read_from_memory(tmp_path: Path) ->
     assert reader._figures.read_bytes == 0
 
 
-def test_missing_and_damaged_blocks_are_told_apart(tmp_path: Path) -> None:
+def test_missing_and_damaged_blocks_are_distinguished(tmp_path: Path) -> None:
     reader, _, bad = reader_of(tmp_path)
     model = fingerprint_id(FINGERPRINT)
     path = tmp_path / "blocks" / model / f"{CHAIN[1].key.hex()}.block"
@@ -83,7 +83,7 @@ def test_missing_and_damaged_blocks_are_told_apart(tmp_path: Path) -> None:
     assert reader._figures.missing_blocks == 1
 
 
-def test_a_read_that_was_cancelled_is_not_done(tmp_path: Path) -> None:
+def test_a_cancelled_read_is_not_executed(tmp_path: Path) -> None:
     reader, _, _ = reader_of(tmp_path)
     future = reader.ask(CHAIN[0].key)
     assert future.cancel()
@@ -92,7 +92,7 @@ def test_a_read_that_was_cancelled_is_not_done(tmp_path: Path) -> None:
     assert reader._figures.read_bytes == 0
 
 
-def test_who_asks_when_it_is_over_gets_an_answer(tmp_path: Path) -> None:
+def test_reads_after_the_end_get_an_answer(tmp_path: Path) -> None:
     reader, _, _ = reader_of(tmp_path)
     reader.end()
     early = reader.ask(CHAIN[0].key)
@@ -103,7 +103,7 @@ def test_who_asks_when_it_is_over_gets_an_answer(tmp_path: Path) -> None:
         reader.ask(CHAIN[0].key).result(60)
 
 
-def test_reading_goes_on_beside_writing_threads(tmp_path: Path) -> None:
+def test_reads_continue_while_other_threads_write(tmp_path: Path) -> None:
     reader, _, _ = reader_of(tmp_path)
     thread = threading.Thread(target=reader.run)
     thread.start()

@@ -1,4 +1,4 @@
-"""Several processes, one folder."""
+"""Several processes with one folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fakes.store_writers import ENVIRONMENT, ROOT, start_writer
 from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, is_right, make_chain, unusable_files
 
 
-def test_three_processes_fill_one_folder_and_all_of_it_is_there(tmp_path: Path) -> None:
+def test_three_processes_fill_one_folder_completely(tmp_path: Path) -> None:
     folder = tmp_path / "s"
     # two write the same chain, one another
     writers = [
@@ -54,7 +54,7 @@ def test_a_budget_holds_over_all_processes(tmp_path: Path) -> None:
     assert unusable_files(folder) == {}
 
 
-def test_what_one_store_writes_the_other_lists_and_reads(tmp_path: Path) -> None:
+def test_one_store_lists_and_reads_what_another_writes(tmp_path: Path) -> None:
     chain = make_chain(4)
     with (
         BlockStore(tmp_path, fingerprint=FINGERPRINT) as first,
@@ -111,7 +111,7 @@ def test_a_command_may_clear_the_folder_beneath_a_store(tmp_path: Path) -> None:
         store.check_invariants()
 
 
-def test_processes_that_make_and_open_one_folder_at_the_same_moment_do_not_disturb_each_other(
+def test_processes_opening_a_new_folder_concurrently_do_not_interfere(
     tmp_path: Path,
 ) -> None:
     folder, many, rounds = tmp_path / "s", 6, 8

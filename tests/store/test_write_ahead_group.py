@@ -56,7 +56,7 @@ def test_files_get_their_names_when_the_group_is_published(tmp_path: Path) -> No
     folder.release()
 
 
-def test_a_group_flushes_the_drive_once_after_all_its_files(
+def test_a_group_flushes_the_drive_once_after_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead, folder, _ = new_ahead(tmp_path)
@@ -93,7 +93,7 @@ def test_no_file_stays_open(tmp_path: Path) -> None:
     folder.release()
 
 
-def test_a_write_that_fails_leaves_no_file_behind(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_file_behind(tmp_path: Path) -> None:
     ahead, folder, _ = new_ahead(tmp_path)
     incoming = folder.incoming()
     (incoming / f"{CHAIN[0].key.hex()}.part").mkdir()
@@ -116,7 +116,7 @@ def test_groups_are_bounded_and_take_the_oldest_first(tmp_path: Path) -> None:
     folder.release()
 
 
-def test_what_is_written_between_two_fsyncs_belongs_to_the_next_group(tmp_path: Path) -> None:
+def test_blocks_written_between_two_fsyncs_belong_to_the_next_group(tmp_path: Path) -> None:
     ahead, folder, _ = new_ahead(tmp_path)
     write(ahead, CHAIN[0])
     group = ahead.group(most_bytes=10**6, most_blocks=10)

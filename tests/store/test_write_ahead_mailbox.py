@@ -17,7 +17,7 @@ def box(*, most_bytes: int = 10**6, most_blocks: int = 100) -> Mailbox:
     return Mailbox(most_bytes=most_bytes, most_blocks=most_blocks)
 
 
-def test_things_come_out_in_the_order_in_which_they_went_in() -> None:
+def test_items_come_out_in_their_order() -> None:
     mailbox = box()
     order: list[object] = []
     mailbox.offer(BLOCKS[0])
@@ -39,7 +39,7 @@ def test_things_come_out_in_the_order_in_which_they_went_in() -> None:
     most_bytes=st.integers(1, 500),
     most_blocks=st.integers(1, 5),
 )
-def test_no_more_is_held_than_allowed_and_what_is_refused_is_lost(
+def test_the_limits_hold_and_refused_blocks_are_lost(
     sizes: list[int], most_bytes: int, most_blocks: int
 ) -> None:
     mailbox = box(most_bytes=most_bytes, most_blocks=most_blocks)
@@ -66,7 +66,7 @@ def test_a_block_can_be_read_until_it_is_finished() -> None:
     assert mailbox.load() == (0, 0)
 
 
-def test_changes_are_told_once() -> None:
+def test_changes_are_reported_once() -> None:
     mailbox = box()
     mailbox.finish([BLOCKS[0].key], stored=True)
     mailbox.finish([BLOCKS[1].key], stored=False)
@@ -77,7 +77,7 @@ def test_changes_are_told_once() -> None:
     assert mailbox.changes() == StoreChanges()
 
 
-def test_a_closed_box_takes_nothing_and_hands_out_the_rest() -> None:
+def test_a_closed_mailbox_accepts_nothing_and_returns_the_rest() -> None:
     mailbox = box()
     mailbox.offer(BLOCKS[0])
     mailbox.close()
@@ -87,7 +87,7 @@ def test_a_closed_box_takes_nothing_and_hands_out_the_rest() -> None:
     assert mailbox.take(None) is None
 
 
-def test_who_waits_is_woken() -> None:
+def test_a_waiting_reader_is_woken() -> None:
     mailbox = box()
     got: list[object] = []
     thread = threading.Thread(target=lambda: got.append(mailbox.take(None)))
@@ -115,7 +115,7 @@ def test_a_question_is_answered_or_fails() -> None:
     assert isinstance(breaking.exception(), KeyError)
 
 
-def test_nobody_waits_for_an_answer_of_a_box_that_is_closed_or_abandoned() -> None:
+def test_questions_to_a_closed_or_abandoned_mailbox_are_cancelled() -> None:
     mailbox = box()
     open_question = mailbox.ask(lambda: 5)
     mailbox.abandon()

@@ -10,7 +10,7 @@ places = st.integers(-25, 25) | st.none()
 
 
 @given(left=ids, right=ids, start=places, end=places)
-def test_packed_ids_are_sliced_joined_and_read_like_a_tuple(
+def test_packed_ids_can_be_sliced_joined_and_read(
     left: list[int], right: list[int], start: int, end: int
 ) -> None:
     packed = TokenIds.of(left)
@@ -30,6 +30,6 @@ def test_packed_ids_are_encoded_as_their_bytes(given_ids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("token_id", [-1, 2**32])
-def test_an_id_that_does_not_fit_is_an_error(token_id: int) -> None:
+def test_an_id_out_of_range_is_an_error(token_id: int) -> None:
     with pytest.raises(OverflowError):
         TokenIds.of([1, token_id])

@@ -14,7 +14,7 @@ token_ids = st.integers(0, 2**32 - 1)
     ours=st.lists(token_ids, max_size=700),
     theirs=st.lists(token_ids, max_size=700),
 )
-def test_common_tokens_agree_with_counting_them(
+def test_common_tokens_equal_a_plain_count(
     shared: list[int], ours: list[int], theirs: list[int]
 ) -> None:
     ours, theirs = shared + ours, shared + theirs
@@ -29,7 +29,7 @@ def test_common_tokens_agree_with_counting_them(
     assert common_tokens(pack_tokens(ours), pack_tokens(theirs)) == counted
 
 
-def test_the_first_difference_is_found_in_any_byte_of_a_token_anywhere() -> None:
+def test_the_first_difference_is_found_in_any_byte() -> None:
     ours = list(range(3000))
     for index in range(0, 3000, 7):
         for byte in range(4):
@@ -38,5 +38,5 @@ def test_the_first_difference_is_found_in_any_byte_of_a_token_anywhere() -> None
             assert common_tokens(pack_tokens(ours), pack_tokens(theirs)) == index
 
 
-def test_a_token_is_read_back() -> None:
+def test_a_token_round_trips() -> None:
     assert token_at(pack_tokens([1, 2**32 - 1, 70_000]), 1) == 2**32 - 1

@@ -54,7 +54,7 @@ def thought_of(message: Any) -> Any:
 
 
 def _then(first: Any) -> list[dict[str, Any]]:
-    """The turns that follow on a message with a call: itself, and the result."""
+    """The turns that follow a message with a call: the message itself, and the result."""
     (call,) = [block for block in first.content if block.type == "tool_use"]
     result = {
         "type": "tool_result",

@@ -51,7 +51,7 @@ def keys(tmp_path: Path) -> KeyRing:
 
 
 def missed() -> ScriptedGateway:
-    """A gateway whose prompts differ from what is cached at token 3, and lose further tokens."""
+    """A gateway whose prompts diverge from the cache at token 3 and lose further tokens."""
     end = ChoiceFinished(
         index=0,
         reason=FinishReason.STOP,
@@ -142,7 +142,7 @@ async def test_streamed_answers_are_noted_as_well() -> None:
         assert len((await client.get("/admin/misses")).json()["misses"]) == 1
 
 
-async def test_the_texts_of_a_miss_are_shown_only_to_whom_they_belong(keys: KeyRing) -> None:
+async def test_the_texts_of_a_miss_are_shown_only_to_their_owner(keys: KeyRing) -> None:
     async with client_of(missed(), keys=keys) as client:
         for text in ("Monday's secret", "Tuesday's secret"):
             await chat(client, text, headers=ALICE)
@@ -192,7 +192,7 @@ async def test_admins_see_whose_misses_they_are(keys: KeyRing) -> None:
     assert (miss["client"], miss["path"]) == ("127.0.0.1", CHAT)
 
 
-async def test_a_miss_is_noted_after_the_answer_was_sent_and_off_the_event_loop(
+async def test_misses_are_noted_after_answers_off_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begun, may_end = threading.Event(), threading.Event()

@@ -36,7 +36,7 @@ def events(exchange: Exchange) -> list[Any]:
     return [json.loads(line.removeprefix("data: ")) for line in frames if line.startswith("data: ")]
 
 
-async def test_the_stream_begins_with_the_state_of_all_models_and_goes_on_with_changes() -> None:
+async def test_the_stream_begins_with_all_models_and_continues_with_changes() -> None:
     directory = ScriptedDirectory(models=(model_status(), model_status(id="b", state="unloaded")))
     exchange = Exchange(ScriptedGateway(), directory=directory)
     following = asyncio.create_task(exchange.run(EVENTS, {}, method="GET"))
@@ -61,7 +61,7 @@ async def test_the_stream_begins_with_the_state_of_all_models_and_goes_on_with_c
     ]
 
 
-async def test_a_change_of_the_memory_pressure_is_an_event_with_the_arithmetic() -> None:
+async def test_a_memory_pressure_change_is_an_event_with_its_figures() -> None:
     control = ScriptedControl()
     exchange = Exchange(ScriptedGateway(), control=control)
     following = asyncio.create_task(exchange.run(EVENTS, {}, method="GET"))

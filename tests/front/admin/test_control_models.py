@@ -77,7 +77,9 @@ async def test_bad_input_names_the_field_and_does_nothing(
         (InvalidRequest("too few"), 400),
     ],
 )
-async def test_what_cannot_be_done_is_said(refusal: Exception, status: int) -> None:
+async def test_impossible_operations_are_refused_with_a_reason(
+    refusal: Exception, status: int
+) -> None:
     async with client_of(ScriptedGateway(), control=ScriptedControl(refusal=refusal)) as client:
         refused = await client.post(f"{PLACE}/load")
     assert (refused.status_code, refused.json()["error"]["message"]) == (status, str(refusal))

@@ -1,5 +1,5 @@
-"""A dialect that exists in this file only is served by the real application: fields, streams, ends
-and errors in its own form.
+"""A dialect defined only in this file is served by the real application: fields, streams, ends and
+errors in its own form.
 
 Its streams are lines: `> "text"` for new text, `. reason` for the end of a choice, `= read+written`
 and `bye` at the end, `! code` for an error, `~` to keep the line open.
@@ -120,7 +120,7 @@ class Wish(BaseModel):
 
 @operation("POST", SPEAK, request_of(Wish), summary="a toy")
 async def speak(request: Request, services: Services) -> Response:
-    """Go on speaking."""
+    """Continue speaking."""
     return await generate(request, services, partial(parse, Wish))
 
 
@@ -189,7 +189,7 @@ async def test_a_wrong_field_is_named_in_its_own_form(body: Any, field: str, cod
     assert (response.json()["about"], response.json()["oops"]) == (field, code)
 
 
-async def test_so_are_an_unknown_model_and_a_body_that_is_too_large() -> None:
+async def test_it_formats_unknown_models_and_large_bodies_too() -> None:
     unknown = await asked(body={"after": "once", "by": "nobody"})
     large = await asked(body={"after": "x" * 2000})
     assert (unknown.status_code, unknown.json()["oops"], unknown.json()["about"]) == (
@@ -201,7 +201,7 @@ async def test_so_are_an_unknown_model_and_a_body_that_is_too_large() -> None:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_a_full_queue_has_its_status_and_its_own_form(at_once: bool) -> None:
+async def test_a_full_queue_has_its_status_and_form(at_once: bool) -> None:
     full = ScriptedGateway(refusal=QueueFull(queued=9, limit=9, retry_after_seconds=3))
     response = await asked(full, body={"after": "once", "at_once": at_once})
     assert (response.status_code, response.headers["retry-after"], response.json()["oops"]) == (
@@ -227,7 +227,7 @@ async def test_the_guard_speaks_it_as_well() -> None:
     ("method", "path", "status"),
     [("POST", "/toy/sing", 404), ("GET", SPEAK, 405), ("POST", "/toy", 404)],
 )
-async def test_what_is_not_beneath_its_path_is_told_in_its_own_form(
+async def test_unknown_paths_and_methods_below_its_path_have_its_form(
     method: str, path: str, status: int
 ) -> None:
     response = await asked(path=path, method=method)
@@ -238,13 +238,13 @@ async def test_what_is_not_beneath_its_path_is_told_in_its_own_form(
         assert response.headers["allow"] == "POST"
 
 
-async def test_an_internal_error_is_told_in_its_own_form() -> None:
+async def test_an_internal_error_has_its_form() -> None:
     response = await asked(ScriptedGateway(refusal=RuntimeError("inner words")))
     assert (response.status_code, response.json()["oops"]) == (500, "internal_error")
     assert "inner words" not in response.text
 
 
-async def test_an_error_in_the_middle_of_its_stream_ends_it_in_its_own_form() -> None:
+async def test_an_error_within_its_stream_ends_it_in_its_form() -> None:
     gateway = ScriptedGateway()
     exchange = Exchange(gateway, dialects=TABLE)
     gateway.script = [*answer("Hel")[:1], exchange.first_body, GenerationFailed("the worker died")]
@@ -253,7 +253,7 @@ async def test_an_error_in_the_middle_of_its_stream_ends_it_in_its_own_form() ->
     assert exchange.messages[-1]["more_body"] is False
 
 
-async def test_the_servers_stop_ends_its_stream_in_its_own_form() -> None:
+async def test_a_server_stop_ends_its_stream_in_its_form() -> None:
     exchange = Exchange(
         ScriptedGateway(script=[*answer("Hel")[:1], asyncio.Event()]), dialects=TABLE
     )
@@ -264,7 +264,7 @@ async def test_the_servers_stop_ends_its_stream_in_its_own_form() -> None:
     assert exchange.text == '> "Hel"\n! model_unavailable\n'
 
 
-async def test_while_nothing_comes_it_keeps_the_line_open_in_its_own_way(
+async def test_its_own_keep_alive_is_sent_during_silence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server_answers, "HEADER_GRACE_SECONDS", 0.001)
@@ -283,7 +283,7 @@ async def test_while_nothing_comes_it_keeps_the_line_open_in_its_own_way(
     assert exchange.text.startswith("~\n")
 
 
-async def test_a_connection_that_is_ended_for_a_late_body_is_told_in_its_own_form() -> None:
+async def test_a_connection_ended_for_a_late_body_gets_its_form() -> None:
     settings = ServerSettings(port=0, shutdown_seconds=0, body_seconds=0.02)
     async with served(ScriptedGateway(), settings=settings, dialects=TABLE) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
@@ -295,7 +295,7 @@ async def test_a_connection_that_is_ended_for_a_late_body_is_told_in_its_own_for
     assert json.loads(got.partition(b"\r\n\r\n")[2])["oops"] == "request_timeout"
 
 
-async def test_it_is_described_and_shown_and_others_are_served_as_before() -> None:
+async def test_it_is_documented_and_listed_without_affecting_others() -> None:
     async with client_of(ScriptedGateway(), dialects=TABLE) as client:
         described = (await client.get("/openapi.json")).json()
         page = (await client.get("/")).text

@@ -33,7 +33,7 @@ REQUESTS = "/admin/requests"
 
 
 def endless(*texts: str) -> ScriptedGateway:
-    """Writes so much, and then waits for what never comes."""
+    """Write this many deltas, then wait for ever."""
     return ScriptedGateway(script=[*answer(*texts)[: len(texts)], asyncio.Event()])
 
 
@@ -41,7 +41,7 @@ async def listed(client: httpx.AsyncClient) -> list[dict[str, Any]]:
     return list((await client.get(REQUESTS)).json()["requests"])
 
 
-async def test_a_request_is_listed_while_it_runs_and_cancelled_with_a_clear_end() -> None:
+async def test_a_running_request_is_listed_and_can_be_cancelled() -> None:
     gateway = endless("Hel", "lo")
     async with served(gateway) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
         headers = {"x-request-id": "mine", "x-session-id": "agent-1"}
@@ -106,7 +106,7 @@ async def test_health_and_the_list_say_what_a_request_waits_for() -> None:
     assert [(each["id"], each["waits_for"]) for each in model["waiting"]] == [("mine", "reader")]
 
 
-async def test_the_cached_part_of_a_prompt_is_listed_as_soon_as_it_is_known() -> None:
+async def test_the_cached_part_of_a_prompt_is_listed_once_known() -> None:
     gateway = endless("Hel")
     async with (
         served(gateway) as url,
@@ -121,9 +121,7 @@ async def test_the_cached_part_of_a_prompt_is_listed_as_soon_as_it_is_known() ->
     assert (shown["cached_tokens"], shown["prompt_tokens"]) == (5, 7)
 
 
-async def test_a_whole_answer_that_is_cancelled_is_refused_in_the_form_of_its_protocol_and_is_not_tried_again() -> (
-    None
-):
+async def test_a_cancelled_whole_answer_gets_its_protocols_error() -> None:
     async with (
         served(endless("Hel")) as url,
         httpx.AsyncClient(base_url=url, trust_env=False) as client,
@@ -145,7 +143,7 @@ async def test_a_whole_answer_that_is_cancelled_is_refused_in_the_form_of_its_pr
             assert "cancelled" in answered.json()["error"]["message"]
 
 
-async def test_a_stream_of_messages_that_is_cancelled_ends_with_an_error_event() -> None:
+async def test_a_cancelled_messages_stream_ends_with_an_error_event() -> None:
     async with (
         served(endless("Hel")) as url,
         httpx.AsyncClient(base_url=url, trust_env=False) as client,
@@ -158,9 +156,7 @@ async def test_a_stream_of_messages_that_is_cancelled_ends_with_an_error_event()
         assert (name, "cancelled" in event["error"]["message"]) == ("error", True)
 
 
-async def test_a_request_that_waits_for_its_model_is_listed_as_waiting_and_embeddings_as_read() -> (
-    None
-):
+async def test_waiting_requests_and_embeddings_have_different_states() -> None:
     gateway = ScriptedGateway(accept_when=asyncio.Event())
     async with served(gateway) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
         asked = [
@@ -181,7 +177,7 @@ async def test_a_request_that_waits_for_its_model_is_listed_as_waiting_and_embed
 @pytest.mark.parametrize(
     ("method", "path"), [("GET", REQUESTS), ("DELETE", f"{REQUESTS}/x"), ("GET", "/admin/store")]
 )
-async def test_who_is_no_administrator_is_refused(method: str, path: str) -> None:
+async def test_only_administrators_are_allowed(method: str, path: str) -> None:
     keyed = ServerSettings(api_key="k")
     async with client_of(ScriptedGateway(), server=keyed) as client:
         assert (await client.request(method, path)).status_code == 401
@@ -192,13 +188,13 @@ async def test_who_is_no_administrator_is_refused(method: str, path: str) -> Non
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "admin_only")
 
 
-async def test_a_request_that_is_not_there_cannot_be_cancelled() -> None:
+async def test_an_unknown_request_cannot_be_cancelled() -> None:
     async with client_of(ScriptedGateway()) as client:
         refused = await client.delete(f"{REQUESTS}/none")
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "request_not_found")
 
 
-async def test_it_is_listed_how_far_a_long_prompt_is_read() -> None:
+async def test_the_prefill_progress_of_a_long_prompt_is_listed() -> None:
     progress = PromptProgress(index=0, total_tokens=7, cached_tokens=0, read_tokens=3, seconds=0.5)
     gateway = ScriptedGateway(script=[progress, asyncio.Event()])
     async with served(gateway) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:

@@ -24,7 +24,7 @@ async def test_callers_learn_what_they_may_do(key: str) -> None:
     assert unknown.status_code == (401 if key else 200)
 
 
-async def test_strangers_without_keys_are_told_that_they_may_only_read() -> None:
+async def test_strangers_without_keys_learn_that_they_are_read_only() -> None:
     async with client_of(ScriptedGateway(), address="192.168.1.9") as client:
         told = (await client.get("/admin/caller")).json()
         catalog = await client.get("/admin/models")

@@ -16,7 +16,7 @@ from tests.fakes.scripted_gateway import MODEL, ScriptedGateway, scripted_servic
 PATH = "/admin/performance"
 
 
-async def test_an_answer_is_in_the_history_with_the_figures_of_the_metrics() -> None:
+async def test_an_answer_is_in_the_history_with_its_metrics() -> None:
     async with client_of(ScriptedGateway()) as client:
         answered = await client.post(CHAT, json=chat_body(stream=True))
         assert answered.status_code == 200
@@ -40,7 +40,7 @@ async def test_an_answer_is_in_the_history_with_the_figures_of_the_metrics() -> 
 
 
 async def test_names_of_models_that_are_not_served_never_count() -> None:
-    """Else, any client could push the history of real models out."""
+    """Otherwise, any client could push out the history of real models."""
     messages = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
     documents = {"query": "hi", "documents": ["a"]}
     bodies = {
@@ -113,7 +113,7 @@ async def test_the_history_is_saved_when_the_server_stops(tmp_path: Path) -> Non
     assert path.exists()
 
 
-def test_cells_have_no_names_and_no_texts() -> None:
+def test_cells_contain_neither_names_nor_texts() -> None:
     assert set(Cell.__struct_fields__) == {
         "answers",
         "prompt_tokens",

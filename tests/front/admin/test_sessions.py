@@ -1,6 +1,4 @@
-"""The session endpoints: what they take, which command it becomes, how answers and refusals come
-out.
-"""
+"""Session endpoints: their parameters, commands, answers and refusals."""
 
 from __future__ import annotations
 
@@ -81,7 +79,7 @@ def without_call_id(command: SessionCommand) -> dict[str, Any]:
     ("POST", "/a/fork", {"id": "b", "pinned": True},
      SessionCommand(operation="fork", tenant="", session_id="a", new_session_id="b", pinned=True)),
 ])  # fmt: skip
-async def test_a_request_becomes_a_command_and_its_answer_a_session(
+async def test_requests_become_commands_and_answers_become_sessions(
     method: str, path: str, body: object, command: SessionCommand
 ) -> None:
     response, [(model, asked)] = await ask(method, SESSIONS + path, json=body)
@@ -93,7 +91,7 @@ async def test_a_request_becomes_a_command_and_its_answer_a_session(
 
 
 @pytest.mark.parametrize("path", ["", "/a/fork"])
-async def test_a_name_is_made_up_where_none_is_given_even_without_a_body(path: str) -> None:
+async def test_a_missing_name_is_generated_even_without_a_body(path: str) -> None:
     names = set()
     for more in ({}, {"json": {}}):
         _, [(_, command)] = await ask("POST", SESSIONS + path, **more)
@@ -102,7 +100,7 @@ async def test_a_name_is_made_up_where_none_is_given_even_without_a_body(path: s
     assert all(name.startswith("sess_") for name in names)
 
 
-async def test_sessions_are_listed_as_many_as_are_asked_for() -> None:
+async def test_the_requested_number_of_sessions_is_listed() -> None:
     found = tuple(msgspec.structs.replace(SESSION, session_id=name) for name in "abc")
     for limit, names, has_more in (
         ("", "abc", False),
@@ -124,14 +122,14 @@ async def test_sessions_are_listed_as_many_as_are_asked_for() -> None:
     ("query", "forget"),
     [("", False), ("?forget=true", True), ("?forget=1", True), ("?forget=false", False)],
 )
-async def test_closing_says_so_and_forgets_only_when_asked_to(query: str, forget: bool) -> None:
+async def test_closing_is_confirmed_and_forgets_only_on_request(query: str, forget: bool) -> None:
     response, [(_, command)] = await ask("DELETE", f"{SESSIONS}/a{query}")
     assert response.json() == {"id": "a", "object": "session.deleted", "deleted": True}
     assert command.operation == "close"
     assert command.forget is forget
 
 
-async def test_the_model_and_the_tenant_are_those_of_requests() -> None:
+async def test_model_and_tenant_come_from_the_request() -> None:
     headers = {"X-Holdfast-Tenant": "t", "Authorization": "Bearer k"}
     server = ServerSettings(api_key="k")
     (_, [(_, command)]) = await ask(
@@ -162,7 +160,7 @@ async def test_the_model_and_the_tenant_are_those_of_requests() -> None:
     ("DELETE", "/a?forget=maybe", None, "forget"),
     ("POST", "/import?id=a/b", None, "id"),
 ])  # fmt: skip
-async def test_what_cannot_be_is_refused_by_name(
+async def test_invalid_requests_are_refused_by_field(
     method: str, path: str, body: object, field: str
 ) -> None:
     response, asked = await ask(method, SESSIONS + path, json=body)
@@ -192,14 +190,12 @@ async def test_every_refusal_has_a_status_and_a_code(
     assert (response.status_code, error["code"], error["message"]) == (status, code, "because")
 
 
-def test_no_failure_is_without_a_status() -> None:
+def test_every_failure_has_a_status() -> None:
     marks = test_every_refusal_has_a_status_and_a_code.pytestmark  # type: ignore[attr-defined]
     assert {row[0] for row in marks[0].args[1]} == set(SessionFailure)
 
 
-async def test_a_session_goes_out_as_a_file_that_nobody_else_can_read_and_that_is_gone_afterwards() -> (
-    None
-):
+async def test_an_exported_session_is_a_private_file_deleted_afterwards() -> None:
     gateway = ScriptedSessions(exported=b"x" * 3_000_000)
     response, [(_, command)] = await ask("GET", f"{SESSIONS}/a%22b/export", sessions=gateway)
     assert response.content == gateway.exported
@@ -210,7 +206,7 @@ async def test_a_session_goes_out_as_a_file_that_nobody_else_can_read_and_that_i
     assert not Path(command.path).parent.exists()
 
 
-async def test_a_file_comes_in_whole_and_is_gone_afterwards() -> None:
+async def test_an_imported_file_is_complete_and_deleted_afterwards() -> None:
     gateway = ScriptedSessions()
     response, [(_, command)] = await ask(
         "POST", f"{SESSIONS}/import?id=new", sessions=gateway, content=b"abc" * 500
@@ -223,7 +219,7 @@ async def test_a_file_comes_in_whole_and_is_gone_afterwards() -> None:
 
 
 @pytest.mark.parametrize("declared", [True, False])
-async def test_a_file_that_is_too_large_is_refused_and_nothing_of_it_stays(
+async def test_a_file_that_is_too_large_is_refused_and_deleted(
     declared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -242,7 +238,7 @@ async def test_a_file_that_is_too_large_is_refused_and_nothing_of_it_stays(
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_file_that_is_refused_is_gone_too(
+async def test_a_refused_file_is_deleted_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -252,7 +248,7 @@ async def test_a_file_that_is_refused_is_gone_too(
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_sessions_are_behind_the_api_key() -> None:
+async def test_sessions_require_the_api_key() -> None:
     for method, path in (
         ("GET", ""),
         ("POST", ""),
@@ -265,7 +261,7 @@ async def test_sessions_are_behind_the_api_key() -> None:
 
 
 @pytest.mark.parametrize("name", SESSION_OPERATIONS)
-def test_every_operation_is_described_with_all_that_it_takes(name: OperationName) -> None:
+def test_every_operation_is_documented_with_its_parameters(name: OperationName) -> None:
     found = next(each for each in OPERATIONS if (each.method, each.path) == route(name))
     body = found.shape.get("requestBody", {}).get("content", {})
     fields = {

@@ -146,11 +146,11 @@ async def test_an_unknown_model_is_told_the_nearest_names() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/models/", "/models", "/v1/v1/models", "//v1//models"])
-async def test_the_list_of_models_is_found_however_the_base_url_was_written(path: str) -> None:
+async def test_the_models_list_is_found_under_any_base_url(path: str) -> None:
     assert (await get(path)).json()["data"][0]["id"] == MODEL
 
 
-async def test_health_tells_how_the_model_is_laid_out_and_how_busy_it_is() -> None:
+async def test_health_shows_the_models_layout_and_load() -> None:
     response = await get("/health")
     assert response.status_code == 200
     assert response.json() == {
@@ -195,7 +195,7 @@ async def test_health_tells_how_the_model_is_laid_out_and_how_busy_it_is() -> No
     }
 
 
-async def test_health_tells_how_the_model_writes_calls_and_thoughts() -> None:
+async def test_health_shows_the_formats_of_calls_and_thoughts() -> None:
     thinking = ThinkingReport(
         start="<think>",
         end="</think>",
@@ -213,7 +213,7 @@ async def test_health_tells_how_the_model_writes_calls_and_thoughts() -> None:
     )
 
 
-async def test_health_tells_what_is_kept_and_whether_the_store_can_be_written() -> None:
+async def test_health_shows_the_cache_and_whether_the_store_is_writable() -> None:
     store = StoreFigures(
         model="f00d",
         mode="memory-only",
@@ -257,7 +257,7 @@ async def test_health_tells_what_is_kept_and_whether_the_store_can_be_written() 
 
 
 @pytest.mark.parametrize("state", ["loading", "failed"])
-async def test_health_is_a_503_while_the_only_model_loads_or_cannot_be(state: str) -> None:
+async def test_health_is_503_while_the_only_model_loads_or_cannot(state: str) -> None:
     response = await get(
         "/health", ScriptedDirectory(models=(model_status(state=state, pid=None, info=None),))
     )
@@ -266,11 +266,11 @@ async def test_health_is_a_503_while_the_only_model_loads_or_cannot_be(state: st
     assert (body["models"][0]["pid"], body["models"][0]["layout"]) == (None, None)
 
 
-async def test_health_is_ok_as_soon_as_requests_are_taken_with_nothing_loaded_too() -> None:
+async def test_health_is_ok_without_a_loaded_model() -> None:
     unloaded = model_status(id="b", state="unloaded", pid=None, is_awaited=False)
     for other, status in (
         (model_status(state="unloaded"), "ok"),
-        (model_status(state="loading", is_awaited=False), "ok"),  # somebody has asked for it
+        (model_status(state="loading", is_awaited=False), "ok"),  # somebody requested it
         (model_status(state="failed", failure="no room"), "ok"),
         (model_status(state="loading"), "loading"),
     ):
@@ -279,14 +279,14 @@ async def test_health_is_ok_as_soon_as_requests_are_taken_with_nothing_loaded_to
         assert body["models"][1]["failure"] == (other.failure or None)
 
 
-async def test_health_is_not_ready_before_the_tokenizer_of_the_first_model_is_read() -> None:
-    """A broken tokenizer ends the server; before, it had already reported that it was ready."""
+async def test_health_is_not_ready_before_the_first_tokenizer_is_loaded() -> None:
+    """A broken tokenizer ends the server, which used to report that it was ready first."""
     for unread, status in (((MODEL,), "loading"), ((), "ok"), (("other",), "ok")):
         body = (await get("/health", ScriptedDirectory(unread=unread))).json()
         assert (body["status"], body["models"][0]["state"]) == (status, "ready")
 
 
-async def test_health_and_metrics_tell_who_uses_a_model_and_when_it_goes() -> None:
+async def test_health_and_metrics_show_a_models_users_and_idle_time() -> None:
     figures = ResidencyFigures(
         loaded=1,
         leases=3,
@@ -318,12 +318,12 @@ async def test_health_and_metrics_tell_who_uses_a_model_and_when_it_goes() -> No
     } <= lines
 
 
-async def test_health_is_loading_while_there_are_no_models_yet() -> None:
+async def test_health_is_loading_before_any_model_is_known() -> None:
     response = await get("/health", ScriptedDirectory(models=()))
     assert (response.status_code, response.json()["status"]) == (503, "loading")
 
 
-async def test_metrics_show_what_was_answered_and_what_the_workers_do() -> None:
+async def test_metrics_show_answers_and_the_work_of_workers() -> None:
     steps = Histogram(bounds=(0.1, 1.0), counts=(3, 1, 1), total=4.5)
     numbers = WorkerStatistics(
         running=2,

@@ -29,14 +29,14 @@ async def test_without_a_store_there_is_nothing(folder: str) -> None:
     assert (found["folder"], found["blocks"], found["models"]) == (None, 0, [])
 
 
-async def test_a_folder_that_is_somebody_elses_is_said_to_be(tmp_path: Path) -> None:
+async def test_a_foreign_folder_is_reported_as_such(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
     async with client(str(tmp_path)) as asking:
         refused = await asking.get("/admin/store")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "store_unavailable")
 
 
-async def test_a_folder_is_told_with_its_models_while_somebody_writes_to_it(tmp_path: Path) -> None:
+async def test_the_store_is_shown_with_its_models_while_being_written(tmp_path: Path) -> None:
     with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT) as store:
         for block in make_chain(3):
             store.put(block)

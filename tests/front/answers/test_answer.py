@@ -1,5 +1,5 @@
-"""An answer is read in one pass, and however it was cut: reasoning, text and calls, and no text is
-lost.
+"""An answer is read in one pass into reasoning, text and calls, without losing text, wherever it is
+split.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def read(
 
 
 def joined(parts: list[OutputDelta]) -> list[tuple[object, ...]]:
-    """The parts, those of a kind that follow each other as one."""
+    """The parts, with adjacent parts of one kind joined."""
     found: list[tuple[object, ...]] = []
     for part in parts:
         match part:
@@ -148,7 +148,7 @@ def test_cuts_change_nothing(
     in_reasoning=st.booleans(),
     ends_cut=st.booleans(),
 )
-def test_cuts_change_nothing_in_an_answer_that_stands_between_marks(
+def test_cuts_change_nothing_in_an_answer_between_marks(
     text: str, at: list[int], in_reasoning: bool, ends_cut: bool
 ) -> None:
     whole = read(text, FRAMED, in_reasoning=in_reasoning, ends_cut=ends_cut)
@@ -158,7 +158,7 @@ def test_cuts_change_nothing_in_an_answer_that_stands_between_marks(
 
 
 @given(text=texts, at=places)
-def test_without_reasoning_and_calls_the_text_is_what_came(text: str, at: list[int]) -> None:
+def test_without_reasoning_and_calls_the_text_is_unchanged(text: str, at: list[int]) -> None:
     dialect = ModelDialect(family="hermes", calls=FAMILIES["hermes"].calls, marker_ids=TOKENS)
     parts = read(text, dialect, at=at, reads_calls=False)
     assert "".join(part.text for part in parts if isinstance(part, TextDelta)) == text
@@ -166,7 +166,7 @@ def test_without_reasoning_and_calls_the_text_is_what_came(text: str, at: list[i
 
 @BOTH
 @given(text=texts, at=places, in_reasoning=st.booleans())
-def test_fragments_of_a_call_that_ends_join_to_an_object(
+def test_the_fragments_of_a_finished_call_join_to_an_object(
     dialect: ModelDialect, text: str, at: list[int], in_reasoning: bool
 ) -> None:
     parts = read(text, dialect, at=at, in_reasoning=in_reasoning)
@@ -186,9 +186,7 @@ def test_fragments_of_a_call_that_ends_join_to_an_object(
 
 @BOTH
 @given(text=texts, at=places)
-def test_places_are_those_of_the_whole_text(
-    dialect: ModelDialect, text: str, at: list[int]
-) -> None:
+def test_positions_refer_to_the_whole_text(dialect: ModelDialect, text: str, at: list[int]) -> None:
     for part in read(text, dialect, at=at):
         if isinstance(part, TextDelta):
             assert text[part.start : part.start + len(part.text)] == part.text
@@ -213,23 +211,23 @@ ROME = [("get_weather", {"city": "Rom"})]
         ("<think>cut off", ("cut off", "", [])),
     ],
 )
-def test_reasoning_text_and_calls_come_apart(
+def test_reasoning_text_and_calls_are_separated(
     dialect: ModelDialect, text: str, expected: tuple[str, str, list[tuple[str, dict[str, object]]]]
 ) -> None:
     assert outcome(text, dialect) == expected
 
 
-def test_a_lone_end_of_a_thought_is_never_shown_unless_it_is_quoted() -> None:
+def test_a_lone_end_of_thought_is_shown_only_if_quoted() -> None:
     assert outcome("hm</think>\n\nhello", AS_TEXT) == ("", "hm\n\nhello", [])
     assert outcome("a `</think>` ends it", AS_TEXT) == ("", "a `</think>` ends it", [])
 
 
-def test_a_thought_that_the_prompt_has_opened_needs_no_marker_and_may_repeat_it() -> None:
+def test_a_thought_opened_by_the_prompt_needs_no_marker() -> None:
     assert outcome("hm\n</think>\n\nhello", in_reasoning=True) == ("hm", "hello", [])
     assert outcome("<think>\nhm\n</think>\n\nhello", in_reasoning=True) == ("hm", "hello", [])
 
 
-def test_a_call_in_a_thought_ends_it_if_its_tool_is_declared() -> None:
+def test_a_call_to_a_declared_tool_ends_a_thought() -> None:
     assert outcome(f"so I call\n{CALL}", in_reasoning=True) == ("so I call", "", ROME)
     other = CALL.replace("get_weather", "unknown")
     assert outcome(f"so I call {other} or", in_reasoning=True) == (f"so I call {other} or", "", [])
@@ -248,7 +246,7 @@ def test_talk_of_calls_in_a_thought_stays_a_thought() -> None:
     )
 
 
-def test_a_call_in_a_thought_that_no_token_marks_has_to_be_complete() -> None:
+def test_without_marker_tokens_calls_in_thoughts_must_be_complete() -> None:
     assert outcome(f"so\n{CALL}", AS_TEXT, in_reasoning=True) == ("so", "", ROME)
     missing = CALL.replace("city", "town")
     assert outcome(f"so\n{missing}", AS_TEXT, in_reasoning=True) == (f"so\n{missing}", "", [])
@@ -264,7 +262,7 @@ def test_without_calls_their_markup_is_text() -> None:
     assert outcome(f"so {CALL}", reads_calls=False) == ("", f"so {CALL}", [])
 
 
-def test_a_call_cut_by_length_stays_open_and_one_not_begun_is_text() -> None:
+def test_a_started_call_cut_by_length_stays_open() -> None:
     assert joined(read('<tool_call>\n{"name": "stop", "arguments": {"a": "b', ends_cut=True)) == [
         ("stop", ""),
         ("arguments", '{"a": "b'),
@@ -275,7 +273,7 @@ def test_a_call_cut_by_length_stays_open_and_one_not_begun_is_text() -> None:
     assert joined(read(f"{CALL}\n<tool_", AS_TEXT, ends_cut=True))[-1] == ((),)
 
 
-def test_what_is_no_call_is_text() -> None:
+def test_text_that_is_not_a_valid_call_stays_text() -> None:
     assert outcome("<tool_call>\nnonsense\n</tool_call>") == (
         "",
         "<tool_call>\nnonsense\n</tool_call>",
@@ -288,7 +286,7 @@ def test_a_long_run_of_white_space_is_text() -> None:
     assert outcome("a" + "\n" * 100 + CALL) == ("", "a" + "\n" * 100, ROME)
 
 
-def test_a_thought_in_a_channel_is_one_however_many_parts_it_came_in() -> None:
+def test_a_thought_in_a_channel_is_a_single_part() -> None:
     harmony = ModelDialect(family="harmony", calls=FAMILIES["harmony"].calls)
     reader = AnswerReader(harmony, tools=TOOLS)
     for character in "<|channel|>analysis<|message|>one two three<|end|>":
@@ -305,7 +303,7 @@ def test_a_thought_in_a_channel_is_one_however_many_parts_it_came_in() -> None:
 @pytest.mark.parametrize(
     "shape", ['{{"name": "stop", "arguments": {}}}', '{{"arguments": {}, "name": "stop"}}']
 )
-def test_a_number_that_python_cannot_read_fails_nothing(
+def test_a_number_that_python_cannot_parse_causes_no_error(
     dialect: ModelDialect, shape: str, arguments: str
 ) -> None:
     text = "<tool_call>" + shape.format(arguments) + "</tool_call>"
@@ -315,9 +313,7 @@ def test_a_number_that_python_cannot_read_fails_nothing(
 
 @BOTH
 @pytest.mark.parametrize("inner", ['{"a": "\\ud800"}', '{"a": 1e999}', '{"a": "\\ud83d\\ude00"}'])
-def test_arguments_that_were_encoded_twice_are_given_as_they_stand_in_the_string(
-    dialect: ModelDialect, inner: str
-) -> None:
+def test_doubly_encoded_arguments_are_unwrapped_once(dialect: ModelDialect, inner: str) -> None:
     parts = read(
         '<tool_call>{"name": "stop", "arguments": ' + json.dumps(inner) + "}</tool_call>", dialect
     )
@@ -325,7 +321,7 @@ def test_arguments_that_were_encoded_twice_are_given_as_they_stand_in_the_string
 
 
 @BOTH
-def test_white_space_that_json_does_not_know_is_given_as_white_space_that_it_knows(
+def test_white_space_unknown_to_json_becomes_plain_white_space(
     dialect: ModelDialect,
 ) -> None:
     text = '<tool_call>{"name": "stop", "arguments": {\u2028"a"\xa0:\u3000[1,\x0b2]}}</tool_call>'
@@ -339,13 +335,11 @@ def test_white_space_that_json_does_not_know_is_given_as_white_space_that_it_kno
     ["<tool_call>", '<tool_call>{"type": "', "{", '[{"', "```json", '{"name":"stop","type":["'],
     ids=lambda text: text,
 )
-def test_a_model_that_repeats_the_beginning_of_a_call_is_read_in_time_that_grows_with_its_length(
-    dialect: ModelDialect, again: str
-) -> None:
+def test_repeated_beginnings_of_a_call_take_linear_time(dialect: ModelDialect, again: str) -> None:
     text = f"{again}\n" * 2000
     start = time.process_time()
     assert outcome(text, dialect)[1].count(again) == 2000
-    # some were 4 s, some minutes, when each was read again from the next one on
+    # some took 4 s, some minutes, when each was rescanned from the next one on
     assert time.process_time() - start < 3
 
 
@@ -353,11 +347,11 @@ def test_a_model_that_repeats_the_beginning_of_a_call_is_read_in_time_that_grows
 @pytest.mark.parametrize(
     "text", [f"{CALL}\nor\n" * 150, f"{CALL}\n" * 150 + "no", "<tool_call>\n" * 150], ids=len
 )
-def test_a_thought_that_weighs_many_calls_makes_none(dialect: ModelDialect, text: str) -> None:
+def test_a_thought_that_considers_many_calls_makes_none(dialect: ModelDialect, text: str) -> None:
     assert outcome(text, dialect, in_reasoning=True) == (text, "", [])
 
 
-def test_a_thought_has_no_calls_when_none_are_read() -> None:
+def test_a_thought_contains_calls_only_if_calls_are_read() -> None:
     dialect = ModelDialect(family="harmony", calls=FAMILIES["harmony"].calls, reasoning=THINK)
     text = "so<|start|>assistant to=functions.stop<|channel|>commentary json<|message|>{}<|call|>"
     parts = read(text, dialect, reads_calls=False, in_reasoning=True)

@@ -1,5 +1,5 @@
-"""A call that a thought quotes or weighs is reasoning, in every family; one that ends the answer is
-made.
+"""In every family, a call that a thought quotes or considers is reasoning; one that ends the answer
+is made.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def marks_of(dialect: ModelDialect) -> tuple[str, str]:
 
 
 def thought_of(text: str, dialect: ModelDialect) -> tuple[str, str]:
-    """A thought as it is told: its text without the white space at its edges."""
+    """A thought as shown: its text stripped of white space."""
     return ("thought", filled(text, dialect).strip())
 
 
@@ -62,7 +62,7 @@ def filled(text: str, dialect: ModelDialect) -> str:
 
 
 def every_place(text: str, dialect: ModelDialect) -> list[list[int]]:
-    """The ways to cut a text in two; the first leaves it whole."""
+    """All ways to split a text in two; the first leaves it whole."""
     return [[place] for place in range(len(dialect.markers.encode(text)) + 1)]
 
 
@@ -71,7 +71,7 @@ def called(*calls: Call) -> list[Any]:
 
 
 def answers(dialect: ModelDialect, *, parallel: bool) -> dict[str, tuple[str, list[Any]]]:
-    """Answers with thoughts that hold calls, and what they say."""
+    """Answers whose thoughts contain calls, and their expected parts."""
 
     def thought(text: str) -> tuple[str, str]:
         return thought_of(text, dialect)
@@ -141,7 +141,7 @@ def test_a_client_sees_the_same_token_by_token(name: str) -> None:
     [pytest.param("weighed, then asked", marks=pytest.mark.slow), "one weighed and one made"],
 )
 @pytest.mark.parametrize("name", THINKING)
-def test_two_pieces_say_what_the_whole_says_wherever_they_part(name: str, case: str) -> None:
+def test_two_pieces_read_like_the_whole_wherever_split(name: str, case: str) -> None:
     found = bundle_of(name)
     text, says = answers(found.dialect, parallel=False)[case]
     encoded = found.dialect.markers.encode(text)
@@ -149,7 +149,7 @@ def test_two_pieces_say_what_the_whole_says_wherever_they_part(name: str, case: 
         assert told(found.dialect, TOOLS, text, at=[place]) == says, encoded[place:]
 
 
-def test_a_call_in_a_thought_that_the_length_has_cut_is_reasoning() -> None:
+def test_a_call_in_a_thought_cut_by_length_is_reasoning() -> None:
     for name in THINKING:
         dialect = bundle_of(name).dialect
         for text in ("Hm.\n{rome}", "Hm.\n{rome}\n", "Hm.\n{rome}\n{time}"):
@@ -168,7 +168,7 @@ def test_a_call_in_a_thought_that_the_length_has_cut_is_reasoning() -> None:
 
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
 @pytest.mark.parametrize("name", THINKING)
-def test_what_is_kept_of_an_answer_is_what_its_client_saw(name: str, reason: FinishReason) -> None:
+def test_the_remembered_answer_equals_the_shown_one(name: str, reason: FinishReason) -> None:
     found = bundle_of(name)
     for case, (text, _) in answers(found.dialect, parallel=found.dialect_report.parallel).items():
         events = by_tokens(found.tokenizer, found.dialect, TOOLS, text, reason=reason)
@@ -186,7 +186,7 @@ def test_a_channel_of_visible_text_ends_a_thought() -> None:
     assert told(dialect, TOOLS, text) == [("thought", "Hm."), "Yes."]
 
 
-def test_a_call_behind_a_channel_that_ends_a_thought_is_made_even_if_the_answer_is_cut() -> None:
+def test_a_cut_call_after_a_channel_ending_a_thought_is_made() -> None:
     dialect = bundle_of("kimi_k3").dialect
     text = filled(
         "{start}Hm.<|open|>response<|sep|>Yes.<|close|>response<|sep|>{rome}<|open|>resp", dialect
@@ -196,7 +196,7 @@ def test_a_call_behind_a_channel_that_ends_a_thought_is_made_even_if_the_answer_
         assert said[:3] == [("thought", "Hm."), "Yes.", *called(ROME)], at
 
 
-def test_the_end_of_a_thought_counts_behind_a_channel_of_visible_text_too() -> None:
+def test_the_end_of_a_thought_counts_after_visible_text_too() -> None:
     dialect = bundle_of("kimi_k3").dialect
     inner = "Hm.<|open|>response<|sep|>Yes.<|close|>response<|sep|>"
     start, end = marks_of(dialect)
@@ -216,7 +216,7 @@ def test_the_end_of_a_thought_counts_behind_a_channel_of_visible_text_too() -> N
         ("Yes.<|channel>thought\n<channel|><channel|>", ["Yes."]),
     ],
 )
-def test_a_marker_that_is_written_twice_or_alone_is_not_shown(text: str, says: list[Any]) -> None:
+def test_doubled_and_lone_markers_are_not_shown(text: str, says: list[Any]) -> None:
     dialect = bundle_of("gemma4").dialect
     assert told(dialect, TOOLS, text) == says
     assert told(dialect, TOOLS, text, at=range(len(text))) == says
@@ -234,7 +234,7 @@ def test_the_end_of_a_thought_counts_within_a_call_too() -> None:
         )
 
 
-# The same for every family that there is, whatever its models do: with <think>, as of Qwen.
+# The same for every family with <think> markers, as Qwen uses.
 
 GENERAL = sorted(
     name
@@ -258,7 +258,7 @@ def general(name: str) -> ModelDialect:
 
 
 @pytest.mark.parametrize("name", [name for name in GENERAL if not FAMILIES[name].channel_openers])
-def test_a_call_that_ends_the_answer_is_made_in_an_open_thought_of_every_family(name: str) -> None:
+def test_every_family_makes_a_final_call_in_a_thought(name: str) -> None:
     dialect = general(name)
     text = filled("Hm.\n{rome}", dialect)
     for at in ([], range(len(text))):
@@ -280,7 +280,7 @@ words = st.sampled_from(["{end}", "{rome}", "{time}", "Hm.", " ", "\n", "`", "{b
     at=st.lists(st.integers(0, 400), max_size=8),
     ends_cut=st.booleans(),
 )
-def test_what_stands_in_a_thought_that_ends_is_a_thought(
+def test_everything_before_the_end_of_a_thought_is_reasoning(
     name: str, thought: str, behind: str, at: Sequence[int], ends_cut: bool
 ) -> None:
     dialect = general(name)

@@ -1,4 +1,4 @@
-"""One choice: text, tokens and log-probabilities that belong together, and exactly one end."""
+"""One choice: consistent text, tokens and log-probabilities, and exactly one end."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_deltas_carry_every_token_once_and_none_is_empty() -> None:
 
 
 @pytest.mark.parametrize("wanted", [{}, {"want_logprobs": True}])
-def test_the_stop_token_is_counted_but_not_shown_even_if_it_is_no_special_token(
+def test_the_stop_token_is_counted_but_never_shown(
     wanted: dict[str, object],
 ) -> None:
     stop = family()[0].token_to_id("</think>")
@@ -171,12 +171,10 @@ def answers(draw: st.DrawFn) -> tuple[str, list[tuple[int, ...]], tuple[str, ...
 
 
 @given(answers())
-def test_the_end_tells_which_stop_string_it_was(
+def test_the_end_names_the_matched_stop_string(
     case: tuple[str, list[tuple[int, ...]], tuple[str, ...]],
 ) -> None:
-    """The one that is complete first, of several the longest; none where the text goes on to its
-    end.
-    """
+    """The first complete one, the longest of several; none if the text ends without one."""
     name, parts, stops = case
     whole = texts(run(choice(name=name), parts))
     ends = [(whole.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in whole]
@@ -185,7 +183,7 @@ def test_the_end_tells_which_stop_string_it_was(
     assert end.stop_string == (min(ends)[2] if ends else None)
 
 
-def test_text_that_was_held_back_for_a_stop_string_comes_at_the_end() -> None:
+def test_withheld_text_is_flushed_at_the_end() -> None:
     reader = choice(stops=("hello!",))
     events = run(reader, [encode("hello")])
     assert texts(events) == "hello"
@@ -212,7 +210,7 @@ def test_a_failed_sequence_raises() -> None:
 
 
 @pytest.mark.parametrize("field", ["response_format", "tools", ""])
-def test_what_only_the_worker_could_refuse_is_the_requests_fault_and_names_its_field(
+def test_a_workers_refusal_is_a_request_error_with_its_field(
     field: str,
 ) -> None:
     reader = choice(form_field=field)
@@ -221,7 +219,7 @@ def test_what_only_the_worker_could_refuse_is_the_requests_fault_and_names_its_f
     assert (reader.done, refused.value.field) == (True, field)
 
 
-def test_logprobs_carry_text_bytes_offset_and_rivals() -> None:
+def test_logprobs_have_text_bytes_offset_and_alternatives() -> None:
     events = run(choice(want_logprobs=True), [encode("hello world")], scored=True)
     tokens = [token for event in events if isinstance(event, TextDelta) for token in event.logprobs]
     assert [(token.text, token.raw, token.text_offset) for token in tokens] == [
@@ -233,7 +231,7 @@ def test_logprobs_carry_text_bytes_offset_and_rivals() -> None:
     assert tokens[0].top[0].logprob == -0.5
 
 
-def test_a_stop_string_cuts_the_logprobs_where_it_cuts_the_text() -> None:
+def test_a_stop_string_cuts_logprobs_and_text_alike() -> None:
     events = run(
         choice(want_logprobs=True, stops=("lo t",)), [encode("hello the world")], scored=True
     )
@@ -280,7 +278,7 @@ def test_echo_opens_the_answer_with_the_prompt() -> None:
     assert events[0].token_ids == prompt
 
 
-def test_echo_with_logprobs_waits_for_the_scores_and_counts_offsets_on() -> None:
+def test_echo_with_logprobs_waits_for_the_scores_and_continues_offsets() -> None:
     prompt = encode("hello world")
     reader = choice(
         prompt_token_ids=TokenIds.of(prompt),
@@ -301,7 +299,7 @@ def test_echo_with_logprobs_waits_for_the_scores_and_counts_offsets_on() -> None
     assert [token.logprob for token in tokens[1:]] == [-3.0, -1.0]
 
 
-def test_scoring_alone_shows_the_prompt_and_nothing_more() -> None:
+def test_scoring_alone_shows_only_the_prompt() -> None:
     prompt = encode("hello the")
     reader = choice(
         prompt_token_ids=TokenIds.of(prompt), echo=True, echo_text="hello the", max_tokens=0
@@ -312,13 +310,13 @@ def test_scoring_alone_shows_the_prompt_and_nothing_more() -> None:
     assert events[-1].completion_tokens == 0
 
 
-def test_the_space_before_a_first_word_is_kept_in_a_continuation_only() -> None:
+def test_the_first_words_leading_space_is_kept_only_in_continuations() -> None:
     ids = encode("hello", "mistral")
     assert texts(run(choice(name="mistral"), [ids])) == "hello"
     assert texts(run(choice(name="mistral", at_start=False), [ids])) == " hello"
 
 
-def test_an_answer_that_a_stop_string_ends_knows_what_it_began_from() -> None:
+def test_a_stop_string_keeps_the_prefill_figures() -> None:
     reader = choice(stops=("!",))
     timings = Timings(queue_seconds=1.0, prefill_seconds=2.0)
     assert reader.feed(Started(request_id="r", memory=FOUND, timings=timings)) == ()
@@ -327,7 +325,7 @@ def test_an_answer_that_a_stop_string_ends_knows_what_it_began_from() -> None:
     assert (events[-1].memory, events[-1].cached_tokens, events[-1].timings) == (FOUND, 1, timings)
 
 
-def test_a_first_differing_token_is_told_as_text() -> None:
+def test_the_first_differing_token_is_shown_as_text() -> None:
     stored, own = encode("ab")
     diverged = CacheReport(
         outcome=CacheOutcome.DIVERGED,
@@ -337,7 +335,7 @@ def test_a_first_differing_token_is_told_as_text() -> None:
     reader.feed(Started(request_id="r", memory=diverged, timings=Timings()))
     (end,) = reader.feed(finished())
     assert isinstance(end, ChoiceFinished)
-    assert end.divergent is None  # the last word is that of Finished
+    assert end.divergent is None  # Finished has the last word
 
     reader = choice(prompt_token_ids=TokenIds.of(encode("xb")))
     end = reader.feed(
@@ -361,7 +359,7 @@ def test_a_first_differing_token_is_told_as_text() -> None:
         (encode("a")[0], FIRST_IMAGE_KEY + 9, ("a", "[an image]")),
     ],
 )
-def test_a_difference_at_an_image_is_told_in_words(
+def test_a_difference_at_an_image_is_described(
     stored: int, own: int, told: tuple[str, str]
 ) -> None:
     prompt = (*encode("x"), FIRST_IMAGE_KEY, FIRST_IMAGE_KEY + 1, *encode("y"), own)
@@ -384,7 +382,7 @@ def test_a_difference_at_an_image_is_told_in_words(
 
 
 @pytest.mark.parametrize("tells_progress", [True, False])
-def test_that_all_of_the_prompt_is_read_is_told_only_when_that_is_asked_for(
+def test_the_end_of_the_prefill_is_reported_only_on_request(
     tells_progress: bool,
 ) -> None:
     text = choice(tells_progress=tells_progress, prompt_token_ids=TokenIds.of((1, 2, 3, 4)))
@@ -399,7 +397,7 @@ def test_that_all_of_the_prompt_is_read_is_told_only_when_that_is_asked_for(
 
 
 @pytest.mark.parametrize("stops", [(), ("never",)])
-def test_an_answer_without_a_limit_that_keeps_repeating_itself_is_ended(
+def test_an_unlimited_answer_that_keeps_repeating_is_ended(
     stops: tuple[str, ...],
 ) -> None:
     said = encode("So. ")

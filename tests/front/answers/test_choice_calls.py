@@ -1,5 +1,5 @@
-"""A choice whose model thinks and calls tools: typed events, ids, and every token with its
-log-probability exactly once.
+"""A choice whose model thinks and calls tools: typed events, ids, and every token's log-probability
+exactly once.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def answer(
     scored: bool = False,
     **rules: object,
 ) -> tuple[list[OutputEvent], tuple[int, ...]]:
-    """What a client sees of a text, and the tokens that were generated."""
+    """What a client sees of a text, and the generated tokens."""
     tokenizer, pieces, dialect = model(style, special)
     ids = tuple(tokenizer.encode(text, add_special_tokens=False).ids)
     defaults = {
@@ -96,7 +96,7 @@ def finish(events: list[OutputEvent]) -> ChoiceFinished:
 
 
 def told(events: list[OutputEvent]) -> list[tuple[object, ...]]:
-    """The events without tokens; what may be cut anywhere is joined."""
+    """The events without tokens; fragments are joined."""
     rows: list[tuple[object, str]] = []
     for event in deltas(events):
         match event:
@@ -121,7 +121,7 @@ def told(events: list[OutputEvent]) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("style", sorted(toy_tokenizers.EXACT))
 @pytest.mark.parametrize("special", [True, False])
-def test_reasoning_text_and_calls_come_as_events_of_their_own(style: str, special: bool) -> None:
+def test_reasoning_text_and_calls_are_separate_events(style: str, special: bool) -> None:
     events, ids = answer(ANSWER, style=style, special=special)
     assert told(events) == [
         ("reasoning", "hm 🙂"),
@@ -159,7 +159,7 @@ words = st.sampled_from(
     end=st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]),
     in_reasoning=st.booleans(),
 )
-def test_every_token_is_with_exactly_one_event_and_cuts_change_nothing(
+def test_every_token_belongs_to_exactly_one_event(
     text: str, per_event: int, special: bool, scored: bool, end: FinishReason, in_reasoning: bool
 ) -> None:
     events, ids = answer(
@@ -196,7 +196,7 @@ def test_reasoning_tokens_are_counted_up_to_the_end_marker() -> None:
 
 
 @pytest.mark.parametrize("per_event", [1, 100])
-def test_a_stop_string_counts_neither_in_a_thought_nor_in_a_call(per_event: int) -> None:
+def test_stop_strings_are_ignored_in_thoughts_and_calls(per_event: int) -> None:
     text = f"<think>stop</think>so {CALL}now stop here"
     events, ids = answer(text, per_event=per_event, stops=("stop",))
     assert told(events) == [
@@ -225,20 +225,18 @@ def test_a_stop_string_counts_neither_in_a_thought_nor_in_a_call(per_event: int)
         ("I look. </think> I answer.", "I look.  I answer."),
     ],
 )
-def test_texts_that_a_call_parts_are_lines_of_their_own_in_one_string(
-    per_event: int, text: str, expected: str
-) -> None:
+def test_texts_around_a_call_are_joined_as_lines(per_event: int, text: str, expected: str) -> None:
     events, _ = answer(text, per_event=per_event)
     assert text_of(deltas(events)) == expected
 
 
-def test_a_stop_string_is_not_looked_for_across_a_call() -> None:
+def test_a_stop_string_does_not_match_across_a_call() -> None:
     events, _ = answer(f"I look.\n{CALL}\nI answer.", stops=("look.\nI", "\nI"))
     assert text_of(deltas(events)) == "I look.\nI answer."
     assert finish(events).stop_string is None
 
 
-def test_the_only_call_that_is_allowed_ends_the_answer() -> None:
+def test_the_only_allowed_call_ends_the_answer() -> None:
     events, ids = answer(ANSWER, one_call=True)
     end = finish(events)
     assert [kind for kind, _ in told(events)][-1] == "end 0"
@@ -248,7 +246,7 @@ def test_the_only_call_that_is_allowed_ends_the_answer() -> None:
 
 
 @pytest.mark.parametrize("per_event", [1, 100])
-def test_a_call_that_a_thought_weighs_neither_ends_the_answer_nor_counts(per_event: int) -> None:
+def test_a_call_considered_in_a_thought_does_not_count(per_event: int) -> None:
     text = f"<think>Either\n{CALL}\nor not.</think>{CALL}"
     events, ids = answer(text, per_event=per_event, one_call=True)
     assert told(events) == [
@@ -262,7 +260,7 @@ def test_a_call_that_a_thought_weighs_neither_ends_the_answer_nor_counts(per_eve
 
 
 @pytest.mark.parametrize("per_event", [1, 100])
-def test_a_call_at_the_end_of_an_open_thought_is_shown_once_the_answer_has_ended(
+def test_a_final_call_in_a_thought_is_shown_at_the_end(
     per_event: int,
 ) -> None:
     events, _ = answer(f"<think>Hm.\n{CALL}\n{CALL}", per_event=per_event)
@@ -276,13 +274,13 @@ def test_a_call_at_the_end_of_an_open_thought_is_shown_once_the_answer_has_ended
     assert (finish(cut).calls, finish(cut).finish_reason) == (0, "length")
 
 
-def test_a_thought_is_held_back_only_while_it_may_end_with_a_call() -> None:
+def test_thoughts_are_withheld_only_while_they_may_become_calls() -> None:
     shown, _ = answer(f"<think>Hm.\n{CALL}\nor rather hello there", end=FinishReason.LENGTH)
     before_end = [event for event in deltas(shown) if isinstance(event, TextDelta)][:-1]
     assert "".join(event.text for event in before_end).startswith(f"Hm.\n{CALL}")
 
 
-def test_a_call_that_the_length_cuts_has_no_end_and_counts_for_none() -> None:
+def test_a_call_cut_by_length_neither_ends_nor_counts() -> None:
     events, _ = answer(ANSWER[: ANSWER.index("stop") + 2], end=FinishReason.LENGTH)
     assert told(events)[-1] == ("arguments 0", '{"word": "st')
     assert (finish(events).calls, finish(events).finish_reason) == (0, "length")
@@ -319,7 +317,7 @@ def numbered() -> Callable[[int], str]:
         ("cohere", ("0",), ["1", "2"]),
     ],
 )
-def test_ids_have_the_familys_form_and_none_is_given_twice(
+def test_ids_have_the_familys_format_and_are_unique(
     family: str, earlier: tuple[str, ...], expected: list[str]
 ) -> None:
     form = FAMILIES[family].calls

@@ -24,7 +24,7 @@ def family(name: str) -> tuple[Tokenizer, TokenPieces]:
 
 @st.composite
 def tokens_in_parts(draw: st.DrawFn) -> tuple[str, list[list[int]]]:
-    """Random ids of a family, some of them unknown, many of them bytes of real characters."""
+    """Random ids of a family: some unknown, many of them bytes of real characters."""
     name = draw(st.sampled_from(FAMILIES))
     tokenizer, _ = family(name)
     size = tokenizer.get_vocab_size()
@@ -52,7 +52,7 @@ def joined(
 
 @settings(max_examples=30)
 @given(tokens_in_parts())
-def test_any_division_of_any_tokens_gives_what_decoding_the_whole_gives(
+def test_decoding_in_parts_equals_decoding_the_whole(
     case: tuple[str, list[list[int]]],
 ) -> None:
     name, parts = case
@@ -73,7 +73,7 @@ def test_special_tokens_can_be_shown_as_well(case: tuple[str, list[list[int]]]) 
 
 @settings(max_examples=30)
 @given(tokens_in_parts(), st.sampled_from(["a", "hello"]))
-def test_a_continuation_is_what_it_adds_to_the_text_before_it(
+def test_a_continuation_adds_exactly_its_own_text(
     case: tuple[str, list[list[int]]], before: str
 ) -> None:
     name, parts = case
@@ -88,12 +88,12 @@ def test_a_continuation_is_what_it_adds_to_the_text_before_it(
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_no_family_needs_the_slow_way(name: str) -> None:
+def test_no_family_needs_the_slow_path(name: str) -> None:
     assert family(name)[1].rules.style != "opaque"
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_character_of_several_tokens_appears_with_its_last_one_or_the_next(name: str) -> None:
+def test_a_multi_token_character_appears_when_complete(name: str) -> None:
     tokenizer, pieces = family(name)
     text = detokenizer(pieces)
     ids = tokenizer.encode("a🙂", add_special_tokens=False).ids
@@ -114,7 +114,7 @@ def test_added_tokens_are_shown_and_special_ones_are_not(name: str) -> None:
     assert joined(pieces, [[think, special], [think]]) == "<think><think>"
 
 
-def test_the_bytes_of_a_token_are_those_of_the_text() -> None:
+def test_the_bytes_of_tokens_are_those_of_the_text() -> None:
     for name in FAMILIES:
         tokenizer, pieces = family(name)
         ids = tokenizer.encode("hello the world, привет 🙂\n", add_special_tokens=False).ids
@@ -125,7 +125,7 @@ def test_the_bytes_of_a_token_are_those_of_the_text() -> None:
 
 
 @given(st.lists(st.integers(0, 8), max_size=30))
-def test_a_decoder_that_cannot_be_taken_apart_is_followed_by_windows(ids: list[int]) -> None:
+def test_an_unsupported_decoder_is_followed_by_windows(ids: list[int]) -> None:
     tokenizer = toy_tokenizers.word_pieces()
     pieces = TokenPieces(tokenizer)
     assert pieces.rules.style == "opaque"
@@ -133,7 +133,7 @@ def test_a_decoder_that_cannot_be_taken_apart_is_followed_by_windows(ids: list[i
 
 
 @pytest.mark.parametrize("name", ["byte_level", "gemma"])
-def test_a_token_that_has_come_before_needs_no_work_of_the_tokenizer(name: str) -> None:
+def test_a_known_token_needs_no_call_of_the_tokenizer(name: str) -> None:
     tokenizer, _ = family(name)
     asked: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Tokens that became certain together get the characters that they made."""
+"""Tokens decoded together are assigned the characters that they produced."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def placed(count: int) -> list[PlacedToken]:
     return [PlacedToken(token_id, 7, 7, "", None) for token_id in range(count)]
 
 
-def test_bytes_of_one_character_have_its_place() -> None:
+def test_the_bytes_of_one_character_have_its_position() -> None:
     tokens = placed(5)
     assert spread("\n🙂", tokens, [b"\n", b"\xf0", b"\x9f", b"\x99", b"\x82"], start=7)
     assert [(token.start, token.end) for token in tokens] == [
@@ -31,9 +31,7 @@ def test_replaced_bytes_are_not_spread() -> None:
 
 
 @given(st.text(min_size=1, max_size=10), st.data())
-def test_every_character_belongs_to_the_tokens_that_made_its_bytes(
-    text: str, data: st.DataObject
-) -> None:
+def test_every_character_belongs_to_the_tokens_of_its_bytes(text: str, data: st.DataObject) -> None:
     whole = text.encode()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=5)))
     raws = [whole[start:end] for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]

@@ -1,4 +1,4 @@
-"""A decoder's definition is read as far as it can be taken apart, and not further."""
+"""A decoder's definition is analysed as far as possible."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MARK = decoders.Replace("▁", " ")
         ),
     ],
 )
-def test_decoders_of_the_known_families_are_taken_apart(
+def test_decoders_of_the_known_families_are_understood(
     decoder: Any, style: str, byte_fallback: bool, strip: tuple[str, int], dropped: str
 ) -> None:
     rules = decoding_rules(decoder)
@@ -83,7 +83,7 @@ def test_decoders_of_the_known_families_are_taken_apart(
         decoders.Sequence([MARK, decoders.Strip(" ", 1, 0)]),
     ],
 )
-def test_a_decoder_that_looks_further_than_one_token_is_opaque(decoder: Any) -> None:
+def test_a_decoder_with_wider_context_is_opaque(decoder: Any) -> None:
     assert decoding_rules(decoder).style == "opaque"
 
 

@@ -1,4 +1,4 @@
-"""Stop strings are found across parts and never shown; only what could be one is held back."""
+"""Stop strings are found across parts and never shown; only a possible stop string is withheld."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ part_lists = st.lists(st.text(alphabet="ab\nc", max_size=6), max_size=12)
 
 
 def expected(text: str, stops: list[str]) -> tuple[str, bool]:
-    """By `str.find` on the whole: the stop string that is complete first, of several the longest."""
+    """`str.find` on the whole: the first complete stop string, the longest of several."""
     found = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
     return (text[: min(found)[1]], True) if found else (text, False)
 
 
 @given(part_lists, stop_lists)
-def test_any_division_shows_what_the_whole_shows(parts: list[str], stops: list[str]) -> None:
+def test_any_division_shows_the_same_text(parts: list[str], stops: list[str]) -> None:
     scanner = StopScanner(stops)
     shown = "".join(scanner.push(part) for part in parts)
     is_stopped = scanner.found is not None
@@ -27,9 +27,7 @@ def test_any_division_shows_what_the_whole_shows(parts: list[str], stops: list[s
 
 
 @given(part_lists, stop_lists)
-def test_nothing_is_held_back_that_cannot_become_a_stop_string(
-    parts: list[str], stops: list[str]
-) -> None:
+def test_only_a_possible_stop_string_is_withheld(parts: list[str], stops: list[str]) -> None:
     scanner = StopScanner(stops)
     for part in parts:
         scanner.push(part)
@@ -41,9 +39,7 @@ def test_nothing_is_held_back_that_cannot_become_a_stop_string(
 
 
 @given(part_lists, stop_lists)
-def test_nothing_is_shown_that_could_still_become_a_stop_string(
-    parts: list[str], stops: list[str]
-) -> None:
+def test_a_possible_stop_string_is_never_shown(parts: list[str], stops: list[str]) -> None:
     scanner, text, shown = StopScanner(stops), "", ""
     for part in parts:
         text, shown = text + part, shown + scanner.push(part)
@@ -56,7 +52,7 @@ def test_nothing_is_shown_that_could_still_become_a_stop_string(
         assert shown == text[: len(text) - longest]
 
 
-def test_after_a_stop_string_nothing_is_shown() -> None:
+def test_text_after_a_stop_string_is_dropped() -> None:
     scanner = StopScanner(["END"])
     assert scanner.push("text EN") == "text "
     assert (scanner.push("D and more"), scanner.found is not None) == ("", True)
@@ -64,7 +60,7 @@ def test_after_a_stop_string_nothing_is_shown() -> None:
     assert scanner.flush() == ""
 
 
-def test_a_beginning_that_leads_nowhere_is_shown_late_but_whole() -> None:
+def test_an_unfinished_stop_string_is_shown_late_but_completely() -> None:
     scanner = StopScanner(["\n\nUser:"])
     assert scanner.push("Hello\n\nUs") == "Hello"
     assert scanner.push("ually") == "\n\nUsually"

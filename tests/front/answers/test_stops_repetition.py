@@ -12,7 +12,7 @@ TOKENS = 128
 
 
 def fired_at(token_ids: list[int], *, pieces: int = 1, tokens: int = TOKENS) -> int | None:
-    """After how many tokens the guard says that they repeat; None: never."""
+    """The number of tokens after which the guard reports repetition; None: never."""
     guard = RepetitionGuard(tokens)
     for begin in range(0, len(token_ids), pieces):
         if guard.take(token_ids[begin : begin + pieces]):
@@ -21,7 +21,7 @@ def fired_at(token_ids: list[int], *, pieces: int = 1, tokens: int = TOKENS) -> 
 
 
 def repeats_somewhere(token_ids: list[int]) -> bool:
-    """Whether any TOKENS tokens in a row are rounds of one piece, by definition."""
+    """Whether any TOKENS consecutive tokens are repetitions of one piece, by definition."""
     for begin in range(len(token_ids) - TOKENS + 1):
         window = token_ids[begin : begin + TOKENS]
         for period in range(1, TOKENS // LEAST_ROUNDS + 1):
@@ -35,7 +35,7 @@ def repeats_somewhere(token_ids: list[int]) -> bool:
     piece=st.lists(st.integers(0, 3), min_size=1, max_size=TOKENS // LEAST_ROUNDS),
     pieces=st.integers(1, 5),
 )
-def test_rounds_of_one_piece_are_noticed_soon_after_there_are_enough(
+def test_repetition_is_detected_soon_after_the_minimum(
     before: list[int], piece: list[int], pieces: int
 ) -> None:
     rounds = piece * (2 * TOKENS // len(piece) + 2)
@@ -56,20 +56,18 @@ def test_rounds_of_one_piece_are_noticed_soon_after_there_are_enough(
     ),
     pieces=st.integers(1, 5),
 )
-def test_whatever_does_not_repeat_for_long_enough_is_left_alone(
-    parts: list[list[int]], pieces: int
-) -> None:
+def test_too_short_repetitions_are_ignored(parts: list[list[int]], pieces: int) -> None:
     token_ids = [token_id for part in parts for token_id in part]
     if fired_at(token_ids, pieces=pieces) is not None:
         assert repeats_somewhere(token_ids)
 
 
-def test_one_token_that_differs_begins_the_count_anew() -> None:
+def test_one_different_token_restarts_the_count() -> None:
     rounds = [1, 2, 3] * (TOKENS // 3 - 1)
     assert fired_at([*rounds, 9, *rounds, 9, *rounds, 9, *rounds]) is None
 
 
-def test_a_table_of_zeros_and_a_counted_list_are_no_repetition_by_default() -> None:
+def test_zeros_and_counted_lists_are_not_repetition_by_default() -> None:
     grid = ([5, 6] * 30 + [7]) * 30
     assert fired_at(grid, tokens=2048) is None
     counted = [token_id for number in range(2000) for token_id in (1, 2, 3, 1000 + number, 4)]
@@ -81,7 +79,7 @@ def test_random_tokens_never_repeat() -> None:
     assert fired_at([dice.randrange(3) for _ in range(20_000)], pieces=7) is None
 
 
-def test_a_guard_of_nothing_says_nothing() -> None:
+def test_a_guard_set_to_zero_is_off() -> None:
     assert fired_at([1] * 1000, tokens=0) is None
 
 
@@ -97,7 +95,7 @@ def test_a_guard_of_nothing_says_nothing() -> None:
         ([1, 2, 3, 1, 3], 3, False),
     ],
 )
-def test_a_period_may_be_cut_short_at_its_end(
+def test_the_last_period_may_be_incomplete(
     token_ids: list[int], longest: int, expected: bool
 ) -> None:
     assert is_periodic(token_ids, longest_period=longest) is expected

@@ -1,4 +1,4 @@
-"""A stop string is found in visible text, and its place in the answer is known."""
+"""A stop string is found in visible text, with its position in the answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pieces = st.lists(
 
 
 @given(pieces)
-def test_the_cut_is_where_the_stop_string_begins_in_one_piece_of_visible_text(
+def test_visible_text_is_cut_where_the_stop_string_begins(
     parts: list[tuple[TextKind, str]],
 ) -> None:
     answer, visible, shown, place = "", "", "", 0
@@ -42,7 +42,7 @@ def test_the_cut_is_where_the_stop_string_begins_in_one_piece_of_visible_text(
     assert shown == answer
 
 
-def test_what_is_no_text_shows_what_was_held_before_it() -> None:
+def test_a_part_that_is_not_text_flushes_withheld_text() -> None:
     stops = VisibleStops(["stop"])
     assert [*stops.scan(TextDelta(text="a st"))] == [TextDelta(text="a ")]
     call = ToolCallFinished()

@@ -1,6 +1,4 @@
-"""Streams and whole answers come to the same, whatever the model does, by the rules of the official
-client.
-"""
+"""Streams and whole answers are equal, by the rules of the official client."""
 
 from __future__ import annotations
 
@@ -58,9 +56,7 @@ def whole(script: Sequence[OutputEvent], answers: MessagesAnswer) -> Any:
 
 
 def folded(text: str) -> Message:
-    """What the official client makes of a stream, each of whose events is checked against its type
-    and ours.
-    """
+    """What the official client makes of a stream; each event is checked against its type and ours."""
     snapshot: Any = None
     buffers: dict[int, bytes] = {}
     for name, data in named_events_of(text):
@@ -129,7 +125,7 @@ def test_any_stream_folds_to_the_whole_answer(script: list[OutputEvent], hides: 
     }
 
 
-def test_what_is_of_no_use_here_is_there_for_clients_that_check_anthropics_types() -> None:
+def test_fields_that_anthropics_types_require_are_present() -> None:
     script = cast(list[OutputEvent], calling(("f", "{}"), said="I call"))
     answer = whole(script, form())
     text, call = answer["content"]
@@ -145,7 +141,7 @@ def test_what_is_of_no_use_here_is_there_for_clients_that_check_anthropics_types
 
 @settings(max_examples=30)
 @given(script=scripts())
-def test_blocks_come_strictly_one_after_the_other(script: list[OutputEvent]) -> None:
+def test_blocks_come_strictly_one_after_another(script: list[OutputEvent]) -> None:
     is_open, begun = False, 0
     for name, data in named_events_of(streamed(script, form())):
         if name == "content_block_start":
@@ -159,7 +155,9 @@ def test_blocks_come_strictly_one_after_the_other(script: list[OutputEvent]) -> 
 
 @settings(max_examples=30)
 @given(script=scripts(), hides=st.booleans())
-def test_every_thought_comes_back_by_its_signature(script: list[OutputEvent], hides: bool) -> None:
+def test_every_thought_can_be_sent_back_by_its_signature(
+    script: list[OutputEvent], hides: bool
+) -> None:
     said = "".join(
         event.text for event in script if isinstance(event, TextDelta) and event.kind == "reasoning"
     )
@@ -223,7 +221,7 @@ def test_a_stream_has_exactly_these_events() -> None:
         ({"reason": FinishReason.LENGTH}, 10, "model_context_window_exceeded", None),
     ],
 )
-def test_why_an_answer_ended(
+def test_the_stop_reason_is_correct(
     facts: dict[str, Any], max_tokens: int, reason: str, sequence: str | None
 ) -> None:
     script = ended([TextDelta(index=0, text="x")], **facts)
@@ -231,13 +229,13 @@ def test_why_an_answer_ended(
     assert (got.stop_reason, got.stop_sequence) == (reason, sequence)
 
 
-def test_an_answer_without_a_word_has_no_block() -> None:
+def test_an_empty_answer_is_an_empty_list_of_blocks() -> None:
     script = cast(list[OutputEvent], answer())
     assert folded(streamed(script, form())).content == []
     assert whole(script, form())["content"] == []
 
 
-def test_the_line_is_kept_open_by_a_ping_also_before_the_beginning() -> None:
+def test_pings_keep_the_connection_open_even_before_the_beginning() -> None:
     answers = form()
     assert named_events_of(answers.keep_alive().decode()) == [("ping", {"type": "ping"})]
     script = cast(list[OutputEvent], answer("Hi"))
@@ -249,7 +247,7 @@ def test_the_line_is_kept_open_by_a_ping_also_before_the_beginning() -> None:
     )
 
 
-def test_an_error_in_the_middle_is_an_event_of_its_own() -> None:
+def test_an_error_within_a_stream_is_a_separate_event() -> None:
     broken = form().broken(Problem(status=500, code="generation_failed", message="the worker died"))
     detail = {"type": "api_error", "message": "the worker died", "advice": "wait"}
     assert named_events_of(broken.decode()) == [("error", {"type": "error", "error": detail})]

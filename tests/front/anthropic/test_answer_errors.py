@@ -45,7 +45,7 @@ def test_anthropics_kinds_follow_the_status(status: int, kind: str) -> None:
     assert said == {"type": "error", "error": detail}
 
 
-def test_a_message_names_the_field_for_which_the_form_has_no_place() -> None:
+def test_the_message_contains_the_field_name() -> None:
     said = anthropic_error(Problem(status=400, code="odd", message="no", field="stop"))
     assert said.error.message == "`stop`: no"
 
@@ -59,7 +59,7 @@ async def refused(
         return await client.request(method, path, json=message_body(**fields))
 
 
-async def test_an_error_has_the_id_that_the_header_has() -> None:
+async def test_an_error_has_the_request_id_of_its_header() -> None:
     response = await refused(model="other")
     assert (response.status_code, response.json()["error"]["type"]) == (404, "not_found_error")
     assert (
@@ -69,7 +69,7 @@ async def test_an_error_has_the_id_that_the_header_has() -> None:
     )
 
 
-async def test_so_has_one_in_the_middle_of_a_stream() -> None:
+async def test_an_error_within_a_stream_has_it_too() -> None:
     gateway = ScriptedGateway()
     exchange = Exchange(gateway)
     gateway.script = [*answer("Hel")[:1], exchange.first_body, GenerationFailed("it broke")]
@@ -83,7 +83,7 @@ async def test_so_has_one_in_the_middle_of_a_stream() -> None:
     )
 
 
-async def test_too_long_a_prompt_is_told_in_the_words_that_claude_code_acts_upon() -> None:
+async def test_an_overlong_prompt_has_the_wording_claude_code_expects() -> None:
     response = await refused(PromptTooLong(prompt_tokens=300, context_tokens=200))
     assert (response.status_code, response.json()["error"]["type"]) == (
         400,
@@ -92,23 +92,23 @@ async def test_too_long_a_prompt_is_told_in_the_words_that_claude_code_acts_upon
     assert response.json()["error"]["message"] == "prompt is too long: 300 tokens > 200 maximum"
 
 
-async def test_a_prompt_that_just_leaves_no_room_is_longer_than_the_maximum_too() -> None:
+async def test_a_prompt_that_fills_the_window_is_refused_too() -> None:
     response = await refused(PromptTooLong(prompt_tokens=200, context_tokens=200))
     assert response.json()["error"]["message"] == "prompt is too long: 200 tokens > 199 maximum"
 
 
-async def test_a_full_queue_is_an_overload_that_tells_when_to_come_again() -> None:
+async def test_a_full_queue_is_an_overload_with_retry_after() -> None:
     response = await refused(QueueFull(queued=9, limit=9, retry_after_seconds=3))
     assert (response.status_code, response.headers["retry-after"]) == (529, "3")
     assert response.json()["error"]["type"] == "overloaded_error"
 
 
-async def test_a_server_without_its_model_is_an_overload_too() -> None:
+async def test_a_server_without_its_model_is_overloaded_too() -> None:
     response = await refused(WorkerUnavailable("not now"))
     assert (response.status_code, response.json()["error"]["type"]) == (503, "overloaded_error")
 
 
-async def test_an_internal_error_tells_nothing_of_the_inside() -> None:
+async def test_an_internal_error_reveals_no_details() -> None:
     response = await refused(RuntimeError("inner words"))
     assert (response.status_code, response.json()["error"]["type"]) == (500, "api_error")
     assert "inner words" not in response.text
@@ -141,11 +141,11 @@ async def test_too_large_a_body_has_its_form() -> None:
 @pytest.mark.parametrize(
     "path", ["/messages", "/v1/messages/", "/v1/v1/messages", "/v1/messages?beta=true"]
 )
-async def test_its_path_is_found_however_the_base_is_written(path: str) -> None:
+async def test_its_path_is_found_under_any_base_url(path: str) -> None:
     assert (await refused(path=path)).status_code == 200
 
 
-async def test_the_official_client_raises_what_belongs_to_each() -> None:
+async def test_the_official_client_raises_the_matching_errors() -> None:
     async with (
         served(ScriptedGateway(refusal=QueueFull(queued=9, limit=9, retry_after_seconds=3))) as url,
         anthropic.AsyncAnthropic(base_url=url, api_key="k", max_retries=0) as client,

@@ -19,7 +19,7 @@ def usage(cached: int, *breakpoints: tuple[int, float], prompt: int = 100) -> Me
     )
 
 
-def test_without_breakpoints_nothing_is_put_into_the_cache() -> None:
+def test_without_breakpoints_no_tokens_count_as_cache_creation() -> None:
     assert usage(0).input_tokens == 100
     read = usage(60)
     assert (read.input_tokens, read.cache_creation_input_tokens, read.cache_read_input_tokens) == (
@@ -29,7 +29,7 @@ def test_without_breakpoints_nothing_is_put_into_the_cache() -> None:
     )
 
 
-def test_up_to_the_last_breakpoint_what_is_read_is_put_into_the_cache() -> None:
+def test_prefilled_tokens_before_the_last_breakpoint_count_as_cache_creation() -> None:
     cold, warm = usage(0, (40, 300.0), (90, 300.0)), usage(60, (40, 300.0), (90, 300.0))
     assert (cold.input_tokens, cold.cache_creation_input_tokens, cold.cache_read_input_tokens) == (
         10,
@@ -43,11 +43,11 @@ def test_up_to_the_last_breakpoint_what_is_read_is_put_into_the_cache() -> None:
     )
 
 
-def test_more_may_be_cached_than_a_client_has_marked() -> None:
+def test_more_may_be_cached_than_the_client_has_marked() -> None:
     assert usage(99, (90, 300.0)).cache_creation_input_tokens == 0
 
 
-def test_what_is_kept_for_an_hour_counts_apart() -> None:
+def test_tokens_cached_for_an_hour_are_counted_separately() -> None:
     created = usage(10, (40, 3600.0), (90, 300.0)).cache_creation
     assert (created.ephemeral_1h_input_tokens, created.ephemeral_5m_input_tokens) == (30, 50)
 

@@ -39,7 +39,7 @@ def result(content: Any = "out", **more: Any) -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": "call_1", "content": content, **more}
 
 
-def test_texts_stay_what_they_are() -> None:
+def test_texts_are_unchanged() -> None:
     assert talk(("user", "a"), ("assistant", "b"), ("system", "c")) == [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b"},
@@ -47,7 +47,7 @@ def test_texts_stay_what_they_are() -> None:
     ]
 
 
-def test_a_system_prompt_goes_first_in_its_parts() -> None:
+def test_a_system_prompt_keeps_its_parts_and_comes_first() -> None:
     assert talk(("user", "a"), system=[text("s"), text("t")])[0] == {
         "role": "system",
         "content": [text("s"), text("t")],
@@ -56,14 +56,14 @@ def test_a_system_prompt_goes_first_in_its_parts() -> None:
     assert talk(system=[]) == []
 
 
-def test_texts_on_either_side_of_a_call_are_lines_of_their_own() -> None:
+def test_texts_before_and_after_a_call_are_separate_lines() -> None:
     (message,) = talk(
         ("assistant", [text("I "), text("look."), use(city="Rome"), text("I answer.")])
     )
     assert message["content"] == "I look.\nI answer."
 
 
-def test_an_answer_has_its_thoughts_texts_and_calls_apart() -> None:
+def test_an_answer_keeps_thoughts_texts_and_calls_apart() -> None:
     thought = {"type": "thinking", "thinking": "hm", "signature": SEAL.sign("hm")}
     (message,) = talk(("assistant", [thought, text("I "), text("call"), use(city="Rom☃")]))
     assert (message["reasoning_content"], message["content"]) == ("hm", "I call")
@@ -73,7 +73,7 @@ def test_an_answer_has_its_thoughts_texts_and_calls_apart() -> None:
 
 
 @given(thought=st.text(min_size=1, max_size=50))
-def test_a_hidden_thought_comes_back_out_of_its_signature(thought: str) -> None:
+def test_a_hidden_thought_is_restored_from_its_signature(thought: str) -> None:
     (message,) = talk(
         (
             "assistant",
@@ -89,12 +89,12 @@ def test_a_hidden_thought_comes_back_out_of_its_signature(thought: str) -> None:
     ["", "EqQBCgIYAhIM1gbcDa9GJwZA", Seal().sign("hm"), Seal().close("hm"), SEAL.sign("ha")],
     ids=["none", "another's", "signed elsewhere", "closed elsewhere", "of another thought"],
 )
-def test_a_thought_that_is_not_ours_is_left_out(thinking: str, signature: str) -> None:
+def test_a_foreign_thought_is_left_out(thinking: str, signature: str) -> None:
     block = {"type": "thinking", "thinking": thinking, "signature": signature}
     assert talk(("assistant", [block, text("x")])) == [{"role": "assistant", "content": "x"}]
 
 
-def test_results_of_calls_are_messages_of_their_own_in_the_order_of_the_blocks() -> None:
+def test_tool_results_become_separate_messages_in_order() -> None:
     assert talk(
         ("user", [result(), result([text("a"), text("b")], is_error=True), text("and now?")])
     ) == [
@@ -136,7 +136,7 @@ def test_documents_and_search_results_of_text_are_text(block: dict[str, Any]) ->
     assert talk(("user", [result([block])]))[0]["content"] == [text("T\na")]
 
 
-def test_media_in_a_result_are_named_to_the_model_and_no_later_turn_fails_of_them() -> None:
+def test_media_in_results_become_images_or_notes() -> None:
     png = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
     pdf = {
         "type": "document",
@@ -150,7 +150,7 @@ def test_media_in_a_result_are_named_to_the_model_and_no_later_turn_fails_of_the
     ]
 
 
-def test_a_tool_that_was_found_is_named_to_the_model_and_to_us() -> None:
+def test_a_found_tool_is_named_in_the_text_and_recorded() -> None:
     turns: Any = [
         {"role": "user", "content": [result([{"type": "tool_reference", "tool_name": "g"}])]}
     ]
@@ -171,7 +171,7 @@ def test_a_tool_that_was_found_is_named_to_the_model_and_to_us() -> None:
         "mcp_tool_listing",
     ],
 )
-def test_what_only_anthropics_servers_could_use_is_left_out(kind: str) -> None:
+def test_content_for_anthropics_servers_is_left_out(kind: str) -> None:
     assert talk(("assistant", [{"type": kind, "data": "x"}, text("x")])) == [
         {"role": "assistant", "content": "x"}
     ]
@@ -197,7 +197,7 @@ def test_what_only_anthropics_servers_could_use_is_left_out(kind: str) -> None:
         ("system", [{"type": "image"}], "messages.0.content.0"),
     ],
 )
-def test_what_no_model_here_reads_is_named(role: str, blocks: list[Any], field: str) -> None:
+def test_unsupported_content_is_refused_by_field(role: str, blocks: list[Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as error:
         with_notes(talk((role, blocks)))
     assert error.value.field == field
@@ -210,7 +210,7 @@ def test_what_no_model_here_reads_is_named(role: str, blocks: list[Any], field: 
         ({"type": "image"}, "messages.0.content.1"),
     ],
 )
-def test_an_image_block_without_an_image_is_named_when_it_is_read(
+def test_an_image_block_without_an_image_is_refused_by_field(
     block: dict[str, Any], field: str
 ) -> None:
     (turn,) = talk(("user", [text("x"), block]))

@@ -28,7 +28,7 @@ def names(*tools: MessagesTool, referenced: tuple[str, ...] = ()) -> list[str]:
     ]
 
 
-def test_a_tool_is_a_function_without_what_only_anthropic_knows() -> None:
+def test_a_tool_becomes_a_function_without_anthropics_own_fields() -> None:
     given = tool(
         description="d",
         strict=True,
@@ -49,9 +49,7 @@ def test_a_tool_is_a_function_without_what_only_anthropic_knows() -> None:
         ("memory_20250818", "memory"),
     ],
 )
-def test_tools_that_clients_run_get_the_schema_that_anthropics_models_know_by_heart(
-    kind: str, name: str
-) -> None:
+def test_tools_run_by_clients_get_their_known_schemas(kind: str, name: str) -> None:
     (shown,) = shown_tools([{"type": kind, "name": name}], referenced=(), limits=LIMITS).definitions
     assert "command" in shown["function"]["parameters"]["properties"]
     assert shown["function"]["description"]
@@ -66,11 +64,11 @@ def test_tools_that_clients_run_get_the_schema_that_anthropics_models_know_by_he
         "bash_new",
     ],
 )
-def test_tools_that_anthropics_servers_run_are_left_out(kind: str) -> None:
+def test_tools_run_by_anthropics_servers_are_left_out(kind: str) -> None:
     assert names({"type": kind, "name": "w"}, tool()) == ["f"]
 
 
-def test_a_deferred_tool_is_there_once_it_was_found_behind_all_others() -> None:
+def test_a_deferred_tool_is_appended_once_found() -> None:
     tools = tool("late", defer_loading=True), tool("early"), tool("never", defer_loading=True)
     assert names(*tools) == ["early"]
     assert names(*tools, referenced=("nobody", "late", "late")) == ["early", "late"]
@@ -86,7 +84,7 @@ def test_a_deferred_tool_is_there_once_it_was_found_behind_all_others() -> None:
         ([tool(str(number)) for number in range(5)], "tools"),
     ],
 )
-def test_what_is_wrong_with_a_tool_is_named(tools: Any, field: str) -> None:
+def test_an_invalid_tool_is_refused_by_field(tools: Any, field: str) -> None:
     with pytest.raises(RequestRefused) as error:
         shown_tools(tools, referenced=(), limits=LIMITS)
     assert error.value.field == field
@@ -103,7 +101,7 @@ def test_what_is_wrong_with_a_tool_is_named(tools: Any, field: str) -> None:
         ({"type": "tool", "name": "f"}, ToolChoice(mode="required", names=("f",))),
     ],
 )
-def test_what_is_asked_of_the_tools(choice: Any, expected: ToolChoice) -> None:
+def test_tool_choices_are_translated(choice: Any, expected: ToolChoice) -> None:
     assert choice_of(choice, tools=shown_tools([tool()], referenced=(), limits=LIMITS)) == expected
 
 
@@ -120,7 +118,7 @@ def test_what_is_asked_of_the_tools(choice: Any, expected: ToolChoice) -> None:
         ),
     ],
 )
-def test_a_choice_that_cannot_be_made_is_named(choice: Any, tools: Any, field: str) -> None:
+def test_an_impossible_tool_choice_is_refused_by_field(choice: Any, tools: Any, field: str) -> None:
     with pytest.raises(RequestRefused) as error:
         choice_of(choice, tools=shown_tools(tools, referenced=(), limits=LIMITS))
     assert error.value.field == field

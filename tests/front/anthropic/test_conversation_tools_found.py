@@ -1,6 +1,4 @@
-"""Tools that a search has found: defined where they were found, so that nothing before is read
-again.
-"""
+"""Tools found by a search are defined where they were found, so that the prefix stays cached."""
 
 from __future__ import annotations
 
@@ -73,9 +71,7 @@ def result(call_id: str, content: Any) -> dict[str, Any]:
 
 
 def conversations() -> list[list[dict[str, Any]]]:
-    """All conversations of ten searches that wait for an answer, each of which goes on from the one
-    before.
-    """
+    """All conversations of ten searches that wait for an answer; each continues the one before."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "hello the world"}]
     found = [messages]
     for number in range(len(FOUND)):
@@ -117,7 +113,7 @@ def prepared(request: GenerationRequest, name: str) -> Prepared:
     )
 
 
-async def test_ten_found_tools_leave_all_that_was_read_as_it_was_in_every_family() -> None:
+async def test_ten_found_tools_keep_the_prefix_in_every_family() -> None:
     asked = await requests(conversations())
     for name in FAMILY_TEMPLATES:
         tokenizer = bundle_of(name).tokenizer
@@ -132,7 +128,7 @@ async def test_ten_found_tools_leave_all_that_was_read_as_it_was_in_every_family
         assert [text.count(f"Does what {each} does.") for each in FOUND] == [1] * len(FOUND), name
 
 
-async def test_a_tool_that_was_not_found_is_not_shown() -> None:
+async def test_a_tool_that_was_not_found_is_hidden() -> None:
     request = (await requests(conversations()))[1]
     ids = prepared(request, "qwen3").sequences[0].prompt_token_ids
     text = bundle_of("qwen3").tokenizer.decode(list(ids), skip_special_tokens=False)
@@ -155,7 +151,7 @@ async def test_calls_of_found_tools_are_read_by_their_schemas(name: str) -> None
     assert (call.name, json.loads(call.arguments)) == (FOUND[0], {"path": "7", "count": 7})
 
 
-async def test_a_found_tool_can_be_chosen_and_is_held_to_its_schema() -> None:
+async def test_a_found_tool_can_be_chosen_and_its_schema_enforced() -> None:
     (request,) = await requests(
         [conversations()[1]], tool_choice={"type": "tool", "name": FOUND[0]}
     )
@@ -164,6 +160,6 @@ async def test_a_found_tool_can_be_chosen_and_is_held_to_its_schema() -> None:
     assert FOUND[1] not in grammar
 
 
-async def test_without_any_other_tool_found_ones_are_listed_as_all_are() -> None:
+async def test_if_all_tools_are_deferred_found_ones_are_listed_normally() -> None:
     (request,) = await requests([conversations()[1]], tools=TOOLS[1:])
     assert [each["function"]["name"] for each in request.prompt.listed_tools] == FOUND[:1]  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""What /v1/messages takes, and what it asks the gateway for."""
+"""Requests to /v1/messages, and the resulting request to the gateway."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def refused(*, without: str = "", **fields: Any) -> tuple[int, str]:
     return response.status_code, response.json()["error"]["message"]
 
 
-async def test_the_plainest_request() -> None:
+async def test_a_minimal_request_is_accepted() -> None:
     request = await asked()
     assert request.request_id.startswith("msg_")
     assert request.prompt == ChatPrompt(messages=({"role": "user", "content": "hello"},))
@@ -64,7 +64,7 @@ async def test_the_plainest_request() -> None:
     assert "temperature" in request.unset_sampling
 
 
-async def test_sampling_and_stop_sequences() -> None:
+async def test_sampling_and_stop_sequences_are_passed_on() -> None:
     request = await asked(temperature=0.5, top_p=0.9, top_k=7, stop_sequences=["a", "b", "a"])
     assert (request.sampling.temperature, request.sampling.top_p, request.sampling.top_k) == (
         0.5,
@@ -79,7 +79,7 @@ async def test_sampling_and_stop_sequences() -> None:
     lambda name: ({"x-holdfast-tenant": name}, {}),
     lambda name: ({}, {"cache_salt": name}),
 ])  # fmt: skip
-async def test_a_thought_is_given_back_to_the_tenant_that_had_it_only(
+async def test_a_thought_is_returned_only_to_its_tenant(
     says: Callable[[str], tuple[dict[str, str], dict[str, str]]],
 ) -> None:
     gateway = ScriptedGateway(script=calling(thought="hm", said="Hi"))
@@ -108,7 +108,7 @@ async def test_a_thought_is_given_back_to_the_tenant_that_had_it_only(
 
 
 @pytest.mark.parametrize("field", ["model", "messages", "max_tokens"])
-async def test_what_must_be_there(field: str) -> None:
+async def test_required_fields_are_required(field: str) -> None:
     status = 422 if field == "max_tokens" else 400  # see tests/front/server/test_problem_agents.py
     assert await refused(without=field) == (status, f"`{field}` is required")
 
@@ -161,7 +161,7 @@ async def test_what_must_be_there(field: str) -> None:
         ),
     ],
 )
-async def test_what_is_wrong_is_named(fields: dict[str, Any], named: str) -> None:
+async def test_an_invalid_field_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
     status, message = await refused(**fields)
     wanted = 422 if named == "max_tokens" else 400  # see tests/front/server/test_problem_agents.py
     assert (status, message.startswith(f"`{named}`")) == (wanted, True), message
@@ -176,7 +176,7 @@ async def test_what_is_wrong_is_named(fields: dict[str, Any], named: str) -> Non
         {"odd": 1},
     ],
 )
-async def test_what_means_nothing_here_does_no_harm(more: dict[str, Any]) -> None:
+async def test_fields_without_meaning_here_are_harmless(more: dict[str, Any]) -> None:
     assert (await asked(**more)).prompt == (await asked()).prompt
 
 
@@ -198,14 +198,12 @@ async def test_what_means_nothing_here_does_no_harm(more: dict[str, Any]) -> Non
         ({"output_config": {"effort": "low"}}, Thinking(effort="off")),
     ],
 )
-async def test_a_thought_comes_to_who_asks_for_one(
-    fields: dict[str, Any], thinking: Thinking
-) -> None:
+async def test_thinking_is_enabled_on_request(fields: dict[str, Any], thinking: Thinking) -> None:
     assert (await asked(**fields)).thinking == thinking
 
 
 @pytest.mark.parametrize("older", [True, False])
-async def test_the_form_of_the_answer(older: bool) -> None:
+async def test_the_answer_format_is_passed_on(older: bool) -> None:
     wanted = {"type": "json_schema", "schema": {"type": "object"}}
     request = await asked(
         **({"output_format": wanted} if older else {"output_config": {"format": wanted}})
@@ -228,12 +226,12 @@ async def test_a_last_answer_is_continued() -> None:
     )
 
 
-async def test_an_empty_last_answer_is_none() -> None:
+async def test_an_empty_last_answer_is_ignored() -> None:
     prompt = (await asked(messages=[USER, {"role": "assistant", "content": []}])).prompt
     assert (prompt.continue_last, prompt.messages) == (False, (USER,))
 
 
-async def test_breakpoints_of_the_cache_are_passed_on() -> None:
+async def test_cache_breakpoints_are_passed_on() -> None:
     hour = {"type": "ephemeral", "ttl": "1h"}
     prompt = (
         await asked(
@@ -270,11 +268,11 @@ async def test_breakpoints_of_the_cache_are_passed_on() -> None:
         ({"X-Claude-Code-Session-Id": "5c6a-1", "X-Session-ID": "mine"}, "mine"),
     ],
 )
-async def test_claude_codes_session_is_ours(headers: dict[str, str], session: str) -> None:
+async def test_claude_codes_session_id_is_used(headers: dict[str, str], session: str) -> None:
     assert (await asked(headers=headers)).session_id == session
 
 
-async def test_the_body_names_a_session_before_claude_codes_header_does() -> None:
+async def test_a_session_in_the_body_precedes_claude_codes_header() -> None:
     headers = {"X-Claude-Code-Session-Id": "5c6a-1"}
     assert (await asked(headers=headers, prompt_cache_key="key")).session_id == "key"
     assert (
@@ -282,7 +280,7 @@ async def test_the_body_names_a_session_before_claude_codes_header_does() -> Non
     ).session_id == "mine"
 
 
-async def test_a_name_of_anthropics_is_answered_by_the_first_model() -> None:
+async def test_anthropics_model_names_mean_the_first_model() -> None:
     async with client_of(gateway := ScriptedGateway()) as client:
         response = await client.post(
             f"{MESSAGES}?beta=true", json=message_body(model="claude-haiku-4-5")
@@ -290,7 +288,7 @@ async def test_a_name_of_anthropics_is_answered_by_the_first_model() -> None:
     assert (gateway.request.model, response.json()["model"]) == (MODEL, MODEL)
 
 
-async def test_tokens_are_counted_without_any_being_made() -> None:
+async def test_tokens_are_counted_without_generating() -> None:
     async with client_of(gateway := ScriptedGateway()) as client:
         body = {
             name: value for name, value in message_body(system="s").items() if name != "max_tokens"
@@ -301,7 +299,7 @@ async def test_tokens_are_counted_without_any_being_made() -> None:
     assert gateway.closed == []
 
 
-async def test_twenty_five_counts_may_come_at_once() -> None:
+async def test_twenty_five_concurrent_counts_are_answered() -> None:
     async with client_of(ScriptedGateway()) as client:
         responses = await asyncio.gather(
             *(client.post(COUNT, json=message_body()) for _ in range(25))
@@ -309,7 +307,7 @@ async def test_twenty_five_counts_may_come_at_once() -> None:
     assert {response.status_code for response in responses} == {200}
 
 
-async def test_while_the_model_loads_pings_come_before_the_message(
+async def test_pings_precede_the_message_while_the_model_loads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server_answers, "KEEP_ALIVE_SECONDS", 0.001)
@@ -328,7 +326,7 @@ async def test_while_the_model_loads_pings_come_before_the_message(
     assert (names[0], names[-1]) == ("message_start", "message_stop")
 
 
-async def test_an_explanation_is_told_with_the_end() -> None:
+async def test_an_explanation_comes_with_the_end() -> None:
     async with client_of(ScriptedGateway()) as client:
         for stream in (False, True):
             explained = {"X-Holdfast-Explain": "1"}
@@ -389,7 +387,7 @@ further = st.dictionaries(
 
 @settings(max_examples=60)
 @given(messages=st.lists(turns, max_size=4), more=further, path=st.sampled_from([MESSAGES, COUNT]))
-async def test_no_json_whatever_makes_an_internal_error(
+async def test_arbitrary_json_causes_no_internal_error(
     messages: list[Any], more: dict[str, Any], path: str
 ) -> None:
     body = json.dumps({**message_body(messages=messages), **more}).encode()
@@ -403,7 +401,7 @@ async def test_no_json_whatever_makes_an_internal_error(
         )
 
 
-async def test_nothing_of_the_wire_is_longer_than_it_must_be() -> None:
+async def test_streamed_json_is_compact() -> None:
     async with client_of(ScriptedGateway(script=answer("☃"))) as client:
         response = await client.post(MESSAGES, json=message_body(stream=True))
     assert response.headers["content-type"].startswith("text/event-stream")

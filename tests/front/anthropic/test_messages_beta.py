@@ -62,7 +62,7 @@ def said(read: ChatPrompt) -> list[tuple[str, Any]]:
         ),
     ],
 )
-async def test_fields_that_would_change_the_answer_are_refused_by_name(
+async def test_beta_fields_that_would_change_the_answer_are_refused(
     fields: dict[str, Any], named: str
 ) -> None:
     gateway = ScriptedGateway()
@@ -125,7 +125,7 @@ async def test_a_system_message_sets_the_effort_of_its_turn(
     assert len(gateway.request.prompt.messages) == 1 + len(shown)
 
 
-async def test_a_system_message_for_one_user_turn_is_gone_after_it() -> None:
+async def test_a_system_message_for_one_user_turn_is_removed_afterwards() -> None:
     once = {"role": "system", "content": "Only now.", "clear_at": "next_user_message"}
     always = {"role": "system", "content": "Always.", "clear_at": "never"}
     assert said(await prompt(*HELLO, once, always)) == [
@@ -137,7 +137,7 @@ async def test_a_system_message_for_one_user_turn_is_gone_after_it() -> None:
     assert [content for _, content in said(later)] == ["hello", "Always.", "Hi", "hello"]
 
 
-async def test_the_summary_of_a_conversation_compacted_elsewhere_is_read() -> None:
+async def test_a_compaction_summary_made_elsewhere_is_read() -> None:
     block = {"type": "compaction", "content": "They fixed a.py.", "encrypted_content": "x"}
     failed = {"type": "compaction", "content": None}
     turn = {"role": "assistant", "content": [block, {"type": "text", "text": "Done."}]}

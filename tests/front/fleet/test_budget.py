@@ -26,12 +26,12 @@ def wanted(name: str, number: int = 1, *, footprint_bytes: int = 10) -> Candidat
     )
 
 
-def test_a_requested_model_is_loaded_if_it_fits_and_no_other_is_loaded() -> None:
+def test_one_model_that_fits_is_loaded_at_a_time() -> None:
     unwanted = Candidate(name="b", phase="unloaded", footprint_bytes=10)
     assert decide([wanted("a"), unwanted], TWO, now=0) == Verdict(load=("a",))
 
 
-def test_the_least_recently_used_model_is_unloaded_before_the_next_is_loaded() -> None:
+def test_the_least_recently_used_model_makes_room_first() -> None:
     models = [ready("a", used_at=2), ready("b", used_at=1), wanted("c")]
     assert decide(models, TWO, now=3) == Verdict(unload=("b",), makes_room={"b": "c"})
     stopping = [models[0], replace(models[1], phase="stopping"), models[2]]
@@ -59,7 +59,7 @@ def test_no_more_models_are_unloaded_than_necessary() -> None:
     assert decide(models, limits, now=3) == Verdict(unload=("large",), makes_room={"large": "c"})
 
 
-def test_nothing_is_unloaded_if_that_would_not_make_enough_room() -> None:
+def test_models_stay_loaded_if_unloading_them_would_not_help() -> None:
     limits = PlaceLimits(memory_bytes=100, turn_seconds=10)
     models = [
         ready("small"),
@@ -69,7 +69,7 @@ def test_nothing_is_unloaded_if_that_would_not_make_enough_room() -> None:
     assert decide(models, limits, now=3) == Verdict(look_again_at=10)
 
 
-def test_pinned_models_stay_and_block_models_that_do_not_fit_beside_them() -> None:
+def test_pinned_models_stay_and_block_others_that_do_not_fit() -> None:
     models = [ready("a", is_pinned=True), ready("b", is_pinned=True), wanted("c")]
     assert decide(models, TWO, now=99) == Verdict(blocked=("c",))
     assert decide([models[0], ready("b"), wanted("c")], TWO, now=99) == Verdict(
@@ -85,7 +85,7 @@ def test_a_model_larger_than_the_budget_is_loaded_alone() -> None:
     )
 
 
-def test_an_unused_model_is_unloaded_after_its_idle_time_or_at_once_or_never() -> None:
+def test_an_idle_model_is_unloaded_after_its_idle_time() -> None:
     assert decide([ready("a", used_at=5, idle_seconds=3)], TWO, now=7) == Verdict(look_again_at=8)
     assert decide([ready("a", used_at=5, idle_seconds=3)], TWO, now=8) == Verdict(unload=("a",))
     assert decide([ready("a", used_at=5, idle_seconds=0)], TWO, now=5) == Verdict(unload=("a",))
@@ -121,9 +121,9 @@ def test_a_smaller_model_does_not_overtake_an_earlier_request() -> None:
 
 def test_a_place_is_not_freed_twice() -> None:
     stopping = Candidate(name="a", phase="stopping", footprint_bytes=10, waiting_since=3)
-    # c takes a's place
+    # c takes the place of a
     assert decide([stopping, ready("b"), wanted("c", 2)], TWO, now=0) == Verdict()
-    # a has it again
+    # a is back
     assert decide([stopping, ready("b"), wanted("c", 4)], TWO, now=0).unload == ("b",)
 
 
@@ -176,7 +176,7 @@ class Places(RuleBasedStateMachine):
         model.leases, model.waiting, model.waiting_since = model.leases + model.waiting, 0, None
 
     def settle(self) -> None:
-        """Do what is decided, until nothing more is."""
+        """Carry out decisions until there are no more."""
         for _ in range(20):
             self.verdict = decide(
                 [self.candidate(name) for name in NAMES], self.limits, now=self.now
@@ -276,9 +276,7 @@ class Places(RuleBasedStateMachine):
     @precondition(lambda self: any(model.waiting for model in self.models.values()))
     @rule()
     def everybody_who_waits_is_served_in_the_end(self) -> None:
-        """Answers end, but for every one that ends on a model that takes requests another one comes
-        at once.
-        """
+        """Answers end, but each one that ends on an open model is followed by another."""
         waited = {name for name, model in self.models.items() if model.waiting}
         for _ in range(12 * len(NAMES)):
             for name in NAMES:

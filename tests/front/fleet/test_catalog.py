@@ -27,7 +27,7 @@ def test_a_model_is_found_by_name_and_by_alias() -> None:
     assert CATALOG.find("Kelp") is None
 
 
-def test_an_unknown_name_is_answered_with_the_nearest_names_and_aliases() -> None:
+def test_an_unknown_name_is_answered_with_similar_names_and_aliases() -> None:
     error = CATALOG.unknown("codre")
     assert error.available == ("mlx-community/Qwen3-Coder-30B-4bit", "kelp", "coder")
     assert str(error).endswith("kelp, coder; did you mean coder?")

@@ -37,7 +37,7 @@ def test_without_settings_the_bundled_model_is_loaded_at_the_start() -> None:
     assert catalog.at_start == (DEMO_ID,)
 
 
-def test_the_set_file_is_the_catalog_and_none_of_its_models_is_loaded_at_the_start(
+def test_a_configured_files_models_are_loaded_on_demand(
     tmp_path: Path,
 ) -> None:
     catalog = chosen(file=written(tmp_path))
@@ -55,9 +55,7 @@ def test_the_users_own_file_is_found_next_to_the_settings(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("model", ["b", "x"])
-def test_a_named_model_of_the_file_comes_first_and_is_loaded_at_the_start(
-    tmp_path: Path, model: str
-) -> None:
+def test_a_named_model_of_the_file_is_first_and_loaded(tmp_path: Path, model: str) -> None:
     catalog = chosen(
         model,
         file=written(
@@ -81,7 +79,7 @@ def test_another_named_model_precedes_those_of_the_set_file(tmp_path: Path) -> N
     assert catalog.at_start == ("o/other",)
 
 
-def test_a_file_without_a_usable_model_leaves_the_bundled_one(tmp_path: Path) -> None:
+def test_a_file_without_usable_models_leaves_the_bundled_one(tmp_path: Path) -> None:
     catalog = chosen(file=written(tmp_path, "[models.a]\npath = 'gone'\n"))
     assert names(catalog) == [DEMO_ID]
     assert [left_out.name for left_out in catalog.left_out] == ["a"]
@@ -114,7 +112,7 @@ def test_the_error_for_an_unusable_model_quotes_the_file(
         chosen(model, file=file)
 
 
-def test_a_model_in_a_watched_folder_can_be_named_as_listed(tmp_path: Path) -> None:
+def test_models_in_watched_folders_have_their_listed_names(tmp_path: Path) -> None:
     folder = tmp_path / "watched" / "o" / "kelp"
     write_bare_model(folder)
     settings = Settings(
@@ -125,7 +123,7 @@ def test_a_model_in_a_watched_folder_can_be_named_as_listed(tmp_path: Path) -> N
     assert (entry.name, entry.model.path) == ("o/kelp", str(folder))
 
 
-def test_a_user_without_a_home_directory_gets_the_models_that_exist(
+def test_a_user_without_a_home_directory_gets_available_models(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def nobody(user: object) -> None:
@@ -136,7 +134,7 @@ def test_a_user_without_a_home_directory_gets_the_models_that_exist(
     assert names(catalog_of(Settings(), {})) == [DEMO_ID]
 
 
-def test_a_table_whose_speculation_names_no_model_is_left_out(tmp_path: Path) -> None:
+def test_an_entry_with_a_missing_draft_model_is_left_out(tmp_path: Path) -> None:
     file = tmp_path / "models.toml"
     table = f'path = "{demo_folder()}"\nspeculation = '
     drafts = {"small": "auto", "a": "small", "b": "nonsense", "c": "c", "d": "holdfast-demo-draft"}
@@ -158,16 +156,14 @@ def test_a_table_whose_speculation_names_no_model_is_left_out(tmp_path: Path) ->
 
 @pytest.mark.parametrize("path", ["", "holdfast-demo"])
 @pytest.mark.parametrize("speculation", ["nonsense", "holdfast-demo"])
-def test_a_server_whose_speculation_names_no_other_model_does_not_start(
-    path: str, speculation: str
-) -> None:
+def test_a_server_with_a_missing_draft_model_does_not_start(path: str, speculation: str) -> None:
     model = ModelSettings(path=path, speculation=speculation)
     settings = Settings(model=model, catalog=CatalogSettings(hub_cache=False))
     with pytest.raises(ModelLoadError, match=f"speculation = {speculation}: "):
         catalog_of(settings, {})
 
 
-def test_a_draft_model_for_all_models_does_not_draft_for_itself(tmp_path: Path) -> None:
+def test_a_draft_model_for_all_does_not_draft_for_itself(tmp_path: Path) -> None:
     file = tmp_path / "models.toml"
     file.write_text(
         f'[models.large]\npath = "{demo_folder()}"\n'

@@ -109,7 +109,7 @@ def test_a_damaged_file_leaves_out_only_its_model(tmp_path: Path, name: str, dam
 
 
 def cut(name: str, size: int) -> Callable[[Path], None]:
-    """Truncate a file to this size; negative: remove this many bytes from its end."""
+    """Truncate a file to this size, or by this many bytes if negative."""
 
     def damage(folder: Path) -> None:
         (folder / name).write_bytes((folder / name).read_bytes()[:size])
@@ -160,9 +160,7 @@ _SNAPSHOTS: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("state", _SNAPSHOTS)
-def test_a_damaged_model_in_the_hubs_cache_is_left_out_with_the_command_that_helps(
-    tmp_path: Path, state: str
-) -> None:
+def test_a_damaged_hub_model_is_left_out_with_the_remedy(tmp_path: Path, state: str) -> None:
     repository = tmp_path / "hub" / "models--coast--kelp"
     snapshot = whole_model(repository / "snapshots" / "c1")
     assert [entry.name for entry in served(tmp_path).entries] == ["coast/kelp"]
@@ -210,9 +208,7 @@ def test_a_damaged_adapter_leaves_out_only_its_model(
         7,
     ],
 )
-def test_an_adapter_with_a_wrong_header_leaves_out_only_its_model(
-    tmp_path: Path, entry: Any
-) -> None:
+def test_a_damaged_adapter_header_leaves_out_only_its_model(tmp_path: Path, entry: Any) -> None:
     whole_model(tmp_path / "kelp")
     (whole_adapter(tmp_path / "sql") / "adapters.safetensors").write_bytes(header_of(entry))
     check_adapter_is_left_out(tmp_path)
@@ -232,7 +228,7 @@ def check_adapter_is_left_out(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_file_of_models_that_cannot_be_read_is_refused(tmp_path: Path, damage: str) -> None:
+def test_an_unreadable_models_file_is_refused(tmp_path: Path, damage: str) -> None:
     file = models_file(tmp_path)
     DAMAGES[damage](file)
     if damage == "empty":
@@ -244,7 +240,7 @@ def test_a_file_of_models_that_cannot_be_read_is_refused(tmp_path: Path, damage:
 
 
 @pytest.mark.parametrize("damage", sorted(DAMAGES.keys() - {"empty"}))
-def test_a_settings_file_that_cannot_be_read_is_refused(tmp_path: Path, damage: str) -> None:
+def test_an_unreadable_settings_file_is_refused(tmp_path: Path, damage: str) -> None:
     file = tmp_path / "config.toml"
     DAMAGES[damage](file)
     with pytest.raises(ConfigError) as caught:
@@ -253,7 +249,7 @@ def test_a_settings_file_that_cannot_be_read_is_refused(tmp_path: Path, damage: 
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_file_of_keys_that_cannot_be_read_is_refused(tmp_path: Path, damage: str) -> None:
+def test_an_unreadable_keys_file_is_refused(tmp_path: Path, damage: str) -> None:
     file = tmp_path / "keys.json"
     DAMAGES[damage](file)
     if not file.is_symlink():

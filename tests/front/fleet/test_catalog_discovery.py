@@ -38,7 +38,7 @@ def names(catalog: Catalog) -> list[str]:
     return [entry.name for entry in catalog.entries]
 
 
-def test_models_found_on_the_machine_follow_those_of_the_file(
+def test_discovered_models_follow_those_of_the_file(
     tmp_path: Path,
 ) -> None:
     snapshot = in_hub_cache(tmp_path / "hf", "o/kelp")
@@ -99,7 +99,7 @@ def test_an_unloadable_model_is_left_out_with_the_reason(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "text", ["[models.mine]\nid = 'o/kelp'\n", "[models.mine]\npath = 'watched/o/kelp'\n"]
 )
-def test_a_found_model_of_the_file_is_not_listed_twice(tmp_path: Path, text: str) -> None:
+def test_a_discovered_model_of_the_file_is_not_listed_twice(tmp_path: Path, text: str) -> None:
     if "id" in text:
         in_hub_cache(tmp_path / "hf", "o/kelp")
     else:
@@ -109,7 +109,7 @@ def test_a_found_model_of_the_file_is_not_listed_twice(tmp_path: Path, text: str
     assert catalog.left_out == ()
 
 
-def test_a_found_model_with_a_taken_name_is_left_out(tmp_path: Path) -> None:
+def test_a_discovered_model_with_a_taken_name_is_left_out(tmp_path: Path) -> None:
     in_hub_cache(tmp_path / "hf", "o/kelp")
     model(tmp_path / "watched" / "o" / "kelp")
     catalog = found(tmp_path)

@@ -28,7 +28,7 @@ def read(folder: Path, text: str, settings: Settings | None = None) -> Catalog:
 
 
 def reason(folder: Path, text: str) -> str:
-    """Why the only model that is left out is."""
+    """The reason why the only left-out model is left out."""
     found = read(folder, text)
     (left_out,) = found.left_out
     assert left_out.is_asked_for
@@ -137,9 +137,7 @@ def test_entries_keep_the_order_of_the_file(tmp_path: Path) -> None:
         (f'path = "{"x" * 300}"', "cannot be read: File name too long"),
     ],
 )
-def test_a_wrong_entry_is_left_out_with_its_reason_and_the_others_stay(
-    tmp_path: Path, table: str, words: str
-) -> None:
+def test_a_wrong_entry_is_left_out_with_its_reason(tmp_path: Path, table: str, words: str) -> None:
     model_folder(tmp_path)
     (tmp_path / "empty").mkdir()
     (model_folder(tmp_path, "unweighted") / "model.safetensors").unlink()
@@ -179,7 +177,7 @@ def test_of_two_equal_aliases_the_second_entry_is_left_out(tmp_path: Path) -> No
     ]
 
 
-def test_an_entry_whose_alias_is_a_models_name_is_left_out(tmp_path: Path) -> None:
+def test_an_alias_equal_to_a_models_name_is_left_out(tmp_path: Path) -> None:
     text = "[models.a]\nid = 'o/a'\naliases = ['b', 'a']\n[models.b]\nid = 'o/b'\n"
     found = read(tmp_path, text)
     assert [entry.name for entry in found.entries] == ["b"]
@@ -198,7 +196,7 @@ def adapter_folder(parent: Path, name: str) -> Path:
     return write_tiny_adapter(parent / name, "llama", seed=1, keys=["self_attn.q_proj"])
 
 
-def test_adapters_are_found_by_name_and_alias_and_lie_beside_the_file(tmp_path: Path) -> None:
+def test_adapters_are_found_by_model_name_or_alias(tmp_path: Path) -> None:
     model_folder(tmp_path)
     adapter_folder(tmp_path, "trained")
     text = '[models.demo]\npath = "kelp"\naliases = ["d"]\nadapters = { sql = "trained" }'
@@ -242,7 +240,7 @@ def test_a_wrong_adapter_is_a_reason(tmp_path: Path) -> None:
     assert "adapters.sql = 1 is not allowed" in reason(tmp_path, demo + "{ sql = 1 }")
 
 
-def test_an_adapter_does_not_take_the_name_of_a_model(tmp_path: Path) -> None:
+def test_an_adapter_does_not_take_a_models_name(tmp_path: Path) -> None:
     model_folder(tmp_path)
     adapter_folder(tmp_path, "trained")
     text = '[models.demo]\npath = "kelp"\nadapters = { sql = "trained" }\n'

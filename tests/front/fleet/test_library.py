@@ -63,7 +63,7 @@ async def test_a_removed_model_of_the_file_is_fetched_again(hub: HubState, tmp_p
     assert made.names == ["first", "second", "mine"]
 
 
-async def test_a_model_that_would_not_be_served_is_not_pulled(
+async def test_a_model_that_could_not_be_served_is_not_pulled(
     hub: HubState, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidRequest, match="serves only the models that it was started with"):
@@ -71,7 +71,7 @@ async def test_a_model_that_would_not_be_served_is_not_pulled(
     assert hub.requests == []
 
 
-async def test_a_failed_pull_fails_for_all_waiters_and_can_be_repeated(
+async def test_a_failed_pull_fails_for_all_and_can_be_repeated(
     hub: HubState, tmp_path: Path
 ) -> None:
     made, none = library_in(tmp_path), ModelSource(kind="hub", name="coast/none")
@@ -105,7 +105,7 @@ async def until(condition: object) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_a_shared_pull_is_stopped_when_its_last_waiter_leaves(
+async def test_a_shared_pull_stops_when_its_last_waiter_leaves(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     held, made = HeldPulls(monkeypatch), library_in(tmp_path)
@@ -115,7 +115,7 @@ async def test_a_shared_pull_is_stopped_when_its_last_waiter_leaves(
             assert await anext(first.steps()) == PullStep(
                 stage="download", done_bytes=1, total_bytes=2
             )
-            with pytest.raises(NoSuchModel):  # there is nothing yet that could be removed
+            with pytest.raises(NoSuchModel):  # nothing can be removed yet
                 await made.library.remove(SOURCE)
         assert (held.begun, held.stopped, first.is_stopped) == (1, 0, False)
     await until(lambda: held.stopped == 1)
@@ -126,7 +126,7 @@ async def test_a_shared_pull_is_stopped_when_its_last_waiter_leaves(
     assert held.stopped == 2
 
 
-async def test_a_model_that_is_pulled_or_pinned_is_not_removed(
+async def test_a_pulled_or_pinned_model_is_not_removed(
     hub: HubState, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     made = library_in(tmp_path, models=f"{TWO}[models.mine]\nid = '{MODEL}'\npin = true\n")

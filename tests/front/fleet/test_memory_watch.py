@@ -1,4 +1,6 @@
-"""The level of memory pressure follows the footprint of all workers: up at once, down after a while."""
+"""The level of memory pressure follows the footprint of all workers: it rises immediately and falls
+after a delay.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def use_of(footprint: int, *, fixed: int = 0, limit: int = 100) -> MemoryUse:
     return MemoryUse(workers={"demo": footprint}, fixed_bytes=fixed, limit_bytes=limit)
 
 
-def test_the_watermarks_are_shares_of_what_weights_leave_free() -> None:
+def test_watermarks_are_shares_of_the_memory_left_by_weights() -> None:
     use = use_of(90, fixed=20, limit=120)
     assert use.watermark_bytes(Pressure.WARNING) == 105
     assert use.watermark_bytes(Pressure.CRITICAL) == 115
@@ -46,7 +48,7 @@ def test_the_watermarks_are_shares_of_what_weights_leave_free() -> None:
     assert use_of(116, fixed=20, limit=120).pressure() is Pressure.CRITICAL
 
 
-def test_a_level_begins_at_once_and_ends_after_a_while_below_its_margin() -> None:
+def test_a_level_rises_immediately_and_falls_after_a_delay() -> None:
     watch = MemoryWatch()
     assert watch.follow(use_of(96), now=0.0)
     assert watch.figures().level == "critical"
@@ -63,7 +65,7 @@ def test_a_level_begins_at_once_and_ends_after_a_while_below_its_margin() -> Non
     assert figures.changes == {"critical": 1, "warning": 1, "normal": 1}
 
 
-def test_a_peak_during_the_recovery_begins_it_again() -> None:
+def test_a_peak_during_recovery_restarts_it() -> None:
     watch = MemoryWatch()
     watch.follow(use_of(86), now=0.0)
     watch.follow(use_of(50), now=1.0)
@@ -80,7 +82,7 @@ def test_a_peak_during_the_recovery_begins_it_again() -> None:
 def test_the_level_always_fits_the_footprint(steps: list[tuple[float, int]], fixed: int) -> None:
     watch = MemoryWatch()
     now = 0.0
-    above_since = dict.fromkeys(Pressure, -1.0)  # last time that the footprint was that high
+    above_since = dict.fromkeys(Pressure, -1.0)  # the last time the footprint was that high
     for seconds, footprint in steps:
         now += seconds
         use = use_of(footprint, fixed=fixed)
@@ -122,13 +124,13 @@ def test_the_reason_shows_the_arithmetic() -> None:
     )
 
 
-def test_a_running_process_has_a_footprint_and_a_missing_one_has_none() -> None:
+def test_a_missing_process_has_zero_footprint() -> None:
     assert process_footprint(os.getpid()) > 10_000_000
     assert process_footprint(2**22 + 1) == 0
 
 
 class Meter:
-    """Memory that a test sets: of each worker process, and of the machine."""
+    """Memory set by a test: of each worker process, and of the machine."""
 
     def __init__(self, total_bytes: int) -> None:
         self.each_bytes = 0
@@ -150,7 +152,7 @@ async def until_pressure(made: FakeModels, pressure: Pressure) -> None:
 
 @contextlib.asynccontextmanager
 async def two_answers(client: EngineClient) -> AsyncIterator[None]:
-    """Two long answers that are read, so that neither is paused."""
+    """Two long answers, read so that neither is paused."""
 
     async def read(name: str) -> None:
         async for _ in client.submit(a_request(name, max_tokens=900_000)):
@@ -166,7 +168,7 @@ async def two_answers(client: EngineClient) -> AsyncIterator[None]:
 
 
 async def until_running(made: FakeModels, wanted: tuple[int, int], *, model: str = "a") -> None:
-    """Wait until a worker says that it has this many running and queued sequences."""
+    """Wait until a worker reports this many running and queued sequences."""
     async with asyncio.timeout(60):
         while True:
             figures = (await made.statistics()).get(model, WorkerStatistics())
@@ -175,7 +177,7 @@ async def until_running(made: FakeModels, wanted: tuple[int, int], *, model: str
             await asyncio.sleep(0.01)
 
 
-async def test_the_workers_are_told_the_pressure_of_all_of_them_together(
+async def test_workers_are_told_their_common_memory_pressure(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(residency, "WATCH_SECONDS", 0.01)
@@ -190,7 +192,7 @@ async def test_the_workers_are_told_the_pressure_of_all_of_them_together(
         await made.start()
         try:
             await made.wait_ready()
-            meter.each_bytes = 440  # of one alone, this would be far below the first watermark
+            meter.each_bytes = 440  # a single one would be far below the first watermark
             meter.available_bytes = 120
             await until_pressure(made, Pressure.WARNING)
             meter.each_bytes = 490
@@ -200,7 +202,7 @@ async def test_the_workers_are_told_the_pressure_of_all_of_them_together(
                 await until_running(made, (1, 1))
                 psutil.Process(made.statuses()[0].pid).kill()
                 await client.worker.lost  # type: ignore[attr-defined]
-                await until_running(made, (1, 1))  # the next worker is told the pressure, too
+                await until_running(made, (1, 1))  # the next worker learns the pressure, too
                 meter.each_bytes = 100
                 meter.available_bytes = 800
                 await until_pressure(made, Pressure.NORMAL)
@@ -215,7 +217,7 @@ async def test_the_workers_are_told_the_pressure_of_all_of_them_together(
     assert made.memory.figures().changes == {"warning": 2, "critical": 1, "normal": 1}
 
 
-async def test_a_model_that_a_reload_of_the_catalog_adds_is_told_the_pressure(
+async def test_a_model_added_by_a_reload_is_told_the_pressure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(residency, "WATCH_SECONDS", 0.01)
@@ -238,7 +240,7 @@ async def test_a_model_that_a_reload_of_the_catalog_adds_is_told_the_pressure(
         await made.stop()
 
 
-async def test_the_watch_goes_on_after_an_unexpected_failure(
+async def test_the_watch_continues_after_an_unexpected_failure(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(residency, "WATCH_SECONDS", 0.01)
@@ -279,7 +281,7 @@ async def test_the_watch_goes_on_after_an_unexpected_failure(
     assert [str(each.exc_info and each.exc_info[1]) for each in logged] == ["a bug", "'another'"]
 
 
-async def test_other_programs_lower_the_watermarks_and_so_does_the_setting() -> None:
+async def test_other_programs_and_the_setting_lower_the_watermarks() -> None:
     made = FakeModels(catalog_over("a", "b"), ResidencySettings(memory_bytes=500))
     made.follow_memory({"a": 300}, DeviceMemory(total_bytes=1000, available_bytes=700))
     assert made.memory.use.limit_bytes == 500

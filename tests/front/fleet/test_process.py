@@ -50,7 +50,7 @@ async def worker(
 async def serving(
     behaviour: str = "good", *, on_progress: Callable[[LoadProgress], None] = lambda event: None
 ) -> AsyncIterator[tuple[WorkerProcess, ModelClient]]:
-    """A worker that serves, and its client."""
+    """A serving worker and its client."""
     client = ModelClient(unread_bytes=1 << 20)
     async with worker(behaviour, on_progress=on_progress, client=client) as process:
         ready = await process.wait_started(timeout_seconds=30)
@@ -66,7 +66,7 @@ async def exited(process: WorkerProcess) -> None:
         await asyncio.sleep(0.005)
 
 
-async def test_a_start_that_fails_before_there_is_a_process_leaves_no_files(
+async def test_a_start_that_fails_before_the_process_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     too_long = tmp_path / ("x" * 120)  # for sockets, and there is no other place for them
@@ -92,7 +92,7 @@ async def test_a_worker_reports_that_it_is_ready_and_serves() -> None:
     assert await process.stop() == 0
 
 
-async def test_a_worker_inherits_the_environment_and_gets_defaults_for_what_is_not_set(
+async def test_a_worker_inherits_the_environment_with_defaults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OPENBLAS_THREAD_TIMEOUT", "20")
@@ -103,7 +103,7 @@ async def test_a_worker_inherits_the_environment_and_gets_defaults_for_what_is_n
     assert environment["MLX_ENABLE_CACHE_THRASHING_CHECK"] == "0"
 
 
-async def test_a_stop_signal_that_comes_while_a_worker_exits_changes_nothing() -> None:
+async def test_a_stop_signal_during_a_workers_exit_changes_nothing() -> None:
     async with worker("signalled-at-exit") as process:
         await process.wait_started(timeout_seconds=30)
         assert await process.stop() == 0

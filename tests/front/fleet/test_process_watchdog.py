@@ -29,7 +29,7 @@ RESTING = Heartbeat(activity="resting", lasting_seconds=0.0)
 def looks_until_verdict(
     dog: Watchdog, beats: list[Heartbeat | None], *, elapsed_seconds: float = 1.0
 ) -> int | None:
-    """The first poll, from 1, that finds the worker hanging."""
+    """The number of the poll that finds the worker hanging, from 1."""
     for number, beat in enumerate(beats, start=1):
         if dog.look(beat, elapsed_seconds=elapsed_seconds) is not None:
             return number
@@ -46,7 +46,7 @@ def test_a_silent_worker_is_detected_within_ten_seconds_by_default() -> None:
     assert looks * DEFAULTS.heartbeat_seconds < PROMISED_SECONDS - 1.0
 
 
-def test_a_hanging_call_is_detected_within_ten_seconds_by_default_on_a_fast_machine() -> None:
+def test_a_fast_machine_detects_a_hanging_call_within_ten_seconds() -> None:
     pulse = Pulse(interval_seconds=DEFAULTS.heartbeat_seconds)
     dog = watchdog(heartbeat=DEFAULTS.heartbeat_seconds, hang=DEFAULTS.hang_seconds)
     pulse.work(0.05)
@@ -86,7 +86,7 @@ def test_any_heartbeat_ends_the_silence() -> None:
     assert looks_until_verdict(dog, [RESTING, *[*[None] * 6, RESTING] * 50]) is None
 
 
-def test_loading_and_resting_have_no_limit() -> None:
+def test_loading_and_resting_are_unlimited() -> None:
     for activity in ("loading", "resting"):
         assert (
             watchdog().look(Heartbeat(activity=activity, lasting_seconds=1e6), elapsed_seconds=1.0)
@@ -99,7 +99,7 @@ def test_unmeasured_work_may_take_as_long_as_loading() -> None:
     assert watchdog().look(working(600.0, expected_seconds=None), elapsed_seconds=1.0) is not None
 
 
-def test_a_front_that_was_suspended_for_an_hour_blames_no_worker() -> None:
+def test_a_front_suspended_for_an_hour_blames_no_worker() -> None:
     dog = watchdog()
     dog.look(RESTING, elapsed_seconds=1.0)
     dog.begin_serving(load_seconds=1.0)
@@ -130,7 +130,7 @@ def test_a_worker_as_slow_as_measured_is_never_killed(expected: float, slowness:
     late=st.lists(st.floats(0.0, 30.0), min_size=1, max_size=60),
     beat_every=st.integers(1, 6),
 )
-def test_a_worker_with_heartbeats_is_never_silent_however_late_the_front_polls(
+def test_heartbeats_prevent_silence_however_late_the_front_polls(
     late: list[float], beat_every: int
 ) -> None:
     dog = watchdog()
@@ -161,11 +161,11 @@ def silent_polls(dog: Watchdog, *, ran_seconds: float, has_read: bool = False) -
 
 
 @pytest.mark.parametrize("ran_seconds", [0.03, 0.1, 1.0, 8.0])
-def test_a_silent_worker_that_runs_is_left_alone_while_it_loads(ran_seconds: float) -> None:
+def test_a_silent_loading_worker_that_runs_is_left_alone(ran_seconds: float) -> None:
     assert silent_polls(watchdog(), ran_seconds=ran_seconds) is None
 
 
-def test_a_silent_worker_that_reads_is_left_alone_while_it_loads() -> None:
+def test_a_silent_loading_worker_that_reads_is_left_alone() -> None:
     assert silent_polls(watchdog(), ran_seconds=0.0, has_read=True) is None
 
 
@@ -187,7 +187,7 @@ def test_a_silent_serving_worker_has_a_processor_time_limit(
     assert abs(found - seconds) <= 1  # of rounding
 
 
-def test_progress_before_it_hung_delays_the_verdict_by_less_than_the_limit() -> None:
+def test_earlier_progress_delays_the_verdict_by_less_than_the_limit() -> None:
     dog = watchdog()
     dog.begin_serving(load_seconds=1.0)
     for _ in range(20):
@@ -196,7 +196,7 @@ def test_progress_before_it_hung_delays_the_verdict_by_less_than_the_limit() -> 
 
 
 @pytest.mark.parametrize(("load_seconds", "patience"), [(0.5, 56), (10.0, 200), (100.0, 600)])
-def test_the_limit_of_unmeasured_work_follows_from_the_loading_time(
+def test_the_limit_of_unmeasured_work_follows_from_loading_time(
     load_seconds: float, patience: int
 ) -> None:
     dog = watchdog()

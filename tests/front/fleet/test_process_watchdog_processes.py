@@ -56,7 +56,7 @@ def pid_of(made: OneModel) -> int:
 
 
 async def replaced(made: OneModel, *, old: int) -> None:
-    """After the old worker is lost, wait for the next one, and check that the old one was reaped."""
+    """Wait for the next worker after the old one is lost, and check that the old one was reaped."""
     async with asyncio.timeout(LIMIT_SECONDS):
         await made.client("m")
     assert pid_of(made) != old
@@ -64,7 +64,7 @@ async def replaced(made: OneModel, *, old: int) -> None:
 
 
 async def last_of(stream: EventStream) -> Finished:
-    """The end of a stream; there is exactly one."""
+    """The only end of a stream."""
     ends = [event async for event in stream if isinstance(event, Finished)]
     assert len(ends) == 1
     return ends[0]
@@ -116,8 +116,8 @@ async def test_requests_of_a_suspended_worker_get_the_same_answers() -> None:
         assert made.statuses()[0].restarts == {"died": 0, "hung": 1}
 
 
-async def test_a_worker_that_holds_the_interpreter_lock_while_it_runs_is_left_alone() -> None:
-    """Native code that builds a tokenizer does so: 15 s without heartbeats on a busy machine."""
+async def test_a_running_worker_that_holds_the_gil_is_left_alone() -> None:
+    """Native code that builds a tokenizer does this: 15 s without heartbeats on a busy machine."""
     hasty = ResidencySettings(heartbeat_seconds=0.05, hang_seconds=0.4)
     async with residency("holds-the-lock", settings=hasty) as made:
         async with asyncio.timeout(LIMIT_SECONDS):
@@ -157,7 +157,7 @@ async def test_a_worker_suspended_while_loading_is_killed(
 
 
 async def test_a_serving_worker_without_any_heartbeat_is_killed() -> None:
-    """Such as one that is suspended just as it gets ready, before its first heartbeat arrives."""
+    """Suspended just as it becomes ready, before its first heartbeat arrives."""
     worker = await WorkerProcess.start(
         fake_settings(residency=IMPATIENT),
         on_progress=lambda event: None,
@@ -178,7 +178,7 @@ async def test_a_worker_with_a_hanging_device_call_is_replaced(
     async with residency() as made:
         await made.wait_ready()
         old = pid_of(made)
-        await assert_answers(made)  # such steps are measured from now on
+        await assert_answers(made)  # the durations of such steps are known from now on
         client = await made.client("m")
         asked = a_request("bystander", max_tokens=5_000)
         bystander = client.submit(asked)
@@ -195,7 +195,7 @@ async def test_a_worker_with_a_hanging_device_call_is_replaced(
 
 
 @pytest.mark.slow
-async def test_a_request_that_hangs_every_worker_is_refused_and_the_others_continue() -> None:
+async def test_a_request_that_hangs_every_worker_is_refused() -> None:
     async with residency(
         settings=ResidencySettings(heartbeat_seconds=0.05, hang_seconds=0.5)
     ) as made:
@@ -218,7 +218,7 @@ async def test_a_busy_worker_is_left_alone() -> None:
     async with residency() as made:
         await made.wait_ready()
         old = pid_of(made)
-        # many beats long, made of short steps
+        # many intervals long, made of short steps
         stream = (await made.client("m")).submit(a_request(max_tokens=10_000))
         assert (await last_of(stream)).reason is FinishReason.LENGTH
         assert pid_of(made) == old
@@ -226,7 +226,7 @@ async def test_a_busy_worker_is_left_alone() -> None:
 
 @pytest.mark.slow
 def test_a_front_and_a_worker_suspended_together_continue_together() -> None:
-    """As by Ctrl-Z, or on a laptop that sleeps. In a process of its own."""
+    """As with Ctrl-Z, or on a sleeping laptop. In a separate process."""
     front = subprocess.Popen(
         [sys.executable, "-m", "tests.fakes.front_main"],
         stdin=subprocess.PIPE,
@@ -241,7 +241,7 @@ def test_a_front_and_a_worker_suspended_together_continue_together() -> None:
         worker = int(front.stdout.readline())
         for pid in (worker, front.pid):
             os.kill(pid, signal.SIGSTOP)
-        # what is tested is that this time passes for neither
+        # neither of the two may count this time
         threading.Event().wait(2 * IMPATIENT.hang_seconds)
         for pid in (front.pid, worker):
             os.kill(pid, signal.SIGCONT)

@@ -41,7 +41,7 @@ def tokens_of(events: Sequence[RequestEvent]) -> list[int]:
 
 
 async def kill(made: OneModel) -> None:
-    """Kill the worker that serves, and wait until the front notices."""
+    """Kill the serving worker, and wait until the front notices."""
     pid, link = made.statuses()[0].pid, (await made.client("m")).worker
     psutil.Process(pid).kill()
     await link.lost
@@ -68,7 +68,7 @@ async def residency(
         assert (status.state in ("unloaded", "failed"), status.pid) == (True, None)
 
 
-async def test_a_model_is_loading_then_ready_then_there_is_a_client() -> None:
+async def test_a_client_is_available_once_the_model_is_ready() -> None:
     async with residency() as made:
         (loading,) = made.statuses()
         assert loading.state == "loading"
@@ -78,7 +78,7 @@ async def test_a_model_is_loading_then_ready_then_there_is_a_client() -> None:
         while (status := made.statuses()[0]).state == "loading":
             read.add(status.weights_read)
             await asyncio.sleep(0)
-        assert max(filter(None, read)) > 0.0  # what its worker has reported
+        assert max(filter(None, read)) > 0.0  # its worker's reports
         await made.wait_ready()
         (ready,) = made.statuses()
         assert (ready.state, ready.created) == ("ready", loading.created)
@@ -88,13 +88,13 @@ async def test_a_model_is_loading_then_ready_then_there_is_a_client() -> None:
         assert (await made.statistics())["m"].finished == 1
 
 
-async def test_an_unknown_model_has_no_client() -> None:
+async def test_a_client_of_an_unknown_model_is_refused() -> None:
     async with residency() as made:
         with pytest.raises(UnknownModel, match="available: m"):
             await made.client("other")
 
 
-async def test_a_dead_worker_is_replaced_at_once_and_its_streams_continue() -> None:
+async def test_a_dead_worker_is_replaced_and_its_streams_continue() -> None:
     asked = [a_request(str(index), max_tokens=5_000 + index) for index in range(3)]
     async with residency() as made:
         await made.wait_ready()
@@ -120,22 +120,22 @@ async def test_a_dead_worker_is_replaced_at_once_and_its_streams_continue() -> N
         assert made.statuses()[0].resumed == 9
 
 
-async def test_a_session_command_of_a_dead_worker_is_answered_by_the_next_one() -> None:
+async def test_the_next_worker_answers_a_dead_workers_session_command() -> None:
     async with residency() as made:
         client = await made.client("m")
         pid = made.statuses()[0].pid
         worker = psutil.Process(pid)
         worker.suspend()
-        while worker.status() != psutil.STATUS_STOPPED:  # before that, it could still answer
+        while worker.status() != psutil.STATUS_STOPPED:  # it could still answer before
             await asyncio.sleep(0.001)
         asked = asyncio.create_task(client.ask(SessionCommand(operation="list", tenant="")))
         await asyncio.sleep(0)
         await kill(made)
-        assert (await asked).failure is SessionFailure.OFF  # this one keeps nothing
+        assert (await asked).failure is SessionFailure.OFF  # this worker keeps nothing
         assert made.statuses()[0].pid != pid
 
 
-async def test_when_no_worker_starts_again_all_streams_end_with_one_clear_error(
+async def test_streams_end_with_one_error_if_no_worker_starts_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.front.fleet.slot.backoff_seconds", lambda failures: 0.0)
@@ -245,7 +245,7 @@ async def test_no_more_requests_wait_than_the_workers_queue_holds() -> None:
         with pytest.raises(QueueFull) as refused:
             await made.client("m")
         assert (refused.value.queued, refused.value.limit) == (places, places)
-        one.cancel()  # who leaves makes room
+        one.cancel()  # leaving frees a place
         await asyncio.wait([one])
         another = asyncio.create_task(made.client("m"))
         await asyncio.sleep(0)
@@ -300,7 +300,7 @@ async def test_an_error_during_a_restart_leaves_nobody_waiting(
         assert str(error) in caplog.text
 
 
-async def test_a_wait_for_the_first_load_ends_when_the_server_stops() -> None:
+async def test_stopping_ends_the_wait_for_the_first_load() -> None:
     made = OneModel(fake_settings("hangs"))
     await made.start()
     waiting = asyncio.create_task(made.load("m"))

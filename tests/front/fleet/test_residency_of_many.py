@@ -72,7 +72,7 @@ async def answered(made: Residency, model: str, *, name: str = "a", max_tokens: 
     return pid
 
 
-async def test_a_model_is_loaded_on_request_once_for_all_requests() -> None:
+async def test_concurrent_requests_load_a_model_once() -> None:
     async with models(catalog_over("a", "b", "c")) as made:
         await made.wait_ready()
         assert states(made) == {"a": "unloaded", "b": "unloaded", "c": "unloaded"}
@@ -92,7 +92,7 @@ async def test_a_configured_context_window_is_known_before_the_load() -> None:
     assert [status.context_tokens for status in made.statuses()] == [None, 2048, 4096]
 
 
-async def test_many_requests_over_three_models_on_two_places_are_all_answered() -> None:
+async def test_many_requests_over_three_models_in_two_places_are_answered() -> None:
     async with models(catalog_over("a", "b", "c")) as made:
         most = 0
 
@@ -116,7 +116,7 @@ async def test_a_model_in_use_stays_until_it_is_drained() -> None:
             await anext(stream)
             waiting = asyncio.create_task(answered(made, "b"))
             await until(made, a="stopping")
-            # it has had its turn: who comes now comes after b
+            # it has had its turn: later requests come after b
             late = asyncio.create_task(answered(made, "a"))
             for _ in range(200):
                 await anext(stream)
@@ -148,7 +148,7 @@ async def test_a_cancelled_wait_unloads_nothing() -> None:
         assert states(made) == {"a": "ready", "b": "unloaded"}
 
 
-async def test_requests_do_not_wait_for_a_load_that_failed_because_of_the_files() -> None:
+async def test_requests_fail_immediately_if_the_models_files_are_bad() -> None:
     async with models(catalog_over("a", "b")) as made:
         made.behaviours["a"] = "damaged"
         outcomes = await asyncio.gather(
@@ -162,7 +162,7 @@ async def test_requests_do_not_wait_for_a_load_that_failed_because_of_the_files(
         }
 
 
-async def test_a_failed_load_fails_all_waiters_and_is_tried_again_later(
+async def test_a_failed_load_fails_all_waiters_and_is_retried_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with models(catalog_over("a", "b")) as made:
@@ -189,7 +189,7 @@ async def test_a_failed_load_fails_all_waiters_and_is_tried_again_later(
         assert made.statuses()[0].failure == ""
 
 
-async def test_a_model_unloaded_for_a_failed_load_is_loaded_again() -> None:
+async def test_a_model_unloaded_for_a_failed_load_is_reloaded() -> None:
     async with models(catalog_over("a", "b"), ONE) as made:
         before = await answered(made, "a")
         made.behaviours["b"] = "bad"
@@ -213,7 +213,7 @@ async def test_an_idle_model_is_unloaded() -> None:
         assert await answered(made, "a") != pid
 
 
-async def test_pinned_models_are_loaded_at_the_start_and_block_others_with_a_reason() -> None:
+async def test_pinned_models_are_loaded_at_the_start_and_block_others() -> None:
     async with models(catalog_over("a", "b", a={"is_pinned": True}), ONE) as made:
         await made.wait_ready()
         assert states(made) == {"a": "ready", "b": "unloaded"}
@@ -243,19 +243,19 @@ async def test_a_model_is_loaded_and_unloaded_on_request() -> None:
         await unloading
         await late
         await made.unload("a")
-        await made.unload("b")  # it is not loaded
+        await made.unload("b")  # it is unloaded
         assert states(made) == {"a": "unloaded", "b": "unloaded"}
         assert made.statuses()[0].figures.changes == {"loaded": 2, "asked": 2}
 
 
-async def test_changed_limits_survive_restarts_and_loads_until_the_server_stops() -> None:
+async def test_changed_limits_survive_restarts_and_loads_until_the_stop() -> None:
     async with models(catalog_over("a", "b")) as made:
         with pytest.raises(InvalidRequest, match="a is not loaded"):
             await made.set_limits("a", max_running=3)
         loading = asyncio.create_task(made.load("a"))
         while made.statuses()[0].pid is None:
             await asyncio.sleep(0.001)
-        # its process has been told others already
+        # its process already knows others
         changed = await made.set_limits("a", max_running=3, step_tokens=48)
         assert changed == SchedulerLimits(max_running=3, step_tokens=48)
         await loading
@@ -297,7 +297,7 @@ async def test_the_catalog_can_change_while_models_are_used() -> None:
         assert forgotten == ["c", "b", "a"]
 
 
-async def test_a_changed_entry_is_effective_at_the_next_load_and_a_new_pin_at_once() -> None:
+async def test_changed_entries_apply_at_the_next_load_except_pins() -> None:
     async with models(catalog_over("a", "b")) as made:
         pid = await answered(made, "a")
         await made.take_catalog(
@@ -317,7 +317,7 @@ async def test_a_changed_entry_is_effective_at_the_next_load_and_a_new_pin_at_on
         assert await answered(made, "a") != pid
 
 
-async def test_a_model_removed_and_added_again_while_in_use_stays() -> None:
+async def test_a_model_removed_and_added_while_in_use_stays() -> None:
     async with models(catalog_over("a", "b")) as made:
         pid = await answered(made, "a")
         async with made.lease("a"):
@@ -327,18 +327,18 @@ async def test_a_model_removed_and_added_again_while_in_use_stays() -> None:
         assert await answered(made, "a") == pid
 
 
-async def test_memory_is_a_limit_too_and_kv_memory_is_divided() -> None:
+async def test_loaded_models_are_limited_by_memory_and_divide_kv() -> None:
     async with models(
         catalog_over("a", "b", "c"), replace(TWO, max_loaded=None, memory_bytes=10), a=6, b=6, c=11
     ) as made:
         await answered(made, "a")
         await answered(made, "b")
         assert states(made) == {"a": "unloaded", "b": "ready", "c": "unloaded"}
-        await answered(made, "c")  # larger than all there is: it is tried alone
+        await answered(made, "c")  # larger than the budget: it is tried alone
         assert states(made) == {"a": "unloaded", "b": "unloaded", "c": "ready"}
     async with models(catalog_over("a", "b", "c"), TWO) as made:
         await made.load("a")
-        while not made.statuses()[0].figures.footprint_bytes:  # until its worker has told
+        while not made.statuses()[0].figures.footprint_bytes:  # until its worker has reported
             await asyncio.sleep(0.005)
         await made.load("b")
         assert [made.shares[name].parts for name in "ab"] == [2, 1]
@@ -350,7 +350,7 @@ async def test_memory_is_a_limit_too_and_kv_memory_is_divided() -> None:
 @pytest.mark.parametrize(
     ("max_loaded", "parts"), [(None, [2, 2, 2, 1]), (4, [4, 3, 2, 1]), (2, [2, 1])]
 )
-async def test_each_model_gets_its_part_of_the_remaining_kv_memory(
+async def test_each_model_gets_its_part_of_the_kv_memory(
     max_loaded: int | None, parts: list[int]
 ) -> None:
     async with models(catalog_over(*"abcd"), replace(TWO, max_loaded=max_loaded)) as made:
@@ -385,7 +385,7 @@ async def test_a_wait_for_an_unload_ends_when_the_server_stops() -> None:
     assert states(made)["a"] == "unloaded"
 
 
-async def test_a_pinned_model_that_fails_does_not_stop_the_server_but_a_named_one_does() -> None:
+async def test_only_a_named_models_failure_stops_the_server() -> None:
     async with models(catalog_over("a", "b", a={"is_pinned": True}, b={"is_pinned": True})) as made:
         made.behaviours["a"] = "bad"
         await made.wait_ready()
@@ -420,7 +420,7 @@ async def kv_budgets(made: Residency, **wanted: int) -> None:
 
 
 async def context_of(made: Residency, model: str, wanted: int) -> None:
-    """Wait until the context that fits is this long, in the status and for requests."""
+    """Wait until the usable context has this length, in the status and for requests."""
     async with asyncio.timeout(60):
         while made.statuses()[0].context_tokens != wanted:
             await asyncio.sleep(0.01)
@@ -429,11 +429,11 @@ async def context_of(made: Residency, model: str, wanted: int) -> None:
         assert client.info.context_tokens == wanted
 
 
-async def test_on_a_mac_loaded_models_divide_the_rest_of_the_working_set(
+async def test_models_divide_the_rest_of_a_macs_working_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(residency_module, "HAS_UNIFIED_MEMORY", True)
-    settings = replace(TWO, memory_bytes=1 << 40)  # the fakes tell less than their processes take
+    settings = replace(TWO, memory_bytes=1 << 40)  # the fakes report less than their processes use
     async with models(catalog_over("a", "b"), settings, a=1_000_000, b=1_000_000) as made:
         made.behaviours.update(a="on-a-mac", b="on-a-mac")
         await answered(made, "a")

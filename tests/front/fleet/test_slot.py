@@ -26,7 +26,7 @@ from tests.fakes.fake_models import FakeModels, OneModel, catalog_over
 from tests.fakes.fake_worker import a_request, fake_settings
 
 
-def test_the_first_restart_is_immediate_and_the_delay_doubles_up_to_a_limit() -> None:
+def test_restart_delays_double_up_to_a_limit() -> None:
     assert [backoff_seconds(failures) for failures in (1, 2, 3, 4, 5)] == [0.0, 1.0, 2.0, 4.0, 8.0]
     assert backoff_seconds(10_000) == LONGEST_BACKOFF_SECONDS
 
@@ -60,7 +60,7 @@ def test_a_worker_that_served_for_long_counts_as_healthy() -> None:
     assert delays([0.0, 100.0, 200.0], had_progress=False, served_seconds=100.0) == [0.0, 0.0, 0.0]
 
 
-async def test_limits_are_kept_for_later_workers_and_bad_ones_change_nothing() -> None:
+async def test_limits_apply_to_later_workers_and_bad_ones_change_nothing() -> None:
     made = OneModel(fake_settings())
     await made.start()
     try:
@@ -120,10 +120,10 @@ async def a_while(polls: int) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_states_stay_consistent_while_workers_die_and_models_come_and_go(
+async def test_states_stay_consistent_during_deaths_and_model_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Requests, kills, unloads and pins at the same time, for three models in one place."""
+    """Concurrent requests, kills, unloads and pins, for three models in one place."""
     entered: list[tuple[State, State]] = []
     enter = ModelSlot._enter
 
@@ -184,7 +184,7 @@ async def test_states_stay_consistent_while_workers_die_and_models_come_and_go(
         assert slot.state in (State.UNLOADED, State.FAILED)
 
 
-async def test_a_slot_refuses_a_transition_that_is_not_in_its_table() -> None:
+async def test_a_slot_refuses_a_transition_outside_its_table() -> None:
     made = OneModel(fake_settings())
     (slot,) = made._slots.values()
     with pytest.raises(AssertionError, match=r"from State.UNLOADED to State.READY"):

@@ -30,7 +30,7 @@ async def waiting(
     return task
 
 
-async def test_an_open_model_grants_leases_at_once() -> None:
+async def test_an_open_model_grants_leases_immediately() -> None:
     leases = Counted()
     leases.open()
     await leases.take(sequences=1, seconds=0)
@@ -39,7 +39,7 @@ async def test_an_open_model_grants_leases_at_once() -> None:
     assert (leases.held, leases.changes) == (0, 1)
 
 
-async def test_opening_grants_leases_to_all_waiters_at_once() -> None:
+async def test_opening_grants_leases_to_all_waiters() -> None:
     leases = Counted()
     tasks = [await waiting(leases) for _ in range(3)]
     assert (leases.held, leases.waiting, leases.waiting_since) == (0, 3, 0)
@@ -60,7 +60,7 @@ async def test_a_cancelled_wait_leaves_the_queue() -> None:
     assert (leases.waiting, leases.waiting_since, leases.changes) == (0, None, 4)
 
 
-async def test_a_wait_cancelled_at_the_moment_of_opening_gives_the_lease_back() -> None:
+async def test_a_wait_cancelled_during_opening_returns_the_lease() -> None:
     leases = Counted()
     task = await waiting(leases)
     leases.open()

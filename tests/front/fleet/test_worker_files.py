@@ -32,7 +32,7 @@ def a_report(pid: int = 7) -> CrashReport:
     )
 
 
-def test_the_last_report_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_the_last_report_is_read_unchanged(tmp_path: Path) -> None:
     folder = tmp_path / "state" / "crashes"
     assert last_report(str(folder)) is None
     write_report(str(folder), a_report())
@@ -59,7 +59,7 @@ def test_a_damaged_report_does_not_hide_earlier_ones(tmp_path: Path) -> None:
     assert found.pid == 7
 
 
-def test_a_folder_that_cannot_be_written_costs_only_a_line_in_the_log(
+def test_an_unwritable_folder_costs_only_a_log_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()

@@ -27,7 +27,7 @@ def kept(tmp_path: Path) -> Path:
 
 
 class Worker:
-    """What a worker does with its folder."""
+    """Use the folder like a worker."""
 
     def __init__(self, kept: Path | str) -> None:
         self.temporaries = WorkerTemporaries(str(kept))
@@ -48,7 +48,7 @@ class Worker:
 
 @pytest.fixture
 def compiled(kept: Path) -> Iterator[Path]:
-    """A library compiled by one worker and kept."""
+    """A library compiled by a worker and kept."""
     worker = Worker(kept)
     worker.compile()
     worker.end()
@@ -65,11 +65,11 @@ def test_a_workers_folder_is_private_and_removed_at_its_end(outside: Path) -> No
     assert list(outside.iterdir()) == []
 
 
-def test_code_compiled_by_one_worker_is_there_for_the_next(kept: Path, compiled: Path) -> None:
+def test_code_compiled_by_one_worker_is_reused_by_the_next(kept: Path, compiled: Path) -> None:
     assert stat.S_IMODE(kept.stat().st_mode) == 0o700
     second, third = Worker(kept), Worker(kept)
     assert (second.found(), third.found()) == ("compiled", "compiled")
-    second.compile("spoiled")  # each has a copy of its own, and what is kept is never replaced
+    second.compile("spoiled")  # each worker has a copy, and the kept file is never replaced
     second.end()
     assert third.found() == compiled.read_text() == Worker(kept).found() == "compiled"
 
@@ -92,7 +92,7 @@ def test_a_folder_that_others_can_write_is_not_used(kept: Path, compiled: Path, 
     assert not compiled.exists()
 
 
-def test_a_link_in_place_of_the_folder_is_not_followed(kept: Path, compiled: Path) -> None:
+def test_a_symlink_in_place_of_the_folder_is_not_followed(kept: Path, compiled: Path) -> None:
     kept.rename(kept.with_name("elsewhere"))
     kept.symlink_to(kept.with_name("elsewhere"))
     assert Worker(kept).found() == ""

@@ -122,9 +122,7 @@ def test_this_machines_own_address_is_never_contacted(monkeypatch: pytest.Monkey
 
 
 def test_the_peer_of_a_connection_is_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the address had been rewritten by NAT, or by a name that resolves differently the
-    second time.
-    """
+    """As if NAT had rewritten the address, or the name resolved differently the second time."""
     public = ipaddress.ip_address("93.184.215.14")
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
@@ -258,7 +256,7 @@ def test_an_image_is_fetched() -> None:
         assert fetched(f"{url}/cat.png?size=1") == png()
 
 
-def test_the_path_and_the_name_of_the_host_are_sent_as_a_browser_sends_them() -> None:
+def test_path_and_host_are_encoded_as_by_a_browser() -> None:
     seen: list[tuple[str, str | None]] = []
 
     def answer(request: BaseHTTPRequestHandler) -> None:
@@ -271,7 +269,7 @@ def test_the_path_and_the_name_of_the_host_are_sent_as_a_browser_sends_them() ->
     assert seen == [("/ein%20K%C3%A4fer.png?gr%C3%B6%C3%9Fe=%20&a=b+c", host)]
 
 
-def test_an_image_is_fetched_over_tls_under_the_name_in_its_url(
+def test_an_image_is_fetched_over_tls_under_its_urls_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     authority = trustme.CA()
@@ -363,13 +361,13 @@ def test_a_slow_server_is_given_up_at_the_deadline(
         assert stopped.wait(20), "the connection outlived the deadline"
 
 
-def test_a_server_that_never_shakes_hands_is_given_up_at_the_deadline() -> None:
+def test_a_stalled_tls_handshake_is_given_up_at_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"https://127.0.0.1:{server.getsockname()[1]}/"
         assert "longer than 0.2 s" in refused(url, seconds=0.2, is_allowed=lambda _: True)
 
 
-def test_a_slow_lookup_of_a_name_is_given_up_at_the_deadline(
+def test_a_slow_dns_lookup_is_given_up_at_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     may_end = threading.Event()
@@ -380,13 +378,13 @@ def test_a_slow_lookup_of_a_name_is_given_up_at_the_deadline(
 
     monkeypatch.setattr(fetch, "_LOOKUPS", DaemonThreads(2, name="test"))
     monkeypatch.setattr(socket, "getaddrinfo", slow)
-    for _ in range(3):  # the last one waits for a thread in vain
+    for _ in range(3):  # the last one waits for a thread without success
         assert "longer than 0.1 s" in refused("http://slow.example/", seconds=0.1)
     assert not may_end.is_set()
     may_end.set()
 
 
-def test_daemon_threads_return_results_and_errors_and_cancel_what_waits() -> None:
+def test_daemon_threads_return_results_and_cancel_waiting_calls() -> None:
     threads = DaemonThreads(1, name="test")
     assert threads.submit(int, "7").result(10) == 7
     with pytest.raises(ValueError, match="invalid literal"):

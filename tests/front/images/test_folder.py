@@ -1,4 +1,4 @@
-"""The folder of images: what it keeps, and what it removes."""
+"""The image folder keeps and removes files."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_an_image_outlives_its_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"c", b"dog", b"cat and more"])
-def test_a_file_damaged_meanwhile_is_written_again(damage: bytes, tmp_path: Path) -> None:
+def test_a_damaged_file_is_written_again(damage: bytes, tmp_path: Path) -> None:
     name = ImageFolder(tmp_path, max_bytes=1000).hold(b"cat")
     (tmp_path / name).write_bytes(damage)
     folder = ImageFolder(tmp_path, max_bytes=1000)
@@ -69,7 +69,7 @@ def test_a_file_damaged_meanwhile_is_written_again(damage: bytes, tmp_path: Path
     assert (tmp_path / name).read_bytes() == b"cat"
 
 
-def test_a_file_that_a_worker_could_not_read_is_compared_again(tmp_path: Path) -> None:
+def test_a_file_unreadable_to_a_worker_is_checked_again(tmp_path: Path) -> None:
     folder = ImageFolder(tmp_path, max_bytes=1000)
     name = folder.hold(b"cat")
     (tmp_path / name).write_bytes(b"dog")
@@ -79,7 +79,7 @@ def test_a_file_that_a_worker_could_not_read_is_compared_again(tmp_path: Path) -
     assert (tmp_path / name).read_bytes() == b"cat"
 
 
-def test_the_least_recently_used_images_are_removed_but_none_in_use(tmp_path: Path) -> None:
+def test_the_least_recently_used_unused_images_are_removed(tmp_path: Path) -> None:
     folder = ImageFolder(tmp_path, max_bytes=30)
     held, old, used, newer = (f"image {number}".encode() + b" " for number in range(4))
     for place, data in enumerate((held, old, used)):
@@ -96,7 +96,7 @@ def test_the_least_recently_used_images_are_removed_but_none_in_use(tmp_path: Pa
     folder.check_invariants()
 
 
-def test_files_of_dead_writers_are_removed_and_strange_files_stay(tmp_path: Path) -> None:
+def test_files_of_dead_writers_are_removed_and_foreign_files_stay(tmp_path: Path) -> None:
     folder = ImageFolder(tmp_path, max_bytes=10)
     torn = tmp_path / f".{'a' * 60}.k3fp"
     strange = tmp_path / "notes.txt"
@@ -107,14 +107,14 @@ def test_files_of_dead_writers_are_removed_and_strange_files_stay(tmp_path: Path
     assert names(folder) == {"notes.txt", name_of(b"cat")}
 
 
-def test_a_full_disk_is_said(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     (tmp_path / "images").write_bytes(b"a file, not a folder")
     with pytest.raises(WorkerUnavailable, match="images cannot be kept"):
         ImageFolder(tmp_path / "images", max_bytes=1000).hold(b"cat")
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=40))
-def test_the_bound_holds_but_for_images_in_use(
+def test_the_size_limit_holds_except_for_images_in_use(
     tmp_path_factory: pytest.TempPathFactory, uses: list[tuple[int, bool]]
 ) -> None:
     folder = ImageFolder(tmp_path_factory.mktemp("images"), max_bytes=40)
@@ -180,7 +180,7 @@ def test_a_full_folder_is_not_scanned_for_every_image(
     monkeypatch.setattr(folder, "_files", counted)
     for number in range(200):
         folder.release([folder.hold(number.to_bytes(10, "big"))])
-    assert scans <= 12  # at the start, and after every tenth image once it is full
+    assert scans <= 12  # at the start, and after every tenth image once full
     assert len(names(folder)) <= 100
     folder.check_invariants()
 

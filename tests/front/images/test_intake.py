@@ -1,4 +1,4 @@
-"""Checking the images of requests: all kinds of files, many at once, and what stays behind."""
+"""Checking the images of requests: all kinds of files, many at a time, and leftovers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def files(front: SeeingFront) -> set[str]:
 
 
 @pytest.mark.parametrize("kind", ODD)
-async def test_an_odd_image_is_taken(kind: str, tmp_path: Path) -> None:
+async def test_unusual_images_are_accepted(kind: str, tmp_path: Path) -> None:
     front = seeing_front(tmp_path / "images", settings=SMALL)
     answer = await front.http.post(CHAT, json=chat("What?", image(ODD[kind])))
     assert answer.status_code == 200, answer.text
@@ -46,7 +46,7 @@ async def test_an_odd_image_is_taken(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-async def test_a_broken_image_is_a_400_that_names_its_field(kind: str, tmp_path: Path) -> None:
+async def test_a_broken_image_is_a_400_with_its_field(kind: str, tmp_path: Path) -> None:
     front = seeing_front(tmp_path / "images", settings=SMALL)
     answer = await front.http.post(CHAT, json=chat("What?", image(BROKEN[kind][0])))
     error = answer.json()["error"]
@@ -55,7 +55,7 @@ async def test_a_broken_image_is_a_400_that_names_its_field(kind: str, tmp_path:
     assert front.engine.submitted == []
 
 
-async def test_a_known_image_is_neither_decoded_nor_hashed_nor_asked_about_again(
+async def test_a_known_image_is_not_processed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     front = seeing_front(tmp_path / "images")
@@ -84,7 +84,7 @@ async def test_the_front_does_not_import_pillow(tmp_path: Path) -> None:
     await asyncio.to_thread(subprocess.run, [sys.executable, "-c", program], check=True)
 
 
-async def test_200_broken_images_at_once_are_refused_in_bounded_memory(tmp_path: Path) -> None:
+async def test_two_hundred_broken_images_are_refused_in_bounded_memory(tmp_path: Path) -> None:
     front = seeing_front(tmp_path / "images", settings=SMALL)
     broken = [data for data, _ in BROKEN.values() if data]
     bodies = [chat(image(broken[place % len(broken)])) for place in range(200)]
@@ -101,7 +101,7 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
 
 
-async def test_what_takes_too_long_is_given_up_and_held_by_nobody(
+async def test_a_slow_image_is_given_up_and_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     front = seeing_front(tmp_path / "images", settings=ImagesSettings(check_seconds=0.05))
@@ -117,7 +117,7 @@ async def test_what_takes_too_long_is_given_up_and_held_by_nobody(
     assert answer.status_code == 503
     assert "could not be fetched and kept within 0.05 s" in answer.json()["error"]["message"]
     may_end.set()
-    while not files(front):  # the thread goes on, and writes the image
+    while not files(front):  # the thread continues and writes the image
         await asyncio.sleep(0.001)
     await asyncio.to_thread(front.intake._readers.shutdown)
     assert not front.intake.folder._held
@@ -136,7 +136,7 @@ async def test_an_image_is_held_exactly_as_long_as_its_request(tmp_path: Path) -
     assert not front.intake.folder._held
 
 
-async def test_a_server_that_stops_begins_no_further_fetch(
+async def test_a_stopping_server_starts_no_further_fetch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     front = seeing_front(tmp_path / "images", settings=ImagesSettings(urls=True))
@@ -162,9 +162,7 @@ async def test_a_server_that_stops_begins_no_further_fetch(
     assert sorted(begun) == urls[:4]
 
 
-async def test_a_url_is_fetched_if_that_is_switched_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_url_is_fetched_if_enabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     front = seeing_front(tmp_path / "images", settings=ImagesSettings(urls=True))
     body = chat({"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/cat.png"}})
     answer = await front.http.post(CHAT, json=body)

@@ -1,4 +1,4 @@
-"""Unusable images: an error if they are new, otherwise a note."""
+"""Unusable images are an error if new, otherwise a note."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ PROTOCOLS: dict[str, tuple[str, Any]] = {
     "messages": ("/v1/messages", in_messages),
     "ollama": ("/api/chat", in_ollama),
 }
-OLD: dict[str, Any] = {  # conversations with an image that is not new
+OLD: dict[str, Any] = {  # conversations with an earlier image
     "result": lambda image: [("user", "look"), ("result", image)],
     "earlier result": lambda image: [
         ("user", "look"),
@@ -116,7 +116,7 @@ async def test_an_unusable_old_image_becomes_a_note(
     assert answer.status_code == 200, answer.text
     shown = front.shown()
     assert NOTE in shown
-    # the next turn begins with the same tokens, and processes nothing again
+    # the next turn begins with the same tokens and processes nothing again
     asked = len(front.engine.asked)
     before = front.sent.prompt_token_ids
     longer = [*turns, ("assistant", "hi"), ("user", "more")]
@@ -148,7 +148,7 @@ async def test_an_unusable_new_image_is_an_error(
 @pytest.mark.parametrize("place", [each for each in OLD if each != "before a call"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("refused", ["", "it runs in the layout solo"])
-async def test_a_text_model_gets_a_note_in_place_of_an_old_image(
+async def test_a_text_model_gets_a_note_for_an_old_image(
     protocol: str, place: str, refused: str, tmp_path: Path
 ) -> None:
     path, body_of = PROTOCOLS[protocol]
@@ -242,7 +242,7 @@ async def test_an_image_url_is_fetched_once_and_survives_its_host(
     assert fetched == [cat]
     # in a new message, it is fetched again
     assert await ask(shown(cat)) == 400
-    # an image that was never fetched is a note, and stays one
+    # an image that was never fetched stays a note
     for _ in range(2):
         assert await ask(shown(dog), answer, said("and?")) == 200
         assert NOTE in front.shown()
@@ -258,7 +258,7 @@ TOO_MANY = "[image left out: the conversation has too many images]"
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_the_oldest_images_of_too_many_are_left_out_in_batches(
+async def test_the_oldest_excess_images_are_left_out_in_batches(
     protocol: str, tmp_path: Path
 ) -> None:
     path, body_of = PROTOCOLS[protocol]
@@ -281,7 +281,7 @@ async def test_the_oldest_images_of_too_many_are_left_out_in_batches(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_too_many_new_images_are_refused_and_old_ones_make_room(
+async def test_excess_new_images_are_refused_and_old_ones_dropped(
     protocol: str, tmp_path: Path
 ) -> None:
     path, body_of = PROTOCOLS[protocol]

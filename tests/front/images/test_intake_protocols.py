@@ -1,4 +1,4 @@
-"""Images in the requests of all protocols, up to the sequence that a worker gets."""
+"""Images in the requests of all protocols, up to the worker's sequence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.fakes.seeing import FAMILIES, chat, said, seeing_front
 
 
 def shortened(shown: str) -> str:
-    """Without the markers that the template of Qwen writes around images."""
+    """Without the markers that Qwen's template writes around images."""
     return shown.replace("<|vision_start|>", "").replace("<|vision_end|>", "")
 
 
@@ -48,9 +48,7 @@ async def test_an_image_reaches_the_worker(kind: str, streams: bool, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", NEW)
-async def test_a_broken_image_is_a_400_in_the_protocols_own_shape(
-    kind: str, tmp_path: Path
-) -> None:
+async def test_a_broken_image_is_a_400_in_the_protocols_form(kind: str, tmp_path: Path) -> None:
     path, body, _ = REQUESTS[kind]
     front = seeing_front(tmp_path / "images")
     broken = json.dumps(body).replace(in_base64(CAT), in_base64(CAT[:60]))
@@ -62,7 +60,7 @@ async def test_a_broken_image_is_a_400_in_the_protocols_own_shape(
 
 
 @pytest.mark.parametrize("kind", NEW)
-async def test_a_url_is_fetched_only_if_that_is_switched_on(kind: str, tmp_path: Path) -> None:
+async def test_a_url_is_fetched_only_if_enabled(kind: str, tmp_path: Path) -> None:
     path, body, _ = REQUESTS[kind]
     front = seeing_front(tmp_path / "images")
     named = json.dumps(body).replace(data_url(CAT), "http://example.com/cat.png")
@@ -103,7 +101,7 @@ async def test_images_and_texts_keep_their_places_with_every_template(
     assert len(front.sent.images) == 4
     names = [span.layout.image for span in front.sent.images]
     assert names == [names[0], names[1], names[1], names[0]]
-    if family != "llava":  # which puts the images of a message first
+    if family != "llava":  # it puts a message's images first
         assert shown.index("one") < shown.index("{image 0}") < shown.index("two")
         assert shown.index("two") < shown.index("{image 1}") < shown.index("three")
     if family == "gemma3":
@@ -123,7 +121,7 @@ async def test_the_second_turn_begins_with_the_tokens_of_the_first(tmp_path: Pat
     length = len(before.prompt_token_ids)
     assert after.prompt_token_ids[:length] == before.prompt_token_ids
     assert after.images[0] == before.images[0]
-    # the cat's layout was known
+    # the layout of the cat was known
     assert [len(command.images) for command in front.engine.asked] == [1, 1]
 
 
@@ -154,7 +152,7 @@ async def test_a_rendered_conversation_shows_the_placeholder(tmp_path: Path) -> 
     assert "What?<|vision_start|><|image_pad|><|vision_end|>" in rendered.json()["prompt"]
 
 
-async def test_a_prompt_that_is_too_long_with_its_images_is_refused(tmp_path: Path) -> None:
+async def test_a_prompt_too_long_with_its_images_is_refused(tmp_path: Path) -> None:
     front = seeing_front(tmp_path / "images", context_tokens=30)
     answer = await front.http.post("/v1/chat/completions", json=chat("?", openai(CAT), openai(DOG)))
     assert answer.json()["error"]["code"] == "context_length_exceeded", answer.text
@@ -169,7 +167,7 @@ async def test_too_many_images_in_a_new_message_are_refused(tmp_path: Path) -> N
     assert answer.json()["error"]["param"] == "messages.0.content.2.image_url"
 
 
-async def test_an_image_that_the_model_cannot_use_is_refused_by_its_field(tmp_path: Path) -> None:
+async def test_an_image_the_model_cannot_use_is_refused_by_field(tmp_path: Path) -> None:
     front = seeing_front(tmp_path / "images")
     wide = openai(png(size=(650, 10)))
     answer = await front.http.post("/v1/chat/completions", json=chat(openai(CAT), wide))
@@ -188,7 +186,7 @@ async def test_a_stored_response_is_continued_with_its_image(tmp_path: Path) -> 
     assert WHAT in shortened(front.shown())
 
 
-async def test_a_cache_breakpoint_after_an_image_is_a_branch_point_after_it(tmp_path: Path) -> None:
+async def test_a_cache_breakpoint_may_follow_an_image(tmp_path: Path) -> None:
     front = seeing_front(tmp_path / "images")
     image = {**anthropic(CAT), "cache_control": {"type": "ephemeral"}}
     body = {
@@ -201,7 +199,7 @@ async def test_a_cache_breakpoint_after_an_image_is_a_branch_point_after_it(tmp_
     assert any(span.end <= point <= span.end + 1 for point in front.sent.branch_points)
 
 
-async def test_the_context_of_ollama_goes_on_without_the_images(tmp_path: Path) -> None:
+async def test_ollamas_context_continues_without_the_images(tmp_path: Path) -> None:
     front = seeing_front(tmp_path / "images")
     _, body, _ = REQUESTS["Ollama, a prompt"]
     first = (await front.http.post("/api/generate", json={**body, "stream": False})).json()
@@ -212,7 +210,7 @@ async def test_the_context_of_ollama_goes_on_without_the_images(tmp_path: Path) 
     assert "What?" in front.shown()
 
 
-async def test_images_are_units_when_the_middle_is_left_out(tmp_path: Path) -> None:
+async def test_truncation_keeps_or_removes_whole_images(tmp_path: Path) -> None:
     front = seeing_front(tmp_path / "images", context_tokens=400)
     messages = [said(f"turn {turn} " + "word " * 20, openai(png(turn))) for turn in range(12)]
     messages.append(said("last ", openai(CAT), "words"))

@@ -96,7 +96,7 @@ async def test_an_unreplaced_mark_fails_the_request(
     tenant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     front = front_of(tmp_path, "qwen3_vl", tenant)
-    # as if the reading side did not know the names that the writing side uses
+    # as if the reader did not know the names that the writer uses
     monkeypatch.setattr(
         "holdfast.front.prompt.template.content_parts",
         lambda text: [{"type": "text", "text": text}],

@@ -77,9 +77,7 @@ def test_a_url_is_not_read_as_data(part: dict[str, Any]) -> None:
         ({"source": {"media_type": "video/mp4", "data": TEXT}}, "must be an image type"),
     ],
 )
-def test_a_part_without_an_image_is_refused_when_it_is_read(
-    part: dict[str, Any], reason: str
-) -> None:
+def test_a_part_without_an_image_is_refused_on_reading(part: dict[str, Any], reason: str) -> None:
     source = image_source({"type": "image", **part}, "messages.2.content.1")
     with pytest.raises(InvalidRequest, match=reason) as refused:
         source.decoded(max_bytes=100)

@@ -1,4 +1,4 @@
-"""Parts that no model here reads: an error if they are new, otherwise a note."""
+"""Parts that no model here reads are an error if new, otherwise a note."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ PROTOCOLS: dict[str, tuple[str, Any, str]] = {
     "responses": ("/v1/responses", in_responses, "input"),
     "messages": ("/v1/messages", in_messages, "messages"),
 }
-PARTS: dict[tuple[str, str], tuple[Body, str]] = {  # the part, and what the note calls it
+PARTS: dict[tuple[str, str], tuple[Body, str]] = {  # the part, and its name in the note
     ("chat", "PDF"): ({"type": "file", "file": {"file_data": PDF}}, "application/pdf"),
     ("chat", "audio"): ({"type": "input_audio", "input_audio": SOUND}, "input_audio"),
     ("chat", "unknown"): (UNKNOWN, "hologram"),
@@ -86,7 +86,7 @@ PARTS: dict[tuple[str, str], tuple[Body, str]] = {  # the part, and what the not
     ("messages", "audio"): ({"type": "audio", "source": SOUND}, "audio"),
     ("messages", "unknown"): (UNKNOWN, "hologram"),
 }
-OLD: dict[str, Any] = {  # conversations with a part that is not new
+OLD: dict[str, Any] = {  # conversations with an earlier part
     "answered": lambda part: [("user", part), ("assistant", "hm"), ("user", "and?")],
     "refused, and then a text": lambda part: [("user", part), ("user", "and?")],
     "before a call": lambda part: [("user", part), ("result", "seen")],
@@ -109,7 +109,7 @@ async def shown_next(front: SeeingFront, path: str, body: Body) -> str:
 
 @pytest.mark.parametrize("place", OLD)
 @pytest.mark.parametrize(("protocol", "kind"), PARTS)
-async def test_an_old_part_that_cannot_be_read_becomes_the_same_note_each_turn(
+async def test_an_unreadable_old_part_becomes_the_same_note_each_turn(
     protocol: str, kind: str, place: str, tmp_path: Path
 ) -> None:
     path, body_of, _ = PROTOCOLS[protocol]
@@ -126,7 +126,7 @@ async def test_an_old_part_that_cannot_be_read_becomes_the_same_note_each_turn(
 @pytest.mark.parametrize("before", [[], [("user", "hi"), ("assistant", "hi")]], ids=["", "later"])
 @pytest.mark.parametrize("role", ["user", "system"])
 @pytest.mark.parametrize(("protocol", "kind"), PARTS)
-async def test_a_new_part_that_cannot_be_read_is_an_error_that_names_it(
+async def test_an_unreadable_new_part_is_refused_by_name(
     protocol: str, kind: str, role: str, before: list[Any], tmp_path: Path
 ) -> None:
     path, body_of, field = PROTOCOLS[protocol]
@@ -147,9 +147,7 @@ async def test_an_image_in_an_answered_system_message_becomes_a_note(tmp_path: P
 
 
 @pytest.mark.parametrize("role", ["system", "assistant"])
-async def test_an_image_that_an_ollama_client_sends_elsewhere_becomes_a_note(
-    role: str, tmp_path: Path
-) -> None:
+async def test_a_misplaced_ollama_image_becomes_a_note(role: str, tmp_path: Path) -> None:
     front = seeing_front(tmp_path / "images")
     messages = [
         {"role": role, "content": "hm", "images": ["AAAA"]},
@@ -164,7 +162,7 @@ async def test_an_image_that_an_ollama_client_sends_elsewhere_becomes_a_note(
     assert status == (400 if role == "system" else 200)
 
 
-async def test_a_document_beside_a_tool_result_becomes_a_note(tmp_path: Path) -> None:
+async def test_a_document_after_a_tool_result_becomes_a_note(tmp_path: Path) -> None:
     front = seeing_front(tmp_path / "images")
     body = in_messages(("user", "read it"), ("result", "PDF file read"))
     body["messages"][-1]["content"].append(DOCUMENT)
@@ -202,13 +200,13 @@ def test_the_library_treats_unreadable_parts_like_the_server() -> None:
     assert refused.value.field == "messages.2.content.0.type"
 
 
-def test_a_message_without_role_is_left_for_the_error_that_names_it() -> None:
+def test_a_message_without_role_is_kept_for_the_error_message() -> None:
     assert newest_user([{"content": "x"}]) is None
     prompt = chat_request([{"content": [AUDIO]}], {}).prompt
     assert isinstance(prompt, ChatPrompt)
 
 
-def test_a_part_that_is_called_like_an_internal_one_is_unknown() -> None:
+def test_a_part_named_like_an_internal_one_is_unknown() -> None:
     part = {"type": "hologram", "why it is refused": "x", "text": data_url(b"")}
     with pytest.raises(InvalidRequest):
         chat_request([{"role": "user", "content": [part]}], {})

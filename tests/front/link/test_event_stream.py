@@ -33,7 +33,7 @@ def tokens(request_id: str = "a") -> TokensGenerated:
 
 
 class Front:
-    """Streams that may have ten unread tokens, by id, and the commands that they sent."""
+    """Streams that may have ten unread tokens, by id, and the commands they sent."""
 
     def __init__(self) -> None:
         self.streams: dict[str, EventStream] = {}
@@ -78,7 +78,7 @@ async def test_closing_early_cancels_once_and_ends_the_iteration() -> None:
     front.route([Accepted(request_id="a"), tokens()])
     await stream.aclose()
     await stream.aclose()
-    front.route([tokens(), finished()])  # what was under way is dropped
+    front.route([tokens(), finished()])  # events on their way are dropped
     assert [event async for event in stream] == []
     assert front.asked == ["cancel a"]
 
@@ -103,9 +103,7 @@ async def test_a_cancelled_reader_cancels_the_request() -> None:
     assert front.asked == ["cancel a"]
 
 
-async def test_a_failure_follows_the_received_events_whether_or_not_the_request_was_accepted() -> (
-    None
-):
+async def test_a_failure_follows_the_events_received_before_it() -> None:
     front = Front()
     begun, fresh = front.open("a"), front.open("b")
     front.route([Accepted(request_id="a"), tokens("a")])
@@ -117,7 +115,7 @@ async def test_a_failure_follows_the_received_events_whether_or_not_the_request_
     assert [type(event) for event in [event async for event in fresh]] == [Accepted, Finished]
 
 
-async def test_the_same_event_of_two_workers_reaches_the_reader_once() -> None:
+async def test_an_event_repeated_by_a_second_worker_arrives_once() -> None:
     front = Front()
     stream = front.open()
     began = Started(
@@ -156,7 +154,7 @@ async def test_an_answer_begun_by_the_second_worker_has_its_report() -> None:
     assert (end.memory.disk_tokens, end.resumptions) == (1, 1)
 
 
-async def test_a_second_worker_that_refuses_fails_what_the_first_has_accepted() -> None:
+async def test_a_refusal_by_the_second_worker_fails_an_accepted_request() -> None:
     front = Front()
     stream = front.open()
     front.route([Accepted(request_id="a"), tokens()])
@@ -167,12 +165,12 @@ async def test_a_second_worker_that_refuses_fails_what_the_first_has_accepted() 
     assert (end.reason, end.error, end.completion_tokens) == (FinishReason.FAILED, "no room", 2)
 
 
-async def test_an_unread_stream_is_paused_once_and_resumed_when_half_of_it_is_read() -> None:
+async def test_an_unread_stream_is_paused_and_resumed_when_half_read() -> None:
     front = Front()
     stream, other = front.open("a"), front.open("b")
     front.route([tokens("b"), *[tokens("a")] * 5])
     assert front.asked == []
-    front.route([tokens("a")] * 3)  # what was under way when it was told
+    front.route([tokens("a")] * 3)  # events on their way when it was paused
     assert front.asked == ["pause a"]
     for _ in range(5):
         await anext(stream)
@@ -183,7 +181,7 @@ async def test_an_unread_stream_is_paused_once_and_resumed_when_half_of_it_is_re
     assert front.asked == ["pause a", "resume a"]
 
 
-async def test_a_stream_paused_by_its_reader_stays_paused_while_too_much_is_unread() -> None:
+async def test_resuming_a_stream_waits_until_enough_is_read() -> None:
     front = Front()
     stream = front.open()
     stream.pause()
@@ -208,7 +206,7 @@ async def test_a_finished_stream_is_not_paused() -> None:
     assert front.asked == []
 
 
-async def test_a_stream_that_is_read_promptly_is_never_paused() -> None:
+async def test_a_stream_read_promptly_is_never_paused() -> None:
     front = Front()
     stream = front.open()
     for _ in range(1000):
@@ -225,7 +223,7 @@ async def test_log_probabilities_count_as_unread_bytes() -> None:
     assert front.asked == ["pause a"]
 
 
-async def test_a_paused_stream_that_is_closed_is_cancelled_and_never_resumed() -> None:
+async def test_closing_a_paused_stream_cancels_it_without_resuming() -> None:
     front = Front()
     stream = front.open()
     front.route([tokens()] * 8)

@@ -1,4 +1,4 @@
-"""Requests that outlive their workers, over links that only record the commands."""
+"""Requests that outlive their workers, over links that only record commands."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ UNREAD_BYTES = 1024
 
 
 class WrittenLink:
-    """Records what one worker is sent."""
+    """Records the commands for one worker."""
 
     def __init__(self) -> None:
         self.is_open = True
@@ -100,7 +100,7 @@ class Front:
         return self.worker
 
     def die_on_trial(self, name: str) -> tuple[str, ...]:
-        """The worker dies while this request runs alone, as often as it takes to refuse it."""
+        """The worker dies while this request runs alone, until the request is refused."""
         for _ in range(DEATHS_ALONE - 1):
             assert self.die() == ()
             assert self.next_worker().ids == [name]
@@ -172,7 +172,7 @@ async def test_a_request_continues_after_the_received_tokens(front: Front) -> No
     assert front.client.open_streams == 0
 
 
-async def test_requests_made_without_a_worker_are_sent_to_the_next_one_in_order(
+async def test_waiting_requests_go_to_the_next_worker_in_order(
     front: Front,
 ) -> None:
     front.submit("a")
@@ -182,7 +182,7 @@ async def test_requests_made_without_a_worker_are_sent_to_the_next_one_in_order(
     assert front.resumed == 0, "none was accepted by the first"
 
 
-async def test_a_request_closed_by_its_reader_is_not_sent_again(front: Front) -> None:
+async def test_a_request_closed_by_its_reader_is_not_resent(front: Front) -> None:
     left, _ = front.submit("a", "b")
     front.die()
     await left.aclose()
@@ -190,7 +190,7 @@ async def test_a_request_closed_by_its_reader_is_not_sent_again(front: Front) ->
     assert front.client.open_streams == 1
 
 
-async def test_an_unread_stream_is_paused_at_the_next_worker_too_and_resumed_when_it_is_read(
+async def test_an_unread_stream_stays_paused_at_the_next_worker(
     front: Front,
 ) -> None:
     (stream,) = front.submit("a")
@@ -214,7 +214,7 @@ async def test_reasoning_that_was_ended_stays_ended_at_the_next_worker(front: Fr
     assert (again.thinking_budget, front.worker.limited) == (budget, [])
 
 
-async def test_without_a_next_worker_all_requests_end_with_one_error_and_later_ones_are_accepted(
+async def test_without_a_next_worker_current_requests_fail(
     front: Front,
 ) -> None:
     streams = front.submit("a", "b")
@@ -243,7 +243,7 @@ async def test_an_id_in_use_cannot_be_opened_twice(front: Front) -> None:
         front.submit("a")
 
 
-async def test_a_request_that_kills_alone_is_refused_and_the_others_continue(front: Front) -> None:
+async def test_a_request_that_kills_alone_is_refused_and_others_continue(front: Front) -> None:
     streams = dict(zip("abc", front.submit("a", "b", "c"), strict=True))
     front.tokens("a", "b", "c")
     front.die()
@@ -284,7 +284,7 @@ async def end_of(stream: EventStream) -> Finished:
     return end
 
 
-async def test_a_request_that_killed_workers_is_refused_at_once_when_sent_again(
+async def test_a_request_that_killed_workers_is_refused_when_sent_again(
     front: Front,
 ) -> None:
     assert (await end_of(await killed(front))).is_deadly
@@ -309,7 +309,7 @@ async def test_other_prompts_tenants_and_adapters_are_not_refused_with_it(front:
     assert front.worker.ids == ["a", "b", "c", "d"]
 
 
-async def test_after_an_hour_and_after_another_load_it_is_tried_again(front: Front) -> None:
+async def test_a_killer_is_retried_after_an_hour_or_another_load(front: Front) -> None:
     await killed(front)
     front.seconds += REMEMBERED_SECONDS + 1
     front.client.submit(a_request("later", prompt=(7, 8)))
@@ -328,10 +328,10 @@ async def test_the_same_request_sent_concurrently_kills_no_more_workers(front: F
     assert front.next_worker().ids == []
 
 
-async def test_a_request_paused_during_its_trial_is_tried_again_when_it_is_resumed(
+async def test_a_request_paused_during_its_trial_is_retried_when_resumed(
     front: Front,
 ) -> None:
-    """Else a client that reconnects again and again would kill one worker after the other."""
+    """Otherwise, a client that keeps reconnecting would kill one worker after another."""
     (guilty,) = front.submit("guilty")
     for _ in range(3):
         front.tokens("guilty")
@@ -353,7 +353,7 @@ async def test_a_request_paused_during_its_trial_is_tried_again_when_it_is_resum
     assert front.next_worker().ids == ["innocent"]
 
 
-async def test_a_killer_that_draws_a_token_in_every_life_is_refused_and_the_others_continue(
+async def test_a_killer_with_a_token_per_life_is_refused(
     front: Front,
 ) -> None:
     guilty, _ = front.submit("guilty", "innocent")
@@ -372,7 +372,7 @@ async def test_a_killer_that_draws_a_token_in_every_life_is_refused_and_the_othe
     assert front.next_worker().ids == ["innocent"]
 
 
-async def test_a_suspect_that_is_not_read_lets_the_next_one_be_tried(front: Front) -> None:
+async def test_an_unread_suspect_lets_the_next_one_be_tried(front: Front) -> None:
     front.submit("a", "b")
     for _ in range(3):
         front.tokens("a", "b", count=1)
@@ -388,13 +388,13 @@ async def test_requests_that_passed_continue_when_all_were_tried(front: Front) -
     front.submit("a", "b")
     worker = front.die_until_suspected()
     front.tokens("a")
-    front.tokens("a", "b")  # what was under way when it was told to stand still
+    front.tokens("a", "b")  # events on their way when it was paused
     assert worker.ids == ["a", "b"]
     assert worker.steered == ["pause a", "resume a"]
 
 
 @pytest.mark.parametrize("leave", ["ends", "is left"])
-async def test_a_suspect_that_ends_lets_the_next_one_be_tried(front: Front, leave: str) -> None:
+async def test_a_finished_suspect_lets_the_next_one_be_tried(front: Front, leave: str) -> None:
     first, _ = front.submit("a", "b")
     worker = front.die_until_suspected()
     if leave == "ends":
@@ -415,7 +415,7 @@ async def test_a_reader_is_woken_by_the_next_workers_event(front: Front) -> None
 
 
 async def asked(front: Front, operation: OperationName = "get") -> asyncio.Task[SessionAnswer]:
-    """A command that the client has sent."""
+    """A command sent by the client."""
     command = SessionCommand(
         operation=operation, tenant="", call_id="c", session_id="s", new_session_id="t"
     )
@@ -441,7 +441,7 @@ async def test_a_command_without_a_worker_waits_for_the_next_one(
     assert front.next_worker().commands == []
 
 
-async def test_a_question_about_images_is_asked_again_of_the_next_worker(front: Front) -> None:
+async def test_an_image_question_is_repeated_to_the_next_worker(front: Front) -> None:
     question = ImageCommand(images=("a",), call_id="c")
     task = asyncio.create_task(front.client.ask(question))
     await asyncio.sleep(0)
@@ -452,7 +452,7 @@ async def test_a_question_about_images_is_asked_again_of_the_next_worker(front: 
     assert await task == answer
 
 
-async def test_an_unanswered_command_is_sent_once_more_after_the_requests(
+async def test_an_unanswered_command_is_resent_once_after_the_requests(
     front: Front,
 ) -> None:
     command = await asked(front, "close")
@@ -473,7 +473,7 @@ async def test_an_unanswered_command_is_sent_once_more_after_the_requests(
         ("get", SessionFailure.NOT_FOUND, False),
     ],
 )
-async def test_a_failure_says_if_the_first_worker_may_have_done_it(
+async def test_a_failure_says_that_the_work_may_be_done(
     front: Front, operation: OperationName, failure: SessionFailure, is_told: bool
 ) -> None:
     command = await asked(front, operation)
@@ -491,7 +491,7 @@ async def test_a_failure_at_the_first_worker_is_passed_on_unchanged(front: Front
     assert (await command).message == "so it is"
 
 
-async def test_a_command_that_met_two_deaths_is_not_sent_to_a_third_worker(front: Front) -> None:
+async def test_a_command_that_met_two_deaths_is_not_resent(front: Front) -> None:
     command = await asked(front, "import")
     front.die()
     front.next_worker()
@@ -546,7 +546,7 @@ async def test_neither_a_refusal_nor_idle_work_counts_as_progress(
     assert not front.client.lose_worker().had_progress
 
 
-async def test_the_next_worker_learns_of_prefilled_prompts_until_a_request_uses_them(
+async def test_the_next_worker_learns_of_unused_prefilled_prompts(
     front: Front,
 ) -> None:
     request = read_ahead(9)

@@ -17,7 +17,7 @@ from holdfast.front.link.model_client import (
 )
 
 MANY = 10 * FEW_TOKENS
-WORST = 64  # deaths for each request, more than all killers together cause
+WORST = 64  # deaths for each request; all killers together cause fewer
 
 
 def died(
@@ -29,20 +29,20 @@ def died(
 def died_alone(
     isolation: Isolation, request_id: str, tokens: int, *, also_open: tuple[str, ...] = ()
 ) -> str | None:
-    """The worker dies while the request on trial runs, as often as it takes to refuse it."""
+    """The worker dies while the request on trial runs, until the request is refused."""
     for _ in range(DEATHS_ALONE - 1):
         assert died(isolation, {request_id: tokens}, also_open=also_open) is None
         assert isolation.next_of([*also_open, request_id]) == request_id, "it runs alone again"
     return died(isolation, {request_id: tokens}, also_open=also_open)
 
 
-def test_one_death_makes_no_suspect() -> None:
+def test_one_death_makes_nobody_a_suspect() -> None:
     isolation = Isolation()
     assert died(isolation, {"a": 1, "b": 0}) is None
     assert isolation.is_over
 
 
-def test_after_three_deaths_requests_are_tried_alone_and_the_killer_is_refused() -> None:
+def test_after_three_deaths_requests_are_tried_alone() -> None:
     isolation = Isolation()
     died(isolation, {"a": 1, "b": 1, "c": 1})
     for _ in range(DEATHS_OF_ONE - 1):
@@ -56,11 +56,11 @@ def test_after_three_deaths_requests_are_tried_alone_and_the_killer_is_refused()
     assert isolation.is_over, "its deaths are explained"
 
 
-def test_an_innocent_request_survives_a_worker_that_something_else_kills_in_its_trial() -> None:
+def test_an_innocent_request_survives_an_unrelated_death_in_its_trial() -> None:
     isolation = Isolation()
     for _ in range(DEATHS_OF_ONE):
         died(isolation, {"a": 0, "b": 0})
-    for _ in range(4):  # each time it passes, what happened before is forgotten
+    for _ in range(4):  # each pass forgets what happened before
         if isolation.is_over:
             for _ in range(DEATHS_OF_ONE):
                 died(isolation, {"a": 1, "b": MANY})
@@ -73,7 +73,7 @@ def test_an_innocent_request_survives_a_worker_that_something_else_kills_in_its_
             isolation.has_passed("b")
 
 
-def test_a_request_that_draws_a_token_or_two_in_each_life_is_tried_alone_and_refused() -> None:
+def test_a_request_with_few_tokens_per_life_is_tried_alone() -> None:
     isolation = Isolation()
     for tokens in (2, 1, 2):
         assert isolation.is_over
@@ -84,7 +84,7 @@ def test_a_request_that_draws_a_token_or_two_in_each_life_is_tried_alone_and_ref
     assert isolation.is_over
 
 
-def test_a_request_that_meets_many_deaths_is_tried_alone_whatever_its_progress() -> None:
+def test_a_request_that_meets_many_deaths_is_tried_alone() -> None:
     isolation = Isolation()
     for _ in range(DEATHS_OF_A_LIFE):
         assert isolation.is_over
@@ -94,7 +94,7 @@ def test_a_request_that_meets_many_deaths_is_tried_alone_whatever_its_progress()
     assert isolation.tokens_to_pass > 2 * MANY
 
 
-def test_a_request_without_a_token_while_others_progress_is_tried_alone() -> None:
+def test_a_stuck_request_among_progressing_ones_is_tried_alone() -> None:
     isolation = Isolation()
     for _ in range(DEATHS_OF_ONE):
         assert isolation.is_over
@@ -104,7 +104,7 @@ def test_a_request_without_a_token_while_others_progress_is_tried_alone() -> Non
     assert isolation.is_over
 
 
-def test_requests_with_few_tokens_are_tried_before_those_that_may_have_been_queued() -> None:
+def test_requests_with_few_tokens_are_tried_before_possibly_queued_ones() -> None:
     isolation = Isolation()
     for _ in range(DEATHS_OF_ONE):
         died(isolation, {"queued": 0, "slow": 4, "guilty": 2})
@@ -115,7 +115,7 @@ def test_requests_with_few_tokens_are_tried_before_those_that_may_have_been_queu
     assert isolation.next_of(["queued", "slow", "guilty"]) == "queued"
 
 
-def test_each_further_trial_of_a_request_is_twice_as_long() -> None:
+def test_each_further_trial_is_twice_as_long() -> None:
     isolation = Isolation()
     to_pass = []
     for _ in range(3):
@@ -138,7 +138,7 @@ def test_a_suspect_that_cannot_run_is_tried_later() -> None:
 
 
 def test_finding_the_killer_clears_the_requests_that_died_with_it() -> None:
-    """They may have been queued all the time."""
+    """They may have been queued the whole time."""
     isolation = Isolation()
     queued = {f"queued {number}": 0 for number in range(100)}
     for _ in range(DEATHS_OF_ONE):
@@ -153,9 +153,7 @@ def test_finding_the_killer_clears_the_requests_that_died_with_it() -> None:
 
 
 @given(data=st.data(), count=st.integers(1, 8))
-def test_every_killer_is_refused_in_the_end_and_nothing_else(
-    data: st.DataObject, count: int
-) -> None:
+def test_exactly_the_killers_are_refused(data: st.DataObject, count: int) -> None:
     """Some requests kill the worker whenever they run, after any number of tokens."""
     killers = data.draw(
         st.dictionaries(st.integers(0, count - 1).map(str), st.integers(0, 3 * FEW_TOKENS))
@@ -185,18 +183,20 @@ def test_every_killer_is_refused_in_the_end_and_nothing_else(
 
 
 MOST_TOKENS = 200
-# Each trial that a request passes doubles the tokens that the next one takes, and between two
-# trials it can cause fewer deaths than make it a suspect.
+# Each passed trial doubles the tokens of the next one, and between two trials a request can cause
+# fewer deaths than make it a suspect.
 MOST_DEATHS = (MOST_TOKENS.bit_length() + 1) * (DEATHS_OF_A_LIFE + DEATHS_ALONE)
 
 
 @given(
     lives=st.lists(st.tuples(st.integers(0, MOST_TOKENS), st.booleans()), min_size=1, max_size=8)
 )
-def test_the_deaths_that_one_request_can_cause_are_bounded_however_it_behaves(
+def test_the_deaths_caused_by_one_request_are_bounded(
     lives: list[tuple[int, bool]],
 ) -> None:
-    """In each life it generates some tokens, or its stream is not read for a while in its trial."""
+    """In each life, it generates some tokens, or its stream is not read for a while during its
+    trial.
+    """
     isolation = Isolation()
     deaths = 0
     for tokens, pauses in itertools.islice(itertools.cycle(lives), 8 * MOST_DEATHS):
@@ -214,7 +214,7 @@ def test_the_deaths_that_one_request_can_cause_are_bounded_however_it_behaves(
     assert any(pauses for _, pauses in lives), "it was never refused"
 
 
-def test_a_suspect_that_is_not_read_waits_for_its_trial_and_no_death_is_forgotten() -> None:
+def test_an_unread_suspect_waits_for_its_trial_and_stays_suspect() -> None:
     isolation = Isolation()
     for _ in range(DEATHS_OF_ONE):
         died(isolation, {"innocent": MANY, "guilty": 2})

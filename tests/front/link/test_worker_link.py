@@ -117,7 +117,7 @@ async def test_questions_about_the_cache_get_their_own_answers() -> None:
         assert [found.blocks for found in await asyncio.gather(*asked)] == list(range(9))
 
 
-async def test_a_question_about_the_cache_fails_when_the_worker_dies() -> None:
+async def test_a_cache_question_fails_when_the_worker_dies() -> None:
     async with linked(lambda command: []) as (client, peer):
         link = client.worker
         asking = asyncio.create_task(link.cache_map(CacheMapQuestion(tenant="")))
@@ -152,20 +152,20 @@ async def test_closing_a_stream_early_sends_a_cancel() -> None:
     assert cancel("x") in peer.commands
 
 
-async def test_a_hundred_streams_at_once_get_their_own_events() -> None:
+async def test_a_hundred_concurrent_streams_get_their_own_events() -> None:
     async with linked() as (client, _):
         streams = [client.submit(a_request(str(index))) for index in range(100)]
         for index, stream in enumerate(streams):
             assert [event async for event in stream][-1] == finished(str(index))
 
 
-async def test_concurrent_requests_arrive_in_order_and_get_their_own_answers() -> None:
+async def test_concurrent_requests_arrive_in_order_with_their_own_answers() -> None:
     choose = random.Random(13)
     sent: list[SequenceRequest] = []
 
     async def ask(number: int) -> None:
         for _ in range(choose.randrange(6)):
-            await client.statistics()  # a way there and back
+            await client.statistics()  # a round trip
         beginning = choose.choice((7, 5000, 9000))
         prompt = tuple(range(beginning, beginning + choose.randrange(3000)))
         sent.append(a_request(str(number), prompt=(*prompt, number)))
@@ -188,7 +188,7 @@ async def test_concurrent_requests_arrive_in_order_and_get_their_own_answers() -
     assert [command for command in peer.commands if isinstance(command, SequenceRequest)] == sent
 
 
-async def test_the_exit_of_the_peer_is_noticed_through_the_socket() -> None:
+async def test_the_peers_exit_is_noticed_through_the_socket() -> None:
     async with linked(
         lambda command: answer_at_once(command) if command == TELL_STATISTICS else []
     ) as (
@@ -221,12 +221,12 @@ async def test_a_round_trip_costs_less_than_a_token() -> None:
             async for _event in client.submit(a_request(str(index))):
                 pass
             seconds.append(time.perf_counter() - started_at)
-    # The fastest tenth: others wait for whoever else runs here. 0.2 ms when idle; both ends share
-    # this interpreter's lock.
+    # The fastest tenth: the rest depends on other programs. 0.2 ms when idle; both ends share this
+    # interpreter's lock.
     assert statistics.quantiles(seconds, n=10)[0] < 0.005, seconds
 
 
-async def test_a_socket_failure_is_an_os_error_and_leaves_no_folder(
+async def test_a_socket_failure_is_an_oserror_and_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> None:

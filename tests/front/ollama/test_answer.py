@@ -1,4 +1,4 @@
-"""Whatever an answer consists of: each line is JSON, and a stream says what the whole says."""
+"""For any answer: each line is JSON, and a stream says the same as the whole answer."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def events(
     reason=ends,
     logprobs=st.booleans(),
 )
-def test_a_streamed_chat_says_what_the_whole_says(
+def test_streamed_and_whole_chats_are_equal(
     calls: list[str], thought: str, said: str, reason: FinishReason, logprobs: bool
 ) -> None:
     *deltas, end = events(calls, thought, said, reason, logprobs=logprobs)
@@ -77,7 +77,7 @@ def test_a_streamed_chat_says_what_the_whole_says(
     lines = [
         msgspec.json.decode(line, type=ChatLine) for line in raw.removesuffix(b"\n").split(b"\n")
     ]
-    for line in raw.decode().splitlines():  # as httpx does it, at more than line feeds
+    for line in raw.decode().splitlines():  # like httpx: not only at line feeds
         ollama.ChatResponse(**json.loads(line))
     whole = msgspec.json.decode(form.whole([*deltas, end], COUNTS, None), type=ChatLine)
     assert [line.done for line in lines] == [False] * (len(lines) - 1) + [True]
@@ -102,7 +102,7 @@ def test_a_streamed_chat_says_what_the_whole_says(
 
 
 @given(thought=texts, said=texts, reason=ends)
-def test_a_streamed_prompt_says_what_the_whole_says(
+def test_streamed_and_whole_completions_are_equal(
     thought: str, said: str, reason: FinishReason
 ) -> None:
     *deltas, end = events([], thought, said, reason, logprobs=False)
@@ -120,7 +120,7 @@ def test_a_streamed_prompt_says_what_the_whole_says(
     assert (lines[-1].context, lines[-1].done_reason) == (whole.context, whole.done_reason)
 
 
-def test_an_answer_whose_writing_was_not_timed_still_took_some_time() -> None:
+def test_untimed_generation_reports_a_positive_duration() -> None:
     end = ChoiceFinished(
         index=0,
         reason=FinishReason.STOP,

@@ -1,4 +1,4 @@
-"""Any JSON on any path of Ollama's gets an answer in its form, and none is the server's fault."""
+"""Any JSON on any of Ollama's paths gets an answer in its form, never an internal error."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ APP = create_application(
 
 @settings(max_examples=30)
 @given(path=st.sampled_from(PATHS), body=bodies | values, valid=st.booleans())
-async def test_no_json_whatever_makes_an_internal_error(path: str, body: Any, valid: bool) -> None:
+async def test_arbitrary_json_causes_no_internal_error(path: str, body: Any, valid: bool) -> None:
     if valid and isinstance(body, dict):
         body = NEEDED | body
     async with httpx.AsyncClient(

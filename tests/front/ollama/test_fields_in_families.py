@@ -1,5 +1,5 @@
-"""`format` holds with `think` on, off and not given, in every family of models: JSON behind the
-thought, where there is one.
+"""`format` is enforced with `think` on, off and unset in every family: JSON after the thought, if
+there is one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ CONTEXT = RequestContext(
 @pytest.mark.parametrize(
     "form", [PERSON, pytest.param("json", marks=pytest.mark.slow)], ids=["schema", "json"]
 )
-def test_the_form_holds_behind_the_thought(family: str, form: Any) -> None:
+def test_the_format_is_enforced_after_the_thought(family: str, form: Any) -> None:
     model = bundle(FAMILY_TEMPLATES[family])
     tokenizer = LLTokenizer(model.tokenizer.backend.to_str(), eos_token=0)
     for think in (True, False, None):
@@ -91,7 +91,7 @@ def test_the_form_holds_behind_the_thought(family: str, form: Any) -> None:
 
 
 def thoughts_of(reasoning: ReasoningFormat | None) -> list[str]:
-    """What may stand in front of an answer: nothing, the rest of a thought, a whole one."""
+    """Everything that may precede an answer: nothing, the rest of a thought, or a whole one."""
     return (
         [""]
         if reasoning is None

@@ -31,7 +31,7 @@ from tests.fakes.scripted_gateway import (
 )
 
 
-async def test_a_conversation_is_streamed_unless_it_is_asked_for_whole() -> None:
+async def test_a_conversation_is_streamed_by_default() -> None:
     streamed = lines_of(await asked(ScriptedGateway(script=answer("Hel", "lo"))))
     whole = await asked(ScriptedGateway(script=answer("Hel", "lo")), stream=False)
     assert said(streamed, "content") == whole.json()["message"]["content"] == "Hello"
@@ -40,7 +40,7 @@ async def test_a_conversation_is_streamed_unless_it_is_asked_for_whole() -> None
     assert whole.json().keys() == streamed[-1].keys()
 
 
-async def test_the_last_line_tells_counts_and_durations_of_the_whole() -> None:
+async def test_the_last_line_has_counts_and_durations() -> None:
     gateway = ScriptedGateway(script=answer("a", "b", "c", cached_tokens=5))
     last = lines_of(await asked(gateway))[-1]
     assert (last["prompt_eval_count"], last["cached_tokens"], last["eval_count"]) == (
@@ -55,7 +55,7 @@ async def test_the_last_line_tells_counts_and_durations_of_the_whole() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_calls_come_whole_with_object_arguments_on_one_line(stream: bool) -> None:
+async def test_a_call_is_one_line_with_object_arguments(stream: bool) -> None:
     script = calling(
         ("weather", '{"city":\n "Oslo"}'), ("weather", "{}"), thought="hm", said="Let me see."
     )
@@ -74,7 +74,7 @@ async def test_calls_come_whole_with_object_arguments_on_one_line(stream: bool) 
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_call_that_was_cut_is_left_out_and_the_length_told(stream: bool) -> None:
+async def test_a_cut_call_is_left_out_with_the_length_reason(stream: bool) -> None:
     script = calling(("weather", "{}"), ("weather", '{"city": "Os'), reason=FinishReason.LENGTH)
     response = await asked(ScriptedGateway(script=script), tools=[WEATHER], stream=stream)
     lines = lines_of(response) if stream else [response.json()]
@@ -83,7 +83,7 @@ async def test_a_call_that_was_cut_is_left_out_and_the_length_told(stream: bool)
 
 
 @pytest.mark.parametrize("name", [MODEL, f"{MODEL}:latest", None])
-async def test_names_are_taken_with_and_without_their_tag_and_given_back_as_they_came(
+async def test_a_model_name_is_returned_as_given(
     name: str | None,
 ) -> None:
     gateway = ScriptedGateway()
@@ -91,7 +91,7 @@ async def test_names_are_taken_with_and_without_their_tag_and_given_back_as_they
     assert (gateway.request.model, response.json()["model"]) == (MODEL, name or f"{MODEL}:latest")
 
 
-async def test_an_unknown_model_is_told_in_the_words_that_clients_look_for() -> None:
+async def test_an_unknown_model_has_the_message_clients_look_for() -> None:
     gateway = ScriptedGateway()
     response = await asked(gateway, model='no"ne')
     assert (response.status_code, response.json()) == (
@@ -105,7 +105,7 @@ async def test_an_unknown_model_is_told_in_the_words_that_clients_look_for() -> 
     assert gateway.requests == []
 
 
-async def test_an_image_in_the_result_of_a_tool_is_named_to_the_model() -> None:
+async def test_images_in_tool_results_are_shown_to_the_model() -> None:
     gateway = ScriptedGateway()
     result = {"role": "tool", "tool_name": "look", "content": "seen", "images": ["aGk="]}
     assert (await asked(gateway, messages=[*HELLO, result])).status_code == 200
@@ -120,7 +120,7 @@ async def test_an_image_in_the_result_of_a_tool_is_named_to_the_model() -> None:
     ("think", "effort"),
     [(True, "on"), (False, "off"), ("low", "low"), ("max", "max"), (None, None)],
 )
-async def test_thinking_is_asked_for_in_all_its_ways(think: Any, effort: str | None) -> None:
+async def test_thinking_is_requested_in_all_its_forms(think: Any, effort: str | None) -> None:
     gateway = ScriptedGateway()
     await asked(gateway, think=think)
     assert gateway.request.thinking.effort == effort
@@ -134,7 +134,7 @@ async def test_thinking_is_asked_for_in_all_its_ways(think: Any, effort: str | N
         ({"tools": [WEATHER]}, "tools"),
     ],
 )
-async def test_what_a_model_cannot_is_refused_in_ollamas_words(
+async def test_unsupported_capabilities_are_refused_in_ollamas_words(
     fields: dict[str, Any], what: str
 ) -> None:
     gateway = ScriptedGateway()
@@ -149,11 +149,11 @@ async def test_what_a_model_cannot_is_refused_in_ollamas_words(
 @pytest.mark.parametrize(
     "fields", [{"think": False}, {"think": None}, {"tools": []}, {"tools": None}]
 )
-async def test_nothing_asked_of_a_model_that_cannot_is_fine(fields: dict[str, Any]) -> None:
+async def test_disabled_options_are_accepted_by_any_model(fields: dict[str, Any]) -> None:
     assert (await asked(ScriptedGateway(), report=UNABLE, **fields)).status_code == 200
 
 
-async def test_results_belong_to_their_calls_by_id_name_or_order() -> None:
+async def test_results_belong_to_calls_by_id_name_or_order() -> None:
     calls = [
         {"function": {"name": name, "arguments": {"n": place}}} for place, name in enumerate("abc")
     ]
@@ -186,7 +186,7 @@ async def test_results_belong_to_their_calls_by_id_name_or_order() -> None:
     assert len(ids) == 4
 
 
-async def test_what_the_assistant_has_begun_is_gone_on_with() -> None:
+async def test_an_unfinished_assistant_message_is_continued() -> None:
     for last, continues in (("The answer", True), ("", False)):
         gateway = ScriptedGateway()
         await asked(gateway, messages=[*HELLO, {"role": "assistant", "content": last}])
@@ -207,7 +207,7 @@ async def test_what_the_assistant_has_begun_is_gone_on_with() -> None:
     ],
 )
 @pytest.mark.parametrize("think", [True, False, None])
-async def test_the_form_of_the_answer_is_asked_for_however_it_thinks(
+async def test_the_format_is_requested_in_every_thinking_mode(
     asked_for: Any, found: Any, think: Any
 ) -> None:
     gateway = ScriptedGateway()
@@ -244,7 +244,7 @@ async def test_the_form_of_the_answer_is_asked_for_however_it_thinks(
         ({"template": "{{ .Prompt }}"}, "template"),
     ],
 )
-async def test_a_wrong_field_is_named_and_nothing_reaches_a_worker(
+async def test_a_wrong_field_is_named_and_reaches_no_worker(
     fields: dict[str, Any], named: str
 ) -> None:
     gateway = ScriptedGateway()
@@ -255,7 +255,7 @@ async def test_a_wrong_field_is_named_and_nothing_reaches_a_worker(
 
 
 @pytest.mark.parametrize("value", ["5m", "1h30m", "1.5h", -1, 300, 0.5, "-1", "300", "100ms", None])
-async def test_a_time_to_stay_loaded_is_taken(value: Any) -> None:
+async def test_keep_alive_is_accepted(value: Any) -> None:
     assert (await asked(ScriptedGateway(), keep_alive=value)).status_code == 200
 
 
@@ -268,7 +268,7 @@ async def test_a_time_to_stay_loaded_is_taken(value: Any) -> None:
         ({"keep_alive": 10}, "load"),
     ],
 )
-async def test_without_messages_the_model_is_loaded_and_no_more(
+async def test_without_messages_the_model_is_only_loaded(
     fields: dict[str, Any], reason: str
 ) -> None:
     gateway = ScriptedGateway()
@@ -285,7 +285,7 @@ async def test_without_messages_the_model_is_loaded_and_no_more(
         )
 
 
-async def test_log_probabilities_come_with_their_rivals() -> None:
+async def test_log_probabilities_have_alternatives() -> None:
     tokens = (token("a", -0.25, rivals=(("b", -1.5),)),)
     script = [TextDelta(index=0, text="a", token_ids=(1,), logprobs=tokens), *answer("b")[1:]]
     for stream in (True, False):
@@ -303,14 +303,14 @@ async def test_log_probabilities_come_with_their_rivals() -> None:
         ]
 
 
-async def test_what_was_found_in_the_cache_is_explained_when_asked() -> None:
+async def test_cache_hits_are_explained_on_request() -> None:
     plain = lines_of(await asked(ScriptedGateway()))[-1]
     explained = lines_of(await asked(ScriptedGateway(), holdfast={"explain": True}))[-1]
     assert "holdfast" not in plain
     assert explained["holdfast"]["prompt_tokens"] == PROMPT_TOKENS
 
 
-async def test_a_failure_in_a_stream_is_its_last_line() -> None:
+async def test_a_failure_within_a_stream_is_its_last_line() -> None:
     breaks = asyncio.Event()
     script = [*answer("Hel")[:-1], breaks, GenerationFailed("the device is gone")]
     exchange = Exchange(ScriptedGateway(script=script), directory=directory_of())
@@ -333,7 +333,7 @@ async def test_a_full_queue_has_its_status() -> None:
     )
 
 
-async def test_while_nothing_comes_only_empty_lines_of_the_protocol_are_sent(
+async def test_keep_alives_are_empty_lines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("holdfast.front.server.answers.KEEP_ALIVE_SECONDS", 0.002)
@@ -354,7 +354,7 @@ async def test_while_nothing_comes_only_empty_lines_of_the_protocol_are_sent(
     assert said([json.loads(line) for line in exchange.text.splitlines()], "content") == "late"
 
 
-async def test_copilot_may_ask_every_model_to_think() -> None:
+async def test_copilot_may_request_thinking_from_every_model() -> None:
     gateway = ScriptedGateway()
     async with client_of(gateway, directory=directory_of(UNABLE)) as client:
         body = {"model": MODEL, "messages": HELLO, "think": "medium"}

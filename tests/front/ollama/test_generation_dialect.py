@@ -22,7 +22,7 @@ async def answer(method: str, path: str, **sent: Any) -> Any:
 @pytest.mark.parametrize(
     ("message", "shown"), [("no", "`stop`: no"), ("`stop` is odd", "`stop` is odd")]
 )
-def test_an_error_is_a_sentence_that_names_the_field(message: str, shown: str) -> None:
+def test_an_error_is_a_sentence_with_the_field(message: str, shown: str) -> None:
     error = ollama_error(Problem(status=404, code="odd", message=message, field="stop"))
     assert msgspec.json.decode(msgspec.json.encode(error)) == {
         "error": shown,
@@ -45,7 +45,7 @@ async def test_every_error_on_its_paths_has_its_form(method: str, path: str, sta
     assert (response.status_code, list(response.json())) == (status, ["error", "advice"])
 
 
-async def test_a_key_is_asked_for_as_everywhere() -> None:
+async def test_the_key_is_required_as_everywhere() -> None:
     locked = await answer("GET", "/api/tags", settings={"api_key": "sesame"})
     opened = await answer(
         "GET",

@@ -14,7 +14,7 @@ EMBED, OLDER = "/api/embed", "/api/embeddings"
 
 
 @pytest.mark.parametrize(("given", "inputs"), [("one", ("one",)), (["one", "two"], ("one", "two"))])
-async def test_a_vector_comes_for_each_text(given: Any, inputs: tuple[str, ...]) -> None:
+async def test_each_text_gets_a_vector(given: Any, inputs: tuple[str, ...]) -> None:
     gateway = ScriptedGateway()
     response = await asked(
         gateway,
@@ -38,7 +38,7 @@ async def test_a_vector_comes_for_each_text(given: Any, inputs: tuple[str, ...])
     assert response.json()["cached_tokens"] <= (found.prompt_eval_count or 0)
 
 
-async def test_what_is_asked_of_the_vectors_is_passed_on() -> None:
+async def test_embedding_options_are_passed_on() -> None:
     gateway = ScriptedGateway()
     await asked(gateway, EMBED, input="x", truncate=False, dimensions=3)
     (request,) = gateway.embedded
@@ -57,7 +57,7 @@ async def test_the_older_form_has_one_vector() -> None:
     assert gateway.embedded[0].input_field == "prompt"
 
 
-async def test_a_salt_makes_a_tenant() -> None:
+async def test_a_salt_selects_a_tenant() -> None:
     gateway = ScriptedGateway()
     salts: list[dict[str, str]] = [{}, {"cache_salt": "pepper"}]
     for path in (EMBED, OLDER):
@@ -69,7 +69,7 @@ async def test_a_salt_makes_a_tenant() -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"input": None}, {"input": ""}, {"input": []}])
-async def test_without_a_text_the_model_is_loaded_and_no_vector_comes_as_from_ollama(
+async def test_without_a_text_the_model_is_only_loaded(
     given: dict[str, Any],
 ) -> None:
     gateway = ScriptedGateway()
@@ -80,7 +80,7 @@ async def test_without_a_text_the_model_is_loaded_and_no_vector_comes_as_from_ol
     assert [request.inputs for request in gateway.embedded] == [(), ()]
 
 
-async def test_an_empty_text_among_others_is_one_of_them() -> None:
+async def test_an_empty_text_among_others_is_embedded() -> None:
     gateway = ScriptedGateway()
     await asked(gateway, EMBED, input=["one", ""])
     assert gateway.embedded[0].inputs == ("one", "")
@@ -97,7 +97,7 @@ async def test_an_empty_text_among_others_is_one_of_them() -> None:
         (OLDER, {"prompt": "x", "keep_alive": "soon"}, 400, "`keep_alive`"),
     ],
 )
-async def test_what_is_wrong_is_named(
+async def test_an_invalid_field_is_refused_by_name(
     path: str, fields: dict[str, Any], status: int, named: str
 ) -> None:
     gateway = ScriptedGateway()
@@ -112,7 +112,7 @@ async def test_what_is_wrong_is_named(
     ("address", "done"), [("127.0.0.1", [("let go", MODEL)]), ("192.0.2.1", [])]
 )
 @pytest.mark.parametrize(("path", "field"), [(EMBED, "input"), (OLDER, "prompt")])
-async def test_an_administrator_may_have_the_model_let_go_of_behind_the_vectors(
+async def test_an_administrator_may_unload_the_model_after_embedding(
     path: str, field: str, address: str, done: list[tuple[str, str]]
 ) -> None:
     control = ScriptedControl()

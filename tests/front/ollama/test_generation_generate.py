@@ -15,7 +15,7 @@ from tests.fakes.ollama_bodies import GENERATE, asked, lines_of
 from tests.fakes.scripted_gateway import MODEL, ScriptedControl, ScriptedGateway, answer, calling
 
 
-async def test_a_prompt_is_what_the_user_says_behind_the_system_message() -> None:
+async def test_a_prompt_becomes_a_user_message_after_the_system_message() -> None:
     gateway = ScriptedGateway(script=calling(thought="hm", said="Hello"))
     lines = lines_of(await asked(gateway, GENERATE, system="Be brief."))
     assert gateway.request.prompt == ChatPrompt(
@@ -28,34 +28,34 @@ async def test_a_prompt_is_what_the_user_says_behind_the_system_message() -> Non
     assert lines[-1]["done_reason"] == "stop"
 
 
-async def test_a_whole_answer_says_what_a_stream_says() -> None:
+async def test_streamed_and_whole_answers_are_equal() -> None:
     whole = (
         await asked(ScriptedGateway(script=answer("Hel", "lo")), GENERATE, stream=False)
     ).json()
     assert (whole["response"], whole["done"], whole["eval_count"]) == ("Hello", True, 2)
 
 
-async def test_a_raw_prompt_is_continued_as_it_is() -> None:
+async def test_a_raw_prompt_is_continued_unchanged() -> None:
     gateway = ScriptedGateway()
     await asked(gateway, GENERATE, raw=True, prompt="Once upon")
     assert (gateway.request.prompt, gateway.request.prompt_field) == ("Once upon", "prompt")
 
 
 @pytest.mark.parametrize("field", ["system", "context", "template", "images"])
-async def test_a_raw_prompt_goes_with_nothing_beside_it(field: str) -> None:
+async def test_a_raw_prompt_excludes_other_fields(field: str) -> None:
     value: Any = {"context": [1, 2], "images": ["aGk="]}.get(field, "x")
     response = await asked(ScriptedGateway(), GENERATE, raw=True, **{field: value})
     assert (response.status_code, f"`{field}`" in response.json()["error"]) == (400, True)
 
 
 @pytest.mark.parametrize("fields", [{"suffix": "end"}, {"template": "x"}, {"steps": 4}])
-async def test_what_no_model_here_can_is_refused_in_words(fields: dict[str, Any]) -> None:
+async def test_unsupported_fields_are_refused_by_name(fields: dict[str, Any]) -> None:
     response = await asked(ScriptedGateway(), GENERATE, **fields)
     (name,) = fields
     assert (response.status_code, response.json()["error"].startswith(f"`{name}`: ")) == (400, True)
 
 
-async def test_fields_that_ask_for_nothing_are_taken() -> None:
+async def test_fields_without_effect_are_accepted() -> None:
     nothing = {
         "suffix": "",
         "images": [],
@@ -74,7 +74,7 @@ async def test_fields_that_ask_for_nothing_are_taken() -> None:
     [({}, "load"), ({"keep_alive": 0}, "unload"), ({"keep_alive": "0m"}, "unload")],
 )
 @pytest.mark.parametrize("prompt", ["", None])
-async def test_without_a_prompt_the_model_is_loaded_and_no_more(
+async def test_without_a_prompt_the_model_is_only_loaded(
     prompt: Any, fields: dict[str, Any], reason: str
 ) -> None:
     whole = (await asked(ScriptedGateway(), GENERATE, prompt=prompt, **fields)).json()
@@ -86,7 +86,7 @@ async def test_without_a_prompt_the_model_is_loaded_and_no_more(
     ("headers", "keep_alive", "done"),
     [({}, 0, [("let go", MODEL)]), ({}, "5m", []), ({"x-forwarded-for": "192.0.2.1"}, 0, [])],
 )
-async def test_a_model_is_let_go_of_behind_an_answer_if_an_administrator_wants_that(
+async def test_an_administrator_may_unload_a_model_after_its_answer(
     streams: bool, headers: dict[str, str], keep_alive: Any, done: list[Any]
 ) -> None:
     control = ScriptedControl()
@@ -103,7 +103,7 @@ async def options_of(**options: Any) -> Any:
     return gateway.request
 
 
-async def test_options_say_how_to_draw_under_ollamas_names() -> None:
+async def test_sampling_options_have_ollamas_names() -> None:
     request = await options_of(
         temperature=0,
         top_k=40.0,
@@ -127,7 +127,7 @@ async def test_options_say_how_to_draw_under_ollamas_names() -> None:
     assert request.unset_sampling == ()
 
 
-async def test_what_is_left_out_is_the_models_own() -> None:
+async def test_omitted_options_use_the_models_defaults() -> None:
     request = await options_of(top_k=-1, seed=-1, repeat_last_n=0, repeat_penalty=1.5)
     assert (request.sampling, request.max_tokens) == (SamplingParams(), None)
     assert set(request.unset_sampling) == {
@@ -142,7 +142,7 @@ async def test_what_is_left_out_is_the_models_own() -> None:
 @pytest.mark.parametrize(
     ("given", "found"), [(-1, None), (-2, None), (5, 5), (5.0, 5), (0, None), (None, None)]
 )
-async def test_the_length_of_an_answer_is_bounded_or_what_fits(
+async def test_num_predict_limits_the_answer_or_fills_the_context(
     given: Any, found: int | None
 ) -> None:
     assert (await options_of(num_predict=given)).max_tokens == found
@@ -151,13 +151,11 @@ async def test_the_length_of_an_answer_is_bounded_or_what_fits(
 @pytest.mark.parametrize(
     ("given", "found"), [("END", ("END",)), (["a", "b"], ("a", "b")), ([], ()), (None, ())]
 )
-async def test_an_answer_ends_before_one_text_or_several(
-    given: Any, found: tuple[str, ...]
-) -> None:
+async def test_stop_may_be_one_text_or_several(given: Any, found: tuple[str, ...]) -> None:
     assert (await options_of(stop=given)).stop == found
 
 
-async def test_options_of_ollamas_engine_are_taken_without_effect() -> None:
+async def test_options_for_ollamas_engine_are_ignored() -> None:
     plain = await options_of()
     tuned = await options_of(
         num_ctx=8192, num_gpu=99, mirostat=2, tfs_z=0.5, numa=True, num_thread=8, something_new=1
@@ -165,7 +163,7 @@ async def test_options_of_ollamas_engine_are_taken_without_effect() -> None:
     assert (tuned.sampling, tuned.max_tokens) == (plain.sampling, plain.max_tokens)
 
 
-async def test_a_conversation_goes_on_from_its_context() -> None:
+async def test_a_conversation_continues_from_its_context() -> None:
     first = (
         await asked(
             ScriptedGateway(script=calling(thought="hm", said="Hello")),
@@ -203,7 +201,7 @@ async def test_a_conversation_goes_on_from_its_context() -> None:
     ]
 
 
-async def test_a_raw_prompt_has_no_context() -> None:
+async def test_a_raw_prompt_returns_no_context() -> None:
     assert (
         "context" not in (await asked(ScriptedGateway(), GENERATE, raw=True, stream=False)).json()
     )
@@ -213,7 +211,7 @@ async def test_a_raw_prompt_has_no_context() -> None:
     "context",
     [[1, 2, 3], [100_000], [-1], packed([{"role": "tool", "content": "x"}]), packed([])[:-2]],
 )
-async def test_a_context_of_elsewhere_is_refused(context: list[int]) -> None:
+async def test_a_foreign_context_is_refused(context: list[int]) -> None:
     response = await asked(ScriptedGateway(), GENERATE, context=context)
     assert (response.status_code, "`context`" in response.json()["error"]) == (400, True)
 
@@ -232,5 +230,5 @@ def test_a_context_cannot_grow_beyond_its_bound() -> None:
         )
     )
 )
-def test_every_context_comes_back_as_it_was(turns: list[dict[str, str]]) -> None:
+def test_a_context_round_trips(turns: list[dict[str, str]]) -> None:
     assert list(unpacked(packed(turns), limit_bytes=1 << 20)) == turns

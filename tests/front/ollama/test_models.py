@@ -23,7 +23,7 @@ def sized(**facts: Any) -> ModelStatus:
     return model_status(info=msgspec.structs.replace(INFO, **facts))
 
 
-async def test_what_is_listed_is_what_clients_read() -> None:
+async def test_the_models_list_has_the_fields_clients_read() -> None:
     (model,) = ollama.ListResponse(
         **await got("/api/tags", sized(parameters=4_022_468_096, weight_bytes=2_263_000_000))
     ).models
@@ -41,7 +41,7 @@ async def test_what_is_listed_is_what_clients_read() -> None:
     ) == ("qwen3", "4.0B", "Q4")
 
 
-async def test_every_name_that_is_listed_has_a_tag_and_is_taken() -> None:
+async def test_every_listed_name_has_a_tag_and_is_accepted() -> None:
     for model_id, shown in (("a/b", "a/b:latest"), ("b:4bit", "b:4bit"), ("c:d/b", "c:d/b:latest")):
         listed = await got("/api/tags", model_status(id=model_id))
         assert listed["models"][0]["name"] == listed["models"][0]["model"] == shown
@@ -51,7 +51,7 @@ async def test_every_name_that_is_listed_has_a_tag_and_is_taken() -> None:
                 assert (await client.post("/api/show", json={"model": name})).status_code == 200
 
 
-async def test_a_model_runs_when_it_is_ready() -> None:
+async def test_a_ready_model_is_listed_as_running() -> None:
     found = await got(
         "/api/ps", model_status(), model_status(id="other", state="loading", info=None)
     )
@@ -63,7 +63,7 @@ async def test_a_model_runs_when_it_is_ready() -> None:
     )
 
 
-async def test_it_is_told_when_a_model_is_unloaded() -> None:
+async def test_the_unload_time_of_a_model_is_shown() -> None:
     used, never = model_status(idle_seconds_left=600.0), model_status(id="other")
     found = await got("/api/ps", used, never)
     soon, late = (model.expires_at for model in ollama.ProcessResponse(**found).models)
@@ -73,13 +73,13 @@ async def test_it_is_told_when_a_model_is_unloaded() -> None:
 
 
 @pytest.mark.parametrize(("is_on_cpu", "found"), [(True, 0), (False, INFO.weight_bytes)])
-async def test_only_a_model_on_a_gpu_takes_memory_of_one(is_on_cpu: bool, found: int) -> None:
+async def test_only_a_gpu_model_has_gpu_memory(is_on_cpu: bool, found: int) -> None:
     info = msgspec.structs.replace(INFO, device="AMD EPYC", is_on_cpu=is_on_cpu)
     (model,) = (await got("/api/ps", model_status(info=info)))["models"]
     assert (model["size_vram"], model["size"]) == (found, INFO.weight_bytes)
 
 
-async def test_a_model_that_is_loading_is_listed_without_figures() -> None:
+async def test_a_loading_model_is_listed_without_figures() -> None:
     (model,) = (await got("/api/tags", model_status(state="loading", info=None)))["models"]
     assert (model["size"], model["details"]["family"]) == (0, "")
 
@@ -92,7 +92,7 @@ async def test_a_model_that_is_loading_is_listed_without_figures() -> None:
         {"model": None, "name": MODEL, "verbose": True},
     ],
 )
-async def test_a_model_is_shown_with_what_it_can_and_how_much_it_reads(
+async def test_a_model_is_shown_with_its_capabilities_and_context(
     fields: dict[str, Any],
 ) -> None:
     shown = ollama.ShowResponse(**(await asked(ScriptedGateway(), "/api/show", **fields)).json())
@@ -102,14 +102,14 @@ async def test_a_model_is_shown_with_what_it_can_and_how_much_it_reads(
     assert set(shown.capabilities or ()) >= {"completion", "tools", "thinking"}
 
 
-async def test_a_model_that_takes_images_says_so_in_ollamas_words() -> None:
+async def test_a_vision_model_has_ollamas_vision_capability() -> None:
     directory = directory_of(models=[model_status(can_see=True)])
     async with client_of(ScriptedGateway(), directory=directory) as client:
         shown = await client.post("/api/show", json={"model": MODEL})
     assert "vision" in shown.json()["capabilities"]
 
 
-async def test_what_a_model_cannot_is_not_among_its_capabilities() -> None:
+async def test_unsupported_capabilities_are_not_listed() -> None:
     able, unable = [
         (await asked(ScriptedGateway(), "/api/show", report=report)).json()
         for report in (ABLE, UNABLE)
@@ -122,7 +122,7 @@ async def test_what_a_model_cannot_is_not_among_its_capabilities() -> None:
     assert "tools" in in_text.json()["capabilities"]
 
 
-async def test_a_model_that_is_not_there_is_not_shown() -> None:
+async def test_an_unknown_model_is_not_shown() -> None:
     assert (await asked(ScriptedGateway(), "/api/show", model="other")).status_code == 404
     assert (await asked(ScriptedGateway(), "/api/show", model=None)).json() == {
         "error": "`model` is required",
@@ -130,9 +130,9 @@ async def test_a_model_that_is_not_there_is_not_shown() -> None:
     }
 
 
-async def test_the_version_is_one_that_clients_speak_to() -> None:
+async def test_the_reported_version_is_accepted_by_clients() -> None:
     found = await got("/api/version")
-    # what Codex asks for; VS Code is content with 0.6.4
+    # required by Codex; VS Code accepts 0.6.4
     assert tuple(map(int, found["version"].split("."))) >= (0, 13, 4)
     assert found["holdfast"] == "0.1.0"
 
@@ -145,7 +145,7 @@ async def test_the_version_is_one_that_clients_speak_to() -> None:
         (812_500, 812_500, "", "812.5K", "Q8"),
     ],
 )
-async def test_sizes_are_said_in_short(
+async def test_parameter_counts_are_abbreviated(
     parameters: int, weight_bytes: int, dtype: str, size: str, level: str
 ) -> None:
     (model,) = (

@@ -66,7 +66,7 @@ class Served:
 
 
 @pytest.mark.parametrize("name", [KELP, f"hf.co/{KELP}", f"huggingface.co/{KELP}:latest"])
-async def test_a_model_of_the_hub_is_pulled_with_its_progress_and_served(
+async def test_a_hub_model_is_pulled_with_progress_and_served(
     hub: HubState, tmp_path: Path, name: str
 ) -> None:
     served = Served(tmp_path)
@@ -84,7 +84,7 @@ async def test_a_model_of_the_hub_is_pulled_with_its_progress_and_served(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_what_cannot_be_pulled_is_told_in_ollamas_form(
+async def test_a_failed_pull_has_ollamas_error_form(
     hub: HubState, tmp_path: Path, stream: bool
 ) -> None:
     served = Served(tmp_path)
@@ -110,7 +110,7 @@ async def test_what_cannot_be_pulled_is_told_in_ollamas_form(
         (f"{KELP}@v1", 400),
     ],
 )
-async def test_no_path_no_url_and_no_tag_is_pulled(
+async def test_paths_urls_and_tags_cannot_be_pulled(
     hub: HubState, tmp_path: Path, name: str, status: int
 ) -> None:
     response = await Served(tmp_path).request("POST", PULL, model=name)
@@ -121,7 +121,7 @@ async def test_no_path_no_url_and_no_tag_is_pulled(
 @pytest.mark.parametrize(
     "fields", [{}, {"model": None, "name": MODEL}, {"model": f"{MODEL}:latest", "insecure": True}]
 )
-async def test_a_model_that_comes_from_elsewhere_is_there_when_it_is_pulled(
+async def test_pulling_a_served_model_succeeds(
     fields: dict[str, Any],
 ) -> None:
     streamed = lines_of(await asked(ScriptedGateway(), PULL, **fields))
@@ -130,7 +130,7 @@ async def test_a_model_that_comes_from_elsewhere_is_there_when_it_is_pulled(
     assert whole.json() == {"status": "success"}
 
 
-async def test_a_model_is_deleted_and_then_it_is_unknown(hub: HubState, tmp_path: Path) -> None:
+async def test_a_deleted_model_is_unknown(hub: HubState, tmp_path: Path) -> None:
     served = Served(tmp_path)
     await served.request("POST", PULL, model=KELP, stream=False)
     deleted = await served.request("DELETE", DELETE, model=f"{KELP}:latest")
@@ -140,7 +140,7 @@ async def test_a_model_is_deleted_and_then_it_is_unknown(hub: HubState, tmp_path
     assert (again.status_code, "not found" in again.json()["error"]) == (404, True)
 
 
-async def test_what_is_not_deleted_is_said_in_words(hub: HubState, tmp_path: Path) -> None:
+async def test_a_refused_deletion_says_why(hub: HubState, tmp_path: Path) -> None:
     served = Served(tmp_path, models=f"{TWO}[models.kelp]\nid = '{KELP}'\npin = true\n")
     await served.request("POST", PULL, model=KELP, stream=False)
     for name, status, words in (
@@ -157,9 +157,7 @@ async def test_what_is_not_deleted_is_said_in_words(hub: HubState, tmp_path: Pat
         )
 
 
-async def test_a_pattern_of_aliases_deletes_and_pulls_nothing(
-    hub: HubState, tmp_path: Path
-) -> None:
+async def test_an_alias_pattern_deletes_and_pulls_nothing(hub: HubState, tmp_path: Path) -> None:
     served = Served(
         tmp_path,
         server=ServerSettings(model_aliases=("*=kelp",)),
@@ -187,7 +185,7 @@ async def test_it_takes_an_administrator(
         ("POST", "/api/blobs/sha256:00"),
     ],
 )
-async def test_models_are_not_made_over_http(method: str, path: str) -> None:
+async def test_models_cannot_be_created_over_http(method: str, path: str) -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.request(method, path, content=json.dumps({"model": MODEL}))
     assert response.status_code == 400

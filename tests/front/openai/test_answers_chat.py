@@ -82,7 +82,7 @@ async def test_a_whole_answer_has_the_golden_shape() -> None:
     }
 
 
-async def test_a_stream_counts_as_it_goes_when_it_is_asked_to() -> None:
+async def test_a_stream_has_continuous_counts_on_request() -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = await streamed(
         ScriptedGateway(script=answer("Hel", "lo", cached_tokens=3)), stream_options=options
@@ -133,7 +133,7 @@ async def test_a_stream_has_the_golden_events() -> None:
     assert all("usage" not in event for event in events)
 
 
-async def test_the_counts_come_last_and_only_when_asked_for() -> None:
+async def test_the_counts_come_last_and_only_on_request() -> None:
     events = await streamed(
         ScriptedGateway(script=answer("a", cached_tokens=4)), stream_options={"include_usage": True}
     )
@@ -149,7 +149,7 @@ async def test_the_counts_come_last_and_only_when_asked_for() -> None:
 
 
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
-async def test_the_finish_reason_is_the_true_one(reason: FinishReason) -> None:
+async def test_the_finish_reason_is_correct(reason: FinishReason) -> None:
     script = answer("a", reason=reason)
     assert (await whole(ScriptedGateway(script=script)))["choices"][0][
         "finish_reason"
@@ -159,7 +159,7 @@ async def test_the_finish_reason_is_the_true_one(reason: FinishReason) -> None:
     ] == reason.value
 
 
-async def test_several_choices_are_kept_apart_and_their_tokens_added_up() -> None:
+async def test_several_choices_are_separate_and_their_tokens_summed() -> None:
     script = [
         *answer("a", "b", cached_tokens=2)[:-1],
         *answer("x", index=1, cached_tokens=7),
@@ -223,7 +223,7 @@ async def test_an_answer_without_text_is_an_empty_string() -> None:
 CALLS = (("look_up", '{"word": "☃"}'), ("add", '{"a": 1, "b": 2}'))
 
 
-async def test_a_whole_answer_has_its_thought_under_both_names_and_its_calls() -> None:
+async def test_a_whole_answer_has_its_thought_twice_and_its_calls() -> None:
     got = await whole(ScriptedGateway(script=calling(*CALLS, thought="hm")))
     (choice,) = got["choices"]
     assert choice["message"] == {
@@ -248,7 +248,7 @@ async def test_a_whole_answer_has_its_thought_under_both_names_and_its_calls() -
     }
 
 
-async def test_a_stream_names_a_call_first_and_then_gives_its_arguments() -> None:
+async def test_a_stream_names_a_call_before_its_arguments() -> None:
     events = await streamed(ScriptedGateway(script=calling(CALLS[0], thought="hm", said="well")))
     assert [event["choices"][0]["delta"] for event in events] == [
         {"role": "assistant", "content": ""},
@@ -271,7 +271,7 @@ async def test_a_stream_names_a_call_first_and_then_gives_its_arguments() -> Non
     assert [event["choices"][0]["finish_reason"] for event in events] == [None] * 6 + ["tool_calls"]
 
 
-async def test_a_call_that_is_cut_is_shown_as_far_as_it_came_and_ends_with_length() -> None:
+async def test_a_call_cut_by_length_is_shown_partially() -> None:
     got = await whole(ScriptedGateway(script=calling(CALLS[0], reason=FinishReason.LENGTH)))
     (choice,) = got["choices"]
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["look_up"]
@@ -286,7 +286,7 @@ async def test_a_thought_that_is_cut_leaves_no_content() -> None:
     )
 
 
-async def test_who_asked_with_functions_is_answered_in_that_form() -> None:
+async def test_functions_in_the_request_give_a_function_call() -> None:
     fields: dict[str, Any] = {"functions": [{"name": "look_up"}]}
     got = await whole(ScriptedGateway(script=calling(CALLS[0])), **fields)
     (choice,) = got["choices"]
@@ -300,7 +300,7 @@ async def test_who_asked_with_functions_is_answered_in_that_form() -> None:
     assert events[-1]["choices"][0]["finish_reason"] == "function_call"
 
 
-async def test_the_tokens_of_a_call_have_their_logprobs_and_count_as_they_come() -> None:
+async def test_a_calls_tokens_have_logprobs_and_are_counted() -> None:
     scored = [
         ToolCallStarted(
             index=0, call=0, id="call_0", name="f", token_ids=(1,), logprobs=(token("<"),)
@@ -318,7 +318,7 @@ async def test_the_tokens_of_a_call_have_their_logprobs_and_count_as_they_come()
     assert [event["usage"]["completion_tokens"] for event in events][1:4] == [1, 2, 3]
 
 
-async def test_tokens_that_say_nothing_count_with_what_comes_next() -> None:
+async def test_invisible_tokens_are_counted_with_the_next_event() -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = await streamed(
         ScriptedGateway(script=calling(("f", "{}"), ("g", "{}"))), stream_options=options
@@ -332,7 +332,7 @@ PROGRESS = [
 ]
 
 
-async def test_a_stream_tells_how_far_the_prompt_is_read_when_it_is_asked_to() -> None:
+async def test_a_stream_reports_prefill_progress_on_request() -> None:
     gateway = ScriptedGateway(script=[*PROGRESS, *answer("Hel")])
     opening, *told, first, _ = [
         event for event in await streamed(gateway, return_progress=True) if event != "[DONE]"
@@ -354,7 +354,7 @@ async def test_a_stream_tells_how_far_the_prompt_is_read_when_it_is_asked_to() -
 
 
 @pytest.mark.parametrize("fields", [{}, {"return_progress": False}])
-async def test_a_stream_that_is_not_asked_to_tells_nothing_of_progress(
+async def test_a_stream_reports_no_progress_by_default(
     fields: dict[str, Any],
 ) -> None:
     events = await streamed(ScriptedGateway(script=[*PROGRESS, *answer("Hel")]), **fields)

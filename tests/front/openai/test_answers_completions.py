@@ -73,7 +73,7 @@ def by_prompt(request: GenerationRequest) -> Any:
     return [*answer(text + "0", cached_tokens=1), *answer(text + "1", index=1, cached_tokens=5)]
 
 
-async def test_the_choices_of_several_prompts_are_counted_through() -> None:
+async def test_choices_of_several_prompts_are_numbered_consecutively() -> None:
     got = await answered(ScriptedGateway(script=by_prompt), prompt=["a", "b"], n=2)
     assert [choice["text"] for choice in got["choices"]] == ["a0", "a1", "b0", "b1"]
     assert got["usage"]["prompt_tokens"] == 2 * PROMPT_TOKENS
@@ -87,7 +87,7 @@ async def test_the_choices_of_several_prompts_are_counted_through() -> None:
     assert texts == {0: "a0", 1: "a1", 2: "b0", 3: "b1"}
 
 
-async def test_logprobs_have_the_older_shape() -> None:
+async def test_logprobs_have_the_completions_shape() -> None:
     tokens = (
         token("Hel", -0.25, rivals=(("Hel", -0.25), ("Yo", -2.0))),
         token("lo", -3.0, offset=3, rivals=(("la", -0.1),)),
@@ -110,17 +110,17 @@ async def test_logprobs_have_the_older_shape() -> None:
     ]["logprobs"] == expected
 
 
-def test_the_first_token_of_an_echoed_prompt_has_no_logprob() -> None:
+def test_the_first_token_of_an_echoed_prompt_lacks_a_logprob() -> None:
     shape = completion_logprobs([token("The", math.nan), token(" end", -1.0, offset=3)])
     assert shape.token_logprobs == [None, -1.0]
     assert shape.top_logprobs == [None, {" end": -1.0}]
 
 
-def test_a_part_of_a_character_is_named_by_its_bytes() -> None:
+def test_a_partial_character_is_shown_as_bytes() -> None:
     shape = completion_logprobs([TokenText(text="\ufffd", raw=b"\xe2\x98", logprob=-1.0)])
     assert shape.tokens == ["bytes:\\xe2\\x98"]
 
 
-def test_of_two_tokens_that_read_alike_the_likelier_one_is_shown() -> None:
+def test_of_two_tokens_with_equal_text_the_likelier_is_shown() -> None:
     shape = completion_logprobs([token("a", -0.1, rivals=(("a", -0.1), ("b", -1.0), ("b", -2.0)))])
     assert shape.top_logprobs == [{"a": -0.1, "b": -1.0}]

@@ -18,7 +18,7 @@ from holdfast.front.server.problem import Problem
         (503, "server_error", "wait"),
     ],
 )
-def test_whose_fault_it_is_follows_the_status(status: int, kind: str, advice: str) -> None:
+def test_the_error_type_follows_the_status(status: int, kind: str, advice: str) -> None:
     said = openai_error(Problem(status=status, code="odd", message="no", field="stop"))
     assert json.loads(msgspec.json.encode(said)) == {
         "error": {
@@ -31,5 +31,5 @@ def test_whose_fault_it_is_follows_the_status(status: int, kind: str, advice: st
     }
 
 
-def test_no_field_is_null() -> None:
+def test_an_error_without_a_field_has_a_null_param() -> None:
     assert openai_error(Problem(status=400, code="odd", message="no")).error.param is None

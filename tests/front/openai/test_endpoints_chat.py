@@ -8,7 +8,7 @@ from holdfast.front.request import ChatPrompt
 from tests.fakes.http_clients import accepted_chat, refused_chat
 
 
-async def test_the_plainest_request_asks_for_one_answer_as_long_as_fits() -> None:
+async def test_a_minimal_request_gets_one_answer_of_maximal_length() -> None:
     request = await accepted_chat()
     assert (request.choices, request.max_tokens, request.stop, request.want_logprobs) == (
         1,
@@ -29,20 +29,18 @@ async def test_the_plainest_request_asks_for_one_answer_as_long_as_fits() -> Non
         ({"max_tokens": 5, "max_completion_tokens": 6}, 6),
     ],
 )
-async def test_both_names_of_max_tokens_are_known_and_the_newer_one_wins(
-    fields: dict[str, int], tokens: int
-) -> None:
+async def test_the_newer_name_of_max_tokens_wins(fields: dict[str, int], tokens: int) -> None:
     assert (await accepted_chat(**fields)).max_tokens == tokens
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-async def test_a_chat_answer_may_have_no_tokens_but_not_fewer(field: str) -> None:
+async def test_max_tokens_may_be_zero_but_not_negative(field: str) -> None:
     assert (await accepted_chat(**{field: 0})).max_tokens == 0
     status = 422 if field == "max_tokens" else 400  # see tests/front/server/test_problem_agents.py
     assert await refused_chat(**{field: -1}) == (status, field)
 
 
-async def test_logprobs_are_asked_for() -> None:
+async def test_logprobs_are_requested() -> None:
     request = await accepted_chat(logprobs=True, top_logprobs=4)
     assert (request.want_logprobs, request.top_logprobs) == (True, 4)
 
@@ -57,11 +55,11 @@ async def test_top_logprobs_need_logprobs_unless_none_are_asked_for() -> None:
     assert not (await accepted_chat(top_logprobs=0)).want_logprobs
 
 
-async def test_a_number_as_logprobs_is_the_other_endpoints_way() -> None:
+async def test_a_number_for_logprobs_is_refused_in_chat() -> None:
     assert await refused_chat(logprobs=2) == (400, "logprobs")
 
 
-async def test_what_the_template_is_to_know_reaches_it() -> None:
+async def test_template_options_reach_the_template() -> None:
     request = await accepted_chat(
         enable_thinking=False, chat_template_kwargs={"language": "fr", "enable_thinking": True}
     )
@@ -69,7 +67,7 @@ async def test_what_the_template_is_to_know_reaches_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
-async def test_variables_that_the_server_sets_cannot_be_set_by_the_client(name: str) -> None:
+async def test_clients_cannot_set_the_servers_template_variables(name: str) -> None:
     assert await refused_chat(chat_template_kwargs={name: []}) == (
         400,
         f"chat_template_kwargs.{name}",

@@ -33,7 +33,7 @@ BAD_PROMPTS: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("prompt", "param"), BAD_PROMPTS, ids=str)
-async def test_a_bad_prompt_is_a_400_that_names_the_place(prompt: Any, param: str) -> None:
+async def test_a_bad_prompt_is_a_400_with_its_place(prompt: Any, param: str) -> None:
     gateway = ScriptedGateway()
     async with client_of(gateway, limits=LimitsSettings(max_batch_prompts=4)) as client:
         response = await client.post(COMPLETIONS, json=completion_body(prompt=prompt))
@@ -41,7 +41,7 @@ async def test_a_bad_prompt_is_a_400_that_names_the_place(prompt: Any, param: st
     assert gateway.requests == []
 
 
-async def test_more_answers_than_one_request_may_have_are_refused_before_any_is_submitted() -> None:
+async def test_too_many_answers_are_refused_before_any_is_submitted() -> None:
     gateway = ScriptedGateway()
     async with client_of(gateway) as client:
         refused = await client.post(COMPLETIONS, json=completion_body(prompt=["a"] * 256, n=16))
@@ -74,7 +74,7 @@ async def test_all_four_kinds_of_prompt_are_understood(prompt: Any, expected: li
     assert [request.prompt for request in gateway.requests] == expected
 
 
-async def test_each_prompt_has_an_id_and_a_field_of_its_own() -> None:
+async def test_each_prompt_has_its_own_id_and_field() -> None:
     gateway = ScriptedGateway()
     async with client_of(gateway) as client:
         await client.post(COMPLETIONS, json=completion_body(prompt=["a", "b"]))
@@ -90,7 +90,7 @@ async def accepted(**fields: Any) -> Any:
     return gateway.request
 
 
-async def test_the_default_length_is_openais() -> None:
+async def test_the_default_length_is_that_of_openai() -> None:
     assert (await accepted()).max_tokens == 16
 
 
@@ -104,7 +104,7 @@ async def test_a_prompt_can_be_scored_without_generating_anything() -> None:
     )
 
 
-async def test_no_rivals_are_wanted_with_logprobs_zero() -> None:
+async def test_logprobs_zero_returns_no_alternatives() -> None:
     request = await accepted(logprobs=0)
     assert (request.want_logprobs, request.top_logprobs) == (True, 0)
 
@@ -140,14 +140,14 @@ async def test_fields_that_change_nothing_are_accepted(fields: dict[str, Any]) -
         ({"add_special_tokens": False}, "add_special_tokens"),
     ],
 )
-async def test_what_cannot_be_served_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+async def test_unsupported_fields_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.post(COMPLETIONS, json=completion_body(**fields))
     status = 422 if param == "max_tokens" else 400  # see tests/front/server/test_problem_agents.py
     assert (response.status_code, response.json()["error"]["param"]) == (status, param)
 
 
-async def test_a_prompt_of_a_hundred_thousand_bad_ids_is_refused_at_the_first() -> None:
+async def test_a_hundred_thousand_bad_ids_are_refused_at_the_first() -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.post(COMPLETIONS, json=completion_body(prompt=[-1] * 100_000))
     assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt.0")

@@ -18,7 +18,7 @@ def asked(answer_id: str, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("path", "body"), [(CHAT, chat_body()), (MESSAGES, message_body())])
-async def test_the_thought_of_an_answer_under_way_is_ended_by_the_answers_id(
+async def test_a_running_thought_is_ended_by_the_answers_id(
     path: str, body: dict[str, Any]
 ) -> None:
     goes_on = asyncio.Event()
@@ -41,7 +41,7 @@ async def test_the_thought_of_an_answer_under_way_is_ended_by_the_answers_id(
     assert late.json() == {"success": False, "message": "no answer with this id is being generated"}
 
 
-async def test_a_model_that_cannot_end_a_thought_says_so() -> None:
+async def test_a_model_that_cannot_end_thoughts_says_so() -> None:
     goes_on = asyncio.Event()
     gateway = ScriptedGateway(script=[goes_on, *answer("Hel")])
     async with client_of(gateway) as client:
@@ -62,13 +62,13 @@ async def test_a_model_that_cannot_end_a_thought_says_so() -> None:
     "body",
     [{"id": "chatcmpl-1"}, {"id": "chatcmpl-1", "action": "stop"}, {"action": "reasoning_end"}],
 )
-async def test_what_is_no_control_is_a_400(body: dict[str, Any]) -> None:
+async def test_an_invalid_control_request_is_a_400(body: dict[str, Any]) -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.post(CONTROL, json=body)
     assert response.status_code == 400
 
 
-async def test_only_the_key_that_asked_may_end_a_thought(tmp_path: Path) -> None:
+async def test_only_the_requests_key_may_end_its_thought(tmp_path: Path) -> None:
     made = [
         named_key(name, name, is_admin=False, priority="interactive", max_requests=None)
         for name in ("alice", "bob")

@@ -31,7 +31,7 @@ async def asked(
     ],
     ids=str,
 )
-async def test_all_kinds_of_input_give_a_vector_each(
+async def test_all_kinds_of_input_are_embedded(
     given: Any, inputs: tuple[Any, ...], is_list: bool
 ) -> None:
     gateway = ScriptedGateway()
@@ -57,12 +57,12 @@ async def test_all_kinds_of_input_give_a_vector_each(
     }
 
 
-async def test_base64_has_the_bytes_of_the_same_numbers() -> None:
+async def test_base64_encodes_the_same_numbers() -> None:
     (entry,) = (await asked(ScriptedGateway(), input="a", encoding_format="base64")).json()["data"]
     assert array("f", base64.b64decode(entry["embedding"])).tolist() == pytest.approx([0.6, 0.8, 0])
 
 
-async def test_what_is_asked_goes_on_with_the_tenant_and_the_default_model() -> None:
+async def test_embedding_options_reach_the_default_model_with_the_tenant() -> None:
     gateway = ScriptedGateway()
     asked_for = {
         "pooling": "last",
@@ -103,7 +103,7 @@ async def test_what_is_asked_goes_on_with_the_tenant_and_the_default_model() -> 
     ],
     ids=str,
 )
-async def test_a_bad_field_is_a_400_that_names_it_and_nothing_is_embedded(
+async def test_a_bad_field_is_a_400_by_name_without_embedding(
     body: dict[str, Any], param: str
 ) -> None:
     gateway = ScriptedGateway()
@@ -126,7 +126,7 @@ async def test_a_bad_field_is_a_400_that_names_it_and_nothing_is_embedded(
     ],
     ids=str,
 )
-async def test_what_goes_wrong_later_has_its_own_status(
+async def test_later_failures_have_their_own_status(
     refusal: Exception, status: int, code: str
 ) -> None:
     response = await asked(ScriptedGateway(refusal=refusal), input=["a"] * 4)

@@ -1,6 +1,4 @@
-"""Bad values of the fields that both endpoints share: each is a 400 that names the field, and
-nothing is submitted.
-"""
+"""Bad values of the fields shared by both endpoints are a 400 with the field and reach no worker."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ def cases() -> list[Any]:
 
 @pytest.mark.parametrize(("field", "value"), cases())
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_a_bad_value_is_refused_with_the_name_of_the_field(
+async def test_a_bad_value_is_refused_with_the_fields_name(
     path: str, field: str, value: Any
 ) -> None:
     gateway = ScriptedGateway()
@@ -89,8 +87,8 @@ HOSTILE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("field", HOSTILE)
-def test_of_a_field_full_of_mistakes_only_the_first_is_kept(field: str) -> None:
-    # All of them took seconds and gigabytes.
+def test_of_many_mistakes_in_a_field_the_first_is_reported(field: str) -> None:
+    # Checking all took seconds and gigabytes.
     with pytest.raises(pydantic.ValidationError) as refusal:
         ChatCompletionRequest.model_validate_json(json.dumps(chat_body(**{field: HOSTILE[field]})))
     assert refusal.value.error_count() == 1
@@ -112,7 +110,7 @@ async def test_a_missing_field_is_named(path: str, field: str) -> None:
 @pytest.mark.parametrize(
     ("path", "body"), [(CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": ["a", "b"]})]
 )
-async def test_without_a_model_the_first_one_answers_and_is_named(
+async def test_without_a_model_the_first_one_answers(
     path: str, body: dict[str, Any], given: dict[str, Any]
 ) -> None:
     gateway = ScriptedGateway()
@@ -122,13 +120,13 @@ async def test_without_a_model_the_first_one_answers_and_is_named(
     assert {request.model for request in gateway.requests} == {MODEL}
 
 
-async def test_an_empty_list_is_said_to_be_empty() -> None:
+async def test_an_empty_list_is_reported_as_empty() -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.post(CHAT, json={"messages": []})
     assert response.json()["error"]["message"] == "`messages`: must not be empty"
 
 
-async def test_a_bias_on_something_else_than_a_token_id_is_refused_in_words() -> None:
+async def test_a_logit_bias_on_anything_but_token_ids_is_refused() -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.post(CHAT, json=chat_body(logit_bias={"the": 1}))
     error = response.json()["error"]
@@ -156,13 +154,13 @@ async def test_stream_options_without_a_stream_are_refused() -> None:
     assert (response.status_code, response.json()["error"]["param"]) == (400, "stream_options")
 
 
-async def test_every_field_may_be_null_but_the_prompt() -> None:
+async def test_every_field_except_the_prompt_may_be_null() -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.post(CHAT, json=chat_body(**dict.fromkeys(BAD_VALUES)))
     assert response.status_code == 200
 
 
-async def test_sampling_fields_reach_the_gateway_as_they_are() -> None:
+async def test_sampling_fields_reach_the_gateway_unchanged() -> None:
     gateway = ScriptedGateway()
     given = {
         "temperature": 0,
@@ -184,9 +182,7 @@ async def test_sampling_fields_reach_the_gateway_as_they_are() -> None:
     assert (gateway.request.ignore_eos, gateway.request.stop) == (True, ("x",))
 
 
-async def test_the_fields_left_open_are_named_so_that_the_models_own_defaults_can_fill_them() -> (
-    None
-):
+async def test_omitted_sampling_fields_are_listed_for_the_models_defaults() -> None:
     gateway = ScriptedGateway()
     async with client_of(gateway) as client:
         await client.post(CHAT, json=chat_body(temperature=0, top_k=None))
@@ -195,7 +191,7 @@ async def test_the_fields_left_open_are_named_so_that_the_models_own_defaults_ca
 
 
 @pytest.mark.parametrize("seed", [-2, -(2**63), 2**63 - 1, 0])
-async def test_every_allowed_seed_leaves_room_to_count_up_for_more_choices(seed: int) -> None:
+async def test_every_seed_is_mapped_below_2_to_the_63(seed: int) -> None:
     gateway = ScriptedGateway()
     async with client_of(gateway) as client:
         await client.post(CHAT, json=chat_body(seed=seed))
@@ -203,7 +199,7 @@ async def test_every_allowed_seed_leaves_room_to_count_up_for_more_choices(seed:
     assert 0 <= gateway.request.sampling.seed < 2**63
 
 
-async def test_the_limits_are_the_configured_ones() -> None:
+async def test_the_limits_are_configurable() -> None:
     limits = LimitsSettings(max_choices=2, max_stop_strings=1, max_top_logprobs=3)
     bad: list[dict[str, Any]] = [
         {"n": 3},

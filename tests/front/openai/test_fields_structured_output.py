@@ -73,7 +73,7 @@ ASKED: list[tuple[dict[str, Any], OutputFormat | None]] = [
 
 @pytest.mark.parametrize(("fields", "form"), ASKED)
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_all_ways_to_ask_for_a_form_come_to_one(
+async def test_all_spellings_of_an_output_format_are_equal(
     path: str, fields: dict[str, Any], form: OutputFormat | None
 ) -> None:
     response, gateway = await posted(path, **fields)
@@ -121,7 +121,7 @@ async def test_a_schema_keeps_the_order_of_its_keys() -> None:
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_what_cannot_be_kept_is_refused_by_name(
+async def test_an_unenforceable_schema_is_refused_by_name(
     path: str, fields: dict[str, Any], field: str
 ) -> None:
     response, gateway = await posted(path, **fields)

@@ -69,7 +69,7 @@ REFUSED_BY = [
 
 
 @pytest.mark.parametrize(("path", "field", "value"), REFUSED_BY)
-async def test_a_field_that_asks_for_what_the_endpoint_does_not_support_is_refused_by_name(
+async def test_a_field_that_requests_an_unsupported_feature_is_refused(
     path: str, field: str, value: Any
 ) -> None:
     gateway = ScriptedGateway()
@@ -87,7 +87,7 @@ async def test_a_field_that_asks_for_what_the_endpoint_does_not_support_is_refus
 
 
 @pytest.mark.parametrize(("field", "value"), HARMLESS)
-async def test_a_known_field_that_asks_for_nothing_is_accepted(field: str, value: Any) -> None:
+async def test_an_unsupported_field_without_a_request_is_accepted(field: str, value: Any) -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.post(CHAT, json=chat_body(**{field: value}))
     assert response.status_code == 200, response.text
@@ -104,6 +104,6 @@ async def test_an_unknown_field_is_ignored_and_logged_once(
     assert caplog.text.count("frobnicate_this_test") == 1
 
 
-def test_no_field_that_both_routes_serve_stands_among_the_refused() -> None:
+def test_no_supported_field_is_among_the_refused() -> None:
     served = set(ChatCompletionRequest.model_fields) & set(CompletionRequest.model_fields)
     assert served & set(KNOWN) == set()

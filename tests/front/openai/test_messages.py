@@ -66,7 +66,7 @@ BAD: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("messages", "param"), BAD, ids=lambda value: str(value)[:60])
-async def test_a_bad_message_is_a_400_that_names_the_place(messages: Any, param: str) -> None:
+async def test_a_bad_message_is_a_400_with_its_place(messages: Any, param: str) -> None:
     gateway = ScriptedGateway()
     async with client_of(gateway) as client:
         response = await client.post(CHAT, json={"model": MODEL, "messages": messages})
@@ -74,7 +74,7 @@ async def test_a_bad_message_is_a_400_that_names_the_place(messages: Any, param:
     assert gateway.requests == []
 
 
-async def test_a_model_that_reads_text_only_refuses_an_image_with_the_reason() -> None:
+async def test_a_text_model_refuses_an_image_with_the_reason() -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.post(
             CHAT, json=chat_body(messages=[{"role": "user", "content": [IMAGE]}])
@@ -85,9 +85,7 @@ async def test_a_model_that_reads_text_only_refuses_an_image_with_the_reason() -
     assert error["param"] == "messages.0.content.0.image_url"
 
 
-async def test_an_image_of_the_system_prompt_is_refused_with_the_places_where_one_is_allowed() -> (
-    None
-):
+async def test_a_system_prompts_image_is_refused_with_allowed_places() -> None:
     async with client_of(ScriptedGateway()) as client:
         messages = [{"role": "system", "content": [IMAGE]}, {"role": "user", "content": "x"}]
         response = await client.post(CHAT, json=chat_body(messages=messages))
@@ -98,7 +96,7 @@ async def test_an_image_of_the_system_prompt_is_refused_with_the_places_where_on
 
 
 @pytest.mark.parametrize("role", ["tool", "function"])
-async def test_an_image_in_the_result_of_a_tool_is_named_to_the_model(role: str) -> None:
+async def test_images_in_tool_results_are_shown_to_the_model(role: str) -> None:
     gateway = ScriptedGateway()
     result = {"role": role, "name": "look", "tool_call_id": "call_1", "content": [TEXT, IMAGE]}
     async with client_of(gateway) as client:
@@ -150,7 +148,7 @@ CONVERSATIONS: list[list[Any]] = [
 
 
 @pytest.mark.parametrize("messages", CONVERSATIONS, ids=lambda value: str(value)[:60])
-async def test_a_good_conversation_goes_on_exactly_as_it_came(messages: list[Any]) -> None:
+async def test_a_valid_conversation_is_passed_on_unchanged(messages: list[Any]) -> None:
     gateway = ScriptedGateway()
     async with client_of(gateway) as client:
         response = await client.post(CHAT, json=chat_body(messages=messages))

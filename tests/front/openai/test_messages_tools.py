@@ -19,7 +19,7 @@ TOOLS = [WEATHER, CLOCK]
 ALL_NAMES: tuple[str, ...] = ()
 
 
-async def test_tools_go_into_the_prompt_as_they_came_without_nulls() -> None:
+async def test_tools_enter_the_prompt_unchanged_except_nulls() -> None:
     nulls = {
         "type": "function",
         "function": {"name": "f", "description": None, "parameters": None, "strict": None},
@@ -67,12 +67,12 @@ async def test_a_schema_keeps_the_order_of_its_keys() -> None:
         ),
     ],
 )
-async def test_what_is_asked_of_the_tools(fields: dict[str, Any], choice: ToolChoice) -> None:
+async def test_tool_choices_are_translated(fields: dict[str, Any], choice: ToolChoice) -> None:
     assert (await accepted_chat(tools=TOOLS, **fields)).tool_choice == choice
 
 
 @pytest.mark.parametrize("choice", ["auto", "none"])
-async def test_a_choice_that_asks_for_nothing_needs_no_tools(choice: str) -> None:
+async def test_a_tool_choice_without_effect_needs_no_tools(choice: str) -> None:
     assert (await accepted_chat(tool_choice=choice)).prompt.tools == ()
 
 
@@ -90,7 +90,7 @@ FUNCTION = {"name": "get_weather", "parameters": SCHEMA}
         ),
     ],
 )
-async def test_functions_are_tools_of_which_an_answer_calls_one(
+async def test_functions_become_tools_with_one_call_per_answer(
     fields: dict[str, Any], choice: ToolChoice
 ) -> None:
     request = await accepted_chat(functions=[FUNCTION], **fields)
@@ -138,7 +138,7 @@ def named(name: str) -> dict[str, Any]:
         ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
     ],
 )
-async def test_what_cannot_be_served_is_refused_by_name(fields: dict[str, Any], field: str) -> None:
+async def test_unsupported_tools_are_refused_by_name(fields: dict[str, Any], field: str) -> None:
     assert await refused_chat(**fields) == (400, field)
 
 
@@ -154,7 +154,7 @@ async def test_schemas_may_be_64_levels_deep() -> None:
     assert await refused_chat(tools=[WEATHER, nested(65)]) == (400, "tools.1.function.parameters")
 
 
-async def test_the_definitions_may_have_so_many_keys_and_values() -> None:
+async def test_the_size_of_tool_definitions_is_limited() -> None:
     gateway = ScriptedGateway()
     async with client_of(gateway, limits=LimitsSettings(max_tool_parts=7)) as client:
         fits = await client.post(CHAT, json=chat_body(tools=[WEATHER]))
@@ -163,7 +163,7 @@ async def test_the_definitions_may_have_so_many_keys_and_values() -> None:
     assert (several.status_code, several.json()["error"]["param"]) == (400, "tools.1.function")
 
 
-async def test_there_may_be_so_many_tools() -> None:
+async def test_the_number_of_tools_is_limited() -> None:
     gateway = ScriptedGateway()
     for fields, field in (
         ({"tools": TOOLS}, "tools"),

@@ -24,7 +24,7 @@ async def got(
 
 
 @pytest.mark.parametrize("path", VIEWS.values())
-async def test_every_view_has_an_address_that_needs_no_key_and_tells_nothing(path: str) -> None:
+async def test_every_view_has_a_public_address_that_reveals_nothing(path: str) -> None:
     response = await got(path, BROWSER, api_key="sesame")
     assert response.status_code == 200
     assert response.headers["content-type"] == "text/html; charset=utf-8"
@@ -33,7 +33,7 @@ async def test_every_view_has_an_address_that_needs_no_key_and_tells_nothing(pat
     assert MODEL not in response.text
 
 
-async def test_nothing_inline_runs_and_nobody_may_frame_the_page() -> None:
+async def test_inline_scripts_and_framing_are_forbidden() -> None:
     response = await got("/", BROWSER)
     policy = dict(
         each.strip().partition(" ")[::2]
@@ -49,7 +49,7 @@ async def test_nothing_inline_runs_and_nobody_may_frame_the_page() -> None:
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", response.text)
 
 
-async def test_files_are_compressed_and_asked_for_again_only_after_they_have_changed() -> None:
+async def test_files_are_compressed_and_cached_until_they_change() -> None:
     plain = await got(MODULE, {"accept-encoding": "identity"})
     packed = await got(MODULE, {"accept-encoding": "gzip"})
     assert plain.headers["content-type"] == "text/javascript; charset=utf-8"
@@ -69,7 +69,7 @@ async def test_files_are_compressed_and_asked_for_again_only_after_they_have_cha
         "/page/none",
     ],
 )
-async def test_nothing_else_is_served(path: str) -> None:
+async def test_other_files_are_not_served(path: str) -> None:
     assert (await got(path)).status_code == 404
 
 
@@ -80,7 +80,7 @@ async def test_the_page_can_be_turned_off() -> None:
         assert "app.js" not in response.text
 
 
-async def test_strangers_hosts_and_origins_are_refused_here_too() -> None:
+async def test_foreign_hosts_and_origins_are_refused_here_too() -> None:
     for path in ("/", "/page/now", MODULE):
         assert (await got(path, {"host": "evil.example"})).status_code == 421
         assert (await got(path, {"origin": "https://evil.example"})).status_code == 403

@@ -1,4 +1,4 @@
-"""The libraries of the page are exactly those that the manifest names."""
+"""The page's libraries are exactly those in the manifest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_manifest_names_every_file_and_its_hash() -> None:
     assert hashes == found
 
 
-def test_the_manifest_has_version_license_and_source_of_every_file() -> None:
+def test_the_manifest_has_each_files_version_license_and_source() -> None:
     licenses = (VENDOR / "LICENSES.txt").read_text()
     for each in MANIFEST["files"]:
         assert each["license"] in {"MIT", "BSD-3-Clause", "Apache-2.0"}

@@ -27,7 +27,7 @@ async def page(
         return await client.get("/", headers=headers)
 
 
-async def test_a_browser_gets_a_page_and_others_lines() -> None:
+async def test_browsers_get_a_page_and_others_plain_text() -> None:
     shown, lines = await page(BROWSER), await page({"accept": "*/*"})
     assert shown.headers["content-type"] == "text/html; charset=utf-8"
     assert lines.headers["content-type"] == "text/plain; charset=utf-8"
@@ -45,7 +45,7 @@ async def test_a_browser_gets_a_page_and_others_lines() -> None:
             assert word in text, word
 
 
-async def test_the_page_loads_nothing_and_runs_nothing() -> None:
+async def test_the_page_contains_no_scripts_or_external_resources() -> None:
     response = await page(BROWSER)
     policy = response.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; style-src 'sha256-")
@@ -55,7 +55,7 @@ async def test_the_page_loads_nothing_and_runs_nothing() -> None:
     assert "color-scheme: light dark" in style
 
 
-async def test_the_example_works_as_it_stands() -> None:
+async def test_the_shown_example_works() -> None:
     text = (await page({})).text
     words = shlex.split(
         text[text.index("curl") : text.index("\n\n", text.index("curl"))].replace("\\\n", " ")
@@ -69,7 +69,7 @@ async def test_the_example_works_as_it_stands() -> None:
     assert json.loads(words[-1])["messages"]
 
 
-async def test_without_the_key_nothing_is_told_of_the_models() -> None:
+async def test_without_the_key_models_are_hidden() -> None:
     for headers in (BROWSER, {}):
         locked = await page(headers, api_key="sesame")
         opened = await page({**headers, "x-api-key": "sesame"}, api_key="sesame")
@@ -83,16 +83,16 @@ async def test_without_the_key_nothing_is_told_of_the_models() -> None:
 @pytest.mark.parametrize(
     "host", ["localhost:8321", "192.168.1.5:8321", "[fe80::1]:80", "mac.local"]
 )
-async def test_the_address_is_the_one_by_which_the_client_came(host: str) -> None:
+async def test_the_address_is_the_one_the_client_used(host: str) -> None:
     shown = await page({"host": host}, host="0.0.0.0", allowed_hosts=("mac.local",))
     assert f"curl http://{host}/v1" in shown.text.replace("'", "")
 
 
-async def test_a_stranger_is_misdirected_here_too() -> None:
+async def test_a_foreign_host_is_misdirected_here_too() -> None:
     assert (await page({**BROWSER, "host": "evil.example"})).status_code == 421
 
 
-async def test_names_are_shown_as_names() -> None:
+async def test_names_are_escaped() -> None:
     directory = ScriptedDirectory(models=(model_status(id="<b>&x", state="loading", info=None),))
     shown = (await page(BROWSER, directory=directory)).text
     assert "&lt;b&gt;&amp;x" in shown
@@ -108,17 +108,17 @@ async def test_a_server_without_models_says_so() -> None:
     [
         {"user-agent": "ollama-python/0.6.3 (x86_64 linux) Python/3.11"},
         {"user-agent": "ollama/0.30.0 (arm64 darwin) Go/1.24"},
-        # an extension of a browser
+        # a browser extension
         {"user-agent": "Mozilla/5.0 (X11; Linux x86_64) Chrome/140.0", "accept": "*/*"},
     ],
 )
-async def test_ollamas_clients_are_told_what_they_look_for(headers: dict[str, str]) -> None:
+async def test_ollamas_clients_get_their_expected_greeting(headers: dict[str, str]) -> None:
     assert (await page(headers)).text == "Ollama is running"
     as_a_page = await page({**headers, "accept": BROWSER["accept"]})
     assert as_a_page.text.startswith("<!doctype html>")
 
 
-async def test_whether_a_server_is_there_can_be_asked_without_a_key() -> None:
+async def test_the_existence_of_a_server_needs_no_key() -> None:
     async with client_of(ScriptedGateway(), server=ServerSettings(api_key="sesame")) as client:
         response = await client.head("/")
     assert (response.status_code, response.text) == (200, "")

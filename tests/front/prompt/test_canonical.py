@@ -1,4 +1,4 @@
-"""What says the same comes out the same, and what does not stays apart."""
+"""Equal content gets one form, and different content stays different."""
 
 from __future__ import annotations
 
@@ -77,15 +77,15 @@ def text(value: Any) -> str:
 
 
 @given(seed=st.integers(0, 1000))
-def test_a_tool_whose_keys_are_shuffled_is_the_same_tool(seed: int) -> None:
+def test_a_tool_with_shuffled_keys_is_the_same_tool(seed: int) -> None:
     forms = FirstForms()
     first = forms.tool(WEATHER)
-    assert text(first) == text(WEATHER)  # its names stay as they were sent
+    assert text(first) == text(WEATHER)  # its names are kept as sent
     assert text(forms.tool(shuffled(WEATHER, random.Random(seed)))) == text(first)
 
 
 @given(seed=st.integers(0, 1000))
-def test_keys_with_a_usual_order_have_it_even_in_a_new_process(seed: int) -> None:
+def test_keys_have_their_usual_order_even_in_a_new_process(seed: int) -> None:
     settled = FirstForms().tool(shuffled(WEATHER, random.Random(seed)))
     assert list(settled) == ["type", "function"]
     assert list(settled["function"]) == ["name", "description", "parameters"]
@@ -94,7 +94,7 @@ def test_keys_with_a_usual_order_have_it_even_in_a_new_process(seed: int) -> Non
 
 
 @given(parameters=json_values, seed=st.integers(0, 1000))
-def test_nothing_but_the_order_of_keys_changes(parameters: Any, seed: int) -> None:
+def test_only_the_order_of_keys_changes(parameters: Any, seed: int) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     assert in_usual_order(tool) == tool
     forms = FirstForms()
@@ -102,7 +102,7 @@ def test_nothing_but_the_order_of_keys_changes(parameters: Any, seed: int) -> No
     assert forms.tool(tool) == tool
 
 
-def test_tools_that_differ_stay_apart_and_so_do_tenants() -> None:
+def test_different_tools_and_tenants_stay_separate() -> None:
     forms = FirstForms()
     one, other = (
         {"name": "f", "parameters": {"properties": {"a": {}, "b": {}}}},
@@ -120,10 +120,10 @@ def test_forms_are_remembered_within_bounds() -> None:
         forms.tool({"name": f"f{number}", "parameters": {"properties": {"b": {}, "a": {}}}})
         forms._forms.check_invariants()
     turned = {"name": "f0", "parameters": {"properties": {"a": {}, "b": {}}}}
-    assert text(forms.tool(turned)) == text(turned)  # forgotten, so this is the first
+    assert text(forms.tool(turned)) == text(turned)  # forgotten, so this one is the first
 
 
-def test_arguments_that_are_empty_take_room_too() -> None:
+def test_empty_arguments_take_room_too() -> None:
     forms = FirstForms(max_bytes=10_000)
     for number in range(1000):
         forms.arguments("", call_id=f"call_{number}")
@@ -150,7 +150,7 @@ def test_accounting_in_the_system_prompt_is_left_out(
     assert prompt.messages == ({"role": role, "content": expected},)
 
 
-def test_what_users_write_is_not_touched() -> None:
+def test_user_text_is_unchanged() -> None:
     messages = ({"role": "user", "content": BILLING}, {"role": "assistant", "content": BILLING})
     assert canonical(ChatPrompt(messages=messages), FirstForms()).messages == messages
 
@@ -171,9 +171,7 @@ SAME_TEXT = (
 @pytest.mark.parametrize(
     ("text", "parts"), [*SAME_TEXT, (None, ""), (None, []), (None, [{"type": "text", "text": ""}])]
 )
-def test_text_says_the_same_in_a_string_and_in_parts(
-    role: str, text: str | None, parts: Any
-) -> None:
+def test_text_as_a_string_or_in_parts_is_equal(role: str, text: str | None, parts: Any) -> None:
     forms = FirstForms()
     sent = [
         canonical(ChatPrompt(messages=({"role": role, "content": each},)), forms)
@@ -184,9 +182,7 @@ def test_text_says_the_same_in_a_string_and_in_parts(
 
 @pytest.mark.parametrize("separator", ["\n", "\n\n", "", " "])
 @pytest.mark.parametrize("parts_first", [True, False])
-def test_a_system_prompt_keeps_its_first_form_however_its_parts_are_joined_later(
-    separator: str, parts_first: bool
-) -> None:
+def test_a_system_prompt_keeps_its_first_form(separator: str, parts_first: bool) -> None:
     forms = FirstForms()
     parts = [
         {"type": "text", "text": "You are helpful."},
@@ -208,7 +204,7 @@ def test_a_system_prompt_keeps_its_first_form_however_its_parts_are_joined_later
         {"text": "a"},
     ],
 )
-def test_what_is_no_text_stays_for_an_error_that_names_it(content: Any) -> None:
+def test_non_text_content_is_kept_for_the_error_message(content: Any) -> None:
     messages = ({"role": "user", "content": content},)
     assert canonical(ChatPrompt(messages=messages), FirstForms()).messages == messages
 
@@ -222,7 +218,7 @@ def with_call(arguments: Any, call_id: str = "call_1") -> ChatPrompt:
     arguments=st.dictionaries(st.text(max_size=4), json_values, max_size=4),
     seed=st.integers(0, 1000),
 )
-def test_arguments_that_a_client_wrote_anew_are_those_that_it_was_given(
+def test_arguments_rewritten_by_a_client_get_their_first_form(
     arguments: dict[str, Any], seed: int
 ) -> None:
     forms = FirstForms()
@@ -236,13 +232,13 @@ def test_arguments_that_a_client_wrote_anew_are_those_that_it_was_given(
     assert canonical(with_call(again, "call_2"), forms) == with_call(again, "call_2")
 
 
-def test_arguments_that_a_client_changed_are_its_own() -> None:
+def test_arguments_changed_by_a_client_are_kept() -> None:
     forms = FirstForms()
     for arguments in ('{"path": "a"}', '{"path": "b"}', "no json", "", {"path": "an object"}, None):
         assert canonical(with_call(arguments), forms) == with_call(arguments)
 
 
-def test_a_found_tool_is_defined_at_its_first_reference_and_named_at_the_others() -> None:
+def test_a_found_tool_is_defined_once_and_then_named() -> None:
     reference = {"type": "tool_reference", "tool_name": "weather"}
     unknown = {"type": "tool_reference", "tool_name": "nobody"}
     messages = tuple(

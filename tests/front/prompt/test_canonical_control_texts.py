@@ -1,5 +1,5 @@
-"""Client text never becomes a control token of the model's family, wherever it appears, and the
-model still reads its characters.
+"""Client text never becomes a control token of the model's family, and the model still reads its
+characters.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def backend_of(name: str, *, normalized: bool) -> str:
 
 @pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
-def test_no_client_text_becomes_a_control_token_of_the_family(name: str, normalized: bool) -> None:
+def test_client_text_never_becomes_a_control_token(name: str, normalized: bool) -> None:
     bundle = bundle_of(name, normalized=normalized)
     controls = controls_of(bundle)
     assert wrong_places(bundle, [f"a{'b'.join(controls)}b", "".join(["a", *controls])]) == []
@@ -63,7 +63,7 @@ def test_no_client_text_becomes_a_control_token_of_the_family(name: str, normali
 
 @pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize("break_character", ["\ufdd4", "\ufdd5"])
-def test_a_control_text_with_a_break_character_is_not_a_control_token(
+def test_a_control_text_with_a_break_character_is_plain_text(
     normalized: bool, break_character: str
 ) -> None:
     bundle = bundle_of("deepseek_v4", normalized=normalized)
@@ -76,9 +76,7 @@ def test_a_control_text_with_a_break_character_is_not_a_control_token(
 @pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize("form", ["{%s}", "[{%s}]"])
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
-def test_an_argument_that_is_given_twice_adds_no_control_token(
-    name: str, form: str, normalized: bool
-) -> None:
+def test_a_duplicate_argument_adds_no_control_token(name: str, form: str, normalized: bool) -> None:
     bundle = bundle_of(name, normalized=normalized)
     said = json.dumps("".join(["a", *controls_of(bundle)]), ensure_ascii=False)
     neutral, tokens = (
@@ -94,7 +92,7 @@ def test_an_argument_that_is_given_twice_adds_no_control_token(
 
 
 @pytest.mark.parametrize("keys", [1, 2])
-def test_a_template_that_writes_arguments_as_they_come_writes_no_control_text(keys: int) -> None:
+def test_a_template_that_copies_arguments_writes_no_control_text(keys: int) -> None:
     source = FAMILY_TEMPLATES["qwen3"].source.replace("c.arguments | tojson", "c.arguments")
     verbatim = ChatTemplate({"default": source}, special_tokens={})
     assert verbatim._arguments_as_text, "as in DeepSeek V3's template"
@@ -112,7 +110,7 @@ def test_a_template_that_writes_arguments_as_they_come_writes_no_control_text(ke
 
 @pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize("said", [r"a \ufdd5 b", r"a \\ufdd4 b", r"\ufdd5\ufdd5"])
-def test_a_spelled_break_character_is_read_as_sent(said: str, normalized: bool) -> None:
+def test_a_break_character_in_client_text_is_kept(said: str, normalized: bool) -> None:
     bundle = bundle_of("qwen3", normalized=normalized)
     tokens = tokens_of(bundle, PLACES["user"](said))
     assert said in bundle.tokenizer.decode(tokens, skip_special_tokens=False)
@@ -120,9 +118,7 @@ def test_a_spelled_break_character_is_read_as_sent(said: str, normalized: bool) 
 
 @pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
-def test_template_text_is_tokenized_as_by_the_models_own_tokenizer(
-    name: str, normalized: bool
-) -> None:
+def test_template_text_is_tokenized_as_by_the_models_tokenizer(name: str, normalized: bool) -> None:
     bundle = bundle_of(name, normalized=normalized)
     own = Backend.from_str(backend_of(name, normalized=normalized))
     call = PLACES["argument"]("hello \n\n the world"), PLACES["reasoning"]("why")
@@ -135,9 +131,7 @@ def test_template_text_is_tokenized_as_by_the_models_own_tokenizer(
 @pytest.mark.slow
 @pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
-def test_no_single_control_text_from_a_client_becomes_a_control_token(
-    name: str, normalized: bool
-) -> None:
+def test_no_single_control_text_from_a_client_becomes_a_token(name: str, normalized: bool) -> None:
     bundle = bundle_of(name, normalized=normalized)
     controls = controls_of(bundle)
     words = [each.strip("<>[]|｜/") for each in controls]
@@ -145,7 +139,7 @@ def test_no_single_control_text_from_a_client_becomes_a_control_token(
     assert wrong_places(bundle, [each for each in texts if each]) == []
 
 
-def test_a_thought_that_a_client_sends_within_the_text_of_an_answer_is_a_thought() -> None:
+def test_a_thought_inside_an_answers_text_is_a_thought() -> None:
     bundle = bundle_of("qwen3")
     (user, answer, result) = calling("{}")
     apart = {**answer, "reasoning_content": "why", "content": "text"}

@@ -1,4 +1,4 @@
-"""What clients send never becomes a control token; what the template writes does."""
+"""Text from clients never becomes a control token, unlike that of the template."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ def tokens_of(
 @pytest.mark.parametrize("role", ["user", "system", "tool"])
 def test_a_message_cannot_end_itself(role: str) -> None:
     tokens = tokens_of(({"role": role, "content": SPELLED},))
-    # its own, and the header of the answer
+    # its own, and the answer's header
     assert (tokens.count("<|im_start|>"), tokens.count("<|im_end|>")) == (2, 1)
 
 
-def test_neither_can_a_part_of_one_nor_a_tool_s_description() -> None:
+def test_parts_and_tool_descriptions_cannot_either() -> None:
     tool = {"type": "function", "function": {"name": "f", "description": SPELLED}}
     tokens = tokens_of(({"role": "user", "content": [{"type": "text", "text": SPELLED}]},), tool)
     assert (tokens.count("<|im_start|>"), tokens.count("<|im_end|>")) == (2, 1)
 
 
-def test_neither_can_an_answer_whose_text_comes_back() -> None:
+def test_an_answer_that_is_sent_back_cannot_either() -> None:
     tokens = tokens_of(
         ({"role": "user", "content": "u"}, {"role": "assistant", "content": "<|im_end|>"})
     )
@@ -68,7 +68,7 @@ def test_neither_can_an_answer_whose_text_comes_back() -> None:
 
 
 @pytest.mark.parametrize("make", toy_tokenizers.EXACT.values(), ids=toy_tokenizers.EXACT)
-def test_the_text_that_the_model_reads_is_what_was_said(make: Callable[[], Backend]) -> None:
+def test_the_model_reads_the_text_as_written(make: Callable[[], Backend]) -> None:
     tokenizer = Tokenizer(make(), config={})
     special = {
         token_id
@@ -82,11 +82,11 @@ def test_the_text_that_the_model_reads_is_what_was_said(make: Callable[[], Backe
         token_ids = tokenizer.encode(message["content"], add_special_tokens=False)
         assert not special & set(token_ids)
         came_back = tokenizer.decode(token_ids, skip_special_tokens=False)
-        # which is a space to SentencePiece
+        # a space to SentencePiece
         assert came_back.strip().replace("▁", " ") == said.strip().replace("▁", " ")
 
 
-def test_a_text_without_control_tokens_is_not_touched() -> None:
+def test_text_without_control_tokens_is_unchanged() -> None:
     tokenizer = Tokenizer(toy_tokenizers.byte_level(), config={})
     messages = (
         {"role": "user", "content": "what does <think> mean? <|x|>"},

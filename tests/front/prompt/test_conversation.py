@@ -36,13 +36,13 @@ def test_parts_are_joined_line_by_line() -> None:
     assert ready({"role": "user", "content": parts}) == [{"role": "user", "content": "one\ntwo"}]
 
 
-def test_text_becomes_parts_for_a_template_that_goes_through_them() -> None:
+def test_text_becomes_parts_for_a_template_that_iterates_over_them() -> None:
     assert ready({"role": "user", "content": "one"}, keep_parts=True)[0]["content"] == [
         {"type": "text", "text": "one"}
     ]
 
 
-def test_developer_is_system_and_no_content_is_empty_content() -> None:
+def test_developer_is_system_and_null_content_is_empty() -> None:
     assert ready({"role": "developer", "content": "x"}, {"role": "assistant", "content": None}) == [
         {"role": "system", "content": "x"},
         {"role": "assistant", "content": ""},
@@ -83,16 +83,14 @@ def test_arguments_become_objects(arguments: Any, expected: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"), [('{"a": 1}', '{"a": 1}'), ({"a": "é"}, '{"a": "é"}'), ("", "{}")]
 )
-def test_arguments_stay_text_for_a_template_that_writes_them_as_they_are(
-    arguments: Any, expected: str
-) -> None:
+def test_arguments_stay_text_for_templates_that_print_them(arguments: Any, expected: str) -> None:
     assert (
         ready(call(arguments), arguments_as_text=True)[0]["tool_calls"][0]["function"]["arguments"]
         == expected
     )
 
 
-def test_the_clients_messages_are_left_as_they_are() -> None:
+def test_the_clients_messages_are_not_modified() -> None:
     message = call('{"a": 1}')
     ready(message)
     assert message == call('{"a": 1}')
@@ -115,7 +113,7 @@ def test_the_clients_messages_are_left_as_they_are() -> None:
         ({"role": "assistant", "tool_calls": 3}, "messages.0.tool_calls"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_name(message: Any, field: str) -> None:
+def test_unreadable_messages_are_refused_by_name(message: Any, field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         ready(message)
     assert caught.value.field == field
@@ -127,7 +125,7 @@ def test_no_messages_are_refused() -> None:
 
 
 @given(st.text())
-def test_any_text_may_stand_for_arguments(arguments: str) -> None:
+def test_any_text_is_accepted_as_arguments(arguments: str) -> None:
     assert isinstance(arguments_object(arguments), dict)
 
 
@@ -144,7 +142,7 @@ def test_any_text_may_stand_for_arguments(arguments: str) -> None:
         (RoleHabits(same_in_a_row=False), "uattu", "uattu"),
     ],
 )
-def test_roles_come_in_an_order_that_the_template_takes(
+def test_roles_are_reordered_for_the_template(
     habits: RoleHabits, roles: str, expected: str
 ) -> None:
     names = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}

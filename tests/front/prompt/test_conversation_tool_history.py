@@ -1,4 +1,4 @@
-"""Past calls and results in the form that a template wants, whatever the client sent."""
+"""Past calls and results get the form that the template requires."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def results(messages: Sequence[Message]) -> list[tuple[str, str, str]]:
     ]
 
 
-def test_results_stand_in_the_order_of_their_calls_and_have_names() -> None:
+def test_results_follow_the_order_of_calls_and_have_names() -> None:
     ready = with_habits(
         [answer("f", "g"), result("x-2", "second"), result("x-1", "first")], ToolHabits()
     )
     assert results(ready) == [("x-1", "f", "first"), ("x-2", "g", "second")]
 
 
-def test_results_without_ids_belong_to_calls_by_name_and_then_by_place() -> None:
+def test_results_without_ids_match_calls_by_name_then_order() -> None:
     ready = with_habits(
         [
             answer("f", "g", "f"),
@@ -71,7 +71,7 @@ def test_calls_of_the_same_id_each_keep_a_result() -> None:
 
 
 @pytest.mark.parametrize("content", ["?", [{"type": "text", "text": "?"}]])
-def test_a_result_without_a_call_becomes_a_user_message_after_the_others(content: Any) -> None:
+def test_a_result_without_a_call_becomes_a_user_message(content: Any) -> None:
     strange = {**result("unknown", ""), "content": content}
     ready = with_habits([answer("f"), strange, result("x-1", "1")], ToolHabits())
     assert [each["role"] for each in ready] == ["assistant", "tool", "user"]
@@ -91,7 +91,7 @@ def test_a_result_without_a_call_becomes_a_user_message_after_the_others(content
         ("random", "", "call_0"),
     ],
 )
-def test_ids_have_the_form_of_the_family(form: IdForm, given: str, expected: str) -> None:
+def test_ids_have_the_familys_format(form: IdForm, given: str, expected: str) -> None:
     ready = with_habits(
         [answer("f", ids=(given,)), result(given or None, "r")], ToolHabits(id_form=form)
     )
@@ -99,7 +99,7 @@ def test_ids_have_the_form_of_the_family(form: IdForm, given: str, expected: str
     assert results(ready) == [(expected, "f", "r")]
 
 
-def test_foreign_ids_become_nine_letters_and_digits_that_are_the_same_in_every_turn() -> None:
+def test_foreign_ids_become_stable_nine_character_ids() -> None:
     habits = ToolHabits(id_form="alnum9")
     first = ids(with_habits([answer("f", "g")], habits))
     again = ids(with_habits([{"role": "user", "content": "more"}, answer("f", "g")], habits))
@@ -108,7 +108,7 @@ def test_foreign_ids_become_nine_letters_and_digits_that_are_the_same_in_every_t
     assert all(len(each) == 9 and each.isascii() and each.isalnum() for each in first)
 
 
-def test_numbers_count_over_the_whole_conversation() -> None:
+def test_calls_are_numbered_over_the_whole_conversation() -> None:
     messages = [answer("f", "g"), result("x-1", ""), result("x-2", ""), answer("h")]
     assert ids(with_habits(messages, ToolHabits(id_form="function_number"))) == [
         "functions.f:0",
@@ -118,7 +118,7 @@ def test_numbers_count_over_the_whole_conversation() -> None:
 
 
 @pytest.mark.parametrize("content", ["text", [{"type": "text", "text": "text"}]])
-def test_parallel_calls_become_pairs_where_a_template_refuses_them(content: Any) -> None:
+def test_parallel_calls_become_pairs_for_templates_that_refuse_them(content: Any) -> None:
     ready = with_habits(
         [answer("f", "g", content=content), result("x-2", "2"), result("x-1", "1")],
         ToolHabits(parallel=False),
@@ -130,7 +130,7 @@ def test_parallel_calls_become_pairs_where_a_template_refuses_them(content: Any)
 
 @dataclass(frozen=True)
 class Written(TaggedParameters):
-    """Writes calls so that they can be told apart easily."""
+    """Writes calls in a form that is easy to recognize."""
 
     def write(self, calls: Sequence[Call]) -> str:
         return json.dumps([[call.name, call.arguments] for call in calls])
@@ -150,9 +150,7 @@ WRITTEN: CallFormat = Written()
         ),
     ],
 )
-def test_calls_that_a_template_leaves_out_are_written_into_the_text(
-    content: Any, expected: Any
-) -> None:
+def test_calls_omitted_by_a_template_are_written_into_the_text(content: Any, expected: Any) -> None:
     ready = with_habits(
         [answer("f", content=content), result("x-1", "1")], ToolHabits(written=WRITTEN)
     )
@@ -161,13 +159,13 @@ def test_calls_that_a_template_leaves_out_are_written_into_the_text(
     assert results(ready) == [("x-1", "f", "1")]
 
 
-def test_an_answer_stands_between_a_result_and_the_user_where_a_template_wants_one() -> None:
+def test_an_answer_is_inserted_between_result_and_user_if_required() -> None:
     messages = [answer("f"), result("x-1", "1"), {"role": "user", "content": "and?"}]
     ready = with_habits(messages, ToolHabits(answer_after_results=""))
     assert [each["role"] for each in ready] == ["assistant", "tool", "assistant", "user"]
 
 
-def test_messages_without_tools_stay_as_they_are() -> None:
+def test_messages_without_tools_are_unchanged() -> None:
     messages = [
         {"role": "system", "content": "s"},
         {"role": "user", "content": "u"},
@@ -183,9 +181,7 @@ def test_messages_without_tools_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(("content", "thinks"), [("text", False), ("", True)])
-def test_a_thought_is_left_out_beside_a_text_where_a_template_refuses_both(
-    content: str, thinks: bool
-) -> None:
+def test_a_thought_is_dropped_where_text_excludes_it(content: str, thinks: bool) -> None:
     turn = answer("f", content=content) | {"reasoning_content": "hm", "thinking": "hm"}
     (ready,) = with_habits([turn], ToolHabits(thought_beside_text=False))
     assert ("thinking" in ready, "reasoning_content" in ready) == (thinks, thinks)

@@ -1,4 +1,4 @@
-"""Tools for templates that have none: nothing but texts of ordinary messages is left."""
+"""Tools for templates without tools: only texts of ordinary messages remain."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOOL: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Written(TaggedParameters):
-    """Writes calls so that they can be told apart easily."""
+    """Writes calls in a form that is easy to recognize."""
 
     def write(self, calls: Sequence[Call]) -> str:
         return ";".join(f"CALL {call.name} {json.dumps(call.arguments)}" for call in calls)
@@ -54,14 +54,14 @@ def conversation(*before: Message) -> list[Message]:
 
 
 @pytest.mark.parametrize("before", [[], [{"role": "system", "content": "Be kind."}]])
-def test_tools_are_told_in_the_system_message(before: list[Message]) -> None:
+def test_tools_are_described_in_the_system_message(before: list[Message]) -> None:
     first, *_ = tools_in_text(conversation(*before), [TOOL], FORM)
     assert first["role"] == "system"
     assert first["content"].startswith("Be kind.\n\n# Tools" if before else "# Tools")
     assert json.dumps(TOOL["function"], ensure_ascii=False) in first["content"]
 
 
-def test_tools_may_be_told_in_another_syntax_and_nothing_else_changes() -> None:
+def test_tools_may_be_described_in_another_syntax() -> None:
     first, *rest = tools_told(conversation({"role": "system", "content": "Be kind."}), [TOOL], FORM)
     assert rest == conversation()
     assert first["content"].startswith("Be kind.\n\n# Tools")
@@ -71,13 +71,13 @@ def test_tools_may_be_told_in_another_syntax_and_nothing_else_changes() -> None:
     assert tools_told(conversation(), [], FORM) == conversation()
 
 
-def test_without_tools_nothing_is_told() -> None:
+def test_without_tools_the_messages_are_unchanged() -> None:
     assert tools_in_text([{"role": "user", "content": "go"}], [], FORM) == [
         {"role": "user", "content": "go"}
     ]
 
 
-def test_calls_are_the_text_of_the_answer_and_results_one_message_of_the_user() -> None:
+def test_calls_become_answer_text_and_results_a_user_message() -> None:
     _, _, answer, results = tools_in_text(conversation(), [TOOL], FORM)
     assert answer == {"role": "assistant", "content": "CALL f {};CALL g {}"}
     assert results["role"] == "user"
@@ -95,7 +95,7 @@ def test_calls_are_the_text_of_the_answer_and_results_one_message_of_the_user() 
         (RoleHabits(system=False), ["user"]),
     ],
 )
-def test_roles_that_a_template_refuses_are_joined(habits: RoleHabits, roles: list[str]) -> None:
+def test_roles_refused_by_a_template_are_joined(habits: RoleHabits, roles: list[str]) -> None:
     messages: list[Message] = [
         {"role": role, "content": role} for role in ("system", "user", "user")
     ]
@@ -111,9 +111,7 @@ STRICT = (
 )
 
 
-def test_a_template_without_system_tools_and_two_messages_in_a_row_serves_tools_all_the_same() -> (
-    None
-):
+def test_a_strict_template_without_system_role_still_serves_tools() -> None:
     template = ChatTemplate({"default": STRICT}, special_tokens={}).with_tool_habits(
         ToolHabits(in_text=FORM)
     )

@@ -1,5 +1,5 @@
-"""Each result follows its own call, whatever a client sends and in whatever order, and each prompt
-begins with the one before.
+"""Each result follows its own call in any order of messages, and each prompt begins with the one
+before.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def test_each_result_follows_its_call(name: str, case: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
-def test_a_result_of_an_unknown_call_is_read_and_moves_no_other(name: str) -> None:
+def test_a_result_of_an_unknown_call_moves_no_other(name: str) -> None:
     strange = result("call_z", "strange8204")
     for place in (2, 3, 4):
         text = text_of(bundle_of(name), [*SORTED[:place], strange, *SORTED[place:], STEER])
@@ -54,7 +54,7 @@ def test_a_result_of_an_unknown_call_is_read_and_moves_no_other(name: str) -> No
 
 
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
-def test_every_prompt_of_a_disordered_conversation_begins_with_the_one_before(name: str) -> None:
+def test_prompts_of_a_disordered_conversation_extend_each_other(name: str) -> None:
     """A result that comes after the next answer changes nothing before that answer."""
     conversation = [
         *SORTED[:2],
@@ -76,7 +76,7 @@ def test_every_prompt_of_a_disordered_conversation_begins_with_the_one_before(na
 
 
 class CountedCall(dict[str, Any]):
-    """A call that counts how often it is looked at."""
+    """A call that counts its reads."""
 
     looks = 0
 
@@ -85,7 +85,7 @@ class CountedCall(dict[str, Any]):
         return super().get(key, default)
 
 
-def test_thousands_of_results_take_a_few_looks_at_each_call() -> None:
+def test_thousands_of_results_are_matched_in_linear_time() -> None:
     count = 500
     function = {"name": "f", "arguments": {}}
     calls = [CountedCall(id=f"c{n}", function=dict(function)) for n in range(count)]

@@ -1,5 +1,5 @@
-"""How a model writes calls and thoughts is found from its template and tokens, and only believed
-when it is proved.
+"""The syntax of a model's calls and thoughts is detected from its template and tokens, and used
+only if proven.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def source_of(source: str, *tokens: str, **config: Any) -> FoundDialect:
 
 
 @FAMILIES
-def test_each_family_is_found_and_its_calls_come_back_through_its_template(name: str) -> None:
+def test_each_family_is_detected_and_its_calls_round_trip(name: str) -> None:
     family = FAMILY_TEMPLATES[name]
     report = found(family).report
     assert (report.family, report.tools, report.proven, report.why) == (
@@ -66,7 +66,7 @@ def test_each_family_is_found_and_its_calls_come_back_through_its_template(name:
 
 
 @FAMILIES
-def test_thoughts_of_each_family_are_known_with_the_state_in_which_an_answer_begins(
+def test_each_familys_thoughts_and_opening_state_are_detected(
     name: str,
 ) -> None:
     family = FAMILY_TEMPLATES[name]
@@ -84,7 +84,7 @@ def test_thoughts_of_each_family_are_known_with_the_state_in_which_an_answer_beg
         assert opens <= (effort not in ("off", "minimal") or family.family in ("hy3",)), effort
 
 
-def test_a_thought_is_known_whose_markers_the_template_builds_from_parts() -> None:
+def test_thought_markers_assembled_by_the_template_are_detected() -> None:
     family = FAMILY_TEMPLATES["kimi_k3"]
     assert family.thought[0] not in family.source
     model = found(family)
@@ -97,7 +97,7 @@ def test_a_thought_is_known_whose_markers_the_template_builds_from_parts() -> No
 @pytest.mark.parametrize(
     "opening", ["{{ think('') }}", "{% if thinking is not false %}{{ think('') }}{% endif %}", ""]
 )
-def test_a_thought_is_known_by_what_the_template_writes_of_it(opening: str) -> None:
+def test_thoughts_are_detected_from_the_templates_output(opening: str) -> None:
     parts = "{% macro think(end) %}{{ '<' + end + 'think>' }}{% endmacro %}"
     said = (
         "{% if m.reasoning_content %}{{ think('') }}{{ m.reasoning_content }}{{ think('/') }}{% "
@@ -110,7 +110,7 @@ def test_a_thought_is_known_by_what_the_template_writes_of_it(opening: str) -> N
 
 
 @FAMILIES
-def test_a_conversation_with_many_calls_can_be_rendered_and_goes_on(name: str) -> None:
+def test_conversations_with_many_calls_are_rendered_and_continued(name: str) -> None:
     template = found(FAMILY_TEMPLATES[name]).template
     assert template is not None
     calls = [
@@ -158,9 +158,7 @@ def test_a_template_without_tools_serves_them_in_text() -> None:
 
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v31", "kimi_k2", "qwen3_coder"])
-def test_a_template_that_names_a_syntax_but_shows_no_tools_has_them_told_in_it(
-    name: str, kept: bool
-) -> None:
+def test_a_named_syntax_is_used_if_the_template_lacks_tools(name: str, kept: bool) -> None:
     family = replace(FAMILY_TEMPLATES[name], tools="", kept=kept)
     model = found(family)
     report = model.report
@@ -189,7 +187,7 @@ def test_a_template_that_names_a_syntax_but_shows_no_tools_has_them_told_in_it(
     assert told(model.dialect, [TOOL], call) == [("f", {"at": "1"}, ())]
 
 
-def test_calls_in_the_syntax_of_a_model_s_tokens_are_read_though_its_template_knows_none() -> None:
+def test_calls_in_the_tokenizers_syntax_are_read_without_template_support() -> None:
     own = FORMATS["deepseek_v31"].calls
     found = source_of(NO_TOOLS, *own.marks)
     assert (found.report.family, found.report.tools) == ("hermes", "text")
@@ -200,7 +198,7 @@ def test_calls_in_the_syntax_of_a_model_s_tokens_are_read_though_its_template_kn
     assert told(without.dialect, [TOOL], own_call) == [own_call]
 
 
-def test_a_template_that_spoils_arguments_is_not_believed() -> None:
+def test_a_template_that_spoils_arguments_is_not_trusted() -> None:
     spoiled = replace(
         FAMILY_TEMPLATES["qwen3"],
         call='<tool_call>\n{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson | upper }}}\n</tool_call>',
@@ -210,7 +208,7 @@ def test_a_template_that_spoils_arguments_is_not_believed() -> None:
     assert report.why.startswith("hermes: the arguments of find_places were read back as")
 
 
-def test_a_template_that_leaves_out_results_is_not_believed() -> None:
+def test_a_template_that_omits_results_is_not_trusted() -> None:
     report = found(replace(FAMILY_TEMPLATES["qwen3"], result="")).report
     assert (report.tools, report.why) == (
         "text",
@@ -218,7 +216,7 @@ def test_a_template_that_leaves_out_results_is_not_believed() -> None:
     )
 
 
-def test_a_syntax_that_nobody_knows_is_replaced_by_one_in_text() -> None:
+def test_an_unknown_syntax_is_replaced_by_one_in_text() -> None:
     report = found(
         FamilyTemplate(family="", call="CALL {{ c.name }} WITH {{ c.arguments | tojson }}")
     ).report
@@ -226,7 +224,7 @@ def test_a_syntax_that_nobody_knows_is_replaced_by_one_in_text() -> None:
     assert report.why == "this model's calls match no known model family"
 
 
-def test_the_variant_for_tools_is_what_counts() -> None:
+def test_the_tool_variant_of_a_template_decides() -> None:
     template = ChatTemplate(
         {"default": NO_TOOLS, "tool_use": FAMILY_TEMPLATES["glm47"].source}, special_tokens={}
     )
@@ -234,7 +232,7 @@ def test_the_variant_for_tools_is_what_counts() -> None:
     assert find_dialect(template, tokenizer, config={}).report.family == "glm47"
 
 
-def test_a_key_of_the_tokenizer_s_configuration_is_tried_first() -> None:
+def test_the_tokenizer_configurations_hint_is_tried_first() -> None:
     family = FAMILY_TEMPLATES["glm45"]
     report = find_dialect(
         family.template(), family.tokenizer(), config={"tool_parser_type": "kimi_k2"}
@@ -242,7 +240,7 @@ def test_a_key_of_the_tokenizer_s_configuration_is_tried_first() -> None:
     assert (report.family, report.proven) == ("glm45", True)
 
 
-def test_without_a_template_there_are_no_tools_but_thoughts() -> None:
+def test_without_a_template_there_are_thoughts_but_not_tools() -> None:
     found = find_dialect(None, tokenizer_for("", "<think>", "</think>"), config={})
     assert found.report.tools == "none"
     assert found.dialect.reasoning is not None
@@ -250,7 +248,7 @@ def test_without_a_template_there_are_no_tools_but_thoughts() -> None:
     assert find_dialect(None, tokenizer_for(""), config={}).dialect == PLAIN
 
 
-def test_a_pair_of_tokens_marks_thoughts_though_the_template_never_names_it() -> None:
+def test_a_pair_of_thought_tokens_suffices_without_the_template() -> None:
     thinking = source_of(NO_TOOLS, "<think>", "</think>").report.thinking
     assert thinking is not None
     assert (thinking.start, thinking.end, thinking.opened_by_prompt, thinking.switch) == (
@@ -266,7 +264,7 @@ def test_a_pair_of_tokens_marks_thoughts_though_the_template_never_names_it() ->
     [({}, False), ({"enable_thinking": True}, True), ({"enable_thinking": False}, False)],
 )
 @pytest.mark.parametrize("said", ["hello", "what does <think> mean?", "</think>"])
-def test_what_the_template_writes_for_an_answer_decides_whether_it_begins_in_a_thought(
+def test_the_generation_prompt_decides_whether_an_answer_begins_thinking(
     options: dict[str, Any], opens: bool, said: str
 ) -> None:
     found = source_of(THINKING)
@@ -281,7 +279,7 @@ def test_what_the_template_writes_for_an_answer_decides_whether_it_begins_in_a_t
 @pytest.mark.parametrize(
     ("begun", "opens"), [("Well,", False), ("<think>Hm", True), ("<think>Hm</think>So", False)]
 )
-def test_an_answer_that_is_continued_may_be_within_its_own_thought(begun: str, opens: bool) -> None:
+def test_a_continued_answer_may_be_inside_its_own_thought(begun: str, opens: bool) -> None:
     found = source_of(THINKING)
     assert found.template is not None
     messages = ({"role": "user", "content": "u"}, {"role": "assistant", "content": begun})
@@ -294,7 +292,7 @@ def test_an_answer_that_is_continued_may_be_within_its_own_thought(begun: str, o
     )
 
 
-def test_marks_that_say_nothing_are_known_where_they_are_tokens() -> None:
+def test_meaningless_markers_are_dropped_if_they_are_tokens() -> None:
     assert source_of(NO_TOOLS, "<response>", "</response>").dialect.dropped_marks == (
         "<response>",
         "</response>",
@@ -328,9 +326,7 @@ def test_marks_that_say_nothing_are_known_where_they_are_tokens() -> None:
         ("<answer>\n</answer>", []),
     ],
 )
-def test_what_stands_around_every_answer_is_left_out_where_the_template_names_it(
-    wrote: str, said: list[Any]
-) -> None:
+def test_marks_around_answers_are_dropped_if_the_template_does(wrote: str, said: list[Any]) -> None:
     named = "{% if '<answer>' in m %}{{ m.split('<answer>')[-1].split('</answer>')[0] }}{% endif %}"
     family = replace(
         FAMILY_TEMPLATES["apriel"],
@@ -348,7 +344,7 @@ def test_what_stands_around_every_answer_is_left_out_where_the_template_names_it
     ) == ("<answer>Yes.</answer>")
 
 
-def test_what_a_prompt_begins_of_a_call_is_left_to_the_model() -> None:
+def test_call_prefixes_in_the_prompt_are_left_out() -> None:
     family = FamilyTemplate(
         family="functionary_v32",
         call=">>>{{ c.name }}\n{{ c.arguments | tojson }}",
@@ -378,7 +374,7 @@ FILES: dict[str, Any] = {
 
 
 @FAMILIES
-def test_what_a_model_of_each_family_writes_is_read_token_by_token(name: str) -> None:
+def test_each_familys_output_is_read_token_by_token(name: str) -> None:
     family = FAMILY_TEMPLATES[name]
     tokenizer, dialect = family.tokenizer(), found(family).dialect
     assert dialect.calls is not None

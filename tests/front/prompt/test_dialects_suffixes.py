@@ -1,4 +1,4 @@
-"""Markers to which a vocabulary adds a suffix of its own."""
+"""Markers to which a vocabulary adds a suffix."""
 
 from __future__ import annotations
 

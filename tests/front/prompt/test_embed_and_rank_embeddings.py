@@ -32,7 +32,7 @@ BUNDLE = TokenizerBundle(
 
 
 def ending_each_text() -> TokenizerBundle:
-    """A tokenizer that writes a token behind every text, as Qwen3-Embedding's does."""
+    """A tokenizer that appends a token to every text, like Qwen3-Embedding's."""
     backend = toy_tokenizers.byte_level()
     end = "<|endoftext|>"
     backend.post_processor = processors.TemplateProcessing(
@@ -48,7 +48,7 @@ def sequences(
     return embedding_sequences(request, bundle, info=info)
 
 
-def test_each_input_is_a_sequence_that_is_only_read() -> None:
+def test_each_input_is_a_prefill_only_sequence() -> None:
     text, ids = sequences("hello", (1, 2))
     assert text.prompt_token_ids == TokenIds.of(
         BUNDLE.tokenizer.encode("hello", add_special_tokens=True)
@@ -63,9 +63,7 @@ def test_each_input_is_a_sequence_that_is_only_read() -> None:
     )
 
 
-def test_the_pooling_is_what_is_asked_else_what_the_folder_says_else_what_the_tokenizer_lets_expect() -> (
-    None
-):
+def test_pooling_comes_from_the_request_the_folder_or_the_tokenizer() -> None:
     last, ends = replace(BUNDLE, own_pooling=OwnPooling(pooling="last")), ending_each_text()
     assert sequences("a", bundle=last, pooling="mean")[0].pooling == "mean"
     assert sequences("a", bundle=last)[0].pooling == "last"
@@ -84,7 +82,7 @@ def test_the_pooling_is_what_is_asked_else_what_the_folder_says_else_what_the_to
 @pytest.mark.parametrize(
     "too_long", ["the " * 40, "x" * 100_000, tuple(range(9))], ids=["words", "a wall", "ids"]
 )
-def test_an_input_that_is_too_long_is_refused_by_its_place_or_cut(too_long: Any) -> None:
+def test_a_long_input_is_refused_by_position_or_cut(too_long: Any) -> None:
     with pytest.raises(PromptTooLong) as refused:
         sequences("a", too_long)
     assert refused.value.field == "input.1"
@@ -109,7 +107,7 @@ def test_an_input_that_is_too_long_is_refused_by_its_place_or_cut(too_long: Any)
     ],
     ids=str,
 )
-def test_what_cannot_be_served_is_named_before_any_work(
+def test_impossible_requests_are_refused_before_any_work(
     inputs: Any, options: Any, field: str
 ) -> None:
     with pytest.raises(InvalidRequest) as refused:
@@ -117,7 +115,7 @@ def test_what_cannot_be_served_is_named_before_any_work(
     assert refused.value.field == field
 
 
-def test_a_model_whose_hidden_states_cannot_be_reached_is_refused_in_words() -> None:
+def test_a_model_without_accessible_hidden_states_is_refused() -> None:
     with pytest.raises(NoEmbeddings, match="gives no embeddings"):
         sequences("a", info=model_info())
 
@@ -126,9 +124,7 @@ def test_a_model_whose_hidden_states_cannot_be_reached_is_refused_in_words() -> 
     st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=20),
     st.integers(1, 20) | st.none(),
 )
-def test_vectors_have_length_one_and_the_direction_of_the_hidden_state(
-    values: list[float], dimensions: int | None
-) -> None:
+def test_vectors_are_normalized_hidden_states(values: list[float], dimensions: int | None) -> None:
     length = math.hypot(*values)
     # as the worker sends them
     values = [value / length for value in values] if length > 1e-30 else [0.0] * len(values)

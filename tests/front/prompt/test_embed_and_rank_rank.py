@@ -38,7 +38,7 @@ def text_of(asked: Ranking, place: int = 0) -> str:
     )
 
 
-def test_a_model_of_which_nothing_is_known_ranks_by_likelihood() -> None:
+def test_an_unknown_model_ranks_by_likelihood() -> None:
     asked = ranked("a text")
     assert text_of(asked) == "Document: a text\nQuery: what?"
     (sequence,) = asked.sequences
@@ -52,7 +52,7 @@ def test_a_model_of_which_nothing_is_known_ranks_by_likelihood() -> None:
     )
 
 
-def test_equal_documents_are_read_once_and_score_the_same() -> None:
+def test_equal_documents_are_prefilled_once_with_equal_scores() -> None:
     asked = ranked("one", "two", "one", "x" * 3, "two")
     assert [sequence.request_id for sequence in asked.sequences] == ["r/0", "r/1", "r/3"]
     ends = [
@@ -82,7 +82,7 @@ def test_equal_documents_are_read_once_and_score_the_same() -> None:
     assert refused.value.field == "documents.2"
 
 
-def test_one_that_was_trained_to_judge_is_asked_in_the_form_of_qwen() -> None:
+def test_a_trained_reranker_is_asked_in_qwens_form() -> None:
     asked = ranked(
         "a text", "another", bundle=replace(BUNDLE, answer_tokens=AnswerTokens(yes=YES, no=NO))
     )
@@ -103,7 +103,7 @@ def test_one_that_was_trained_to_judge_is_asked_in_the_form_of_qwen() -> None:
     assert ranked("alone", method="yes_no").first is None
 
 
-def test_what_spells_a_control_token_in_a_document_is_text() -> None:
+def test_control_texts_in_a_document_are_plain_text() -> None:
     whole = tuple(ranked("x <|im_end|> y", method="yes_no").sequences[0].prompt_token_ids)
     end = BUNDLE.tokenizer.backend.token_to_id("<|im_end|>")
     assert whole.count(end) == 2
@@ -121,7 +121,7 @@ def test_what_spells_a_control_token_in_a_document_is_text() -> None:
     ],
     ids=["no tokens", "one token"],
 )
-def test_a_model_that_cannot_be_asked_so_is_refused_in_words(
+def test_an_unsuitable_model_is_refused_with_the_reason(
     options: Any, bundle: TokenizerBundle, field: str
 ) -> None:
     with pytest.raises(InvalidRequest) as refused:
@@ -155,14 +155,14 @@ def read(*logprobs: TokenLogprob) -> ReadPrompt:
     ],
     ids=str,
 )
-def test_what_is_no_number_is_a_failure_and_no_score(
+def test_a_score_that_is_not_a_number_is_a_failure(
     method: Any, logprobs: tuple[TokenLogprob, ...]
 ) -> None:
     with pytest.raises(GenerationFailed):
         ranked("a", method=method).relevance(read(*logprobs))
 
 
-def test_a_yes_is_as_likely_as_it_is_beside_no_alone() -> None:
+def test_yes_is_weighed_only_against_no() -> None:
     told = TokenLogprob(YES, -1.0, ((YES, -1.0), (NO, -1.0)))
     assert ranked("a", method="yes_no").relevance(read(told)).score == pytest.approx(0.5)
     sure = TokenLogprob(YES, 0.0, ((YES, 0.0), (NO, -5000.0)))

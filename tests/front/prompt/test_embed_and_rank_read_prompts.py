@@ -78,7 +78,7 @@ class FullNowAndThen:
         return read(request)
 
 
-async def test_all_are_read_in_their_order_and_never_too_many_at_once() -> None:
+async def test_prompts_are_prefilled_in_order_with_limited_concurrency() -> None:
     client = ScriptedClient(read)
     client.may_go_on.clear()
     reading = asyncio.create_task(read_all(client, requests(50)))
@@ -91,7 +91,7 @@ async def test_all_are_read_in_their_order_and_never_too_many_at_once() -> None:
     assert client.cancelled == []
 
 
-async def test_a_place_in_the_queue_is_waited_for_by_who_has_one(
+async def test_prompts_wait_for_the_queue_if_another_has_a_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_MAX_WAIT_SECONDS", 0.0)
@@ -101,12 +101,12 @@ async def test_a_place_in_the_queue_is_waited_for_by_who_has_one(
     assert script.refused
 
 
-async def test_who_has_none_is_refused() -> None:
+async def test_without_a_place_in_the_queue_they_are_refused() -> None:
     with pytest.raises(QueueFull):
         await read_all(ScriptedClient(refuses("queue_full")), requests(3))
 
 
-async def test_one_that_memory_cannot_take_is_named() -> None:
+async def test_a_prompt_too_large_for_memory_is_named() -> None:
     def script(request: SequenceRequest) -> Sequence[Event]:
         return refuses("too_large")(request) if request.request_id == "r/2" else read(request)
 
@@ -123,7 +123,7 @@ async def test_one_that_memory_cannot_take_is_named() -> None:
         (FinishReason.CANCELLED, WorkerUnavailable),
     ],
 )
-async def test_one_that_fails_ends_all_and_nothing_stays_behind(
+async def test_one_failure_ends_all_and_leaves_nothing_behind(
     reason: FinishReason, error: type[Exception]
 ) -> None:
     def script(request: SequenceRequest) -> Sequence[Event]:
@@ -141,7 +141,7 @@ async def test_one_that_fails_ends_all_and_nothing_stays_behind(
     assert client.cancelled == ["r/1"]
 
 
-async def test_one_that_kills_workers_is_not_to_be_tried_again() -> None:
+async def test_a_prompt_that_kills_workers_is_marked_deadly() -> None:
     def script(request: SequenceRequest) -> Sequence[Event]:
         accepted, *_, end = read(request, reason=FinishReason.FAILED, error="the worker died")
         assert isinstance(end, Finished)
@@ -152,7 +152,7 @@ async def test_one_that_kills_workers_is_not_to_be_tried_again() -> None:
     assert failed.value.is_deadly
 
 
-async def test_who_is_cancelled_ends_what_runs() -> None:
+async def test_a_cancelled_batch_cancels_its_sequences() -> None:
     client = ScriptedClient(lambda request: [Accepted(request_id=request.request_id)])
     reading = asyncio.create_task(read_all(client, requests(3)))
     for _ in range(5):
@@ -163,5 +163,5 @@ async def test_who_is_cancelled_ends_what_runs() -> None:
     assert sorted(client.cancelled) == ["r/0", "r/1", "r/2"]
 
 
-async def test_nothing_to_read_gives_nothing() -> None:
+async def test_an_empty_batch_gives_nothing() -> None:
     assert await read_all(ScriptedClient(read), []) == []

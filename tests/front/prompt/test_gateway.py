@@ -1,6 +1,4 @@
-"""The gateway submits what can be served, streams one end per choice, and leaves nothing running
-behind it.
-"""
+"""The gateway submits possible requests, streams one end per choice, and leaves nothing running."""
 
 from __future__ import annotations
 
@@ -57,8 +55,8 @@ WITH_TOOLS = ChatPrompt(
 
 @pytest.fixture(autouse=True)
 async def no_task_outlives_a_test() -> AsyncIterator[None]:
-    """Runs every test under asyncio's debug mode; nothing may be left behind, not even an exception
-    that nobody looked at.
+    """Runs every test in asyncio's debug mode; nothing may remain, not even an unretrieved
+    exception.
     """
     loop = asyncio.get_running_loop()
     loop.set_debug(True)
@@ -120,7 +118,7 @@ def ends(events: list[OutputEvent]) -> list[ChoiceFinished]:
     return [event for event in events if isinstance(event, ChoiceFinished)]
 
 
-async def test_an_answer_comes_as_text_and_one_end(bundle: TokenizerBundle) -> None:
+async def test_an_answer_is_text_and_one_end(bundle: TokenizerBundle) -> None:
     ids = (*encode(bundle, "hello 🙂"), *bundle.tokenizer.eos_token_ids)
     gateway, engine = serve(bundle, answers(*ids))
     events = await collect(gateway, asks())
@@ -131,7 +129,7 @@ async def test_an_answer_comes_as_text_and_one_end(bundle: TokenizerBundle) -> N
     assert engine.cancelled == []
 
 
-async def test_the_stream_knows_its_prompt(bundle: TokenizerBundle) -> None:
+async def test_the_stream_has_its_prompts_token_count(bundle: TokenizerBundle) -> None:
     gateway, engine = serve(bundle, answers(1))
     async with aclosing(await gateway.generate(asks())) as stream:
         assert stream.prompt_tokens == len(engine.submitted[0].prompt_token_ids)
@@ -150,7 +148,7 @@ async def test_every_choice_has_its_text_and_exactly_one_end(
     assert len({request.sampling.seed for request in engine.submitted}) == choices
 
 
-async def test_choices_end_for_themselves(bundle: TokenizerBundle) -> None:
+async def test_choices_end_independently(bundle: TokenizerBundle) -> None:
     short, long = encode(bundle, "hello"), encode(bundle, "hello world " * 5)
     gateway, _ = serve(
         bundle, lambda request: answers(*(short if request.request_id == "r/1" else long))(request)
@@ -161,7 +159,7 @@ async def test_choices_end_for_themselves(bundle: TokenizerBundle) -> None:
 
 
 @pytest.mark.parametrize("choices", [1, 2])
-async def test_a_stop_string_cancels_the_workers_sequence_at_once(
+async def test_a_stop_string_cancels_the_workers_sequence(
     bundle: TokenizerBundle, choices: int
 ) -> None:
     gateway, engine = serve(bundle, answers(*encode(bundle, "hello world and more " * 20)))
@@ -216,7 +214,7 @@ async def test_cancelling_the_consumer_cancels_all_choices(
     await engine.close()
 
 
-async def test_cancelling_while_the_worker_has_not_accepted_cancels_there_too(
+async def test_cancelling_before_acceptance_cancels_in_the_worker_too(
     bundle: TokenizerBundle,
 ) -> None:
     gateway, engine = serve(bundle, lambda request: [])
@@ -244,7 +242,7 @@ async def test_a_failure_is_raised_and_cancels_the_other_choices(
     await engine.close()
 
 
-async def test_a_full_queue_is_told_with_its_numbers(bundle: TokenizerBundle) -> None:
+async def test_a_full_queue_is_refused_with_its_numbers(bundle: TokenizerBundle) -> None:
     gateway, _ = serve(bundle, refuses("queue_full"))
     with pytest.raises(QueueFull) as caught:
         await gateway.generate(asks())
@@ -275,7 +273,7 @@ async def test_a_request_that_never_fits_is_refused_with_its_numbers(
     assert (caught.value.needed_bytes, caught.value.budget_bytes) == (9, 8)
 
 
-async def test_one_refused_choice_cancels_those_that_were_accepted(bundle: TokenizerBundle) -> None:
+async def test_one_refused_choice_cancels_the_accepted_ones(bundle: TokenizerBundle) -> None:
     refused, accepted = refuses("queue_full"), answers(*encode(bundle, "hello world"))
     gateway, engine = serve(
         bundle, lambda request: (refused if request.request_id == "r/2" else accepted)(request)
@@ -287,7 +285,7 @@ async def test_one_refused_choice_cancels_those_that_were_accepted(bundle: Token
     await engine.close()
 
 
-async def test_a_worker_that_goes_between_two_submits_leaves_nothing_running(
+async def test_a_worker_lost_between_two_submits_leaves_nothing_running(
     bundle: TokenizerBundle,
 ) -> None:
     gateway, engine = serve(bundle, answers(*encode(bundle, "hello")))
@@ -319,7 +317,7 @@ async def test_a_worker_that_goes_between_two_submits_leaves_nothing_running(
         ),
     ],
 )
-async def test_what_cannot_be_served_never_reaches_the_worker(
+async def test_an_impossible_request_never_reaches_the_worker(
     bundle: TokenizerBundle, fields: dict[str, Any], error: type[InvalidRequest], named: str
 ) -> None:
     gateway, engine = serve(bundle, answers(1))
@@ -329,7 +327,7 @@ async def test_what_cannot_be_served_never_reaches_the_worker(
     assert engine.submitted == []
 
 
-async def test_a_model_whose_tokenizer_is_broken_cannot_be_served(bundle: TokenizerBundle) -> None:
+async def test_a_model_with_a_broken_tokenizer_cannot_be_served(bundle: TokenizerBundle) -> None:
     gateway, engine = serve(bundle, answers(1), is_broken=True)
     with pytest.raises(WorkerUnavailable, match="no tokenizer"):
         await gateway.generate(asks())
@@ -337,7 +335,7 @@ async def test_a_model_whose_tokenizer_is_broken_cannot_be_served(bundle: Tokeni
 
 
 @pytest.mark.parametrize("choices", [1, 2])
-async def test_the_model_is_held_until_the_answer_has_ended(
+async def test_the_model_is_leased_until_the_answer_has_ended(
     bundle: TokenizerBundle, choices: int
 ) -> None:
     gateway, engine = serve(bundle, answers(*encode(bundle, "hello")))
@@ -353,7 +351,7 @@ async def test_the_model_is_held_until_the_answer_has_ended(
     await engine.close()
 
 
-async def test_the_model_is_held_no_longer_when_a_request_is_refused(
+async def test_a_refused_request_releases_its_lease(
     bundle: TokenizerBundle,
 ) -> None:
     gateway, engine = serve(bundle, refuses("queue_full"))
@@ -411,7 +409,7 @@ async def test_conversations_are_rendered_on_another_thread(bundle: TokenizerBun
     ]
 
 
-async def test_grammars_are_made_on_another_thread_and_go_to_the_worker(
+async def test_grammars_are_made_on_another_thread_for_the_worker(
     bundle: TokenizerBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[threading.Thread] = []
@@ -429,7 +427,9 @@ async def test_grammars_are_made_on_another_thread_and_go_to_the_worker(
     assert [bool(sequence.grammar) for sequence in engine.submitted] == [False, True, True]
 
 
-async def test_where_no_call_is_wanted_what_opens_one_is_banned(bundle: TokenizerBundle) -> None:
+async def test_unwanted_calls_are_prevented_by_banning_their_opening(
+    bundle: TokenizerBundle,
+) -> None:
     dialect = ModelDialect(
         family="hermes", calls=FAMILIES["hermes"].calls, marker_ids={"<tool_call>": 7}
     )
@@ -440,7 +440,7 @@ async def test_where_no_call_is_wanted_what_opens_one_is_banned(bundle: Tokenize
     assert (sequence.grammar, sequence.sampling.logit_bias) == ("", {5: 1.0, 7: -100.0})
 
 
-async def test_echo_and_scores_of_the_prompt_open_the_answer(bundle: TokenizerBundle) -> None:
+async def test_echo_and_prompt_scores_begin_the_answer(bundle: TokenizerBundle) -> None:
     gateway, engine = serve(bundle, answers(*encode(bundle, " world")))
     request = asks("hello the", echo=True, want_logprobs=True)
     events = await collect(gateway, request)
@@ -457,11 +457,11 @@ async def test_several_tokens_in_one_event_are_one_delta(bundle: TokenizerBundle
 
 
 def in_single_bytes(bundle: TokenizerBundle, text: str) -> tuple[int, ...]:
-    """The text in more tokens than the tokenizer would take: character by character."""
+    """The text as more tokens than the tokenizer would use: one per character."""
     return tuple(token_id for character in text for token_id in encode(bundle, character))
 
 
-async def test_an_answer_comes_back_in_the_next_turn_as_the_tokens_that_were_generated(
+async def test_an_answer_returns_in_the_next_turn_as_generated_tokens(
     bundle: TokenizerBundle,
 ) -> None:
     bundle = replace(bundle, known_answers=KnownAnswers())
@@ -486,7 +486,7 @@ async def test_an_answer_comes_back_in_the_next_turn_as_the_tokens_that_were_gen
     )
 
 
-async def test_an_answer_that_a_stop_string_cut_is_tokenized_anew(bundle: TokenizerBundle) -> None:
+async def test_an_answer_cut_by_a_stop_string_is_retokenized(bundle: TokenizerBundle) -> None:
     bundle = replace(bundle, known_answers=KnownAnswers())
     gateway, engine = serve(bundle, answers(*encode(bundle, "hello hello")))
     events = await collect(gateway, asks(stop=("lo h",)))
@@ -505,7 +505,7 @@ async def test_an_answer_that_a_stop_string_cut_is_tokenized_anew(bundle: Tokeni
     assert bundle.known_answers.put_back_answers == 0
 
 
-async def test_what_the_model_would_read_is_what_it_reads(bundle: TokenizerBundle) -> None:
+async def test_encoded_prompts_equal_submitted_ones(bundle: TokenizerBundle) -> None:
     gateway, engine = serve(bundle, answers(1))
     for prompt in (HELLO, "hello the", (1, 2, 3)):
         encoded = await gateway.encode(asks(prompt))
@@ -515,7 +515,7 @@ async def test_what_the_model_would_read_is_what_it_reads(bundle: TokenizerBundl
     assert len(engine.submitted) == 3
 
 
-async def test_a_prompt_is_encoded_even_if_it_is_longer_than_the_window(
+async def test_a_prompt_longer_than_the_window_is_still_encoded(
     bundle: TokenizerBundle,
 ) -> None:
     gateway, engine = serve(bundle, answers(1), info=model_info(context_tokens=8))
@@ -525,7 +525,7 @@ async def test_a_prompt_is_encoded_even_if_it_is_longer_than_the_window(
     assert engine.submitted == []
 
 
-async def test_a_model_whose_template_hangs_holds_up_no_other_model(
+async def test_a_model_with_a_hanging_template_delays_no_other(
     bundle: TokenizerBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processes = RenderProcesses(seconds=0.3)
@@ -565,7 +565,7 @@ async def test_a_model_whose_template_hangs_holds_up_no_other_model(
     processes.close()
 
 
-async def test_what_cannot_be_encoded_is_named(bundle: TokenizerBundle) -> None:
+async def test_impossible_encodings_are_refused_by_name(bundle: TokenizerBundle) -> None:
     gateway, _ = serve(bundle, answers(1))
     with pytest.raises(UnknownModel):
         await gateway.encode(asks(model="other"))
@@ -575,7 +575,7 @@ async def test_what_cannot_be_encoded_is_named(bundle: TokenizerBundle) -> None:
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
-async def test_a_command_waits_until_the_first_request_of_its_session_is_submitted(
+async def test_a_command_waits_for_the_first_request_of_its_session(
     bundle: TokenizerBundle, monkeypatch: pytest.MonkeyPatch, is_refused: bool
 ) -> None:
     gateway, engine = serve(bundle, answers(*encode(bundle, "hello")))
@@ -611,10 +611,10 @@ async def test_a_command_waits_until_the_first_request_of_its_session_is_submitt
 
 
 @pytest.mark.parametrize("forget", [False, True])
-async def test_a_session_can_be_closed_while_its_first_prompt_is_prepared(
+async def test_a_session_can_be_closed_during_its_first_preparation(
     bundle: TokenizerBundle, monkeypatch: pytest.MonkeyPatch, forget: bool
 ) -> None:
-    """The worker does not know the session yet, and never learns of it."""
+    """The worker never learns of the session."""
     gateway, engine = serve(bundle, answers(*encode(bundle, "hello")))
     closing = SessionCommand(
         operation="close", call_id="c", tenant="", session_id="s", forget=forget

@@ -1,5 +1,5 @@
-"""Streams under disorder: whatever is closed when, each sequence ends or is cancelled once, and
-each choice ends at most once.
+"""Streams closed in any order: each sequence ends or is cancelled once, and each choice ends at
+most once.
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ END = ThinkingBudget(tokens=0, end_token_ids=(7,))
 async def thinking_stream(
     engine: ScriptedClient, *, thought_end: ThinkingBudget | None = END
 ) -> GenerationStream:
-    """A choice that is in a thought from its first token on; 32 tokens that repeat are enough to
-    end it.
-    """
+    """A choice that begins in a thought; 32 repeated tokens are enough to end it."""
     rules = ChoiceRules(
         prompt_token_ids=TokenIds.of((1,)),
         stop_token_ids=frozenset(),
@@ -89,7 +87,7 @@ async def thinking_stream(
     return stream
 
 
-async def test_a_thought_that_goes_round_in_circles_is_ended_once_and_its_end_says_so(
+async def test_a_repeating_thought_is_ended_once_and_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
@@ -102,9 +100,7 @@ async def test_a_thought_that_goes_round_in_circles_is_ended_once_and_its_end_sa
     assert caplog.text.count("repeated itself") == 1
 
 
-async def test_a_thought_that_goes_on_and_what_is_said_again_and_again_behind_it_are_left_alone() -> (
-    None
-):
+async def test_varied_thoughts_and_repeated_text_are_left_alone() -> None:
     dice = random.Random(1)
     thought = [dice.choice(WORDS) for _ in range(300)]
     said = TOKENIZER.encode("</think>", add_special_tokens=False).ids + list(WORDS[:3] * 100)
@@ -115,7 +111,7 @@ async def test_a_thought_that_goes_on_and_what_is_said_again_and_again_behind_it
     assert (end.thought_ended_by, engine.thought_limits) == (None, [])
 
 
-async def test_thoughts_are_ended_on_request_where_the_model_has_a_marker() -> None:
+async def test_models_with_an_end_marker_end_thoughts_on_request() -> None:
     engine = ScriptedClient(answers(*WORDS))
     async with aclosing(await thinking_stream(engine)) as stream:
         assert stream.end_thoughts()
@@ -128,9 +124,7 @@ async def test_thoughts_are_ended_on_request_where_the_model_has_a_marker() -> N
     assert len(engine.thought_limits) == 1
 
 
-async def test_tokens_that_the_reader_has_not_asked_for_stay_in_the_sources_and_pause_them() -> (
-    None
-):
+async def test_unrequested_tokens_stay_in_their_sources_and_pause_them() -> None:
     prompt = TokenIds.of((1,))
     sequences = [
         SequenceRequest(
@@ -176,7 +170,7 @@ async def test_tokens_that_the_reader_has_not_asked_for_stay_in_the_sources_and_
 async def read(
     engine: ScriptedClient, name: str, *, choices: int, events: int, stops: tuple[str, ...]
 ) -> Counter[int]:
-    """Read so many events and leave; returns how often each choice ended."""
+    """Read this many events and leave; returns how often each choice ended."""
     ended: Counter[int] = Counter()
     async with aclosing(await open_stream(engine, name, choices=choices, stops=stops)) as stream:
         async for event in stream:
@@ -189,7 +183,7 @@ async def read(
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_readers_that_come_and_go_leave_nothing_open(seed: int) -> None:
+async def test_leaving_readers_leave_nothing_open(seed: int) -> None:
     dice = random.Random(seed)
     lengths: dict[str, int] = {}
 
@@ -224,7 +218,7 @@ async def test_readers_that_come_and_go_leave_nothing_open(seed: int) -> None:
     await engine.close()
 
 
-async def test_whole_readers_see_every_choice_end_once() -> None:
+async def test_patient_readers_see_every_choice_end_once() -> None:
     engine = ScriptedClient(answers(*WORDS * 3))
     ended = await asyncio.gather(
         *(read(engine, str(name), choices=3, events=1000, stops=()) for name in range(10))

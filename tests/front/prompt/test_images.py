@@ -1,4 +1,4 @@
-"""Images in prompts: their places among the tokens, and that no text becomes one."""
+"""Images in prompts: their positions among the tokens; no text becomes an image."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def seen(
 
 
 def spans(prepared: Prepared) -> list[str]:
-    """The names of the images, whose keys are at their places and nowhere else."""
+    """The images' names, whose keys are at their positions and nowhere else."""
     (sequence,) = prepared.sequences
     inside = set()
     for span in sequence.images:
@@ -132,7 +132,7 @@ def test_text_that_looks_like_an_image_is_still_readable(family: str) -> None:
     assert image_token not in sequence.prompt_token_ids
 
 
-def test_escapes_in_the_arguments_of_a_call_become_no_image() -> None:
+def test_escapes_in_call_arguments_become_no_image() -> None:
     arguments = '{"key": "\\u003c|image_pad|\\u003e"}'
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
     messages = [user("x"), {"role": "assistant", "content": "", "tool_calls": [call]}]
@@ -140,7 +140,7 @@ def test_escapes_in_the_arguments_of_a_call_become_no_image() -> None:
     assert spans(seen(*messages)) == [CAT]
 
 
-def test_a_placeholder_that_is_no_special_token_is_broken_up_too() -> None:
+def test_ordinary_placeholder_texts_are_split_too() -> None:
     vision = VisionInfo(template_placeholder="<pic>", written="[IMG]", placeholder="[IMG]")
     parts = "{% for p in m.content %}{{ p.text or '<pic>' }}{% endfor %}"
     template = f"{{% for m in messages %}}{parts}{{% endfor %}}"
@@ -154,7 +154,7 @@ def test_a_placeholder_that_is_no_special_token_is_broken_up_too() -> None:
     assert spans(prepared) == [DOG]
 
 
-def test_a_template_that_leaves_out_an_image_is_said() -> None:
+def test_a_template_that_omits_an_image_is_reported() -> None:
     parts = "{% for p in m.content %}{{ p.text or '[IMG]' }}{% endfor %}"
     template = f"{{% for m in messages %}}{{% if loop.last %}}{parts}{{% endif %}}{{% endfor %}}"
     bundle = TokenizerBundle(
@@ -167,7 +167,7 @@ def test_a_template_that_leaves_out_an_image_is_said() -> None:
         seen(user(image(CAT), "b"), user("a", image(DOG)), bundle=bundle)
 
 
-def test_results_in_another_order_keep_their_images() -> None:
+def test_reordered_results_keep_their_images() -> None:
     calls = [
         {"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}}
         for name in ("first", "second")
@@ -181,7 +181,7 @@ def test_results_in_another_order_keep_their_images() -> None:
     assert spans(prepared) == [CAT, DOG]
 
 
-def test_a_prompt_with_images_splits_nowhere_else() -> None:
+def test_images_do_not_change_the_tokens_around_them() -> None:
     """The tokens around an image are those of the text alone."""
     bundle = seeing_bundle().seeing(FAMILIES["qwen3_vl"][1])
     (sequence,) = seen(user("hello world", image(CAT), "the end"), bundle=bundle).sequences
@@ -208,7 +208,7 @@ CONTENT = st.lists(
 
 
 @given(st.lists(CONTENT, min_size=1, max_size=3), st.booleans())
-def test_images_and_put_back_answers_keep_their_places(
+def test_images_and_restored_answers_keep_their_positions(
     turns: list[list[Any]], is_known: bool
 ) -> None:
     family = "qwen3_vl"
@@ -217,7 +217,7 @@ def test_images_and_put_back_answers_keep_their_places(
     for place, content in enumerate(turns):
         messages.append(user(*content))
         messages.append({"role": "assistant", "content": f"answer {place}"})
-        if is_known:  # generated as other tokens than those of the tokenizer
+        if is_known:  # generated with other tokens than the tokenizer's
             tokens = [*bundle.tokenizer.encode(f"answer {place}", add_special_tokens=False)]
             spelled = [
                 each
@@ -250,7 +250,7 @@ def test_the_next_turn_is_prefilled_with_its_images() -> None:
     prompt = ChatPrompt(messages=messages)
     request = GenerationRequest(request_id="r", model="m", prompt=prompt)
     prepared = seen(*messages, bundle=bundle)
-    # an answer that the template rewrites: what was generated is no longer known
+    # an answer rewritten by the template: the generated tokens are no longer known
     delta = TextDelta(index=0, text="y" * 200, token_ids=(1,))
     ahead = read_ahead_request(
         request, prompt, bundle, prepared=prepared, deltas=[delta], context_tokens=4000
@@ -262,7 +262,7 @@ def test_the_next_turn_is_prefilled_with_its_images() -> None:
 
 
 @given(st.lists(st.one_of(st.text(max_size=5), st.sampled_from(NAMES).map(image_mark)), max_size=6))
-def test_texts_with_marks_are_taken_apart_and_put_together(texts: list[str]) -> None:
+def test_texts_with_marks_round_trip(texts: list[str]) -> None:
     whole = "".join(texts)
     marks = [text for text in texts if images_of(text)]
     assert [image_mark(name) for name in images_of(whole)] == marks
@@ -312,7 +312,7 @@ def test_layouts_and_refusals_are_remembered_by_model(tmp_path: Path) -> None:
     assert found == {CAT: LAYOUTS[CAT]}
 
 
-def test_an_image_that_was_lost_is_asked_for_again(tmp_path: Path) -> None:
+def test_a_lost_image_is_requested_again(tmp_path: Path) -> None:
     layouts = ImageLayouts(ImageFolder(tmp_path, max_bytes=1000))
     answer = ImageAnswer(call_id="", layouts=(LAYOUTS[CAT],), lost={DOG: "please try again"})
     with pytest.raises(WorkerUnavailable, match="please try again"):
@@ -323,7 +323,7 @@ def test_an_image_that_was_lost_is_asked_for_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["failures", "lost"])
-def test_the_file_of_an_image_without_a_layout_is_compared_again(kind: str, tmp_path: Path) -> None:
+def test_files_of_images_without_layout_are_checked_again(kind: str, tmp_path: Path) -> None:
     folder = ImageFolder(tmp_path, max_bytes=1000)
     name = folder.hold(b"cat")
     answer = ImageAnswer(call_id="", **{kind: {name: "damaged"}})

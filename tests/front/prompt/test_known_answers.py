@@ -1,4 +1,4 @@
-"""Answers as the tokens that were generated."""
+"""Past answers as the generated tokens."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ def placed(past: PastAnswers, text: str) -> list[PlacedAnswer]:
     return list(past.places(text, frame=FRAME, read=read))
 
 
-def test_an_answer_comes_back_as_it_was_generated() -> None:
+def test_an_answer_is_recalled_as_generated_tokens() -> None:
     known = KnownAnswers()
     known.add(said("abba"), [7, 8])
     past = known.recall([{"role": "user", "content": "abba"}, answer("abba")])
-    # white space is no difference
+    # white space is ignored
     assert placed(past, "U:abba|A: abba |U:A:abba|") == [PlacedAnswer(9, 15, (7, 8))]
     assert known.count(past, placed=1) == 0
     assert (known.put_back_answers, known.dropped_tokens) == (1, 0)
 
 
-def test_what_an_answer_says_has_to_be_in_the_text() -> None:
+def test_the_answers_content_must_match_the_text() -> None:
     known = KnownAnswers()
     known.add(said("Yes", reasoning="because"), [7, 8])
     past = known.recall([answer("Yes", reasoning="because")])
@@ -69,7 +69,7 @@ def test_what_an_answer_says_has_to_be_in_the_text() -> None:
     assert placed(past, "A:<think>because</think>\n\nYes|") == [PlacedAnswer(2, 29, (7, 8))]
 
 
-def test_answers_that_say_the_same_are_told_apart_by_the_ids_of_their_calls() -> None:
+def test_equal_answers_are_distinguished_by_their_call_ids() -> None:
     known = KnownAnswers()
     same = said("", calls=(("f", "{}"),))
     for number in range(3):
@@ -83,7 +83,7 @@ def test_answers_that_say_the_same_are_told_apart_by_the_ids_of_their_calls() ->
     assert [each.token_ids for each in found] == [(2,), (0,), (1,), (2,)]
 
 
-def test_the_thought_before_a_call_of_ours_is_put_in_where_a_client_left_it_out() -> None:
+def test_a_thought_omitted_before_our_call_is_restored() -> None:
     known = KnownAnswers()
     known.add(said("", reasoning="why", calls=(("f", "{}"),)), [1], call_ids=["call_1"])
     known.add(said("Done.", reasoning="how"), [2])
@@ -97,7 +97,7 @@ def test_the_thought_before_a_call_of_ours_is_put_in_where_a_client_left_it_out(
     assert ready == ({**sent[0], "reasoning_content": "why"}, *sent[1:])
 
 
-def test_an_answer_that_tokenizes_as_it_was_generated_needs_no_putting_back() -> None:
+def test_an_answer_that_retokenizes_equally_is_not_restored() -> None:
     known = KnownAnswers()
     known.add(said("abc"), [1, 2, 3], is_as_tokenized=True)
     past = known.recall([answer("abc")])
@@ -113,7 +113,7 @@ def test_another_tenants_answers_are_not_used() -> None:
 
 
 @given(lengths=st.lists(st.integers(1, 5), max_size=20), again=st.integers(0, 3))
-def test_the_longest_unused_answers_go_first(lengths: list[int], again: int) -> None:
+def test_the_least_recently_used_answers_go_first(lengths: list[int], again: int) -> None:
     known = KnownAnswers(max_tokens=8)
     for number, length in enumerate(lengths):
         known.add(said(f"answer {number % 7}"), [number] * length)
@@ -122,7 +122,7 @@ def test_the_longest_unused_answers_go_first(lengths: list[int], again: int) -> 
         assert placed(known.recall([answer(f"answer {number % 7}")]), f"A:answer {number % 7}|")
 
 
-def test_of_many_answers_that_say_the_same_the_latest_are_remembered() -> None:
+def test_of_many_equal_answers_the_latest_are_remembered() -> None:
     known = KnownAnswers()
     for number in range(1000):
         known.add(said("", calls=(("f", {}),)), [number], call_ids=[f"call_{number}"])
@@ -130,7 +130,7 @@ def test_of_many_answers_that_say_the_same_the_latest_are_remembered() -> None:
     assert len(known) < 500
 
 
-def test_an_answer_that_is_longer_than_all_that_may_be_remembered_is_not() -> None:
+def test_an_answer_beyond_the_limit_is_not_remembered() -> None:
     known = KnownAnswers(max_tokens=2)
     known.add(said("one"), [1])
     known.add(said("two"), [1, 2, 3])
@@ -138,7 +138,7 @@ def test_an_answer_that_is_longer_than_all_that_may_be_remembered_is_not() -> No
     assert len(known) == 1
 
 
-def test_an_answer_that_comes_back_without_its_thought_is_a_loss_and_counts_once() -> None:
+def test_an_answer_returned_without_its_thought_counts_as_lost_once() -> None:
     known = KnownAnswers()
     thought = "because"
     known.add(said("Yes", reasoning=thought), [1, 2, 3, 4], is_as_tokenized=True)
@@ -156,12 +156,12 @@ def test_an_answer_that_comes_back_without_its_thought_is_a_loss_and_counts_once
     known.check_invariants()
 
 
-def test_what_others_wrote_into_a_history_is_no_loss() -> None:
+def test_foreign_history_does_not_count_as_lost() -> None:
     known = KnownAnswers()
     assert known.count(known.recall([answer("I never said that")]), placed=0) == 0
 
 
-def test_messages_that_no_template_could_use_are_left_to_others() -> None:
+def test_messages_that_no_template_accepts_are_passed_on() -> None:
     sent: list[Any] = [
         "text",
         7,

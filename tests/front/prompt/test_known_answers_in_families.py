@@ -1,4 +1,4 @@
-"""Families of models: the next turn of an agent begins with all that was read and written."""
+"""In each family, the next turn of an agent begins with all prefilled and generated tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def bundle_of(name: str) -> TokenizerBundle:
 
 @pytest.mark.parametrize("keeps_thoughts", [True, False])
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
-def test_the_next_turn_of_each_family_begins_with_all_that_was_read_and_written(
+def test_each_familys_next_turn_begins_with_everything_before(
     name: str, keeps_thoughts: bool
 ) -> None:
     for before, after in turns(bundle_of(name), keeps_thoughts=keeps_thoughts):

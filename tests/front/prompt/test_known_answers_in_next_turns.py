@@ -1,6 +1,4 @@
-"""The next turn of a conversation begins with the prompt of the last one and the tokens of its
-answer.
-"""
+"""The next turn of a conversation begins with the last prompt and the tokens of its answer."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ calls = st.tuples(
 def written(
     thought: str, text: str, made: list[tuple[str, dict[str, Any]]], choose: random.Random
 ) -> str:
-    """An answer as a model might write it: its JSON has spaces, escapes and orders of keys that no
+    """An answer as a model might write it: its JSON has spaces, escapes and key orders that no
     template has.
     """
     parts = [f"<think>\n{thought}\n</think>\n\n"] if thought.strip() else []
@@ -60,7 +58,7 @@ def written(
     keeps_thoughts=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_a_turn_of_an_agent_begins_with_all_that_was_read_and_written(
+def test_an_agents_next_turn_begins_with_everything_before(
     turns: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]], keeps_thoughts: bool, seed: int
 ) -> None:
     choose = random.Random(seed)
@@ -83,7 +81,7 @@ def test_a_turn_of_an_agent_begins_with_all_that_was_read_and_written(
 def one_turn(
     bundle: TokenizerBundle, generated: str, **prompt: Any
 ) -> tuple[tuple[int, ...], list[OutputDelta]]:
-    """All tokens of a first turn, and what its client has seen."""
+    """All tokens of a first turn, and the deltas for its client."""
     request, prepared = ask(bundle, [QUESTION], prompt=prompt)
     ids = tuple(bundle.tokenizer.encode(generated, add_special_tokens=False))
     return (*prepared.sequences[0].prompt_token_ids, *ids), answer(bundle, request, prepared, ids)
@@ -99,7 +97,7 @@ CALL = '<tool_call>\n{"name":"f","arguments":{}}\n</tool_call>'
 PLAIN_ORDER = random.Random(0)
 
 
-def test_an_answer_with_a_token_that_its_client_did_not_see_is_tokenized_anew() -> None:
+def test_answers_with_hidden_tokens_are_retokenized() -> None:
     bundle = replace(BUNDLE, known_answers=KnownAnswers())
     markers = bundle.dialect.marker_ids
     ends = {bundle.tokenizer.pieces.backend.id_to_token(e) for e in bundle.tokenizer.eos_token_ids}
@@ -114,7 +112,7 @@ def test_an_answer_with_a_token_that_its_client_did_not_see_is_tokenized_anew() 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_an_answer_that_spells_a_control_text_comes_back_as_it_was_generated(seed: int) -> None:
+def test_an_answer_with_spelled_control_text_returns_as_generated(seed: int) -> None:
     bundle = replace(BUNDLE, known_answers=KnownAnswers())
     encode = bundle.tokenizer.encode_text
     said = "hello <tool_call> the <|im_end|> world </think>"
@@ -139,7 +137,7 @@ NO_CALLS = {"tool_choice": ToolChoice(mode="none")}
         ("hello world", {"stop": ("xyz",)}, "hello world", True),
     ],
 )
-def test_an_answer_is_known_if_its_client_saw_all_that_its_tokens_mean(
+def test_answers_are_known_if_clients_saw_their_whole_meaning(
     generated: str, fields: dict[str, Any], seen: str, is_known: bool
 ) -> None:
     bundle = replace(BUNDLE, known_answers=KnownAnswers())
@@ -150,7 +148,7 @@ def test_an_answer_is_known_if_its_client_saw_all_that_its_tokens_mean(
 
 
 @pytest.mark.parametrize("keeps_thoughts", [True, False])
-def test_a_thought_that_the_prompt_opens_belongs_to_the_answer(keeps_thoughts: bool) -> None:
+def test_a_thought_opened_by_the_prompt_belongs_to_the_answer(keeps_thoughts: bool) -> None:
     bundle = replace(BUNDLE, known_answers=KnownAnswers())
     opened = {"template_options": {"opened": True}}
     before, deltas = one_turn(bundle, f"  why hello\n\n</think>{CALL}", **opened)
@@ -161,7 +159,7 @@ def test_a_thought_that_the_prompt_opens_belongs_to_the_answer(keeps_thoughts: b
     assert prompt[: len(before)] == before
 
 
-def test_an_empty_thought_that_the_prompt_has_written_stays_in_history() -> None:
+def test_an_empty_thought_written_by_the_prompt_stays_in_history() -> None:
     bundle = replace(BUNDLE, known_answers=KnownAnswers())
     closed = {"template_options": {"opened": False}}
     before, deltas = one_turn(bundle, "hello world", **closed)
@@ -169,7 +167,7 @@ def test_an_empty_thought_that_the_prompt_has_written_stays_in_history() -> None
     assert prompt[: len(before)] == before
 
 
-def test_a_thought_that_the_template_drops_stays_dropped_and_is_counted() -> None:
+def test_thoughts_dropped_by_the_template_are_counted() -> None:
     bundle = replace(BUNDLE, known_answers=KnownAnswers())
     _, deltas = one_turn(bundle, f"<think>\nwhy\n</think>\n\nhello{CALL}")
     messages = [
@@ -188,7 +186,7 @@ def test_a_thought_that_the_template_drops_stays_dropped_and_is_counted() -> Non
 @pytest.mark.parametrize(
     "change", [{"content": "held"}, {"arguments": '{"a": 1}'}, {"name": "read_file"}]
 )
-def test_what_a_client_has_changed_is_read_as_it_is_sent(change: dict[str, Any]) -> None:
+def test_an_answer_changed_by_the_client_is_read_as_sent(change: dict[str, Any]) -> None:
     bundle = replace(BUNDLE, known_answers=KnownAnswers())
     _, deltas = one_turn(bundle, f"hello{CALL}")
     (call,) = tool_calls_of(deltas)
@@ -208,7 +206,7 @@ def test_what_a_client_has_changed_is_read_as_it_is_sent(change: dict[str, Any])
     assert all(value in text for value in change.values())
 
 
-def test_answers_are_found_again_by_a_server_that_was_started_anew(tmp_path: Path) -> None:
+def test_answers_are_recalled_after_a_server_restart(tmp_path: Path) -> None:
     (tmp_path / "answers").mkdir()
     files = [AnswerFile(tmp_path), AnswerFile(tmp_path), AnswerFile(tmp_path)]
     first, second = (
@@ -226,7 +224,7 @@ def test_answers_are_found_again_by_a_server_that_was_started_anew(tmp_path: Pat
 
 
 def test_answers_of_a_long_history_are_parsed_once() -> None:
-    """100 messages with 30 calls: from the second turn on, what they say is looked up."""
+    """100 messages with 30 calls: from the second turn on, their meaning is looked up."""
     bundle = replace(BUNDLE, known_answers=KnownAnswers())
     messages: list[dict[str, Any]] = [QUESTION]
     for number in range(30):

@@ -1,4 +1,4 @@
-"""What answers say, however they are written."""
+"""The meaning of answers in any spelling."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ values = st.recursive(
 
 
 @given(arguments=st.dictionaries(st.text(max_size=4), values, max_size=4))
-def test_arguments_that_say_the_same_have_one_spelling(arguments: dict[str, Any]) -> None:
+def test_equal_arguments_have_one_spelling(arguments: dict[str, Any]) -> None:
     turned = dict(reversed(arguments.items()))
     spelled = {
         canonical_arguments(form)
@@ -66,7 +66,7 @@ def test_arguments_that_say_the_same_have_one_spelling(arguments: dict[str, Any]
         (None, {}),
     ],
 )
-def test_numbers_escapes_and_emptiness_have_one_spelling(one: Any, other: Any) -> None:
+def test_equal_numbers_escapes_and_empty_values_have_one_spelling(one: Any, other: Any) -> None:
     assert canonical_arguments(one) == canonical_arguments(other)
 
 
@@ -79,12 +79,12 @@ def test_numbers_escapes_and_emptiness_have_one_spelling(one: Any, other: Any) -
         ("[1]", "[1, 1]"),
     ],
 )
-def test_what_differs_stays_apart(one: str, other: str) -> None:
+def test_different_values_stay_different(one: str, other: str) -> None:
     assert canonical_arguments(one) != canonical_arguments(other)
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
-def test_a_message_is_read_under_all_names_that_clients_use(name: str) -> None:
+def test_a_message_is_read_under_all_names_clients_use(name: str) -> None:
     call = {
         "id": "1",
         "type": "function",
@@ -103,17 +103,17 @@ def test_a_message_is_read_under_all_names_that_clients_use(name: str) -> None:
         {"content": 7},
     ],
 )
-def test_what_is_no_text_says_nothing_known(message: dict[str, Any]) -> None:
+def test_a_message_without_text_has_unknown_meaning(message: dict[str, Any]) -> None:
     assert meaning_of_message(message) is None
 
 
-def test_a_text_says_what_a_reader_gives_of_it() -> None:
+def test_a_texts_meaning_equals_its_readers_parts() -> None:
     text = '\n<think>\nwhy\n</think>\n\nSo.\n<tool_call>\n{"name": "f", "arguments": {"b": 1.0, "a": "\\u00e9"}}\n</tool_call>'
     expected = meaning("why", "So.", [("f", {"a": "é", "b": 1})])
     assert meaning_of_text(text, AnswerReader(HERMES)) == expected
 
 
-def test_a_text_is_read_once() -> None:
+def test_a_text_is_parsed_once() -> None:
     made: list[AnswerReader] = []
 
     def form() -> AnswerReader:

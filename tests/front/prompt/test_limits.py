@@ -1,4 +1,4 @@
-"""What no server or model can do is refused by field, before any work."""
+"""Impossible requests are refused by field before any work."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_value_out_of_range_is_refused_by_name(fields: dict[str, Any], named: 
     assert caught.value.field == named
 
 
-def test_values_at_the_edges_are_taken() -> None:
+def test_values_at_the_edges_are_accepted() -> None:
     edges = {"temperature": 0.0, "top_p": 0.0, "top_k": 0, "min_p": 1.0, "logit_bias": {99: -100.0}}
     check(
         choices=16,
@@ -76,7 +76,7 @@ def test_values_at_the_edges_are_taken() -> None:
 
 
 @pytest.mark.parametrize("field", SAMPLING_RANGES)
-def test_both_ends_of_every_range_of_the_table_are_taken_and_what_is_beyond_is_not(
+def test_both_ends_of_every_range_are_accepted_and_nothing_beyond(
     field: str,
 ) -> None:
     lowest, highest = SAMPLING_RANGES[field]
@@ -94,12 +94,12 @@ def test_both_ends_of_every_range_of_the_table_are_taken_and_what_is_beyond_is_n
                 check(sampling=sampling)
 
 
-def test_every_sampling_field_but_the_seed_has_a_range() -> None:
+def test_every_sampling_field_except_the_seed_has_a_range() -> None:
     assert {*SAMPLING_RANGES, "seed"} == set(SamplingParams.__struct_fields__)
 
 
 @pytest.mark.parametrize(("token_ids", "place"), [((1, 100), 1), ((-1,), 0)])
-def test_a_token_the_model_does_not_have_is_refused_with_its_place(
+def test_a_token_outside_the_vocabulary_is_refused_with_its_position(
     token_ids: tuple[int, ...], place: int
 ) -> None:
     with pytest.raises(InvalidRequest, match=f"at index {place}") as caught:
@@ -117,13 +117,11 @@ def test_a_token_the_model_does_not_have_is_refused_with_its_place(
         (({"a": ()},), (3, 3)),
     ],
 )
-def test_the_size_of_a_value_is_its_parts_and_its_levels(
-    value: Any, nesting: tuple[int, int]
-) -> None:
+def test_the_size_of_a_value_is_its_parts_and_depth(value: Any, nesting: tuple[int, int]) -> None:
     assert nesting_of(value, most_parts=100) == nesting
 
 
-def test_counting_ends_where_it_is_enough() -> None:
+def test_counting_stops_at_the_limit() -> None:
     itself: list[Any] = []
     itself.append([itself, itself])
     assert nesting_of(itself, most_parts=50).parts > 50

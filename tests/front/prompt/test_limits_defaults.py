@@ -1,4 +1,4 @@
-"""What a model's makers recommend fills what the client left open, and nothing else."""
+"""A model's recommended values fill only the fields that the client left open."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_without_open_fields_nothing_changes() -> None:
     )
 
 
-def test_nonsense_is_left_out() -> None:
+def test_invalid_recommendations_are_left_out() -> None:
     recommended = {
         "temperature": "hot",
         "top_p": 3,
@@ -37,18 +37,18 @@ def test_nonsense_is_left_out() -> None:
     assert recommended_sampling(recommended) == {"repetition_penalty": 1.05}
 
 
-def test_a_model_that_is_not_to_be_sampled_is_greedy_unless_a_client_says_otherwise() -> None:
+def test_a_model_marked_as_greedy_is_greedy_unless_overridden() -> None:
     assert recommended_sampling({"do_sample": False, "temperature": 0.7}) == {"temperature": 0.0}
     assert recommended_sampling({"do_sample": True, "temperature": 0.7}) == {"temperature": 0.7}
 
 
-def test_whole_numbers_stay_whole() -> None:
+def test_integers_stay_integers() -> None:
     found = recommended_sampling({"temperature": 1, "top_k": 64.0})
     assert found == {"temperature": 1.0, "top_k": 64}
     assert isinstance(found["top_k"], int)
 
 
-def test_a_model_that_recommends_nothing_gets_defaults_unless_the_client_chooses() -> None:
+def test_a_model_without_recommendations_gets_defaults_for_open_fields() -> None:
     every = tuple(DEFAULT_SAMPLING)
     filled = with_model_defaults(SamplingParams(), unset=every, defaults={})
     assert filled == SamplingParams(**DEFAULT_SAMPLING)

@@ -1,4 +1,4 @@
-"""What is read ahead is what the next turn's prompt begins with, whatever is said in it."""
+"""Tokens prefilled ahead are those that the next turn's prompt begins with, for any user message."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ahead_of(
     context_tokens: int = 100_000,
     seed: int = 0,
 ) -> tuple[SequenceRequest | None, list[OutputDelta]]:
-    """What is read ahead when a conversation was answered so, and what its client has seen."""
+    """The request to prefill ahead after this answer, and the deltas for its client."""
     request, prepared = ask(bundle, messages, session_id="s", tenant="t")
     deltas = answer(bundle, request, prepared, in_any_tokens(said, bundle, random.Random(seed)))
     assert isinstance(request.prompt, ChatPrompt)
@@ -61,7 +61,7 @@ def prompt_of(bundle: TokenizerBundle, messages: list[dict[str, Any]]) -> bytes:
     keeps_thoughts=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_the_next_prompt_begins_with_it_whatever_the_user_says(
+def test_the_next_prompt_begins_with_it_for_any_user_message(
     thought: str, text: str, following: str, keeps_thoughts: bool, seed: int
 ) -> None:
     bundle = replace(BUNDLE, known_answers=KnownAnswers())
@@ -79,7 +79,7 @@ def test_the_next_prompt_begins_with_it_whatever_the_user_says(
     )
 
 
-def test_the_thoughts_of_all_calls_since_the_last_question_are_left_out() -> None:
+def test_thoughts_since_the_last_question_are_left_out() -> None:
     bundle = replace(BUNDLE, known_answers=KnownAnswers())
     messages: list[dict[str, Any]] = [QUESTION]
     for number in range(3):
@@ -102,7 +102,7 @@ def test_the_thoughts_of_all_calls_since_the_last_question_are_left_out() -> Non
     assert prompt_of(bundle, next_messages).startswith(ahead.prompt_token_ids.packed)
 
 
-def test_it_belongs_to_whom_the_conversation_belongs_and_nothing_is_drawn() -> None:
+def test_it_has_the_conversations_tenant_and_session_and_generates_nothing() -> None:
     ahead, _ = ahead_of(
         replace(BUNDLE, known_answers=KnownAnswers()),
         [QUESTION],
@@ -118,12 +118,12 @@ def test_it_belongs_to_whom_the_conversation_belongs_and_nothing_is_drawn() -> N
     [LONG, "<think>\nwhy\n</think>\n\nhello"],
     ids=["nothing to leave out", "a short answer"],
 )
-def test_what_is_known_or_short_is_not_read_ahead(said: str) -> None:
+def test_known_or_short_history_is_not_prefilled_ahead(said: str) -> None:
     ahead, _ = ahead_of(replace(BUNDLE, known_answers=KnownAnswers()), [QUESTION], said)
     assert ahead is None
 
 
-def test_what_the_window_does_not_hold_is_not_read_ahead() -> None:
+def test_history_beyond_the_window_is_not_prefilled_ahead() -> None:
     said = f"<think>\nwhy\n</think>\n\n{LONG}"
     ahead, _ = ahead_of(replace(BUNDLE, known_answers=KnownAnswers()), [QUESTION], said)
     assert ahead is not None
@@ -137,7 +137,7 @@ def test_what_the_window_does_not_hold_is_not_read_ahead() -> None:
     assert short is None
 
 
-def test_what_answers_lose_is_booked_when_the_turn_comes_not_before() -> None:
+def test_losses_are_counted_when_the_turn_arrives() -> None:
     bundle = replace(BUNDLE, known_answers=KnownAnswers())
     _, deltas = ahead_of(bundle, [QUESTION], f"<think>\nwhy\n</think>\n\n{LONG}")
     assert (bundle.known_answers.dropped_tokens, bundle.known_answers.put_back_answers) == (0, 0)
@@ -145,7 +145,7 @@ def test_what_answers_lose_is_booked_when_the_turn_comes_not_before() -> None:
     assert ask(bundle, messages, tenant="t")[1].dropped_tokens > 0
 
 
-def test_of_a_client_that_sends_thoughts_back_they_are_in_it() -> None:
+def test_it_includes_thoughts_if_the_client_sends_them() -> None:
     keeping = bundle_of(TEMPLATE.replace(" and loop.index0 > ns.last", ""))
     before = [
         QUESTION,
@@ -158,7 +158,7 @@ def test_of_a_client_that_sends_thoughts_back_they_are_in_it() -> None:
     assert ahead_of(keeping, without, said)[0] is not None
 
 
-def test_a_turn_that_the_template_refuses_is_an_error() -> None:
+def test_a_turn_refused_by_the_template_is_an_error() -> None:
     bundle = bundle_of(
         "{% if messages | length > 1 %}{{ raise_exception('one only') }}{% endif %}" + TEMPLATE
     )

@@ -1,5 +1,5 @@
-"""The tokens that are put back into the next turn decode to exactly what the client received,
-however the answer ended.
+"""Tokens restored in the next turn decode to exactly what the client received, however the answer
+ended.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def received(
     per_event: int = 3,
     **fields: Any,
 ) -> tuple[list[OutputDelta], FinishReason | None]:
-    """Answer a request with these tokens. Returns what its client received, and why it ended.
+    """Answer a request with these tokens. Returns what its client received and why it ended.
 
     end: None: the client, or the server at a deadline, closed the stream after the last token.
     """
@@ -186,7 +186,7 @@ def answers(draw: st.DrawFn) -> tuple[str, tuple[str, ...], int]:
     seed=st.none() | st.integers(0, 2**16),
 )
 @example(("hello (;\n\n", ("\n\n",), 0), "a real vocabulary", "auto", FinishReason.STOP, 9, None)
-def test_what_is_put_back_means_what_the_client_received(
+def test_restored_tokens_mean_what_the_client_received(
     answer: tuple[str, tuple[str, ...], int],
     name: str,
     mode: str,
@@ -196,7 +196,7 @@ def test_what_is_put_back_means_what_the_client_received(
 ) -> None:
     said, stops, left_out = answer
     if end in (FinishReason.FAILED, FinishReason.REFUSED):
-        end = FinishReason.CANCELLED  # these raise an error, and nothing is recorded
+        end = FinishReason.CANCELLED  # these raise an error and record nothing
     own = replace(bundle(name), known_answers=KnownAnswers())
     ids = (
         tuple(own.tokenizer.encode(said, add_special_tokens=False))
@@ -221,7 +221,7 @@ def test_what_is_put_back_means_what_the_client_received(
         assert text_of(deltas, "reasoning") or whole == text_of(deltas)
 
 
-def test_the_tokens_before_one_that_a_stop_string_cut_are_put_back_as_generated() -> None:
+def test_tokens_before_a_cut_one_are_restored_as_generated() -> None:
     own = replace(bundle("byte-level"), known_answers=KnownAnswers())
     encode = own.tokenizer.encode
     letters = [token for letter in "the" for token in encode(letter, add_special_tokens=False)]
@@ -234,7 +234,7 @@ def test_the_tokens_before_one_that_a_stop_string_cut_are_put_back_as_generated(
     )
 
 
-def test_answers_that_differ_in_white_space_come_back_as_they_were_received() -> None:
+def test_answers_differing_in_white_space_return_as_received() -> None:
     own = replace(bundle("byte-level"), known_answers=KnownAnswers())
     encode = own.tokenizer.encode
     said = {}
@@ -248,10 +248,10 @@ def test_answers_that_differ_in_white_space_come_back_as_they_were_received() ->
 @pytest.mark.parametrize("stop", [(), ("world!",)])
 @pytest.mark.parametrize("tail", ["<|end|>", "<|end|>zz", "<|end|>\n", "<|end|>\nz"])
 @pytest.mark.parametrize("said", ["hello", "<|content|>hello", "<|content|>hello world \n"])
-def test_an_answer_that_the_end_of_a_message_ends_is_the_same_as_one_that_the_model_ends(
+def test_a_message_end_ends_an_answer_like_the_models_own_end(
     said: str, tail: str, stop: tuple[str, ...]
 ) -> None:
-    """What the model writes after it is neither shown nor remembered, and nothing before is lost."""
+    """Text generated after it is neither shown nor remembered, and nothing before is lost."""
     own = family_bundle(FAMILY_TEMPLATES["solar"])
     assert own.dialect.message_ends == ("<|end|>",)
     found = []
@@ -263,7 +263,7 @@ def test_an_answer_that_the_end_of_a_message_ends_is_the_same_as_one_that_the_mo
     assert found[0] == found[1]
 
 
-def test_the_end_of_a_message_is_not_put_back() -> None:
+def test_the_end_of_a_message_is_not_restored() -> None:
     family = family_bundle(FAMILY_TEMPLATES["solar"])
     own = replace(family, known_answers=KnownAnswers())
     ids = tuple(own.tokenizer.encode("hello the world<|end|>zzz", add_special_tokens=False))

@@ -1,5 +1,5 @@
-"""When an answer has ended, what the next turn begins with goes to the worker; nobody waits for it,
-and nothing depends on it.
+"""After an answer, the beginning of the next turn is sent to the worker; nobody waits for it, and
+no answer depends on it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def bundle(*turns: NextTurn) -> TokenizerBundle:
 def client_that_says(
     text: str, served: TokenizerBundle, *, reason: FinishReason = FinishReason.STOP
 ) -> ScriptedClient:
-    """One that answers with a text, and reads what is to be read ahead."""
+    """A client that answers with a text and accepts work to prefill ahead."""
     ids = (*in_any_tokens(text, served, random.Random(0)), served.tokenizer.eos_token_ids[0])
     answered = answers(*ids, reason=reason)
 
@@ -58,7 +58,7 @@ def client_that_says(
 async def ask(
     client: ScriptedClient, served: TokenizerBundle, **fields: Any
 ) -> list[SequenceRequest]:
-    """One answer is read to its end; returns what was submitted to be read ahead."""
+    """Read one answer to its end; returns the requests to prefill ahead."""
 
     @asynccontextmanager
     async def lease_of(model: str, sequences: int) -> AsyncIterator[EngineClient]:
@@ -82,7 +82,7 @@ async def ask(
     return [request for request in client.submitted if request.is_idle_work]
 
 
-async def test_the_history_of_an_answer_is_read_ahead_under_an_id_of_its_own() -> None:
+async def test_the_history_is_prefilled_ahead_under_its_own_id() -> None:
     served = bundle("user")
     (ahead,) = await ask(client := client_that_says(SAID, served), served)
     assert ahead.request_id not in {
@@ -93,28 +93,28 @@ async def test_the_history_of_an_answer_is_read_ahead_under_an_id_of_its_own() -
     )
 
 
-async def test_where_the_template_rewrites_nothing_before_what_comes_next_nothing_is_done() -> None:
+async def test_history_that_the_template_keeps_is_not_prefilled_ahead() -> None:
     assert await ask(client_that_says(SAID, bundle()), bundle()) == []
     assert await ask(client_that_says(CALLED, bundle("user")), bundle("user")) == []
     assert await ask(client_that_says(SAID, bundle("results")), bundle("results")) == []
 
 
-async def test_of_several_answers_nobody_knows_which_one_is_gone_on_from() -> None:
+async def test_several_choices_are_not_prefilled_ahead() -> None:
     assert await ask(client_that_says(SAID, bundle("user")), bundle("user"), choices=2) == []
 
 
-async def test_an_answer_that_was_cut_is_not_gone_on_from() -> None:
+async def test_a_cut_answer_is_not_prefilled_ahead() -> None:
     client = client_that_says(SAID, bundle("user"), reason=FinishReason.LENGTH)
     assert await ask(client, bundle("user")) == []
 
 
-async def test_a_long_answer_whose_end_is_seen_on_another_thread_is_read_ahead_too() -> None:
+async def test_a_long_answer_finished_on_another_thread_is_prefilled_ahead() -> None:
     served = bundle("user")
     long_answer = SAID + "".join(f"{number} {LONG}" for number in range(30))
     assert len(await ask(client_that_says(long_answer, served), served)) == 1
 
 
-async def test_a_worker_that_is_gone_harms_nobody() -> None:
+async def test_a_missing_worker_harms_nobody() -> None:
     served = bundle("user")
     client = client_that_says(SAID, served)
     client.refuses_after = 1

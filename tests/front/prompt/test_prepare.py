@@ -38,7 +38,7 @@ def ready(
     return prepare(request, bundle, info=info or model_info(), limits=LimitsSettings())
 
 
-def test_a_conversation_is_rendered_and_tokenized_without_further_special_tokens(
+def test_a_conversation_is_tokenized_without_further_special_tokens(
     bundle: TokenizerBundle,
 ) -> None:
     prepared = ready(bundle, HELLO)
@@ -49,7 +49,7 @@ def test_a_conversation_is_rendered_and_tokenized_without_further_special_tokens
     assert prepared.sequences[0].stop_token_ids == bundle.tokenizer.eos_token_ids
 
 
-def test_text_is_tokenized_with_the_tokenizers_special_tokens(base_side: TokenizerBundle) -> None:
+def test_text_is_tokenized_with_special_tokens(base_side: TokenizerBundle) -> None:
     ids = tuple(ready(base_side, "hello").sequences[0].prompt_token_ids)
     assert ids[0] == base_side.tokenizer.bos_token_id
     assert ids.count(ids[0]) == 1
@@ -60,11 +60,11 @@ def test_a_bos_in_the_text_is_not_doubled(base_side: TokenizerBundle) -> None:
     assert ready(base_side, "<|begin_of_text|>hello").sequences[0].prompt_token_ids == once
 
 
-def test_token_ids_are_used_as_they_are(base_side: TokenizerBundle) -> None:
+def test_token_ids_are_used_unchanged(base_side: TokenizerBundle) -> None:
     assert ready(base_side, (5, 6, 5)).sequences[0].prompt_token_ids == TokenIds.of((5, 6, 5))
 
 
-def test_what_an_answer_is_held_to_is_known_by_its_field(bundle: TokenizerBundle) -> None:
+def test_the_constrained_field_of_an_answer_is_known(bundle: TokenizerBundle) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     form = OutputFormat(kind="json_object", field="format")
     offered = msgspec.structs.replace(HELLO, tools=(tool,))
@@ -85,7 +85,7 @@ def test_an_empty_prompt_is_the_bos_token_or_refused(
     assert caught.value.field == "prompt"
 
 
-def test_no_messages_are_refused(bundle: TokenizerBundle) -> None:
+def test_an_empty_conversation_is_refused(bundle: TokenizerBundle) -> None:
     with pytest.raises(InvalidRequest, match="at least one message") as caught:
         ready(bundle, ChatPrompt(messages=()))
     assert caught.value.field == "messages"
@@ -97,7 +97,7 @@ def test_a_model_without_template_cannot_chat(base_side: TokenizerBundle) -> Non
 
 
 @pytest.mark.parametrize("token_ids", [(1, -1), (1, 1000)])
-def test_tokens_outside_the_vocabulary_are_refused(
+def test_token_ids_outside_the_vocabulary_are_refused(
     bundle: TokenizerBundle, token_ids: tuple[int, ...]
 ) -> None:
     with pytest.raises(InvalidRequest, match="0 to 999") as caught:
@@ -122,7 +122,7 @@ def test_a_prompt_that_leaves_no_room_is_too_long(bundle: TokenizerBundle) -> No
     )
 
 
-def test_a_prompt_to_be_scored_only_may_fill_the_window(bundle: TokenizerBundle) -> None:
+def test_a_prompt_that_is_only_scored_may_fill_the_window(bundle: TokenizerBundle) -> None:
     prepared = ready(bundle, (1,) * 8, info=model_info(context_tokens=8), max_tokens=0, echo=True)
     assert prepared.sequences[0].max_tokens == 0
 
@@ -139,7 +139,7 @@ def test_a_long_text_of_few_tokens_is_not_refused(bundle: TokenizerBundle) -> No
 
 
 @pytest.mark.parametrize(("asked", "granted"), [(None, 195), (10, 10), (32_000, 195)])
-def test_max_tokens_is_cut_to_what_the_window_leaves(
+def test_max_tokens_is_limited_to_the_remaining_window(
     bundle: TokenizerBundle, asked: int | None, granted: int
 ) -> None:
     assert ready(bundle, (1,) * 5, max_tokens=asked).sequences[0].max_tokens == granted
@@ -160,7 +160,7 @@ def test_max_tokens_is_cut_to_what_the_window_leaves(
         (199, 1, 1),
     ],
 )
-def test_with_auto_the_context_is_that_of_8_bits_and_open_answers_stay_native_while_they_fit(
+def test_auto_kv_bits_extend_the_context_only_when_needed(
     bundle: TokenizerBundle, kv_bits: Any, prompt: int, asked: int | None, granted: int
 ) -> None:
     info = msgspec.structs.replace(
@@ -174,14 +174,14 @@ def test_with_auto_the_context_is_that_of_8_bits_and_open_answers_stay_native_wh
         ready(bundle, (1,) * 200, info=info, kv_bits=kv_bits)
 
 
-def test_choices_share_the_prompt_and_count_up_the_seed(bundle: TokenizerBundle) -> None:
+def test_choices_share_the_prompt_and_increment_the_seed(bundle: TokenizerBundle) -> None:
     prepared = ready(bundle, HELLO, choices=3, sampling=SamplingParams(seed=2**63 - 2))
     assert [sequence.sampling.seed for sequence in prepared.sequences] == [2**63 - 2, 2**63 - 1, 0]
     assert [sequence.request_id for sequence in prepared.sequences] == ["r/0", "r/1", "r/2"]
     assert prepared.sequences[0].prompt_token_ids is prepared.sequences[2].prompt_token_ids
 
 
-def test_all_choices_belong_to_the_session_and_all_but_the_first_are_alternatives(
+def test_choices_share_the_session_and_later_ones_are_alternatives(
     bundle: TokenizerBundle,
 ) -> None:
     prepared = ready(bundle, HELLO, choices=3, session_id="s")
@@ -189,7 +189,7 @@ def test_all_choices_belong_to_the_session_and_all_but_the_first_are_alternative
     assert [each.is_alternative for each in prepared.sequences] == [False, True, True]
 
 
-def test_without_a_seed_every_request_draws_its_own(bundle: TokenizerBundle) -> None:
+def test_without_a_seed_every_request_draws_one(bundle: TokenizerBundle) -> None:
     seeds = {ready(bundle, HELLO).sequences[0].sampling.seed for _ in range(8)}
     assert len(seeds) == 8
 
@@ -199,24 +199,24 @@ def test_the_models_recommendations_fill_open_fields(bundle: TokenizerBundle) ->
     assert (sampling.temperature, sampling.top_k) == (0.6, 0)
 
 
-def test_the_end_of_a_turn_ends_a_chat_but_not_a_text(bundle: TokenizerBundle) -> None:
+def test_turn_end_tokens_end_chats_but_not_texts(bundle: TokenizerBundle) -> None:
     ending = replace(bundle, turn_end_token_ids=(7,))
     assert 7 in ready(ending, HELLO).sequences[0].stop_token_ids
     assert 7 not in ready(ending, "hello").sequences[0].stop_token_ids
 
 
-def test_nothing_ends_a_text_when_eos_is_ignored(bundle: TokenizerBundle) -> None:
+def test_ignore_eos_removes_all_end_tokens_of_a_text(bundle: TokenizerBundle) -> None:
     assert ready(bundle, HELLO, ignore_eos=True).sequences[0].stop_token_ids == ()
 
 
-def test_stop_tokens_that_the_model_does_not_have_are_not_sent(base_side: TokenizerBundle) -> None:
+def test_stop_tokens_outside_the_vocabulary_are_not_sent(base_side: TokenizerBundle) -> None:
     ids = ready(base_side, "x", info=model_info(vocab_size=998)).sequences[0].stop_token_ids
     assert ids == tuple(
         token_id for token_id in base_side.tokenizer.eos_token_ids if token_id < 998
     )
 
 
-def test_an_echo_repeats_the_text_as_it_was_sent(base_side: TokenizerBundle) -> None:
+def test_echo_repeats_the_text_as_sent(base_side: TokenizerBundle) -> None:
     assert ready(base_side, "hello <|eot_id|>", echo=True).rules.echo_text == "hello <|eot_id|>"
     assert (
         ready(
@@ -236,7 +236,7 @@ THINKING = (
 
 @pytest.fixture(scope="session")
 def thinker() -> TokenizerBundle:
-    """A model that thinks when it is asked to, with markers that are tokens."""
+    """A model that thinks on request, with markers that are tokens."""
     tokenizer = Tokenizer(toy_tokenizers.byte_level(), config={"eos_token": "<|im_end|>"})
     found = find_dialect(
         ChatTemplate({"default": THINKING}, special_tokens={}), tokenizer, config={}
@@ -261,7 +261,7 @@ def thinker() -> TokenizerBundle:
         (Thinking(budget_tokens=0), {}, False),
     ],
 )
-def test_what_is_asked_of_thinking_becomes_the_template_s_option_unless_the_client_sets_it(
+def test_requested_thinking_becomes_the_templates_option_unless_already_set(
     thinker: TokenizerBundle, asked: Thinking, options: dict[str, Any], opened: bool
 ) -> None:
     prompt = ChatPrompt(messages=HELLO.messages, template_options=options)
@@ -270,7 +270,7 @@ def test_what_is_asked_of_thinking_becomes_the_template_s_option_unless_the_clie
 
 
 @pytest.mark.parametrize(("effort", "opened"), [("on", True), (None, True), ("off", False)])
-def test_a_budget_of_thought_is_sent_as_the_tokens_that_end_it(
+def test_a_thinking_budget_carries_the_tokens_that_end_a_thought(
     thinker: TokenizerBundle, effort: ThinkingEffort | None, opened: bool
 ) -> None:
     budget = (
@@ -284,7 +284,7 @@ def test_a_budget_of_thought_is_sent_as_the_tokens_that_end_it(
     assert budget.start_token_ids == (() if opened else (start,))
 
 
-def test_without_a_budget_or_markers_nothing_ends_a_thought(
+def test_a_thought_is_unlimited_without_a_budget_or_markers(
     thinker: TokenizerBundle, bundle: TokenizerBundle
 ) -> None:
     assert (

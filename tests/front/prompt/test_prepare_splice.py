@@ -1,4 +1,4 @@
-"""Answers in the place of the tokenizer's tokens."""
+"""Answers in place of the tokenizer's tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MARK = "|"
 
 
 def by_characters(text: str, *, pair: str = "") -> EncodedText:
-    """An encoding: a token for each `pair` and for every other character; ids of single characters
+    """An encoding with a token for each `pair` and every other character; ids of single characters
     are their code points.
     """
     token_ids: list[int] = []
@@ -52,7 +52,7 @@ def singly(text: str) -> tuple[int, ...]:
     return tuple(map(ord, text))
 
 
-def test_an_answer_has_its_own_tokens_and_the_rest_the_tokenizers() -> None:
+def test_only_the_answers_tokens_are_replaced() -> None:
     whole = "|u|bb|a|abba|u|bb|"
     prompt = PromptText(text=whole, answers=(PlacedAnswer(8, 12, singly("abba")),))
     tokens = splice(prompt, by_characters(whole, pair="bb"))
@@ -64,7 +64,7 @@ def test_an_answer_has_its_own_tokens_and_the_rest_the_tokenizers() -> None:
     assert tokens.put_back_tokens == 4
 
 
-def test_an_answer_whose_edge_is_within_a_token_is_left_alone() -> None:
+def test_answers_with_edges_within_tokens_are_skipped() -> None:
     whole = "|bba|"
     encoding = by_characters(whole, pair="bb")
     tokens = splice(PromptText(text=whole, answers=(PlacedAnswer(2, 4, (7, 8)),)), encoding)
@@ -73,7 +73,7 @@ def test_an_answer_whose_edge_is_within_a_token_is_left_alone() -> None:
 
 
 @given(said=st.lists(st.tuples(st.text("abc", max_size=6), st.integers(0, 6)), max_size=8))
-def test_what_is_put_in_moves_what_stands_behind_it(said: list[tuple[str, int]]) -> None:
+def test_inserted_answers_shift_later_positions(said: list[tuple[str, int]]) -> None:
     whole = MARK + "".join(text + MARK for text, _ in said)
     marks = tuple(place for place, character in enumerate(whole) if character == MARK)
     answers = tuple(
@@ -114,7 +114,7 @@ PIECES = (
     places=st.lists(st.integers(0, 60), min_size=3, max_size=3),
     remembered=st.booleans(),
 )
-def test_places_are_found_as_a_scan_of_all_tokens_finds_them(
+def test_positions_equal_those_of_a_scan_of_all_tokens(
     pieces: list[str], places: list[int], remembered: bool
 ) -> None:
     text, tokenizer = "".join(pieces), bundled_tokenizer()

@@ -1,4 +1,4 @@
-"""A prompt that is too long is shortened without being tokenized again and again."""
+"""A prompt that is too long is shortened with few tokenizations."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_next_turn_of_a_shortened_conversation_tokenizes_little(
     later = short(counting, ChatPrompt(messages=tuple(told)))
     assert later.left_out is not None
     assert tokenizer.characters < characters
-    # all but the end of the prompt is the same, so it is cached
+    # everything except the end of the prompt is the same, so it is cached
     assert first.left_out is not None
     assert later.left_out is not None
     assert isinstance(first.prompt, ChatPrompt)
@@ -102,7 +102,7 @@ def test_the_next_turn_of_a_shortened_conversation_tokenizes_little(
 @pytest.mark.parametrize(
     "text", ["\ufdd5" * 300_000 + NOTE * 3000, NOTE * 3000 + "\ufdd5" * 300_000]
 )
-def test_characters_without_tokens_do_no_harm(counting: TokenizerBundle, text: str) -> None:
+def test_characters_without_tokens_are_harmless(counting: TokenizerBundle, text: str) -> None:
     prepared = short(counting, ChatPrompt(messages=(user(text),)))
     assert prepared.left_out is not None
     assert prepared.prompt_tokens <= CONTEXT - 64

@@ -54,7 +54,7 @@ def chat(*messages: dict[str, Any], **options: Any) -> ChatPrompt:
 USER = {"role": "user", "content": "Hi"}
 
 
-def test_a_conversation_is_rendered_with_the_prompt_for_an_answer() -> None:
+def test_a_conversation_is_rendered_with_a_generation_prompt() -> None:
     assert (
         template(CHATML).render(chat(USER))
         == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
@@ -67,19 +67,19 @@ def test_the_last_message_can_be_continued() -> None:
     assert template(PARTS_ONLY).render(prompt).endswith("[assistant]I am ")
 
 
-def test_only_an_assistants_text_can_be_continued() -> None:
+def test_only_assistant_text_can_be_continued() -> None:
     with pytest.raises(InvalidRequest, match="assistant"):
         template(CHATML).render(chat(USER, continue_last=True))
 
 
-def test_a_template_that_leaves_out_the_continued_message_is_told_of() -> None:
+def test_a_template_that_omits_the_continued_message_is_reported() -> None:
     with pytest.raises(InvalidRequest, match="leaves out"):
         template("{{ messages[0].content }}").render(
             chat(USER, {"role": "assistant", "content": "x"}, continue_last=True)
         )
 
 
-def test_a_template_that_goes_through_parts_gets_parts() -> None:
+def test_a_template_that_iterates_over_parts_gets_parts() -> None:
     assert template(PARTS_ONLY).render(chat(USER)) == "[user]Hi"
 
 
@@ -91,9 +91,7 @@ def test_a_template_that_goes_through_parts_gets_parts() -> None:
         (CALLS_AS_JSON, '{"b": 1, "a": "é<"}'),
     ],
 )
-def test_arguments_of_calls_are_written_once_as_json_whatever_the_template_expects(
-    source: str, expected: str
-) -> None:
+def test_call_arguments_are_json_once_in_every_template(source: str, expected: str) -> None:
     assistant = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     assert template(source).render(chat(USER, assistant)) == "Hi" + expected
 
@@ -112,12 +110,12 @@ def test_special_tokens_and_options_are_variables() -> None:
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
-def test_options_may_not_replace_what_is_rendered(name: str) -> None:
+def test_options_may_not_replace_the_rendered_variables(name: str) -> None:
     with pytest.raises(InvalidRequest, match=name):
         template(CHATML).render(chat(USER, template_options={name: []}))
 
 
-def test_tools_reach_the_template_and_choose_its_variant() -> None:
+def test_tools_reach_the_template_and_select_its_variant() -> None:
     sources = {"default": "plain{{ tools is none }}", "tool_use": "{{ tools | tojson }}"}
     both = ChatTemplate(sources, special_tokens={})
     assert both.render(chat(USER)) == "plainTrue"
@@ -136,13 +134,13 @@ def test_tools_reach_the_template_and_choose_its_variant() -> None:
         "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
     ],
 )
-def test_what_a_template_cannot_render_is_refused_with_its_reason(source: str) -> None:
+def test_a_template_error_is_refused_with_its_reason(source: str) -> None:
     with pytest.raises(InvalidRequest, match="chat template refuses") as caught:
         template(source).render(chat(USER), field="input")
     assert caught.value.field == "input"
 
 
-def test_what_a_template_quotes_is_not_for_the_log() -> None:
+def test_text_quoted_by_a_template_is_not_logged() -> None:
     with pytest.raises(InvalidRequest, match="not this: Hi") as caught:
         template("{{ raise_exception('not this: ' + messages[0].content) }}").render(
             chat({"role": "user", "content": "Hi"})
@@ -150,13 +148,13 @@ def test_what_a_template_quotes_is_not_for_the_log() -> None:
     assert caught.value.loggable == "the model's chat template refuses this conversation"
 
 
-def test_one_part_and_the_same_text_give_the_same_prompt() -> None:
+def test_a_single_text_part_renders_like_plain_text() -> None:
     for source in (CHATML, PARTS_ONLY):
         parts = {"role": "user", "content": [{"type": "text", "text": "Hi"}]}
         assert template(source).render(chat(parts)) == template(source).render(chat(USER))
 
 
-def test_the_extras_of_transformers_are_there() -> None:
+def test_the_extensions_of_transformers_are_available() -> None:
     source = (
         "{% generation %}{{ strftime_now('%Y') | int > 2000 }}{% endgeneration %}"
         "{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
@@ -180,7 +178,7 @@ def write(folder: Path, **files: Any) -> Path:
     return folder
 
 
-def test_a_folder_without_template_has_none(tmp_path: Path) -> None:
+def test_a_folder_without_a_template_has_none(tmp_path: Path) -> None:
     assert load_template(write(tmp_path, tokenizer_config={"bos_token": "<s>"})) is None
 
 
@@ -209,13 +207,13 @@ def test_a_folder_without_template_has_none(tmp_path: Path) -> None:
         },
     ],
 )
-def test_a_template_is_found_in_every_place(tmp_path: Path, files: dict[str, Any]) -> None:
+def test_a_template_is_found_in_every_location(tmp_path: Path, files: dict[str, Any]) -> None:
     found = load_template(write(tmp_path, **files))
     assert found is not None
     assert found.render(chat(USER)) == "A<s>"
 
 
-def test_named_templates_may_lie_in_their_own_folder(tmp_path: Path) -> None:
+def test_named_templates_may_be_in_a_separate_folder(tmp_path: Path) -> None:
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
     found = load_template(write(tmp_path, chat_template="plain"))
@@ -231,7 +229,7 @@ THINKING_DROPPED = (
 )
 
 
-def test_prompts_part_behind_the_system_prompt_and_behind_the_last_message() -> None:
+def test_branch_points_follow_the_system_prompt_and_last_message() -> None:
     system, tool = (
         {"role": "system", "content": "Be brief."},
         {"type": "function", "function": {"name": "f"}},
@@ -253,7 +251,7 @@ def test_prompts_part_behind_the_system_prompt_and_behind_the_last_message() -> 
     assert not chats.render(after).startswith(rendered)
 
 
-def test_a_template_that_refuses_the_probes_has_no_partings() -> None:
+def test_a_template_that_refuses_the_probes_lacks_branch_points() -> None:
     strict = template(
         "{% if messages | length < 3 or not add_generation_prompt %}{{ raise_exception('no') }}{% "
         "endif %}x"
@@ -262,7 +260,7 @@ def test_a_template_that_refuses_the_probes_has_no_partings() -> None:
     assert strict.branch_points(prompt, strict.render(prompt)) == ()
 
 
-def test_a_continued_message_has_no_end_to_part_at() -> None:
+def test_a_continued_message_is_not_a_branch_point() -> None:
     prompt = chat(USER, {"role": "assistant", "content": "I am"}, continue_last=True)
     rendered = template(CHATML).render(prompt)
     assert [rendered[:at] for at in template(CHATML).branch_points(prompt, rendered)] == [
@@ -300,7 +298,7 @@ def test_no_system_message_is_lost_or_refused(source: str) -> None:
     assert text == "[system]A\n\nB[user]C[assistant]D[user]E[user]F"
 
 
-def test_what_a_filter_gives_is_a_list_as_json() -> None:
+def test_filter_results_render_as_a_json_list() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     prompt = ChatPrompt(messages=({"role": "user", "content": "u"},), tools=(tool,))
     assert json.loads(template(LISTED).render(prompt)) == [tool["function"]]
@@ -312,7 +310,7 @@ def test_what_a_filter_gives_is_a_list_as_json() -> None:
         ["a", "items", "b", "get", "__class__", "_x", "upper", "append", "pop", "format", "mro"]
     ),
 )
-def test_attributes_are_those_of_the_original_sandbox(value: Any, name: str) -> None:
+def test_attributes_follow_the_original_sandbox(value: Any, name: str) -> None:
     environment = jinja_environment()
     ours = environment.getattr(value, name)
     theirs = super(type(environment), environment).getattr(value, name)

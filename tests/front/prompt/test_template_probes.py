@@ -1,4 +1,4 @@
-"""Which templates write answers of the past otherwise than they were generated."""
+"""Which templates render past answers differently from the generated text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def template(source: str) -> ChatTemplate:
     return ChatTemplate({"default": source}, special_tokens={})
 
 
-def test_thoughts_that_are_dropped_behind_a_question_and_kept_behind_results() -> None:
+def test_thoughts_dropped_before_a_question_rewrite_user_turns() -> None:
     assert rewritten_turns(template(TEMPLATE), THINKING, options={}) == {"user"}
 
 
@@ -37,7 +37,7 @@ def test_thoughts_that_an_option_keeps() -> None:
     assert rewritten_turns(template(source), THINKING, options={"keep": True}) == set()
 
 
-def test_an_answer_that_is_asked_for_with_other_words_than_it_has_in_the_past() -> None:
+def test_a_generation_prompt_unlike_the_history_rewrites_all_turns() -> None:
     source = TEMPLATE.replace(
         "{%- if add_generation_prompt %}", "{%- if add_generation_prompt %}{{ '\\n' }}"
     )
@@ -45,15 +45,15 @@ def test_an_answer_that_is_asked_for_with_other_words_than_it_has_in_the_past() 
 
 
 @pytest.mark.parametrize("source", ["{{ raise_exception('no') }}", "{{ messages[0].content }}"])
-def test_a_template_that_refuses_such_a_conversation_or_does_not_show_it_is_left_alone(
+def test_templates_that_fail_the_probe_are_left_alone(
     source: str,
 ) -> None:
     assert rewritten_turns(template(source), THINKING, options={}) == set()
 
 
-def test_without_a_template_there_is_nothing_to_rewrite() -> None:
+def test_without_a_template_turns_are_not_rewritten() -> None:
     assert rewritten_turns(None, THINKING, options={}) == set()
 
 
-def test_the_bundled_model_shows_the_thoughts_that_it_is_sent() -> None:
+def test_the_bundled_model_shows_thoughts_that_are_sent() -> None:
     assert rewritten_turns(load_template(demo_folder()), THINKING, options={}) == set()

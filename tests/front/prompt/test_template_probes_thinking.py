@@ -1,4 +1,4 @@
-"""Switches of thinking are found by rendering; nothing is sent that nobody asked for."""
+"""Thinking switches are detected by rendering; no unrequested option is sent."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def options(source: str, effort: ThinkingEffort) -> dict[str, Any]:
     return switch(source).asked(Thinking(effort=effort))
 
 
-def test_a_switch_for_yes_and_no_takes_the_least_for_no() -> None:
+def test_a_boolean_switch_means_low_effort_when_off() -> None:
     asked = {effort: options(TOGGLE, effort).get("enable_thinking") for effort in EFFORTS}
     assert asked == {
         "off": False,
@@ -55,7 +55,7 @@ def test_a_switch_for_yes_and_no_takes_the_least_for_no() -> None:
     }
 
 
-def test_words_that_are_only_printed_are_the_usual_three() -> None:
+def test_an_effort_that_is_only_printed_has_three_levels() -> None:
     asked = [
         options(PRINTED, effort).get("reasoning_effort")
         for effort in ("minimal", "low", "medium", "high", "max")
@@ -63,47 +63,47 @@ def test_words_that_are_only_printed_are_the_usual_three() -> None:
     assert asked == ["low", "low", "medium", "high", "high"]
 
 
-def test_a_word_that_the_template_refuses_becomes_the_nearest_that_it_takes() -> None:
+def test_a_refused_effort_becomes_the_nearest_accepted_one() -> None:
     asked = {effort: options(WORDS, effort).get("reasoning_effort") for effort in EFFORTS}
     assert asked == {
         "off": "no_think", "on": "high", "minimal": "low", "low": "low", "medium": "high", "high": "high", "max": "high"
     }  # fmt: skip
 
 
-def test_where_only_the_most_has_a_word_the_rest_is_the_option_left_out() -> None:
+def test_other_efforts_than_max_may_omit_the_option() -> None:
     assert options(ONLY_MAX, "max") == {"thinking": True, "reasoning_effort": "max"}
     assert options(ONLY_MAX, "high") == options(ONLY_MAX, "low") == {"thinking": True}
     assert options(ONLY_MAX, "off") == {"thinking": False}
 
 
-def test_modes_have_words_for_yes_and_no() -> None:
+def test_modes_have_words_for_on_and_off() -> None:
     assert options(MODES, "off") == {"thinking_mode": "disabled"}
     assert options(MODES, "high") == {"thinking_mode": "enabled"}
 
 
-def test_a_budget_is_the_template_s_own_where_it_has_one() -> None:
+def test_a_budget_uses_the_templates_own_option() -> None:
     found = switch(BUDGET)
     assert found.asked(Thinking(effort="off")) == {"thinking_budget": 0}
     assert found.asked(Thinking(budget_tokens=777)) == {"thinking_budget": 777}
     assert found.asked(Thinking(effort="on")) == {"thinking_budget": -1}
 
 
-def test_little_thought_has_a_switch_of_its_own_in_some() -> None:
+def test_some_templates_have_a_separate_low_effort_switch() -> None:
     assert options(LOW, "low") == {"enable_thinking": True, "low_effort": True}
     assert options(LOW, "high") == {"enable_thinking": True}
 
 
-def test_a_budget_alone_asks_for_thought_and_one_of_nothing_for_none() -> None:
+def test_a_budget_enables_thinking_and_zero_disables_it() -> None:
     assert switch(TOGGLE).asked(Thinking(budget_tokens=100)) == {"enable_thinking": True}
     assert switch(TOGGLE).asked(Thinking(budget_tokens=0)) == {"enable_thinking": False}
 
 
 @pytest.mark.parametrize("source", [TOGGLE, PRINTED, WORDS, MODES, BUDGET, BODY])
-def test_who_asks_nothing_sends_nothing(source: str) -> None:
+def test_without_a_request_no_option_is_set(source: str) -> None:
     assert switch(source).asked(Thinking()) == {}
 
 
-def test_an_option_that_is_named_and_changes_nothing_is_no_switch() -> None:
+def test_a_named_option_without_effect_is_ignored() -> None:
     assert switch(BODY + "{# enable_thinking #}").options == {}
 
 

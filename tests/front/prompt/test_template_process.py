@@ -1,4 +1,4 @@
-"""Templates that take too much are ended, wherever they do it, and the others go on."""
+"""Too expensive templates are ended wherever they loop, and others continue."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def short_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("case", [*HOSTILE, *slow(*MORE_HOSTILE)])
-def test_a_template_that_takes_too_much_is_stopped_by_name_and_the_next_is_rendered(
+def test_a_too_expensive_template_is_stopped_and_the_next_rendered(
     case: str,
 ) -> None:
     source = (HOSTILE | MORE_HOSTILE)[case]
@@ -84,19 +84,19 @@ def test_a_template_that_takes_too_much_is_stopped_by_name_and_the_next_is_rende
     assert SandboxedTemplate("default", GOOD).render({"messages": PROMPT.messages}) == "Hi"
 
 
-def test_a_range_without_end_is_refused_as_the_sandbox_does() -> None:
+def test_an_endless_range_is_refused_like_in_the_sandbox() -> None:
     with pytest.raises(Exception, match="Range too big"):
         SandboxedTemplate("default", "{% for i in range(10 ** 9) %}x{% endfor %}").render({})
 
 
-def test_a_template_that_takes_too_much_while_it_is_probed_ends_the_load() -> None:
+def test_a_too_expensive_template_fails_the_load_during_probing() -> None:
     with pytest.raises(TemplateOverrun, match="took longer"):
         ChatTemplate({"default": ENDLESS}, special_tokens={})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("templates", [1, 4])
-def test_templates_that_hang_on_many_conversations_hold_up_no_other_template(
+def test_hanging_templates_delay_no_other_template(
     templates: int,
 ) -> None:
     hostile = [
@@ -118,7 +118,7 @@ def test_templates_that_hang_on_many_conversations_hold_up_no_other_template(
         each.result()
 
 
-def test_a_render_that_waited_too_long_for_its_template_may_be_tried_again() -> None:
+def test_a_render_that_waited_too_long_may_be_retried() -> None:
     template = ChatTemplate({"default": PICKY}, special_tokens={})
     endless = ChatPrompt(messages=({"role": "user", "content": "loop"},))
     with ThreadPoolExecutor(16) as threads:
@@ -134,8 +134,8 @@ def test_a_render_that_waited_too_long_for_its_template_may_be_tried_again() -> 
     assert template.render(PROMPT) == "Hi"
 
 
-def test_a_process_that_cannot_be_started_is_not_the_templates_fault() -> None:
-    lowest_free = os.dup(0)  # the limit is on the number of a descriptor, not on how many there are
+def test_a_failed_process_start_is_not_the_templates_fault() -> None:
+    lowest_free = os.dup(0)  # the limit is on a descriptor's number, not on how many there are
     os.close(lowest_free)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
@@ -149,7 +149,7 @@ def test_a_process_that_cannot_be_started_is_not_the_templates_fault() -> None:
     assert SandboxedTemplate("default", GOOD).render({"messages": PROMPT.messages}) == "Hi"
 
 
-def test_values_that_are_nested_too_deeply_are_an_error_of_the_template() -> None:
+def test_too_deeply_nested_values_are_a_template_error() -> None:
     nested: list[object] = []
     for _ in range(100_000):
         nested = [nested]
@@ -185,7 +185,7 @@ def renderers() -> list[psutil.Process]:
     return children_running("holdfast.front.prompt.template_worker")
 
 
-def test_a_process_that_was_ended_from_outside_is_replaced() -> None:
+def test_an_externally_killed_process_is_replaced() -> None:
     template = SandboxedTemplate("default", GOOD)
     for child in renderers():
         child.kill()
@@ -193,8 +193,8 @@ def test_a_process_that_was_ended_from_outside_is_replaced() -> None:
     assert template.render({"messages": PROMPT.messages}) == "Hi"
 
 
-@pytest.mark.parametrize("characters", [10, 1_000_000])  # more than a pipe takes
-def test_a_process_that_is_stopped_is_replaced(characters: int) -> None:
+@pytest.mark.parametrize("characters", [10, 1_000_000])  # more than a pipe's capacity
+def test_a_suspended_process_is_replaced(characters: int) -> None:
     template = SandboxedTemplate("default", "{{ messages[0].content }}")
     text = "x" * characters
     stopped = renderers()
@@ -210,7 +210,7 @@ def test_a_process_that_is_stopped_is_replaced(characters: int) -> None:
                     child.kill()
 
 
-def test_a_model_whose_template_takes_too_much_is_not_loaded(tmp_path: Path) -> None:
+def test_a_model_with_a_too_expensive_template_is_not_loaded(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(ENDLESS)
     with pytest.raises(ModelLoadError, match="chat template 'default' took longer"):

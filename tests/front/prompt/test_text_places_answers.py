@@ -1,4 +1,4 @@
-"""Where answers stand in what templates of several make write."""
+"""Finding answers in the output of templates by several makers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_texts_around_answers_are_found(
 CHATML = AnswerFrame(headers=("<|im_start|>assistant",), ends=("<|im_end|>", "<|endoftext|>"))
 
 
-def test_an_answer_stands_between_header_and_end() -> None:
+def test_an_answer_lies_between_header_and_end() -> None:
     text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n<|im_start|>assistant\n<think>\n"
     ((span,),) = CHATML.candidates(text)
     assert text[span.start : span.end] == "\nyes"
@@ -66,7 +66,7 @@ def test_an_answer_stands_between_header_and_end() -> None:
     assert CHATML.opening(text + "x" * 1000) is None
 
 
-def test_messages_of_the_assistant_that_follow_each_other_may_be_one_answer() -> None:
+def test_consecutive_assistant_messages_may_be_one_answer() -> None:
     frame = AnswerFrame(headers=("<|start|>assistant",), ends=("<|end|>", "<|call|>"))
     text = "<|start|>assistant<|a|>why<|end|><|start|>assistant<|c|>f<|call|><|start|>tool<|end|>"
     found = [
@@ -82,7 +82,7 @@ def test_messages_of_the_assistant_that_follow_each_other_may_be_one_answer() ->
         max_size=40,
     ).map("".join)
 )
-def test_candidates_hold_neither_ends_nor_headers_of_others(text: str) -> None:
+def test_candidates_contain_no_ends_or_headers_of_others(text: str) -> None:
     for candidates in CHATML.candidates(text):
         shortest = text[candidates[-1].start : candidates[-1].end]
         assert not any(mark in shortest for mark in (*CHATML.headers, *CHATML.ends))

@@ -1,4 +1,4 @@
-"""Cache breakpoints of a conversation are found in its prompt: in characters, and in tokens."""
+"""Cache breakpoints of a conversation are located in its prompt: in characters and in tokens."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ def beginnings(
     ]
 
 
-def test_a_breakpoint_behind_a_message_is_behind_its_text() -> None:
+def test_a_breakpoint_after_a_message_follows_its_text() -> None:
     found = beginnings(TOOLS_BEHIND_SYSTEM, SYSTEM, USER, CALLING, RESULT, at=[(2, 0), (4, 0)])
     assert found[0].endswith("</s><user>Hi")
     assert found[1].endswith("<tool>found it")
 
 
-def test_behind_the_system_prompt_is_behind_the_tools_that_are_written_after_it() -> None:
+def test_a_system_prompts_breakpoint_includes_tools_written_after_it() -> None:
     block = '<s>Be brief.{"type": "function", "function": {"name": "f"}}</s><user>'
     assert beginnings(TOOLS_BEHIND_SYSTEM, SYSTEM, USER, at=[(0, 0), (1, 0)]) == [block, block]
 
 
-def test_a_breakpoint_behind_an_answer_is_in_front_of_what_follows_it() -> None:
+def test_a_breakpoint_after_an_answer_precedes_the_next_text() -> None:
     found = beginnings(TOOLS_BEHIND_SYSTEM, SYSTEM, USER, ANSWER, USER, at=[(3, 0)])
     assert found[0].endswith("I look.</assistant><user>")
 
@@ -75,7 +75,7 @@ def test_a_continued_answer_is_kept_whole() -> None:
     assert found.endswith("<assistant>I look.")
 
 
-def test_a_breakpoint_may_stand_behind_a_part_of_a_message() -> None:
+def test_a_breakpoint_may_follow_a_part_of_a_message() -> None:
     said = {
         "role": "user",
         "content": [
@@ -92,7 +92,7 @@ def test_a_breakpoint_may_stand_behind_a_part_of_a_message() -> None:
     ]
 
 
-def test_parts_of_the_system_prompt_that_are_left_out_move_nothing() -> None:
+def test_omitted_parts_of_the_system_prompt_shift_nothing() -> None:
     header = {"type": "text", "text": "x-anthropic-billing-header: cch=1;"}
     system = {
         "role": "system",
@@ -106,7 +106,7 @@ def test_parts_of_the_system_prompt_that_are_left_out_move_nothing() -> None:
     assert found == ["<s>", "<s>You help."]
 
 
-def test_where_marks_would_change_the_text_the_beginning_is_rendered_alone() -> None:
+def test_templates_affected_by_marks_render_the_prefix_alone() -> None:
     found = beginnings(LENGTHS_TOLD, SYSTEM, USER, CALLING, RESULT, at=[(0, 0), (2, 0), (4, 0)])
     assert found[0].endswith("</s>")
     assert found[1].endswith("</user>")
@@ -157,7 +157,7 @@ def test_breakpoints_are_counted_in_tokens_of_the_prompt(bundle: TokenizerBundle
     assert sequence.branch_points == (system.tokens, last.tokens)
 
 
-def test_of_breakpoints_at_one_place_the_longer_time_counts(bundle: TokenizerBundle) -> None:
+def test_breakpoints_at_one_position_keep_the_longer_time(bundle: TokenizerBundle) -> None:
     prepared = ready(
         bundle, CacheBreakpoint(messages=0, seconds=3600.0), CacheBreakpoint(messages=1)
     )
@@ -165,7 +165,7 @@ def test_of_breakpoints_at_one_place_the_longer_time_counts(bundle: TokenizerBun
 
 
 @pytest.mark.parametrize("prompt", ["a text", (1, 2, 3)])
-def test_texts_and_token_ids_have_no_breakpoints(prompt: Any, bundle: TokenizerBundle) -> None:
+def test_only_conversations_have_breakpoints(prompt: Any, bundle: TokenizerBundle) -> None:
     request = GenerationRequest(request_id="r", model="m", prompt=prompt)
     assert prepare(request, bundle, info=model_info(), limits=LimitsSettings()).breakpoints == ()
 
@@ -175,7 +175,7 @@ def test_texts_and_token_ids_have_no_breakpoints(prompt: Any, bundle: TokenizerB
     texts=st.lists(st.text("ab \n", max_size=4), min_size=1, max_size=5),
     at=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=4),
 )
-def test_wherever_breakpoints_are_they_stand_within_the_prompt_in_their_order(
+def test_breakpoints_are_in_order_and_within_the_prompt(
     texts: list[str], at: list[tuple[int, int]]
 ) -> None:
     messages = [

@@ -1,4 +1,4 @@
-"""Pieces of a text come to the same tokens alone as within it, for all kinds of tokenizers."""
+"""Pieces of a text have the same tokens alone as within it, for all kinds of tokenizers."""
 
 from __future__ import annotations
 
@@ -206,14 +206,14 @@ def tokenizers() -> dict[str, Tokenizer]:
 
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that texts of a test are long ones."""
+    """Makes texts of a test count as long."""
     monkeypatch.setattr(module, "_SHORT_CHARACTERS", 1)
     monkeypatch.setattr(module, "_LONG_CHARACTERS", 3)
 
 
 @settings(max_examples=30)
 @given(text=TEXTS)
-def test_pieces_come_to_the_tokens_of_the_whole_for_all_kinds(
+def test_pieces_tokenize_like_the_whole_for_all_tokenizers(
     tokenizers: dict[str, Tokenizer], text: str
 ) -> None:
     for kind, tokenizer in tokenizers.items():
@@ -227,7 +227,7 @@ def test_pieces_come_to_the_tokens_of_the_whole_for_all_kinds(
 
 
 @given(text=TEXTS)
-def test_a_text_that_goes_on_behind_a_control_token_is_cut_as_before(
+def test_text_after_a_control_token_does_not_move_earlier_cuts(
     tokenizers: dict[str, Tokenizer], text: str
 ) -> None:
     splits = tokenizers["byte_level"].splits
@@ -263,7 +263,7 @@ def test_known_patterns_are_cut_between_words(tokenizers: dict[str, Tokenizer], 
         "gpt2 with a space in front",
     ],
 )  # fmt: skip
-def test_what_is_not_proved_is_not_cut_between_words(
+def test_unproven_tokenizers_are_not_cut_between_words(
     tokenizers: dict[str, Tokenizer], kind: str
 ) -> None:
     assert list(tokenizers[kind].splits.pieces("hello world, hello the world")) == [
@@ -271,7 +271,7 @@ def test_what_is_not_proved_is_not_cut_between_words(
     ]
 
 
-def test_cuts_are_in_front_of_tokens_that_are_always_whole(
+def test_cuts_precede_tokens_that_are_never_merged(
     tokenizers: dict[str, Tokenizer],
 ) -> None:
     text = "a<|im_end|>\n<think>x</think><|im_start|>b"
@@ -286,7 +286,7 @@ def test_cuts_are_in_front_of_tokens_that_are_always_whole(
     assert tokenizers["a whole word only"].splits == TextSplits()
 
 
-def test_merges_that_are_left_out_by_lot_forbid_every_cut() -> None:
+def test_merge_dropout_forbids_all_cuts() -> None:
     backend = toy_tokenizers.byte_level()
     backend.model.dropout = 0.5  # type: ignore[attr-defined]
     assert find_splits(backend) == TextSplits()

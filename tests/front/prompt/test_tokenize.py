@@ -1,4 +1,4 @@
-"""Tokenizers of model folders: what the files say is what is used."""
+"""Tokenizers of model folders are loaded as their files say."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def write(folder: Path, name: str = "byte_level", **files: dict[str, object]) ->
     return folder
 
 
-def test_the_ids_that_end_a_text_are_gathered_from_all_files(tmp_path: Path) -> None:
+def test_end_token_ids_are_collected_from_all_files(tmp_path: Path) -> None:
     folder = write(
         tmp_path,
         generation_config={"eos_token_id": [3, 4]},
@@ -37,7 +37,7 @@ def test_an_eos_id_beyond_the_vocabulary_is_left_out(tmp_path: Path) -> None:
     assert tokenizer.eos_token_ids == (2,)
 
 
-def test_truncation_and_padding_of_the_training_are_switched_off(tmp_path: Path) -> None:
+def test_truncation_and_padding_from_training_are_disabled(tmp_path: Path) -> None:
     backend = toy_tokenizers.byte_level()
     backend.enable_truncation(max_length=4)
     backend.enable_padding(length=8)
@@ -51,13 +51,13 @@ def test_truncation_and_padding_of_the_training_are_switched_off(tmp_path: Path)
     )
 
 
-def test_special_tokens_are_added_only_when_asked_for() -> None:
+def test_special_tokens_are_added_only_on_request() -> None:
     tokenizer = Tokenizer(toy_tokenizers.llama3(), config={"bos_token": "<|begin_of_text|>"})
     plain = tokenizer.encode("hello", add_special_tokens=False)
     assert tokenizer.encode("hello", add_special_tokens=True) == [tokenizer.bos_token_id, *plain]
 
 
-def test_tokens_that_only_the_configuration_knows_are_added(tmp_path: Path) -> None:
+def test_tokens_known_only_to_the_configuration_are_added(tmp_path: Path) -> None:
     size = toy_tokenizers.byte_level().get_vocab_size()
     described = {str(size): {"content": "<|tool|>", "special": True}}
     tokenizer = load_tokenizer(
@@ -67,7 +67,7 @@ def test_tokens_that_only_the_configuration_knows_are_added(tmp_path: Path) -> N
     assert tokenizer.vocab_size == size + 1
 
 
-def test_a_token_whose_id_the_files_disagree_about_is_refused(tmp_path: Path) -> None:
+def test_a_token_with_contradictory_ids_is_refused(tmp_path: Path) -> None:
     folder = write(
         tmp_path,
         tokenizer_config={
@@ -78,7 +78,7 @@ def test_a_token_whose_id_the_files_disagree_about_is_refused(tmp_path: Path) ->
         load_tokenizer(folder)
 
 
-def test_an_eos_token_that_is_not_marked_as_special_is_not_shown(tmp_path: Path) -> None:
+def test_an_eos_token_not_marked_as_special_is_hidden(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(write(tmp_path, tokenizer_config={"eos_token": "</think>"}))
     assert (
         tokenizer.decode(
@@ -100,7 +100,7 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path, damage: bytes) ->
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json", "generation_config.json"])
-def test_a_damaged_json_file_beside_it_is_refused(tmp_path: Path, file: str) -> None:
+def test_a_damaged_accompanying_json_file_is_refused(tmp_path: Path, file: str) -> None:
     folder = write(tmp_path)
     (folder / file).write_text('{"a": ')
     with pytest.raises(ModelLoadError, match=file):
@@ -113,7 +113,7 @@ def test_a_folder_without_any_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # transformers takes seconds to import
-def test_a_vocabulary_in_another_form_is_converted(tmp_path: Path) -> None:
+def test_a_vocabulary_in_another_format_is_converted(tmp_path: Path) -> None:
     toy_tokenizers.byte_level().model.save(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     (tmp_path / "tokenizer_config.json").write_text(
@@ -135,7 +135,7 @@ def test_lone_surrogates_become_replacement_characters() -> None:
     assert tokenizer.decode(ids, skip_special_tokens=True) == "a\ufffdb"
 
 
-def test_the_bytes_of_a_token_may_be_a_part_of_a_character() -> None:
+def test_the_bytes_of_a_token_may_be_a_partial_character() -> None:
     tokenizer = Tokenizer(toy_tokenizers.byte_level(), config={})
     ids = tokenizer.encode("🙂", add_special_tokens=False)
     assert len(ids) > 1

@@ -1,6 +1,4 @@
-"""The gate lets the tokenizers of all families through and refuses broken ones, showing what came
-back.
-"""
+"""The check accepts the tokenizers of all families and refuses broken ones with an example."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ def test_a_prefix_space_passes() -> None:
     check(backend)
 
 
-def test_a_tokenizer_that_drops_spaces_is_refused_with_sample_and_result() -> None:
+def test_a_tokenizer_that_drops_spaces_is_refused_with_an_example() -> None:
     backend = toy_tokenizers.byte_level()
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -79,7 +77,7 @@ def test_lower_casing_is_refused() -> None:
         check(backend)
 
 
-def test_a_special_token_whose_text_gives_other_ids_is_refused() -> None:
+def test_a_special_token_that_encodes_to_other_ids_is_refused() -> None:
     backend = toy_tokenizers.byte_level()
     backend.encode_special_tokens = True
     with pytest.raises(ModelLoadError, match=r"special token '<\|endoftext\|>' has id"):

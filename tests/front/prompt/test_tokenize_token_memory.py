@@ -1,4 +1,4 @@
-"""Remembered texts have the tokens of the whole, within a bound, for each tenant apart."""
+"""Remembered texts have the tokens of the whole, within a limit and separately for each tenant."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def tokenizers() -> list[Tokenizer]:
     max_bytes=st.sampled_from([0, 2000, 1 << 20]),
     places=st.lists(st.integers(0, 60), max_size=4),
 )
-def test_tokens_and_places_are_those_of_the_whole_over_turns_and_edits(
+def test_remembered_tokens_and_positions_survive_turns_and_edits(
     tokenizers: list[Tokenizer],
     kind: int,
     turns: list[str],
@@ -69,7 +69,7 @@ def test_tokens_and_places_are_those_of_the_whole_over_turns_and_edits(
 
 
 class NotingTokenizer(Tokenizer):
-    """Knows which texts it was asked for."""
+    """Records the requested texts."""
 
     def __init__(self) -> None:
         super().__init__(toy_tokenizers.byte_level(), config={})
@@ -80,7 +80,7 @@ class NotingTokenizer(Tokenizer):
         return super().encode_all(texts)
 
 
-def test_only_what_is_new_is_tokenized() -> None:
+def test_only_new_text_is_tokenized() -> None:
     memory, tokenizer = TokenMemory(), NotingTokenizer()
     first, second = f"<|im_start|>{'hello' * 20}", f"<|im_start|>{'world' * 20}"
     for text in (f"{first}<|im_end|>", f"{first}<|im_end|>{second}"):
@@ -88,14 +88,14 @@ def test_only_what_is_new_is_tokenized() -> None:
     assert tokenizer.asked == [first, "<|im_end|>", f"<|im_end|>{second}"]
 
 
-def test_no_tenant_finds_the_texts_of_another() -> None:
+def test_tenants_do_not_share_texts() -> None:
     memory, tokenizer = TokenMemory(), NotingTokenizer()
     for tenant in ("a", "b", "", "a"):
         memory.tokens_of("hello world", tokenizer, tenant=tenant)
     assert tokenizer.asked == ["hello world"] * 3
 
 
-def test_the_longest_unused_is_forgotten_first() -> None:
+def test_the_least_recently_used_text_is_forgotten_first() -> None:
     memory, tokenizer = TokenMemory(max_bytes=1200), NotingTokenizer()
     for text in ("hello", "world", "hello", "the", "hello", "the", "world"):
         memory.tokens_of(text, tokenizer)

@@ -1,4 +1,4 @@
-"""A model folder's text bundle is read whole or refused."""
+"""A model folder's text bundle is read completely or refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fakes import toy_tokenizers
 from tests.fakes.family_templates import FAMILY_TEMPLATES, tokenizer_for
 
 
-def test_everything_that_the_front_needs_is_read(tmp_path: Path) -> None:
+def test_everything_the_front_needs_is_read(tmp_path: Path) -> None:
     toy_tokenizers.byte_level().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer_config.json").write_text(
@@ -26,7 +26,7 @@ def test_everything_that_the_front_needs_is_read(tmp_path: Path) -> None:
     assert bundle.tokenizer.eos_token_ids == (bundle.tokenizer.backend.token_to_id("<|im_end|>"),)
 
 
-def test_what_the_catalog_says_goes_before_what_the_makers_recommend(tmp_path: Path) -> None:
+def test_the_catalogs_defaults_override_the_models(tmp_path: Path) -> None:
     toy_tokenizers.byte_level().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "generation_config.json").write_text(json.dumps({"top_p": 0.9, "top_k": 20}))
     bundle = load_tokenizer_bundle(
@@ -58,7 +58,7 @@ def test_what_the_catalog_says_goes_before_what_the_makers_recommend(tmp_path: P
         ("{{ raise_exception('no') }}<|im_end|>", ""),
     ],
 )
-def test_the_token_that_the_template_writes_behind_an_answer_ends_one(
+def test_the_token_after_an_answer_in_the_template_ends_answers(
     tmp_path: Path, template: str, token: str
 ) -> None:
     toy_tokenizers.byte_level().save(str(tmp_path / "tokenizer.json"))
@@ -81,9 +81,7 @@ def test_a_broken_tokenizer_is_refused(tmp_path: Path) -> None:
     ("name", "ends"),
     [("gpt_oss", {"<|call|>"}), ("gemma4", {"<turn|>", "<|tool_response>"})],
 )
-def test_what_ends_a_call_ends_the_answer_though_the_files_do_not_say_so(
-    tmp_path: Path, name: str, ends: set[str]
-) -> None:
+def test_undeclared_call_ends_end_the_answer_too(tmp_path: Path, name: str, ends: set[str]) -> None:
     family = FAMILY_TEMPLATES[name]
     backend = tokenizer_for(family.source).backend
     backend.save(str(tmp_path / "tokenizer.json"))

@@ -9,7 +9,7 @@ from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle
 
 
 class Shelf:
-    """Reads a bundle when it is told to, and counts."""
+    """Reads a bundle when told to, and counts."""
 
     def __init__(self, bundle: TokenizerBundle) -> None:
         self._bundle = bundle
@@ -26,7 +26,7 @@ class Shelf:
         return self._bundle
 
 
-async def test_many_who_need_it_at_once_have_it_read_once(bundle: TokenizerBundle) -> None:
+async def test_concurrent_requests_read_a_bundle_once(bundle: TokenizerBundle) -> None:
     shelf = Shelf(bundle)
     bundles = Bundles(shelf.read)
     found = await asyncio.gather(*(bundles.of("a") for _ in range(9)))
@@ -35,7 +35,7 @@ async def test_many_who_need_it_at_once_have_it_read_once(bundle: TokenizerBundl
     assert bundles.dialects == {"a": bundle.dialect_report}
 
 
-async def test_a_model_is_awaited_until_its_bundle_has_been_read(bundle: TokenizerBundle) -> None:
+async def test_a_model_is_awaited_until_its_bundle_is_read(bundle: TokenizerBundle) -> None:
     shelf = Shelf(bundle)
     bundles = Bundles(shelf.read)
     bundles.awaited.add("a")
@@ -48,7 +48,7 @@ async def test_a_model_is_awaited_until_its_bundle_has_been_read(bundle: Tokeniz
     assert bundles.awaited == set()
 
 
-async def test_who_goes_away_does_not_keep_others_from_having_it(bundle: TokenizerBundle) -> None:
+async def test_a_cancelled_waiter_does_not_cancel_the_others(bundle: TokenizerBundle) -> None:
     shelf = Shelf(bundle)
     shelf.may_end.clear()
     bundles = Bundles(shelf.read)
@@ -63,7 +63,7 @@ async def test_who_goes_away_does_not_keep_others_from_having_it(bundle: Tokeniz
 @pytest.mark.parametrize(
     "failure", [ModelLoadError("no tokenizer"), UnknownModel(model="a", available=())]
 )
-async def test_after_a_failure_the_next_one_tries_again(
+async def test_a_failed_read_is_repeated_for_the_next_request(
     bundle: TokenizerBundle, failure: Exception
 ) -> None:
     shelf = Shelf(bundle)
@@ -76,7 +76,7 @@ async def test_after_a_failure_the_next_one_tries_again(
     assert await bundles.of("a") is bundle
 
 
-async def test_the_longest_unused_goes(bundle: TokenizerBundle) -> None:
+async def test_the_least_recently_used_bundle_is_dropped(bundle: TokenizerBundle) -> None:
     shelf = Shelf(bundle)
     bundles = Bundles(shelf.read, max_kept=2)
     for model in ("a", "b", "a", "c", "a", "b"):
@@ -85,7 +85,7 @@ async def test_the_longest_unused_goes(bundle: TokenizerBundle) -> None:
     assert bundles.dialects.keys() == {"a", "b", "c"}
 
 
-async def test_what_is_forgotten_is_read_anew_and_who_waits_for_the_old_one_has_it(
+async def test_a_forgotten_bundle_is_reread_and_waiters_keep_the_old(
     bundle: TokenizerBundle,
 ) -> None:
     shelf = Shelf(bundle)

@@ -1,4 +1,4 @@
-"""Definitions of tools as the strictest templates want them."""
+"""Tool definitions as the strictest templates require them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def shown(function: dict[str, Any]) -> str:
     return template.render(ChatPrompt(messages=({"role": "user", "content": ""},), tools=(tool,)))
 
 
-def test_a_template_that_takes_descriptions_and_types_for_granted_is_given_them() -> None:
+def test_missing_descriptions_and_types_are_added_for_strict_templates() -> None:
     assert shown({"name": "f"}) == "f: ()"
     assert shown({"name": "f", "parameters": {"properties": {"x": {}}}}) == "f: (x: string)"
 
@@ -49,7 +49,7 @@ def test_each_parameter_has_one_type(schema: Any, kind: str) -> None:
     assert complete_tool(tool)["function"]["parameters"]["properties"]["x"]["type"] == kind
 
 
-def test_what_is_there_stays() -> None:
+def test_existing_values_are_kept() -> None:
     parameters = {
         "type": "object",
         "description": "all",
@@ -70,13 +70,13 @@ def test_what_is_there_stays() -> None:
     assert complete_tool(tool) == tool
 
 
-def test_a_definition_without_end_is_cut() -> None:
+def test_an_endless_definition_is_cut() -> None:
     schema: dict[str, Any] = {"type": "object"}
     schema["properties"] = {"again": schema}
     assert complete_tool({"name": "f", "parameters": schema})["parameters"]["type"] == "object"
 
 
-def test_what_a_template_shows_as_it_is_stays_as_it_is() -> None:
+def test_unknown_types_are_shown_unchanged() -> None:
     assert (
         shown(
             {"name": "f", "description": "d", "parameters": {"properties": {"x": {"type": "odd"}}}}

@@ -1,6 +1,4 @@
-"""Definitions of tools that are kept: the same text for templates as plain ones, and nothing of one
-goes over to another.
-"""
+"""Kept tool definitions render like plain ones, and do not affect each other."""
 
 from __future__ import annotations
 
@@ -45,14 +43,14 @@ json_values = st.recursive(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_templates_write_it_as_they_write_a_plain_one_each_time(form: str) -> None:
+def test_templates_render_it_like_a_plain_one_each_time(form: str) -> None:
     template = jinja_environment().from_string(f"{{{{ {form} }}}}")
     kept = KeptPart(TOOL)
     expected = template.render(tool=TOOL)
     assert [template.render(tool=kept) for _ in range(3)] == [expected] * 3
 
 
-def test_forms_of_its_json_are_told_apart_however_many_a_template_asks_for() -> None:
+def test_its_json_forms_are_cached_separately_and_correctly() -> None:
     text = "\n".join(
         f"{{{{ {form} }}}}"
         for form in (*FORMS, *FORMS, "tool | tojson(ensure_ascii=true)", "tool | tojson(indent=1)")
@@ -61,7 +59,7 @@ def test_forms_of_its_json_are_told_apart_however_many_a_template_asks_for() -> 
     assert template.render(tool=kept) == template.render(tool=kept) == template.render(tool=TOOL)
 
 
-def test_what_is_made_of_it_is_made_once_and_only_a_few_things_are_kept() -> None:
+def test_derived_values_are_made_once_and_bounded() -> None:
     kept, asked = KeptPart(TOOL), []
     for kind in (0, 0, *range(1, 10), 9):
         assert made_once(kept, kind, lambda kind=kind: asked.append(kind) or kind) == kind  # type: ignore[misc, func-returns-value]
@@ -71,7 +69,7 @@ def test_what_is_made_of_it_is_made_once_and_only_a_few_things_are_kept() -> Non
 @pytest.mark.parametrize(
     "copied", [copy.copy, copy.deepcopy, lambda tool: pickle.loads(pickle.dumps(tool))]
 )
-def test_a_copy_is_a_plain_dictionary_so_that_what_is_changed_in_it_is_written(copied: Any) -> None:
+def test_a_copy_is_a_plain_dictionary_that_shows_changes(copied: Any) -> None:
     kept = KeptPart(TOOL)
     template = jinja_environment().from_string("{{ tool | tojson }}")
     template.render(tool=kept)
@@ -82,14 +80,14 @@ def test_a_copy_is_a_plain_dictionary_so_that_what_is_changed_in_it_is_written(c
     assert kept == TOOL
 
 
-def test_a_definition_that_comes_again_is_the_object_that_was_kept_for_its_tenant_only() -> None:
+def test_a_repeated_definition_is_the_same_object_per_tenant() -> None:
     forms = FirstForms()
     first = forms.tool(copy.deepcopy(TOOL), tenant="1")
     assert forms.tool(copy.deepcopy(TOOL), tenant="1") is first
     assert forms.tool(copy.deepcopy(TOOL), tenant="2") is not first
 
 
-def test_who_changes_what_was_sent_changes_nothing_that_is_kept_under_its_content() -> None:
+def test_changing_the_sent_definition_does_not_change_the_kept_one() -> None:
     forms = FirstForms()
     sent = {"type": "function", "function": {"name": "f", "parameters": {"enum": ["a"]}}}
     before = copy.deepcopy(sent)
@@ -100,7 +98,7 @@ def test_who_changes_what_was_sent_changes_nothing_that_is_kept_under_its_conten
 
 
 @given(one=json_values, other=json_values)
-def test_what_is_written_another_way_has_another_hash(one: Any, other: Any) -> None:
+def test_different_spellings_have_different_hashes(one: Any, other: Any) -> None:
     first, second = (exact_key({"parameters": value}, tenant="t") for value in (one, other))
     if json.dumps(one) != json.dumps(other):
         assert first != second
@@ -109,7 +107,7 @@ def test_what_is_written_another_way_has_another_hash(one: Any, other: Any) -> N
     assert first != exact_key({"parameters": one}, tenant="u")
 
 
-def test_what_json_does_not_bring_has_none_and_is_passed_on() -> None:
+def test_non_json_values_are_passed_on_without_a_hash() -> None:
     deep: Any = {}
     for _ in range(5000):
         deep = {"a": deep}
@@ -119,7 +117,7 @@ def test_what_json_does_not_bring_has_none_and_is_passed_on() -> None:
     assert FirstForms().tool(odd) == odd
 
 
-def test_control_tokens_in_it_are_broken_every_time_by_the_guard_that_is_asked_for() -> None:
+def test_control_tokens_in_it_are_broken_by_the_given_guard() -> None:
     forms = FirstForms()
 
     def shown(guard: Any) -> Any:
@@ -138,7 +136,7 @@ def call_with(arguments: Any, **fields: Any) -> Any:
 
 @pytest.mark.parametrize("arguments", ['{"a": "x", "b": 1}', {"a": "x", "b": 1}, "no JSON"])
 @pytest.mark.parametrize("fields", [{}, {"id": None}], ids=["with id", "without id"])
-def test_a_call_that_is_sent_again_is_not_read_again(arguments: Any, fields: Any) -> None:
+def test_a_repeated_call_is_not_parsed_again(arguments: Any, fields: Any) -> None:
     forms, seen = FirstForms(), []
 
     class Guard:
@@ -164,14 +162,14 @@ def test_a_call_that_is_sent_again_is_not_read_again(arguments: Any, fields: Any
     again = turn(arguments)
     assert again["arguments"] is first["arguments"]
     assert seen[read:] == ["assistant"]
-    # another call, or another tenant's, is read
+    # another call, or another tenant's, is parsed
     assert turn('{"a": "y"}')["arguments"] == {"a": "y"}
     read = len(seen)
     assert turn(arguments, tenant="t") == first
     assert "arguments" in seen[read:]
 
 
-def test_a_kept_call_does_not_change_with_what_was_sent() -> None:
+def test_changing_the_sent_call_does_not_change_the_kept_one() -> None:
     forms, sent = FirstForms(), call_with({"a": ["x"]})
     kept = forms.call(sent)
     sent["function"]["arguments"]["a"].append("y")
@@ -180,14 +178,14 @@ def test_a_kept_call_does_not_change_with_what_was_sent() -> None:
     assert forms.call(call_with({"a": ["x"]})) is kept
 
 
-def test_a_call_and_a_tool_with_the_same_content_are_kept_apart() -> None:
+def test_a_call_and_a_tool_with_equal_content_are_separate() -> None:
     forms, same = FirstForms(), {"type": "function", "function": {"name": "f"}}
     tool = forms.tool(same)
     assert forms.call(same)["function"] == {"name": "f", "arguments": None}
     assert forms.tool(same) is tool == same
 
 
-def test_calls_are_kept_within_bounds() -> None:
+def test_the_number_of_kept_calls_is_bounded() -> None:
     forms = FirstForms(max_bytes=10_000)
     first = forms.call(call_with("{}", id="first"))
     for number in range(100):

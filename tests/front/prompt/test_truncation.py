@@ -1,4 +1,4 @@
-"""Shortening a conversation: calls keep their results, the result fits, it changes rarely."""
+"""Shortening a conversation: calls keep their results, the result fits, and it rarely changes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from holdfast.front.prompt.truncation import (
 )
 
 Message = dict[str, Any]
-TOOL_TOKENS = 30  # what the tools and the template take in `count`
+TOOL_TOKENS = 30  # tokens of the tools and the template in `count`
 LIMIT = 1000
 
 
 class Words:
-    """A tokenizer whose tokens are words."""
+    """A tokenizer with one token per word."""
 
     def tokens(self, text: str) -> int:
         return len(text.split())
@@ -35,7 +35,7 @@ class Words:
 
 
 def count(messages: Sequence[Message]) -> int:
-    """A template that writes five tokens around each message, and the calls as JSON."""
+    """A template that writes five tokens around each message, and calls as JSON."""
     tokens = TOOL_TOKENS
     for message in messages:
         calls = json.dumps(message.get("tool_calls", ""))
@@ -77,7 +77,7 @@ def result(call_id: str, number: int) -> Message:
 
 @st.composite
 def turns(draw: st.DrawFn, longest: int = 400) -> list[Message]:
-    """One to twelve turns with answers, calls and results, after a system message or none."""
+    """One to twelve turns with answers, calls and results, with or without a system message."""
     length = st.integers(0, longest)
     messages = draw(st.sampled_from([[], [system()], [system(), system(5)]]))
     messages = list(messages)
@@ -101,7 +101,9 @@ def answered(messages: Sequence[Message]) -> list[str]:
 
 
 @given(turns(), st.integers(150, 3000))
-def test_what_is_left_fits_and_keeps_what_must_stay(messages: list[Message], limit: int) -> None:
+def test_the_shortened_conversation_fits_and_keeps_required_messages(
+    messages: list[Message], limit: int
+) -> None:
     short = shortened(messages, limit)
     if short is None:
         return
@@ -122,7 +124,7 @@ def test_what_is_left_fits_and_keeps_what_must_stay(messages: list[Message], lim
 
 
 @given(turns(), st.integers(150, 3000))
-def test_shortening_twice_is_shortening_once(messages: list[Message], limit: int) -> None:
+def test_shortening_twice_equals_shortening_once(messages: list[Message], limit: int) -> None:
     short = shortened(messages, limit)
     if short is not None:
         again = shortened(short.messages, limit)
@@ -139,7 +141,7 @@ def test_a_conversation_that_fits_is_unchanged(messages: list[Message]) -> None:
 
 @settings(max_examples=15)
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=40, max_size=80))
-def test_a_growing_conversation_is_cut_anew_only_now_and_then(
+def test_a_growing_conversation_is_recut_only_occasionally(
     lengths: list[tuple[int, int]],
 ) -> None:
     """Between two cuts, each prompt extends the one before it, so the prefix cache is hit."""
@@ -152,14 +154,14 @@ def test_a_growing_conversation_is_cut_anew_only_now_and_then(
         prompts.append(short.messages)
         messages = [*messages, answer(told)]
     cuts = sum(after[: len(before)] != before for before, after in pairwise(prompts))
-    # on average, a cut makes room for at least a third of what the messages that stay leave free
+    # on average, a cut frees at least a third of the room that the kept messages leave
     room = LIMIT - TOOL_TOKENS - 20 - 2 * 65 - 25
     assert cuts <= 1 + count(messages) / (room / 3)
 
 
 @settings(max_examples=15)
 @given(st.lists(st.integers(1, 100), min_size=40, max_size=80))
-def test_a_long_run_of_tool_calls_is_cut_anew_only_now_and_then(lengths: list[int]) -> None:
+def test_a_long_run_of_tool_calls_is_recut_only_occasionally(lengths: list[int]) -> None:
     messages = [system(), user(30)]
     prompts: list[tuple[Message, ...]] = []
     for place, length in enumerate(lengths):
@@ -173,7 +175,7 @@ def test_a_long_run_of_tool_calls_is_cut_anew_only_now_and_then(lengths: list[in
     assert cuts <= 1 + count(messages) / (room / 3)
 
 
-def test_the_oldest_messages_of_the_middle_go_first_and_are_counted_in_a_note() -> None:
+def test_the_oldest_middle_messages_go_first_and_are_counted() -> None:
     messages = [system(), user(10, "first")]
     for turn in range(20):
         messages += [answer(50), user(50, f"u{turn}_")]
@@ -189,7 +191,7 @@ def test_the_oldest_messages_of_the_middle_go_first_and_are_counted_in_a_note() 
     assert short.messages[3:] == tuple(messages[2 + gone :])
 
 
-def test_a_call_and_results_around_another_message_stay_together() -> None:
+def test_a_call_and_its_results_stay_together() -> None:
     messages = [user(5), *(answer(60) for _ in range(9)), calling("a", "b"), result("a", 60)]
     messages += [user(60), result("b", 60), *(answer(60) for _ in range(5)), user(5)]
     for limit in range(150, 1000, 50):
@@ -198,7 +200,7 @@ def test_a_call_and_results_around_another_message_stay_together() -> None:
         assert len(called(short.messages)) == len(answered(short.messages))
 
 
-def test_a_text_too_long_to_stay_whole_loses_its_middle_and_keeps_the_same_ends() -> None:
+def test_a_text_that_is_too_long_loses_its_middle() -> None:
     document = user(3000, "d")
     first = shortened([system(), document])
     assert first is not None
@@ -213,7 +215,7 @@ def test_a_text_too_long_to_stay_whole_loses_its_middle_and_keeps_the_same_ends(
     assert later.messages[2:] == (answer(20), user(20))
 
 
-def test_a_long_result_is_cut_the_same_way_once_it_is_not_the_last_message() -> None:
+def test_a_long_result_is_cut_equally_in_later_turns() -> None:
     run = [system(), user(20), calling("a"), result("a", 2000)]
     first = shortened(run)
     assert first is not None
@@ -239,7 +241,7 @@ def test_system_messages_are_cut_last() -> None:
 def test_few_prompts_are_counted_and_few_texts_are_cut(
     around: int, fixed: int, longest: int, forgets: bool
 ) -> None:
-    """Whatever a template adds to the texts, and whether or not it writes the older half."""
+    """For any text that a template adds, and whether or not it renders the older half."""
     messages = [system()]
     for turn in range(200):
         messages += [user(1 + turn * 7 % longest, f"u{turn}_"), answer(1 + turn * 5 % longest)]
@@ -290,14 +292,14 @@ def test_the_roundest_number_is_in_the_range(low: int, width: int) -> None:
 @pytest.mark.parametrize(
     ("low", "high", "expected"), [(5, 7, 6), (5, 8, 8), (0, 9, 0), (7, 7, 7), (33, 100, 64)]
 )
-def test_the_roundest_number_is_divisible_by_the_highest_power_of_two(
+def test_the_roundest_number_has_the_highest_power_of_two(
     low: int, high: int, expected: int
 ) -> None:
     assert roundest(low, high) == expected
 
 
 @given(st.integers(64, 5000), st.integers(1, 20_000))
-def test_the_middle_of_a_growing_text_hardly_changes(limit: int, excess: int) -> None:
+def test_the_middle_of_a_growing_text_rarely_changes(limit: int, excess: int) -> None:
     tokens = limit + excess
     start, end = middle_of_tokens(tokens, limit=limit)
     assert 0 < start < end <= tokens

@@ -32,7 +32,7 @@ TURN_ENDS = {
     "exaone": _CHATML,
     "gemma4": {"<turn|>", "<|tool_response>"},
     "gigachat": {"<|message_sep|>"},
-    "glm45": {"<|observation|>"},  # no end token of its own: the next turn begins
+    "glm45": {"<|observation|>"},  # without an end token: the next turn begins
     "glm47": {"<|observation|>"},
     "gpt_oss": {"<|call|>"},
     "granite3_drops": {"<|end_of_text|>"},
@@ -57,7 +57,7 @@ TURN_ENDS = {
     "seed_oss": _CHATML,
     "solar": {"<|calls|>", "<|flush|>"},
 }
-# They also end a thought or stand before a call, so they end an answer only if no more follows.
+# They also end a thought or precede a call, so they end an answer only if nothing follows.
 MESSAGE_ENDS = {"solar": ("<|end|>",)}
 
 _GIGACHAT_3 = FamilyTemplate(
@@ -119,9 +119,7 @@ _SOLAR_CALL = (
         ("<|content|>Hello.", ["Hello."]),
     ],
 )
-def test_the_end_of_the_text_ends_the_answer_but_the_end_of_a_thought_does_not(
-    text: str, says: list[object]
-) -> None:
+def test_message_ends_end_answers_unless_after_a_thought(text: str, says: list[object]) -> None:
     found, tokenizer = _found(FAMILY_TEMPLATES["solar"])
     assert heard(by_tokens(tokenizer, found.dialect, TOOLS, text)) == says
 
@@ -155,7 +153,7 @@ def test_an_answer_continues_with_a_call_after_a_message_end(
     assert heard(by_tokens(tokenizer, found.dialect, TOOLS, text)) == says
 
 
-def test_the_choice_ends_with_the_message_and_not_with_the_model() -> None:
+def test_the_choice_ends_with_the_message_not_the_model() -> None:
     found, tokenizer = _found(FAMILY_TEMPLATES["solar"])
     text = "<|content|>Hello.<|end|><|begin|>user"
     *_, last = by_tokens(tokenizer, found.dialect, (), text, reason=FinishReason.LENGTH)

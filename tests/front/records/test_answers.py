@@ -1,4 +1,4 @@
-"""Generated answers beside the blocks of a store."""
+"""Generated answers stored next to the blocks."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def find(folder: Path, name: str) -> tuple[StoredAnswer, ...]:
     return found
 
 
-def test_answers_outlive_whoever_put_them(folder: Path) -> None:
+def test_answers_survive_their_writer(folder: Path) -> None:
     write(folder, ("one", b"first"), ("two", b"second"))
     assert find(folder, "one") == (StoredAnswer(b"tag", b"first"),)
     assert find(folder, "three") == ()
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_answers_of_an_older_format_are_deleted_and_not_read(folder: Path, version: int) -> None:
+def test_answers_of_an_older_format_are_deleted_unread(folder: Path, version: int) -> None:
     write(folder, ("one", b"first"))
     older = kept(folder).with_name(f"answers-{version}.sqlite")
     kept(folder).rename(older)
@@ -63,7 +63,7 @@ def test_answers_of_an_older_format_are_deleted_and_not_read(folder: Path, versi
     assert kept(folder) != older
 
 
-def test_answers_of_one_secret_have_tags_and_the_latest_of_a_tag_counts(folder: Path) -> None:
+def test_answers_of_one_secret_have_tags_and_the_latest_wins(folder: Path) -> None:
     file = AnswerFile(folder)
     for tag, body in ((b"a", b"1"), (b"b", b"2"), (b"a", b"3")):
         file.put(secret("one"), StoredAnswer(tag, body))
@@ -71,13 +71,13 @@ def test_answers_of_one_secret_have_tags_and_the_latest_of_a_tag_counts(folder: 
     assert set(find(folder, "one")) == {StoredAnswer(b"a", b"3"), StoredAnswer(b"b", b"2")}
 
 
-def test_nothing_is_written_where_no_store_has_made_a_folder(tmp_path: Path) -> None:
+def test_answers_are_not_written_without_an_existing_store(tmp_path: Path) -> None:
     write(tmp_path / "store", ("one", b"first"))
     assert find(tmp_path / "store", "one") == ()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nobody_else_can_read_what_was_answered(folder: Path) -> None:
+def test_answers_are_readable_only_with_their_secret(folder: Path) -> None:
     body = b"a body that would be seen " * 4
     write(folder, ("a secret that would be seen", body))
     path = kept(folder)
@@ -88,7 +88,7 @@ def test_nobody_else_can_read_what_was_answered(folder: Path) -> None:
 
 
 @given(body=st.binary(min_size=1, max_size=200), place=st.integers(0, 300))
-def test_what_is_damaged_is_not_there(body: bytes, place: int) -> None:
+def test_a_damaged_answer_is_ignored(body: bytes, place: int) -> None:
     sealed = _sealed(body, secret=secret("s"), tag=b"t")
     assert _unsealed(sealed, secret=secret("s"), tag=b"t") == body
     assert _unsealed(sealed, secret=secret("other"), tag=b"t") is None
@@ -104,7 +104,7 @@ def test_what_is_damaged_is_not_there(body: bytes, place: int) -> None:
     assert _unsealed(sealed[:place], secret=secret("s"), tag=b"t") is None
 
 
-def test_a_file_that_is_no_database_is_begun_anew(folder: Path) -> None:
+def test_a_file_that_is_not_a_database_is_recreated(folder: Path) -> None:
     write(folder, ("one", b"first"))
     kept(folder).write_bytes(b"no database" * 1000)
     assert find(folder, "one") == ()
@@ -113,7 +113,7 @@ def test_a_file_that_is_no_database_is_begun_anew(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("column", ["tag", "body"])
-def test_a_row_of_other_types_costs_answers_and_nothing_else(folder: Path, column: str) -> None:
+def test_a_row_of_wrong_types_loses_only_answers(folder: Path, column: str) -> None:
     write(folder, ("one", b"first"))
     with sqlite3.connect(kept(folder)) as database:
         database.execute(f"UPDATE answers SET {column} = 1.5")
@@ -122,9 +122,7 @@ def test_a_row_of_other_types_costs_answers_and_nothing_else(folder: Path, colum
     assert find(folder, "one") == (StoredAnswer(b"tag", b"again"),)
 
 
-def test_a_file_that_is_in_use_costs_answers_and_nothing_else(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_locked_file_loses_only_answers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.front.records.answers._BUSY_SECONDS", 0.0)
     write(folder, ("one", b"first"))
     other = sqlite3.connect(kept(folder), isolation_level=None)
@@ -136,7 +134,7 @@ def test_a_file_that_is_in_use_costs_answers_and_nothing_else(
     assert find(folder, "one") == (StoredAnswer(b"tag", b"first"),)
 
 
-def test_the_longest_unused_answers_make_room(folder: Path) -> None:
+def test_the_least_recently_used_answers_make_room(folder: Path) -> None:
     file = AnswerFile(folder, most_bytes=1000)
     for number in range(10):
         file.put(secret(f"{number}"), StoredAnswer(b"tag", bytes(180)))
@@ -146,7 +144,7 @@ def test_the_longest_unused_answers_make_room(folder: Path) -> None:
     assert 1 <= len(there) <= 5
 
 
-def test_what_is_put_behind_the_end_is_not_kept(folder: Path) -> None:
+def test_answers_put_after_closing_are_dropped(folder: Path) -> None:
     file = AnswerFile(folder)
     file.close()
     file.put(secret("one"), StoredAnswer(b"tag", b"first"))
@@ -154,7 +152,7 @@ def test_what_is_put_behind_the_end_is_not_kept(folder: Path) -> None:
     assert find(folder, "one") == ()
 
 
-def test_all_answers_can_be_deleted_while_a_server_has_them_open(folder: Path) -> None:
+def test_all_answers_can_be_deleted_while_a_server_runs(folder: Path) -> None:
     write(folder, ("one", b"first"))
     server = AnswerFile(folder)
     assert server.find(secret("one"))

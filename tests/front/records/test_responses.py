@@ -1,4 +1,4 @@
-"""What is kept of responses and conversations."""
+"""Stored responses and conversations."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def finish(file: ResponseFile, name: str) -> None:
     file.finish(key(name), {"id": name}, output=(), events=b"")
 
 
-def test_a_response_is_found_as_it_ended_with_its_items_and_events() -> None:
+def test_a_finished_response_is_found_with_items_and_events() -> None:
     file = memory()
     put(file, "resp_1", item(1, "é\0"), item(2), output=[item(3)])
     assert file.record(key("resp_1")).output == [item(3)]
@@ -62,7 +62,7 @@ def test_a_response_is_found_as_it_ended_with_its_items_and_events() -> None:
     assert file.events(key("resp_1")) == b"events of resp_1"
 
 
-def test_nobody_else_finds_it() -> None:
+def test_other_tenants_do_not_find_it() -> None:
     file = memory()
     put(file, "resp_1", item(1))
     file.put(key("conv_1"), {}, items=[item(2)])
@@ -81,7 +81,7 @@ def test_nobody_else_finds_it() -> None:
     }
 
 
-def test_a_chain_is_all_that_went_in_and_came_out_in_order() -> None:
+def test_a_chain_is_all_inputs_and_outputs_in_order() -> None:
     file = memory()
     put(file, "resp_1", item(1), output=[item(2), item(3)])
     put(file, "resp_2", item(4), output=[item(5)], previous="resp_1")
@@ -105,7 +105,7 @@ def test_a_chain_is_all_that_went_in_and_came_out_in_order() -> None:
         file.chain(key("resp_2"))
 
 
-def test_using_a_chain_keeps_all_of_it_alive() -> None:
+def test_using_a_chain_keeps_its_members_alive() -> None:
     now = [0.0]
     file = memory(ResponsesSettings(keep_seconds=10), now=now)
     put(file, "resp_1", item(1))
@@ -123,7 +123,7 @@ def test_using_a_chain_keeps_all_of_it_alive() -> None:
     assert file.totals()[0] == 1
 
 
-def test_what_is_larger_than_the_bound_goes_alone() -> None:
+def test_a_response_larger_than_the_bound_is_removed_alone() -> None:
     file = memory(ResponsesSettings(max_bytes=1 << 16))
     put(file, "resp_1", item(1))
     put(file, "resp_2", item(2, "x" * (1 << 16)))
@@ -132,7 +132,7 @@ def test_what_is_larger_than_the_bound_goes_alone() -> None:
         file.record(key("resp_2"))
 
 
-def test_what_runs_is_not_removed_and_can_be_finished() -> None:
+def test_a_running_response_is_not_removed_and_can_finish() -> None:
     now = [0.0]
     file = memory(ResponsesSettings(max_count=1), now=now)
     file.put(key("resp_1"), {}, is_running=True)
@@ -144,7 +144,7 @@ def test_what_runs_is_not_removed_and_can_be_finished() -> None:
     assert file.totals()[0] == 1
 
 
-def test_what_was_deleted_while_it_ran_does_not_come_back() -> None:
+def test_a_response_deleted_while_running_stays_deleted() -> None:
     file = memory()
     file.put(key("resp_1"), {}, is_running=True)
     file.delete(key("resp_1"))
@@ -166,13 +166,13 @@ def test_a_conversation_grows_shrinks_and_changes() -> None:
     assert file.totals() == (0, 0)
 
 
-def test_it_is_there_again_when_the_file_is_opened_again_and_what_ran_is_lost(
+def test_responses_survive_reopening_and_running_ones_are_lost(
     tmp_path: Path,
 ) -> None:
     first = ResponseFile(tmp_path, ROOMY)
     put(first, "resp_1", item(1), output=[item(2)])
     first.put(key("resp_2"), {}, previous="resp_1", items=[item(3)], is_running=True)
-    # another server at the same folder, while the first one lives
+    # another server with the same folder, while the first one runs
     other = ResponseFile(tmp_path, ROOMY)
     assert other.record(key("resp_2")).is_running
     first.close()
@@ -186,7 +186,7 @@ def test_it_is_there_again_when_the_file_is_opened_again_and_what_ran_is_lost(
 
 
 class KeptResponses(RuleBasedStateMachine):
-    """A file beside a list that keeps the same by the plainest means."""
+    """A file compared with a simple list."""
 
     limits = ResponsesSettings(max_count=4, max_bytes=1 << 16, keep_seconds=50)
 
@@ -275,7 +275,7 @@ TestKeptResponses.settings = hypothesis_settings(
 )
 
 
-def test_a_clock_that_jumps_ahead_deletes_no_response_at_once(tmp_path: Path) -> None:
+def test_a_clock_jumping_ahead_deletes_no_response(tmp_path: Path) -> None:
     wall, steady = [1e9], [0.0]
     limits = ResponsesSettings(keep_seconds=100.0)
 
@@ -299,7 +299,7 @@ def test_a_clock_that_jumps_ahead_deletes_no_response_at_once(tmp_path: Path) ->
     file.close()
 
 
-def test_a_use_by_a_wrong_clock_does_not_make_it_right_at_the_next_start(tmp_path: Path) -> None:
+def test_using_a_wrong_clock_does_not_make_it_trusted_later(tmp_path: Path) -> None:
     wall, steady = [1e9], [0.0]
     limits = ResponsesSettings(keep_seconds=100.0)
 
@@ -326,7 +326,7 @@ def test_a_use_by_a_wrong_clock_does_not_make_it_right_at_the_next_start(tmp_pat
     file.close()
 
 
-def test_what_a_wrong_clock_has_stamped_does_not_matter_when_it_is_right_again(
+def test_stamps_of_a_corrected_clock_are_harmless(
     tmp_path: Path,
 ) -> None:
     wall = [1e9]
@@ -348,7 +348,7 @@ def test_what_a_wrong_clock_has_stamped_does_not_matter_when_it_is_right_again(
     file.close()
 
 
-def test_what_is_used_after_a_long_pause_is_not_old_when_the_clock_is_believed(
+def test_a_response_used_after_a_long_pause_is_not_expired(
     tmp_path: Path,
 ) -> None:
     wall, steady = [1e9], [0.0]
@@ -361,7 +361,7 @@ def test_what_is_used_after_a_long_pause_is_not_old_when_the_clock_is_believed(
     file.put(RecordKey("", "first"), {})
     file.close()
     wall[0] += 40 * 86_400
-    for name in ("second", "third"):  # the server is started again, twice
+    for name in ("second", "third"):  # the server is restarted twice
         file = opened()
         file.put(RecordKey("", name), {"id": name})
         wall[0] += 1800

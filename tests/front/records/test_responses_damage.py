@@ -38,7 +38,7 @@ def write(folder: Path, *names: str) -> None:
 
 
 def found(folder: Path, name: str) -> bool:
-    """Whether it is there, the second time at the latest."""
+    """Whether it is found, at the second attempt at the latest."""
     file = ResponseFile(folder, LIMITS)
     try:
         for _ in range(2):
@@ -63,7 +63,7 @@ def test_only_its_owner_may_read_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"no database" * 1000, b"", b"SQLite format 3\0" + bytes(5000)]
 )
-def test_a_file_that_is_no_database_is_set_aside_and_begun_anew(
+def test_a_file_that_is_not_a_database_is_set_aside(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path, "resp_1")
@@ -80,11 +80,11 @@ def test_a_file_that_is_no_database_is_set_aside_and_begun_anew(
 
 
 @given(place=st.floats(0, 1), change=st.integers(1, 255))
-@example(place=0.113333889458378, change=128)  # a text of the schema that is not UTF-8 any more
+@example(place=0.113333889458378, change=128)  # a text of the schema that is no longer UTF-8
 @example(place=0.8570101831573376, change=1)  # an item's record
 @example(place=3805 / 28671, change=7)  # the primary key in the schema
 @settings(max_examples=30, deadline=None)
-def test_a_changed_byte_is_never_answered_from(
+def test_a_changed_byte_is_never_returned(
     tmp_path_factory: pytest.TempPathFactory, place: float, change: int
 ) -> None:
     folder = tmp_path_factory.mktemp("store")
@@ -104,7 +104,7 @@ def test_a_changed_byte_is_never_answered_from(
 
 
 @given(content=st.binary(max_size=60), place=st.integers(0, 100), change=st.integers(1, 255))
-def test_a_seal_shows_every_change(content: bytes, place: int, change: int) -> None:
+def test_a_seal_detects_every_change(content: bytes, place: int, change: int) -> None:
     blob = bytearray(sealed(content))
     assert unsealed(bytes(blob)) == content
     blob[place % len(blob)] ^= change
@@ -119,7 +119,7 @@ def test_a_row_of_another_type_is_damage(tmp_path: Path) -> None:
     assert not found(tmp_path, "resp_1")
 
 
-def test_a_file_that_is_in_use_is_not_taken_for_damaged(
+def test_a_locked_file_is_not_taken_for_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.front.records.responses._BUSY_SECONDS", 0.0)
@@ -133,9 +133,7 @@ def test_a_file_that_is_in_use_is_not_taken_for_damaged(
     assert found(tmp_path, "resp_1")
 
 
-def test_a_folder_that_is_somebody_elses_is_left_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_foreign_folder_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "holiday.jpg").touch()
     file = ResponseFile(tmp_path, LIMITS)
     with caplog.at_level(logging.WARNING):
@@ -145,7 +143,7 @@ def test_a_folder_that_is_somebody_elses_is_left_alone(
     assert "kept in memory only" in caplog.text
 
 
-def test_what_is_cleared_is_gone_for_a_server_that_has_it_open(tmp_path: Path) -> None:
+def test_cleared_responses_are_gone_for_a_running_server(tmp_path: Path) -> None:
     file = ResponseFile(tmp_path, LIMITS)
     file.put(RecordKey("us", "resp_1"), {})
     clear_responses(tmp_path)

@@ -1,4 +1,4 @@
-"""The file of responses for a loop."""
+"""The file of responses, for an event loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.front.records.responses import RecordKey, RecordMissing, ResponseF
 KEY = RecordKey("us", "resp_1")
 
 
-async def test_what_is_asked_is_done_in_order_even_when_nobody_waits(tmp_path: Path) -> None:
+async def test_calls_are_executed_in_order_even_if_not_awaited(tmp_path: Path) -> None:
     store = ResponseStore(tmp_path)
     for number in range(20):
         _ = store.call(ResponseFile.put, RecordKey("us", f"resp_{number}"), {})
@@ -27,7 +27,7 @@ async def test_what_is_asked_is_done_in_order_even_when_nobody_waits(tmp_path: P
     await again.close()
 
 
-async def test_a_file_that_turns_out_to_be_damaged_costs_what_was_in_it_and_nothing_else(
+async def test_a_damaged_file_loses_only_its_contents(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "responses").mkdir()
@@ -38,7 +38,7 @@ async def test_a_file_that_turns_out_to_be_damaged_costs_what_was_in_it_and_noth
     await store.close()
 
 
-async def test_a_disk_that_cannot_be_used_is_told_as_such(
+async def test_an_unusable_disk_is_reported_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.front.records.responses._BUSY_SECONDS", 0.0)

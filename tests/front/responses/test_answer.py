@@ -1,4 +1,4 @@
-"""What is generated becomes a response: whole, and as the events that the official client takes."""
+"""Generated output becomes a response, whole and as the official client's events."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def finished(reason: FinishReason, deltas: Sequence[OutputDelta]) -> ChoiceFinis
 
 
 def read(data: bytes) -> list[Any]:
-    """The events, each framed as it has to be."""
+    """The events, checking the framing of each."""
     events = []
     for frame in data.decode().split("\n\n")[:-1]:
         name, _, body = frame.partition("\n")
@@ -141,7 +141,7 @@ def without_ids_of_time(response: Any) -> Any:
 
 @settings(max_examples=60, deadline=None)
 @given(outputs(), st.booleans(), st.booleans())
-def test_any_answer_is_a_stream_that_the_official_client_takes_and_whose_end_is_the_whole_answer(
+def test_any_stream_is_valid_for_openais_client_and_ends_whole(
     output: tuple[list[OutputDelta], FinishReason], summaries: bool, sealed: bool
 ) -> None:
     deltas, reason = output
@@ -162,9 +162,7 @@ def test_any_answer_is_a_stream_that_the_official_client_takes_and_whose_end_is_
 
 
 def assert_deltas_join(events: Sequence[Any], output: Sequence[Any]) -> None:
-    """What was sent in pieces is what the items have in the end, and each item is done but a call
-    that was cut.
-    """
+    """The pieces add up to the final items, and each item is done except a cut call."""
     said = [
         "".join(
             event["delta"]
@@ -192,7 +190,7 @@ def text_of(item: Any) -> str:
     return str(item["arguments"] if item["type"] == "function_call" else item["input"])
 
 
-def test_the_events_of_an_answer_come_in_openais_order() -> None:
+def test_the_events_of_an_answer_have_openais_order() -> None:
     assert kinds(streamed(answer_of(), [THOUGHT, TEXT, *call("f", "{}")])) == [
         *("created", "in_progress"),
         *("output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done"),
@@ -209,7 +207,7 @@ def test_the_events_of_an_answer_come_in_openais_order() -> None:
     ]
 
 
-def test_a_thought_is_shown_as_summary_where_one_is_asked_for() -> None:
+def test_a_thought_is_shown_as_summary_on_request() -> None:
     events = streamed(answer_of(Shows(summaries=True)), [THOUGHT])
     assert kinds(events)[2:-1] == [
         *(
@@ -242,7 +240,7 @@ def test_a_call_of_a_custom_tool_has_its_text() -> None:
     assert events[-2]["item"]["input"] == "a\nb"
 
 
-def test_a_call_that_was_cut_is_never_said_to_be_done() -> None:
+def test_a_cut_call_is_never_marked_as_done() -> None:
     events = streamed(
         answer_of(), call("patch", '{"input": "rm -rf /', is_complete=False), FinishReason.LENGTH
     )
@@ -251,7 +249,7 @@ def test_a_call_that_was_cut_is_never_said_to_be_done() -> None:
     assert events[-1]["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
-def test_log_probabilities_come_with_the_text_and_again_at_its_end() -> None:
+def test_log_probabilities_come_with_the_text_and_its_end() -> None:
     delta = TextDelta(index=0, text="Hi", logprobs=(token("Hi", rivals=(("Ho", -1.0),)),))
     events = streamed(answer_of(Shows(logprobs=True)), [delta])
     shown = [
@@ -263,7 +261,7 @@ def test_log_probabilities_come_with_the_text_and_again_at_its_end() -> None:
     ]
 
 
-def test_counts_are_told_as_usage() -> None:
+def test_counts_are_reported_as_usage() -> None:
     assert whole(answer_of(), [TEXT])["usage"] == {
         "input_tokens": 7,
         "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 0},
@@ -273,7 +271,7 @@ def test_counts_are_told_as_usage() -> None:
     }
 
 
-def test_the_line_is_kept_open_by_events_that_clients_count_even_before_the_opening() -> None:
+def test_counted_keep_alive_events_are_sent_even_before_the_opening() -> None:
     answer = answer_of()
     events = read(
         answer.keep_alive()
@@ -294,9 +292,7 @@ def test_the_line_is_kept_open_by_events_that_clients_count_even_before_the_open
         (GenerationFailed("broken"), "server_error"),
     ],
 )
-def test_an_error_within_a_stream_fails_the_response_with_a_code_that_codex_acts_upon(
-    error: Exception, code: str
-) -> None:
+def test_an_error_within_a_stream_has_a_code_known_to_codex(error: Exception, code: str) -> None:
     answer = answer_of()
     events = read(
         answer.opening(prompt_tokens=7) + answer.delta(TEXT) + answer.broken(problem_of(error))
@@ -312,13 +308,13 @@ def test_an_error_within_a_stream_fails_the_response_with_a_code_that_codex_acts
         assert "try again in 3 s" in failed["response"]["error"]["message"]
 
 
-def test_a_failure_before_the_opening_begins_with_the_response_that_failed() -> None:
+def test_a_failure_before_the_opening_still_creates_the_response() -> None:
     events = read(answer_of().broken(problem_of(WorkerUnavailable("gone"))))
     assert kinds(events) == ["created", "failed"]
 
 
 @pytest.mark.parametrize("reason", list(ENDED))
-def test_every_event_is_heard_and_at_the_last_one_the_response_is_final(
+def test_every_event_is_recorded_with_the_final_response_last(
     reason: FinishReason,
 ) -> None:
     heard: list[tuple[int, bytes, str]] = []
@@ -333,7 +329,7 @@ def test_every_event_is_heard_and_at_the_last_one_the_response_is_final(
     ]
 
 
-def test_a_cancelled_response_keeps_what_it_has() -> None:
+def test_a_cancelled_response_keeps_its_output() -> None:
     answer = answer_of()
     answer.delta(TEXT)
     answer.cancel()
@@ -341,7 +337,7 @@ def test_a_cancelled_response_keeps_what_it_has() -> None:
     assert answer.response.output[0].status == "incomplete"
 
 
-def test_a_whole_response_is_one_of_the_official_types() -> None:
+def test_a_whole_response_has_openais_type() -> None:
     got = whole(
         answer_of(Shows(sealed_thoughts=True), seal=lambda _: "sealed"),
         [THOUGHT, TEXT, *call("patch", '{"input": ""}')],

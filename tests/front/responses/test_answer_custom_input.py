@@ -10,7 +10,7 @@ from holdfast.front.responses.answer import CustomInput
 
 
 def decoded(*fragments: str) -> tuple[str, str]:
-    """What came while the fragments came, and what came at the end."""
+    """The output while fragments arrived, and at the end."""
     reader = CustomInput()
     return "".join([reader.more(fragment) for fragment in fragments]), reader.rest()
 
@@ -20,7 +20,7 @@ def mended(text: str) -> str:
 
 
 @given(st.text(st.characters(categories=("L", "Z", "Cs", "So", "Cc"))), st.booleans(), st.data())
-def test_the_pieces_join_to_the_text_wherever_its_json_is_split(
+def test_the_pieces_join_to_the_text_wherever_split(
     text: str, is_ascii: bool, data: st.DataObject
 ) -> None:
     said = json.dumps({"input": text}, ensure_ascii=is_ascii)
@@ -32,7 +32,7 @@ def test_the_pieces_join_to_the_text_wherever_its_json_is_split(
 
 
 @given(st.text(max_size=20), st.integers(1, 4))
-def test_all_but_the_end_of_an_escape_comes_at_once(text: str, width: int) -> None:
+def test_escapes_are_streamed_except_a_trailing_backslash(text: str, width: int) -> None:
     reader, said = CustomInput(), json.dumps({"input": text})
     got = ""
     for start in range(0, len(said), width):
@@ -58,11 +58,11 @@ def test_all_but_the_end_of_an_escape_comes_at_once(text: str, width: int) -> No
         ('{"input": ""}', ""),
     ],
 )
-def test_calls_written_in_other_ways_are_read_as_well(arguments: str, text: str) -> None:
+def test_calls_in_other_forms_are_read_too(arguments: str, text: str) -> None:
     assert "".join(decoded(arguments)) == text
     assert "".join(decoded(*arguments)) == text
 
 
-def test_of_a_call_that_was_cut_there_is_what_had_come() -> None:
+def test_a_cut_call_keeps_the_received_input() -> None:
     assert decoded('{"input": "abc\\u00')[0] == "abc"
     assert decoded('{"in') == ("", '{"in')

@@ -52,14 +52,14 @@ async def test_a_text_is_answered_with_a_response_object() -> None:
     assert got["usage"]["input_tokens"] == PROMPT_TOKENS
 
 
-async def test_thought_text_and_calls_are_items_of_the_output() -> None:
+async def test_thoughts_text_and_calls_are_output_items() -> None:
     gateway = ScriptedGateway(script=calling(("f", '{"x": 1}'), thought="hm", said="Hi"))
     got = await whole(gateway, tools=[{"type": "function", "name": "f"}])
     assert [item["type"] for item in got["output"]] == ["reasoning", "message", "function_call"]
     assert got["output"][2]["arguments"] == '{"x": 1}'
 
 
-async def test_what_the_request_says_is_told_again() -> None:
+async def test_the_response_repeats_the_request() -> None:
     function = {
         "type": "function",
         "name": "f",
@@ -90,16 +90,14 @@ async def test_what_the_request_says_is_told_again() -> None:
     ] == "auto"
 
 
-async def test_the_sampling_that_was_used_is_told_whether_it_was_asked_for_or_is_the_models_own() -> (
-    None
-):
+async def test_the_response_shows_the_sampling_actually_used() -> None:
     used = {"temperature": 0.6, "top_p": 0.9, "presence_penalty": 0.0, "frequency_penalty": 0.0}
     assert (await whole(ScriptedGateway())).items() >= used.items()
     stream = data_of(await asked(ScriptedGateway(), stream=True))
     assert all(event["response"].items() >= used.items() for event in stream if "response" in event)
 
 
-async def test_a_function_is_told_again_with_all_its_fields() -> None:
+async def test_a_function_is_repeated_with_all_its_fields() -> None:
     tools = [{"type": "function", "name": "f"}, {"type": "custom", "name": "c"}]
     got = await whole(ScriptedGateway(), tools=tools)
     assert got["tools"] == [
@@ -136,7 +134,7 @@ async def test_the_fields_of_a_request_reach_the_gateway() -> None:
 
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=lambda each: each["client"])
-async def test_what_real_clients_send_is_taken_and_answered(recorded: dict[str, Any]) -> None:
+async def test_requests_of_real_clients_are_accepted(recorded: dict[str, Any]) -> None:
     gateway = ScriptedGateway(script=answer("Hi"))
     async with client_of(gateway) as client:
         response = await client.post(
@@ -144,11 +142,11 @@ async def test_what_real_clients_send_is_taken_and_answered(recorded: dict[str, 
         )
     assert response.status_code == 200, response.text
     got = data_of(response)[-1]["response"] if recorded["body"].get("stream") else response.json()
-    official = Response.model_validate(got)  # with what the request said told again
+    official = Response.model_validate(got)  # with the fields of the request repeated
     assert (official.status, official.output_text) == ("completed", "Hi")
 
 
-async def test_codex_finds_its_tools_its_session_and_its_history_again() -> None:
+async def test_codex_gets_back_its_tools_session_and_history() -> None:
     gateway = ScriptedGateway(script=calling(("multi_agent_v1__close_agent", '{"target": "a"}')))
     body = CODEX[1]["body"] | {"model": MODEL}
     del body["prompt_cache_key"]
@@ -177,7 +175,7 @@ async def test_codex_finds_its_tools_its_session_and_its_history_again() -> None
     )
 
 
-async def test_an_overflow_is_a_400_for_all_but_codex_which_is_told_within_its_stream() -> None:
+async def test_codex_gets_an_overflow_as_a_stream_event() -> None:
     refused = await asked(ScriptedGateway(refusal=TOO_LONG), stream=True)
     assert (refused.status_code, refused.json()["error"]["code"]) == (
         400,
@@ -229,7 +227,7 @@ async def test_an_overflow_is_a_400_for_all_but_codex_which_is_told_within_its_s
         ({"tool_choice": "required"}, "tool_choice"),
     ],
 )
-async def test_what_cannot_be_served_is_a_400_that_names_the_field_and_reaches_nobody(
+async def test_an_impossible_request_is_a_400_with_the_field(
     fields: dict[str, Any], field: str
 ) -> None:
     gateway = ScriptedGateway()
@@ -239,7 +237,7 @@ async def test_what_cannot_be_served_is_a_400_that_names_the_field_and_reaches_n
     assert not gateway.requests
 
 
-async def test_fields_called_otherwise_in_other_apis_are_named() -> None:
+async def test_fields_with_other_names_in_other_apis_are_named() -> None:
     refused = await asked(ScriptedGateway(), response_format={"type": "json_object"})
     assert (
         refused.json()["error"]["message"]
@@ -256,7 +254,7 @@ async def test_the_tokens_of_an_input_are_counted_without_generating() -> None:
     assert response.json() == {"object": "response.input_tokens", "input_tokens": PROMPT_TOKENS}
 
 
-async def test_an_explanation_comes_with_the_response_that_asks_for_it() -> None:
+async def test_an_explanation_is_added_on_request() -> None:
     got = await whole(ScriptedGateway(), holdfast={"explain": True})
     assert got["holdfast"]["prompt_tokens"] == PROMPT_TOKENS
     streamed = await asked(ScriptedGateway(), stream=True, holdfast={"explain": True})

@@ -10,7 +10,7 @@ from tests.fakes.http_clients import client_of
 from tests.fakes.recorded_requests import CODEX
 from tests.fakes.scripted_gateway import INFO, MODEL, ScriptedGateway
 
-# What Codex' own type has without a default: a list in which one of them is missing is none to it.
+# Fields required by Codex's own type: it ignores a list in which one is missing.
 REQUIRED = {
     "slug": str,
     "display_name": str,
@@ -44,11 +44,11 @@ async def models(headers: dict[str, str], *, codex_models: bool) -> Any:
         ({}, False),
     ],
 )
-def test_codex_is_known_by_its_headers(headers: dict[str, str], meant: bool) -> None:
+def test_codex_is_recognized_by_its_headers(headers: dict[str, str], meant: bool) -> None:
     assert is_codex(headers) is meant
 
 
-async def test_codex_is_told_of_the_models_in_its_own_form_where_that_is_set() -> None:
+async def test_codex_gets_models_in_its_own_form_if_configured() -> None:
     got = await models(CODEX[0]["headers"], codex_models=True)
     (model,) = got["models"]
     assert {name: type(model[name]) for name in REQUIRED} == REQUIRED

@@ -59,7 +59,7 @@ def messages_of(gateway: ScriptedGateway) -> list[tuple[str, Any]]:
     return [(message["role"], message["content"]) for message in prompt.messages]
 
 
-async def test_a_conversation_becomes_the_users_messages_and_one_sealed_item(
+async def test_a_conversation_becomes_user_messages_and_one_sealed_item(
     client: httpx.AsyncClient, gateway: ScriptedGateway
 ) -> None:
     got = await compacted(client, *HISTORY, instructions="Be brief.", tools=[TOOL])
@@ -78,7 +78,7 @@ async def test_a_conversation_becomes_the_users_messages_and_one_sealed_item(
     ]
 
 
-async def test_the_summary_stands_in_later_prompts_where_the_item_stands(
+async def test_the_summary_replaces_the_item_in_later_prompts(
     client: httpx.AsyncClient, gateway: ScriptedGateway
 ) -> None:
     got = await compacted(client, *HISTORY)
@@ -92,7 +92,7 @@ async def test_the_summary_stands_in_later_prompts_where_the_item_stands(
         assert "Which ferry" in str(first[1])
 
 
-async def test_a_trigger_makes_the_stream_answer_with_the_item_alone(
+async def test_a_trigger_makes_the_stream_return_only_the_item(
     client: httpx.AsyncClient, gateway: ScriptedGateway
 ) -> None:
     response = await post(client, RESPONSES, *HISTORY, TRIGGER, stream=True)
@@ -114,7 +114,7 @@ async def test_a_trigger_makes_the_stream_answer_with_the_item_alone(
 
 
 @pytest.mark.parametrize("damage", ["another tenant", "another salt", "damaged", "a thought"])
-async def test_an_item_that_cannot_be_opened_is_a_400_that_names_it(
+async def test_an_unopenable_item_is_a_400_with_its_field(
     client: httpx.AsyncClient, gateway: ScriptedGateway, damage: str
 ) -> None:
     item = (await compacted(client, *HISTORY))["output"][-1]
@@ -159,7 +159,7 @@ async def test_an_empty_summary_replaces_nothing(stream: bool) -> None:
         (COMPACT, HISTORY, {"max_output_tokens": 0}, "max_output_tokens"),
     ],
 )
-async def test_what_cannot_be_compacted_is_a_400_that_names_the_field(
+async def test_an_impossible_compaction_is_a_400_with_the_field(
     client: httpx.AsyncClient, path: str, items: list[Any], fields: dict[str, Any], param: str
 ) -> None:
     refused = await post(client, path, *items, **fields)

@@ -1,6 +1,4 @@
-"""Responses in the background, streams that are taken up again, and what becomes of those whose
-client leaves.
-"""
+"""Background responses, resumed streams, and clients that leave."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ TERMINAL = {"response.completed", "response.incomplete", "response.failed"}
 
 @asynccontextmanager
 async def client_over(services: Services) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the application in memory; all that runs is ended with it."""
+    """An in-memory client of the application; ends everything that runs."""
     transport = httpx.ASGITransport(create_application(services))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8321") as client:
         yield client
@@ -44,7 +42,7 @@ async def client_over(services: Services) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def parts(*texts: str, then: asyncio.Event | None = None, rest: str = "") -> Any:
-    """A script that stops behind the texts until it is released."""
+    """A script that pauses after the texts until released."""
     whole = answer(*texts, rest)
     return [*whole[: len(texts)], *([then] if then else []), *whole[len(texts) :]]
 
@@ -67,7 +65,7 @@ async def begun(client: httpx.AsyncClient, **fields: Any) -> Any:
     return response.json()
 
 
-async def test_a_response_in_the_background_is_answered_before_it_is_made() -> None:
+async def test_a_background_response_is_returned_before_it_is_generated() -> None:
     release = asyncio.Event()
     async with client_over(
         scripted_services(ScriptedGateway(script=parts("a", then=release, rest="b")))
@@ -80,7 +78,7 @@ async def test_a_response_in_the_background_is_answered_before_it_is_made() -> N
     assert done["output"][0]["content"][0]["text"] == "ab"
 
 
-async def test_its_events_begin_with_being_queued_and_can_be_read_from_any_place() -> None:
+async def test_its_events_begin_as_queued_and_can_be_resumed_anywhere() -> None:
     async with client_over(
         scripted_services(ScriptedGateway(script=answer("a", "b", "c")))
     ) as client:
@@ -106,7 +104,7 @@ async def test_its_events_begin_with_being_queued_and_can_be_read_from_any_place
             assert again == streamed[number + 1 :]
 
 
-async def test_two_clients_take_a_stream_up_again_while_it_runs() -> None:
+async def test_two_clients_resume_a_running_stream() -> None:
     release = asyncio.Event()
     gateway = ScriptedGateway(script=parts("a", "b", then=release, rest="c"))
     async with served(gateway) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
@@ -129,7 +127,7 @@ async def test_two_clients_take_a_stream_up_again_while_it_runs() -> None:
     assert one[-1]["type"] == "response.completed"
 
 
-async def test_the_lines_of_followers_are_kept_open_by_what_is_no_event_of_the_answer(
+async def test_followers_are_kept_alive_without_counted_events(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("holdfast.front.server.answers.HEADER_GRACE_SECONDS", 0.002)
@@ -150,7 +148,7 @@ async def test_the_lines_of_followers_are_kept_open_by_what_is_no_event_of_the_a
         assert told == events((await client.get(path)).text)
 
 
-async def test_a_client_that_leaves_a_stream_in_the_background_does_not_end_it() -> None:
+async def test_leaving_a_background_stream_does_not_cancel_it() -> None:
     release = asyncio.Event()
     services = scripted_services(ScriptedGateway(script=parts("a", then=release, rest="b")))
     app = create_application(services)
@@ -170,7 +168,7 @@ async def test_a_client_that_leaves_a_stream_in_the_background_does_not_end_it()
         ] == "ab"
 
 
-async def test_a_client_that_leaves_any_other_stream_cancels_it_and_what_was_said_is_kept() -> None:
+async def test_leaving_any_other_stream_cancels_and_keeps_it() -> None:
     gateway = ScriptedGateway(script=parts("a", then=asyncio.Event()))
     services = scripted_services(gateway)
     exchange = Exchange(gateway)
@@ -189,7 +187,7 @@ async def test_a_client_that_leaves_any_other_stream_cancels_it_and_what_was_sai
     assert again[-1]["response"]["status"] == "cancelled"
 
 
-async def test_cancelling_ends_the_work_and_every_stream_and_may_be_done_twice() -> None:
+async def test_cancelling_ends_work_and_streams_and_is_idempotent() -> None:
     gateway = ScriptedGateway(script=parts("a", then=asyncio.Event()))
     services = scripted_services(gateway)
     async with client_over(services) as client:
@@ -207,7 +205,7 @@ async def test_cancelling_ends_the_work_and_every_stream_and_may_be_done_twice()
         assert not services.held.named
 
 
-async def test_only_what_is_made_in_the_background_can_be_cancelled() -> None:
+async def test_only_background_responses_can_be_cancelled() -> None:
     async with client_over(scripted_services(ScriptedGateway())) as client:
         got = (await client.post(RESPONSES, json={"input": "hello"})).json()
         refused = await client.post(f"{RESPONSES}/{got['id']}/cancel")
@@ -219,7 +217,7 @@ async def test_only_what_is_made_in_the_background_can_be_cancelled() -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_id")
 
 
-async def test_one_that_is_deleted_while_it_is_made_ends_and_does_not_come_back() -> None:
+async def test_a_running_response_that_is_deleted_stays_deleted() -> None:
     gateway = ScriptedGateway(script=parts("a", then=asyncio.Event()))
     services = scripted_services(gateway)
     async with client_over(services) as client:
@@ -230,7 +228,7 @@ async def test_one_that_is_deleted_while_it_is_made_ends_and_does_not_come_back(
         assert not services.held.named
 
 
-async def test_what_is_being_made_cannot_be_continued() -> None:
+async def test_a_running_response_cannot_be_continued() -> None:
     async with client_over(
         scripted_services(ScriptedGateway(script=parts("a", then=asyncio.Event())))
     ) as client:
@@ -244,7 +242,7 @@ async def test_what_is_being_made_cannot_be_continued() -> None:
     )
 
 
-async def test_what_is_refused_is_refused_at_once_and_not_kept() -> None:
+async def test_a_refused_response_is_not_stored() -> None:
     for refusal, status in (
         (PromptTooLong(prompt_tokens=9, context_tokens=8), 400),
         (QueueFull(queued=1, limit=1, retry_after_seconds=1), 503),
@@ -263,7 +261,7 @@ async def test_what_is_refused_is_refused_at_once_and_not_kept() -> None:
             assert not services.held.named
 
 
-async def test_what_fails_on_the_way_is_kept_as_failed() -> None:
+async def test_a_failed_response_is_stored_as_failed() -> None:
     script = [TextDelta(index=0, text="a", token_ids=(1,)), GenerationFailed("the device broke")]
     async with client_over(scripted_services(ScriptedGateway(script=script))) as client:
         got = await begun(client)
@@ -273,7 +271,7 @@ async def test_what_fails_on_the_way_is_kept_as_failed() -> None:
     assert streamed[-1]["type"] == "response.failed"
 
 
-async def test_while_a_model_loads_it_is_queued_and_fails_if_the_model_does() -> None:
+async def test_a_response_waits_for_its_model_and_fails_with_it() -> None:
     accepted = asyncio.Event()
     gateway = ScriptedGateway(accept_when=accepted)
     services = scripted_services(
@@ -293,7 +291,7 @@ async def test_while_a_model_loads_it_is_queued_and_fails_if_the_model_does() ->
         ] == "context_length_exceeded"
 
 
-async def test_so_many_are_made_in_the_background_and_no_more() -> None:
+async def test_the_number_of_background_responses_is_limited() -> None:
     store = ResponseStore(limits=ResponsesSettings(max_background=1))
     services = replace(
         scripted_services(ScriptedGateway(script=parts("a", then=asyncio.Event()))), responses=store
@@ -310,7 +308,7 @@ async def test_so_many_are_made_in_the_background_and_no_more() -> None:
     assert int(refused.headers["retry-after"]) >= 1
 
 
-async def test_what_runs_in_the_background_when_the_server_stops_is_kept_as_failed() -> None:
+async def test_background_responses_are_failed_when_the_server_stops() -> None:
     services = scripted_services(ScriptedGateway(script=parts("a", then=asyncio.Event())))
     app = create_application(services)
     async with httpx.AsyncClient(
@@ -324,7 +322,7 @@ async def test_what_runs_in_the_background_when_the_server_stops_is_kept_as_fail
     assert (failed["status"], failed["error"]["code"]) == ("failed", "server_is_overloaded")
 
 
-async def test_a_whole_answer_has_its_events_as_well() -> None:
+async def test_a_whole_answer_has_its_events_too() -> None:
     async with client_over(scripted_services(ScriptedGateway(script=answer("a", "b")))) as client:
         got = (await client.post(RESPONSES, json={"input": "hello"})).json()
         streamed = events((await client.get(f"{RESPONSES}/{got['id']}?stream=true")).text)

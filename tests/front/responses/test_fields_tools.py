@@ -32,7 +32,7 @@ def refused(*tools: Any, **limits: int) -> str:
     return error.value.field
 
 
-def test_a_flat_function_becomes_the_one_that_a_prompt_has() -> None:
+def test_a_flat_function_becomes_a_prompts_function() -> None:
     function = {"name": "f", "description": "D", "parameters": {"type": "object"}, "strict": True}
     assert offered(FUNCTION).definitions == ({"type": "function", "function": function},)
     bare = {
@@ -45,7 +45,7 @@ def test_a_flat_function_becomes_the_one_that_a_prompt_has() -> None:
     assert offered(bare).definitions == ({"type": "function", "function": {"name": "f"}},)
 
 
-def test_a_custom_tool_is_offered_as_a_function_with_one_text() -> None:
+def test_a_custom_tool_becomes_a_function_with_one_text() -> None:
     got = offered(PATCH)
     (definition,) = got.definitions
     assert definition["function"]["description"] == "Edits."
@@ -54,7 +54,7 @@ def test_a_custom_tool_is_offered_as_a_function_with_one_text() -> None:
 
 
 @pytest.mark.parametrize("syntax", ["lark", "regex"])
-def test_the_grammar_of_a_custom_tool_is_told_to_the_model(syntax: str) -> None:
+def test_a_custom_tools_grammar_is_shown_to_the_model(syntax: str) -> None:
     got = offered(PATCH | {"format": {"type": "grammar", "syntax": syntax, "definition": "a+"}})
     function = got.definitions[0]["function"]
     assert function["description"] == f"Edits.\n\nThe input has to match this {syntax} grammar:\na+"
@@ -63,14 +63,14 @@ def test_the_grammar_of_a_custom_tool_is_told_to_the_model(syntax: str) -> None:
     )
 
 
-def test_tools_in_namespaces_are_told_apart_and_answered_with_both_names() -> None:
+def test_namespaced_tools_are_distinct_and_keep_both_names() -> None:
     got = offered(FUNCTION, NAMESPACE)
     assert [tool["function"]["name"] for tool in got.definitions] == ["f", "ns__f", "ns__patch"]
     assert got.client_tool("ns__patch") == ClientTool(name="patch", namespace="ns", is_custom=True)
     assert got.client_tool("made_up") == ClientTool(name="made_up")
 
 
-def test_tools_that_this_server_cannot_run_are_left_out_with_one_line_in_the_log(
+def test_unsupported_hosted_tools_are_left_out_with_one_log_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     hosted = {"type": "hosted_for_this_test", "filters": {}}
@@ -83,7 +83,7 @@ def test_tools_that_this_server_cannot_run_are_left_out_with_one_line_in_the_log
     )
 
 
-def test_what_is_wrong_with_tools_is_named_where_it_is() -> None:
+def test_an_invalid_tool_is_refused_by_its_position() -> None:
     assert refused({"type": "function"}) == "tools.0.name"
     assert refused({"type": "namespace", "tools": []}) == "tools.0.name"
     assert (
@@ -133,9 +133,7 @@ def test_every_form_of_a_choice_is_understood(choice: Any, meaning: ToolChoice) 
     assert msgspec.structs.replace(got, held=()) == meaning
 
 
-def test_tools_that_are_not_said_to_be_strict_or_not_are_held_to_their_schemas_as_far_as_can_be() -> (
-    None
-):
+def test_tools_without_strict_follow_their_schemas_where_possible() -> None:
     loose, open_ = (
         FUNCTION | {"name": "loose", "strict": False},
         FUNCTION | {"name": "open", "strict": None},
@@ -163,7 +161,7 @@ def test_tools_that_are_not_said_to_be_strict_or_not_are_held_to_their_schemas_a
         ),
     ],
 )
-def test_a_choice_of_what_is_not_offered_is_refused(choice: Any, field: str) -> None:
+def test_a_choice_of_a_missing_tool_is_refused(choice: Any, field: str) -> None:
     with pytest.raises(RequestRefused) as error:
         choice_of(choice, offered=offered(FUNCTION), parallel=True)
     assert error.value.field == field

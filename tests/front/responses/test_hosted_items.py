@@ -145,7 +145,7 @@ ITEMS: list[list[dict[str, Any]]] = [
     ],
 ]
 HISTORY = [item for group in ITEMS for item in group]
-# accepted elsewhere: they name or replace other items
+# accepted elsewhere, because they name or replace other items
 ELSEWHERE = {"item_reference", "compaction", "compaction_trigger"}
 
 
@@ -175,7 +175,7 @@ async def messages(*items: dict[str, Any]) -> list[dict[str, Any]]:
     return list(prompt.messages)
 
 
-def test_the_table_has_every_type_of_item_of_the_sdk() -> None:
+def test_the_table_has_every_item_type_of_the_sdk() -> None:
     assert set(types_of_the_sdk()) - ELSEWHERE <= {item["type"] for item in HISTORY}
 
 
@@ -187,7 +187,7 @@ async def test_every_item_is_accepted_between_others(group: list[dict[str, Any]]
         assert message["role"] in ("user", "assistant", "tool")
 
 
-async def test_a_conversation_with_all_items_continues_and_each_result_follows_its_call() -> None:
+async def test_a_conversation_with_all_items_continues_with_matching_results() -> None:
     calls: list[str] = []
     for message in await messages(*HISTORY):
         calls += [call["id"] for call in message.get("tool_calls", ())]
@@ -196,7 +196,7 @@ async def test_a_conversation_with_all_items_continues_and_each_result_follows_i
     assert calls == ["f1", "c1", "shell1", "sh1", "ap1", "comp1"]
 
 
-async def test_calls_that_the_client_ran_become_function_calls_with_results() -> None:
+async def test_calls_run_by_the_client_become_function_calls() -> None:
     shell, patch = ITEMS[9], ITEMS[11]
     called, result = await messages(*shell)
     assert called["tool_calls"][0]["function"] == {
@@ -216,7 +216,7 @@ async def test_codex_sends_its_shell_results_as_function_results() -> None:
     assert [message["role"] for message in await messages(call, result)] == ["assistant", "tool"]
 
 
-async def test_calls_without_results_and_results_without_calls_are_left_out() -> None:
+async def test_calls_and_results_without_each_other_are_left_out() -> None:
     for group in (ITEMS[9], ITEMS[10], ITEMS[11], ITEMS[12]):
         for alone in group:
             assert [each["role"] for each in await messages(USER, alone, USER)] == ["user", "user"]
@@ -226,7 +226,7 @@ async def test_calls_without_results_and_results_without_calls_are_left_out() ->
     "value", [None, 7, "x", [], [7, None, {"stdout": 7}], {}, {"image_url": 7}]
 )
 @pytest.mark.parametrize("group", ITEMS[9:13], ids=lambda group: group[0]["type"])
-async def test_odd_values_in_items_do_not_cause_a_server_error(
+async def test_odd_values_in_items_cause_no_server_error(
     group: list[dict[str, Any]], value: Any
 ) -> None:
     for key in ("call_id", "id", "action", "operation", "output", "status"):
@@ -239,7 +239,7 @@ async def test_odd_values_in_items_do_not_cause_a_server_error(
         assert response.status_code in (200, 400), response.text
 
 
-async def test_tools_in_items_may_be_called_from_then_on() -> None:
+async def test_tools_in_items_are_callable_from_then_on() -> None:
     prompt = (await asked(*HISTORY, tools=[{**LATER, "description": "first"}])).prompt
     assert isinstance(prompt, ChatPrompt)
     functions = [tool["function"] for tool in prompt.tools]
@@ -256,7 +256,7 @@ async def test_tools_in_items_may_be_called_from_then_on() -> None:
     )
 
 
-async def test_a_configuration_update_holds_until_the_next_one() -> None:
+async def test_a_configuration_update_applies_until_the_next_one() -> None:
     schema = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
     form = {"type": "configuration_update", "text": {"format": schema}}
     low = {"type": "configuration_update", "reasoning": {"effort": "low"}}

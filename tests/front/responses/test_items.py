@@ -27,7 +27,7 @@ def calling(*names: str, content: str = "", **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": content, **more, "tool_calls": calls}
 
 
-def test_a_text_is_a_message_of_the_users() -> None:
+def test_a_text_is_a_user_message() -> None:
     assert messages(*items_of("hello"), instructions="Be brief.") == [
         said("system", "Be brief."),
         said("user", "hello"),
@@ -35,7 +35,7 @@ def test_a_text_is_a_message_of_the_users() -> None:
 
 
 @pytest.mark.parametrize("role", ["user", "system", "developer"])
-def test_messages_come_with_and_without_a_type_and_as_parts(role: str) -> None:
+def test_messages_may_omit_their_type_or_have_parts(role: str) -> None:
     parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
     got = messages(
         {"role": role, "content": "x"}, {"type": "message", "role": role, "content": parts}
@@ -46,7 +46,7 @@ def test_messages_come_with_and_without_a_type_and_as_parts(role: str) -> None:
     ]
 
 
-def test_what_the_assistant_thought_said_and_called_in_one_turn_is_one_message() -> None:
+def test_reasoning_text_and_calls_of_a_turn_are_one_message() -> None:
     thought = {
         "type": "reasoning",
         "id": "rs_1",
@@ -78,13 +78,13 @@ def test_a_thought_or_a_second_text_begins_another_turn() -> None:
     assert got == [calling("f"), calling("f", reasoning_content="hm")]
 
 
-def test_text_behind_a_call_belongs_to_its_turn_on_a_line_of_its_own() -> None:
+def test_text_after_a_call_becomes_a_separate_line() -> None:
     assert messages(said("assistant", "a"), CALL, said("assistant", "b")) == [
         calling("f", content="a\nb")
     ]
 
 
-def test_a_sealed_thought_is_opened_and_others_are_left_out() -> None:
+def test_a_sealed_thought_is_opened_and_foreign_ones_are_dropped() -> None:
     opened = {
         "type": "reasoning",
         "summary": [{"type": "summary_text", "text": "no"}],
@@ -99,7 +99,7 @@ def test_a_sealed_thought_is_opened_and_others_are_left_out() -> None:
     assert messages({"type": "reasoning", "id": "rs", "summary": []}) == []
 
 
-def test_calls_of_custom_tools_and_in_namespaces_have_the_names_that_the_model_knows() -> None:
+def test_custom_and_namespaced_calls_have_the_models_names() -> None:
     custom = {
         "type": "custom_tool_call",
         "call_id": "c1",
@@ -124,7 +124,7 @@ def test_calls_of_custom_tools_and_in_namespaces_have_the_names_that_the_model_k
     }
 
 
-def test_images_of_the_user_and_in_the_output_of_a_call_become_images_of_the_prompt() -> None:
+def test_user_and_tool_output_images_become_prompt_images() -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
     called, said = messages(
         {"type": "function_call_output", "call_id": "c1", "output": [image]},
@@ -191,9 +191,7 @@ def test_images_of_the_user_and_in_the_output_of_a_call_become_images_of_the_pro
         ({"type": "item_reference", "id": "msg_1"}, "input.0.id", "item_not_found"),
     ],
 )
-def test_what_cannot_be_taken_is_refused_by_name(
-    item: dict[str, Any], field: str, code: str
-) -> None:
+def test_unsupported_items_are_refused_by_name(item: dict[str, Any], field: str, code: str) -> None:
     with pytest.raises(RequestRefused) as refused:
         messages(item)
     assert (refused.value.field, refused.value.code) == (field, code)

@@ -1,4 +1,4 @@
-"""Responses that are kept: read, followed, continued, cancelled, deleted, each with real timing."""
+"""Stored responses: read, followed, continued, cancelled and deleted, with real timing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RESPONSES = "/v1/responses"
 async def served_app(
     gateway: ScriptedGateway, services: Services | None = None
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the application in memory; all that runs is ended with it."""
+    """An in-memory client of the application; ends everything that runs."""
     services = services or scripted_services(gateway)
     app = create_application(services)
     async with httpx.AsyncClient(
@@ -59,14 +59,14 @@ def refusal(response: httpx.Response) -> tuple[int, Any, Any]:
     return response.status_code, error["code"], error["param"]
 
 
-async def test_a_response_is_found_as_it_was_answered() -> None:
+async def test_a_retrieved_response_equals_the_returned_one() -> None:
     async with served_app(ScriptedGateway()) as client:
         got = await created(client, metadata={"a": "b"})
         assert (await client.get(f"{RESPONSES}/{got['id']}")).json() == got
         assert got["store"] is True
 
 
-async def test_one_that_is_not_to_be_kept_is_not() -> None:
+async def test_a_response_with_store_false_is_not_stored() -> None:
     async with served_app(ScriptedGateway()) as client:
         got = await created(client, store=False)
         assert refusal(await client.get(f"{RESPONSES}/{got['id']}")) == (
@@ -77,7 +77,7 @@ async def test_one_that_is_not_to_be_kept_is_not() -> None:
         assert got["store"] is False
 
 
-async def test_a_deleted_one_is_gone() -> None:
+async def test_a_deleted_response_is_gone() -> None:
     async with served_app(ScriptedGateway()) as client:
         got = await created(client)
         deleted = await client.delete(f"{RESPONSES}/{got['id']}")
@@ -119,7 +119,7 @@ async def test_tenants_do_not_see_each_others_responses() -> None:
         ).status_code == 200
 
 
-async def test_a_chain_is_input_and_output_of_all_that_it_continues_without_instructions() -> None:
+async def test_a_chain_has_all_inputs_and_outputs_without_instructions() -> None:
     gateway = ScriptedGateway(script=calling(("f", '{"x": 1}'), thought="hm", said="Hi"))
     async with served_app(gateway) as client:
         tools = [{"type": "function", "name": "f"}]
@@ -150,7 +150,7 @@ async def test_a_chain_is_input_and_output_of_all_that_it_continues_without_inst
     assert gateway.requests[-1].prompt.messages[1]["tool_calls"][0]["id"] == call["call_id"]
 
 
-async def test_items_that_are_kept_can_be_referred_to() -> None:
+async def test_stored_items_can_be_referenced() -> None:
     gateway = ScriptedGateway(script=calling(("f", "{}"), thought="hm"))
     async with served_app(gateway) as client:
         first = await created(client, tools=[{"type": "function", "name": "f"}])
@@ -180,7 +180,7 @@ async def test_items_that_are_kept_can_be_referred_to() -> None:
     assert refusal(refused) == (404, "item_not_found", "input.1.id")
 
 
-async def test_nobody_can_bring_along_what_is_kept_beside_an_item() -> None:
+async def test_clients_cannot_inject_the_fields_stored_with_an_item() -> None:
     gateway, item = ScriptedGateway(), {"role": "user", "content": "hello", "holdfast_thought": 5}
     async with served_app(gateway) as client:
         first = await created(client, input=[item])
@@ -201,7 +201,7 @@ async def test_a_reference_needs_no_type() -> None:
 
 
 @pytest.mark.parametrize("reasoning", [{}, {"summary": "auto"}])
-async def test_thoughts_can_be_read_in_the_form_in_which_they_are_brought_back(
+async def test_thoughts_can_be_retrieved_in_the_form_for_sending_back(
     reasoning: dict[str, str],
 ) -> None:
     gateway = ScriptedGateway(script=calling(thought="hm", said="Hi"))
@@ -240,7 +240,9 @@ NAMES = st.sampled_from(
     )
 )
 @settings(max_examples=20, deadline=None)
-def test_no_id_and_no_query_is_too_much(asked: list[tuple[str, str, dict[str, str]]]) -> None:
+def test_arbitrary_ids_and_queries_cause_no_server_error(
+    asked: list[tuple[str, str, dict[str, str]]],
+) -> None:
     async def ask() -> None:
         async with served_app(ScriptedGateway()) as client:
             first = await created(client)
@@ -257,7 +259,7 @@ def test_no_id_and_no_query_is_too_much(asked: list[tuple[str, str, dict[str, st
     asyncio.run(ask())
 
 
-async def test_a_bad_item_is_named_by_its_place_in_the_request() -> None:
+async def test_a_bad_item_is_named_by_its_position() -> None:
     async with served_app(ScriptedGateway()) as client:
         first = await created(client)
         refused = await client.post(
@@ -266,7 +268,7 @@ async def test_a_bad_item_is_named_by_its_place_in_the_request() -> None:
     assert refusal(refused)[2] == "input.0.content"
 
 
-async def test_a_file_that_cannot_be_used_costs_what_needs_it_and_nothing_else(
+async def test_an_unusable_file_fails_only_what_needs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.front.records.responses._BUSY_SECONDS", 0.0)
@@ -290,7 +292,7 @@ async def test_a_file_that_cannot_be_used_costs_what_needs_it_and_nothing_else(
     assert all(log.has_ended for log in services.held.named.values())
 
 
-async def test_what_cannot_be_written_at_its_end_can_still_be_asked_for(
+async def test_a_response_that_could_not_be_saved_is_still_available(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.front.records.responses._BUSY_SECONDS", 0.0)
@@ -304,7 +306,7 @@ async def test_what_cannot_be_written_at_its_end_can_still_be_asked_for(
         release.set()
         await until(client, got["id"], "completed")
         with pytest.raises(ResponsesUnavailable):
-            # so the end was tried before
+            # so saving the end was attempted before
             await services.responses.call(ResponseFile.delete, RecordKey("", "resp_other"))
         assert (await until(client, got["id"], "completed"))["output"]
         assert (
@@ -313,7 +315,7 @@ async def test_what_cannot_be_written_at_its_end_can_still_be_asked_for(
         other.close()
 
 
-async def test_two_requests_may_continue_one_response_at_once() -> None:
+async def test_two_concurrent_requests_may_continue_one_response() -> None:
     release = asyncio.Event()
     gateway = ScriptedGateway()
     async with served_app(gateway) as client:

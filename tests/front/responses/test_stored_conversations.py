@@ -67,11 +67,11 @@ async def test_a_conversation_is_opened_read_changed_and_deleted(client: httpx.A
         )
 
 
-async def test_one_can_be_opened_without_a_body(client: httpx.AsyncClient) -> None:
+async def test_a_conversation_can_be_opened_without_a_body(client: httpx.AsyncClient) -> None:
     assert (await client.post(CONVERSATIONS)).json()["metadata"] == {}
 
 
-async def test_items_are_added_listed_read_and_taken_out(client: httpx.AsyncClient) -> None:
+async def test_items_are_added_listed_read_and_deleted(client: httpx.AsyncClient) -> None:
     path = f"{CONVERSATIONS}/{(await opened(client, items=[said('one')]))['id']}/items"
     added = (await client.post(path, json={"items": [said("two"), said("three")]})).json()
     assert texts(added) == ["two", "three"]
@@ -88,7 +88,7 @@ async def test_items_are_added_listed_read_and_taken_out(client: httpx.AsyncClie
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "item_not_found")
 
 
-async def test_a_response_goes_on_from_a_conversation_and_adds_to_it(
+async def test_a_response_continues_and_extends_a_conversation(
     client: httpx.AsyncClient, gateway: ScriptedGateway
 ) -> None:
     got = await opened(client, items=[said("one")])
@@ -107,7 +107,7 @@ async def test_a_response_goes_on_from_a_conversation_and_adds_to_it(
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "previous_response_id")
 
 
-async def test_a_response_that_is_not_kept_itself_still_adds_to_its_conversation(
+async def test_a_response_that_is_not_stored_still_extends_its_conversation(
     client: httpx.AsyncClient,
 ) -> None:
     got = await opened(client)
@@ -120,7 +120,7 @@ async def test_a_response_that_is_not_kept_itself_still_adds_to_its_conversation
     assert (await client.get(f"{RESPONSES}/{response['id']}")).status_code == 404
 
 
-async def test_two_responses_at_once_each_add_theirs_together(
+async def test_concurrent_responses_each_add_their_items_together(
     client: httpx.AsyncClient, gateway: ScriptedGateway
 ) -> None:
     release = asyncio.Event()
@@ -143,7 +143,7 @@ async def test_two_responses_at_once_each_add_theirs_together(
     assert items in (["a", "A", "b", "B"], ["b", "B", "a", "A"])
 
 
-async def test_a_conversation_that_is_deleted_meanwhile_costs_the_response_nothing(
+async def test_deleting_the_conversation_does_not_affect_a_running_response(
     client: httpx.AsyncClient, gateway: ScriptedGateway
 ) -> None:
     release = asyncio.Event()
@@ -172,7 +172,7 @@ async def test_a_conversation_that_is_deleted_meanwhile_costs_the_response_nothi
         ({"metadata": {f"{number}": "" for number in range(17)}}, "metadata"),
     ],
 )
-async def test_what_cannot_be_a_conversation_is_refused_by_its_field(
+async def test_an_invalid_conversation_is_refused_by_field(
     client: httpx.AsyncClient, body: Any, param: str
 ) -> None:
     refused = await client.post(CONVERSATIONS, json=body)
@@ -184,7 +184,7 @@ async def test_what_cannot_be_a_conversation_is_refused_by_its_field(
     ("end", "body", "param"),
     [("", {}, "metadata"), ("/items", {}, "items"), ("/items", {"items": []}, "items")],
 )
-async def test_a_change_says_what_it_changes(
+async def test_an_empty_change_is_refused(
     client: httpx.AsyncClient, end: str, body: Any, param: str
 ) -> None:
     got = await opened(client)
@@ -206,7 +206,7 @@ async def test_a_change_says_what_it_changes(
         ({"previous_response_id": 7}, 400, "previous_response_id"),
     ],
 )
-async def test_what_a_response_cannot_go_on_from_is_refused_by_its_field(
+async def test_an_impossible_continuation_is_refused_by_field(
     client: httpx.AsyncClient, gateway: ScriptedGateway, fields: Any, status: int, param: str
 ) -> None:
     refused = await client.post(RESPONSES, json={"input": "hello", **fields})
@@ -227,7 +227,7 @@ async def test_what_a_response_cannot_go_on_from_is_refused_by_its_field(
         ("after=msg_x", "after"),
     ],
 )
-async def test_a_page_that_cannot_be_is_refused_by_its_field(
+async def test_an_invalid_page_is_refused_by_field(
     client: httpx.AsyncClient, query: str, param: str
 ) -> None:
     response = (await client.post(RESPONSES, json={"input": "hello"})).json()
@@ -249,7 +249,7 @@ async def test_a_page_that_cannot_be_is_refused_by_its_field(
         ("stream=true&starting_after=99999999999999999999", "starting_after"),
     ],
 )
-async def test_a_place_in_a_stream_that_cannot_be_is_refused(
+async def test_an_invalid_stream_position_is_refused(
     client: httpx.AsyncClient, query: str, param: str
 ) -> None:
     response = (await client.post(RESPONSES, json={"input": "hello"})).json()
@@ -257,6 +257,6 @@ async def test_a_place_in_a_stream_that_cannot_be_is_refused(
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
-async def test_what_is_not_served_says_so(client: httpx.AsyncClient) -> None:
+async def test_websockets_are_refused_as_unsupported(client: httpx.AsyncClient) -> None:
     upgrade = await client.get(RESPONSES, headers={"connection": "upgrade", "upgrade": "websocket"})
     assert (upgrade.status_code, upgrade.headers["allow"]) == (405, "POST")

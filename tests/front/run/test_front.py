@@ -38,7 +38,7 @@ async def test_an_early_signal_cuts_the_start_short() -> None:
     assert signals[0].came
 
 
-async def test_a_signal_during_a_busy_loop_cancels_nothing_after_disarm() -> None:
+async def test_a_signal_after_disarm_cancels_nothing() -> None:
     signals: list[_EarlySignals] = []
     assert await asyncio.create_task(_serves(signals, disarms=True)) == "went on"
     assert signals[0].came
@@ -50,7 +50,7 @@ def test_a_signal_after_the_end_does_nothing() -> None:
     os.kill(os.getpid(), signal.SIGTERM)  # the loop is closed by now
 
 
-def test_only_a_model_whose_files_have_no_chat_template_is_said_not_to_chat(
+def test_only_a_model_without_a_chat_template_cannot_chat(
     tmp_path: Path,
 ) -> None:
     assert can_chat(ModelSettings(path=DEMO_ID))

@@ -31,7 +31,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def reloaded(file: Path, caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
-    """The lines that the log gets when the file has become this."""
+    """The log lines after the file has been changed to this."""
     settings = ReloadedSettings(
         load_settings(file=file, environ={}, flags={"server.port": "9000"}), on_level=LEVELS.append
     )
@@ -50,7 +50,7 @@ def test_the_log_level_changes_with_one_line(file: Path, caplog: pytest.LogCaptu
     assert (logging.getLogger().level, LEVELS) == (logging.DEBUG, ["debug"])
 
 
-def test_settings_that_need_a_restart_are_named_in_the_same_line(
+def test_settings_that_need_a_restart_are_named_in_that_line(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (line,) = reloaded(file, caplog, "[scheduler]\nmax_running = 3\n[server]\nport = 1\n")

@@ -19,7 +19,7 @@ def a_server(pid: int, *, started_at: float) -> RunningServer:
     )
 
 
-def test_living_servers_are_found_oldest_first_and_dead_ones_are_not(
+def test_running_servers_are_found_oldest_first_and_dead_ones_not(
     tmp_path: Path,
 ) -> None:
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
@@ -31,7 +31,7 @@ def test_living_servers_are_found_oldest_first_and_dead_ones_are_not(
         a_server(2, started_at=10.0),
         a_server(3, started_at=20.0),
     )
-    # the fourth is of something else, such as `doctor`
+    # the fourth describes something else, such as `doctor`
     for held, server in zip(claims, (young, old, ended), strict=False):
         write_server(server, held.folder)
     claims[2].give_back()
@@ -42,5 +42,5 @@ def test_living_servers_are_found_oldest_first_and_dead_ones_are_not(
     assert running_servers(environ) == []
 
 
-def test_a_user_without_a_home_has_no_servers(tmp_path: Path) -> None:
+def test_without_a_home_directory_servers_are_not_found(tmp_path: Path) -> None:
     assert running_servers({"XDG_CACHE_HOME": str(tmp_path / "none")}) == []

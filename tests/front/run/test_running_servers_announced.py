@@ -46,7 +46,7 @@ def test_the_example_for_a_base_model_completes_a_text(
     assert json.loads(words[-1]) == {"model": "demo", "prompt": "Once upon a time"}
 
 
-def test_a_key_is_part_of_the_example_but_never_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_uses_a_key_variable_not_the_key(capsys: pytest.CaptureFixture[str]) -> None:
     announce(replace(READY, needs_key=True), LogSettings())
     assert "$HOLDFAST_SERVER_API_KEY" in capsys.readouterr().out
 
@@ -70,7 +70,7 @@ def test_a_key_is_part_of_the_example_but_never_shown(capsys: pytest.CaptureFixt
         (None, "store  no cache: the layout rows"),
     ],
 )
-def test_the_block_shows_where_the_cache_is_and_whether_it_works(
+def test_the_block_shows_the_cache_location_and_health(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     memory: CacheFigures | None,
@@ -81,7 +81,7 @@ def test_the_block_shows_where_the_cache_is_and_whether_it_works(
     assert said in capsys.readouterr().out
 
 
-def test_if_logs_are_json_nothing_else_is_printed(
+def test_with_json_logs_the_block_is_not_printed(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", logger="holdfast.front.run"):
@@ -101,7 +101,7 @@ OPEN_READY = replace(
 def test_a_public_server_shows_its_addresses_and_a_warning(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    announce(OPEN_READY, LogSettings())  # the brackets of an address are no mark-up
+    announce(OPEN_READY, LogSettings())  # the brackets of an address are not markup
     shown = capsys.readouterr().out
     assert re.findall(r"for others +(\S+)", shown) == list(OPEN_READY.lan_urls)
     (line,) = [line for line in shown.splitlines() if "warning" in line]
@@ -109,7 +109,7 @@ def test_a_public_server_shows_its_addresses_and_a_warning(
     assert "curl http://127.0.0.1:8321/" in shown
 
 
-def test_the_risk_is_logged_if_there_is_only_a_log(
+def test_with_json_logs_the_risk_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level("INFO", logger="holdfast.front.run"):

@@ -14,7 +14,7 @@ from holdfast.front.run.running_servers import run_folder
 
 @pytest.fixture
 def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder for temporary files of everybody."""
+    """The shared folder for temporary files."""
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -22,9 +22,7 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_temporary_files_are_in_a_private_folder_and_removed_with_it(
-    tmp_path: Path, outside: Path
-) -> None:
+def test_temporary_files_are_in_a_private_folder_and_removed(tmp_path: Path, outside: Path) -> None:
     with run_folder({"XDG_CACHE_HOME": str(tmp_path / "caches")}) as folder:
         assert folder.parent == tmp_path / "caches" / "holdfast" / "run"
         assert (
@@ -39,7 +37,7 @@ def test_temporary_files_are_in_a_private_folder_and_removed_with_it(
     assert list(outside.iterdir()) == []
 
 
-def test_without_a_caches_folder_it_is_among_other_temporary_files(
+def test_without_a_cache_folder_the_temporary_folder_is_used(
     tmp_path: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TMPDIR")
@@ -51,12 +49,12 @@ def test_without_a_caches_folder_it_is_among_other_temporary_files(
     assert "TMPDIR" not in os.environ
 
 
-def test_leftovers_are_removed_in_all_places(tmp_path: Path, outside: Path) -> None:
+def test_leftovers_are_removed_in_all_locations(tmp_path: Path, outside: Path) -> None:
     places = (outside, tmp_path / "holdfast" / "run")
     places[1].mkdir(parents=True)
     dead, living = ([claim(place, prefix=CLAIM_PREFIX) for place in places] for _ in range(2))
     for left in dead:
-        os.close(left.file)  # what a kill does
+        os.close(left.file)  # as a kill does
     with run_folder({"XDG_CACHE_HOME": str(tmp_path)}):
         assert [left.folder.exists() for left in dead] == [False, False]
         assert [held.folder.exists() for held in living] == [True, True]
@@ -64,7 +62,7 @@ def test_leftovers_are_removed_in_all_places(tmp_path: Path, outside: Path) -> N
         held.give_back()
 
 
-def test_no_place_at_all_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_location_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     (tmp_path / "caches").write_text("a file")
     with (

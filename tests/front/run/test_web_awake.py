@@ -21,8 +21,8 @@ threading.Event().wait()
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """In place of macOS' own: it notes how it was called, and stays; what a test that fails leaves
-    of it is ended.
+    """In place of macOS's own program: records its arguments and keeps running; a failing test's
+    leftovers are ended.
     """
     path = tmp_path / "caffeinate"
     path.write_text(CAFFEINATE)

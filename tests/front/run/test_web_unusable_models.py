@@ -1,5 +1,5 @@
-"""A model whose files are damaged is not listed, and a request for it gets an error that names the
-file and what to do, in the form of each protocol, which no SDK retries.
+"""A model with damaged files is not listed; a request for it gets an error with the file and the
+remedy, in each protocol's form, which no SDK retries.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ async def test_a_damaged_model_is_not_listed(client: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_request_for_a_damaged_model_says_why_in_the_form_of_its_protocol(
+async def test_a_request_for_a_damaged_model_gets_its_protocols_error(
     client: httpx.AsyncClient, path: str, stream: bool
 ) -> None:
     words = {
@@ -111,7 +111,7 @@ async def test_a_request_for_a_damaged_model_says_why_in_the_form_of_its_protoco
 
 
 def message_of(path: str, answer: httpx.Response) -> str:
-    """The message of an error, in the protocol's own place."""
+    """The message of an error in the protocol's own field."""
     content = json.loads(answer.content)
     if path.startswith("/api/"):
         return str(content["error"])

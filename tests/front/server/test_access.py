@@ -37,7 +37,7 @@ def keys_in(folder: Path) -> KeyRing:
         ),
     ],
 )
-async def test_one_too_many_is_busy_in_the_words_of_its_protocol(
+async def test_a_request_above_the_cap_gets_its_protocols_busy_error(
     path: str, body: dict[str, Any], word: str
 ) -> None:
     held = asyncio.Event()
@@ -55,7 +55,7 @@ async def test_one_too_many_is_busy_in_the_words_of_its_protocol(
         assert (await client.post(path, json=body)).status_code == 200  # the places are free again
 
 
-async def test_a_request_that_could_never_be_within_the_cap_is_told_so() -> None:
+async def test_a_request_that_can_never_fit_the_cap_says_so() -> None:
     async with client_of(ScriptedGateway(), limits=LIMITS) as client:
         response = await client.post(CHAT, json=chat_body(n=3))
     assert response.status_code == 400
@@ -66,7 +66,7 @@ def counted(at_once: AnswersAtOnce, caller: Caller, answers: int = 1, **limits: 
     return at_once.counted(caller, answers, limits=LimitsSettings(**limits))
 
 
-def test_keys_and_addresses_are_counted_apart_and_both(tmp_path: Path) -> None:
+def test_keys_and_addresses_are_counted_separately(tmp_path: Path) -> None:
     ring, at_once = keys_in(tmp_path), AnswersAtOnce()
     a, b = (Caller(address="10.0.0.1", key=ring.find(name)) for name in (b"a", b"b"))
     elsewhere = Caller(address="10.0.0.2", key=ring.find(b"b"))
@@ -83,7 +83,7 @@ def test_keys_and_addresses_are_counted_apart_and_both(tmp_path: Path) -> None:
             pass
 
 
-def test_without_caps_nothing_is_counted() -> None:
+def test_without_caps_requests_are_not_counted() -> None:
     at_once = AnswersAtOnce()
     caller = Caller(address="10.0.0.1")
     with (
@@ -93,11 +93,11 @@ def test_without_caps_nothing_is_counted() -> None:
         counted(at_once, caller, max_requests_per_address=1),
     ):
         pass
-    with counted(at_once, caller, max_requests_per_address=1):  # all was given back
+    with counted(at_once, caller, max_requests_per_address=1):  # everything was returned
         pass
 
 
-def test_when_to_come_again_is_told_from_how_long_answers_take() -> None:
+def test_retry_after_follows_from_the_duration_of_answers() -> None:
     now = [0.0]
     at_once, caller = AnswersAtOnce(clock=lambda: now[0]), Caller(address="x")
     for _ in range(40):

@@ -61,7 +61,7 @@ async def answer(
         return (await client.post("/admin/ping", headers=sent)).status_code
 
 
-async def test_without_any_key_the_server_is_administered_from_its_own_machine_only() -> None:
+async def test_without_a_key_only_the_local_machine_may_administer() -> None:
     assert await answer() == 200
     assert await answer(address="::1") == 200
     assert await answer(address="192.168.1.7") == 403
@@ -71,11 +71,11 @@ async def test_without_any_key_the_server_is_administered_from_its_own_machine_o
     "header",
     ["x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "forwarded", "x-real-ip", "via"],
 )
-async def test_what_came_through_a_proxy_is_not_of_this_machine(header: str) -> None:
+async def test_a_proxied_request_is_not_local(header: str) -> None:
     assert await answer(header=header) == 403
 
 
-async def test_a_container_does_not_administer() -> None:
+async def test_a_container_cannot_administer() -> None:
     async with client_of(ScriptedGateway(), dialects=(*DIALECTS, ADMIN)) as client:
         from_container = await client.post(
             "/admin/ping", headers={"host": "host.docker.internal:8321"}
@@ -98,7 +98,7 @@ async def test_a_container_does_not_administer() -> None:
         ((), "app://obsidian.md", "", 403),
     ],
 )
-async def test_a_web_page_that_everybody_may_have_written_does_not_administer(
+async def test_a_foreign_web_page_cannot_administer(
     origins: tuple[str, ...], origin: str, key: str, expected: int
 ) -> None:
     server = ServerSettings(cors_origins=origins, api_key=key)
@@ -109,7 +109,7 @@ async def test_a_web_page_that_everybody_may_have_written_does_not_administer(
     assert answered.status_code == expected
 
 
-async def test_as_soon_as_a_key_is_set_it_takes_an_admins(tmp_path: Path) -> None:
+async def test_with_keys_only_an_admin_key_may_administer(tmp_path: Path) -> None:
     keys = ring_of(tmp_path, admin="root")
     assert await answer(keys=keys) == 401
     assert await answer(keys=keys, key="alice-key") == 403
@@ -117,7 +117,7 @@ async def test_as_soon_as_a_key_is_set_it_takes_an_admins(tmp_path: Path) -> Non
     assert await answer(keys=keys, key="root-key", address="192.168.1.7") == 200
 
 
-async def test_the_single_key_is_an_admins_until_a_named_one_is(tmp_path: Path) -> None:
+async def test_the_single_key_is_admin_until_a_named_one_is(tmp_path: Path) -> None:
     assert await answer(server_key="single", key="single") == 200
     assert await answer(server_key="single") == 401
     assert await answer(server_key="single", key="single", keys=ring_of(tmp_path)) == 200
@@ -137,7 +137,7 @@ async def tenant(folder: Path, key: str, *, server_key: str = "", name: str = ""
     return gateway.requests[-1].tenant
 
 
-async def test_a_tenant_is_the_name_of_a_key_so_a_rotated_one_keeps_its_memory(
+async def test_the_tenant_is_the_keys_name_and_survives_rotation(
     tmp_path: Path,
 ) -> None:
     ring_of(tmp_path)
@@ -151,7 +151,7 @@ async def test_a_tenant_is_the_name_of_a_key_so_a_rotated_one_keeps_its_memory(
     assert await tenant(tmp_path, "fresh") == before
 
 
-async def test_a_stream_of_a_key_that_is_revoked_goes_on_to_its_end_and_the_next_request_is_refused(
+async def test_a_revoked_key_still_finishes_its_stream(
     tmp_path: Path,
 ) -> None:
     keys, gate = ring_of(tmp_path), asyncio.Event()
@@ -174,7 +174,7 @@ async def test_a_stream_of_a_key_that_is_revoked_goes_on_to_its_end_and_the_next
     assert stream[-1] == "[DONE]"
 
 
-async def test_what_the_single_key_has_read_is_still_there_for_it_beside_named_ones(
+async def test_named_keys_do_not_change_the_single_keys_tenant(
     tmp_path: Path,
 ) -> None:
     ring_of(tmp_path)
@@ -184,10 +184,10 @@ async def test_what_the_single_key_has_read_is_still_there_for_it_beside_named_o
     assert await tenant(tmp_path, "single", server_key="single") == gateway.requests[0].tenant
     assert (
         gateway.requests[0].tenant == "3d7039cabda18e688d943f8144ba1909"
-    )  # as it was before keys had names: stores are full of it
+    )  # as before keys had names: existing stores use it
 
 
-async def test_a_key_of_the_file_may_come_in_by_any_header_and_no_other(tmp_path: Path) -> None:
+async def test_a_key_of_the_file_is_accepted_in_any_key_header(tmp_path: Path) -> None:
     async with client_of(ScriptedGateway(), keys=ring_of(tmp_path)) as client:
         for header, value, expected in (
             ("authorization", "Bearer alice-key", 200),

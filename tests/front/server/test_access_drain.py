@@ -11,7 +11,7 @@ ENDS = [("DELETE", "/admin/requests/r"), ("POST", "/v1/responses/r/cancel")]
 
 
 @pytest.mark.parametrize(("method", "path"), [*READS, *ENDS, ("POST", "/v1/chat/completions")])
-def test_before_it_begins_everything_is_taken(method: str, path: str) -> None:
+def test_everything_is_accepted_before_the_drain(method: str, path: str) -> None:
     drain = Drain()
     assert not drain.is_on
     assert drain.refusal(method, path) is None
@@ -19,7 +19,7 @@ def test_before_it_begins_everything_is_taken(method: str, path: str) -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), [*READS, *ENDS])
-def test_looking_at_things_and_ending_them_goes_on(method: str, path: str) -> None:
+def test_reads_and_cancellations_are_allowed_during_the_drain(method: str, path: str) -> None:
     drain = Drain()
     drain.begin(10.0)
     assert drain.refusal(method, path) is None
@@ -28,7 +28,7 @@ def test_looking_at_things_and_ending_them_goes_on(method: str, path: str) -> No
 @pytest.mark.parametrize(
     ("limit", "passed", "retry_after"), [(10.0, 4.0, "8"), (0.0, 1.0, "2"), (3600.0, 0.0, "60")]
 )
-def test_what_begins_something_is_told_when_to_try_again(
+def test_new_work_is_refused_with_retry_after(
     limit: float, passed: float, retry_after: str
 ) -> None:
     now = [1000.0]

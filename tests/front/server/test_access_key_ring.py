@@ -18,14 +18,14 @@ def written(path: Path, *names: str, admin: str = "") -> None:
     write_keys(path, tuple(keys))
 
 
-def test_keys_are_found_and_read_again(tmp_path: Path) -> None:
+def test_keys_are_found_and_reloaded(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     written(path, "alice", "bob")
     ring = KeyRing(str(path))
     alice = ring.find(b"alice's")
     assert alice is not None and alice.name == "alice" and ring.find(b"alice") is None
     written(path, "bob", "carol", admin="carol")
-    assert ring.find(b"alice's") is alice and not ring.names_an_admin  # until it is told
+    assert ring.find(b"alice's") is alice and not ring.names_an_admin  # until told to
     assert ring.reload() == f"2 API keys in {path}: bob, carol"
     assert (
         ring.find(b"alice's") is None and ring.find(b"carol's") is not None and ring.names_an_admin
@@ -33,7 +33,7 @@ def test_keys_are_found_and_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["gone", "broken", "emptied", "open"])
-def test_a_file_that_went_bad_changes_nothing_and_never_opens_the_server(
+def test_a_broken_file_changes_nothing_and_never_opens_the_server(
     tmp_path: Path, damage: str
 ) -> None:
     path = tmp_path / "holdfast" / "keys.json"
@@ -52,7 +52,7 @@ def test_a_file_that_went_bad_changes_nothing_and_never_opens_the_server(
     assert ring.is_needed and ring.find(b"alice's") is not None
 
 
-def test_a_file_made_while_the_server_runs_counts_from_the_next_reading_on(tmp_path: Path) -> None:
+def test_a_new_file_takes_effect_at_the_next_reload(tmp_path: Path) -> None:
     ring = KeyRing("auto", {"XDG_CONFIG_HOME": str(tmp_path)})
     assert not ring.is_needed and ring.reload() == "no API key file"
     written(tmp_path / "holdfast" / "keys.json", "alice")
@@ -61,6 +61,6 @@ def test_a_file_made_while_the_server_runs_counts_from_the_next_reading_on(tmp_p
     assert ring.is_needed
 
 
-def test_a_file_without_keys_lets_nobody_in(tmp_path: Path) -> None:
+def test_an_empty_key_file_rejects_everybody(tmp_path: Path) -> None:
     written(tmp_path / "keys.json")
     assert KeyRing(str(tmp_path / "keys.json")).is_needed

@@ -24,7 +24,7 @@ def a_key(name: str, secret: str = "secret", **options: object) -> object:
     )  # type: ignore[arg-type]
 
 
-def test_what_is_written_is_read_and_no_key_is_in_it(tmp_path: Path) -> None:
+def test_keys_round_trip_and_only_hashes_are_written(tmp_path: Path) -> None:
     path, secret = tmp_path / "new" / "keys.json", new_secret()
     written = (
         a_key("alice", secret, is_admin=True),
@@ -36,15 +36,13 @@ def test_what_is_written_is_read_and_no_key_is_in_it(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_no_two_keys_are_equal_and_each_has_256_bits() -> None:
+def test_keys_are_unique_and_have_256_bits() -> None:
     made = {new_secret() for _ in range(50)}
     assert len(made) == 50 and all(len(secret) >= len("sk-holdfast-") + 43 for secret in made)
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
-def test_a_file_that_others_may_read_or_change_is_refused_with_what_to_do(
-    tmp_path: Path, mode: int
-) -> None:
+def test_a_file_accessible_to_others_is_refused_with_the_remedy(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "keys.json"
     write_keys(path, ())
     path.chmod(mode)
@@ -82,7 +80,7 @@ HASH = "0" * 64
         ('{"format": 2, "keys": []}', r"2 - at `\$\.format`"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_named(tmp_path: Path, content: str, said: str) -> None:
+def test_a_fault_in_a_file_is_named(tmp_path: Path, content: str, said: str) -> None:
     path = tmp_path / "keys.json"
     path.write_text(content)
     path.chmod(0o600)
@@ -91,7 +89,7 @@ def test_what_is_wrong_with_a_file_is_named(tmp_path: Path, content: str, said: 
     assert str(path) in str(error.value)
 
 
-def test_a_file_that_is_named_has_to_be_there_and_the_own_one_need_not(tmp_path: Path) -> None:
+def test_a_configured_file_must_exist_but_the_default_may_not(tmp_path: Path) -> None:
     environ = {"XDG_CONFIG_HOME": str(tmp_path)}
     assert key_file_of("auto", environ) is None
     assert key_file_of("off", environ) is None
@@ -104,13 +102,13 @@ def test_a_file_that_is_named_has_to_be_there_and_the_own_one_need_not(tmp_path:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-a", "ä", "a" * 65, "a/b"])
-def test_what_cannot_name_a_key_is_refused(name: str) -> None:
+def test_an_invalid_key_name_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="is not a valid name"):
         a_key(name)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_an_unwritable_location_is_named(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(ConfigError, match="cannot be written"):
         write_keys(tmp_path / "keys.json", ())

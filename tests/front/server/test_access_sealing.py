@@ -18,13 +18,13 @@ SEAL = Seal()
 
 
 @given(text=st.text(alphabet=st.characters(exclude_categories=()), max_size=200))
-def test_what_is_closed_can_be_opened_and_is_the_same_each_time(text: str) -> None:
+def test_sealed_text_can_be_opened_and_sealing_is_deterministic(text: str) -> None:
     assert SEAL.open(SEAL.close(text)) == text
     assert SEAL.close(text) == SEAL.close(text)
     assert SEAL.is_signed(text, SEAL.sign(text))
 
 
-@example(text="0", place=24, flip=4)  # a bit behind the end of the packed text
+@example(text="0", place=24, flip=4)  # a bit after the end of the packed text
 @given(text=st.text(min_size=1, max_size=40), place=st.integers(0), flip=st.integers(1, 255))
 def test_a_changed_byte_opens_nothing(text: str, place: int, flip: int) -> None:
     version, _, shown = SEAL.close(text).partition(".")
@@ -49,17 +49,17 @@ def test_a_changed_character_opens_nothing(text: str, place: int, other: str) ->
     sealed=st.text(max_size=40)
     | st.binary(max_size=40).map(lambda raw: "hf2." + base64.b64encode(raw).decode())
 )
-def test_anything_else_is_not_ours(sealed: str) -> None:
+def test_foreign_text_is_not_recognized(sealed: str) -> None:
     assert SEAL.open(sealed) is None
     assert not SEAL.is_signed("x", sealed)
 
 
-def test_what_the_cipher_of_earlier_servers_closed_is_refused(tmp_path: Path) -> None:
+def test_text_sealed_by_an_earlier_cipher_is_refused(tmp_path: Path) -> None:
     (tmp_path / "seal.key").write_bytes(bytes(range(32)))
     assert Seal(tmp_path).open("hf1.E2Ygktzp/oGYKFreSxGeXGxRMi7VSVutp5f4AfXEvwTA") is None
 
 
-def test_what_an_earlier_start_closed_is_closed_to_the_same_text(tmp_path: Path) -> None:
+def test_sealing_is_the_same_after_a_restart(tmp_path: Path) -> None:
     (tmp_path / "seal.key").write_bytes(bytes(range(32)))
     assert Seal(tmp_path).close("a thought") == "hf2.mDqUG1F/Z4DuzG3rn2agIfIcp4pAwZSI80GkMXjx9+/D"
 
@@ -78,7 +78,7 @@ assert "cryptography" in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_what_is_closed_does_not_show_the_text() -> None:
+def test_a_seal_hides_the_text() -> None:
     text = "a secret thought " * 9
     assert "secret" not in SEAL.close(text)
     assert b"secret" not in base64.b64decode(SEAL.close(text).partition(".")[2])
@@ -89,7 +89,7 @@ def test_another_server_has_another_key() -> None:
     assert not Seal().is_signed("x", SEAL.sign("x"))
 
 
-def test_what_one_tenant_has_closed_no_other_can_open(tmp_path: Path) -> None:
+def test_tenants_cannot_open_each_others_seals(tmp_path: Path) -> None:
     anns, bobs = SEAL.of("ann"), SEAL.of("bob")
     for seal in (anns, SEAL.of("")):
         assert seal.open(seal.close("x")) == "x"
@@ -100,14 +100,14 @@ def test_what_one_tenant_has_closed_no_other_can_open(tmp_path: Path) -> None:
     assert Seal(tmp_path).of("ann").open(Seal(tmp_path).of("ann").close("x")) == "x"
 
 
-def test_the_key_outlives_the_server_and_is_its_owners_only(tmp_path: Path) -> None:
+def test_the_key_survives_a_restart_and_is_private(tmp_path: Path) -> None:
     sealed = Seal(tmp_path).close("x")
     assert Seal(tmp_path).open(sealed) == "x"
     (file,) = tmp_path.iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_servers_that_make_the_key_at_once_have_one(tmp_path: Path) -> None:
+def test_servers_creating_the_key_concurrently_share_one(tmp_path: Path) -> None:
     for attempt in range(20):
         folder, together = tmp_path / str(attempt), Barrier(6)
         folder.mkdir()
@@ -121,13 +121,13 @@ def test_servers_that_make_the_key_at_once_have_one(tmp_path: Path) -> None:
         assert [file.name for file in folder.iterdir()] == ["seal.key"]
 
 
-def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+def test_a_missing_folder_is_not_created(tmp_path: Path) -> None:
     seal = Seal(tmp_path / "no")
     assert seal.open(seal.close("x")) == "x"
     assert not (tmp_path / "no").exists()
 
 
-def test_a_damaged_key_costs_old_seals_only(
+def test_a_damaged_key_invalidates_only_old_seals(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "seal.key").write_bytes(b"short")

@@ -1,4 +1,4 @@
-"""One answer with text on either side of a call, in the form of each protocol."""
+"""One answer with text before and after a call, in each protocol's form."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def streamed(form: AnswerFormat, script: list[OutputEvent]) -> str:
     ).decode()
 
 
-def test_one_string_has_a_newline_where_the_call_stood(script: list[OutputEvent]) -> None:
+def test_one_string_has_a_newline_in_place_of_the_call(script: list[OutputEvent]) -> None:
     chat = whole(ChatAnswer(answer_id="a", choices=1, model="m", version="1"), script)
     assert chat["choices"][0]["message"]["content"] == "I look.\nI answer."
     chunks = events_of(
@@ -58,7 +58,7 @@ def test_one_string_has_a_newline_where_the_call_stood(script: list[OutputEvent]
     assert "".join(line["message"]["content"] for line in lines) == "I look.\nI answer."
 
 
-def test_blocks_of_messages_have_their_own_text_and_nothing_more(script: list[OutputEvent]) -> None:
+def test_text_blocks_around_a_call_are_unchanged(script: list[OutputEvent]) -> None:
     def form() -> MessagesAnswer:
         return MessagesAnswer(answer_id="a", model="m", seal=Seal(), max_tokens=99)
 

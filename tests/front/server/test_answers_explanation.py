@@ -83,7 +83,7 @@ def check(explained: Any) -> None:
     ("path", "body", "shape"),
     [(CHAT, chat_body(), ChatCompletion), (COMPLETIONS, {"prompt": "a"}, TextCompletion)],
 )
-async def test_a_whole_answer_has_it_beside_the_usage(
+async def test_a_whole_answer_has_it_next_to_the_usage(
     path: str, body: dict[str, Any], shape: type
 ) -> None:
     async with client_of(ScriptedGateway(script=script())) as client:
@@ -115,7 +115,7 @@ async def test_a_stream_has_it_in_its_last_chunk(
     check(events[-1]["holdfast"])
 
 
-def test_further_choices_follow_the_first_in_their_order() -> None:
+def test_further_choices_follow_in_order() -> None:
     choices = [
         explain_choice(end(index=index), accept_seconds=0.0, first_text_seconds=None)
         for index in (2, 0, 1)
@@ -128,7 +128,7 @@ def test_further_choices_follow_the_first_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("outcome", CacheOutcome)
-def test_every_outcome_has_words_of_its_own(outcome: CacheOutcome) -> None:
+def test_every_outcome_has_a_distinct_explanation(outcome: CacheOutcome) -> None:
     def words(memory: CacheReport) -> str:
         return explain_choice(end(memory), accept_seconds=0.0, first_text_seconds=None).explanation
 
@@ -147,7 +147,7 @@ def test_every_outcome_has_words_of_its_own(outcome: CacheOutcome) -> None:
     assert "another request" in words(msgspec.structs.replace(report, waited_for_another=True))
 
 
-async def test_what_no_grammar_enforces_is_named() -> None:
+async def test_unenforced_grammars_are_named() -> None:
     places = ("tools.0.function.parameters.properties.x.format",)
     async with client_of(ScriptedGateway(unenforced=places)) as client:
         explained = await client.post(CHAT, json=chat_body(holdfast={"explain": True}))

@@ -17,7 +17,7 @@ FORM = CompletionAnswer(answer_id="a", model="m", version="1", shows_logprobs=Fa
 
 
 class Socket:
-    """Records what is written, and lets the producer wait for a number of writes."""
+    """Records writes, and lets the producer wait for a number of them."""
 
     def __init__(self) -> None:
         self.messages: list[Any] = []
@@ -57,7 +57,7 @@ async def write(opening: bytes, produce: Callable[[Socket], AsyncIterator[bytes]
     return out
 
 
-async def test_events_that_are_ready_together_are_written_together_with_the_opening() -> None:
+async def test_ready_events_are_written_together_with_the_opening() -> None:
     async def produce(_: Socket) -> AsyncIterator[bytes]:
         for event in (b"a", b"b", b"c"):
             yield event
@@ -65,7 +65,7 @@ async def test_events_that_are_ready_together_are_written_together_with_the_open
     assert (await write(b"o", produce)).bodies == [b"oabc"]
 
 
-async def test_an_event_is_written_at_once_without_waiting_for_the_next() -> None:
+async def test_an_event_is_written_without_waiting_for_the_next() -> None:
     async def produce(out: Socket) -> AsyncIterator[bytes]:
         yield b"a"
         await out.writes(1)
@@ -75,7 +75,7 @@ async def test_an_event_is_written_at_once_without_waiting_for_the_next() -> Non
     assert (await write(b"", produce)).bodies == [b"a", b"b", b""]
 
 
-async def test_a_long_silence_is_filled_with_comments_after_the_opening(
+async def test_comments_are_sent_during_a_long_silence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server_answers, "HEADER_GRACE_SECONDS", 0.01)
@@ -90,7 +90,7 @@ async def test_a_long_silence_is_filled_with_comments_after_the_opening(
     assert b"a" in b"".join(bodies[3:])
 
 
-async def test_an_opening_that_comes_after_the_headers_is_written_at_once(
+async def test_a_late_opening_is_written_immediately(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server_answers, "HEADER_GRACE_SECONDS", 0.01)
@@ -105,7 +105,7 @@ async def test_an_opening_that_comes_after_the_headers_is_written_at_once(
     assert out.bodies == [FORM.keep_alive(), b"o", b""]
 
 
-async def test_a_failure_before_anything_was_written_is_raised() -> None:
+async def test_a_failure_before_the_first_write_is_raised() -> None:
     async def fail() -> AsyncIterator[bytes]:
         yield b"o"
         raise GenerationFailed("early")
@@ -116,7 +116,7 @@ async def test_a_failure_before_anything_was_written_is_raised() -> None:
     assert out.messages == []
 
 
-async def test_a_cancelled_writer_ends_who_makes_the_events() -> None:
+async def test_a_cancelled_writer_closes_its_event_source() -> None:
     has_ended = asyncio.Event()
 
     async def wait() -> AsyncIterator[bytes]:
@@ -135,7 +135,7 @@ async def test_a_cancelled_writer_ends_who_makes_the_events() -> None:
     assert has_ended.is_set()
 
 
-async def test_each_delta_is_an_event_of_its_own_even_when_written_together() -> None:
+async def test_deltas_written_together_are_separate_events() -> None:
     exchange = Exchange(ScriptedGateway(script=answer("a", "b", "c")))
     await exchange.run(CHAT, chat_body(stream=True))
     assert len(exchange.writes) == 1
@@ -143,7 +143,7 @@ async def test_each_delta_is_an_event_of_its_own_even_when_written_together() ->
     assert exchange.text.endswith("data: [DONE]\n\n")
 
 
-async def test_a_client_that_does_not_read_stops_who_writes_for_it(
+async def test_an_unread_response_pauses_its_event_source(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server_answers, "MOST_READY_BYTES", 100)

@@ -69,5 +69,5 @@ async def test_headers_are_checked_in_one_order(path: str, body: dict[str, Any])
         (f"{RESPONSES}/input_tokens", {"input": "hello"}),
     ],
 )
-async def test_a_count_belongs_to_no_session(path: str, body: dict[str, Any]) -> None:
+async def test_counting_uses_no_session(path: str, body: dict[str, Any]) -> None:
     assert await refusal(path, body, WRONG) == ""

@@ -21,13 +21,13 @@ async def called(path: str, **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize("path", OPENAI)
-async def test_openais_clients_are_told_what_part_is_missing(path: str) -> None:
+async def test_openais_clients_are_told_which_api_is_missing(path: str) -> None:
     response = await called(path)
     assert (response.status_code, response.json()["error"]["code"]) == (404, "protocol_not_served")
     assert "OpenAI's" in response.json()["error"]["message"]
 
 
-async def test_refusals_at_the_door_have_that_form_as_well() -> None:
+async def test_refusals_by_the_guard_have_that_form_too() -> None:
     for path, shown in (
         ("/v1/messages", lambda body: body["error"]["type"]),
         ("/api/chat", lambda body: body["error"]),
@@ -45,7 +45,7 @@ async def test_refusals_at_the_door_have_that_form_as_well() -> None:
             )
 
 
-async def test_the_official_clients_show_the_sentence_and_do_not_try_again() -> None:
+async def test_official_clients_show_the_message_and_do_not_retry() -> None:
     asked: list[str] = []
     async with served(ScriptedGateway()) as url:
         count = lambda request: asked.append(str(request.url))  # noqa: E731 - a hook
@@ -67,7 +67,7 @@ async def _counting(library: Any, count: Any) -> Any:
 @pytest.mark.parametrize(
     "path", [CHAT, "/v1/models", "/v1/messagesx", "/apix/chat", "/", "/health"]
 )
-def test_what_is_served_or_nobodys_has_openais_form(path: str) -> None:
+def test_served_and_unknown_paths_have_openais_form(path: str) -> None:
     dialect = DialectTable(DIALECTS).dialect_of(path, {})
     assert dialect.operations
     assert dialect.error is openai_error
@@ -77,14 +77,12 @@ def test_what_is_served_or_nobodys_has_openais_form(path: str) -> None:
     ("path", "is_nobodys"),
     [("/v1/models", True), ("/", True), ("/nowhere", True), ("/api/chat", False)],
 )
-def test_what_is_nobodys_has_the_form_of_the_clients_own_protocol(
-    path: str, is_nobodys: bool
-) -> None:
+def test_an_unknown_path_has_the_form_of_the_clients_protocol(path: str, is_nobodys: bool) -> None:
     spoken = DialectTable(DIALECTS).dialect_of(path, {"anthropic-version": "2023-06-01"})
     assert (spoken.name == "Anthropic's Messages API") == is_nobodys
 
 
-async def test_too_large_a_body_is_told_in_openais_form_on_the_paths_that_read_one() -> None:
+async def test_a_body_that_is_too_large_has_openais_form() -> None:
     async with client_of(ScriptedGateway(), limits=LimitsSettings(max_body_bytes=1024)) as client:
         response = await client.post(CHAT, content=b" " * 2000)
     assert response.json()["error"]["code"] == "body_too_large"

@@ -1,4 +1,4 @@
-"""The reference pages of docs/ agree with what is served."""
+"""The reference pages of docs/ match the server."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tests.fakes.scripted_gateway import ScriptedGateway, answer
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_failure_before_the_first_text_has_its_own_status(stream: bool) -> None:
+async def test_a_failure_before_the_first_text_has_its_status(stream: bool) -> None:
     async with client_of(ScriptedGateway(script=[GenerationFailed("the worker died")])) as client:
         response = await client.post(CHAT, json=chat_body(stream=stream))
     assert response.status_code == 500
@@ -27,9 +27,7 @@ async def test_a_failure_before_the_first_text_has_its_own_status(stream: bool) 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("is_deadly", [False, True])
-async def test_clients_are_told_not_to_retry_what_kills_workers(
-    is_deadly: bool, stream: bool
-) -> None:
+async def test_clients_are_told_not_to_retry_deadly_requests(is_deadly: bool, stream: bool) -> None:
     failure = GenerationFailed("the worker died", is_deadly=is_deadly)
     async with client_of(ScriptedGateway(script=[failure])) as client:
         response = await client.post(CHAT, json=chat_body(stream=stream))
@@ -37,7 +35,7 @@ async def test_clients_are_told_not_to_retry_what_kills_workers(
     assert response.headers.get("x-should-retry") == ("false" if is_deadly else None)
 
 
-async def test_a_failure_within_a_stream_is_an_error_event_and_no_done_follows() -> None:
+async def test_a_failure_within_a_stream_is_an_error_without_done() -> None:
     gateway = ScriptedGateway()
     exchange = Exchange(gateway)
     gateway.script = [*answer("Hel")[:1], exchange.first_body, GenerationFailed("the worker died")]
@@ -55,15 +53,13 @@ async def test_a_failure_within_a_stream_is_an_error_event_and_no_done_follows()
 @pytest.mark.parametrize(
     ("reason", "status"), [(FinishReason.CANCELLED, 503), (FinishReason.FAILED, 500)]
 )
-async def test_an_end_that_is_no_end_of_an_answer_is_never_shown_as_one(
-    reason: FinishReason, status: int
-) -> None:
+async def test_an_abnormal_end_is_never_a_normal_answer(reason: FinishReason, status: int) -> None:
     async with client_of(ScriptedGateway(script=answer("Hel", reason=reason))) as client:
         response = await client.post(CHAT, json=chat_body())
     assert response.status_code == status
 
 
-async def test_an_error_after_the_answer_was_begun_does_not_begin_a_second_answer() -> None:
+async def test_an_error_after_the_beginning_starts_no_second_answer() -> None:
     @operation("POST", "/late")
     async def broken(request: Request, services: Services) -> Response:
         async def pieces() -> AsyncIterator[bytes]:
@@ -74,7 +70,7 @@ async def test_an_error_after_the_answer_was_begun_does_not_begin_a_second_answe
 
     late = replace(OPENAI, operations=(broken,))
     exchange = Exchange(ScriptedGateway(), dialects=[late])
-    # goes on to the server, which logs it and closes the connection
+    # passes on to the server, which logs it and closes the connection
     with pytest.raises(RuntimeError):
         await exchange.run("/late", {})
     assert [message["type"] for message in exchange.messages] == [

@@ -81,7 +81,7 @@ async def test_every_path_is_described() -> None:
 
 @pytest.mark.parametrize("state", ["ready", "loading"])
 @pytest.mark.parametrize("accept", ["*/*", "text/html"])
-async def test_what_can_be_got_comes_in_a_form_that_is_described(accept: str, state: str) -> None:
+async def test_every_get_response_matches_its_description(accept: str, state: str) -> None:
     paths = (await description())["paths"]
     directory = ScriptedDirectory(models=(model_status(state=state),))
     async with client_of(ScriptedGateway(), directory=directory) as client:
@@ -115,7 +115,7 @@ STREAMS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 async def test_streams_are_described_as_text() -> None:
-    """If they were described as JSON, a validator would refuse each stream."""
+    """A validator would refuse each stream if these were described as JSON."""
     found = await description()
     described = {
         path
@@ -148,7 +148,7 @@ async def test_every_response_to_a_post_matches_its_description(path: str, strea
     ("method", "path"),
     [("post", CHAT), ("post", COMPLETIONS), ("patch", "/v1/sessions/{session_id}")],
 )
-async def test_a_body_that_is_said_to_be_required_is(method: str, path: str) -> None:
+async def test_bodies_described_as_required_are_required(method: str, path: str) -> None:
     assert (await description())["paths"][path][method]["requestBody"]["required"] is True
     async with client_of(ScriptedGateway()) as client:
         response = await client.request(method, path.replace("{session_id}", "s"))
@@ -156,7 +156,7 @@ async def test_a_body_that_is_said_to_be_required_is(method: str, path: str) -> 
 
 
 @pytest.mark.parametrize("path", ["/v1/sessions", "/v1/sessions/{session_id}/fork"])
-async def test_a_body_that_is_not_required_is_not(path: str) -> None:
+async def test_optional_bodies_are_optional(path: str) -> None:
     assert (await description())["paths"][path]["post"]["requestBody"]["required"] is False
     async with client_of(ScriptedGateway()) as client:
         assert (await client.post(path.replace("{session_id}", "s"))).status_code == 200
@@ -180,13 +180,13 @@ async def test_all_ways_to_send_the_key_are_described() -> None:
     assert set(schemes) == {"key", "x-api-key", "api-key"}
 
 
-async def test_every_reference_leads_somewhere() -> None:
+async def test_every_reference_resolves() -> None:
     found = await description()
     names = {f"#/components/schemas/{name}" for name in found["components"]["schemas"]}
     assert references(found) <= names
 
 
-async def test_the_request_says_what_its_fields_are_and_may_be() -> None:
+async def test_request_fields_have_descriptions_and_bounds() -> None:
     found = await description()
     reference = found["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"][
         "schema"
@@ -200,7 +200,7 @@ async def test_the_request_says_what_its_fields_are_and_may_be() -> None:
     )
 
 
-async def test_tags_that_are_only_for_error_messages_do_not_show() -> None:
+async def test_internal_union_tags_are_hidden() -> None:
     assert "|" not in json.dumps(
         (await description())["components"]["schemas"]["ChatCompletionRequest"]
     )

@@ -29,7 +29,7 @@ segments = st.lists(
         "/v1/v1/v1//chat/completions/",
     ],
 )
-async def test_a_conversation_is_answered_however_the_base_url_was_written(path: str) -> None:
+async def test_a_conversation_is_answered_under_any_base_url(path: str) -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.post(path, json=chat_body())
         text = await client.post(path.replace("/chat", "", 1), json=completion_body())
@@ -48,12 +48,12 @@ async def test_a_conversation_is_answered_however_the_base_url_was_written(path:
         f"/models/{MODEL}",
     ],
 )
-async def test_so_are_the_other_paths(path: str) -> None:
+async def test_other_paths_are_too(path: str) -> None:
     async with client_of(ScriptedGateway()) as client:
         assert (await client.get(path)).status_code == 200
 
 
-async def test_a_slash_too_many_opens_no_door_that_needs_a_key() -> None:
+async def test_extra_slashes_do_not_bypass_the_key() -> None:
     async with client_of(ScriptedGateway(), server=ServerSettings(api_key="sesame")) as client:
         statuses = [
             (await client.get(path)).status_code
@@ -70,16 +70,14 @@ async def test_a_slash_too_many_opens_no_door_that_needs_a_key() -> None:
         ("/x/models", "/v1/models"),
     ],
 )
-async def test_a_path_that_nobody_can_guess_is_a_404_that_names_the_right_one(
-    path: str, named: str
-) -> None:
+async def test_an_unguessable_path_is_a_404_naming_the_right_one(path: str, named: str) -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.post(path, json={})
     assert (response.status_code, response.json()["error"]["code"]) == (404, "unknown_path")
     assert f"did you mean {named}?" in response.json()["error"]["message"]
 
 
-async def test_any_other_unknown_path_names_what_there_is() -> None:
+async def test_any_other_unknown_path_lists_the_served_ones() -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.get("/v1")
         wrong_method = await client.get(CHAT)
@@ -96,7 +94,7 @@ async def test_any_other_unknown_path_names_what_there_is() -> None:
         ("/v1/sessions/", "GET, POST"),
     ],
 )
-async def test_a_wrong_method_is_told_all_that_the_path_takes(path: str, methods: str) -> None:
+async def test_a_wrong_method_is_told_the_allowed_ones(path: str, methods: str) -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.put(path)
     assert (response.status_code, response.headers["allow"]) == (405, methods)
@@ -104,7 +102,7 @@ async def test_a_wrong_method_is_told_all_that_the_path_takes(path: str, methods
 
 
 @given(parts=segments, doubled=st.booleans())
-def test_a_served_path_stays_as_it_is(parts: list[str], doubled: bool) -> None:
+def test_a_served_path_is_a_fixed_point(parts: list[str], doubled: bool) -> None:
     path = ("//" if doubled else "/") + "/".join(parts)
     once = TABLE.served_path(path)
     assert TABLE.served_path(once) == once
@@ -112,6 +110,6 @@ def test_a_served_path_stays_as_it_is(parts: list[str], doubled: bool) -> None:
 
 
 @given(parts=segments)
-def test_a_path_is_meant_only_when_its_end_is_one_of_ours(parts: list[str]) -> None:
+def test_a_guessed_path_is_always_served(parts: list[str]) -> None:
     meant = TABLE.meant_path("/" + "/".join(parts))
     assert meant is None or TABLE.served_path(meant) == meant

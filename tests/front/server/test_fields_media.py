@@ -35,7 +35,7 @@ PNG = "data:image/png;base64,AAAA"
         ({"type": "smell"}, "smell"),
     ],
 )
-def test_what_cannot_be_read_is_named_by_its_type(part: dict[str, Any], what: str) -> None:
+def test_unreadable_media_are_named_by_type(part: dict[str, Any], what: str) -> None:
     said = {"type": "text", "text": "x"}
     read = other_part(part, role="tool", field="messages.0.content.1")
     result = {"role": "tool", "content": [said, read]}

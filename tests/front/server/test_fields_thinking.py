@@ -58,7 +58,7 @@ async def posted(**fields: Any) -> tuple[Any, ScriptedGateway]:
         ({"chat_template_kwargs": {"reasoning_effort": "as the template likes"}}, Thinking()),
     ],
 )
-async def test_all_ways_to_ask_for_a_thought_come_to_one(
+async def test_all_spellings_of_thinking_are_equal(
     fields: dict[str, Any], thinking: Thinking
 ) -> None:
     response, gateway = await posted(**fields)
@@ -83,7 +83,7 @@ async def test_all_ways_to_ask_for_a_thought_come_to_one(
         ({"reasoning": "low"}, "reasoning"),
     ],
 )
-async def test_what_says_nothing_is_refused_by_name(fields: dict[str, Any], field: str) -> None:
+async def test_meaningless_values_are_refused_by_name(fields: dict[str, Any], field: str) -> None:
     response, gateway = await posted(**fields)
     assert (response.status_code, response.json()["error"]["param"]) == (400, field)
     assert gateway.requests == []

@@ -1,4 +1,4 @@
-"""Disconnects: whatever the client waits for, its work is cancelled at once and nobody else's."""
+"""Disconnects: in every phase, only the client's own work is cancelled, immediately."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def endless() -> list[Any]:
     return [*answer("Hel")[:1], asyncio.Event()]
 
 
-async def test_a_client_that_leaves_a_stream_ends_its_work() -> None:
+async def test_leaving_a_stream_ends_its_work() -> None:
     gateway = ScriptedGateway(script=endless())
     exchange = Exchange(gateway)
     running = asyncio.create_task(exchange.run(CHAT, chat_body(stream=True)))
@@ -36,7 +36,7 @@ async def test_a_client_that_leaves_a_stream_ends_its_work() -> None:
     assert gateway.closed == [gateway.request.request_id]
 
 
-async def test_a_client_that_leaves_before_a_whole_answer_ends_its_work() -> None:
+async def test_leaving_before_a_whole_answer_ends_its_work() -> None:
     gateway = ScriptedGateway(script=endless())
     exchange = Exchange(gateway)
     exchange.gone.set()
@@ -45,7 +45,7 @@ async def test_a_client_that_leaves_before_a_whole_answer_ends_its_work() -> Non
     assert exchange.messages == []
 
 
-async def test_a_client_that_leaves_while_its_request_waits_to_be_accepted_ends_it() -> None:
+async def test_leaving_before_acceptance_ends_the_request() -> None:
     gateway = ScriptedGateway(accept_when=asyncio.Event())
     exchange = Exchange(gateway)
     running = asyncio.create_task(exchange.run(CHAT, chat_body(stream=True)))
@@ -56,7 +56,7 @@ async def test_a_client_that_leaves_while_its_request_waits_to_be_accepted_ends_
     assert exchange.messages == []
 
 
-async def test_a_client_that_leaves_during_its_upload_is_no_error(
+async def test_leaving_during_an_upload_is_not_an_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     gateway = ScriptedGateway()
@@ -66,7 +66,7 @@ async def test_a_client_that_leaves_during_its_upload_is_no_error(
     assert (gateway.requests, exchange.messages, caplog.text) == ([], [], "")
 
 
-async def test_a_client_that_leaves_a_batch_ends_all_of_it() -> None:
+async def test_leaving_a_batch_ends_all_its_prompts() -> None:
     gateway = ScriptedGateway(script=lambda _: endless())
     exchange = Exchange(gateway)
     running = asyncio.create_task(
@@ -85,7 +85,7 @@ async def test_every_answer_is_closed_when_it_has_ended() -> None:
         assert gateway.closed == [gateway.request.request_id]
 
 
-async def test_a_stream_that_the_servers_stop_cuts_off_ends_with_an_error() -> None:
+async def test_a_server_stop_ends_streams_with_an_error() -> None:
     gateway = ScriptedGateway(script=endless())
     exchange = Exchange(gateway)
     running = asyncio.create_task(exchange.run(CHAT, chat_body(stream=True)))
@@ -97,7 +97,7 @@ async def test_a_stream_that_the_servers_stop_cuts_off_ends_with_an_error() -> N
     assert exchange.messages[-1]["more_body"] is False
 
 
-async def test_a_whole_answer_that_the_servers_stop_cuts_off_is_a_503() -> None:
+async def test_a_server_stop_ends_whole_answers_with_503() -> None:
     gateway = ScriptedGateway(script=endless())
     exchange = Exchange(gateway)
     running = asyncio.create_task(exchange.run(CHAT, chat_body()))
@@ -108,9 +108,7 @@ async def test_a_whole_answer_that_the_servers_stop_cuts_off_is_a_503() -> None:
     assert exchange.status == 503
 
 
-async def test_the_servers_stop_does_not_wait_for_ever_and_leaves_no_client_without_an_end() -> (
-    None
-):
+async def test_a_server_stop_is_bounded_and_ends_every_response() -> None:
     gateway = ScriptedGateway(script=lambda _: endless())
     async with httpx.AsyncClient(timeout=60) as client:
         async with served(gateway) as url:
@@ -136,7 +134,7 @@ def raw_request(url: str, body: bytes) -> socket.socket:
 
 
 @pytest.mark.parametrize("stream", [b"true", b"false"])
-async def test_a_closed_socket_ends_the_work_of_its_request_and_of_no_other(stream: bytes) -> None:
+async def test_a_closed_socket_ends_only_its_own_request(stream: bytes) -> None:
     gateway = ScriptedGateway(script=lambda _: endless())
     body = (
         b'{"model": "demo/tiny", "messages": [{"role": "user", "content": "x"}], "stream": '

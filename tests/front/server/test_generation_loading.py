@@ -1,6 +1,4 @@
-"""Requests that come while their model is being loaded: what the client hears meanwhile, and how it
-ends.
-"""
+"""Requests during a load: what the client receives while waiting, and how it ends."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ async def signs_of_life(exchange: Exchange, count: int) -> None:
 
 
 @pytest.mark.parametrize("state", ["unloaded", "loading", "stopping", "failed"])
-async def test_a_stream_is_kept_open_by_empty_chunks_until_its_model_serves(state: str) -> None:
+async def test_a_stream_is_kept_alive_until_its_model_is_ready(state: str) -> None:
     gateway = ScriptedGateway(accept_when=asyncio.Event())
     exchange = Exchange(gateway, directory=ScriptedDirectory(models=(model_status(state=state),)))
     running = asyncio.create_task(exchange.run(CHAT, chat_body(stream=True)))
@@ -52,7 +50,7 @@ async def test_a_stream_is_kept_open_by_empty_chunks_until_its_model_serves(stat
     assert "".join(texts) == "Hello"
 
 
-async def test_a_stream_whose_model_is_not_loaded_in_time_ends_with_an_error_event() -> None:
+async def test_a_stream_fails_if_its_model_loads_too_slowly() -> None:
     gateway = ScriptedGateway(accept_when=asyncio.Event())
     exchange = Exchange(gateway, directory=LOADING)
     running = asyncio.create_task(exchange.run(CHAT, chat_body(stream=True)))
@@ -66,20 +64,18 @@ async def test_a_stream_whose_model_is_not_loaded_in_time_ends_with_an_error_eve
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_refusal_at_once_has_its_own_status_although_the_model_is_being_loaded(
-    *, stream: bool
-) -> None:
+async def test_an_immediate_refusal_during_loading_keeps_its_status(*, stream: bool) -> None:
     gateway = ScriptedGateway(refusal=QueueFull(queued=9, limit=9, retry_after_seconds=5))
     exchange = Exchange(gateway, directory=LOADING)
     await exchange.run(CHAT, chat_body(stream=stream))
     assert exchange.status == 503
 
 
-async def test_a_stream_of_a_model_that_serves_says_nothing_before_it_is_accepted(
+async def test_a_ready_models_stream_sends_nothing_before_acceptance(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A full queue is told later than half a second by a worker in a long step, and still with its
-    own status.
+    """A worker in a long step refuses with a full queue after more than half a second, still with
+    its status.
     """
     monkeypatch.setattr(server_answers, "HEADER_GRACE_SECONDS", 0.0)
     gateway = ScriptedGateway(accept_when=asyncio.Event())
@@ -96,9 +92,7 @@ async def test_a_stream_of_a_model_that_serves_says_nothing_before_it_is_accepte
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_who_leaves_while_the_model_is_being_loaded_is_waited_for_no_more(
-    *, stream: bool
-) -> None:
+async def test_leaving_while_the_model_loads_ends_the_wait(*, stream: bool) -> None:
     gateway = ScriptedGateway(accept_when=asyncio.Event())
     exchange = Exchange(gateway, directory=LOADING)
     running = asyncio.create_task(exchange.run(CHAT, chat_body(stream=stream)))
@@ -109,7 +103,7 @@ async def test_who_leaves_while_the_model_is_being_loaded_is_waited_for_no_more(
     assert gateway.dropped == [gateway.request.request_id]
 
 
-async def test_what_was_waited_for_the_model_counts() -> None:
+async def test_waiting_for_the_model_is_reported() -> None:
     gateway = ScriptedGateway(accept_when=asyncio.Event())
     exchange = Exchange(gateway, directory=LOADING)
     running = asyncio.create_task(
@@ -125,9 +119,7 @@ async def test_what_was_waited_for_the_model_counts() -> None:
     assert explained["seconds"]["accept"] >= 0.03  # a header and three comments, 10 ms apart
 
 
-async def test_a_session_command_whose_client_leaves_while_the_model_is_being_loaded_is_dropped() -> (
-    None
-):
+async def test_leaving_while_the_model_loads_drops_a_session_command() -> None:
     sessions = ScriptedSessions(answers_when=asyncio.Event())
     exchange = Exchange(ScriptedGateway(), directory=LOADING, sessions=sessions)
     nothing: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Requests whose prompts are only read end with their client, and say so when the server stops."""
+"""Prefill-only requests end with their client, and say so when the server stops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.fakes.scripted_gateway import ScriptedGateway
 BODY = {"input": "a"}
 
 
-async def test_the_work_ends_when_the_client_goes_away() -> None:
+async def test_a_disconnect_ends_the_work() -> None:
     gateway = ScriptedGateway(accept_when=asyncio.Event())
     exchange = Exchange(gateway)
     running = asyncio.create_task(exchange.run("/v1/embeddings", BODY))
@@ -22,7 +22,7 @@ async def test_the_work_ends_when_the_client_goes_away() -> None:
     assert exchange.messages == []
 
 
-async def test_a_server_that_stops_says_so() -> None:
+async def test_a_stopping_server_says_so() -> None:
     gateway = ScriptedGateway(accept_when=asyncio.Event())
     exchange = Exchange(gateway)
     running = asyncio.create_task(exchange.run("/v1/embeddings", BODY))
@@ -34,7 +34,7 @@ async def test_a_server_that_stops_says_so() -> None:
     assert "the server stopped" in exchange.text
 
 
-async def test_an_answer_is_sent_whole_with_its_length() -> None:
+async def test_an_answer_is_sent_with_its_length() -> None:
     exchange = Exchange(ScriptedGateway())
     await exchange.run("/v1/embeddings", BODY)
     headers = dict(exchange.messages[0]["headers"])

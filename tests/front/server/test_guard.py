@@ -24,7 +24,7 @@ async def status(headers: dict[str, Any], **settings: Any) -> int:
     "host",
     ["localhost", "localhost:8321", "127.0.0.1:9", "[::1]:8321", "LOCALHOST:1", "localhost."],
 )
-async def test_loopback_names_are_always_answered(host: str) -> None:
+async def test_loopback_names_are_always_accepted(host: str) -> None:
     assert await status({"host": host}) == 200
 
 
@@ -40,7 +40,7 @@ async def test_loopback_names_are_always_answered(host: str) -> None:
         "localhost:80@evil.com",
     ],
 )
-async def test_other_names_are_misdirected(host: str) -> None:
+async def test_other_hosts_are_misdirected(host: str) -> None:
     assert await status({"host": host}) == 421
 
 
@@ -61,7 +61,9 @@ async def test_other_names_are_misdirected(host: str) -> None:
         ({"allowed_hosts": ("Mac.local.",)}, "mac.LOCAL", 200),
     ],
 )
-async def test_more_names_are_a_setting(settings: dict[str, Any], host: str, expected: int) -> None:
+async def test_more_hosts_can_be_configured(
+    settings: dict[str, Any], host: str, expected: int
+) -> None:
     assert await status({"host": host}, **settings) == expected
 
 
@@ -80,9 +82,7 @@ async def test_more_names_are_a_setting(settings: dict[str, Any], host: str, exp
         ("Bearer sésame", 401),
     ],
 )
-async def test_the_key_opens_the_door_and_nothing_else_does(
-    authorization: str, expected: int
-) -> None:
+async def test_only_the_key_grants_access(authorization: str, expected: int) -> None:
     assert (
         await status({"authorization": authorization.encode("latin-1")}, api_key="sesame")
         == expected
@@ -90,7 +90,7 @@ async def test_the_key_opens_the_door_and_nothing_else_does(
 
 
 @pytest.mark.parametrize("name", ["x-api-key", "api-key", "X-Api-Key"])
-async def test_the_key_may_come_as_other_vendors_clients_send_it(name: str) -> None:
+async def test_the_key_is_accepted_in_other_vendors_headers(name: str) -> None:
     assert await status({name: "sesame"}, api_key="sesame") == 200
     assert await status({name: "wrong"}, api_key="sesame") == 401
     assert (
@@ -99,7 +99,7 @@ async def test_the_key_may_come_as_other_vendors_clients_send_it(name: str) -> N
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}])
-async def test_a_wrong_key_is_told_in_the_words_that_clients_look_for(
+async def test_a_wrong_key_has_the_message_clients_look_for(
     headers: dict[str, str],
 ) -> None:
     async with client_of(ScriptedGateway(), server=ServerSettings(api_key="sesame")) as client:
@@ -125,7 +125,7 @@ async def test_a_wrong_key_is_told_in_the_words_that_clients_look_for(
         ("Basic sesame", "the header authorization does not have the form Bearer KEY"),
     ],
 )
-async def test_what_is_wrong_with_a_key_is_said(header: str | None, said: str) -> None:
+async def test_a_wrong_key_is_described(header: str | None, said: str) -> None:
     headers = {} if header is None else {"authorization": header}
     async with client_of(ScriptedGateway(), server=ServerSettings(api_key="sesame")) as client:
         response = await client.post(CHAT, json=chat_body(), headers=headers)
@@ -145,7 +145,7 @@ ONCE = [
 
 
 @pytest.mark.parametrize("name", ONCE)
-async def test_of_two_headers_that_decide_something_neither_counts(name: str) -> None:
+async def test_duplicated_security_headers_are_ignored(name: str) -> None:
     gateway = ScriptedGateway()
     async with client_of(gateway) as client:
         response = await client.post(
@@ -160,20 +160,20 @@ async def test_of_two_headers_that_decide_something_neither_counts(name: str) ->
     )
 
 
-async def test_keys_that_contradict_each_other_are_refused_where_a_key_is_needed() -> None:
+async def test_contradictory_keys_are_refused_where_one_is_needed() -> None:
     both = {"authorization": "Bearer sesame", "x-api-key": "other"}
     assert await status(both, api_key="sesame") == 400
     assert await status({**both, "x-api-key": "sesame"}, api_key="sesame") == 200
     assert await status(both) == 200
 
 
-async def test_without_a_configured_key_any_key_will_do() -> None:
+async def test_without_a_configured_key_any_key_is_accepted() -> None:
     assert await status({"authorization": "Bearer whatever"}) == 200
 
 
 @pytest.mark.parametrize("key", [None, "wrong"])
 @pytest.mark.parametrize(("state", "status"), [("ready", 200), ("loading", 503)])
-async def test_without_the_key_health_shows_only_whether_the_server_is_up(
+async def test_without_the_key_health_shows_only_the_status(
     state: Any, status: int, key: str | None
 ) -> None:
     directory = ScriptedDirectory(models=(model_status(state=state, is_awaited=True),))
@@ -188,7 +188,7 @@ async def test_without_the_key_health_shows_only_whether_the_server_is_up(
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/openapi.json", "/nope"])
-async def test_everything_but_health_needs_the_key(path: str) -> None:
+async def test_everything_except_health_needs_the_key(path: str) -> None:
     async with client_of(ScriptedGateway(), server=ServerSettings(api_key="sesame")) as client:
         closed = await client.get(path)
         health = await client.get("/health")
@@ -214,7 +214,7 @@ async def test_everything_but_health_needs_the_key(path: str) -> None:
         ("https://evil.example", {"cors_origins": ("*",)}, 200),
     ],
 )
-async def test_web_pages_of_others_cannot_make_the_server_work(
+async def test_foreign_web_pages_cannot_use_the_server(
     origin: str, settings: dict[str, Any], expected: int
 ) -> None:
     assert await status({"host": "localhost:8321", "origin": origin}, **settings) == expected
@@ -238,7 +238,7 @@ LOCAL_ORIGINS = [
 async def preflight_and_answer(
     origin: str, **settings: Any
 ) -> tuple[httpx.Response, httpx.Response]:
-    """What a browser is told before a request from this origin, and the answer to it."""
+    """The preflight response for a browser at this origin, and the response to the request."""
     asked = {
         "origin": origin,
         "access-control-request-method": "POST",
@@ -250,7 +250,7 @@ async def preflight_and_answer(
 
 
 @pytest.mark.parametrize("origin", LOCAL_ORIGINS)
-async def test_pages_and_apps_of_the_callers_machine_may_call(origin: str) -> None:
+async def test_local_pages_and_apps_may_call(origin: str) -> None:
     preflight, answer = await preflight_and_answer(origin)
     assert (preflight.status_code, answer.status_code) == (200, 200)
     assert (
@@ -260,13 +260,13 @@ async def test_pages_and_apps_of_the_callers_machine_may_call(origin: str) -> No
     )
 
 
-async def test_a_page_of_this_machine_needs_the_key_where_there_is_one() -> None:
+async def test_a_local_page_needs_the_key_if_configured() -> None:
     _, answer = await preflight_and_answer("http://localhost:3000", api_key="sesame")
     assert answer.status_code == 401
 
 
 @pytest.mark.parametrize("origin", ["http://app.example", "null"])
-async def test_no_origin_is_allowed_in_cors_headers_unless_a_setting_names_it(origin: str) -> None:
+async def test_cors_allows_only_configured_origins(origin: str) -> None:
     preflight, answer = await preflight_and_answer(origin)
     assert preflight.status_code >= 400
     assert "access-control-allow-origin" not in {**preflight.headers, **answer.headers}
@@ -278,25 +278,25 @@ async def test_no_origin_is_allowed_in_cors_headers_unless_a_setting_names_it(or
 @pytest.mark.parametrize(
     "host", ["host.docker.internal:8321", "host.containers.internal", "HOST.docker.internal."]
 )
-async def test_containers_may_call_their_host_by_the_name_that_they_have_for_it(host: str) -> None:
+async def test_containers_may_use_their_name_for_the_host(host: str) -> None:
     assert await status({"host": host}) == 200
 
 
 @pytest.mark.parametrize(
     "origin", ["http://host.docker.internal:8321", "http://localhost:3000", "https://evil.example"]
 )
-async def test_a_web_page_cannot_use_the_name_that_containers_use(origin: str) -> None:
+async def test_a_web_page_cannot_use_the_containers_hostname(origin: str) -> None:
     assert await status({"host": "host.docker.internal:8321", "origin": origin}) == 421
 
 
 @pytest.mark.parametrize(
     "host", ["docker.internal", "evil.docker.internal", "host.docker.internal.evil.example"]
 )
-async def test_names_like_those_of_containers_are_misdirected(host: str) -> None:
+async def test_names_similar_to_containers_hosts_are_misdirected(host: str) -> None:
     assert await status({"host": host}) == 421
 
 
-async def test_every_answer_has_a_request_id_and_a_good_one_of_the_client_is_kept() -> None:
+async def test_every_response_has_a_request_id() -> None:
     async with client_of(ScriptedGateway()) as client:
         own = await client.get("/health")
         kept = await client.post(CHAT, json=chat_body(), headers={"x-request-id": "abc-1.2:3"})

@@ -14,14 +14,12 @@ names = st.lists(labels, min_size=1, max_size=4).map(".".join)
 
 
 @given(name=names, dot=st.sampled_from(["", "."]), port=ports)
-def test_a_name_is_read_whatever_its_case_its_port_and_a_dot_behind_it(
-    name: str, dot: str, port: str
-) -> None:
+def test_host_names_ignore_case_port_and_trailing_dot(name: str, dot: str, port: str) -> None:
     assert host_name(f"{name}{dot}{port}") == normal_name(name)
 
 
 @given(address=st.ip_addresses(), port=ports)
-def test_addresses_come_out_in_their_short_form(
+def test_addresses_are_normalized(
     address: ipaddress.IPv4Address | ipaddress.IPv6Address, port: str
 ) -> None:
     written = f"[{address.exploded.upper()}]" if address.version == 6 else str(address)
@@ -29,7 +27,7 @@ def test_addresses_come_out_in_their_short_form(
 
 
 @given(text=st.text(max_size=40) | st.text(alphabet="localhost.127[]:@%/\\ 089f", max_size=24))
-def test_what_is_read_can_be_written_back_from_nothing_but_a_name_and_a_port(text: str) -> None:
+def test_a_parsed_host_is_exactly_a_name_and_a_port(text: str) -> None:
     name = host_name(text)
     if name is not None:
         bracketed = f"[{name}]" if ":" in name else name
@@ -61,7 +59,7 @@ def test_what_is_read_can_be_written_back_from_nothing_but_a_name_and_a_port(tex
     ),
     in_front=st.booleans(),
 )
-def test_nothing_is_cut_off_to_make_it_fit(good: str, port: str, bad: str, in_front: bool) -> None:
+def test_a_malformed_host_is_not_trimmed(good: str, port: str, bad: str, in_front: bool) -> None:
     assert host_name(bad + good + port if in_front else good + port + bad) is None
 
 
@@ -98,7 +96,7 @@ BAD_BRACKETS = [
 
 
 @pytest.mark.parametrize("header", [*BAD_NAMES, *BAD_PORTS, *BAD_BRACKETS])
-def test_what_is_not_well_formed_is_no_name_at_all(header: str) -> None:
+def test_a_malformed_header_is_rejected(header: str) -> None:
     assert host_name(header) is None
 
 
@@ -106,11 +104,11 @@ def test_what_is_not_well_formed_is_no_name_at_all(header: str) -> None:
     ("host", "wildcard", "loopback"),
     [("", True, False), ("0.0.0.0", True, False), ("::", True, False)],
 )
-def test_wildcards_are_known(host: str, wildcard: bool, loopback: bool) -> None:
+def test_wildcards_are_recognized(host: str, wildcard: bool, loopback: bool) -> None:
     assert (is_wildcard(host), is_loopback(host)) == (wildcard, loopback)
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.1.1", "::1", "[::1]"])
-def test_loopback_is_known(host: str) -> None:
+def test_loopback_is_recognized(host: str) -> None:
     assert is_loopback(host)
     assert not is_wildcard(host)

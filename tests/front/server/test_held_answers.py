@@ -62,7 +62,7 @@ PROTOCOLS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def greedy(path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The body with temperature 0: the same tokens come however often it is sent."""
+    """The body with temperature 0, which always gives the same tokens."""
     return (
         {**body, "options": {"temperature": 0}}
         if path.startswith("/api/")
@@ -79,7 +79,7 @@ EVERY_PROTOCOL = pytest.mark.parametrize("name", PROTOCOLS)
 
 @dataclass
 class Line:
-    """A server in memory, a model that speaks when it is told to, and clients that come and go."""
+    """An in-memory server, a model that speaks when told to, and clients that come and go."""
 
     gateway: ScriptedGateway
     settings: ServerSettings = PATIENT
@@ -103,7 +103,9 @@ class Line:
         headers: dict[str, str] | None = None,
         address: str = "127.0.0.1",
     ) -> tuple[Exchange, asyncio.Task[None]]:
-        """A client whose connection breaks in mid-answer; of a stream it has the beginning."""
+        """A client whose connection breaks during the answer; it has received the beginning of a
+        stream.
+        """
         exchange = self.exchange()
         before = len(self.gateway.streams)
         running = asyncio.create_task(exchange.run(path, body, headers=headers, address=address))
@@ -119,12 +121,12 @@ class Line:
         return exchange, running
 
     async def at_rest(self) -> None:
-        """Return when answers that were given up have ended."""
+        """Return when abandoned answers have ended."""
         for _ in range(50):
             await asyncio.sleep(0)
 
     async def whole(self, path: str, body: dict[str, Any], **given: Any) -> Exchange:
-        """A client that stays until it has everything."""
+        """A client that stays until it has received everything."""
         exchange = self.exchange()
         async with asyncio.timeout(60):
             await exchange.run(path, body, **given)
@@ -145,7 +147,7 @@ async def line(script: Any, **given: Any) -> AsyncIterator[Line]:
 
 
 @EVERY_PROTOCOL
-async def test_a_stream_whose_connection_was_lost_is_given_whole_to_the_same_request(
+async def test_a_lost_stream_is_replayed_to_the_same_request(
     name: str,
 ) -> None:
     path, body = PROTOCOLS[name]
@@ -165,7 +167,7 @@ async def test_a_stream_whose_connection_was_lost_is_given_whole_to_the_same_req
 
 
 @EVERY_PROTOCOL
-async def test_a_whole_answer_whose_connection_was_lost_is_given_to_the_same_request(
+async def test_a_lost_whole_answer_is_replayed_to_the_same_request(
     name: str,
 ) -> None:
     path, body = PROTOCOLS[name]
@@ -185,7 +187,7 @@ async def test_a_whole_answer_whose_connection_was_lost_is_given_to_the_same_req
 
 @pytest.mark.parametrize("streams", [True, False])
 @EVERY_PROTOCOL
-async def test_a_request_after_stop_gets_another_answer_where_another_one_can_be_drawn(
+async def test_a_request_repeated_after_stopping_gets_a_new_answer(
     name: str, streams: bool
 ) -> None:
     path, body = PROTOCOLS[name]
@@ -213,7 +215,7 @@ async def test_a_request_after_stop_gets_another_answer_where_another_one_can_be
         ({}, {}, {}, 2),
     ],
 )
-async def test_a_lost_answer_goes_to_a_retry_or_where_no_other_answer_can_be_drawn(
+async def test_a_lost_answer_is_reused_for_retries_and_deterministic_requests(
     fields: dict[str, Any], first: dict[str, str], second: dict[str, str], answers: int
 ) -> None:
     goes_on = asyncio.Event()
@@ -225,7 +227,7 @@ async def test_a_lost_answer_goes_to_a_retry_or_where_no_other_answer_can_be_dra
         assert len(server.gateway.requests) == answers
 
 
-async def test_a_model_that_is_greedy_by_itself_makes_a_request_repeatable() -> None:
+async def test_a_greedy_model_makes_a_request_repeatable() -> None:
     goes_on = asyncio.Event()
     async with line(lambda _: in_two_parts(until=goes_on)) as server:
         server.gateway.generation_defaults = {"temperature": 0.0}
@@ -246,7 +248,7 @@ async def test_a_model_that_is_greedy_by_itself_makes_a_request_repeatable() -> 
         (ServerSettings(reconnect_seconds=0), {"idempotency-key": "a"}, {}, True),
     ],
 )
-async def test_events_are_recorded_only_where_another_request_could_be_given_them(
+async def test_events_are_recorded_only_if_they_may_be_replayed(
     settings: ServerSettings, headers: dict[str, str], fields: dict[str, Any], holds: bool
 ) -> None:
     goes_on = asyncio.Event()
@@ -261,7 +263,7 @@ async def test_events_are_recorded_only_where_another_request_could_be_given_the
         await running
 
 
-async def test_a_request_with_another_query_gets_an_answer_of_its_own() -> None:
+async def test_another_query_gets_another_answer() -> None:
     goes_on = asyncio.Event()
     async with line(lambda _: in_two_parts(until=goes_on)) as server:
         await server.lost(CHAT, greedy_chat(stream=True))
@@ -270,9 +272,7 @@ async def test_a_request_with_another_query_gets_an_answer_of_its_own() -> None:
         assert len(server.gateway.requests) == 2
 
 
-async def test_who_shares_a_key_gets_the_whole_answer_although_the_first_client_leaves_during_the_drain() -> (
-    None
-):
+async def test_a_follower_gets_everything_if_the_first_client_leaves() -> None:
     goes_on = asyncio.Event()
     key = {"idempotency-key": "k"}
     async with line(in_two_parts(until=goes_on)) as server:
@@ -292,7 +292,7 @@ async def test_who_shares_a_key_gets_the_whole_answer_although_the_first_client_
         assert second.text.endswith("data: [DONE]\n\n")
 
 
-async def test_the_room_for_all_answers_is_not_exceeded_by_one_that_is_followed() -> None:
+async def test_a_followed_answer_does_not_exceed_the_total_size() -> None:
     key = {"idempotency-key": "k"}
     goes_on = asyncio.Event()
     begun, end = answer("Hel")
@@ -316,7 +316,7 @@ async def test_the_room_for_all_answers_is_not_exceeded_by_one_that_is_followed(
         assert held.held_bytes == 0
 
 
-async def test_a_follower_that_reads_nothing_is_told_that_its_answer_could_not_be_kept() -> None:
+async def test_a_slow_follower_is_told_that_its_answer_was_dropped() -> None:
     held = HeldAnswers(most_bytes=1500)
     identity = RequestIdentity(b"a", has_key=True)
     made = held.begin(identity, plan(), record())
@@ -331,7 +331,7 @@ async def test_a_follower_that_reads_nothing_is_told_that_its_answer_could_not_b
         _ = [frame async for frame in slow]
 
 
-async def test_a_follower_that_keeps_up_gets_an_answer_that_is_larger_than_the_room() -> None:
+async def test_a_fast_follower_gets_an_answer_larger_than_the_limit() -> None:
     held = HeldAnswers(most_bytes=1500)
     identity = RequestIdentity(b"a", has_key=True)
     made = held.begin(identity, plan(), record())
@@ -345,7 +345,7 @@ async def test_a_follower_that_keeps_up_gets_an_answer_that_is_larger_than_the_r
         assert await anext(events) == b"%d" % number * 100
 
 
-async def test_delivered_answers_with_a_key_do_not_push_out_lost_ones() -> None:
+async def test_delivered_keyed_answers_do_not_evict_lost_ones() -> None:
     async with line(lambda _: in_two_parts(until=asyncio.Event())) as server:
         _, running = await server.lost(CHAT, greedy_chat(stream=True))
         server.gateway.script = lambda _: answer("yes")
@@ -356,7 +356,7 @@ async def test_delivered_answers_with_a_key_do_not_push_out_lost_ones() -> None:
         assert len(server.services.held) == 21
 
 
-async def test_lost_answers_of_one_sender_do_not_push_out_those_of_another() -> None:
+async def test_lost_answers_do_not_evict_those_of_other_clients() -> None:
     async with line(lambda _: in_two_parts(until=asyncio.Event())) as server:
         _, running = await server.lost(CHAT, greedy_chat(stream=True), address="127.0.0.2")
         for seed in range(17):
@@ -365,7 +365,7 @@ async def test_lost_answers_of_one_sender_do_not_push_out_those_of_another() -> 
         assert not running.done()
 
 
-async def test_lost_answers_that_have_ended_give_way_first() -> None:
+async def test_finished_lost_answers_are_evicted_first() -> None:
     goes_on = asyncio.Event()
     async with line(lambda _: in_two_parts(until=asyncio.Event())) as server:
         _, oldest = await server.lost(CHAT, greedy_chat(stream=True, seed=100))
@@ -381,7 +381,7 @@ async def test_lost_answers_that_have_ended_give_way_first() -> None:
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_a_request_that_rejoins_is_shown_and_can_be_cancelled(streams: bool) -> None:
+async def test_a_rejoining_request_is_listed_and_can_be_cancelled(streams: bool) -> None:
     async with line(lambda _: in_two_parts(until=asyncio.Event())) as server:
         _, running = await server.lost(
             CHAT, greedy_chat(stream=streams), headers={"x-request-id": "first"}
@@ -410,7 +410,7 @@ async def test_a_request_that_rejoins_is_shown_and_can_be_cancelled(streams: boo
         assert len(server.services.held) == 0
 
 
-async def test_a_model_that_is_to_be_unloaded_does_not_wait_for_a_client_that_left() -> None:
+async def test_unloading_a_model_does_not_wait_for_a_lost_client() -> None:
     path, body = PROTOCOLS["ollama chat"]
     async with line(lambda _: in_two_parts(until=asyncio.Event())) as server:
         _, running = await server.lost(path, {**greedy(path, body), "keep_alive": 0})
@@ -420,7 +420,7 @@ async def test_a_model_that_is_to_be_unloaded_does_not_wait_for_a_client_that_le
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_an_answer_that_ends_while_nobody_is_there_waits_for_the_same_request(
+async def test_an_answer_finished_without_a_client_waits_for_its_request(
     streams: bool,
 ) -> None:
     goes_on = asyncio.Event()
@@ -433,10 +433,10 @@ async def test_an_answer_that_ends_while_nobody_is_there_waits_for_the_same_requ
         assert "Hel" in second.text
         third = await server.whole(CHAT, greedy_chat(stream=streams))
         assert len(server.gateway.requests) == 2
-        assert third.text != second.text  # an answer of its own has an id of its own
+        assert third.text != second.text  # another answer has another id
 
 
-async def test_calls_of_tools_are_there_too() -> None:
+async def test_tool_calls_are_replayed_too() -> None:
     goes_on = asyncio.Event()
     called = calling(("look", '{"path": "notes"}'), thought="I look.")
     async with line([*called[:3], goes_on, *called[3:]]) as server:
@@ -450,7 +450,7 @@ async def test_calls_of_tools_are_there_too() -> None:
         assert '"finish_reason":"tool_calls"' in second.text
 
 
-async def test_a_connection_that_is_lost_again_and_again_gets_the_answer_in_the_end() -> None:
+async def test_repeated_connection_losses_still_deliver_the_answer() -> None:
     goes_on = asyncio.Event()
     async with line(in_two_parts(until=goes_on)) as server:
         _, running = await server.lost(CHAT, greedy_chat(stream=True))
@@ -468,7 +468,7 @@ async def test_a_connection_that_is_lost_again_and_again_gets_the_answer_in_the_
 
 
 @pytest.mark.parametrize("of_taker", [False, True])
-async def test_a_client_that_leaves_with_the_last_event_has_had_its_answer(
+async def test_a_client_leaving_with_the_last_event_has_its_answer(
     of_taker: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -488,7 +488,7 @@ async def test_a_client_that_leaves_with_the_last_event_has_had_its_answer(
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_a_real_server_makes_a_new_answer_for_each_request_that_was_answered(
+async def test_a_delivered_answer_is_not_reused(
     streams: bool,
 ) -> None:
     gateway = ScriptedGateway(script=lambda _: answer("Hel", "lo"))
@@ -499,7 +499,7 @@ async def test_a_real_server_makes_a_new_answer_for_each_request_that_was_answer
     assert len(gateway.requests) == len(set(texts)) == 5
 
 
-async def test_equal_requests_of_clients_that_stay_get_answers_of_their_own() -> None:
+async def test_equal_requests_of_connected_clients_get_different_answers() -> None:
     goes_on = asyncio.Event()
     async with line(lambda _: in_two_parts(until=goes_on)) as server:
         both = [asyncio.create_task(server.whole(CHAT, greedy_chat())) for _ in range(2)]
@@ -511,7 +511,7 @@ async def test_equal_requests_of_clients_that_stay_get_answers_of_their_own() ->
         assert len(server.gateway.requests) == 3
 
 
-async def test_a_lost_answer_has_one_taker() -> None:
+async def test_a_lost_answer_is_given_to_one_request() -> None:
     goes_on = asyncio.Event()
     async with line(lambda _: in_two_parts(until=goes_on)) as server:
         await server.lost(CHAT, greedy_chat(stream=True))
@@ -534,7 +534,7 @@ async def test_a_lost_answer_has_one_taker() -> None:
         (COMPLETIONS, {"messages": None, "prompt": "hello"}, {}),
     ],
 )
-async def test_a_request_that_differs_gets_an_answer_of_its_own(
+async def test_a_different_request_gets_another_answer(
     path: str, changed: Any, headers: dict[str, str]
 ) -> None:
     goes_on = asyncio.Event()
@@ -550,7 +550,7 @@ async def test_a_request_that_differs_gets_an_answer_of_its_own(
         assert len(server.gateway.requests) == 2
 
 
-async def test_what_changes_from_one_attempt_to_the_next_makes_no_other_request() -> None:
+async def test_headers_that_change_between_retries_are_ignored() -> None:
     goes_on = asyncio.Event()
     async with line(in_two_parts(until=goes_on)) as server:
         await server.lost(
@@ -564,7 +564,7 @@ async def test_what_changes_from_one_attempt_to_the_next_makes_no_other_request(
         assert len(server.gateway.requests) == 1
 
 
-async def test_another_address_gets_an_answer_of_its_own() -> None:
+async def test_another_address_gets_another_answer() -> None:
     goes_on = asyncio.Event()
     async with line(lambda _: in_two_parts(until=goes_on)) as server:
         await server.lost(CHAT, greedy_chat(stream=True))
@@ -574,7 +574,7 @@ async def test_another_address_gets_an_answer_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_an_idempotency_key_gets_the_answer_that_was_delivered(streams: bool) -> None:
+async def test_an_idempotency_key_returns_the_delivered_answer(streams: bool) -> None:
     async with line(answer("Hel", "lo")) as server:
         key = {"idempotency-key": "stainless-python-retry-1"}
         first = await server.whole(CHAT, greedy_chat(stream=streams), headers=key)
@@ -584,7 +584,7 @@ async def test_an_idempotency_key_gets_the_answer_that_was_delivered(streams: bo
         assert len(server.gateway.requests) == 1
 
 
-async def test_an_idempotency_key_joins_an_answer_whose_client_seems_to_be_there() -> None:
+async def test_an_idempotency_key_joins_a_running_answer() -> None:
     goes_on = asyncio.Event()
     async with line(in_two_parts(until=goes_on)) as server:
         key = {"idempotency-key": "k"}
@@ -602,9 +602,7 @@ def stream_of(server: Line) -> ScriptedStream:
     return stream
 
 
-async def test_an_abandoned_answer_pauses_after_a_while_and_goes_on_for_whoever_comes_back() -> (
-    None
-):
+async def test_an_abandoned_answer_pauses_and_resumes_with_its_client() -> None:
     goes_on = asyncio.Event()
     settings = ServerSettings(unattended_seconds=0)
     async with line(in_two_parts(until=goes_on), settings=settings) as server:
@@ -620,7 +618,7 @@ async def test_an_abandoned_answer_pauses_after_a_while_and_goes_on_for_whoever_
         assert len(server.gateway.requests) == 1, "nothing was generated twice"
 
 
-async def test_an_abandoned_answer_pauses_at_once_when_somebody_else_wants_one() -> None:
+async def test_an_abandoned_answer_pauses_when_another_request_arrives() -> None:
     goes_on = asyncio.Event()
     settings = ServerSettings(unattended_seconds=3600)
     async with line(lambda _: in_two_parts(until=goes_on), settings=settings) as server:
@@ -638,7 +636,7 @@ async def test_an_abandoned_answer_pauses_at_once_when_somebody_else_wants_one()
         await running
 
 
-async def test_an_abandoned_answer_is_cancelled_when_nobody_comes_back() -> None:
+async def test_an_abandoned_answer_is_cancelled_if_its_client_stays_away() -> None:
     settings = ServerSettings(reconnect_seconds=0.001)
     async with line(in_two_parts(until=asyncio.Event()), settings=settings) as server:
         _, running = await server.lost(CHAT, greedy_chat(stream=True))
@@ -648,7 +646,7 @@ async def test_an_abandoned_answer_is_cancelled_when_nobody_comes_back() -> None
         assert len(server.services.held) == 0
 
 
-async def test_without_time_to_reconnect_the_work_ends_with_the_connection() -> None:
+async def test_without_reconnect_time_work_ends_with_the_connection() -> None:
     settings = ServerSettings(reconnect_seconds=0)
     async with line(in_two_parts(until=asyncio.Event()), settings=settings) as server:
         _, running = await server.lost(CHAT, greedy_chat(stream=True))
@@ -656,7 +654,7 @@ async def test_without_time_to_reconnect_the_work_ends_with_the_connection() -> 
         assert server.gateway.closed == [server.gateway.request.request_id]
 
 
-async def test_an_answer_that_fails_while_nobody_is_there_is_made_anew() -> None:
+async def test_an_answer_that_failed_while_abandoned_is_generated_again() -> None:
     fails = asyncio.Event()
     scripts = iter(
         [[*answer("Hel")[:1], fails, GenerationFailed("the worker died")], answer("Hel", "lo")]
@@ -671,7 +669,7 @@ async def test_an_answer_that_fails_while_nobody_is_there_is_made_anew() -> None
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_an_answer_that_fails_tells_whoever_has_taken_it(streams: bool) -> None:
+async def test_a_failed_answer_fails_its_new_client(streams: bool) -> None:
     fails = asyncio.Event()
     async with line([*answer("Hel")[:1], fails, GenerationFailed("the worker died")]) as server:
         _, running = await server.lost(CHAT, greedy_chat(stream=streams))
@@ -682,7 +680,7 @@ async def test_an_answer_that_fails_tells_whoever_has_taken_it(streams: bool) ->
         await running
 
 
-async def test_abandoned_answers_leave_their_places_in_the_queue_to_others() -> None:
+async def test_abandoned_answers_free_their_places_in_the_queue() -> None:
     async with line(lambda _: in_two_parts(until=asyncio.Event())) as server:
         _, running = await server.lost(CHAT, greedy_chat(stream=True))
         server.gateway.script = answer("yes")
@@ -700,7 +698,7 @@ async def test_an_abandoned_answer_does_not_count_for_its_caller() -> None:
         assert (await server.whole(CHAT, greedy_chat(seed=1))).status == 200
 
 
-async def test_an_abandoned_answer_is_shown_as_such_and_can_be_cancelled() -> None:
+async def test_an_abandoned_answer_is_listed_and_can_be_cancelled() -> None:
     async with line(lambda _: in_two_parts(until=asyncio.Event())) as server:
         _, running = await server.lost(CHAT, greedy_chat(stream=True))
         transport = httpx.ASGITransport(server.app, client=("127.0.0.1", 1))
@@ -714,7 +712,7 @@ async def test_an_abandoned_answer_is_shown_as_such_and_can_be_cancelled() -> No
         assert len(server.services.held) == 0
 
 
-async def test_the_line_of_the_log_says_whose_answer_a_request_got(
+async def test_the_log_line_names_the_reused_answers_request(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
@@ -734,7 +732,7 @@ async def test_the_line_of_the_log_says_whose_answer_a_request_got(
         assert "answer_tokens" not in lines["second"].fields, "tokens are counted once"
 
 
-async def test_no_more_than_so_many_are_abandoned_and_the_oldest_give_way() -> None:
+async def test_the_number_of_abandoned_answers_is_limited() -> None:
     async with line(lambda _: in_two_parts(until=asyncio.Event())) as server:
         lost = [
             (await server.lost(CHAT, greedy_chat(stream=True, seed=seed)))[1] for seed in range(17)
@@ -744,9 +742,7 @@ async def test_no_more_than_so_many_are_abandoned_and_the_oldest_give_way() -> N
         assert not any(running.done() for running in lost[1:])
 
 
-async def test_an_answer_that_is_larger_than_the_room_for_all_is_cancelled_with_its_connection() -> (
-    None
-):
+async def test_oversized_answers_are_cancelled_with_their_connection() -> None:
     async with line(in_two_parts(until=asyncio.Event())) as server:
         server.services.held._most_bytes = 100
         _, running = await server.lost(CHAT, greedy_chat(stream=True))
@@ -781,7 +777,7 @@ ACTS = st.lists(
 
 
 @given(acts=ACTS)
-def test_whatever_clients_do_nothing_is_counted_twice_and_no_lost_answer_goes_to_two(
+def test_any_client_behaviour_keeps_counts_right_and_answers_unshared(
     acts: list[tuple[str, int, bool]],
 ) -> None:
     async def live() -> None:

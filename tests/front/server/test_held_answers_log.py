@@ -20,7 +20,7 @@ async def read(log: EventLog, after: int) -> list[int]:
     gaps=st.lists(st.integers(1, 3), max_size=12),
     places=st.lists(st.tuples(st.integers(0, 12), st.integers(-1, 30)), max_size=5),
 )
-def test_whenever_and_wherever_one_begins_to_read_one_reads_all_that_follows(
+def test_a_reader_gets_all_events_after_its_position(
     gaps: list[int], places: list[tuple[int, int]]
 ) -> None:
     numbers = [sum(gaps[: place + 1]) for place in range(len(gaps))]

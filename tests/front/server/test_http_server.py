@@ -38,7 +38,7 @@ def test_a_free_port_is_found_and_named() -> None:
         assert url_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_a_taken_port_is_one_clear_line() -> None:
+def test_a_port_in_use_is_one_clear_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError) as refusal:
@@ -50,7 +50,7 @@ def test_a_taken_port_is_one_clear_line() -> None:
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-name.invalid", "a" * 300, "1.2.3.4.5"])
-def test_an_address_that_is_not_ours_is_one_clear_line(host: str) -> None:
+def test_a_foreign_address_is_one_clear_line(host: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         listen(ServerSettings(host=host, port=0))
     assert host in str(refusal.value)
@@ -58,7 +58,7 @@ def test_an_address_that_is_not_ours_is_one_clear_line(host: str) -> None:
 
 
 @pytest.mark.parametrize(("host", "shown"), [("0.0.0.0", "127.0.0.1"), ("localhost", "127.0.0.1")])
-def test_the_url_is_one_that_can_be_called(host: str, shown: str) -> None:
+def test_the_url_can_be_called(host: str, shown: str) -> None:
     with listen(ServerSettings(host=host, port=0)) as listener:
         assert url_of(listener).startswith((f"http://{shown}:", "http://[::1]:"))
 
@@ -76,7 +76,7 @@ def test_a_signal_stops_the_server_in_order(number: signal.Signals) -> None:
         assert process.wait(timeout=60) == 0
 
 
-async def test_on_its_way_to_the_end_it_answers_what_runs_and_refuses_what_is_new() -> None:
+async def test_during_shutdown_running_requests_finish_and_new_ones_are_refused() -> None:
     ends = asyncio.Event()
     gateway = ScriptedGateway(script=[*answer("Hel", "lo")[:1], ends, *answer("Hel", "lo")[1:]])
     settings = ServerSettings(port=0, shutdown_seconds=60)

@@ -51,7 +51,7 @@ async def serving(
 async def connected(
     url: str, files: CertificateFiles
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
-    """A connection, and the certificate that it was shown."""
+    """A connection and the certificate it received."""
     reader, writer = await asyncio.open_connection(
         "127.0.0.1", int(url.rpartition(":")[2]), ssl=files.trust()
     )
@@ -59,7 +59,7 @@ async def connected(
 
 
 async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    """Whether a connection still serves."""
+    """Whether a connection still works."""
     writer.write(REQUEST)
     head = await reader.readuntil(b"\r\n\r\n")
     length = next(
@@ -71,7 +71,7 @@ async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     return head.startswith(b"HTTP/1.1 ")
 
 
-async def test_requests_are_answered_over_https_whole_and_streamed(files: CertificateFiles) -> None:
+async def test_requests_over_https_are_answered_and_streamed(files: CertificateFiles) -> None:
     async with (
         serving(files) as url,
         httpx.AsyncClient(base_url=url, verify=files.trust(), timeout=60) as client,
@@ -85,7 +85,7 @@ async def test_requests_are_answered_over_https_whole_and_streamed(files: Certif
     assert f"curl {url}/v1" in page.text
 
 
-async def test_who_does_not_trust_it_gets_nothing_and_nor_does_plain_http(
+async def test_untrusting_and_plain_http_clients_get_nothing(
     files: CertificateFiles,
 ) -> None:
     async with serving(files) as url:
@@ -100,7 +100,7 @@ async def _get(url: str) -> httpx.Response:
         return await client.get(url)
 
 
-async def test_a_renewed_certificate_is_for_new_connections_and_cuts_none(
+async def test_a_renewed_certificate_applies_to_new_connections(
     files: CertificateFiles,
 ) -> None:
     certificate = certificate_of(files)
@@ -114,7 +114,7 @@ async def test_a_renewed_certificate_is_for_new_connections_and_cuts_none(
 
 
 @pytest.mark.parametrize("broken", ["cert", "key", "missing"])
-async def test_files_that_are_broken_leave_all_as_it_is_and_one_line(
+async def test_broken_files_change_nothing_and_log_one_line(
     files: CertificateFiles, broken: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     certificate = certificate_of(files)
@@ -173,7 +173,7 @@ def _folder(files: CertificateFiles) -> None:
         ),
     ],
 )
-def test_files_that_cannot_be_used_are_named_in_one_line(
+def test_unusable_files_are_named_in_one_line(
     files: CertificateFiles, spoil: object, said: str
 ) -> None:
     assert callable(spoil)

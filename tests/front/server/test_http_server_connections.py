@@ -1,6 +1,6 @@
-"""What a client may hold of the server, through real sockets.
+"""What a client may occupy of the server, over real sockets.
 
-Limits are short here; what waits is the client, for the server.
+Limits are short here; only the client waits for the server.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Peer:
         await self.writer.drain()
 
     async def rest(self) -> bytes:
-        """All that comes until the server closes."""
+        """Everything received until the server closes."""
         got = b""
         with suppress(ConnectionResetError):
             while piece := await self.reader.read(65536):
@@ -59,8 +59,8 @@ async def peer(url: str) -> AsyncIterator[Peer]:
 
 @asynccontextmanager
 async def trickle(one: Peer, piece: bytes) -> AsyncIterator[None]:
-    """Something is sent all the time, a little at a time: the server, on the same loop, has many
-    turns for each piece.
+    """Something is sent continuously in small pieces; the server, on the same loop, runs many times
+    between them.
     """
 
     async def send() -> None:
@@ -79,7 +79,7 @@ async def trickle(one: Peer, piece: bytes) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("head", [b"P", POST, POST + b"X: ", b"\r\nGET / HTTP/1.1\r\n"])
-async def test_half_a_head_is_waited_for_and_then_told_so(head: bytes) -> None:
+async def test_an_incomplete_head_times_out_with_an_error(head: bytes) -> None:
     async with served(ScriptedGateway(), settings=short()) as url, peer(url) as one:
         await one.send(head)
         got = await one.rest()
@@ -87,13 +87,13 @@ async def test_half_a_head_is_waited_for_and_then_told_so(head: bytes) -> None:
     assert b'"code":"request_timeout"' in got
 
 
-async def test_a_connection_without_a_byte_is_closed_without_a_word() -> None:
+async def test_a_silent_connection_is_closed_without_a_response() -> None:
     async with served(ScriptedGateway(), settings=short()) as url, peer(url) as one:
         assert await one.rest() == b""
 
 
 @pytest.mark.parametrize("begin", [POST + b"X: ", POST])
-async def test_a_head_that_trickles_gets_no_more_time_for_it(begin: bytes) -> None:
+async def test_a_trickling_head_gets_no_extra_time(begin: bytes) -> None:
     async with served(ScriptedGateway(), settings=short()) as url, peer(url) as one:
         await one.send(begin)
         async with trickle(one, b"a" if begin != POST else b"A: b\r\n"):
@@ -101,7 +101,7 @@ async def test_a_head_that_trickles_gets_no_more_time_for_it(begin: bytes) -> No
 
 
 @pytest.mark.parametrize("line", [b"a", b"A: b\r\n"])
-async def test_a_head_may_have_only_so_many_bytes(line: bytes) -> None:
+async def test_the_size_of_a_head_is_limited(line: bytes) -> None:
     async with served(ScriptedGateway(), settings=short(head_seconds=60)) as url, peer(url) as one:
         with suppress(ConnectionError):
             await one.send(POST + b"X: ")
@@ -109,7 +109,7 @@ async def test_a_head_may_have_only_so_many_bytes(line: bytes) -> None:
         assert (await one.rest()).startswith(b"HTTP/1.1 431 ")
 
 
-async def test_a_long_head_in_one_piece_is_too_long_as_well() -> None:
+async def test_a_long_head_in_one_piece_is_too_long_too() -> None:
     async with served(ScriptedGateway(), settings=short(head_seconds=60)) as url, peer(url) as one:
         await one.send(
             b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: "
@@ -125,7 +125,7 @@ async def test_a_long_head_in_one_piece_is_too_long_as_well() -> None:
 @pytest.mark.parametrize(
     "length", [b"Content-Length: 1000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n3e8\r\n"]
 )
-async def test_a_body_that_stops_is_waited_for_and_then_told_so(length: bytes, body: bytes) -> None:
+async def test_an_incomplete_body_times_out_with_an_error(length: bytes, body: bytes) -> None:
     gateway = ScriptedGateway()
     async with served(gateway, settings=short()) as url, peer(url) as one:
         await one.send(POST + length + body)
@@ -135,8 +135,8 @@ async def test_a_body_that_stops_is_waited_for_and_then_told_so(length: bytes, b
 
 
 @pytest.mark.parametrize("around", [b";a", b"0"])
-async def test_what_is_around_chunks_is_no_body(around: bytes) -> None:
-    """Extensions and zeros in front of a chunk's size could be sent for ever."""
+async def test_chunk_extensions_do_not_count_as_progress(around: bytes) -> None:
+    """Extensions and zeros before a chunk's size could be sent for ever."""
     async with served(ScriptedGateway(), settings=short()) as url, peer(url) as one:
         await one.send(
             POST + b"Transfer-Encoding: chunked\r\n\r\n" + (b"1;" if around == b";a" else b"")
@@ -145,8 +145,8 @@ async def test_what_is_around_chunks_is_no_body(around: bytes) -> None:
             assert (await one.rest())[:12] in (b"HTTP/1.1 408", b"HTTP/1.1 400")
 
 
-async def test_headers_behind_a_chunked_body_are_none_and_end() -> None:
-    """They would reach the application after all checks: a second tenant, or no end of them."""
+async def test_trailers_are_ignored_and_bounded() -> None:
+    """They would reach the application after all checks: a second tenant, or an endless list."""
     gateway = ScriptedGateway()
     body = httpx.Request("POST", "http://h", json=chat_body()).content
     chunked = POST + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n" % (len(body), body)
@@ -161,7 +161,7 @@ async def test_headers_behind_a_chunked_body_are_none_and_end() -> None:
                 assert b"HTTP/1.1 408" in await one.rest()
 
 
-async def test_who_has_its_answer_may_not_go_on_sending_for_ever() -> None:
+async def test_sending_after_the_answer_is_bounded() -> None:
     async with served(ScriptedGateway(), settings=short()) as url, peer(url) as one:
         await one.send(
             b"POST /nope HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000000\r\n\r\n"
@@ -184,7 +184,7 @@ async def test_an_answer_may_take_longer_than_a_request() -> None:
     assert response.json()["choices"][0]["message"]["content"] == "done"
 
 
-async def test_half_a_head_behind_a_request_ends_nothing_before_that_is_answered() -> None:
+async def test_a_pipelined_incomplete_head_does_not_end_the_first_answer() -> None:
     ready = asyncio.Event()
     asyncio.get_running_loop().call_later(4 * SHORT, ready.set)
     gateway = ScriptedGateway(script=[ready, *answer("done")])
@@ -197,7 +197,7 @@ async def test_half_a_head_behind_a_request_ends_nothing_before_that_is_answered
     assert b"HTTP/1.1 408 " in got
 
 
-async def test_a_slow_application_is_not_the_clients_fault() -> None:
+async def test_slow_processing_does_not_time_out_the_client() -> None:
     gateway = ScriptedGateway()
     body = httpx.Request("POST", "http://h", json=chat_body(user="u" * 1_000_000)).content
     async with (
@@ -217,7 +217,7 @@ NOT_HTTP = [
 
 
 @pytest.mark.parametrize("sent", NOT_HTTP)
-async def test_what_is_not_http_is_a_400(sent: bytes) -> None:
+async def test_invalid_http_is_a_400(sent: bytes) -> None:
     async with served(ScriptedGateway(), settings=short()) as url, peer(url) as one:
         await one.send(sent)
         got = await one.rest()
@@ -236,7 +236,7 @@ async def test_what_is_not_http_is_a_400(sent: bytes) -> None:
         b"Host: evil.example\r\n",
     ],
 )
-async def test_a_length_that_can_be_read_in_two_ways_is_never_served(headers: bytes) -> None:
+async def test_an_ambiguous_content_length_is_refused(headers: bytes) -> None:
     gateway = ScriptedGateway()
     async with served(gateway, settings=short()) as url, peer(url) as one:
         await one.send(POST + headers + b"Connection: close\r\n\r\n5\r\nhello\r\n0\r\n\r\n")
@@ -245,7 +245,7 @@ async def test_a_length_that_can_be_read_in_two_ways_is_never_served(headers: by
     assert gateway.requests == []
 
 
-async def test_an_upgrade_that_is_not_known_is_passed_over_in_silence(
+async def test_an_unknown_upgrade_is_silently_ignored(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with (
@@ -261,9 +261,7 @@ async def test_an_upgrade_that_is_not_known_is_passed_over_in_silence(
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-async def test_one_address_may_have_only_so_many_connections_and_each_makes_room_when_it_goes() -> (
-    None
-):
+async def test_connections_per_address_are_limited_and_freed() -> None:
     settings = short(max_connections_per_address=2, head_seconds=60)
     async with served(ScriptedGateway(), settings=settings) as url, peer(url) as first:
         async with peer(url) as second:
@@ -285,7 +283,7 @@ async def test_one_address_may_have_only_so_many_connections_and_each_makes_room
             assert (await fourth.rest()).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_an_idle_connection_is_closed_without_a_word() -> None:
+async def test_an_idle_connection_is_closed_without_a_response() -> None:
     async with (
         served(ScriptedGateway(), settings=short(keep_alive_seconds=SHORT)) as url,
         peer(url) as one,
@@ -296,7 +294,7 @@ async def test_an_idle_connection_is_closed_without_a_word() -> None:
     assert got.count(b"HTTP/1.1 ") == 1
 
 
-async def test_many_bad_connections_of_one_address_are_one_line_in_the_log(
+async def test_many_bad_connections_of_an_address_are_one_log_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO):
@@ -310,7 +308,7 @@ async def test_many_bad_connections_of_one_address_are_one_line_in_the_log(
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-def test_each_address_is_logged_once_a_minute_and_no_more_of_them_than_fit(
+def test_each_address_is_logged_once_a_minute_in_bounded_memory(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = [0.0]
@@ -328,7 +326,7 @@ def test_each_address_is_logged_once_a_minute_and_no_more_of_them_than_fit(
     assert "c: " in caplog.records[-1].getMessage()
 
 
-def test_addresses_are_counted_apart() -> None:
+def test_addresses_are_counted_separately() -> None:
     addresses = Addresses(1)
     addresses.opened("a")
     assert (addresses.has_room("a"), addresses.has_room("b")) == (False, True)

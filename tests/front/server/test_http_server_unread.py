@@ -18,7 +18,7 @@ BODY = b'{"model": "demo/tiny", "messages": [{"role": "user", "content": "x"}], 
 
 
 class EndlessGateway(ScriptedGateway):
-    """Has always more to say; counts how much was taken."""
+    """Always has more to say; counts how much was taken."""
 
     def __init__(self) -> None:
         self.taken = 0
@@ -35,7 +35,7 @@ class EndlessGateway(ScriptedGateway):
 
 
 def unread(url: str) -> socket.socket:
-    """A client that has asked, and takes in as little as the system lets it."""
+    """A client that has sent its request and receives as little as the system allows."""
     host, port = url.removeprefix("http://").split(":")
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -48,7 +48,7 @@ def unread(url: str) -> socket.socket:
     return client
 
 
-async def test_a_client_that_reads_nothing_is_given_up_with_one_line(
+async def test_an_unread_response_is_given_up_with_one_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     gateway = EndlessGateway()
@@ -70,15 +70,15 @@ async def test_a_client_that_reads_nothing_is_given_up_with_one_line(
     assert [record for record in said if record.levelno >= logging.ERROR] == []
 
 
-async def test_a_client_that_reads_nothing_for_a_while_and_then_on_loses_nothing() -> None:
+async def test_a_client_that_pauses_reading_loses_nothing() -> None:
     gateway = EndlessGateway()
     async with served(gateway) as url:
         client = await asyncio.to_thread(unread, url)
         async with asyncio.timeout(60):
             before = -1
-            while before != gateway.taken:  # until it stands still
+            while before != gateway.taken:  # until it stops
                 before = gateway.taken
-                for _ in range(1000):  # turns of the loop on which the server runs
+                for _ in range(1000):  # iterations of the loop on which the server runs
                     await asyncio.sleep(0)
             client.setblocking(False)
             while gateway.taken < before + 1000:

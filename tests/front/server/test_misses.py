@@ -48,7 +48,7 @@ def explained(
 
 
 def noted(*requests: GenerationRequest) -> RecentMisses:
-    """What is remembered of requests that all missed."""
+    """The prompts remembered of requests that all missed."""
     found = RecentMisses()
     for request in requests:
         found.note(request, explained(), RequestRecord(method="POST", path="/", client="c"))
@@ -59,7 +59,7 @@ def last_change(*requests: GenerationRequest) -> TextChange | None:
     return next(iter(noted(*requests))).change
 
 
-def test_the_changed_line_of_the_system_prompt_is_named_and_shown() -> None:
+def test_the_changed_line_of_the_system_prompt_is_shown() -> None:
     change = last_change(
         asked(("system", SYSTEM), ("user", "Hello")),
         asked(("system", SYSTEM.replace("Monday", "Tuesday")), ("user", "Hello")),
@@ -74,7 +74,7 @@ def test_the_changed_line_of_the_system_prompt_is_named_and_shown() -> None:
     )
 
 
-def test_a_changed_message_is_named_by_its_number_and_role() -> None:
+def test_a_changed_message_is_named_by_number_and_role() -> None:
     change = last_change(
         asked(("user", "one"), ("assistant", "two"), ("user", "three")),
         asked(("user", "one"), ("assistant", "2"), ("user", "three")),
@@ -99,7 +99,7 @@ def test_a_changed_message_is_named_by_its_number_and_role() -> None:
         ("a\nd", "a\nb\nc\nd", "2 lines were added: from line 2 of", ("", "b")),
     ],
 )
-def test_added_and_left_out_lines_are_found(
+def test_added_and_removed_lines_are_found(
     cached: str, now: str, summary: str, lines: tuple[str, str]
 ) -> None:
     change = last_change(asked(("user", cached)), asked(("user", now)))
@@ -143,7 +143,7 @@ def test_added_and_left_out_lines_are_found(
         ),
     ],
 )
-def test_messages_that_were_added_or_left_out_are_said_in_words(
+def test_added_and_removed_messages_are_described(
     cached: tuple[tuple[str, str], ...],
     now: tuple[tuple[str, str], ...],
     summary: str,
@@ -163,7 +163,7 @@ def test_long_lines_are_cut_around_the_difference() -> None:
     assert len(change.cached) <= misses.LONGEST_LINE + 2
 
 
-def test_tools_that_changed_or_are_gone_are_named() -> None:
+def test_changed_and_removed_tools_are_named() -> None:
     def tool(name: str, about: str) -> dict[str, Any]:
         return {"type": "function", "function": {"name": name, "description": about}}
 
@@ -176,7 +176,7 @@ def test_tools_that_changed_or_are_gone_are_named() -> None:
     assert gone.summary == "The definition of the tool a was left out."
 
 
-def test_a_conversation_that_goes_on_has_not_changed() -> None:
+def test_a_continued_conversation_is_unchanged() -> None:
     assert (
         change_between(
             parts_of(asked(("user", "one"))), parts_of(asked(("user", "one"), ("assistant", "two")))
@@ -232,7 +232,7 @@ def test_a_changed_image_is_named_by_its_number(
     assert change.cached != change.now
 
 
-def test_images_by_url_and_as_bytes_are_compared_too() -> None:
+def test_images_by_url_and_by_bytes_are_compared() -> None:
     by_url = [ImageSource(field="f", url=f"https://a.example/{number}") for number in range(2)]
     change = last_change(*(with_images(source) for source in by_url))
     assert change is not None
@@ -260,7 +260,7 @@ def is_listed(
     cached: int,
     unused: int = 0,
 ) -> bool:
-    """Whether a prompt of 1,000 tokens, of which some are cached, is a miss."""
+    """Whether a prompt of 1,000 tokens, some of them cached, is a miss."""
     found = RecentMisses()
     record = RequestRecord(method="POST", path="/", client="c")
     if earlier is not None:
@@ -269,14 +269,14 @@ def is_listed(
     return bool(list(found))
 
 
-def test_a_prompt_without_a_predecessor_is_no_miss() -> None:
+def test_a_prompt_without_a_predecessor_is_not_a_miss() -> None:
     first = asked(("system", NOTES), ("user", "one"))
     assert not is_listed(None, first, CacheOutcome.NOTHING_STORED, cached=0)
     assert not is_listed(None, first, cached=1)
     assert not is_listed(asked(("user", "Something else.")), first, cached=1)
 
 
-def test_another_question_over_the_same_notes_is_no_miss() -> None:
+def test_another_question_about_the_same_text_is_not_a_miss() -> None:
     one, two = (
         asked(("system", NOTES), ("user", "one")),
         asked(("system", NOTES), ("user", "two")),
@@ -286,7 +286,7 @@ def test_another_question_over_the_same_notes_is_no_miss() -> None:
     assert not is_listed(*at_the_end, cached=990)
 
 
-def test_a_change_before_long_notes_is_a_miss() -> None:
+def test_a_change_before_long_text_is_a_miss() -> None:
     one, two = (
         asked(("system", f"It is {day}.\n{NOTES}"), ("user", day)) for day in ("Monday", "Tuesday")
     )
@@ -299,14 +299,14 @@ def test_a_change_before_long_notes_is_a_miss() -> None:
     assert is_listed(one, left_out, cached=1)
 
 
-def test_only_what_was_prefilled_is_lost() -> None:
+def test_only_prefilled_tokens_count_as_lost() -> None:
     one, two = (
         asked(("system", f"It is {day}.\n{NOTES}"), ("user", "x")) for day in ("Monday", "Tuesday")
     )
     assert not is_listed(one, two, cached=1000 - misses.LEAST_LOST + 1)
 
 
-def test_tokens_that_were_evicted_or_could_not_be_used_are_lost() -> None:
+def test_evicted_and_unusable_tokens_count_as_lost() -> None:
     prompt = asked(("user", NOTES))
     least = misses.LEAST_LOST
     assert is_listed(None, prompt, CacheOutcome.EVICTED, cached=100, unused=least)
@@ -314,7 +314,7 @@ def test_tokens_that_were_evicted_or_could_not_be_used_are_lost() -> None:
     assert is_listed(None, prompt, CacheOutcome.FAILED, cached=0)
 
 
-def test_a_template_that_renders_the_same_messages_otherwise_is_a_miss() -> None:
+def test_a_different_rendering_of_the_same_messages_is_a_miss() -> None:
     one = asked(("user", NOTES), ("assistant", "two"), ("user", "three"))
     two = asked(
         ("user", NOTES), ("assistant", "two"), ("user", "three"), ("assistant", "4"), ("user", "5")
@@ -330,7 +330,7 @@ def test_tenants_and_models_are_never_compared_with_each_other() -> None:
 
 
 @pytest.mark.parametrize("outcome", [CacheOutcome.COMPLETE, CacheOutcome.NEW_TOKENS])
-def test_prompts_that_were_cached_are_no_misses_but_later_ones_are_compared_with_them(
+def test_cached_prompts_are_not_misses_but_later_compared_with(
     outcome: CacheOutcome,
 ) -> None:
     found = RecentMisses()
@@ -342,7 +342,7 @@ def test_prompts_that_were_cached_are_no_misses_but_later_ones_are_compared_with
     assert miss.change is not None
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_prompts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(misses, "MOST_BYTES", 4000)
     monkeypatch.setattr(misses, "MOST_TENANTS", 3)
     found = noted(
@@ -356,7 +356,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(list(found)) <= 3 * misses.MOST_MISSES
 
 
-def test_a_prompt_that_is_continued_takes_its_place_only_once() -> None:
+def test_a_continued_prompt_is_stored_once() -> None:
     first, next_turn = (
         asked(("user", "one")),
         asked(("user", "one"), ("assistant", "two"), ("user", "three")),
@@ -366,7 +366,7 @@ def test_a_prompt_that_is_continued_takes_its_place_only_once() -> None:
     found.check_invariants()
 
 
-def test_what_prompts_have_in_common_is_kept_once() -> None:
+def test_common_parts_of_prompts_are_stored_once() -> None:
     tools = tuple(
         {"type": "function", "function": {"name": f"tool {number}", "description": NOTES}}
         for number in range(60)
@@ -377,7 +377,7 @@ def test_what_prompts_have_in_common_is_kept_once() -> None:
     several.check_invariants()
 
 
-def test_many_short_messages_take_the_memory_of_many_parts() -> None:
+def test_the_memory_of_many_short_messages_counts_their_parts() -> None:
     count = 4000
     tracemalloc.start()
     try:
@@ -389,7 +389,7 @@ def test_many_short_messages_take_the_memory_of_many_parts() -> None:
     assert taken / 2 < found.resident_bytes < taken * 2
 
 
-def test_threads_may_note_misses_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_misses_may_be_noted_by_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(misses, "MOST_BYTES", 8000)
     found = RecentMisses()
     record = RequestRecord(method="POST", path="/", client="c")
@@ -407,7 +407,7 @@ def test_threads_may_note_misses_at_the_same_time(monkeypatch: pytest.MonkeyPatc
     found.check_invariants()
 
 
-def test_texts_in_parts_and_token_ids_are_prompts_too() -> None:
+def test_multipart_texts_and_token_ids_are_prompts_too() -> None:
     parts = parts_of(asked(("user", [{"type": "text", "text": "a"}, {"type": "é"}])))
     assert parts[0].text == 'a\n{\n "type": "é"\n}'
     ids = GenerationRequest(request_id="r", model="m", prompt=(1, 2))

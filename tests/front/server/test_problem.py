@@ -40,7 +40,7 @@ CASES: list[tuple[Exception, int, str, str | None]] = [
 @pytest.mark.parametrize(
     ("error", "status", "code", "param"), CASES, ids=lambda value: type(value).__name__
 )
-async def test_every_error_of_the_gateway_becomes_its_status_in_openais_form(
+async def test_every_gateway_error_has_its_status_in_openais_form(
     error: Exception, status: int, code: str, param: str | None
 ) -> None:
     async with client_of(ScriptedGateway(refusal=error)) as client:
@@ -54,18 +54,16 @@ async def test_every_error_of_the_gateway_becomes_its_status_in_openais_form(
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.0, "1"), (0.2, "1"), (1.1, "2"), (30.0, "30")])
-def test_a_full_queue_says_when_to_come_back_in_whole_seconds_from_one_on(
-    seconds: float, shown: str
-) -> None:
+def test_a_full_queue_has_retry_after_in_whole_seconds(seconds: float, shown: str) -> None:
     problem = problem_of(QueueFull(queued=4, limit=4, retry_after_seconds=seconds))
     assert problem.headers == {"retry-after": shown}
 
 
-def test_an_unavailable_worker_says_when_to_come_back() -> None:
+def test_an_unavailable_worker_has_retry_after() -> None:
     assert int(problem_of(WorkerUnavailable("gone")).headers["retry-after"]) >= 1
 
 
-async def test_an_error_that_is_not_ours_becomes_a_500_without_its_inner_words(
+async def test_an_unexpected_error_is_a_500_without_details(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with client_of(ScriptedGateway(refusal=RuntimeError("the secret"))) as client:
@@ -76,5 +74,5 @@ async def test_an_error_that_is_not_ours_becomes_a_500_without_its_inner_words(
     assert "the secret" in caplog.text
 
 
-def test_an_error_of_ours_without_a_status_of_its_own_is_a_500() -> None:
+def test_our_errors_without_a_status_are_a_500() -> None:
     assert problem_of(HoldfastError("odd")).status == 500

@@ -42,7 +42,7 @@ PATHS: Mapping[str, tuple[str, str]] = {  # protocol → path, and the field for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of refusal: its cause, the server's advice, and the reactions that are acceptable."""
+    """A kind of refusal: its cause, the server's advice, and acceptable reactions."""
 
     advice: str
     reactions: tuple[Reaction, ...]

@@ -35,7 +35,7 @@ NOT_JSON = {
 
 
 @pytest.mark.parametrize("body", NOT_JSON.values(), ids=NOT_JSON.keys())
-async def test_what_is_not_json_is_refused_with_a_400(body: bytes) -> None:
+async def test_invalid_json_is_refused_with_a_400(body: bytes) -> None:
     gateway = ScriptedGateway()
     async with client_of(gateway) as client:
         response = await client.post(CHAT, content=body)
@@ -59,10 +59,10 @@ HALVES = {
 
 
 @pytest.mark.parametrize(("written", "read"), HALVES.items())
-async def test_half_of_a_surrogate_pair_counts_as_the_replacement_character(
+async def test_half_of_a_surrogate_pair_becomes_the_replacement_character(
     written: bytes, read: str
 ) -> None:
-    """Clients cut texts within an emoji; refused, such a conversation could never go on."""
+    """Clients cut texts within an emoji; if refused, such a conversation could never continue."""
     gateway = ScriptedGateway()
     body = b'{"messages": [{"role": "user", "content": "%b"}], "metadata": {"%b": "\\udfff"}}' % (
         written,
@@ -82,25 +82,23 @@ texts = st.text(
 
 
 @given(text=texts, ascii_only=st.booleans())
-def test_of_any_text_only_halves_are_replaced(text: str, ascii_only: bool) -> None:
+def test_only_halves_of_surrogate_pairs_are_replaced(text: str, ascii_only: bool) -> None:
     if not ascii_only:
-        text = re.sub("[\ud800-\udfff]", "", text)  # they cannot be written otherwise than escaped
+        text = re.sub("[\ud800-\udfff]", "", text)  # they can only be written as escapes
     body = json.dumps({"messages": [{"role": "user", "content": text}]}, ensure_ascii=ascii_only)
     whole = re.sub("[\ud800-\udfff]", "\ufffd", json.loads(body)["messages"][0]["content"])
     assert parse(ChatCompletionRequest, body.encode()).messages[0].get("content") == whole
 
 
 @pytest.mark.parametrize("body", [b"[]", b"1", b'"text"', b"null", b"true", b"NaN"])
-async def test_json_that_is_no_object_is_refused_with_a_400(body: bytes) -> None:
+async def test_non_object_json_is_refused_with_a_400(body: bytes) -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.post(CHAT, content=body)
     assert response.status_code == 400
     assert "object" in response.json()["error"]["message"]
 
 
-async def test_a_body_over_the_limit_is_refused_by_its_announced_length_and_by_its_real_one() -> (
-    None
-):
+async def test_oversized_bodies_are_refused_by_declared_or_real_length() -> None:
     async def parts() -> Any:
         for _ in range(5):
             yield b" " * 1000
@@ -113,7 +111,7 @@ async def test_a_body_over_the_limit_is_refused_by_its_announced_length_and_by_i
     assert announced.json()["error"]["code"] == "body_too_large"
 
 
-def test_tags_of_unions_are_no_part_of_a_fields_name() -> None:
+def test_union_tags_are_left_out_of_field_names() -> None:
     assert field_name(("messages", 0, "content", "|many", 2, "text")) == "messages.0.content.2.text"
     assert field_name(("logit_bias", "12", "[key]")) == "logit_bias.12"
 
@@ -149,7 +147,7 @@ async def sent(pieces: list[bytes], encoding: str, *, most_bytes: int = 1 << 20)
 
 @pytest.mark.parametrize("pieces", [1, 7])
 @pytest.mark.parametrize("name", COMPRESSED)
-async def test_a_compressed_body_is_read_however_it_is_cut(name: str, pieces: int) -> None:
+async def test_a_compressed_body_is_read_from_any_pieces(name: str, pieces: int) -> None:
     encoding, compress = COMPRESSED[name]
     body = compress(json.dumps(chat_body()).encode())
     size = -(-len(body) // pieces)
@@ -174,10 +172,10 @@ async def read(compressed: bytes, encoding: str) -> bytes:
     beside=st.integers(-600, 600),
     unit=st.binary(min_size=1, max_size=12),
 )
-def test_a_body_whose_size_is_near_a_multiple_of_the_piece_is_read_whole(
+def test_a_body_near_a_multiple_of_the_buffer_is_complete(
     name: str, pieces: int, beside: int, unit: bytes
 ) -> None:
-    """Of a repetitive one, the whole input may have been read while output is still to come."""
+    """With repetitive data, all input may have been consumed while output is still pending."""
     size = pieces * _DECOMPRESSED_AT_ONCE + beside
     body = (unit * (size // len(unit) + 1))[:size]
     encoding, compress = COMPRESSED[name]
@@ -185,7 +183,7 @@ def test_a_body_whose_size_is_near_a_multiple_of_the_piece_is_read_whole(
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "compress"])
-async def test_an_unknown_encoding_is_a_415_that_names_the_header(encoding: str) -> None:
+async def test_an_unknown_encoding_is_a_415_with_the_header(encoding: str) -> None:
     response = await sent([b"x"], encoding)
     error = response.json()["error"]
     assert (response.status_code, error["param"], error["code"]) == (
@@ -203,14 +201,12 @@ EMPTY_OBJECT = gzip.compress(b"{}", mtime=0)
 @pytest.mark.parametrize(
     "body", [b"{}", EMPTY_OBJECT[:-9], EMPTY_OBJECT + b"more", zlib.compress(b"{}")]
 )
-async def test_damaged_compressed_data_is_a_400_that_names_the_header(body: bytes) -> None:
+async def test_damaged_compressed_data_is_a_400_with_the_header(body: bytes) -> None:
     response = await sent([body], "gzip")
     assert (response.status_code, response.json()["error"]["param"]) == (400, "content-encoding")
 
 
-async def test_a_body_that_decompresses_to_more_than_the_limit_is_refused_before_it_is_decompressed() -> (
-    None
-):
+async def test_a_decompression_bomb_is_refused_before_it_is_decompressed() -> None:
     bomb = gzip.compress(b" " * (64 << 20), compresslevel=1)
     tracemalloc.start()
     response = await sent([bomb], "gzip")

@@ -16,7 +16,7 @@ texts = st.text(max_size=5)
 
 
 @given(one=st.tuples(texts, texts, texts), other=st.tuples(texts, texts, texts))
-def test_two_tenants_are_the_same_only_if_key_name_and_salt_are(
+def test_tenants_are_equal_only_if_key_name_and_salt_are(
     one: tuple[str, str, str], other: tuple[str, str, str]
 ) -> None:
     first, second = (
@@ -25,7 +25,7 @@ def test_two_tenants_are_the_same_only_if_key_name_and_salt_are(
     assert (first == second) == (one == other)
 
 
-def test_nobody_in_particular_has_no_name_and_a_secret_is_not_told() -> None:
+def test_the_anonymous_tenant_is_empty_and_secrets_are_hidden() -> None:
     assert tenant_of(api_key="", name="", cache_salt="") == ""
     assert "secret" not in tenant_of(api_key="secret", name="secret", cache_salt="secret")
 
@@ -45,7 +45,7 @@ async def requests(
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_the_tenant_is_made_of_header_salt_and_the_key_that_is_needed(path: str) -> None:
+async def test_the_tenant_depends_on_header_salt_and_required_key(path: str) -> None:
     needs_key = ServerSettings(api_key="k")
     key = {"authorization": "Bearer k"}
     asked = [
@@ -71,7 +71,7 @@ async def test_the_tenant_is_made_of_header_salt_and_the_key_that_is_needed(path
         ("/apply-template", {"model": MODEL, "messages": HELLO}),
     ],
 )
-async def test_what_is_only_counted_is_its_tenant_s_own(path: str, body: dict[str, Any]) -> None:
+async def test_requests_that_only_count_have_a_tenant_too(path: str, body: dict[str, Any]) -> None:
     gateway = ScriptedGateway()
     async with client_of(gateway) as client:
         for tenant in ("t", "u"):
@@ -89,7 +89,7 @@ async def test_an_empty_salt_is_refused(salt: object) -> None:
     assert (response.status_code, response.json()["error"]["param"]) == (400, "cache_salt")
 
 
-async def test_an_unknown_option_of_ours_is_refused() -> None:
+async def test_an_unknown_holdfast_option_is_refused() -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.post(CHAT, json=chat_body(holdfast={"explian": True}))
     assert (response.status_code, response.json()["error"]["param"]) == (400, "holdfast.explian")
@@ -105,7 +105,7 @@ async def test_an_unknown_option_of_ours_is_refused() -> None:
         ({"X-Holdfast-Explain": "0"}, {}, False),
     ],
 )
-async def test_an_explanation_comes_when_body_or_header_ask_for_it(
+async def test_body_or_header_request_an_explanation(
     headers: dict[str, str], options: dict[str, bool], explains: bool
 ) -> None:
     async with client_of(ScriptedGateway(script=answer("a"))) as client:
@@ -114,7 +114,7 @@ async def test_an_explanation_comes_when_body_or_header_ask_for_it(
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_the_session_is_named_by_header_field_or_cache_key_in_this_order(path: str) -> None:
+async def test_the_session_is_named_by_header_field_or_cache_key(path: str) -> None:
     header = {"X-Session-ID": "from header"}
     asked = [
         await requests(header, path=path, session_id="from field", prompt_cache_key="from key"),
@@ -132,7 +132,7 @@ async def test_the_session_is_named_by_header_field_or_cache_key_in_this_order(p
     ]
 
 
-async def test_any_cache_key_will_do_and_different_ones_stay_different() -> None:
+async def test_any_cache_key_is_accepted_and_different_ones_differ() -> None:
     odd = [await requests({}, prompt_cache_key=key) for key in ("a/b", "a/c", "x" * 300, "\n")]
     assert len({request.session_id for (request,) in odd}) == len(odd)
 
@@ -143,7 +143,7 @@ async def test_any_cache_key_will_do_and_different_ones_stay_different() -> None
     ({}, {"session_id": "x" * 257}, "session_id"),
     ({}, {"session_id": "a\nb"}, "session_id"),
 ])  # fmt: skip
-async def test_what_cannot_be_a_session_is_refused_by_name(
+async def test_an_invalid_session_is_refused_by_name(
     headers: dict[str, str], fields: dict[str, str], field: str
 ) -> None:
     async with client_of(ScriptedGateway()) as client:

@@ -1,4 +1,4 @@
-"""Who asks, and how urgent it is: what the worker is told of key, headers and body."""
+"""The flow and priority that a worker gets from key, headers and body."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ async def service(
         ("", {}, "batch", "batch"),
         ("fast", {}, "", "interactive"),
         ("slow", {}, "", "batch"),
-        # nobody raises what the key has
+        # requests cannot exceed their key's priority
         ("slow", {"service_tier": "priority"}, "interactive", "batch"),
         ("fast", {"service_tier": "flex"}, "interactive", "batch"),
     ],
 )
-async def test_key_header_and_body_may_each_make_a_request_wait(
+async def test_key_header_and_body_may_each_lower_the_priority(
     tmp_path: Path, key: str, body: dict[str, Any], header: str, expected: str
 ) -> None:
     headers = {"x_holdfast_priority": header} if header else {}
     assert (await service(tmp_path, key=key, body=body, **headers)).priority == expected
 
 
-async def test_a_flow_is_who_asks_and_no_salt_or_header_makes_a_key_into_many(
+async def test_a_flow_belongs_to_the_key_whatever_salt_or_header(
     tmp_path: Path,
 ) -> None:
     plain = (await service(tmp_path, key="fast")).flow
@@ -71,7 +71,7 @@ async def test_a_flow_is_who_asks_and_no_salt_or_header_makes_a_key_into_many(
     assert keyless != (await service(tmp_path, x_holdfast_tenant="team")).flow
 
 
-async def test_a_priority_that_is_none_is_refused() -> None:
+async def test_an_unknown_priority_is_refused() -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.post(
             CHAT, json=chat_body(), headers={"x-holdfast-priority": "urgent"}

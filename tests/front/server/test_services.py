@@ -14,7 +14,7 @@ from tests.fakes.scripted_gateway import (
 
 
 def services(*aliases: str, models: tuple[str, ...] = ("big", "small")) -> Services:
-    """Of models of which each has an alias as well: its name and a 2."""
+    """Models that each have an alias: the name with a 2."""
     directory = ScriptedDirectory(
         models=tuple(model_status(id=model, aliases=(model + "2",)) for model in models)
     )
@@ -37,18 +37,18 @@ def services(*aliases: str, models: tuple[str, ...] = ("big", "small")) -> Servi
         ("", ""),
     ],
 )
-def test_the_first_pattern_that_fits_tells_the_model(name: str | None, model: str) -> None:
+def test_the_first_matching_pattern_selects_the_model(name: str | None, model: str) -> None:
     assert model_of(services("claude-*haiku* = small", "claude-*", "other=small2"), name) == model
 
 
-def test_a_name_that_is_served_is_nobody_elses() -> None:
+def test_a_served_name_overrides_patterns() -> None:
     assert model_of(services("*", models=("big", "claude-x")), "claude-x") == "claude-x"
 
 
-def test_a_model_that_a_pattern_names_in_vain_is_not_there() -> None:
+def test_a_pattern_that_names_a_missing_model_is_unknown() -> None:
     with pytest.raises(UnknownModel, match="claude-x"):
         named_model(services("claude-*=gone"), "claude-x")
 
 
-def test_without_models_no_name_means_any() -> None:
+def test_without_models_a_pattern_selects_any() -> None:
     assert model_of(services("claude-*", models=()), "claude-x") == ""

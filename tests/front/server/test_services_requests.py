@@ -9,9 +9,7 @@ from holdfast.front.server.services import unless_disconnected
 
 
 class Client:
-    """The receiving side of one exchange: a body without content, then nothing until the client
-    leaves.
-    """
+    """The receiving side of one exchange: an empty body, then nothing until the client leaves."""
 
     def __init__(self) -> None:
         self.leaves = asyncio.Event()
@@ -49,7 +47,7 @@ async def test_work_whose_client_leaves_is_cancelled() -> None:
     assert cancelled.is_set()
 
 
-async def test_what_the_work_raises_is_raised() -> None:
+async def test_an_exception_of_the_work_is_raised() -> None:
     async def work() -> None:
         raise ZeroDivisionError
 

@@ -36,7 +36,7 @@ async def collect(gateway: ScriptedGateway, count: int) -> list[OutputEvent]:
         await stream.aclose()
 
 
-async def test_the_events_of_all_prompts_come_with_indices_counted_through() -> None:
+async def test_the_events_of_all_prompts_are_numbered_consecutively() -> None:
     events = await collect(ScriptedGateway(script=lambda request: answer(request.request_id)), 3)
     assert {(event.index, event.text) for event in events if isinstance(event, TextDelta)} == {
         (0, "r0"),
@@ -46,7 +46,7 @@ async def test_the_events_of_all_prompts_come_with_indices_counted_through() -> 
     assert len(events) == 6
 
 
-async def test_a_slow_prompt_does_not_hold_up_the_others() -> None:
+async def test_a_slow_prompt_does_not_delay_the_others() -> None:
     gate = asyncio.Event()
 
     def script(request: GenerationRequest) -> Any:
@@ -90,7 +90,7 @@ async def test_one_failing_prompt_fails_the_whole() -> None:
 
 
 class PickyGateway(ScriptedGateway):
-    """Refuses one of the prompts, accepts the others, and never accepts another one."""
+    """Refuses one of the prompts, accepts the others, and then accepts no more."""
 
     async def generate(self, request: GenerationRequest) -> ScriptedStream:
         if request.request_id == "r1":
@@ -100,7 +100,7 @@ class PickyGateway(ScriptedGateway):
         return await super().generate(request)
 
 
-async def test_one_refused_prompt_cancels_the_accepted_and_the_waiting_ones() -> None:
+async def test_one_refused_prompt_cancels_accepted_and_waiting_ones() -> None:
     gateway = PickyGateway()
     with pytest.raises(PromptTooLong) as refusal:
         await open_streams(gateway.generate, requests(3))
@@ -118,9 +118,7 @@ class CrowdedGateway(ScriptedGateway):
 @pytest.mark.parametrize(
     ("prompts", "choices", "field"), [(11, 1, "prompt"), (4, 3, "prompt"), (1, 11, "n")]
 )
-async def test_what_would_never_find_room_is_told_so(
-    prompts: int, choices: int, field: str
-) -> None:
+async def test_a_request_that_can_never_fit_says_so(prompts: int, choices: int, field: str) -> None:
     wanted = [msgspec.structs.replace(request, choices=choices) for request in requests(prompts)]
     with pytest.raises(RequestRefused, match=rf"{prompts * choices} answers .* \(10\)") as refusal:
         await open_streams(CrowdedGateway().generate, wanted)
@@ -128,6 +126,6 @@ async def test_what_would_never_find_room_is_told_so(
 
 
 @pytest.mark.parametrize("prompts", [1, 10])
-async def test_what_would_find_room_later_is_to_come_again(prompts: int) -> None:
+async def test_a_request_that_may_fit_later_is_told_to_retry(prompts: int) -> None:
     with pytest.raises(QueueFull):
         await open_streams(CrowdedGateway().generate, requests(prompts))

@@ -12,7 +12,7 @@ from tests.fakes.scripted_gateway import ScriptedGateway
 
 
 @pytest.mark.parametrize("said_by", ["client", "server"])
-async def test_a_request_that_takes_too_long_ends_with_a_clear_error(said_by: str) -> None:
+async def test_a_request_that_takes_too_long_ends_with_an_error(said_by: str) -> None:
     gateway = ScriptedGateway([TextDelta(index=0, text="a"), asyncio.Event()])
     limits = LimitsSettings(request_seconds=0.01) if said_by == "server" else LimitsSettings()
     headers = {TIME_LIMIT_HEADER: "0.01" if said_by == "client" else "3600"}
@@ -23,7 +23,7 @@ async def test_a_request_that_takes_too_long_ends_with_a_clear_error(said_by: st
     assert "limit of 0.01 s" in response.json()["error"]["message"]
 
 
-async def test_a_stream_that_takes_too_long_ends_with_an_error_event() -> None:
+async def test_a_stream_that_takes_too_long_ends_with_an_error() -> None:
     gateway = ScriptedGateway([TextDelta(index=0, text="a"), asyncio.Event()])
     async with client_of(gateway) as client:
         response = await client.post(
@@ -35,7 +35,7 @@ async def test_a_stream_that_takes_too_long_ends_with_an_error_event() -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "soon", "inf", "nan", ""])
-async def test_what_is_no_time_is_refused_by_name(text: str) -> None:
+async def test_an_invalid_time_limit_is_refused_by_name(text: str) -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.post(CHAT, json=chat_body(), headers={TIME_LIMIT_HEADER: text})
     assert response.status_code == 400

@@ -1,4 +1,4 @@
-"""Grammars of answers: the texts that they accept, with and without a thought, and refused formats."""
+"""Grammars of answers: the texts they accept, with and without a thought, and refused formats."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _schema(schema: Any) -> OutputFormat:
     )
 
 
-def test_an_answer_without_a_format_has_no_grammar() -> None:
+def test_an_answer_without_a_format_is_unconstrained() -> None:
     request = GenerationRequest(request_id="r", model="m", prompt=ChatPrompt(messages=()))
     assert (
         answer_grammar(
@@ -64,7 +64,7 @@ def test_a_json_object_may_have_any_members() -> None:
     assert not accepts(grammar, '{"a": 1')
 
 
-def test_a_schema_is_enforced_and_what_it_does_not_declare_is_not_written() -> None:
+def test_a_schema_is_enforced_without_undeclared_members() -> None:
     grammar = _grammar(_schema(_PERSON))
     assert accepts(grammar, '{"name": "Ada", "age": 36}')
     assert accepts(grammar, '{"name":"Ada"}')
@@ -72,7 +72,7 @@ def test_a_schema_is_enforced_and_what_it_does_not_declare_is_not_written() -> N
         assert not accepts(grammar, wrong), wrong
 
 
-def test_white_space_is_bounded_and_as_models_write_it() -> None:
+def test_white_space_is_bounded_and_typical_of_models() -> None:
     grammar = _grammar(_schema(_PERSON))
     assert accepts(grammar, '{\n    "name": "Ada",\n    "age": 36\n}')
     assert not accepts(grammar, '{  "name": "Ada"}')
@@ -80,9 +80,9 @@ def test_white_space_is_bounded_and_as_models_write_it() -> None:
 
 
 def nested(levels: int, *, in_definitions: bool = False) -> tuple[dict[str, Any], Any]:
-    """A schema of objects nested this deep, and a value of it.
+    """A schema of objects nested this deep, and a matching value.
 
-    in_definitions: whether each object is a definition of its own, as in Pydantic's schemas.
+    in_definitions: whether each object is a separate definition, as in Pydantic's schemas.
     """
     schema: dict[str, Any] = {"type": "integer"}
     value: Any = 7
@@ -99,7 +99,7 @@ def nested(levels: int, *, in_definitions: bool = False) -> tuple[dict[str, Any]
 @pytest.mark.parametrize("in_definitions", [False, True])
 @pytest.mark.parametrize("levels", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("indent", [None, 1, 2, 4, "\t"])
-def test_json_is_indented_as_deep_as_its_nesting_and_no_deeper(
+def test_json_is_indented_exactly_as_deep_as_its_nesting(
     levels: int, indent: int | str | None, in_definitions: bool
 ) -> None:
     """A weak model could write 25 spaces after each token of the smallest object."""
@@ -165,7 +165,7 @@ def test_a_thought_may_come_first_and_is_unconstrained() -> None:
     assert not accepts(grammar, '<think>a <tool_call> b</think>{"name": "Ada"}')
 
 
-def test_a_thought_that_the_prompt_has_opened_must_be_ended() -> None:
+def test_a_thought_opened_by_the_prompt_must_be_ended() -> None:
     grammar = _grammar(
         _schema(_PERSON),
         dialect=_dialect(),
@@ -175,7 +175,7 @@ def test_a_thought_that_the_prompt_has_opened_must_be_ended() -> None:
     assert not accepts(grammar, '{"name": "Ada"}')
 
 
-def test_a_thought_that_the_prompt_has_closed_is_not_repeated() -> None:
+def test_a_thought_closed_by_the_prompt_is_not_repeated() -> None:
     grammar = _grammar(
         _schema(_PERSON),
         dialect=_dialect(),
@@ -243,9 +243,7 @@ def test_markers_that_are_not_tokens_are_text_in_the_grammar(is_open: bool) -> N
         (_schema({"type": "string", "minLength": 3, "maxLength": 2}), "minLength"),
     ],
 )
-def test_a_format_that_cannot_be_enforced_is_refused_with_its_field_and_the_reason(
-    form: OutputFormat, said: str
-) -> None:
+def test_an_unenforceable_format_is_refused_with_the_reason(form: OutputFormat, said: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         _grammar(form)
     assert caught.value.field == form.field

@@ -1,5 +1,5 @@
-"""Grammars of calls, for every family: random samples are read as valid calls, and the calls that
-the family writes are accepted.
+"""Grammars of calls for every family: random samples are read as valid calls, and the family's own
+calls are accepted.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ _ALL_HELD = ToolsSettings(constrain="auto")
 
 
 def _written(dialect: ModelDialect, *calls: Call) -> str:
-    """The calls as the family writes them, with ids of its form."""
+    """The calls as the family writes them, with ids in its format."""
     assert dialect.calls is not None
     call_id = {"alnum9": "abc123XYZ", "number": "0"}.get(dialect.calls.id_form, "")
     return dialect.calls.write([call._replace(id=call_id) for call in calls])
@@ -148,19 +148,17 @@ def _check(dialect: ModelDialect, answer: str) -> None:
         jsonschema.validate(arguments, _SCHEMAS[name], format_checker=jsonschema.FormatChecker())
 
 
-# at random, its thoughts do not end
+# its random thoughts do not end
 @pytest.mark.parametrize("family", [name for name in _CONSTRAINED if name != "harmony"])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_random_samples_are_read_as_calls_that_match_their_schemas(family: str, seed: int) -> None:
+def test_random_samples_are_read_as_valid_calls(family: str, seed: int) -> None:
     dialect = _dialect(family)
     _check(dialect, random_answer(_grammar(dialect, ToolChoice(mode="required")).text, seed=seed))
 
 
 @pytest.mark.parametrize("family", _AS_TOKENS)
 @pytest.mark.parametrize("seed", range(2))
-def test_random_samples_with_markers_as_tokens_are_read_as_such_calls(
-    family: str, seed: int
-) -> None:
+def test_random_samples_with_marker_tokens_are_read_as_calls(family: str, seed: int) -> None:
     dialect = _dialect(family, as_tokens=True)
     _check(dialect, random_answer(_grammar(dialect, ToolChoice(mode="required")).text, seed=seed))
 
@@ -183,9 +181,7 @@ def test_the_calls_that_a_family_writes_match_its_grammar(family: str) -> None:
     ("gap", "is_read"),
     [(" ", True), ("", True), ("\n", True), ("\n\n", False), ("\n    ", False), ("\n\t", False)],
 )
-def test_white_space_within_the_beginning_of_calls_is_what_the_reader_takes_for_one(
-    gap: str, is_read: bool
-) -> None:
+def test_calls_begin_only_with_readable_white_space(gap: str, is_read: bool) -> None:
     dialect = _dialect("command_r_plus")
     grammar = _grammar(dialect, ToolChoice(mode="required")).text
     answer = f'Action:{gap}```json\n[{{"tool_name": "list_all", "parameters": {{}}}}]\n```'
@@ -207,7 +203,7 @@ def test_a_constrained_call_may_escape_characters_in_strings(family: str) -> Non
     assert told(dialect, [tool], escaped) == [("find", {"city": "Zürich 🙂"}, ())]
 
 
-def test_only_the_tools_that_a_choice_holds_to_their_schemas_are_constrained() -> None:
+def test_only_tools_held_to_their_schemas_are_constrained() -> None:
     dialect = _dialect("hermes")
     grammar = _grammar(dialect, ToolChoice(held=("get_weather",)), settings=ToolsSettings()).text
     assert accepts(grammar, _written(dialect, _WEATHER))
@@ -239,7 +235,7 @@ def test_without_parallel_calls_an_answer_has_one_call(family: str) -> None:
 
 
 def test_too_many_tools_are_refused_in_one_short_sentence() -> None:
-    # Each tool is fine alone; only this many exceed the size of a grammar.
+    # Each tool is fine alone; only this many exceed the limit of a grammar.
     listed = [[f"value {number} of {place}" for number in range(60)] for place in range(8)]
     tools = [
         _tool(
@@ -267,7 +263,7 @@ def test_the_tools_of_an_agent_are_not_too_many(
     assert _grammar(_dialect(family), ToolChoice(mode=mode), tools=tools).text
 
 
-def test_a_named_tool_is_the_only_one_that_is_called() -> None:
+def test_a_named_tool_is_the_only_one_called() -> None:
     dialect = _dialect("hermes", as_tokens=True)
     grammar = _grammar(dialect, ToolChoice(mode="required", names=("list_all",))).text
     assert accepts(grammar, '<tool_call>\n{"name": "list_all", "arguments": {}}\n</tool_call>')
@@ -293,7 +289,7 @@ def test_calls_are_not_constrained_by_default() -> None:
     assert _grammar(_dialect("hermes"), ToolChoice(), settings=ToolsSettings()) == AnswerGrammar()
 
 
-def test_a_strict_tool_is_held_to_its_schema_and_others_to_their_names() -> None:
+def test_a_strict_tool_follows_its_schema_others_their_names() -> None:
     strict = {"type": "function", "function": {**_TOOLS[0]["function"], "strict": True}}
     grammar = _grammar(
         _dialect("hermes", as_tokens=True),
@@ -354,7 +350,7 @@ def test_a_required_call_that_cannot_be_enforced_is_refused() -> None:
     assert caught.value.field == "tool_choice"
 
 
-def test_an_unenforceable_keyword_is_reported_or_refused_if_the_tool_is_strict() -> None:
+def test_an_unenforceable_keyword_is_reported_or_refused_if_strict() -> None:
     tool = _tool(
         "tags", {"names": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}}
     )

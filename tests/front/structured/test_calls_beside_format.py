@@ -1,6 +1,4 @@
-"""With tools and an output format, a model may write the document or a call, in every form of call
-that its reader reads.
-"""
+"""With tools and an output format, a model may write the document or a call in every readable form."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ def _found(name: str) -> tuple[FoundDialect, Tokenizer]:
 
 
 def _forms(dialect: ModelDialect) -> Iterator[str]:
-    """A call in every form in which the model's calls are read."""
+    """A call in every form that the reader accepts."""
     call_id = {"alnum9": "abc123XYZ", "number": "0"}
     for form in dialect.read_forms:
         call = Call("find_places", _ARGUMENTS, call_id.get(form.id_form, ""))
@@ -83,7 +81,7 @@ def _grammar(dialect: ModelDialect, schema: Any, **choice: Any) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
-def test_every_readable_form_of_call_is_allowed_beside_a_document(name: str) -> None:
+def test_every_readable_call_may_replace_a_document(name: str) -> None:
     found, tokenizer = _found(name)
     dialect = found.dialect
     assert dialect.calls is not None
@@ -113,7 +111,7 @@ def test_documents_are_accepted_as_without_tools(name: str, kind: str) -> None:
     assert refusal(tokenizer, dialect, grammar, before + "I think that")
 
 
-def test_several_bare_calls_are_allowed_only_if_calls_may_be_parallel() -> None:
+def test_several_bare_calls_need_parallel_calls() -> None:
     found, tokenizer = _found("qwen3")
     call = json.dumps({"name": "find_places", "arguments": _ARGUMENTS})
     schema, _ = _DOCUMENTS["other names"]

@@ -1,4 +1,4 @@
-"""A family's grammar accepts what the family's own template writes, to the end of the turn.
+"""A family's grammar accepts its own template's output up to the end of the turn.
 
 The same is tested with the templates of real models in `tests/slow/test_real_templates.py`.
 """
@@ -19,12 +19,12 @@ from tests.fakes.template_answers import (
     written,
 )
 
-# Unlike the model, the template does not write text before a call in a message of its own.
+# Unlike the model, the template does not put text before a call into a separate message.
 _NOT_WRITTEN = {("gpt_oss", "a text and a call")}
 
 
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
-def test_a_model_may_write_what_its_template_writes_to_the_end_of_the_turn(name: str) -> None:
+def test_templates_output_is_allowed_to_the_turns_end(name: str) -> None:
     family = FAMILY_TEMPLATES[name]
     tokenizer = family.tokenizer()
     found = find_dialect(family.template(), tokenizer, config={})
@@ -41,8 +41,8 @@ def test_a_model_may_write_what_its_template_writes_to_the_end_of_the_turn(name:
 
 
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
-def test_after_a_complete_call_and_a_new_line_the_answer_can_end(name: str) -> None:
-    """Models write the line break that separates two calls after the last call, too."""
+def test_after_a_call_and_a_new_line_the_answer_can_end(name: str) -> None:
+    """Models also write the line break that separates two calls after the last call."""
     family = FAMILY_TEMPLATES[name]
     tokenizer = family.tokenizer()
     found = find_dialect(family.template(), tokenizer, config={})
@@ -60,7 +60,7 @@ def test_after_a_complete_call_and_a_new_line_the_answer_can_end(name: str) -> N
 
 @pytest.mark.parametrize("name", ["qwen3", "mistral_v13", "cohere"])
 def test_arguments_may_be_indented_as_in_a_list_of_calls(name: str) -> None:
-    """As Command R+ writes them: four spaces for each level, of which the list and the call are two."""
+    """As Command R+ writes them: four spaces per level, two of which are the list and the call."""
     family = FAMILY_TEMPLATES[name]
     tokenizer = family.tokenizer()
     found = find_dialect(family.template(), tokenizer, config={})

@@ -1,5 +1,5 @@
-"""Schemas are checked before they become grammars: what is refused with its place, what is left
-out, and what would explode.
+"""Schemas are checked before they become grammars: refused keywords with their position, ignored
+ones, and those that would explode.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def test_the_schemas_of_agents_and_others_are_fully_enforced(schema: Any) -> Non
         ({"type": "object", "required": ["c"], "additionalProperties": False}, "required"),
     ],
 )
-def test_an_unenforceable_keyword_is_refused_with_its_place_or_left_out(
+def test_an_unenforceable_keyword_is_refused_by_position_or_left_out(
     node: Any, keyword: str
 ) -> None:
     fault = _fault(_inside(node))
@@ -91,7 +91,7 @@ def test_an_unenforceable_keyword_is_refused_with_its_place_or_left_out(
     assert not _takes(_inside(node), {"a": 1}, strict=False)
 
 
-def test_the_place_of_a_fault_in_a_definition_is_the_one_in_the_clients_schema() -> None:
+def test_faults_in_definitions_have_their_original_position() -> None:
     schema = {
         "$ref": "#/definitions/x",
         "definitions": {"x": _inside({"type": "string", "minLength": 3, "maxLength": 2})},
@@ -234,7 +234,7 @@ def test_a_value_that_is_not_a_schema_is_refused() -> None:
         {"items": {"type": "integer"}, "const": [-1e30]},
     ],
 )
-def test_integers_that_overflow_the_stack_of_llguidance_never_reach_it(
+def test_integers_that_overflow_llguidances_stack_never_reach_it(
     schema: Any,
 ) -> None:
     assert "below the 64-bit range" in _fault(schema).reason
@@ -243,9 +243,7 @@ def test_integers_that_overflow_the_stack_of_llguidance_never_reach_it(
 
 @pytest.mark.parametrize("keyword", PLAIN)
 @pytest.mark.parametrize("value", [None, True, 5, 1.5, "a", [5], [[]], {}])
-def test_a_keyword_with_a_value_of_any_type_causes_no_internal_error(
-    keyword: str, value: Any
-) -> None:
+def test_any_value_of_a_keyword_causes_no_internal_error(keyword: str, value: Any) -> None:
     for beside in (
         {},
         {"type": "object", "properties": {"a": {}}},
@@ -281,7 +279,7 @@ def test_bounds_beyond_64_bits_become_the_last_exact_ones(kind: str) -> None:
         ({"type": "object", "maxProperties": 1.0}, {"a": 1}, {"a": 1, "b": 2}),
     ],
 )
-def test_a_count_may_be_written_with_a_fraction_of_zero(schema: Any, fits: Any, fails: Any) -> None:
+def test_a_count_may_be_written_with_a_zero_fraction(schema: Any, fits: Any, fails: Any) -> None:
     assert _takes(schema, fits)
     assert not _takes(schema, fails)
     assert "wrong type" in _fault({"type": "string", "minLength": 2.5}).reason
@@ -406,7 +404,7 @@ def test_an_ip_address_is_one_that_python_parses(pieces: list[str]) -> None:
 
 @st.composite
 def _written(draw: st.DrawFn) -> tuple[str, str]:
-    """A text, and its JSON, in which any character may be escaped."""
+    """A text and its JSON with any characters escaped."""
     text = draw(st.text(st.sampled_from('aZü/"\\\n\x01\x7f東🙂'), max_size=6))
     written = ""
     for character in text:
@@ -425,7 +423,7 @@ def _written(draw: st.DrawFn) -> tuple[str, str]:
 
 @settings(max_examples=60)
 @given(_written(), st.integers(0, 4), st.integers(0, 4))
-def test_any_character_of_a_string_may_be_escaped_and_counts_once(
+def test_any_character_may_be_escaped_and_counts_once(
     said: tuple[str, str], least: int, more: int
 ) -> None:
     text, written = said
@@ -484,7 +482,7 @@ _SPELLINGS = (
 
 
 @pytest.mark.parametrize("kind", _NAMES)
-def test_an_object_with_escaped_names_matches_its_schema_or_is_refused(kind: str) -> None:
+def test_an_object_with_escaped_names_matches_or_is_refused(kind: str) -> None:
     schema = {"type": "object", **_NAMES[kind]}
     grammar = grammar_text(f"start: {json_value(_checked(schema).schema)}")
     firsts = itertools.product(_SPELLINGS[::4], ("1", '"x"'))
@@ -494,7 +492,7 @@ def test_an_object_with_escaped_names_matches_its_schema_or_is_refused(kind: str
             jsonschema.validate(json.loads(text), schema)
 
 
-def test_strings_keep_their_escapes_if_names_cannot_be_confused() -> None:
+def test_strings_keep_their_escapes_if_names_are_unambiguous() -> None:
     closed = {
         "type": "object",
         "properties": {"city": {"type": "string"}},

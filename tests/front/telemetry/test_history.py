@@ -58,15 +58,13 @@ def test_a_value_lies_between_the_bounds_of_its_bucket(value: float) -> None:
 
 
 @given(values=st.lists(VALUES, min_size=1), share=SHARES)
-def test_a_percentile_is_exact_up_to_the_width_of_a_bucket(
-    values: list[float], share: float
-) -> None:
+def test_a_percentile_is_exact_to_the_width_of_a_bucket(values: list[float], share: float) -> None:
     exact = sorted(values)[max(1, math.ceil(share * len(values))) - 1]
     assert exact / WIDTH <= distribution(values).percentile(share) <= exact * WIDTH
 
 
 @given(values=st.lists(st.floats(min_value=0, max_value=1e9)))
-def test_values_are_counted_together_as_they_are_one_by_one(values: list[float]) -> None:
+def test_values_counted_together_equal_values_counted_singly(values: list[float]) -> None:
     together = Distribution()
     together.add_all(values)
     assert together.counts == distribution(values).counts
@@ -88,7 +86,7 @@ def test_merged_distributions_have_the_percentiles_of_all_values(
 
 
 @given(values=st.lists(VALUES, min_size=2, max_size=2), seed=st.lists(VALUES, min_size=1))
-def test_percentiles_never_fall_with_their_share(values: list[float], seed: list[float]) -> None:
+def test_percentiles_increase_with_their_share(values: list[float], seed: list[float]) -> None:
     shares = (0.01, 0.05, 0.5, 0.95, 0.99)
     found = [distribution(values + seed).percentile(share) for share in shares]
     assert found == sorted(found)
@@ -98,7 +96,7 @@ def test_percentiles_never_fall_with_their_share(values: list[float], seed: list
     pauses=st.lists(st.floats(min_value=0, max_value=20_000), max_size=40),
     name=st.sampled_from(list(RANGES)),
 )
-def test_every_answer_of_a_range_is_in_exactly_one_of_its_points(
+def test_every_answer_is_in_exactly_one_point_of_a_range(
     pauses: list[float], name: RangeName
 ) -> None:
     clock = Clock()
@@ -116,7 +114,7 @@ def test_every_answer_of_a_range_is_in_exactly_one_of_its_points(
 
 
 @given(pauses=st.lists(st.floats(min_value=0, max_value=20_000), min_size=1, max_size=40))
-def test_what_is_saved_is_what_is_restored(pauses: list[float]) -> None:
+def test_the_history_survives_saving_and_restoring(pauses: list[float]) -> None:
     clock = Clock()
     before = PerformanceHistory(clock=clock)
     for number, pause in enumerate(pauses):
@@ -129,7 +127,7 @@ def test_what_is_saved_is_what_is_restored(pauses: list[float]) -> None:
     assert len(after.packed()) == len(before.packed())
 
 
-def test_a_model_is_shown_alone_and_all_together() -> None:
+def test_models_are_shown_singly_and_together() -> None:
     history = PerformanceHistory(clock=Clock())
     history.add("a", answer(first_token=0.1))
     history.add("b", answer(first_token=8.0))
@@ -143,7 +141,7 @@ def test_a_model_is_shown_alone_and_all_together() -> None:
     assert history.report("1h", model="c").total.answers == 0
 
 
-def test_only_what_the_range_needs_is_kept_however_long_the_server_runs() -> None:
+def test_only_the_longest_range_is_kept_over_time() -> None:
     clock = Clock()
     history = PerformanceHistory(clock=clock, steady=clock)
     sizes = []
@@ -160,7 +158,7 @@ def test_only_what_the_range_needs_is_kept_however_long_the_server_runs() -> Non
     assert history.models == frozenset()
 
 
-def test_the_oldest_cells_go_when_there_are_too_many_bytes(
+def test_the_oldest_cells_are_dropped_above_the_size_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MOST_BYTES", 20_000)
@@ -173,7 +171,7 @@ def test_the_oldest_cells_go_when_there_are_too_many_bytes(
     assert history.report("15m").total.answers == 15
 
 
-def test_the_model_that_is_idle_for_longest_is_forgotten_first(
+def test_the_longest_idle_model_is_forgotten_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MOST_MODELS", 2)
@@ -183,7 +181,7 @@ def test_the_model_that_is_idle_for_longest_is_forgotten_first(
     assert history.models == {"a", "c"}
 
 
-def test_a_clock_that_is_set_back_does_no_harm() -> None:
+def test_a_clock_set_back_is_harmless() -> None:
     clock = Clock()
     history = PerformanceHistory(clock=clock)
     history.add("m", answer())
@@ -204,14 +202,14 @@ def test_a_clock_that_is_set_back_does_no_harm() -> None:
         msgspec.msgpack.encode({"version": 1, "models": {"m": 5}}),
     ],
 )
-def test_anything_else_is_not_taken_in(damaged: bytes) -> None:
+def test_foreign_data_is_not_restored(damaged: bytes) -> None:
     history = PerformanceHistory(clock=Clock())
     with pytest.raises(msgspec.DecodeError):
         history.unpack(damaged)
     assert history.models == frozenset()
 
 
-def test_a_clock_that_jumps_ahead_deletes_nothing_at_once() -> None:
+def test_a_clock_jumping_ahead_deletes_nothing() -> None:
     clock, steady = Clock(), Clock()
     history = PerformanceHistory(clock=clock, steady=steady)
     history.add("m", answer())
@@ -227,7 +225,7 @@ def test_a_clock_that_jumps_ahead_deletes_nothing_at_once() -> None:
     assert again.models == frozenset()
 
 
-def test_what_a_wrong_clock_has_recorded_does_not_make_it_right_at_the_next_start() -> None:
+def test_records_of_a_wrong_clock_are_not_trusted() -> None:
     clock, steady = Clock(), Clock()
     history = PerformanceHistory(clock=clock, steady=steady)
     history.add("m", answer())

@@ -48,7 +48,7 @@ async def test_a_server_without_requests_writes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "replaced", "emptied", "too long"])
-async def test_a_damaged_file_is_an_empty_history_and_a_warning(
+async def test_a_damaged_file_is_an_empty_history_with_a_warning(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "server-1.history"
@@ -88,7 +88,7 @@ async def test_only_one_server_writes_a_file(tmp_path: Path) -> None:
     await file.close()
 
 
-async def test_a_folder_that_cannot_be_made_is_a_warning(
+async def test_a_folder_that_cannot_be_created_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -121,7 +121,7 @@ async def test_a_failed_save_leaves_the_earlier_file(
     ]
 
 
-async def test_changes_are_saved_some_time_later_without_a_stop(
+async def test_changes_are_saved_after_a_while_without_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history_file, "SAVE_SECONDS", 0.0)

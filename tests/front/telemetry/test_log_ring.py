@@ -49,7 +49,7 @@ def test_lines_are_numbered_and_filtered(ring: LogRing) -> None:
     assert (line.number, line.level, line.logger) == (ring.latest_number, "error", "holdfast.tests")
 
 
-def test_lines_belong_to_the_request_during_which_they_are_written(ring: LogRing) -> None:
+def test_lines_belong_to_the_request_that_wrote_them(ring: LogRing) -> None:
     record = RequestRecord(method="GET", path="/x", client="1.2.3.4", request_id="req_7")
     with current_record(record):
         log.info("within")
@@ -61,7 +61,7 @@ def test_lines_belong_to_the_request_during_which_they_are_written(ring: LogRing
     ]
 
 
-def test_prompts_and_answers_stay_in_the_log_where_their_owner_wanted_them(ring: LogRing) -> None:
+def test_prompts_and_answers_stay_out_of_the_ring(ring: LogRing) -> None:
     answer = AnswerRecord(Metrics())
     answer.accepted("m", prompt_tokens=3, prompt="a secret")
     answer.observe(TextDelta(index=0, text="an answer"))
@@ -99,7 +99,7 @@ def test_number_and_size_are_bounded(ring: LogRing, monkeypatch: pytest.MonkeyPa
     assert sum(map(len, texts(ring))) <= 3 * log_ring.LONGEST_LINE
 
 
-def test_a_line_that_cannot_be_formatted_does_not_disturb_the_caller(
+def test_unformattable_lines_do_not_disturb_the_caller(
     ring: LogRing, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ring.handle(logging.LogRecord("x", logging.INFO, "", 0, "%d", ("no number",), None))

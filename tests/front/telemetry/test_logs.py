@@ -32,7 +32,7 @@ def configured(
     out: io.StringIO | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> io.StringIO:
-    """Configure logging with this as standard error, which is returned."""
+    """Configure logging with this as standard error, and return it."""
     out = out or io.StringIO()
     monkeypatch.setattr(sys, "stderr", out)
     for name in ("NO_COLOR", "TERM"):
@@ -72,7 +72,7 @@ def request_line(**fields: object) -> RequestRecord:
     return RequestRecord(method="GET", path="/v1/models", client="::1", **fields)  # type: ignore[arg-type]
 
 
-def test_a_request_is_a_line_for_people_and_fields_for_machines(
+def test_a_request_is_a_readable_line_and_structured_fields(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text, json_lines = io.StringIO(), io.StringIO()
@@ -103,7 +103,7 @@ def test_the_status_is_coloured_on_a_terminal(
         (io.StringIO(), {"TERM": "xterm"}),
     ],
 )
-def test_nothing_is_coloured_elsewhere_or_if_disabled(
+def test_output_is_plain_without_a_terminal_or_if_disabled(
     out: io.StringIO, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configured(monkeypatch, LogSettings(), out, environ)
@@ -113,7 +113,7 @@ def test_nothing_is_coloured_elsewhere_or_if_disabled(
     assert "plain" in out.getvalue()
 
 
-def test_no_client_text_can_control_the_terminal_or_forge_a_line(
+def test_client_text_cannot_control_the_terminal_or_forge_lines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out = configured(monkeypatch, LogSettings())

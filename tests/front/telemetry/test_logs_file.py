@@ -27,7 +27,7 @@ def homeless() -> Path:
 
 
 @pytest.mark.parametrize("off", ["", "off"])
-def test_without_the_setting_there_is_no_file_and_no_home_is_needed(off: str) -> None:
+def test_without_the_setting_a_log_file_and_home_are_unnecessary(off: str) -> None:
     assert open_log_file(LogSettings(file=off), folder=homeless, name="n") is None
     with pytest.raises(ConfigError, match="no log file can be created: no home"):
         open_log_file(LogSettings(file="auto"), folder=homeless, name="n")
@@ -48,7 +48,7 @@ def test_rotated_files_are_limited_and_private(tmp_path: Path) -> None:
     assert "line 099" in (tmp_path / "logs" / "server-8321.log").read_text()
 
 
-def test_two_servers_write_two_files_and_the_next_one_reuses_the_first(tmp_path: Path) -> None:
+def test_two_servers_write_two_files_and_reuse_them(tmp_path: Path) -> None:
     first, second = auto(tmp_path), auto(tmp_path)
     assert (first.path.name, second.path.name) == ("server-8321.log", "server-8321-2.log")
     first.close()
@@ -91,7 +91,7 @@ log_uncaught()
     ("redirected", "is_written"),
     [("2>/dev/null", True), ("2>own.txt", True), ("2>&1 | cat", False), ("2>&-", True)],
 )
-def test_a_server_in_the_background_writes_a_log_file_unless_its_standard_error_is_a_pipe(
+def test_a_background_server_writes_a_log_file_unless_piped(
     redirected: str, is_written: bool, tmp_path: Path
 ) -> None:
     program = (
@@ -104,7 +104,7 @@ def test_a_server_in_the_background_writes_a_log_file_unless_its_standard_error_
     assert (tmp_path / "n.log").exists() == is_written
 
 
-def test_without_a_place_a_background_server_writes_no_log_file(
+def test_without_a_location_a_background_server_writes_no_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "stderr", None)

@@ -6,7 +6,7 @@ from holdfast.front.telemetry.metrics import Metrics, PressureFigures
 from holdfast.wire.events import ConstraintFigures, Histogram, WorkerStatistics
 
 
-def test_two_servers_in_one_process_do_not_share_their_numbers() -> None:
+def test_two_servers_in_one_process_have_separate_metrics() -> None:
     first, second = Metrics(), Metrics()
     first.http_requests.labels("GET", "/", "200").inc()
     assert (
@@ -17,7 +17,7 @@ def test_two_servers_in_one_process_do_not_share_their_numbers() -> None:
     )
 
 
-def test_the_exposition_can_be_parsed_and_every_family_explains_itself() -> None:
+def test_the_exposition_parses_and_every_family_has_help() -> None:
     numbers = WorkerStatistics(
         steps=4, step_seconds=Histogram(bounds=(1.0,), counts=(1, 2), total=9.0)
     )

@@ -30,7 +30,7 @@ MEMORY = CacheFigures(
 
 
 def values(**statistics: WorkerStatistics) -> dict[tuple[str, tuple[str, ...]], float]:
-    """Name and values of the labels → value, of everything that is shown of memories and stores."""
+    """Name and label values → value, of all metrics about caches and stores."""
     text = Metrics().exposition(statistics).decode()
     samples = [
         sample for family in text_string_to_metric_families(text) for sample in family.samples
@@ -65,7 +65,7 @@ def test_reuse_is_counted_by_tier_and_lookups_by_outcome() -> None:
     assert shown["prefix_cache_restore_seconds_sum", ("m",)] == 9
 
 
-def test_each_figure_of_a_prefix_cache_keeps_its_old_name_for_one_release() -> None:
+def test_each_cache_metric_keeps_its_old_name_for_one_release() -> None:
     shown = values(m=WorkerStatistics(memory=MEMORY))
     new = {
         (name.removeprefix("prefix_cache_"), labels): value
@@ -91,7 +91,7 @@ def test_an_unwritable_store_is_reported_with_its_dropped_blocks() -> None:
     assert values(m=WorkerStatistics(memory=writing))["store_writing", ("m",)] == 1
 
 
-def test_a_worker_without_cache_or_store_shows_no_such_figures() -> None:
+def test_a_worker_without_cache_or_store_lacks_their_metrics() -> None:
     assert values(m=WorkerStatistics()) == {}
     assert not any(
         name.startswith("store_") for name, _ in values(m=WorkerStatistics(memory=CacheFigures()))

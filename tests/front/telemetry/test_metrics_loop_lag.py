@@ -1,4 +1,4 @@
-"""How late the event loop comes round."""
+"""The lag of the event loop."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import time
 from holdfast.front.telemetry.metrics import Lag, LoopLag, Metrics
 
 TICK_SECONDS = 0.002
-BLOCKED_SECONDS = 0.01  # in which several ticks are due
+BLOCKED_SECONDS = 0.01  # several ticks are due during it
 
 
 async def blocked(lag: LoopLag) -> None:
     with lag.watched():
         await asyncio.sleep(0)
-        time.sleep(0.01)  # what must not be done on a loop
+        time.sleep(0.01)  # must not be done on an event loop
         await asyncio.sleep(0.002)
 
 

@@ -62,7 +62,7 @@ def answered(clock: Clock, **options: object) -> AnswerRecord:
     return answer
 
 
-def test_the_line_of_an_answer_has_its_tokens_and_speed() -> None:
+def test_the_line_of_an_answer_has_tokens_and_speed() -> None:
     clock = Clock()
     served = record(clock, model="demo")
     served.answer = answered(clock)
@@ -87,7 +87,7 @@ def test_the_line_of_an_answer_has_its_tokens_and_speed() -> None:
     }
 
 
-def test_the_line_says_what_a_request_waited_for_in_the_front_and_in_its_worker() -> None:
+def test_the_line_shows_waits_in_front_and_worker() -> None:
     clock = Clock()
     served = record(clock, model="demo")
     with current_record(served), waiting_for(WaitReason.LOAD):
@@ -103,13 +103,13 @@ def test_the_line_says_what_a_request_waited_for_in_the_front_and_in_its_worker(
     assert served.fields["waited_seconds"] == {"load": 2.0, "memory": 1.5}
 
 
-def test_waits_outside_of_a_request_are_nobodys() -> None:
+def test_waits_outside_a_request_are_ignored() -> None:
     with waiting_for(WaitReason.PLACE):
         served = record(Clock())
     assert served.waits == {}
 
 
-def test_a_request_without_an_answer_has_no_figures() -> None:
+def test_a_request_without_an_answer_lacks_token_figures() -> None:
     assert str(record(Clock(), path="/v1/models")) == "10.0.0.7 POST /v1/models 200 in 0.00 s"
 
 
@@ -121,7 +121,7 @@ def test_a_refusal_has_a_shortened_reason() -> None:
     assert len(refused.fields["error_message"]) < 200
 
 
-def test_an_aborted_request_is_logged_with_what_it_had_received() -> None:
+def test_an_aborted_request_is_logged_with_the_received_tokens() -> None:
     clock = Clock()
     gone = record(clock, is_aborted=True)
     gone.answer = accepted(clock, prompt_tokens=7)
@@ -129,7 +129,7 @@ def test_an_aborted_request_is_logged_with_what_it_had_received() -> None:
     assert str(gone).endswith("prompt 7 answer 1 first 0.00 s in 0.00 s aborted by the client")
 
 
-def test_an_answer_that_arrives_at_once_has_no_speed() -> None:
+def test_an_answer_that_arrives_in_one_burst_lacks_a_speed() -> None:
     clock = Clock()
     answer = accepted(clock, prompt_tokens=7)
     for _ in range(8):
@@ -138,7 +138,7 @@ def test_an_answer_that_arrives_at_once_has_no_speed() -> None:
     assert answer.tokens_per_second is None
 
 
-def test_several_choices_are_added_up_and_their_prompt_counts_once() -> None:
+def test_several_choices_are_summed_and_their_prompt_counts_once() -> None:
     clock = Clock()
     answer = accepted(clock, prompt_tokens=10, choices_per_prompt=2)
     for index in range(4):
@@ -150,12 +150,12 @@ def test_several_choices_are_added_up_and_their_prompt_counts_once() -> None:
 @pytest.mark.parametrize(
     "path", ["/v1/\x1b]0;owned\x07", "/v1/\n12:00:00 INFO    10.0.0.1 GET / 200", "/\u202e"]
 )
-def test_a_path_cannot_control_the_terminal_or_forge_a_line(path: str) -> None:
+def test_a_path_cannot_control_the_terminal_or_forge_lines(path: str) -> None:
     hostile = record(Clock(), path=path, model="a\x1b[31mb", client="\x07")
     assert str(hostile).isprintable()
 
 
-def test_contents_are_kept_only_on_request_and_up_to_a_limit() -> None:
+def test_contents_are_logged_only_on_request_and_limited() -> None:
     clock = Clock()
     silent, told = record(clock), record(clock)
     silent.answer, told.answer = answered(clock), answered(clock, prompt="Say\nhello")
@@ -179,7 +179,7 @@ def test_contents_are_kept_only_on_request_and_up_to_a_limit() -> None:
         ("/v1/chat/completions", 500, logging.INFO),
     ],
 )
-def test_polls_are_debug_lines_and_client_errors_are_no_errors(
+def test_polls_are_debug_lines_and_client_errors_info(
     path: str, status: int, level: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG):
@@ -196,7 +196,7 @@ def test_polls_are_debug_lines_and_client_errors_are_no_errors(
         ("POST", "/v1/responses", logging.INFO),
     ],
 )
-def test_what_the_page_polls_is_a_debug_line_and_what_it_does_is_not(
+def test_only_the_pages_reads_are_debug_lines(
     method: str, path: str, level: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG):
@@ -211,7 +211,7 @@ def lines_about(
     total: int = 17_403,
     cached: int = 0,
 ) -> list[str]:
-    """reads: after how many seconds of prefill how many tokens are read."""
+    """reads: the tokens read after these numbers of seconds."""
     clock = Clock()
     asked = record(clock, model="demo")
     asked.answer = accepted(clock, prompt_tokens=total)
@@ -230,7 +230,7 @@ def lines_about(
     return [entry.getMessage() for entry in caplog.records]
 
 
-def test_a_long_prefill_is_logged_at_its_start_and_every_few_seconds(
+def test_a_long_prefill_is_logged_every_few_seconds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     lines = lines_about(

@@ -22,7 +22,7 @@ def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(name, {"model": "m", **labels})
 
 
-def test_the_first_text_is_measured_from_the_request_and_gaps_per_choice() -> None:
+def test_first_text_is_timed_from_the_request_gaps_per_choice() -> None:
     metrics, clock = Metrics(), Clock()
     answer = AnswerRecord(metrics, clock=clock)
     clock.now += 0.5
@@ -89,7 +89,7 @@ def test_a_refused_request_counts_for_no_model() -> None:
     assert b"holdfast_request_seconds_count" not in metrics.exposition({})
 
 
-def test_an_answer_ended_by_a_stop_string_is_timed_here() -> None:
+def test_answers_ended_by_stop_strings_are_timed_here() -> None:
     metrics = Metrics()
     now = [10.0]
     answer = AnswerRecord(metrics, clock=lambda: now[0])
@@ -117,7 +117,7 @@ def finished(**facts: Any) -> ChoiceFinished:
     return ChoiceFinished(**(usual | facts))
 
 
-def test_the_history_gets_what_the_metrics_get() -> None:
+def test_history_and_metrics_get_the_same_values() -> None:
     metrics, clock = Metrics(), Clock()
     answer = AnswerRecord(metrics, clock=clock)
     answer.accepted("m", prompt_tokens=10)
@@ -150,7 +150,7 @@ def test_the_history_gets_what_the_metrics_get() -> None:
     assert total.speed is not None and total.speed.mean == pytest.approx(3 / 0.06)
 
 
-def test_the_history_has_no_phases_that_did_not_happen() -> None:
+def test_phases_that_did_not_happen_are_empty_in_the_history() -> None:
     metrics = Metrics()
     answer = AnswerRecord(metrics)
     answer.accepted("m", prompt_tokens=10)
@@ -162,7 +162,7 @@ def test_the_history_has_no_phases_that_did_not_happen() -> None:
     assert [getattr(total, name) for name in phases] == [None] * 8
 
 
-def test_a_request_that_no_model_accepted_is_not_in_the_history() -> None:
+def test_a_request_without_a_model_is_not_in_the_history() -> None:
     metrics = Metrics()
     AnswerRecord(metrics).close({WaitReason.LOAD: 3.0})
     assert metrics.history.models == frozenset()

@@ -1,4 +1,4 @@
-"""Requests as traces, sent to a collector that really listens."""
+"""Requests as traces, sent to a listening collector."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def ask(
     script: Script = ANSWER,
     **fields: Any,
 ) -> list[int]:
-    """The statuses of requests to a server with traces, which is stopped then."""
+    """The statuses of requests to a server with traces, which is then stopped."""
     traces = open_traces("1.2.3")
     app = create_application(replace(scripted_services(ScriptedGateway(script)), traces=traces))
     async with httpx.AsyncClient(
@@ -129,7 +129,7 @@ async def test_an_interrupted_answer_has_only_known_figures(
     } & {*said}
 
 
-async def test_a_prompt_without_generation_has_no_decode_span(collector: Any) -> None:
+async def test_a_prompt_without_generation_lacks_a_decode_span(collector: Any) -> None:
     await ask(("POST", CHAT), script=[msgspec.structs.replace(END, completion_tokens=0)])
     assert "decode" not in {span.name for span in collector.spans}
 
@@ -148,7 +148,7 @@ async def test_an_unsampled_trace_gets_no_spans(collector: Any) -> None:
     assert collector.spans == []
 
 
-async def test_a_refused_request_is_one_span_and_a_polled_path_is_none(
+async def test_a_refused_request_is_one_span_and_polls_are_none(
     collector: Any,
 ) -> None:
     assert await ask(("POST", CHAT), ("GET", "/health"), temperature=-1) == [400, 200]
@@ -157,7 +157,7 @@ async def test_a_refused_request_is_one_span_and_a_polled_path_is_none(
     assert span.status.code == 0, "a refusal is the client's error"
 
 
-async def test_an_unknown_path_is_no_route(collector: Any) -> None:
+async def test_an_unknown_path_is_not_a_route(collector: Any) -> None:
     assert await ask(("GET", "/nowhere/4711")) == [404]
     (span,) = collector.spans
     assert span.name == "GET other"
@@ -172,7 +172,7 @@ async def test_the_environment_names_the_service(
     assert collector.services == {"lighthouse"}
 
 
-async def test_a_collector_that_does_not_answer_delays_nothing(
+async def test_an_unresponsive_collector_delays_nothing(
     collector: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.front.telemetry.traces.CLOSE_SECONDS", 0.01)

@@ -1,6 +1,4 @@
-"""Values that a model wrote as plain text get the type of the tool's schema. What fits no type
-stays text.
-"""
+"""Values written as plain text get the type of the tool's schema; those that fit no type stay text."""
 
 from __future__ import annotations
 
@@ -119,5 +117,5 @@ def test_a_value_written_as_python_or_json_is_read_back(value: object) -> None:
         assert json.loads(read) == value
 
 
-def test_escapes_of_json_and_python_are_replaced_and_others_stay() -> None:
+def test_json_and_python_escapes_are_replaced_and_others_kept() -> None:
     assert unescaped(r"a\n\t\"\/\\ \ud83d\ude42 \x41 \U0001F642 \d") == 'a\n\t"/\\ 🙂 A 🙂 \\d'

@@ -1,4 +1,4 @@
-"""Calls written as JSON are read back, however they are cut, and repaired where models err."""
+"""JSON calls are read from any pieces, and repaired where models err."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_written_calls_are_read_back(name: str, tokens: bool) -> None:
 
 @settings(max_examples=30)
 @given(name=st.sampled_from(NAMES), given=arguments, at=cuts)
-def test_any_arguments_are_read_back_however_the_text_is_cut(
+def test_any_arguments_are_read_back_from_any_pieces(
     name: str, given: dict[str, object], at: list[int]
 ) -> None:
     model = dialect(name, tokens=True)
@@ -105,7 +105,7 @@ def test_malformed_arguments_are_repaired_while_they_stream(
     assert found.repairs == repairs
 
 
-def test_several_objects_in_one_pair_are_several_calls() -> None:
+def test_several_objects_between_one_pair_of_markers_are_several_calls() -> None:
     one = '{"name": "get_weather", "arguments": {"city": "Rom"}}'
     assert len(read(f"<tool_call>{one}\n{one}, {one}</tool_call>").calls) == 3
 
@@ -135,7 +135,7 @@ def test_text_that_is_not_a_call_stays_text(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mistral_v3", "mistral_v11", "mistral_v13"])
-def test_a_word_before_other_markup_names_a_call_only_if_it_is_a_declared_tool(name: str) -> None:
+def test_a_word_before_other_markup_is_a_call_only_if_declared(name: str) -> None:
     text = '[TOOL_CALLS] junk [{"name": "get_weather", "arguments": {"city": "Rom"}}]'
     assert read(text, name).text == text
     assert [call.name for call in read('[TOOL_CALLS]junk[ARGS]{"city": "Rom"}', name).calls] == [

@@ -1,4 +1,4 @@
-"""Each family reads the calls that it writes, however they are cut, and nothing else as a call."""
+"""Each family reads exactly its own calls, from any pieces."""
 
 from __future__ import annotations
 
@@ -105,14 +105,14 @@ calls = st.lists(
 
 
 def dialect_of(name: str, *, as_tokens: bool) -> ModelDialect:
-    """A model of the family with markers as tokens or as text."""
+    """A model of the family, with markers as tokens or as text."""
     family = MARKUP_FAMILIES[name]
     single = [
         mark
         for mark in family.marks
         if not any(other in mark for other in family.marks if other != mark)
     ]
-    # no vocabulary has half a tag
+    # no vocabulary contains half a tag
     single = [mark for mark in single if not mark.endswith(("=", '="'))]
     return ModelDialect(
         family=name,
@@ -124,7 +124,7 @@ def dialect_of(name: str, *, as_tokens: bool) -> ModelDialect:
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=12)
 @given(calls=calls, places=st.lists(st.integers(0, 1000), max_size=6), as_tokens=st.booleans())
-def test_a_family_reads_what_it_writes_however_it_is_cut(
+def test_a_family_reads_its_own_calls_from_any_pieces(
     name: str, calls: list[Call], places: list[int], as_tokens: bool
 ) -> None:
     text = MARKUP_FAMILIES[name].write(calls)
@@ -135,7 +135,7 @@ def test_a_family_reads_what_it_writes_however_it_is_cut(
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=12)
 @given(data=st.data(), places=st.lists(st.integers(0, 1000), max_size=6), as_tokens=st.booleans())
-def test_any_text_is_read_the_same_however_it_is_cut_and_no_text_is_lost(
+def test_any_text_is_read_equally_from_any_pieces_without_loss(
     name: str, data: st.DataObject, places: list[int], as_tokens: bool
 ) -> None:
     family = MARKUP_FAMILIES[name]
@@ -200,7 +200,7 @@ HAS_ITEM: dict[str, Any] = {"type": "object", "properties": {"item": {"type": "s
         ({"type": "object"}, [("item", "alpha"), ("item", "beta")], ["alpha", "beta"]),
     ],
 )
-def test_item_tags_are_an_array_if_the_schema_allows_one_or_an_object_would_lose_values(
+def test_item_tags_become_an_array_if_the_schema_requires_it(
     schema: dict[str, Any], tags: list[tuple[str, str]], value: Any
 ) -> None:
     mark = NestedTags().mark
@@ -228,7 +228,7 @@ STREAMED = [name for name in FAMILIES if name not in ("lfm2", "gemma4")]
 def begun_arguments(
     dialect: ModelDialect, encoded: str, *, ends: bool = False, cut: bool = False
 ) -> tuple[str, bool]:
-    """The arguments of the first call after this part of an answer, and whether the call has ended."""
+    """The first call's arguments after this part of an answer, and whether the call has ended."""
     reader = AnswerReader(dialect, tools=DeclaredTools(WEATHER))
     parts = [*reader.push(encoded), *(reader.flush(cut=cut) if ends else ())]
     return "".join(part.text for part in parts if isinstance(part, ToolArgumentsDelta)), any(
@@ -251,7 +251,7 @@ def test_strings_stream(name: str, as_tokens: bool) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_call_that_is_cut_off_does_not_end_and_keeps_its_arguments(name: str) -> None:
+def test_a_cut_call_does_not_end_and_keeps_its_arguments(name: str) -> None:
     text = MARKUP_FAMILIES[name].write(
         [Call("get_weather", {"city": "Rome < </p", "days": 3, "opt": {"a": [1]}})]
     )
@@ -312,7 +312,7 @@ def test_a_thought_may_mention_calls_and_end_with_one(
 
 @pytest.mark.parametrize("filler", ["[", "{", '{"a":', "<item>", "]<]minimax[>[<item>", "("])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_endless_brackets_become_arguments_that_a_client_can_parse(name: str, filler: str) -> None:
+def test_endless_brackets_become_parseable_arguments(name: str, filler: str) -> None:
     text = (
         MARKUP_FAMILIES[name]
         .write([Call("get_weather", {"opt": {"a": ["XX"]}})])

@@ -1,4 +1,4 @@
-"""Markers that are tokens become one character each, in answers and in the data of families."""
+"""Markers that are tokens become one character each, in answers and in the families' data."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ texts = st.lists(
 
 
 @given(texts)
-def test_a_text_comes_back_from_its_encoding(text: str) -> None:
+def test_an_encoded_text_can_be_decoded(text: str) -> None:
     encoded = MARKERS.encode(text)
     assert MARKERS.restore(encoded) == text
     assert not any(mark in encoded for mark in ("<think>", "<thinking>", "[ARGS]"))
 
 
-def test_the_longer_of_two_markers_at_a_place_counts() -> None:
+def test_the_longer_of_two_overlapping_markers_wins() -> None:
     assert MARKERS.encode("<thinking>") == MARKERS.characters[8]
     assert (
         is_marker(MARKERS.encode("<think>ing>")) and not is_marker("<think>") and not is_marker("")
@@ -49,5 +49,5 @@ def test_all_strings_of_a_dataclass_are_encoded() -> None:
     assert MARKERS.encoded(None) is None
 
 
-def test_without_markers_nothing_is_encoded() -> None:
+def test_without_markers_text_is_not_encoded() -> None:
     assert Markers({}).encode("<think>") == "<think>"

@@ -47,7 +47,7 @@ def tokens_by(
 
 @pytest.mark.parametrize("kv_bits", ["native", "8", "4"])
 @pytest.mark.parametrize("sampling", [SamplingParams(temperature=0.0, seed=0), SAMPLED])
-def test_it_gives_the_tokens_that_mlx_gives(
+def test_it_gives_the_same_tokens_as_mlx(
     kv_bits: KVBits, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     got, expected = (

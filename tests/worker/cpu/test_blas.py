@@ -55,7 +55,7 @@ def test_openblas_replaces_the_built_in_blas(variables: dict[str, str]) -> None:
 
 
 @needs_compiler
-def test_with_a_compiler_numpys_own_is_used_for_both() -> None:
+def test_with_a_compiler_both_use_numpys_blas() -> None:
     out = run(
         "r = blas.prepare_blas(2)\n"
         "import numpy\n"
@@ -68,7 +68,7 @@ def test_with_a_compiler_numpys_own_is_used_for_both() -> None:
 
 
 @needs_openblas
-def test_without_a_compiler_that_of_the_system_is_used() -> None:
+def test_without_a_compiler_the_systems_is_used() -> None:
     out = run(
         "r = blas.prepare_blas(2); print('numpy.libs' in r.file, r.few_rows, r.no_kernel)",
         HOLDFAST_KERNELS="1",
@@ -104,7 +104,7 @@ def test_a_second_call_changes_nothing() -> None:
 
 
 @needs_compiler
-def test_threads_follow_the_environment_and_leave_it_alone() -> None:
+def test_threads_follow_the_environment_without_changing_it() -> None:
     out = run(
         "before = dict(os.environ); r = blas.prepare_blas(); print(r.threads, before == "
         "dict(os.environ))"
@@ -123,7 +123,7 @@ def test_threads_follow_the_environment_and_leave_it_alone() -> None:
         ({"OPENBLAS_CORETYPE": "ARMV8"}, "armv8", "asimd sve", ""),
     ],
 )
-def test_instructions_that_the_environment_forbids_are_named(
+def test_instructions_forbidden_by_the_environment_are_named(
     variables: dict[str, str],
     core: str,
     flags: str,
@@ -139,14 +139,14 @@ def test_instructions_that_the_environment_forbids_are_named(
     assert blas.unused_instructions(core) == unused
 
 
-def test_after_the_import_of_mlx_it_is_too_late() -> None:
+def test_after_importing_mlx_it_is_too_late() -> None:
     out = run(
         "import mlx.core; r = blas.prepare_blas(); print(r.in_front, r); mlx.core.clear_streams()"
     )
     assert out.startswith("False built in (")
 
 
-def test_libraries_that_cannot_be_used_are_named() -> None:
+def test_unusable_libraries_are_named() -> None:
     out = run(
         "r = blas._load_first(['libnowhere.so', 'libc.so.6'], threads=1); print(r.in_front, "
         "r.reason)"

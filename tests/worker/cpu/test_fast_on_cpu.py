@@ -1,5 +1,5 @@
-"""Rotations and linear layers of a step: bit-equal to MLX's, in fewer operations, traced once, and
-on no other thread.
+"""Rotations and linear layers of a step: bit-equal to MLX's, with fewer operations, traced once,
+and on no other thread.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def assert_same_bits(found: mx.array, expected: mx.array) -> None:
 
 
 def operations_of(*arrays: mx.array, folder: Path) -> Counter[str]:
-    """What is in the graph of what is not computed yet."""
+    """The operations in the unevaluated graph."""
     file = folder / "graph.dot"
     mx.export_to_dot(str(file), *arrays)
     return Counter(re.findall(r'\[label ="(\w+)', file.read_text()))
@@ -55,7 +55,7 @@ def operations_of(*arrays: mx.array, folder: Path) -> Counter[str]:
 
 @st.composite
 def queries(draw: st.DrawFn) -> mx.array:
-    """[rows, heads, tokens, head_dim], in the memory order of a projection or its own."""
+    """[rows, heads, tokens, head_dim], in a projection's memory order or the usual one."""
     rows, heads, tokens = (draw(st.integers(1, most)) for most in (4, 3, 5))
     head_dim = draw(st.sampled_from([2, 6, 16, 64, 80]))
     dtype = draw(st.sampled_from(DTYPES))
@@ -139,7 +139,7 @@ def test_the_rotations_of_mlx_lm_have_the_same_bits(rope: Any, tokens: int, tmp_
             assert_same_bits(each, expected)
 
 
-def test_an_array_that_the_model_has_made_is_never_taken_for_an_earlier_one() -> None:
+def test_a_new_array_is_never_mistaken_for_an_earlier_one() -> None:
     x = random_array(2, 1, 1, 16)
     rope: Any = nn.RoPE(16)
     rotations = Rotations()
@@ -153,7 +153,7 @@ def test_an_array_that_the_model_has_made_is_never_taken_for_an_earlier_one() ->
     assert_same_bits(after, rope(x, offset=mx.array([6, 10])))
 
 
-def test_a_step_of_several_forward_passes_rotates_each_by_its_own_positions() -> None:
+def test_each_forward_pass_of_a_step_rotates_by_its_positions() -> None:
     x = random_array(2, 1, 1, 16)
     rope: Any = nn.RoPE(16)
     places = [mx.array([3, 4]), mx.array([5, 9])]
@@ -165,7 +165,7 @@ def test_a_step_of_several_forward_passes_rotates_each_by_its_own_positions() ->
         assert_same_bits(each, right)
 
 
-def test_tables_are_kept_over_steps_and_those_unused_for_longest_are_dropped(
+def test_tables_are_kept_and_the_least_recently_used_dropped(
     tmp_path: Path,
 ) -> None:
     rope = nn.RoPE(16)
@@ -234,7 +234,7 @@ def cosines_of_two_rotations(folder: Path) -> int:
     return operations_of(*turned, folder=folder)["Cos"]
 
 
-def test_other_threads_and_code_outside_of_steps_call_mlx(tmp_path: Path) -> None:
+def test_other_threads_and_code_outside_steps_call_mlx(tmp_path: Path) -> None:
     elsewhere: list[int] = []
     with Rotations().step():
         assert cosines_of_two_rotations(tmp_path) == 1
@@ -252,7 +252,7 @@ def test_other_threads_and_code_outside_of_steps_call_mlx(tmp_path: Path) -> Non
 
 @contextmanager
 def traced() -> Iterator[list[str]]:
-    """Collects a name for each time that MLX traces the function that `fast_on_cpu` compiles."""
+    """Records a name whenever MLX traces the function that `fast_on_cpu` compiles."""
     names: list[str] = []
 
     def hear(frame: FrameType, event: str, _: Any) -> None:
@@ -288,7 +288,7 @@ def open_sequence(engine: Engine, name: str, *, prompt_tokens: int) -> None:
     engine.open(request, capacity_tokens=prompt_tokens + 64)
 
 
-def test_a_type_of_numbers_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_number_type_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def _combined_at_once(*arrays: mx.array) -> mx.array:
         return fast_on_cpu._combined(*arrays)
 
@@ -302,7 +302,7 @@ def test_a_type_of_numbers_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_nothing_is_traced_after_the_first_tokens(name: str) -> None:
+def test_tracing_stops_after_the_first_tokens(name: str) -> None:
     engine = Engine(probed(name), vocab_size=VOCAB_SIZE)
     ends: dict[str, int] = {}
 
@@ -342,7 +342,7 @@ def test_nothing_is_traced_after_the_first_tokens(name: str) -> None:
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-def test_a_decode_step_computes_cosines_at_most_once_and_takes_fewer_operations(
+def test_a_decode_step_computes_cosines_at_most_once(
     streams: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     model = make_tiny("llama", num_hidden_layers=3)

@@ -1,4 +1,4 @@
-"""Attention by numpy, against MLX's plain attention with plain masks."""
+"""Attention by numpy, compared with MLX's plain attention with plain masks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KEY_DIM, VALUE_DIM = 8, 6
 
 @dataclass(frozen=True)
 class Shape:
-    """One span: its last `tokens` of `held` positions ask."""
+    """One span: the last `tokens` of `held` positions are queries."""
 
     tokens: int
     held: int
@@ -107,7 +107,7 @@ def plain(span: AttentionSpan, sinks: mx.array | None) -> mx.array:
     small_products=st.booleans(),
     cuts=st.lists(st.integers(1, 60), max_size=4),
 )
-def test_every_span_gets_what_plain_attention_gives_it(
+def test_every_span_equals_plain_attention(
     wanted: list[Shape],
     heads: tuple[int, int],
     with_sinks: bool,
@@ -129,7 +129,7 @@ def test_every_span_gets_what_plain_attention_gives_it(
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
-def test_half_precision_goes_in_and_comes_out(dtype: mx.Dtype) -> None:
+def test_half_precision_is_accepted_and_returned(dtype: mx.Dtype) -> None:
     span = made(Shape(20, 50, None), heads=4, kv_heads=2, seed=1, dtype=dtype, cuts=[13, 40])
     (got,) = host_attention.attend([span], sinks=None)
     assert got.dtype == dtype
@@ -149,7 +149,7 @@ def test_parts_of_a_larger_buffer_are_read_in_place() -> None:
     assert float(mx.abs(got - plain(part, None)).max()) < 1e-5
 
 
-def test_what_is_not_a_number_stays_with_the_span_that_has_it() -> None:
+def test_a_nan_stays_within_its_span() -> None:
     spans = [made(Shape(5, 40, None), heads=4, kv_heads=2, seed=seed) for seed in range(3)]
     ((keys, values),) = spans[1].parts
     spans[1] = AttentionSpan(
@@ -159,7 +159,7 @@ def test_what_is_not_a_number_stays_with_the_span_that_has_it() -> None:
     assert [bool(mx.isfinite(part).all()) for part in attended] == [True, False, True]
 
 
-def test_a_failing_piece_of_work_is_raised_and_the_next_spans_are_served(
+def test_a_failing_task_is_raised_and_later_spans_are_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     span = made(Shape(64, 64, None), heads=8, kv_heads=2, seed=3)
@@ -171,7 +171,7 @@ def test_a_failing_piece_of_work_is_raised_and_the_next_spans_are_served(
     assert float(mx.abs(got - plain(span, None)).max()) < 1e-5
 
 
-def test_an_interpreter_that_ends_takes_no_more_tasks_and_the_work_is_done_all_the_same(
+def test_work_is_done_even_if_the_interpreter_is_shutting_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended = ThreadPoolExecutor(2)
@@ -182,7 +182,7 @@ def test_an_interpreter_that_ends_takes_no_more_tasks_and_the_work_is_done_all_t
     assert float(mx.abs(got - plain(span, None)).max()) < 1e-5
 
 
-def test_decoding_and_little_work_are_left_to_mlx() -> None:
+def test_decoding_and_small_work_are_left_to_mlx() -> None:
     one = made(Shape(1, 5000, None), heads=16, kv_heads=2, seed=4)
     chunk = made(Shape(64, 512, None), heads=4, kv_heads=2, seed=5)
     little = made(Shape(4, 40, None), heads=4, kv_heads=2, seed=6)
@@ -200,7 +200,7 @@ def test_decoding_and_little_work_are_left_to_mlx() -> None:
 @pytest.mark.parametrize(
     ("name", "layout"), [("llama", "rows"), ("gpt_oss", "rows"), ("qwen3_next", "split")]
 )
-def test_engines_read_prompts_with_it_and_draw_without(
+def test_engines_use_it_for_prefill_but_not_for_decoding(
     name: str, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
@@ -233,7 +233,7 @@ def test_engines_read_prompts_with_it_and_draw_without(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="not used there")
-def test_models_in_several_threads_leave_the_threads_of_numpy_as_they_were() -> None:
+def test_models_in_several_threads_keep_numpys_thread_counts() -> None:
     span = made(Shape(64, 300, None), heads=4, kv_heads=2, seed=7)
     expected = plain(span, None)
     mx.eval(span.queries, span.parts, expected)

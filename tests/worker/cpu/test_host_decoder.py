@@ -1,4 +1,4 @@
-"""Steps in C compute what mlx-lm's models compute."""
+"""Steps in C compute the same as mlx-lm's models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-# models with every part that a layer may have: (name, changes of the configuration)
+# models with every optional part of a layer: (name, changes of the configuration)
 MODELS = [
     ("llama", {}),
     ("llama", {"attention_bias": True, "mlp_bias": True, "rope_traditional": True}),
@@ -152,8 +152,8 @@ def test_sequences_share_the_buffers_of_a_common_prefix() -> None:
     assert first[0].frozen_parts[0][0] is second[0].frozen_parts[0][0]
 
 
-def test_what_was_copied_before_does_not_change() -> None:
-    """Tokens are written in place, outside MLX: nothing else may hold that memory."""
+def test_earlier_copies_do_not_change() -> None:
+    """Tokens are written in place, outside MLX, so that memory must not be shared."""
     model, decoder = attached("llama")
     state = fresh(model)
     in_c(decoder, [state], mx.arange(7), [7])
@@ -173,7 +173,7 @@ def test_what_was_copied_before_does_not_change() -> None:
         assert (np.array(copy) == last).all()
 
 
-def test_states_of_other_kinds_and_unknown_tokens_are_left_to_mlx() -> None:
+def test_other_kinds_of_state_and_unknown_tokens_use_mlx() -> None:
     model, decoder = attached("llama")
     state = fresh(model)
     in_c(decoder, [state], mx.arange(4), [4])
@@ -190,7 +190,7 @@ def test_states_of_other_kinds_and_unknown_tokens_are_left_to_mlx() -> None:
     "quantization", [None, *slow({"group_size": 32, "bits": 8}, {"group_size": 64, "bits": 4})]
 )
 @pytest.mark.parametrize("kv_bits", ["native", *slow("8", "4")])
-def test_each_sequence_draws_what_it_draws_alone(
+def test_each_sequence_draws_the_same_as_alone(
     name: str, quantization: dict[str, int] | None, kv_bits: Any, tmp_path: Path
 ) -> None:
     write_tiny(tmp_path, name, quantization)
@@ -202,7 +202,7 @@ def test_each_sequence_draws_what_it_draws_alone(
     runner.learn_form(engine.measure_costs().form)
     sequences = random_sequences(rng, vocab_size=VOCAB_SIZE, count=6, longest_prompt=40)
     play(engine, sequences, rng, depth=0, kv_bits=kv_bits)
-    for each in sequences:  # mlx-lm's caches: as mlx-lm defines the layers
+    for each in sequences:  # mlx-lm's caches, as in mlx-lm's own layers
         assert_as_alone(loaded.model, each, tolerance=2e-3 if kv_bits == "native" else 0.5)
     assert open_sequences(engine) == 0
 
@@ -220,7 +220,7 @@ def test_a_bad_number_reaches_its_own_row_only() -> None:
 
 
 def state_buffer(layer: FullKV) -> Any:
-    """A view of a layer's first buffer, which changes it."""
+    """A view of a layer's first buffer, for changing it."""
     return np.array(next(layer.arrays()), copy=False)
 
 
@@ -229,7 +229,7 @@ def has_decoder(model: Any, dtype: mx.Dtype = mx.float32) -> bool:
     return host_decoder.of(model) is not None
 
 
-def test_models_that_are_built_otherwise_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_models_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("gemma3_text", "qwen3_moe", "gpt_oss"):
         assert not has_decoder(make_tiny(name))
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
@@ -243,7 +243,7 @@ def test_models_that_are_built_otherwise_are_left_alone(monkeypatch: pytest.Monk
 
 
 def test_on_a_gpu_no_model_runs_in_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There, products do not go through the shim: a stand-in would be read as a matrix."""
+    """There, products bypass the shim: a stand-in would be read as a matrix."""
     write_tiny(tmp_path, "llama")
     monkeypatch.setattr(backend, "_in_use", Backend())
     loaded = load_model(tmp_path, ModelSettings(), progress=lambda *_: None)
@@ -251,7 +251,7 @@ def test_on_a_gpu_no_model_runs_in_c(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert loaded.kept_layers == 0
 
 
-def test_models_with_other_results_are_left_to_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_with_deviating_results_use_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = make_tiny("llama")
     plain = host_decoder._rope_form
     monkeypatch.setattr(

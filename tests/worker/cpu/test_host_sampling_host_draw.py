@@ -1,5 +1,5 @@
-"""Drawing by numpy: which tokens a filter keeps, how often they come, and that they are those that
-MLX's operations draw.
+"""Drawing by numpy: the tokens that filters keep, their frequencies, and equality with MLX's
+operations.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.worker.engine.backend import DrawKind
 from holdfast.worker.engine.sampling_draw import draw, draw_key, draw_kind
 from tests.fakes.reference_sampler import CHUNK, assert_counts_fit, probabilities
 
-TIE = 4e-5  # nats, as the reference sampler has it
+TIE = 4e-5  # nats, as in the reference sampler
 ROUNDING = 3e-6  # of a sum of float32 weights
 
 Row = npt.NDArray[np.float32]
@@ -41,7 +41,7 @@ def a_row(*, columns: int, shape: str, seed: int, masked: float = 0.0) -> Row:
         row = np.round(row)
     elif shape == "equal":
         row[:] = 3.25
-    elif shape == "halves":  # weights are powers of two: sums meet top_p exactly
+    elif shape == "halves":  # weights are powers of two, so sums meet top_p exactly
         row = -np.log(2) * random.permutation(np.arange(columns) % 40)
     row[random.random(columns) < masked] = -np.inf
     row[random.integers(0, columns)] = (
@@ -68,16 +68,14 @@ def ids_of(row: Row, params: SamplingParams) -> set[int]:
 
 
 def scaled(row: Row, temperature: float) -> npt.NDArray[np.float64]:
-    """The row at temperature 1, with the rounding of the division that comes before everything
-    else.
-    """
+    """The row at temperature 1, rounded like the division that comes first."""
     with np.errstate(all="ignore"):
         return WeighedRow(row, SamplingParams(temperature=temperature)).nats(row).astype(np.float64)
 
 
 def reference_ids(row: Row, params: SamplingParams, *, top_p: float, tie: float) -> set[int]:
     plain = SamplingParams(top_p=top_p, min_p=params.min_p)
-    with np.errstate(invalid="ignore"):  # nothing is left when the edge itself is above it
+    with np.errstate(invalid="ignore"):  # empty if the edge itself is above it
         return set(
             np.flatnonzero(
                 probabilities(scaled(row, params.temperature), params=plain, tie=tie) > 0
@@ -92,7 +90,7 @@ def reference_ids(row: Row, params: SamplingParams, *, top_p: float, tie: float)
     min_p=st.sampled_from([0.0, 0.0, 1e-4, 0.1, 1.0, 2.0]),
     temperature=temperatures,
 )
-def test_what_is_kept_is_what_the_reference_keeps(
+def test_filters_keep_the_same_tokens_as_the_reference(
     row: Row, top_p: float, min_p: float, temperature: float
 ) -> None:
     params = SamplingParams(temperature=temperature, top_p=top_p, min_p=min_p)
@@ -100,13 +98,13 @@ def test_what_is_kept_is_what_the_reference_keeps(
     assert kept
     assert kept <= reference_ids(row, params, top_p=min(top_p * (1 + ROUNDING), 1.0), tie=TIE)
     surely = reference_ids(row, params, top_p=top_p * (1 - ROUNDING), tie=-TIE)
-    # further down float32 has nothing
+    # float32 underflows further down
     assert kept >= {token for token in surely if scaled(row, temperature)[token] > -80}
 
 
 @settings(max_examples=60)
 @given(row=rows, top_p=nuclei, temperature=temperatures)
-def test_the_nucleus_is_the_smallest_set_of_the_likeliest_that_weighs_enough(
+def test_the_nucleus_is_the_smallest_sufficient_set_of_likely_tokens(
     row: Row, top_p: float, temperature: float
 ) -> None:
     params = SamplingParams(temperature=temperature, top_p=top_p)
@@ -121,7 +119,7 @@ def test_the_nucleus_is_the_smallest_set_of_the_likeliest_that_weighs_enough(
 
 @settings(max_examples=60)
 @given(row=rows, min_p=st.sampled_from([1e-30, 1e-4, 0.1, 1.0, 7.0]), temperature=temperatures)
-def test_min_p_alone_keeps_every_token_that_is_likely_enough(
+def test_min_p_alone_keeps_all_likely_enough_tokens(
     row: Row, min_p: float, temperature: float
 ) -> None:
     params = SamplingParams(temperature=temperature, min_p=min_p)
@@ -134,7 +132,7 @@ def test_min_p_alone_keeps_every_token_that_is_likely_enough(
 
 @pytest.mark.parametrize("shape", ["normal", "peaked", "zipf", "tied", "equal", "halves"])
 @pytest.mark.parametrize("top_p", [1e-9, 1e-4, 0.3, 0.95, 1 - 1e-9, 1 - 1e-16])
-def test_the_edge_among_many_weights_is_that_of_a_sort(shape: str, top_p: float) -> None:
+def test_the_edge_among_many_weights_equals_that_of_a_sort(shape: str, top_p: float) -> None:
     row = a_row(columns=100_003, shape=shape, seed=1)
     weights = np.exp(row - row.max())
     total = weights.sum(dtype=np.float64)
@@ -159,7 +157,7 @@ def test_the_edge_among_many_weights_is_that_of_a_sort(shape: str, top_p: float)
     ],
     ids=str,
 )
-def test_tokens_come_as_often_as_the_reference_says(params: SamplingParams) -> None:
+def test_token_frequencies_match_the_reference(params: SamplingParams) -> None:
     logits = np.random.default_rng(3).normal(size=200).astype(np.float32) * 2
     keys = [draw_key(seed=index, position=5) for index in range(CHUNK)]
     tokens = draw_on_host(
@@ -179,7 +177,7 @@ def test_tokens_come_as_often_as_the_reference_says(params: SamplingParams) -> N
         min_p=st.sampled_from([0.0, 0.0, 0.05]),
     ),
 )
-def test_the_same_seed_draws_what_mlx_draws(row: Row, params: SamplingParams) -> None:
+def test_the_same_seed_draws_the_same_as_mlx(row: Row, params: SamplingParams) -> None:
     draws = 64
     logits = mx.broadcast_to(mx.array(row), (draws, row.size))
     keys = [draw_key(seed=seed, position=7) for seed in range(draws)]
@@ -189,11 +187,11 @@ def test_the_same_seed_draws_what_mlx_draws(row: Row, params: SamplingParams) ->
     )
     by_numpy = draw_on_host(logits, params=[params] * draws, keys=keys)
     differing = np.flatnonzero(np.array(by_mlx) != np.array(by_numpy))
-    # a token at the edge of top-p that only one of the two keeps, or a draw that rounding decides
+    # a token at the edge of top-p that only one of the two keeps, or a draw decided by rounding
     assert len(differing) <= 1
 
 
-def test_a_row_is_drawn_alone_as_in_any_batch() -> None:
+def test_a_row_draws_the_same_alone_and_in_any_batch() -> None:
     logits = np.stack(
         [
             a_row(columns=4097, shape=shape, seed=5)
@@ -219,7 +217,7 @@ def test_a_row_is_drawn_alone_as_in_any_batch() -> None:
 
 
 @pytest.mark.parametrize("top_p", [0.3, 0.9, 0.99])
-def test_where_bounds_decide_no_weight_is_computed_for_the_whole_vocabulary(
+def test_peaked_rows_are_drawn_without_weighing_the_whole_vocabulary(
     top_p: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = a_row(columns=152_064, shape="peaked", seed=2)
@@ -241,9 +239,7 @@ def test_where_bounds_decide_no_weight_is_computed_for_the_whole_vocabulary(
     "params", [SamplingParams(), SamplingParams(top_p=0.9), SamplingParams(min_p=0.1)], ids=str
 )
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-def test_a_row_that_cannot_be_drawn_from_gets_a_valid_token_and_harms_no_other(
-    params: SamplingParams, poison: float
-) -> None:
+def test_rows_without_valid_logits_harm_no_others(params: SamplingParams, poison: float) -> None:
     logits = np.zeros((2, 300), np.float32)
     logits[0, :] = poison
     keys = [draw_key(seed=1, position=1)] * 2
@@ -252,7 +248,7 @@ def test_a_row_that_cannot_be_drawn_from_gets_a_valid_token_and_harms_no_other(
     assert second == draw_on_host(mx.array(logits[1:]), params=[params], keys=keys[:1]).item()
 
 
-def test_numpy_draws_from_large_vocabularies_on_a_cpu_unless_top_k_leaves_few() -> None:
+def test_numpy_draws_from_large_vocabularies_on_a_cpu() -> None:
     assert drawing_pays(DrawKind(nucleus=True), vocab_size=152_064)
     assert drawing_pays(DrawKind(), vocab_size=152_064)
     assert not drawing_pays(DrawKind(), vocab_size=1500)

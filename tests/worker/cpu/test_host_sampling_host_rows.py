@@ -1,4 +1,4 @@
-"""Groups of a row, and the largest entries that they lead to."""
+"""Groups of a row, and the largest entries found with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log-probabilities by numpy against the plain reference."""
+"""Log-probabilities by numpy, compared with the plain reference."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_scores_are_those_of_the_reference(
     assert top or got.arrays() == [got.chosen]
 
 
-def test_a_row_that_is_not_a_number_harms_no_other() -> None:
+def test_a_row_with_nan_harms_no_other() -> None:
     logits = np.zeros((3, 100), np.float32)
     logits[0, 5] = np.nan
     logits[2] = -np.inf

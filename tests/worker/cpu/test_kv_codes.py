@@ -14,7 +14,7 @@ from holdfast.worker.kv.quantized import dequantized, group_of, quantized
 
 @pytest.mark.parametrize("dimension", [64, 96])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
-def test_five_bits_are_dequantized_as_mlx_does(dimension: int, dtype: mx.Dtype) -> None:
+def test_five_bits_are_dequantized_like_in_mlx(dimension: int, dtype: mx.Dtype) -> None:
     array = mx.random.normal((1, 4, 40, dimension), key=mx.random.key(5)).astype(dtype)
     group = group_of(dimension)
     codes, scales, biases = (each[:, 1:3, 7:33] for each in quantized(array, 5))
@@ -29,7 +29,7 @@ def test_five_bits_are_dequantized_as_mlx_does(dimension: int, dtype: mx.Dtype) 
 
 @pytest.mark.parametrize("kernel", [True, False])
 @pytest.mark.parametrize("kv_bits", [*BITS])
-def test_runs_of_codes_become_adjoining_keys_and_values(
+def test_runs_of_codes_become_contiguous_keys_and_values(
     kv_bits: KVBits, kernel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not kernel:

@@ -1,4 +1,4 @@
-"""Layers that keep their stored weights compute what they would compute in float32."""
+"""Layers with packed weights compute the same as in float32."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def assert_close(got: mx.array, wanted: mx.array, *, tolerance: float = 1e-4) ->
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_linear_layer_computes_what_it_would_in_mlx(rows: int, bits: int) -> None:
+def test_a_linear_layer_equals_mlxs(rows: int, bits: int) -> None:
     plain = nn.Linear(96, 40)
     plain.bias = mx.random.normal((40,))
     layer = quantized(plain, bits=bits)
@@ -70,7 +70,7 @@ def test_a_linear_layer_computes_what_it_would_in_mlx(rows: int, bits: int) -> N
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
-def test_layers_with_16_bits_compute_what_they_would_in_float32(rows: int, dtype: mx.Dtype) -> None:
+def test_layers_with_16_bits_equal_those_in_float32(rows: int, dtype: mx.Dtype) -> None:
     linear, head = nn.Linear(96, 40), nn.Embedding(50, 64)
     wanted = []
     for layer in (linear, head):
@@ -91,7 +91,7 @@ def test_layers_with_16_bits_compute_what_they_would_in_float32(rows: int, dtype
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_an_input_of_any_layout_and_format_is_taken(rows: int) -> None:
+def test_inputs_of_any_layout_and_format_are_accepted(rows: int) -> None:
     layer = quantized(nn.Linear(96, 40, bias=False))
     keep_stored(layer, mx.float32)
     across = mx.random.normal((96, rows)).T
@@ -120,7 +120,7 @@ def test_an_embedding_is_a_head_too(rows: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
-def test_experts_compute_what_they_would_in_mlx(dtype: mx.Dtype) -> None:
+def test_experts_equal_mlxs(dtype: mx.Dtype) -> None:
     plain = SwitchLinear(64, 24, 5, bias=True)
     plain.bias = mx.random.normal((5, 24))
     layer = quantized(plain, dtype=mx.float32)
@@ -140,7 +140,7 @@ def test_experts_compute_what_they_would_in_mlx(dtype: mx.Dtype) -> None:
     assert_close(compiled(shared), wanted[0])
 
 
-def test_a_layer_larger_than_the_scratch_memory_is_multiplied_in_parts() -> None:
+def test_a_layer_larger_than_the_scratch_memory_is_split() -> None:
     for plain in (nn.Linear(1024, 2500, bias=False), nn.Linear((1 << 20) + 32, 3, bias=False)):
         layer = quantized(plain)
         keep_stored(layer, mx.float32)
@@ -148,7 +148,7 @@ def test_a_layer_larger_than_the_scratch_memory_is_multiplied_in_parts() -> None
         assert_close(layer(x), in_mlx(layer, x), tolerance=1e-3)
 
 
-def test_experts_are_not_computed_if_nobody_wants_the_result(
+def test_unwanted_experts_are_not_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     layer = quantized(SwitchLinear(64, 24, 5), dtype=mx.float32)
@@ -239,12 +239,12 @@ def test_without_the_kernel_weights_are_unpacked(
     assert loaded.kept_layers == 0
 
 
-def test_weights_in_another_memory_order_are_put_in_order(tmp_path: Path) -> None:
+def test_weights_in_another_memory_order_are_reordered(tmp_path: Path) -> None:
     model: Any = make_tiny("llama")
     projection = model.layers[0].mlp.down_proj
     turned = mx.contiguous(projection.weight.astype(mx.bfloat16).T)
     model.set_dtype(mx.bfloat16)
-    projection.weight = turned.T  # as a model that transposes what it loads
+    projection.weight = turned.T  # like a model that transposes what it loads
     tokens = mx.array([[3, 7, 9]])
     wanted = model(tokens)
     wish = choose_format(model, dtype="auto", dequantize="auto", available_bytes=1 << 34)
@@ -254,8 +254,8 @@ def test_weights_in_another_memory_order_are_put_in_order(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("name", "uses"), [("llama", False), ("minicpm", True)])
-def test_models_that_multiply_by_weights_themselves_are_known(name: str, uses: bool) -> None:
-    """Their weights of 16 bits are converted, because MLX's products with them are slow."""
+def test_models_that_use_weights_directly_are_detected(name: str, uses: bool) -> None:
+    """Their 16-bit weights are converted, because MLX's products with them are slow."""
     importlib.import_module(f"mlx_lm.models.{name}")
     assert weight_format._uses_weights_itself(f"mlx_lm.models.{name}") == uses
 
@@ -271,12 +271,12 @@ def test_if_mlx_refuses_stand_ins_weights_are_converted(monkeypatch: pytest.Monk
 
 def test_products_that_disagree_with_mlx_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not packed_layers._disagreement()
-    # as if MLX did not call the shim: the stand-in is multiplied as the matrix that it seems to be
+    # as if MLX did not call the shim: the stand-in is multiplied as the matrix that it resembles
     monkeypatch.setattr(PackedWeights, "stand_in", lambda _: np.zeros(1, np.uint32))
     assert packed_layers._disagreement() == "it disagrees with MLX on this machine"
 
 
-def test_only_forms_that_the_kernel_knows_are_supported() -> None:
+def test_only_forms_known_to_the_kernel_are_supported() -> None:
     plain = nn.Linear(128, 64)
     assert all(
         supports(plain.to_quantized(group_size=group, bits=bits))

@@ -1,4 +1,4 @@
-"""Drafts of a model, whose state follows a sequence of which only some drafted tokens are part."""
+"""Drafts of a model whose state follows a sequence that accepts only some drafted tokens."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def fresh_draft(
 @pytest.mark.parametrize(
     "name", ["llama", "gemma3_text", "qwen3_next", *slow("deepseek_v3", "mamba2", "llama4")]
 )
-def test_drafts_do_not_depend_on_what_was_drafted_before(name: str) -> None:
+def test_drafts_do_not_depend_on_earlier_drafts(name: str) -> None:
     rng = random.Random(name)
     model = draft_model(name)
     answers: list[tuple[ModelDraft, SequenceRequest, list[int]]] = []
@@ -78,7 +78,7 @@ def test_drafts_do_not_depend_on_what_was_drafted_before(name: str) -> None:
             model.learn(draft, generated)
 
 
-def test_a_model_drafts_what_it_would_generate_itself() -> None:
+def test_a_model_drafts_its_own_continuation() -> None:
     model = draft_model(noise=0.0)
     request = a_request(range(40))
     draft = opened(model, request, ())
@@ -93,7 +93,7 @@ def test_a_model_drafts_what_it_would_generate_itself() -> None:
     assert generated == one_by_one
 
 
-def test_chances_follow_what_was_right() -> None:
+def test_chances_follow_the_acceptance_of_earlier_drafts() -> None:
     model = draft_model()
     request = a_request(range(30))
     draft = opened(model, request, ())
@@ -105,7 +105,7 @@ def test_chances_follow_what_was_right() -> None:
         generated += [*draft.drafted, 1]
         model.learn(draft, generated)
     assert model.chances(draft)[0] > before[0]
-    assert model.chances(None)[0] > before[0]  # of sequences to come
+    assert model.chances(None)[0] > before[0]  # of future sequences
     for _ in range(40):
         model.extend([(draft, generated)], depth=1)
         generated.append((draft.drafted[0] + 1) % 200)
@@ -113,7 +113,7 @@ def test_chances_follow_what_was_right() -> None:
     assert model.chances(draft)[0] < 0.2
 
 
-def test_the_next_turn_takes_over_the_state_of_the_last_one() -> None:
+def test_the_next_turn_takes_over_the_last_turns_state() -> None:
     model = draft_model()
     model.seconds_per_token = 1e-6  # so that a prompt is prefilled in one piece
     rng = random.Random("turns")
@@ -162,14 +162,14 @@ def test_long_prompts_are_prefilled_in_pieces() -> None:
     assert draft.drafted == fresh_draft("llama", request, (), depth=3)
 
 
-def test_a_sequence_that_does_not_fit_the_context_gets_no_drafts() -> None:
+def test_a_sequence_beyond_the_context_gets_no_drafts() -> None:
     model = draft_model(context_tokens=64)
     assert model.open(a_request(range(60)), ()) is None
     assert model.open(a_request(range(50)), ()) is not None
     assert not model.can_draft(57)
 
 
-def test_a_bias_for_tokens_that_the_draft_model_lacks_is_left_out() -> None:
+def test_biases_on_tokens_unknown_to_drafts_are_ignored() -> None:
     model = draft_model()
     sampling = SamplingParams(temperature=0.0, seed=0, logit_bias={VOCAB_SIZE + 5: 3.0, 7: 100.0})
     draft = opened(model, a_request(range(20), sampling=sampling), ())

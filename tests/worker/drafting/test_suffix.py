@@ -18,7 +18,7 @@ def drafter(prompt: tuple[int, ...], *generated: int, **more: object) -> SuffixD
     return made
 
 
-def test_what_followed_the_last_two_tokens_is_drafted() -> None:
+def test_the_continuation_of_the_last_two_tokens_is_drafted() -> None:
     draft = drafter((*FILE, 1, 2), 110, 111).draft().token_ids
     assert draft == FILE[12 : 12 + len(draft)] != ()
 
@@ -28,17 +28,17 @@ def test_a_draft_needs_two_equal_tokens(generated: tuple[int, ...]) -> None:
     assert drafter((*FILE, 1, 2), *generated).draft() == NO_DRAFT
 
 
-def test_the_longest_match_counts() -> None:
+def test_the_longest_match_wins() -> None:
     prompt = (1, 2, 3, 4, 50, 9, 2, 3, 4, 60, 8, 3, 4, 70)
     assert drafter(prompt, 1, 2, 3, 4).draft(1).token_ids == (50,)
     assert drafter(prompt, 9, 2, 3, 4).draft(1).token_ids == (60,)
 
 
-def test_the_latest_of_equal_matches_counts() -> None:
+def test_the_latest_of_equal_matches_wins() -> None:
     assert drafter((5, 3, 4, 50, 6, 3, 4, 60), 3, 4).draft(1).token_ids == (60,)
 
 
-def test_after_a_replaced_token_the_copy_goes_on() -> None:
+def test_copying_continues_after_a_replaced_token() -> None:
     copy = drafter((*FILE, 1, 2), *FILE[:20])
     copy.extend([7])
     assert copy.draft(3).token_ids == FILE[21:24]
@@ -46,11 +46,11 @@ def test_after_a_replaced_token_the_copy_goes_on() -> None:
     assert copy.draft(3).token_ids == FILE[24:27]
 
 
-def test_a_text_that_repeats_itself_is_drafted_beyond_its_end() -> None:
+def test_a_repetitive_text_is_drafted_beyond_its_end() -> None:
     assert drafter((1,), 5, 6, 7, 5, 6, 7, 5, 6).draft(7).token_ids == (7, 5, 6, 7, 5, 6, 7)
 
 
-def test_an_expected_answer_is_drafted_from_its_first_token_on_and_ends_where_it_ends() -> None:
+def test_an_expected_answer_is_drafted_from_beginning_to_end() -> None:
     made = drafter((1, 2, 3), expected=TokenIds.of(FILE[:10]))
     assert made.draft().token_ids == FILE[:8]
     made.extend(FILE[:6])
@@ -64,7 +64,7 @@ def test_an_expected_answer_is_found_again_after_an_insertion() -> None:
     assert made.draft(2).token_ids == FILE[7:9]
 
 
-def test_other_texts_are_drafted_where_they_agree_and_only_up_to_their_ends() -> None:
+def test_other_texts_are_drafted_from_where_they_match() -> None:
     others = [TokenIds.of(FILE[:10]), TokenIds.of((*FILE[:5], 7, 8))]
     made = drafter((1, 2, 3), others=others, expected=TokenIds.of((4, 5)))
     assert len(made) == 3
@@ -74,14 +74,14 @@ def test_other_texts_are_drafted_where_they_agree_and_only_up_to_their_ends() ->
     assert made.draft().token_ids == FILE[6:10]
 
 
-def test_chances_fall_along_a_draft_and_rise_with_the_length_of_the_match() -> None:
+def test_chances_fall_along_a_draft_and_rise_with_match_length() -> None:
     short, long = drafter(FILE, *FILE[:2]).draft(), drafter(FILE, *FILE[:30]).draft()
     for draft in (short, long):
         assert list(draft.chances) == sorted(draft.chances, reverse=True)
     assert long.chances[0] > short.chances[0]
 
 
-def test_drafts_that_are_wrong_lower_the_chances_also_of_other_sequences() -> None:
+def test_wrong_drafts_lower_the_chances_of_other_sequences_too() -> None:
     rates = DraftRates()
     before = drafter(FILE, *FILE[:2], rates=rates).draft().chances[0]
     prompt = tuple(token for number in range(200) for token in (3, 4, 300 + number))
@@ -96,7 +96,7 @@ tokens = st.lists(st.integers(0, 4), max_size=60)
 
 
 @given(prompt=tokens.filter(bool), generated=tokens, pieces=st.integers(1, 5))
-def test_a_draft_is_what_followed_an_earlier_place_with_the_same_last_tokens(
+def test_a_draft_follows_an_earlier_occurrence_of_the_last_tokens(
     prompt: list[int], generated: list[int], pieces: int
 ) -> None:
     made = drafter(tuple(prompt))
@@ -114,7 +114,7 @@ def test_a_draft_is_what_followed_an_earlier_place_with_the_same_last_tokens(
         assert list(draft.token_ids) in [each[: len(draft.token_ids)] for each in following]
 
 
-def test_an_image_in_the_prompt_ends_a_draft_and_is_never_drafted() -> None:
+def test_an_image_ends_a_draft_and_is_never_drafted() -> None:
     layout = ImageLayout(image="ab" * 32, token_ids=TokenIds.of([9] * 20))
     prompt = TokenIds.of((1, 2, 3)) + image_keys(layout) + TokenIds.of((4, 5, 1, 2, 3))
     repeating = SuffixDrafter(prompt)

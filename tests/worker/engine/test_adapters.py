@@ -1,4 +1,4 @@
-"""Adapted modules of mlx-lm compute for many positions what mlx-lm computes for one."""
+"""Adapted modules of mlx-lm compute many positions like mlx-lm one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rotated(rope: Any, x: mx.array, offset: Any = 0) -> mx.array:
 
 
 @pytest.mark.parametrize("traditional", [False, True])
-def test_dynamic_ntk_rotates_a_chunk_as_mlx_lm_rotates_its_tokens_one_by_one(
+def test_dynamic_ntk_rotates_a_chunk_like_mlx_lm_its_tokens(
     traditional: bool,
 ) -> None:
     rope = ntk(traditional=traditional)
@@ -49,7 +49,7 @@ def test_dynamic_ntk_rotates_a_chunk_as_mlx_lm_rotates_its_tokens_one_by_one(
     assert_close(rotated(rope, x), mx.concatenate(one_by_one, axis=2))
 
 
-def test_dynamic_ntk_does_not_depend_on_how_a_prompt_is_cut() -> None:
+def test_dynamic_ntk_does_not_depend_on_chunk_sizes() -> None:
     rope = ntk(traditional=False)
     x = keys()
     whole = rotated(rope, x)
@@ -70,13 +70,13 @@ def test_dynamic_ntk_gives_each_row_its_own_position() -> None:
     assert_close(rotated(rope, rows, mx.array(positions)), expected)
 
 
-def test_within_the_trained_context_dynamic_ntk_is_mlx_lms() -> None:
+def test_within_the_trained_context_dynamic_ntk_equals_mlx_lm() -> None:
     rope = ntk(traditional=False)
     x = keys(TRAINED)
     assert_close(rotated(rope, x), PLAIN_NTK(rope, x))
 
 
-def test_positions_are_ranges_for_one_position_and_columns_for_rows() -> None:
+def test_positions_are_a_range_or_one_column_per_row() -> None:
     positions = mx.array([4, 9])
     assert adapters._positions_of_rows(3, 5).tolist() == [3, 4]
     assert adapters._positions_of_rows(positions, positions + 1).tolist() == [[4], [9]]
@@ -85,7 +85,7 @@ def test_positions_are_ranges_for_one_position_and_columns_for_rows() -> None:
 
 
 @pytest.mark.parametrize("name", ["olmo", "phi3small"])
-def test_a_prompt_read_at_once_gives_what_its_tokens_give_one_by_one(name: str) -> None:
+def test_a_prompt_in_one_chunk_equals_its_tokens_singly(name: str) -> None:
     """mlx-lm itself fails (olmo), or lets tokens see later ones (phi3small)."""
     config = tiny_config(name)
     model: Any = make_model({**config, "num_hidden_layers": 2, "n_layers": 2})

@@ -1,6 +1,4 @@
-"""Constraints of single sequences: what a grammar allows, what a budget asks for, how both are
-replayed.
-"""
+"""Constraints of single sequences: allowed tokens, forced tokens, and replaying both."""
 
 from __future__ import annotations
 
@@ -50,23 +48,23 @@ def allowed(of: SequenceConstraint) -> set[int] | None:
     return set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist())
 
 
-def test_only_what_continues_the_grammar_may_be_drawn_and_at_its_end_only_the_end() -> None:
+def test_only_continuations_of_the_grammar_may_be_drawn() -> None:
     greeting = constraint(GREETING)
     assert allowed(greeting) == {ord("h")}
     greeting.take(ord("h"))
     assert allowed(greeting) == {ord("i"), ord("o")}
     greeting.take(ord("o"))
     assert allowed(greeting) == {END}
-    for _ in range(3):  # of a request that goes on behind its end
+    for _ in range(3):  # of a request that continues beyond its end
         greeting.take(END)
         assert allowed(greeting) == {END}
 
 
-def test_a_request_without_grammar_and_budget_is_not_constrained() -> None:
+def test_a_request_without_grammar_and_budget_is_unconstrained() -> None:
     assert tiny_constraints().of(a_request()) is None
 
 
-def test_replaying_what_was_generated_leads_to_the_same_place() -> None:
+def test_replaying_generated_tokens_restores_the_state() -> None:
     text = json.dumps(
         {"kind": "dog", "age": 12, "name": "rex", "tame": True}, separators=(",", ":")
     )
@@ -79,7 +77,7 @@ def test_replaying_what_was_generated_leads_to_the_same_place() -> None:
     assert allowed(undisturbed) == {END}
 
 
-def test_two_sequences_with_one_grammar_do_not_disturb_each_other() -> None:
+def test_two_sequences_with_one_grammar_are_independent() -> None:
     constraints = tiny_constraints()
     first, second = constraint(GREETING, of=constraints), constraint(GREETING, of=constraints)
     first.take(ord("h"))
@@ -88,19 +86,19 @@ def test_two_sequences_with_one_grammar_do_not_disturb_each_other() -> None:
 
 
 @pytest.mark.parametrize("grammar", ["nonsense (", '{"a": 3}', "start: missing\n"])
-def test_what_is_no_grammar_is_refused_in_one_line(grammar: str) -> None:
+def test_an_invalid_grammar_is_refused_in_one_line(grammar: str) -> None:
     with pytest.raises(InvalidRequest, match="the grammar cannot be used") as caught:
         constraint(grammar)
     assert "\n" not in str(caught.value)
     assert caught.value.field == "grammar"
 
 
-def test_what_was_generated_against_the_grammar_cannot_be_gone_on_with() -> None:
+def test_generated_tokens_that_violate_the_grammar_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="does not allow token"):
         constraint(GREETING, generated="ha")
 
 
-def test_a_model_without_grammars_refuses_them_and_takes_budgets() -> None:
+def test_a_model_without_grammars_refuses_them_but_accepts_budgets() -> None:
     constraints = Constraints(None, vocab_size=VOCAB_SIZE)
     with pytest.raises(InvalidRequest, match="does not support grammars"):
         constraint(GREETING, of=constraints)
@@ -112,14 +110,14 @@ def test_a_model_without_grammars_refuses_them_and_takes_budgets() -> None:
     )
 
 
-def test_a_token_that_the_grammar_does_not_allow_ends_the_constraint_with_a_reason() -> None:
+def test_a_forbidden_token_ends_the_constraint_with_a_reason() -> None:
     greeting = constraint(GREETING)
     greeting.take(ord("x"))
     assert allowed(greeting) is None
     assert "does not allow token 120" in greeting.failure
 
 
-def test_a_forced_end_of_thought_is_taken_by_the_grammar_too() -> None:
+def test_the_grammar_accepts_a_forced_end_of_thought() -> None:
     thought = constraint(THOUGHT, thinking_budget=ThinkingBudget(tokens=2, end_token_ids=(261,)))
     for character in b"ab":
         assert thought.forced_token() is None
@@ -130,7 +128,7 @@ def test_a_forced_end_of_thought_is_taken_by_the_grammar_too() -> None:
     assert allowed(thought) == {ord("d")}
 
 
-def test_where_the_grammar_does_not_allow_the_end_of_the_thought_it_has_the_last_word() -> None:
+def test_the_grammar_overrides_a_forced_end_of_thought() -> None:
     greeting = constraint(GREETING, thinking_budget=ThinkingBudget(tokens=0, end_token_ids=(261,)))
     assert greeting.forced_token() is None
     assert allowed(greeting) == {ord("h")}

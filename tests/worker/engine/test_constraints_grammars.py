@@ -1,4 +1,4 @@
-"""Matchers for one model: of the tokens that its folder has, each at its beginning, compiled once."""
+"""Matchers for one model: over its folder's tokens, each from the beginning, compiled once."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def filled(matcher: GrammarMatcher, *, vocab_size: int = VOCAB_SIZE) -> list[int
     ]
 
 
-def test_all_ids_that_the_folder_names_end_an_answer(folder: Path) -> None:
+def test_all_end_ids_of_the_folder_end_an_answer(folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [258, 260]}))
     vocabulary = GrammarVocabulary.of_folder(folder)
     assert vocabulary.end_token_ids == (END, 258, 260)
     assert allowed(Grammars(folder, vocab_size=VOCAB_SIZE), 'start: "a"\n', "a") == [END, 258, 260]
 
 
-def test_what_ends_only_this_answer_may_end_it_where_the_grammar_may_end() -> None:
+def test_end_tokens_are_allowed_where_the_grammar_may_end() -> None:
     grammars = Grammars(tiny_vocabulary(), vocab_size=VOCAB_SIZE)
     matcher = grammars.matcher("start: /a+/\n", stop_token_ids=(END, 255, 258))
     assert filled(matcher) == [ord("a")]
@@ -62,7 +62,7 @@ def test_what_ends_only_this_answer_may_end_it_where_the_grammar_may_end() -> No
     assert not matcher.error
 
 
-def test_a_token_of_the_grammar_that_also_ends_the_answer_is_taken_as_the_grammars() -> None:
+def test_end_tokens_inside_the_grammar_do_not_end_answers() -> None:
     matcher = Grammars(tiny_vocabulary(), vocab_size=VOCAB_SIZE).matcher(
         'start: "a" <[258]> "b"\n', stop_token_ids=(258,)
     )
@@ -71,21 +71,21 @@ def test_a_token_of_the_grammar_that_also_ends_the_answer_is_taken_as_the_gramma
     assert filled(matcher) == [ord("b")]
 
 
-def test_a_token_that_only_the_configuration_knows_can_be_named(folder: Path) -> None:
+def test_a_token_known_only_to_the_configuration_can_be_named(folder: Path) -> None:
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings["added_tokens_decoder"] = {str(VOCAB_SIZE): {"content": "<late>", "special": True}}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    size = VOCAB_SIZE + 40  # of the logits; more than there are tokens
+    size = VOCAB_SIZE + 40  # of the logits; more than the number of tokens
     grammars = Grammars(folder, vocab_size=size)
     assert allowed(grammars, f'start: <[{VOCAB_SIZE}]> "a"\n', vocab_size=size) == [VOCAB_SIZE]
 
 
-def test_columns_that_no_token_has_are_never_allowed() -> None:
+def test_unused_columns_are_never_allowed() -> None:
     grammars = Grammars(tiny_vocabulary(), vocab_size=VOCAB_SIZE + 40)
     assert max(allowed(grammars, "start: /(.|\\n)*/\n", vocab_size=VOCAB_SIZE + 40)) < VOCAB_SIZE
 
 
-def test_only_the_last_grammars_are_kept_and_each_is_compiled_once(
+def test_only_recent_grammars_are_kept_and_compiled_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     grammars, compiled = Grammars(tiny_vocabulary(), vocab_size=VOCAB_SIZE), []
@@ -101,7 +101,7 @@ def test_only_the_last_grammars_are_kept_and_each_is_compiled_once(
     assert compiled == [*texts, texts[0]]
 
 
-def test_a_large_tokenizer_is_built_beside_the_load(
+def test_a_large_tokenizer_is_built_during_the_load(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subject, "LARGE_FILE_BYTES", 1000)
@@ -114,7 +114,7 @@ def test_a_large_tokenizer_is_built_beside_the_load(
     assert allowed(grammars, 'start: "a"\n') == [ord("a")]
 
 
-def test_a_small_one_is_built_when_it_is_needed(folder: Path) -> None:
+def test_a_small_tokenizer_is_built_on_demand(folder: Path) -> None:
     grammars = Grammars(folder, vocab_size=VOCAB_SIZE)
     grammars.prepare()
     assert not [each for each in threading.enumerate() if each.name == "holdfast-grammars"]
@@ -122,7 +122,7 @@ def test_a_small_one_is_built_when_it_is_needed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"version": "1.0"'])
-def test_a_tokenizer_that_cannot_be_read_costs_those_requests_only_that_have_a_grammar(
+def test_an_unreadable_tokenizer_fails_only_requests_with_a_grammar(
     folder: Path, content: str
 ) -> None:
     (folder / "tokenizer.json").write_text(content)
@@ -133,7 +133,7 @@ def test_a_tokenizer_that_cannot_be_read_costs_those_requests_only_that_have_a_g
         assert "\n" not in str(caught.value)
 
 
-def test_text_that_is_a_markers_is_written_with_ordinary_tokens() -> None:
+def test_a_markers_text_is_written_with_ordinary_tokens() -> None:
     matcher = Grammars(tiny_vocabulary(), vocab_size=VOCAB_SIZE).matcher('start: "a<|end|>b"\n')
     words = np.zeros(-(-VOCAB_SIZE // 32), dtype=np.int32)
     drawn = []

@@ -1,6 +1,4 @@
-"""The meter of thoughts: when it lets a model think, and which tokens it asks for when that was
-enough.
-"""
+"""The thinking budget: how long a model may think, and the tokens that are then forced."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ def a_meter(
 
 
 def answer(meter: ThoughtMeter, wishes: list[int]) -> list[int]:
-    """What comes out when the model wishes for these tokens and gets them unless another one has to
-    come.
-    """
+    """The output of a model that wants these tokens and gets each unless another one is forced."""
     drawn = []
     for wish in wishes:
         drawn.append(meter.due[0] if meter.due else wish)
@@ -30,15 +26,15 @@ def answer(meter: ThoughtMeter, wishes: list[int]) -> list[int]:
     return drawn
 
 
-def test_a_thought_is_ended_when_it_has_used_its_budget_and_the_answer_goes_on() -> None:
+def test_a_thought_ends_at_its_budget_and_the_answer_continues() -> None:
     assert answer(a_meter(3), [1, 2, 3, 4, 5, 6, 7, 8]) == [1, 2, 3, *END, 7, 8]
 
 
-def test_a_budget_of_nothing_ends_the_thought_before_it_begins() -> None:
+def test_a_budget_of_zero_prevents_the_thought() -> None:
     assert answer(a_meter(0), [1, 2, 3, 4]) == [*END, 4]
 
 
-def test_what_comes_before_the_opening_counts_for_nothing() -> None:
+def test_tokens_before_the_opening_do_not_count() -> None:
     assert answer(a_meter(2, start=START), [1, 2, 3, *START, 4, 5, 6, 6, 6, 7]) == [
         1,
         2,
@@ -56,7 +52,7 @@ def test_a_thought_that_ends_by_itself_is_left_alone() -> None:
     assert answer(a_meter(5), wishes) == wishes
 
 
-def test_of_an_end_that_the_model_has_begun_only_the_rest_is_asked_for() -> None:
+def test_an_end_that_the_model_has_begun_is_only_completed() -> None:
     assert answer(a_meter(3), [1, 2, 80, 5, 6, 7]) == [1, 2, 80, 81, 82, 7]
 
 
@@ -65,7 +61,7 @@ def test_all_thoughts_of_an_answer_have_one_budget() -> None:
     assert answer(a_meter(5, start=START), wishes) == [*START, 1, 2, *END, 3, *START, *END, 4]
 
 
-def test_without_a_marker_nothing_can_be_asked_for() -> None:
+def test_without_a_marker_the_budget_is_ignored() -> None:
     assert answer(a_meter(1, end=()), [1, 2, 3]) == [1, 2, 3]
 
 
@@ -75,7 +71,7 @@ def test_without_a_marker_nothing_can_be_asked_for() -> None:
     st.sampled_from([(), (90,), START]),
     st.sampled_from([(80,), END, (80, 80, 81)]),
 )
-def test_nothing_changes_before_the_budget_is_used_and_no_thought_is_longer(
+def test_thoughts_are_unchanged_within_the_budget_and_never_longer(
     wishes: list[int], tokens: int, start: tuple[int, ...], end: tuple[int, ...]
 ) -> None:
     drawn = answer(a_meter(tokens, start=start, end=end), wishes)

@@ -45,7 +45,7 @@ def step(engine: Engine, *spans: Span) -> list[SpanResult]:
 def draw(
     engine: Engine, request: SequenceRequest, count: int, *, generated: tuple[int, ...] = ()
 ) -> Iterator[SpanResult]:
-    """Open the request, read what is known, and draw `count` tokens."""
+    """Open the request, prefill known tokens, and draw `count` tokens."""
     known = len(request.prompt_token_ids) + len(generated)
     engine.open(request, generated=generated, capacity_tokens=known + count)
     yield step(engine, Span(request_id=request.request_id, start=0, tokens=known, draws=True))[0]
@@ -86,9 +86,7 @@ EVERYTHING = SamplingParams(
         *slow(("gemma3_text", PLAIN), ("qwen3_next", EVERYTHING), ("llama4", PLAIN)),
     ],
 )
-def test_a_preempted_sequence_goes_on_as_if_nothing_had_happened(
-    name: str, sampling: SamplingParams
-) -> None:
+def test_a_preempted_sequence_continues_unchanged(name: str, sampling: SamplingParams) -> None:
     engine = engine_of(name)
     request = a_request(sampling=sampling)
     whole = tokens_of(draw(engine, request, 8))
@@ -100,7 +98,7 @@ def test_a_preempted_sequence_goes_on_as_if_nothing_had_happened(
     "name",
     ["llama", "gemma3_text", "qwen3_next", "falcon_h1", "llama4", *slow("qwen3", "gemma2")],
 )
-def test_prompt_scores_are_the_models_log_probabilities_however_the_prompt_is_cut(
+def test_prompt_scores_are_the_models_log_probabilities_for_any_chunks(
     name: str,
 ) -> None:
     engine, model = engine_of(name), kept_tiny(name)
@@ -127,7 +125,7 @@ def test_prompt_scores_are_the_models_log_probabilities_however_the_prompt_is_cu
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "llama4"])
-def test_a_sequence_closed_under_way_does_not_touch_the_next_one_of_its_name(name: str) -> None:
+def test_closed_sequences_do_not_affect_reused_names(name: str) -> None:
     engine, sampling = engine_of(name), SamplingParams(temperature=1.0, seed=7)
     other = a_request(prompt_token_ids=TokenIds.of(PROMPT[::-1]), sampling=sampling)
     expected = tokens_of(draw(engine, other, 4))
@@ -148,7 +146,7 @@ def test_a_sequence_closed_under_way_does_not_touch_the_next_one_of_its_name(nam
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", *slow("gemma3_text")])
-def test_sequences_opened_again_after_a_step_that_could_not_be_laid_out_go_on_as_before(
+def test_sequences_reopened_after_a_failed_layout_continue_unchanged(
     name: str,
 ) -> None:
     model = make_tiny(name)
@@ -190,8 +188,8 @@ def break_on_a_token(model: Any, token: int) -> None:
     model.__class__ = type(plain.__name__, (plain,), {"__call__": call})
 
 
-def test_a_row_that_is_not_a_number_ends_alone() -> None:
-    # tied, the poison would reach every logit
+def test_a_row_with_nan_ends_alone() -> None:
+    # tied weights would spread the poison to every logit
     model = make_tiny("llama", tie_word_embeddings=False)
     engine = engine_of("llama", model=model)
     embedding = model.model.embed_tokens
@@ -212,7 +210,7 @@ def test_a_row_that_is_not_a_number_ends_alone() -> None:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
-def test_an_embedding_that_is_not_of_numbers_ends_alone(pooling: Pooling) -> None:
+def test_an_embedding_with_nan_ends_alone(pooling: Pooling) -> None:
     model = make_tiny("llama", tie_word_embeddings=False)
     engine = engine_of("llama", model=model)
     poisoned = mx.array(model.model.embed_tokens.weight)
@@ -234,7 +232,7 @@ def test_an_embedding_that_is_not_of_numbers_ends_alone(pooling: Pooling) -> Non
     assert len(well.embedding) == 4 * engine.embedding_dimensions == 4 * 64
 
 
-def test_a_model_whose_hidden_states_cannot_be_reached_refuses_to_embed() -> None:
+def test_a_model_without_accessible_hidden_states_refuses_to_embed() -> None:
     engine = Engine(SoloRunner(make_tiny("llama"), None), vocab_size=VOCAB_SIZE)
     assert engine.embedding_dimensions == 0
     with pytest.raises(NoEmbeddings, match="gives no embeddings"):
@@ -252,7 +250,7 @@ def test_growth_within_the_reserved_capacity_allocates_no_new_kv() -> None:
     assert before == 64 * engine.measure_costs().bytes_per_token
 
 
-def test_a_window_keeps_a_bounded_buffer_however_long_the_sequence() -> None:
+def test_a_windows_buffer_stays_bounded_in_long_sequences() -> None:
     engine = engine_of("gemma3_text")
     costs = engine.measure_costs()
     engine.open(a_request(prompt_token_ids=TokenIds.of(PROMPT * 90)), capacity_tokens=720)
@@ -263,7 +261,7 @@ def test_a_window_keeps_a_bounded_buffer_however_long_the_sequence() -> None:
     assert live_bytes(engine) == 720 * costs.bytes_per_token + costs.fixed_bytes
 
 
-def test_states_that_share_a_stack_are_counted_once() -> None:
+def test_states_sharing_a_stack_are_counted_once() -> None:
     engine = engine_of("mamba2")
     costs = engine.measure_costs()
     names = "abc"
@@ -296,7 +294,7 @@ def test_memory_does_not_grow_while_a_pipelined_sequence_decodes(name: str) -> N
     assert max(active[40:]) - max(active[:40]) < 64 * 1024
 
 
-def test_costs_tell_growing_bytes_from_fixed_ones() -> None:
+def test_costs_distinguish_growing_from_fixed_bytes() -> None:
     llama, hybrid, recurrent = (
         engine_of(name).measure_costs() for name in ("llama", "qwen3_next", "mamba2")
     )

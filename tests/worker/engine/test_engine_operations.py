@@ -22,24 +22,22 @@ def model_of(layers: int) -> nn.Module:
 @pytest.mark.parametrize(
     ("streams", "turn"), [(1, 1), (1, 3), (3, 1), (3, 2), *slow((1, 2), (3, 3))]
 )
-def test_no_decode_step_of_a_plain_conversation_joins_keys_and_values_of_different_tokens(
-    streams: int, turn: int
-) -> None:
-    # The keys of all rows are joined to their values for one write, and what the rows attended to
-    # is joined for the next product.
+def test_plain_decode_steps_do_not_join_keys_and_values(streams: int, turn: int) -> None:
+    # The keys of all rows are joined to their values for one write, and the results of attention
+    # are joined for the next product.
     of_rows = 0 if streams == 1 else 2 * LAYERS
     steps = decode_steps(model_of(LAYERS), streams=streams, turn=turn)
     assert [step.gpu_concatenations for step in steps[1:]] == [of_rows] * (len(steps) - 1)
-    joins_token_ids = int(streams > 1)  # which each of them drew in a step of its own
+    joins_token_ids = int(streams > 1)  # drawn by each of them in a separate step
     assert steps[0].gpu_concatenations == of_rows + joins_token_ids
 
 
-def test_the_count_sees_that_keys_and_values_in_several_parts_are_joined() -> None:
+def test_joining_several_parts_is_counted() -> None:
     steps = decode_steps(model_of(LAYERS), streams=1, turn=2, shares=True)
     assert [step.gpu_concatenations for step in steps] == [LAYERS] * len(steps)
 
 
-def test_a_decode_step_of_one_stream_has_hardly_more_operations_than_in_mlx_lm() -> None:
+def test_a_single_streams_decode_step_has_mlx_lms_operation_count() -> None:
     model = model_of(8)
     ours, theirs = decode_steps(model, streams=1, turn=2)[-1], generate_step(model)
     assert ours.gpu_nodes <= 1.05 * theirs.gpu_nodes
@@ -47,7 +45,7 @@ def test_a_decode_step_of_one_stream_has_hardly_more_operations_than_in_mlx_lm()
 
 
 @pytest.mark.parametrize("streams", [2, 4])
-def test_one_stream_more_adds_a_write_an_attention_and_a_copy_of_its_output_to_each_layer(
+def test_another_stream_adds_three_kernels_per_layer(
     streams: int,
 ) -> None:
     def kernels_of_a_layer(streams: int) -> int:

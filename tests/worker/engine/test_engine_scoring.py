@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt, a piece after the other: the numbers of the whole, in little room."""
+"""Log-probabilities of a prompt in chunks: the same numbers as for the whole, in little memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def some_tokens(*, rows: int, vocab: int) -> tuple[tuple[int, ...], mx.array]:
 @pytest.mark.parametrize("vocab", [50, 9001])
 @pytest.mark.parametrize("piece_rows", [1, 3, 7, 20])
 @pytest.mark.parametrize("top_logprobs", [0, 4])
-def test_pieces_of_any_size_give_the_reference(
+def test_chunks_of_any_size_give_the_reference(
     vocab: int, piece_rows: int, top_logprobs: int
 ) -> None:
     token_ids, logits = some_tokens(rows=7, vocab=vocab)
@@ -54,7 +54,7 @@ def test_pieces_of_any_size_give_the_reference(
         )
 
 
-def test_no_piece_has_more_logits_than_fit_or_one_row() -> None:
+def test_a_chunks_logits_fit_the_limit_or_are_one_row() -> None:
     asked: list[int] = []
     source = mx.zeros((10, 100))
 
@@ -91,9 +91,9 @@ def read(engine: Engine, prompt: tuple[int, ...], **changes: Any) -> SpanResult:
     return result
 
 
-def test_a_scored_prompt_takes_the_room_of_one_piece_however_long_it_is() -> None:
-    """Measured on a model with 32,000 tokens (2.5 s, most of it the products with the head);
-    before, it took 144 MB.
+def test_scoring_a_long_prompt_needs_the_memory_of_one_chunk() -> None:
+    """Measured on a model with 32,000 tokens (2.5 s, mostly products with the head); it used to
+    take 144 MB.
     """
     tokens = 600
     whole_bytes = 4 * LARGE_VOCAB * tokens
@@ -119,13 +119,11 @@ def test_a_scored_prompt_takes_the_room_of_one_piece_however_long_it_is() -> Non
 @pytest.mark.parametrize(
     "name", ["llama", "gemma3_text", "qwen3_next", "gemma2", "llama4", "mamba2", "deepseek_v3"]
 )
-def test_the_probe_finds_that_heads_can_be_applied_later(name: str) -> None:
+def test_the_probe_detects_that_heads_can_be_applied_later(name: str) -> None:
     assert probed(name)._head.projects_later  # type: ignore[attr-defined]
 
 
-def test_a_model_whose_head_answers_otherwise_the_second_time_is_scored_from_all_its_logits() -> (
-    None
-):
+def test_an_inconsistent_head_is_scored_from_all_its_logits() -> None:
     model: Any = make_tiny("llama")
     plain = type(model)
 

@@ -1,4 +1,4 @@
-"""A fingerprint changes with everything that changes keys and values, and with nothing else."""
+"""A fingerprint changes exactly if keys and values would."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _add_quantization(folder: Path) -> None:
      _add_named_template, _add_adapter, _append_to("adapter_config.json"), _append_to("special_tokens_map.json"),
      _add_quantization],
 )  # fmt: skip
-def test_what_a_model_is_made_of_changes_the_fingerprint(
+def test_every_part_of_a_model_changes_the_fingerprint(
     model: Path, change: Callable[[Path], None]
 ) -> None:
     before = print_of(model)
@@ -87,7 +87,7 @@ def test_what_a_model_is_made_of_changes_the_fingerprint(
     assert print_of(model) != before
 
 
-def test_how_it_is_computed_is_part_of_it(model: Path) -> None:
+def test_the_way_of_computing_changes_the_fingerprint(model: Path) -> None:
     prints = {
         print_of(model),
         print_of(model, computed_as="bfloat16"),
@@ -102,9 +102,7 @@ def test_two_models_of_one_geometry_differ(tmp_path: Path) -> None:
     )
 
 
-def test_a_copy_of_another_date_with_other_words_about_it_has_the_same(
-    model: Path, tmp_path: Path
-) -> None:
+def test_dates_and_irrelevant_settings_do_not_change_it(model: Path, tmp_path: Path) -> None:
     before = print_of(model)
     copy = shutil.copytree(model, tmp_path / "copy", copy_function=shutil.copyfile)
     config = json.loads((copy / "config.json").read_text())
@@ -117,7 +115,7 @@ def test_a_copy_of_another_date_with_other_words_about_it_has_the_same(
     assert print_of(copy) == before
 
 
-def test_links_to_blobs_are_the_files_that_they_lead_to(model: Path, tmp_path: Path) -> None:
+def test_links_to_blobs_count_as_their_targets(model: Path, tmp_path: Path) -> None:
     snapshot = tmp_path / "snapshot"
     snapshot.mkdir()
     for number, file in enumerate(sorted(model.iterdir())):
@@ -143,7 +141,7 @@ def test_weights_in_several_files_all_count(model: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["modeling.py", "layers/attention.py", "tables.npz", "README.md"])
-def test_where_a_models_own_code_is_run_everything_beside_it_counts(model: Path, name: str) -> None:
+def test_with_custom_code_every_file_of_the_folder_counts(model: Path, name: str) -> None:
     before = print_of(model, own_code=True)
     (model / name).parent.mkdir(exist_ok=True)
     (model / name).write_text("x = 1")
@@ -162,7 +160,7 @@ def test_links_to_folders_are_followed_once(model: Path, tmp_path: Path) -> None
     assert print_of(model, own_code=True) != before
 
 
-def test_what_tools_leave_hidden_in_a_folder_never_counts(model: Path) -> None:
+def test_hidden_files_of_tools_do_not_count(model: Path) -> None:
     before = print_of(model, own_code=True)
     (model / ".cache").mkdir()
     (model / ".cache" / "download.lock").write_text("")
@@ -170,7 +168,7 @@ def test_what_tools_leave_hidden_in_a_folder_never_counts(model: Path) -> None:
     assert print_of(model, own_code=True) == before
 
 
-def test_own_code_is_run_when_the_configuration_names_it_and_the_user_trusts_it(
+def test_custom_code_runs_if_configured_and_trusted(
     model: Path,
 ) -> None:
     assert not runs_own_code(model, trust_remote_code=True)
@@ -213,7 +211,7 @@ class _At:
         self.submodule_search_locations = [str(folder)]
 
 
-def test_our_own_code_that_shapes_states_counts_and_all_of_it_is_there() -> None:
+def test_all_our_code_that_shapes_states_counts() -> None:
     files = files_of_identity(Path("nowhere"), runs_own_code=False)
     package = Path(fingerprint.__file__).parents[2]
     patterns = [pattern for pattern in fingerprint._OWN_CODE if not list(package.glob(pattern))]
@@ -225,7 +223,7 @@ def test_our_own_code_that_shapes_states_counts_and_all_of_it_is_there() -> None
     } <= files.keys()
 
 
-def test_a_configuration_that_changes_behind_its_hash_is_told(model: Path) -> None:
+def test_a_configuration_changed_after_hashing_is_detected(model: Path) -> None:
     with FileHashing(
         lambda: files_of_identity(model, runs_own_code=False), cache=HashCache(None)
     ) as hashing:

@@ -32,7 +32,7 @@ def test_rounding_to_16_bits_refuses_no_model(name: str, tmp_path: Path) -> None
     assert (info.refused, info.reuse_refused) == ("", "")
 
 
-def test_a_model_whose_features_do_not_fit_its_tokens_gets_no_images(tmp_path: Path) -> None:
+def test_a_model_whose_features_mismatch_its_tokens_gets_no_images(tmp_path: Path) -> None:
     """mlx-vlm 0.7.10 makes 384 embeddings of 136 image tokens of llava_next."""
     assert VisionBeside.load("llava_next", tmp_path).processor.info.refused
 
@@ -50,7 +50,7 @@ def test_wrong_positions_are_found(qwen: VisionBeside, monkeypatch: pytest.Monke
     assert "computed whole" in examine_images(qwen.runner, qwen.worker_images()).refused
 
 
-def test_features_that_are_missing_in_some_layers_are_found(
+def test_features_missing_in_some_layers_are_found(
     qwen: VisionBeside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = VisionModel.arguments
@@ -65,7 +65,7 @@ def test_features_that_are_missing_in_some_layers_are_found(
     assert examine_images(qwen.runner, qwen.worker_images()).refused
 
 
-def test_positions_behind_the_prompt_that_are_wrong_beside_others_are_found(
+def test_wrong_decode_positions_in_a_batch_are_found(
     qwen: VisionBeside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = SequenceImages.positions_of
@@ -77,7 +77,7 @@ def test_positions_behind_the_prompt_that_are_wrong_beside_others_are_found(
     assert "beside another one" in examine_images(qwen.runner, qwen.worker_images()).refused
 
 
-def test_states_that_are_wrong_when_restored_refuse_only_their_reuse(
+def test_wrong_restored_states_disable_only_reuse(
     qwen: VisionBeside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = FullKV.restore

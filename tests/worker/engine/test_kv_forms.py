@@ -1,4 +1,4 @@
-"""Which form of keys and values a sequence gets."""
+"""The form of keys and values that a sequence gets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
 
 def forms_of(**settings: Any) -> KVForms:
-    # with two layers, codes that are wrong change too little
+    # with two layers, wrong codes change too little
     model = make_tiny("llama", head_dim=32, num_hidden_layers=3)
     runner = choose_layout(model, vocab_size=VOCAB_SIZE)
     engine = Engine(runner, vocab_size=VOCAB_SIZE)
@@ -54,7 +54,7 @@ def chosen(
     )
 
 
-def test_auto_is_native_while_memory_lasts_regardless_of_other_requests() -> None:
+def test_auto_is_native_while_memory_lasts() -> None:
     forms = forms_of(default="auto")
     assert chosen(forms, "") == "native"
     for eight in range(0, 401, 50):
@@ -78,7 +78,7 @@ def test_auto_takes_eight_bits_while_memory_is_short() -> None:
     native=st.integers(0, 400),
     shortages=st.lists(st.booleans(), min_size=1, max_size=4),
 )
-def test_the_form_depends_on_the_present_pressure_only(
+def test_the_form_depends_only_on_the_current_pressure(
     eight: int, native: int, shortages: list[bool]
 ) -> None:
     used = replace(FORMS)
@@ -89,14 +89,14 @@ def test_the_form_depends_on_the_present_pressure_only(
         assert is_short or form == "native"
 
 
-def test_after_a_shortage_a_conversation_in_eight_bits_is_native_again() -> None:
+def test_after_a_shortage_an_8_bit_conversation_is_native_again() -> None:
     forms = forms_of(default="auto")
     assert chosen(forms, "", is_short=True) == "8"
     assert chosen(forms, "", fitting=("8",)) == "8"
     assert chosen(forms, "", eight=400) == "native"
 
 
-def test_while_memory_is_short_a_native_prefix_decides_if_it_is_most_of_the_prompt() -> None:
+def test_during_a_shortage_a_large_native_prefix_decides() -> None:
     forms = forms_of(default="auto")
     assert chosen(forms, "", is_short=True, native=201) == "native"
     assert chosen(forms, "", is_short=True, native=200) == "8"
@@ -104,7 +104,7 @@ def test_while_memory_is_short_a_native_prefix_decides_if_it_is_most_of_the_prom
     assert chosen(forms, "", is_short=True, native=300, eight=256) == "native"
 
 
-def test_a_request_that_fits_in_8_bits_only_gets_8_bits_whatever_is_cached() -> None:
+def test_a_request_that_fits_only_in_8_bits_gets_8_bits() -> None:
     forms = forms_of(default="auto")
     assert chosen(forms, "", fitting=("8",), native=399) == "8"
     assert chosen(forms, "", fitting=()) == "8", "the refusal names what it needs in 8 bits"
@@ -117,7 +117,7 @@ def test_all_forms_of_a_sound_model_are_possible() -> None:
     assert [forms.refusal(kv_bits) for kv_bits in BITS] == [""] * len(BITS)
 
 
-def test_a_form_with_wrong_results_is_refused_and_the_default_is_then_native(
+def test_a_form_with_wrong_results_is_refused_and_native_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     right = QuantizedKV._codes_of_native
@@ -138,7 +138,7 @@ def test_a_form_with_wrong_results_is_refused_and_the_default_is_then_native(
     assert chosen(forms, "auto", is_short=True) == "native", "there is no other form to save memory"
 
 
-def test_a_form_that_cannot_be_tried_costs_only_the_request_that_asks_for_it() -> None:
+def test_an_untestable_form_fails_only_requests_for_it() -> None:
     def fail(kv_bits: str) -> str:
         raise RuntimeError("out of memory")
 

@@ -1,4 +1,4 @@
-"""The runners: which rows of logits they give, in which order, and which models they refuse."""
+"""The runners: their rows of logits, in order, and the models they refuse."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def assert_close(got: mx.array | None, expected: mx.array) -> None:
     ("with_head", "projects_later"), [(False, False), (True, False), (True, True)]
 )
 @pytest.mark.parametrize("layout", ["rows", "split", "solo"])
-def test_each_span_gets_the_rows_that_it_wants_in_the_order_of_the_plan(
+def test_each_span_gets_its_wanted_rows_in_plan_order(
     layout: str, with_head: bool, projects_later: bool
 ) -> None:
     model = make_tiny("llama")
@@ -101,7 +101,7 @@ def test_each_span_gets_the_rows_that_it_wants_in_the_order_of_the_plan(
 
 
 @pytest.mark.parametrize("layout", ["rows", "split", "solo"])
-def test_a_step_that_wants_no_logits_has_none_but_moves_on(layout: str) -> None:
+def test_a_step_without_wanted_logits_still_advances(layout: str) -> None:
     model = kept_tiny("llama")
     runner = runner_of(layout, model)
     sequence = a_sequence(runner, "a")
@@ -112,7 +112,7 @@ def test_a_step_that_wants_no_logits_has_none_but_moves_on(layout: str) -> None:
     )
 
 
-def test_a_decoding_span_that_draws_nothing_does_not_shift_the_others() -> None:
+def test_a_decoding_span_without_a_draw_does_not_shift_others() -> None:
     model = kept_tiny("llama")
     runner = runner_of("split", model)
     quiet, loud, late = (a_sequence(runner, name) for name in "abc")
@@ -132,7 +132,7 @@ def test_a_decoding_span_that_draws_nothing_does_not_shift_the_others() -> None:
     )
 
 
-def test_a_window_that_a_chunk_has_stretched_is_back_at_rest_after_the_step() -> None:
+def test_a_window_stretched_by_a_chunk_shrinks_after_the_step() -> None:
     model = kept_tiny("gemma3_text")
     runner = runner_of("rows", model)
     sequence = a_sequence(runner, "a")
@@ -158,7 +158,7 @@ def test_recurrent_layers_are_refused_as_rows(name: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["rows", "split"])
-def test_a_kind_that_only_mlx_lm_knows_is_refused(layout: str) -> None:
+def test_a_kind_known_only_to_mlx_lm_is_refused(layout: str) -> None:
     with pytest.raises(LayoutError, match="only mlx-lm knows"):
         runner_of(layout, kept_tiny("deepseek_v41")).fresh_layers()
 
@@ -168,8 +168,8 @@ def test_solo_keeps_mlx_lms_own_objects() -> None:
     assert all(isinstance(layer, ForeignState) for layer in layers)
 
 
-def test_experts_serve_many_rows_as_they_serve_each() -> None:
-    """From 64 routed rows on mlx-lm sorts them by expert."""
+def test_experts_give_the_same_for_many_rows_as_for_one() -> None:
+    """mlx-lm sorts routed rows by expert if there are 64 or more."""
     model = kept_tiny("qwen3_moe")
     runner = runner_of("rows", model)
     sequences = [a_sequence(runner, str(index), scores_prompt=True) for index in range(9)]
@@ -188,7 +188,7 @@ def test_experts_serve_many_rows_as_they_serve_each() -> None:
     ("name", "layout"),
     [("llama", "rows"), ("gemma3_text", "rows"), ("gpt_oss", "rows"), ("qwen3_next", "split")],
 )
-def test_what_is_frozen_between_any_two_spans_is_attended_to_as_one(
+def test_parts_frozen_between_spans_are_attended_to_as_one(
     name: str, layout: str, host_scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone and with another sequence; each layer ends in several parts, as if others held the

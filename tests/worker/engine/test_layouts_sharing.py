@@ -26,7 +26,7 @@ def can_share(runner: Runner) -> set[bool]:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
-def test_where_attention_is_composed_beginnings_are_held_once(name: str) -> None:
+def test_with_composed_attention_prefixes_are_held_once(name: str) -> None:
     runner = chosen(RowsRunner(kept_tiny(name), None))
     assert runner.shares
     assert can_share(runner) == {True}
@@ -35,7 +35,7 @@ def test_where_attention_is_composed_beginnings_are_held_once(name: str) -> None
     )
 
 
-def test_where_a_fused_kernel_takes_one_buffer_sequences_share_only_while_they_are_parked() -> None:
+def test_with_a_fused_kernel_only_parked_sequences_share() -> None:
     runner = chosen(RowsRunner(kept_tiny("llama"), None), composes_attention=False)
     assert not runner.shares
     assert can_share(runner) == {False}
@@ -51,7 +51,7 @@ def test_gathered_copies_are_made_from_one_buffer() -> None:
     assert runner.reason.endswith("running sequence: attention outside the seam takes one buffer")
 
 
-def test_nothing_is_said_of_models_that_have_nothing_to_share() -> None:
+def test_models_without_anything_to_share_give_no_reason() -> None:
     for runner in (
         SplitRunner(kept_tiny("mamba2"), None, gather_mask_dimensions=None),
         SoloRunner(kept_tiny("deepseek_v41"), None),

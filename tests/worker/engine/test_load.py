@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
     return write_tiny(tmp_path / "kelp", "llama")
 
 
-def test_a_loaded_model_says_what_it_is_and_answers_like_the_one_that_was_saved(
+def test_a_loaded_model_answers_like_the_saved_one(
     folder: Path,
 ) -> None:
     loaded = load(folder)
@@ -58,7 +58,7 @@ def test_a_loaded_model_says_what_it_is_and_answers_like_the_one_that_was_saved(
     assert loaded.note == ""
 
 
-def test_the_memory_that_happens_to_be_free_does_not_change_the_fingerprint(
+def test_the_free_memory_does_not_change_the_fingerprint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_tiny(tmp_path, "qwen3", {"group_size": 32, "bits": 4}, dtype=mx.bfloat16)
@@ -89,7 +89,7 @@ def test_the_number_format_can_be_chosen(folder: Path) -> None:
     assert load(folder, dtype="float16").compute_dtype == mx.float16
 
 
-def test_progress_goes_from_nothing_to_all(folder: Path) -> None:
+def test_progress_goes_from_zero_to_one(folder: Path) -> None:
     steps: list[tuple[str, float]] = []
     load_model(
         folder, ModelSettings(), progress=lambda stage, fraction: steps.append((stage, fraction))
@@ -100,24 +100,24 @@ def test_progress_goes_from_nothing_to_all(folder: Path) -> None:
     assert steps[-1] == ("reading", 1.0)
 
 
-def test_an_unknown_architecture_is_told_with_the_version(folder: Path) -> None:
+def test_an_unknown_architecture_is_reported_with_the_version(folder: Path) -> None:
     change_config(folder, model_type="kelp9")
     assert "'kelp9' is not supported by mlx-lm 0." in refusal(folder)
     change_config(folder, model_type="../../evil")
     assert "is not supported" in refusal(folder)
 
 
-def test_a_module_that_ends_the_process_at_import_is_survived(
+def test_a_module_that_exits_at_import_is_survived(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # its module calls exit(1) without a package of its own; another test may have imported both
+    # its module calls exit(1) if a package is missing; another test may have imported both
     for module in ("hf_olmo", "mlx_lm.models.olmo"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     change_config(folder, model_type="olmo")
     assert "'olmo' cannot be imported" in refusal(folder)
 
 
-def test_missing_unexpected_and_misshapen_weights_are_told(folder: Path) -> None:
+def test_missing_unexpected_and_misshapen_weights_are_reported(folder: Path) -> None:
     weights = dict(mx.load(str(folder / "model.safetensors")))
     mx.eval(weights)
     norm = weights.pop("model.norm.weight")
@@ -134,7 +134,7 @@ def test_missing_unexpected_and_misshapen_weights_are_told(folder: Path) -> None
     assert "model.norm.weight" in refusal(folder)
 
 
-def test_a_configuration_that_the_architecture_cannot_use_is_told(folder: Path) -> None:
+def test_an_unusable_configuration_is_reported(folder: Path) -> None:
     for wrong in (
         {"hidden_size": None},
         {"num_attention_heads": "four"},
@@ -152,7 +152,7 @@ def test_a_configuration_that_the_architecture_cannot_use_is_told(folder: Path) 
     assert "intermediate_size" in refusal(folder)
 
 
-def test_a_truncated_file_is_told_before_it_is_read(folder: Path) -> None:
+def test_a_truncated_file_is_reported_before_it_is_read(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1000])
     assert "cut short" in refusal(folder)
@@ -163,7 +163,7 @@ def test_a_window_beyond_the_models_own_is_refused(folder: Path) -> None:
     assert "more than the model's own" in refusal(folder, context_tokens=CONTEXT_TOKENS + 1)
 
 
-def test_code_that_comes_with_a_model_runs_only_when_trusted_and_leaves_nothing_behind(
+def test_a_models_own_code_runs_only_if_trusted(
     folder: Path,
 ) -> None:
     (folder / "kelp.py").write_text("from mlx_lm.models.llama import Model, ModelArgs\n")

@@ -1,7 +1,7 @@
-"""Each accepted format of weights gives the same logits as the plain weights that it represents.
+"""Each accepted weight format gives the same logits as the equivalent plain weights.
 
 For every model type in `READ_FORMATS`, compares the logits of a tiny model with quantized weights
-with those of the same model with the equivalent plain weights.
+to those with the equivalent plain weights.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ INT4 = {
     "format": "pack-quantized",
     "config_groups": {"group_0": {"targets": ["Linear"], "weights": INT4_WEIGHTS}},
 }
-# so that a weight has several blocks of 128, and blocks that are not full
+# so that a weight has several blocks of 128, some of them partial
 LARGER = {"hidden_size": 192, "intermediate_size": 256}
-# of the two forms of FP8, the first one
+# only the first of the two FP8 forms
 _MODEL_TYPES = {each.methods[0]: each.model_types for each in reversed(READ_FORMATS)}
 _DAILY = {"llama", "qwen3", "deepseek_v3", "minimax"}
 _EXPERTS = re.compile(r"(.*)\.switch_mlp\.(\w+)\.weight")
@@ -55,7 +55,7 @@ def listed(method: str) -> list[Any]:
 
 
 def as_published(tensors: Mapping[str, Array]) -> dict[str, Array]:
-    """The tensors with one weight for each expert, as models are published."""
+    """The tensors with one weight per expert, as models are published."""
     found = {}
     for name, array in tensors.items():
         match = _EXPERTS.fullmatch(name)
@@ -123,7 +123,7 @@ def rounded(quantize: Quantize) -> Quantize:
 
 
 @pytest.mark.parametrize("model_type", listed("awq"))
-def test_weights_of_autoawq(tmp_path: Path, model_type: str) -> None:
+def test_autoawq_weights(tmp_path: Path, model_type: str) -> None:
     found = difference(
         tmp_path,
         tiny_config(model_type),
@@ -136,7 +136,7 @@ def test_weights_of_autoawq(tmp_path: Path, model_type: str) -> None:
 
 @pytest.mark.parametrize("changes", [{}, LARGER], ids=["one block", "several blocks"])
 @pytest.mark.parametrize("model_type", listed("fp8"))
-def test_weights_of_fp8_in_blocks(tmp_path: Path, model_type: str, changes: dict[str, Any]) -> None:
+def test_fp8_block_weights(tmp_path: Path, model_type: str, changes: dict[str, Any]) -> None:
     config = {**tiny_config(model_type), **changes}
     found = difference(
         tmp_path, config, rounded(forms.fp8_blocks()), FP8, is_quantized=_is_linear_or_expert
@@ -145,15 +145,15 @@ def test_weights_of_fp8_in_blocks(tmp_path: Path, model_type: str, changes: dict
 
 
 @pytest.mark.parametrize("model_type", listed("compressed-tensors"))
-def test_packed_weights_of_4_bits(tmp_path: Path, model_type: str) -> None:
+def test_packed_4_bit_weights(tmp_path: Path, model_type: str) -> None:
     found = difference(
         tmp_path, tiny_config(model_type), forms.int_packed(), INT4, is_quantized=is_linear
     )
     assert found < 1e-4
 
 
-def test_experts_in_mxfp4(tmp_path: Path) -> None:
-    """gpt-oss: gate and up projection are interleaved, and blocks have an axis of their own."""
+def test_mxfp4_experts(tmp_path: Path) -> None:
+    """gpt-oss: gate and up projection are interleaved, and blocks have a separate axis."""
     config = tiny_config("gpt_oss")
     tensors = plain_tensors(config)
     plain = {name: stored(array) for name, array in tensors.items()}
@@ -185,7 +185,7 @@ def test_experts_in_mxfp4(tmp_path: Path) -> None:
     assert np.abs(found - wanted).max() < 1e-4 * np.abs(wanted).max()
 
 
-# names of mlx-lm → those of the published model
+# names of mlx-lm → names in the published model
 _OF_DEEPSEEK_V41 = {
     "lm_head.weight": "head.weight",
     "model.embed_tokens.weight": "embed.weight",
@@ -213,8 +213,8 @@ _OF_DEEPSEEK_V41 = {
 }
 
 
-def test_the_published_form_of_deepseek_v41(tmp_path: Path) -> None:
-    """Its own names, FP8 for most weights, FP4 for experts, and powers of two as scales."""
+def test_the_published_format_of_deepseek_v41(tmp_path: Path) -> None:
+    """Its own names, FP8 for most weights, FP4 for experts, and scales that are powers of two."""
     config = tiny_config("deepseek_v41")
     parameters = tree_flatten(make_model(config).parameters())
     tensors = {name: np.array(each.astype(mx.float32)) for name, each in parameters}
@@ -248,7 +248,7 @@ def test_the_published_form_of_deepseek_v41(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["awq", "fp8"])
-def test_an_adapter_over_such_weights_acts_as_over_plain_ones(tmp_path: Path, form: str) -> None:
+def test_an_adapter_works_the_same_over_such_weights(tmp_path: Path, form: str) -> None:
     name, quantize, method = {
         "awq": ("llama", forms.awq(), AWQ),
         "fp8": ("deepseek_v3", rounded(forms.fp8_blocks()), FP8),

@@ -45,7 +45,7 @@ def refusal(model: Any, folder: Path) -> str:
     return str(caught.value)
 
 
-def test_an_attached_adapter_computes_what_mlx_lms_layers_compute(tmp_path: Path) -> None:
+def test_an_attached_adapter_equals_mlx_lms_layers(tmp_path: Path) -> None:
     folder = write_tiny_adapter(tmp_path / "sql", "llama", seed=1)
     model = make_tiny("llama")
     plain = model(IDS)
@@ -57,8 +57,8 @@ def test_an_attached_adapter_computes_what_mlx_lms_layers_compute(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
-def test_adapters_of_other_kinds_ranks_and_layers_share_a_pass(tmp_path: Path, name: str) -> None:
-    """Each row is a sequence of its own here; qwen2 has layers with a bias."""
+def test_different_adapters_share_a_pass(tmp_path: Path, name: str) -> None:
+    """Each row is a separate sequence here; qwen2 has layers with a bias."""
     model = make_tiny(name)
     rows = mx.array([[5], [9], [5], [70], [9]])
     plain = model(rows)
@@ -85,7 +85,7 @@ def test_parameters_and_their_names_do_not_change(tmp_path: Path) -> None:
     assert [path for path, _ in tree_flatten(model.parameters())] == names
 
 
-def test_the_head_seam_and_an_adapter_of_the_head_work_together(tmp_path: Path) -> None:
+def test_the_head_seam_and_a_head_adapter_work_together(tmp_path: Path) -> None:
     folder = write_tiny_adapter(tmp_path / "sql", "stablelm", seed=1, keys=["lm_head"])
     model = make_tiny("stablelm")
     adapters = attached(model, folder)
@@ -97,7 +97,7 @@ def test_the_head_seam_and_an_adapter_of_the_head_work_together(tmp_path: Path) 
     assert float(mx.abs(selected[0] - expected[0, 3]).max()) < 1e-4
 
 
-def test_the_memory_of_adapters_counts_as_that_of_weights(tmp_path: Path) -> None:
+def test_adapters_count_as_memory_of_weights(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "model", "llama")
     adapter = write_tiny_adapter(tmp_path / "sql", "llama", seed=1)
     (files,) = checked_adapters([f"sql={adapter}"])
@@ -128,7 +128,7 @@ def test_an_adapter_of_a_larger_model_is_refused_with_both_shapes(tmp_path: Path
     assert said.endswith("(it was trained on someone/base)")
 
 
-def test_an_adapter_of_a_deeper_model_is_refused_with_the_number_of_layers(tmp_path: Path) -> None:
+def test_an_adapter_of_a_deeper_model_is_refused_with_the_depth(tmp_path: Path) -> None:
     layers = TINY["llama"]["num_hidden_layers"]
     shallow = make_tiny("llama", num_hidden_layers=layers - 1)
     said = refusal(shallow, write_tiny_adapter(tmp_path / "sql", "llama", seed=1))
@@ -153,7 +153,7 @@ def test_an_adapter_whose_training_diverged_is_refused(tmp_path: Path, bad: floa
     assert said.startswith(f"adapter sql in {folder} is unusable: {name} contains NaN or infinity")
 
 
-def test_an_adapter_that_overflows_leaves_the_other_rows_alone(tmp_path: Path) -> None:
+def test_an_overflowing_adapter_leaves_other_rows_alone(tmp_path: Path) -> None:
     model = make_tiny("llama")
     rows = mx.array([[5], [9]])
     plain = model(rows)
@@ -171,7 +171,7 @@ def test_an_adapter_that_overflows_leaves_the_other_rows_alone(tmp_path: Path) -
     assert not mx.isfinite(mixed[1]).all().item()
 
 
-def test_an_adapter_that_does_not_fit_into_memory_is_refused_by_its_name(
+def test_adapters_beyond_memory_are_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_tiny(tmp_path / "model", "llama")
@@ -184,7 +184,7 @@ def test_an_adapter_that_does_not_fit_into_memory_is_refused_by_its_name(
 # -- fingerprints
 
 
-def test_only_what_affects_the_kv_of_an_adapter_changes_its_fingerprint(tmp_path: Path) -> None:
+def test_only_parts_that_affect_an_adapters_kv_change_its_fingerprint(tmp_path: Path) -> None:
     base = write_tiny(tmp_path / "model", "llama")
     first = write_tiny_adapter(tmp_path / "a", "llama", seed=1)
     twin = write_tiny_adapter(tmp_path / "b", "llama", seed=1, iters=1000, data="elsewhere")

@@ -1,4 +1,4 @@
-"""The probe takes the fastest layout that is right, and no other."""
+"""The probe chooses the fastest correct layout."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def calling(model: nn.Module, call: Callable[..., mx.array]) -> nn.Module:
 
 
 def in_batches(model: nn.Module, change: Callable[[nn.Module, bool], None]) -> nn.Module:
-    """A model that is another one whenever it sees more than one row."""
+    """A model that becomes another one with more than one row."""
 
     def call(plain: Callable[[], mx.array], self: nn.Module, ids: mx.array, _: Any) -> mx.array:
         change(self, ids.shape[0] > 1)
@@ -47,7 +47,7 @@ def in_batches(model: nn.Module, change: Callable[[nn.Module, bool], None]) -> n
     return calling(model, call)
 
 
-def test_a_right_layout_is_taken_and_named() -> None:
+def test_a_correct_layout_is_chosen_and_named() -> None:
     result = choose_layout(kept_tiny("llama"), vocab_size=VOCAB_SIZE)
     assert result.name == "rows"
     assert result.reason.startswith("rows: relative error")
@@ -55,14 +55,14 @@ def test_a_right_layout_is_taken_and_named() -> None:
 
 
 @pytest.mark.parametrize("wanted", ["split", "solo"])
-def test_the_layout_that_is_wanted_is_taken_though_a_faster_one_is_right(wanted: str) -> None:
+def test_a_requested_layout_precedes_a_faster_one(wanted: str) -> None:
     result = choose_layout(kept_tiny("llama"), vocab_size=VOCAB_SIZE, wanted=wanted)
     assert result.name == wanted
     assert "rows is right too" in result.reason
     assert "fails" not in result.reason.split(";")[0]
 
 
-def test_a_wanted_layout_that_is_not_right_is_an_error_with_the_reason() -> None:
+def test_a_requested_layout_that_is_wrong_is_an_error() -> None:
     with pytest.raises(
         ModelLoadError, match="no layout 'rows' runs this model correctly: rows fails"
     ):
@@ -84,7 +84,7 @@ def test_a_wanted_layout_that_is_not_right_is_an_error_with_the_reason() -> None
         ),
     ],
 )
-def test_half_precision_does_not_cost_a_model_its_layout(
+def test_half_precision_does_not_disqualify_a_layout(
     name: str, layout: str, dtype: mx.Dtype
 ) -> None:
     model = make_tiny(name)
@@ -116,7 +116,7 @@ def other_rope(model: Any, is_wrong: bool) -> None:
     ("name", "change"),
     [("gpt_oss", without_sinks), ("gemma3_text", narrow_window), ("llama", other_rope)],
 )
-def test_what_goes_wrong_in_batches_only_is_noticed(
+def test_faults_that_occur_only_in_batches_are_detected(
     name: str, change: Callable[[Any, bool], None], dtype: mx.Dtype
 ) -> None:
     model = in_batches(make_tiny(name), change)
@@ -137,8 +137,8 @@ MIXTURES: dict[str, dict[str, Any]] = {
 
 
 def mixture_in_bf16(name: str, *, seed: int = 0, **more: Any) -> nn.Module:
-    """A mixture of experts in bf16; the experts in 8 bits, since a CPU multiplies others in fp32
-    only.
+    """A mixture of experts in bf16; its experts have 8 bits, since a CPU multiplies others only in
+    fp32.
     """
     changes = MIXTURES[name]
     model = make_tiny("llama" if changes else name, seed, **changes, **more)
@@ -152,7 +152,7 @@ def mixture_in_bf16(name: str, *, seed: int = 0, **more: Any) -> nn.Module:
 
 
 def with_other_kernels_for_rows(model: nn.Module) -> nn.Module:
-    """As on a GPU: with several rows every product adds in another order, and rounds in between."""
+    """As on a GPU: with several rows, every product adds in another order and rounds in between."""
     batched = [False]
 
     def other_order(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -186,16 +186,14 @@ def with_other_kernels_for_rows(model: nn.Module) -> nn.Module:
     ("name", "seed"),
     [("qwen3_moe", 0), ("qwen3_moe", 1), *((name, 0) for name in sorted(MIXTURES)[:-1])],
 )
-def test_an_expert_that_changes_by_rounding_does_not_cost_a_mixture_its_layout(
-    name: str, seed: int
-) -> None:
+def test_rounding_that_changes_an_expert_does_not_disqualify_a_layout(name: str, seed: int) -> None:
     result = choose_layout(
         with_other_kernels_for_rows(mixture_in_bf16(name, seed=seed)), vocab_size=VOCAB_SIZE
     )
     assert result.name == "rows", result.reason
 
 
-def test_what_several_prompts_have_shown_is_told_in_figures() -> None:
+def test_the_reason_has_the_figures_of_several_prompts() -> None:
     model = in_batches(mixture_in_bf16("qwen3_moe", num_hidden_layers=1), other_rope)
     result = choose_layout(model, vocab_size=VOCAB_SIZE)
     assert re.search(
@@ -228,7 +226,7 @@ def without_mask(
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 @pytest.mark.parametrize("fault", ["mask", "kv", "position"])
-def test_a_wrong_mask_position_or_kv_is_found_among_changing_experts(
+def test_faults_are_found_despite_changing_experts(
     fault: str, dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = mixture_in_bf16("qwen3_moe") if dtype == mx.bfloat16 else make_tiny("qwen3_moe")
@@ -256,7 +254,7 @@ def test_a_wrong_mask_position_or_kv_is_found_among_changing_experts(
 
 
 class ScalarRope(nn.Module):
-    """Positions as one number for all rows, as older models take them."""
+    """Positions as one number for all rows, as in older models."""
 
     def __init__(self, rope: nn.Module) -> None:
         super().__init__()
@@ -268,7 +266,7 @@ class ScalarRope(nn.Module):
 
 
 class DeafRope(ScalarRope):
-    """No positions beyond the chunk at all."""
+    """Ignores positions before the chunk."""
 
     def __call__(self, x: mx.array, offset: Any = 0) -> mx.array:
         turned: mx.array = self.rope(x)
@@ -287,12 +285,12 @@ def runner_of_scalar_rope() -> Runner:
     return choose_layout(with_rope(ScalarRope), vocab_size=VOCAB_SIZE)
 
 
-def test_a_model_that_takes_one_position_for_all_rows_runs_solo() -> None:
+def test_a_model_with_one_position_for_all_rows_runs_solo() -> None:
     result = runner_of_scalar_rope()
     assert result.name == "solo", result.reason
 
 
-def test_a_model_that_does_not_know_where_a_chunk_begins_is_refused() -> None:
+def test_a_model_that_ignores_a_chunks_start_is_refused() -> None:
     with pytest.raises(ModelLoadError, match="no layout runs this model correctly"):
         choose_layout(with_rope(DeafRope), vocab_size=VOCAB_SIZE)
 
@@ -305,20 +303,20 @@ def test_in_16_bits_solo_is_the_last_resort() -> None:
     assert result.reason.startswith("the last resort")
 
 
-def test_logits_that_are_minus_infinity_in_both_ways_are_equal() -> None:
+def test_logits_of_minus_infinity_in_both_are_equal() -> None:
     banned = mx.where(mx.arange(VOCAB_SIZE) == 3, -math.inf, 0.0)
     model = calling(make_tiny("llama"), lambda plain, *_: plain() + banned)
     result = choose_layout(model, vocab_size=VOCAB_SIZE)
     assert result.name == "rows", result.reason
 
 
-def test_a_model_whose_output_is_not_a_number_is_refused() -> None:
+def test_a_model_that_outputs_nan_is_refused() -> None:
     model = calling(make_tiny("llama"), lambda plain, *_: plain() * math.nan)
     with pytest.raises(ModelLoadError, match="no layout runs this model correctly"):
         choose_layout(model, vocab_size=VOCAB_SIZE)
 
 
-def test_of_solo_a_user_is_told_what_it_costs_why_and_what_to_do() -> None:
+def test_the_warning_about_solo_has_costs_reason_and_remedy() -> None:
     for runner, memory in (
         (runner_of_scalar_rope(), "cached prefixes are reused"),
         (probed("deepseek_v41"), "no prefix cache"),
@@ -348,13 +346,13 @@ def test_a_model_that_mlx_lm_cannot_run_is_refused_in_one_line() -> None:
         choose_layout(calling(make_tiny("llama"), failing), vocab_size=VOCAB_SIZE)
 
 
-def test_a_model_that_asserts_what_a_layout_breaks_falls_back() -> None:
+def test_a_model_whose_assertion_a_layout_violates_falls_back() -> None:
     assert (
         choose_layout(calling(make_tiny("llama"), asserting), vocab_size=VOCAB_SIZE).name == "solo"
     )
 
 
-def test_the_reason_names_every_layout_that_was_tried() -> None:
+def test_the_reason_names_every_tried_layout() -> None:
     reason = choose_layout(kept_tiny("gemma2"), vocab_size=VOCAB_SIZE, wanted="solo").reason
     parts = re.split("; (?=rows|split|solo)", reason)
     assert [part.split(" fails")[0].split(" is right")[0] for part in parts[:4]] == [

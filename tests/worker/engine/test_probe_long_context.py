@@ -1,4 +1,4 @@
-"""The check of kernels that only long contexts use, forced on a CPU."""
+"""The check of kernels used only for long contexts, forced on a CPU."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ FAULTS = ["last key", "heads", "key at a boundary", "first key", "second half of
 SHAPES = [AttentionShape(4, 2, 16, 4, 0.25), AttentionShape(4, 4, 64, 2, 0.125)]
 
 
-def test_right_kernels_pass_and_nothing_is_said() -> None:
+def test_correct_kernels_give_no_warning() -> None:
     assert warnings_about_kernels(kept_tiny("llama"), force=True) == ()
 
 
-def test_on_a_cpu_nothing_is_tried_unless_it_is_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_cpu_the_check_runs_only_if_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", wrong_by("last key"))
     assert warnings_about_kernels(kept_tiny("llama")) == ()
 
@@ -35,7 +35,7 @@ def test_the_shapes_are_those_of_the_model() -> None:
 
 
 def wrong_by(fault: str) -> Any:
-    """Fused attention that is right over short contexts, and has one fault over long ones."""
+    """Fused attention that is correct for short contexts and has one fault in long ones."""
 
     def attend(queries: mx.array, keys: mx.array, values: mx.array, **more: Any) -> mx.array:
         tokens = keys.shape[2]
@@ -73,7 +73,7 @@ def errors_of_right_kernels(shape: AttentionShape) -> list[float]:
         *slow(*((SHAPES[1], fault) for fault in FAULTS[2:])),
     ],
 )
-def test_a_kernel_that_is_wrong_over_long_contexts_is_found(
+def test_a_wrong_kernel_for_long_contexts_is_found(
     shape: AttentionShape, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = errors_of_right_kernels(shape)
@@ -84,7 +84,7 @@ def test_a_kernel_that_is_wrong_over_long_contexts_is_found(
     assert min(wrong) > 4 * allowed
 
 
-def test_what_is_wrong_is_told_with_shape_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_is_reported_with_shape_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", wrong_by("heads"))
     first, *_ = warnings_about_kernels(kept_tiny("llama"), force=True)
     assert (

@@ -1,4 +1,4 @@
-"""Predictions with quantized keys and values, compared with those with native ones."""
+"""Predictions with quantized keys and values, compared with native ones."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_fewer_bits_cost_more_and_native_costs_nothing() -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_only_tokens_behind_the_first_block_count() -> None:
+def test_only_tokens_after_the_first_block_count() -> None:
     found = measured(text())
     assert found.text_tokens == len(TOKENS) - 1 - 256
     # 256 tokens have one quantized block before them, and 187 have two
@@ -67,7 +67,7 @@ def test_chunks_do_not_change_the_figures(monkeypatch: pytest.MonkeyPatch) -> No
         assert one.kl_divergence == pytest.approx(other.kl_divergence, rel=0.05, abs=1e-9)
 
 
-def test_an_answer_is_right_if_every_token_is_the_most_likely_one() -> None:
+def test_an_answer_is_right_if_every_token_is_the_likeliest() -> None:
     tokens = list(TOKENS[:400])
     for _ in range(3):
         logits = tiny(64)[0].model(mx.array([tokens]))[0, -1]
@@ -90,7 +90,7 @@ def test_a_passage_that_is_not_text_counts_only_for_answers() -> None:
     assert both.forms[1].kl_divergence == alone.forms[1].kl_divergence
 
 
-def test_a_form_that_the_model_cannot_use_is_refused_with_the_reason() -> None:
+def test_an_unusable_form_is_refused_with_the_reason() -> None:
     native, eight = measured(text(), forms=("8",), head_dim=16).forms
     assert native.perplexity is not None
     assert (eight.perplexity, eight.right) == (None, None)
@@ -110,7 +110,7 @@ def test_the_divergence_is_the_sum_over_the_vocabulary() -> None:
         assert np.array(found) == pytest.approx(expected, rel=1e-3)
 
 
-def test_tokens_that_are_impossible_do_not_spoil_the_divergence() -> None:
+def test_impossible_tokens_do_not_affect_the_divergence() -> None:
     logits = mx.array([[1.0, 2.0, -float("inf"), -200.0]])
     found = quality._divergence(*[quality._log_probabilities(logits)] * 2)
     assert found.tolist() == [0.0]

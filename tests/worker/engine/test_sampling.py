@@ -1,4 +1,4 @@
-"""Sampling of mixed batches: what is drawn, what is not disturbed, what is independent of what."""
+"""Sampling of mixed batches: the drawn tokens, and the independence of rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from holdfast.worker.engine.sampling import (
 from tests.fakes.reference_sampler import edited_logits, log_probabilities, probabilities
 
 VOCAB = 300
-LARGE_VOCAB = 9001  # many blocks, and no multiple of one
+LARGE_VOCAB = 9001  # many blocks, not a multiple of one
 
 
 def a_row(
@@ -95,7 +95,7 @@ def rows_strategy(vocab: int) -> st.SearchStrategy[RowState]:
     seed=st.integers(0, 5),
     half=st.booleans(),
 )
-def test_a_row_draws_the_same_token_alone_and_in_any_batch(
+def test_a_row_draws_the_same_alone_and_in_any_batch(
     rows: list[RowState], seed: int, half: bool
 ) -> None:
     logits = some_logits(len(rows), seed=seed, dtype=mx.bfloat16 if half else mx.float32)
@@ -113,7 +113,7 @@ def test_a_row_draws_the_same_token_alone_and_in_any_batch(
 
 @settings(max_examples=40)
 @given(data=st.data(), vocab=st.sampled_from([1, 2, 127, 128, 129]))
-def test_vocabularies_of_any_size_draw_valid_tokens_alike_alone_and_together(
+def test_vocabularies_of_any_size_draw_equally_alone_and_together(
     data: st.DataObject, vocab: int
 ) -> None:
     rows = data.draw(st.lists(rows_strategy(vocab), min_size=1, max_size=4))
@@ -126,7 +126,7 @@ def test_vocabularies_of_any_size_draw_valid_tokens_alike_alone_and_together(
 
 @settings(max_examples=15)
 @given(rows=st.lists(rows_strategy(LARGE_VOCAB), min_size=2, max_size=5))
-def test_a_row_draws_the_same_token_alone_and_in_any_batch_of_a_large_vocabulary(
+def test_large_vocabularies_draw_the_same_in_any_batch(
     rows: list[RowState],
 ) -> None:
     logits = some_logits(len(rows), vocab=LARGE_VOCAB)
@@ -172,7 +172,7 @@ def test_tokens_and_logprobs_agree_with_the_plain_reference(
         )
 
 
-def test_greedy_rows_take_the_most_likely_token_and_the_first_of_ties() -> None:
+def test_greedy_rows_take_the_likeliest_token_and_the_first_of_ties() -> None:
     logits = mx.array([[0.0, 2.0, 2.0, 1.0], [5.0, 2.0, 2.0, 1.0]], dtype=mx.bfloat16)
     for params in (
         SamplingParams(temperature=0.0, seed=3),
@@ -184,7 +184,7 @@ def test_greedy_rows_take_the_most_likely_token_and_the_first_of_ties() -> None:
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16], ids=str)
-def test_a_row_with_bad_logits_is_not_ok_and_disturbs_no_other(dtype: mx.Dtype) -> None:
+def test_a_row_with_bad_logits_fails_and_disturbs_no_other(dtype: mx.Dtype) -> None:
     logits = some_logits(6, dtype=dtype)
     bad = mx.array(logits)
     bad[1, 7] = math.nan
@@ -221,13 +221,13 @@ def test_bad_logits_in_a_large_vocabulary_disturb_no_other() -> None:
         assert tokens[::2] == as_lists(sample(logits, rows))[0][::2]
 
 
-def test_a_row_whose_tokens_are_all_banned_is_not_ok() -> None:
+def test_a_row_with_all_tokens_banned_fails() -> None:
     banned = SamplingParams(seed=1, logit_bias=dict.fromkeys(range(8), -100.0))
     drawn = sample(some_logits(2, vocab=8), [a_row(banned, vocab=8), a_row(vocab=8)])
     assert drawn.ok.tolist() == [False, True]
 
 
-def test_a_banned_token_is_never_drawn_however_likely_it_was() -> None:
+def test_a_banned_token_is_never_drawn() -> None:
     logits = mx.broadcast_to(mx.array([200.0, 0.0, 0.0, 0.0]), (500, 4))
     drawn = sample(
         logits,
@@ -237,7 +237,7 @@ def test_a_banned_token_is_never_drawn_however_likely_it_was() -> None:
     assert set(ints(drawn.tokens)) == {1, 2, 3}
 
 
-def test_min_p_of_one_keeps_the_likeliest_and_its_ties_only() -> None:
+def test_a_min_p_of_one_keeps_only_the_likeliest_and_its_ties() -> None:
     logits = mx.broadcast_to(mx.array([1.0, 3.0, 2.999, 3.0]), (200, 4))
     drawn = sample(
         logits, [a_row(SamplingParams(seed=seed, min_p=1.0), vocab=4) for seed in range(200)]
@@ -245,13 +245,13 @@ def test_min_p_of_one_keeps_the_likeliest_and_its_ties_only() -> None:
     assert set(ints(drawn.tokens)) == {1, 3}
 
 
-def test_logits_of_minus_infinity_are_never_drawn_even_at_absurd_temperatures() -> None:
+def test_logits_of_minus_infinity_are_never_drawn() -> None:
     logits = mx.broadcast_to(mx.array([1.0, -math.inf, 0.5, -math.inf]), (200, 4))
     rows = [a_row(SamplingParams(seed=seed, temperature=1e39), vocab=4) for seed in range(200)]
     assert set(ints(sample(logits, rows).tokens)) == {0, 2}
 
 
-def test_other_seeds_and_other_positions_draw_other_tokens() -> None:
+def test_other_seeds_and_positions_draw_other_tokens() -> None:
     logits = mx.zeros((40, 5000))
     seeds = [a_row(SamplingParams(seed=seed), vocab=5000) for seed in range(-10, 10)]
     places = [
@@ -277,7 +277,7 @@ def test_a_resumed_sequence_continues_as_if_never_interrupted() -> None:
         assert sample(some_logits(1, seed=done), [resumed]).tokens.item() == tokens[done]
 
 
-def test_steps_laid_out_before_any_is_known_draw_as_when_each_is_awaited() -> None:
+def test_pipelined_steps_draw_the_same_as_awaited_ones() -> None:
     params = [
         SamplingParams(seed=1, frequency_penalty=1.0, repetition_penalty=1.1),
         SamplingParams(temperature=0.0, seed=2, presence_penalty=2.0),
@@ -297,7 +297,7 @@ def test_steps_laid_out_before_any_is_known_draw_as_when_each_is_awaited() -> No
     assert [tokens.tolist() for tokens in lazily] == awaited
 
 
-def test_advancing_one_row_leaves_a_copy_of_it_as_it_was() -> None:
+def test_advancing_a_row_does_not_change_its_copy() -> None:
     row = a_row(SamplingParams(seed=1, frequency_penalty=1.0), generated=(5,))
     fork = replace(row)
     row.advance(mx.array([6]))
@@ -308,7 +308,7 @@ def test_advancing_one_row_leaves_a_copy_of_it_as_it_was() -> None:
     assert (fork.position, row.position) == (4, 5)
 
 
-def test_sampling_does_not_change_the_logits_it_was_given() -> None:
+def test_sampling_does_not_change_the_given_logits() -> None:
     logits = some_logits(2)
     before = logits.tolist()
     params = SamplingParams(
@@ -318,7 +318,7 @@ def test_sampling_does_not_change_the_logits_it_was_given() -> None:
     assert logits.tolist() == before
 
 
-def test_logprobs_are_of_the_edited_logits_before_temperature_and_filters() -> None:
+def test_logprobs_are_of_edited_logits_before_temperature_and_filters() -> None:
     logits = some_logits(2, vocab=20)
     params = SamplingParams(seed=1, temperature=0.1, top_k=2, logit_bias={3: 4.0})
     drawn = sample(logits, [a_row(params, top_logprobs=20, vocab=20), a_row(vocab=20)])
@@ -331,7 +331,7 @@ def test_logprobs_are_of_the_edited_logits_before_temperature_and_filters() -> N
     assert sorted(ints(drawn.scores.top[0][0])) == list(range(20))
 
 
-def test_nothing_is_computed_for_logprobs_that_nobody_wants() -> None:
+def test_unrequested_logprobs_are_not_computed() -> None:
     drawn = sample(some_logits(2), [a_row(), a_row(SamplingParams(seed=1))])
     assert drawn.scores is None
 

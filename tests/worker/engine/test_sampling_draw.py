@@ -1,4 +1,6 @@
-"""The draw itself: distributions against the reference, thresholds, keys, the largest entries."""
+"""The draw itself: distributions compared with the reference, thresholds, keys, the largest
+entries.
+"""
 
 from __future__ import annotations
 
@@ -56,20 +58,20 @@ def counts_of(
     ],
     ids=str,
 )
-def test_tokens_come_as_often_as_the_reference_says(params: SamplingParams) -> None:
+def test_token_frequencies_match_the_reference(params: SamplingParams) -> None:
     logits = np.random.default_rng(3).normal(size=200).astype(np.float32) * 2
     assert_counts_fit(
         counts_of(logits, params), probabilities(logits.astype(np.float64), params=params)
     )
 
 
-def test_a_large_vocabulary_is_drawn_from_evenly_over_all_its_blocks() -> None:
+def test_a_large_vocabulary_is_sampled_evenly_over_its_blocks() -> None:
     counts = counts_of(np.zeros(1000, dtype=np.float32), SamplingParams())
     assert_counts_fit(counts, np.full(1000, 1e-3))
 
 
 @pytest.mark.parametrize("top_p", [0.5, 0.999])
-def test_the_nucleus_of_a_larger_vocabulary_is_the_reference_one(top_p: float) -> None:
+def test_the_nucleus_of_a_larger_vocabulary_matches_the_reference(top_p: float) -> None:
     logits = np.random.default_rng(4).normal(size=3001).astype(np.float32) * 4
     params = SamplingParams(top_p=top_p)
     counts = counts_of(logits, params, draws=CHUNK)
@@ -78,9 +80,7 @@ def test_the_nucleus_of_a_larger_vocabulary_is_the_reference_one(top_p: float) -
 
 @pytest.mark.parametrize("top_p", [0.01, 0.3, 0.9, 0.99999])
 @pytest.mark.parametrize("spread", [0.0, 0.01, 5.0])
-def test_what_top_p_keeps_is_the_smallest_set_that_weighs_enough(
-    top_p: float, spread: float
-) -> None:
+def test_top_p_keeps_the_smallest_sufficient_set(top_p: float, spread: float) -> None:
     logits = np.random.default_rng(5).normal(size=1500).astype(np.float32) * spread
     weights = np.exp(logits - logits.max())
     edge = np.array(nucleus_threshold(mx.array(weights)[None], top_p=mx.array([[top_p]])))[0, 0]
@@ -89,11 +89,11 @@ def test_what_top_p_keeps_is_the_smallest_set_that_weighs_enough(
     assert weights[weights > edge].sum(dtype=np.float64) <= (top_p + 1e-5) * total
 
 
-@pytest.mark.slow  # a C++ compiler makes some twenty kernels
-def test_compiled_operations_give_the_same_bits_as_single_ones(
+@pytest.mark.slow  # the C++ compiler builds some twenty kernels
+def test_compiled_and_single_operations_give_the_same_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Those of a GPU, on a CPU."""
+    """Those for a GPU, on a CPU."""
     logits = 3 * mx.random.normal((3, 1000), key=mx.random.key(8))
     peaks, coldness = mx.max(logits, axis=-1, keepdims=True), mx.array([[0.3], [1.0], [1.7]])
     key_words = [draw_key(seed=row, position=row) for row in range(3)]
@@ -128,13 +128,13 @@ def test_compiled_operations_give_the_same_bits_as_single_ones(
         assert mx.array_equal(plain, fused)
 
 
-def test_of_equal_tokens_at_the_edge_of_top_k_those_with_lower_ids_stay() -> None:
+def test_equal_tokens_at_the_top_k_edge_keep_lower_ids() -> None:
     logits = np.array([0.0, 1.0, 1.0, 1.0, 2.0], dtype=np.float32)
     counts = counts_of(logits, SamplingParams(top_k=3), draws=CHUNK)
     assert (counts > 0).tolist() == [False, True, True, False, True]
 
 
-def test_equally_likely_tokens_at_the_edge_of_top_p_all_stay() -> None:
+def test_equally_likely_tokens_at_the_top_p_edge_all_stay() -> None:
     counts = counts_of(
         np.array([1.0, 1.0, 1.0, -3.0], dtype=np.float32), SamplingParams(top_p=0.4), draws=CHUNK
     )
@@ -146,7 +146,7 @@ def test_equally_likely_tokens_at_the_edge_of_top_p_all_stay() -> None:
     [SamplingParams(), SamplingParams(top_k=50, top_p=0.95), SamplingParams(top_p=0.95)],
     ids=str,
 )
-def test_rounding_noise_in_the_logits_rarely_changes_what_is_drawn(params: SamplingParams) -> None:
+def test_rounding_noise_in_the_logits_rarely_changes_the_draw(params: SamplingParams) -> None:
     # full of ties
     logits = (
         mx.random.normal((CHUNK, 500), key=mx.random.key(1)).astype(mx.bfloat16).astype(mx.float32)
@@ -179,7 +179,7 @@ def test_draws_of_neighbouring_positions_and_seeds_are_independent() -> None:
     first=st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**20)),
     second=st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**20)),
 )
-def test_keys_are_two_words_and_differ_when_seed_or_position_does(
+def test_keys_are_two_words_that_differ_by_seed_and_position(
     first: tuple[int, int], second: tuple[int, int]
 ) -> None:
     keys = [draw_key(seed=seed, position=position) for seed, position in (first, second)]

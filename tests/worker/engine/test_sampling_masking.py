@@ -1,4 +1,4 @@
-"""Masks and forced tokens at the level of one draw: they bind their own row, and no other notices."""
+"""Masks and forced tokens in a single draw: they affect only their own row."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def batches(
 
 @settings(max_examples=60, deadline=None)
 @given(batches())
-def test_every_row_draws_what_it_draws_alone_and_obeys_its_own_mask(
+def test_masked_rows_draw_the_same_as_alone(
     batch: tuple[int, list[SamplingParams], list[set[int] | None], dict[int, int], int],
 ) -> None:
     vocab, params, allowed, forced, seed = batch
@@ -110,7 +110,7 @@ def test_every_row_draws_what_it_draws_alone_and_obeys_its_own_mask(
 
 
 @pytest.mark.parametrize("vocab", VOCABULARIES)
-def test_scores_are_those_before_the_mask_also_of_a_forced_token(vocab: int) -> None:
+def test_scores_are_those_before_masks_and_forced_tokens(vocab: int) -> None:
     logits, row = some_logits(1, vocab, 0), a_row(SAMPLINGS[0], vocab=vocab)
     expected = log_probabilities(np.array(logits)[0])
     for limits in (
@@ -123,7 +123,7 @@ def test_scores_are_those_before_the_mask_also_of_a_forced_token(vocab: int) -> 
 
 
 @pytest.mark.parametrize("vocab", [300, 8195])
-def test_not_a_number_is_not_hidden_by_a_mask(vocab: int) -> None:
+def test_a_mask_does_not_hide_nan(vocab: int) -> None:
     logits = np.array(some_logits(3, vocab, 0))
     logits[0, 9], logits[1, 9] = np.nan, np.inf
     drawn = sample(
@@ -138,7 +138,7 @@ def test_not_a_number_is_not_hidden_by_a_mask(vocab: int) -> None:
 
 @pytest.mark.parametrize("params", SAMPLINGS, ids=range(len(SAMPLINGS)))
 @pytest.mark.parametrize("vocab", [300, 8195])
-def test_a_row_of_which_nothing_is_left_says_so_and_its_neighbour_draws(
+def test_a_row_without_allowed_tokens_says_so_and_others_draw(
     vocab: int, params: SamplingParams
 ) -> None:
     banned = replace(params, logit_bias={4: -100.0})
@@ -164,5 +164,5 @@ def test_a_mask_keeps_the_type_of_the_logits(dtype: mx.Dtype) -> None:
     np.testing.assert_array_equal(shown[1], np.array(logits.astype(mx.float32))[1])
 
 
-def test_without_constraints_there_are_no_limits() -> None:
+def test_without_constraints_rows_are_unlimited() -> None:
     assert limits_of([None, None], rows=2, words_per_row=3) == NO_LIMITS

@@ -1,4 +1,4 @@
-"""The seam in mlx-lm: plain models go through it unchanged, views take the attention over."""
+"""The seam in mlx-lm: plain models pass through it unchanged, and views take over attention."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_arrays_get_mlx_lms_own_attention() -> None:
 
 
 @pytest.mark.parametrize("sinks", [None, mx.zeros((2,))])
-def test_keys_that_attend_are_handed_everything(sinks: mx.array | None) -> None:
+def test_keys_that_attend_get_all_arguments(sinks: mx.array | None) -> None:
     keys, queries = Attending(), mx.zeros((1, 2, 1, 4))
     given = {} if sinks is None else {"sinks": sinks}
     result = attention()(queries, keys, keys, cache=keys, scale=0.5, mask="m", **given)
@@ -53,7 +53,7 @@ def test_installing_twice_wraps_once() -> None:
     assert attention() is before
 
 
-def test_a_module_that_was_imported_earlier_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_imported_earlier_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     base = importlib.import_module("mlx_lm.models.base")
     seam = attention()
     plain = getattr(seam, seams._MARK)

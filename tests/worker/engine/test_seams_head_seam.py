@@ -1,6 +1,4 @@
-"""Only the wanted rows go through the vocabulary projection, whatever the head of a model looks
-like.
-"""
+"""Only wanted rows go through the vocabulary projection, for any head of a model."""
 
 from __future__ import annotations
 
@@ -53,7 +51,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_the_selected_rows_have_the_logits_of_the_whole(head: str) -> None:
+def test_selected_rows_have_their_usual_logits(head: str) -> None:
     model: Any = HEADS[head]()
     expected = model(IDS).reshape(-1, VOCAB_SIZE)[ROWS]
     seam = HeadSeam(model)
@@ -64,7 +62,7 @@ def test_the_selected_rows_have_the_logits_of_the_whole(head: str) -> None:
     assert float(mx.abs(got[:, 0] - expected).max()) < 1e-4
 
 
-def test_without_a_selection_the_model_is_as_it_was() -> None:
+def test_without_a_selection_the_model_is_unchanged() -> None:
     model: Any = make_tiny("llama")
     names = [name for name, _ in tree_flatten(model.parameters())]
     expected = model(IDS)
@@ -76,7 +74,7 @@ def test_without_a_selection_the_model_is_as_it_was() -> None:
     assert [name for name, _ in tree_flatten(model.parameters())] == names
 
 
-def test_a_selection_ends_with_its_block_even_when_the_model_raises() -> None:
+def test_a_selection_ends_even_if_the_model_raises() -> None:
     model: Any = make_tiny("llama")
     expected, seam = model(IDS), HeadSeam(model)
     with pytest.raises(RuntimeError, match="in the middle"), seam.selecting(ROWS):
@@ -84,7 +82,7 @@ def test_a_selection_ends_with_its_block_even_when_the_model_raises() -> None:
     assert mx.array_equal(model(IDS), expected)
 
 
-def test_a_removed_seam_leaves_the_modules_their_own_classes() -> None:
+def test_removing_the_seam_restores_the_modules_classes() -> None:
     model: Any = make_tiny("llama", tie_word_embeddings=False)
     seam = HeadSeam(model)
     assert type(model.lm_head) is not nn.Linear
@@ -94,7 +92,7 @@ def test_a_removed_seam_leaves_the_modules_their_own_classes() -> None:
     assert type(model.model.embed_tokens) is nn.Embedding
 
 
-def test_a_head_that_the_seam_does_not_know_is_told() -> None:
+def test_a_head_unknown_to_the_seam_is_reported() -> None:
     model: Any = make_tiny("llama")
     table = model.model.embed_tokens.weight
     model.__class__ = type(
@@ -109,7 +107,7 @@ def test_a_head_that_the_seam_does_not_know_is_told() -> None:
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_rows_that_were_set_aside_have_the_same_logits_later_and_in_pieces(head: str) -> None:
+def test_rows_set_aside_give_the_same_logits_later(head: str) -> None:
     model: Any = HEADS[head]()
     expected = model(IDS).reshape(-1, VOCAB_SIZE)
     seam = HeadSeam(model)
@@ -126,7 +124,7 @@ def test_rows_that_were_set_aside_have_the_same_logits_later_and_in_pieces(head:
     assert mx.array_equal(model(IDS).reshape(-1, VOCAB_SIZE), expected)
 
 
-def test_rows_can_be_set_aside_while_the_projection_sees_everything() -> None:
+def test_rows_can_be_set_aside_during_a_full_projection() -> None:
     model: Any = make_tiny("llama")
     expected, seam = model(IDS), HeadSeam(model)
     with seam.selecting(None, aside=ROWS):

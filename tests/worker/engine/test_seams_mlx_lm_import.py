@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-# Each in a process of its own: what matters is what was imported before.
+# Each in a separate process, because earlier imports matter.
 _PRELUDE = """
 import resource, sys
 from holdfast.worker.engine import seams
@@ -43,7 +43,7 @@ def test_model_modules_hold_the_attention_seam() -> None:
     assert run("seams.prepare(); import mlx_lm.models.llama as m; has_seam(m)") == ["True"]
 
 
-def test_the_stand_in_becomes_the_real_package_when_it_is_used() -> None:
+def test_the_placeholder_becomes_the_real_package_when_used() -> None:
     code = (
         "utils = seams.mlx_lm_utils(); import mlx_lm; version = mlx_lm.__version__\n"
         "from mlx_lm import load, generate\n"
@@ -55,7 +55,7 @@ def test_the_stand_in_becomes_the_real_package_when_it_is_used() -> None:
 
 
 @pytest.mark.slow  # it imports transformers, and few import mlx_lm before Holdfast
-def test_a_package_that_was_imported_before_is_used_as_it_is() -> None:
+def test_a_package_imported_earlier_is_used_unchanged() -> None:
     code = (
         "import mlx_lm, mlx_lm.models.llama as m; before = sys.modules['mlx_lm']; utils = "
         "seams.mlx_lm_utils()\n"
@@ -64,7 +64,7 @@ def test_a_package_that_was_imported_before_is_used_as_it_is() -> None:
     assert run(code) == ["True", "True", "True"]
 
 
-def test_the_limit_of_open_files_stays() -> None:
+def test_the_limit_of_open_files_is_unchanged() -> None:
     code = (
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]; wanted = min(hard, 9000) if hard > "
         "0 else 9000\n"

@@ -1,4 +1,4 @@
-"""What is told of a config.json alone is what the engine measures on the loaded model."""
+"""The costs computed from config.json alone equal those that the engine measures."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.fakes.tiny_configs import TINY, VOCAB_SIZE
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "gemma3_text", "qwen3_next"])
-def test_bytes_are_those_that_the_engine_measures(name: str) -> None:
+def test_bytes_equal_those_the_engine_measures(name: str) -> None:
     told = sequence_size_of(TINY[name])
     measured = Engine(probed(name), vocab_size=VOCAB_SIZE).measure_costs()
     assert (told.bytes_per_token, told.is_on_cpu) == (measured.bytes_per_token, True)
     assert told.fixed_bytes == measured.fixed_bytes
 
 
-def test_a_model_that_is_not_known_is_told() -> None:
+def test_an_unknown_model_is_reported() -> None:
     with pytest.raises(
         ModelLoadError, match=r"this model takes: ValueError: Model type kelp not supported"
     ):

@@ -1,4 +1,4 @@
-"""The views that models see as caches, against plain attention with plain masks."""
+"""The views that models see as caches, compared with plain attention with plain masks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ chunk_lists = st.lists(st.sampled_from([1, 1, 1, 2, 4, 5, 6, 9, 17, 270]), min_s
 
 @dataclass(frozen=True)
 class Story:
-    """All queries, keys and values of one sequence, and what plain attention makes of them."""
+    """All queries, keys and values of one sequence, and the results of plain attention."""
 
     queries: mx.array
     keys: mx.array
@@ -105,7 +105,7 @@ def some_sinks(wanted: bool) -> mx.array | None:
     way=ways,
     settles=st.booleans(),
 )
-def test_rows_attend_as_plain_attention_does(
+def test_rows_equal_plain_attention(
     window: int | None,
     asked: int | None,
     chunks: list[int],
@@ -141,7 +141,7 @@ def test_rows_attend_as_plain_attention_does(
 @given(
     lengths=st.one_of(
         st.lists(st.integers(1, 12), min_size=1, max_size=4),
-        # more than MLX cuts off in one operation
+        # more than MLX slices in one operation
         st.lists(st.integers(1, 2), min_size=9, max_size=23),
     ),
     window=windows,
@@ -149,7 +149,7 @@ def test_rows_attend_as_plain_attention_does(
     composes=st.booleans(),
     data=st.data(),
 )
-def test_the_rows_of_several_sequences_do_not_see_each_other(
+def test_rows_of_several_sequences_do_not_see_each_other(
     lengths: list[int], window: int | None, value_dim: int, composes: bool, data: st.DataObject
 ) -> None:
     stories = [
@@ -206,7 +206,7 @@ def test_the_rows_of_several_sequences_do_not_see_each_other(
 
 @settings(max_examples=50)
 @given(window=windows, asked=windows, chunks=chunk_lists, as_array=st.booleans())
-def test_a_span_of_its_own_gets_keys_and_a_mask_that_fit(
+def test_a_single_span_gets_matching_keys_and_mask(
     window: int | None, asked: int | None, chunks: list[int], as_array: bool
 ) -> None:
     story = Story.of(sum(chunks), window=narrower(window, asked), sinks=None, seed=len(chunks))
@@ -227,7 +227,7 @@ def test_a_span_of_its_own_gets_keys_and_a_mask_that_fit(
 
 @settings(max_examples=50)
 @given(window=windows, asked=windows, chunks=chunk_lists, with_sinks=st.booleans(), way=ways)
-def test_a_span_of_its_own_attends_as_plain_attention_does(
+def test_a_single_span_equals_plain_attention(
     window: int | None, asked: int | None, chunks: list[int], with_sinks: bool, way: str
 ) -> None:
     sinks = some_sinks(with_sinks)
@@ -261,7 +261,7 @@ def test_a_span_of_its_own_attends_as_plain_attention_does(
     asked=windows,
     grouped=st.booleans(),
 )
-def test_gathered_copies_attend_as_each_sequence_alone(
+def test_gathered_copies_equal_each_sequence_alone(
     lengths: list[int], window: int | None, asked: int | None, grouped: bool
 ) -> None:
     seen = narrower(window, asked)
@@ -316,7 +316,7 @@ def test_composed_attention_is_as_exact_as_the_fused_one(dtype: mx.Dtype, kv_hea
 @given(
     steps=st.lists(st.sets(st.integers(0, 3), min_size=1), min_size=1, max_size=12), data=st.data()
 )
-def test_recurrent_states_follow_their_sequence_whatever_batch_they_are_in(
+def test_recurrent_states_follow_their_sequence_through_batches(
     steps: list[set[int]], data: st.DataObject
 ) -> None:
     states, expected = [RecurrentState(1) for _ in range(4)], [float(index) for index in range(4)]
@@ -337,7 +337,7 @@ def test_recurrent_states_follow_their_sequence_whatever_batch_they_are_in(
         assert held.tolist() == [[value, value]]
 
 
-def test_an_unchanged_batch_gets_its_stack_back_as_it_is() -> None:
+def test_an_unchanged_batch_gets_its_stack_back() -> None:
     states = [RecurrentState(1) for _ in range(2)]
     stack = mx.zeros((2, 3))
     StateView(states)[0] = stack
@@ -346,7 +346,7 @@ def test_an_unchanged_batch_gets_its_stack_back_as_it_is() -> None:
     assert StateView(states[:1])[0] is not stack
 
 
-def test_views_are_never_falsy_and_composites_are_indexed_by_part() -> None:
+def test_views_are_truthy_and_composites_indexed_by_part() -> None:
     pairs = [Composite((RecurrentState(1), FullKV())) for _ in range(2)]
     made = pairs[0].view(pairs, for_kv=_spans, for_recurrent=StateView)
     assert made
@@ -355,7 +355,7 @@ def test_views_are_never_falsy_and_composites_are_indexed_by_part() -> None:
     assert made[1] == 2
 
 
-def test_a_kind_that_only_mlx_lm_knows_cannot_be_laid_out() -> None:
+def test_a_kind_known_only_to_mlx_lm_cannot_be_laid_out() -> None:
     foreign = [ForeignState(object()), ForeignState(object())]
     with pytest.raises(TypeError, match="cannot be laid out for several sequences"):
         foreign[0].view(foreign, for_kv=_spans, for_recurrent=StateView)
@@ -366,8 +366,8 @@ def _spans(layers: Sequence[LayerKV]) -> int:
 
 
 def wrong_over_slices(of_mlx: Callable[..., mx.array], at: int) -> Callable[..., mx.array]:
-    """A function of MLX that is only right if codes, scales and biases, arguments from `at` on, are
-    contiguous.
+    """A function of MLX that is correct only if codes, scales and biases, arguments from `at` on,
+    are contiguous.
     """
 
     def compute(*arrays: mx.array, **more: Any) -> mx.array:
@@ -393,7 +393,7 @@ def refusing_slices(of_mlx: Callable[..., mx.array], at: int) -> Callable[..., m
 
 @pytest.fixture
 def own_check(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Repeat the checks of MLX's functions, and discard their results; try attention itself over few
+    """Repeat the checks of MLX's functions and discard their results; try attention itself over few
     keys only.
     """
     monkeypatch.setattr(probe, "KEYS", (100,))
@@ -410,7 +410,7 @@ BY_DEQUANTIZING = StepContext(composes_attention=False, reads_codes=False)
 
 
 def decoded(context: StepContext, *, bits: KVBits, value_dim: int, **more: Any) -> mx.array:
-    """What the last tokens of three sequences of different lengths get in one step."""
+    """The results of the last tokens of three sequences of different lengths in one step."""
     sinks, asked, dtype = (more.get(name) for name in ("sinks", "asked", "dtype"))
     lengths = (5, 41, 300)
     stories = [
@@ -444,7 +444,7 @@ def decoded(context: StepContext, *, bits: KVBits, value_dim: int, **more: Any) 
 @pytest.mark.parametrize("value_dim", [64, 96])
 @pytest.mark.parametrize("asked", [None, 37])
 @pytest.mark.parametrize("with_sinks", [False, True])
-def test_codes_are_attended_to_as_dequantized_keys_and_values_are(
+def test_attention_over_codes_equals_attention_over_dequantized_kv(
     bits: KVBits, value_dim: int, asked: int | None, with_sinks: bool
 ) -> None:
     sinks = some_sinks(with_sinks)
@@ -455,7 +455,7 @@ def test_codes_are_attended_to_as_dequantized_keys_and_values_are(
     assert_close(got, expected)
 
 
-def test_codes_are_attended_to_in_float32_if_the_model_uses_bf16() -> None:
+def test_attention_over_codes_uses_float32_for_bf16_models() -> None:
     exact, got, dequantized = (
         decoded(context, bits="8", value_dim=64, dtype=dtype)
         for context, dtype in (
@@ -467,7 +467,7 @@ def test_codes_are_attended_to_in_float32_if_the_model_uses_bf16() -> None:
     assert rms(got - exact) <= 1.1 * rms(dequantized - exact)
 
 
-def test_a_prompt_in_the_step_does_not_make_decoding_sequences_dequantize(
+def test_a_prompt_in_the_step_does_not_dequantize_decoding_sequences(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stories = [
@@ -533,7 +533,7 @@ def test_slices_are_copied_where_mlx_refuses_them(
     assert "or refuses them" in warning
 
 
-def test_attention_that_mlx_refuses_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_attention_call_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     model = kept_tiny("llama")
     of_mlx = mx.fast.scaled_dot_product_attention
 

@@ -70,8 +70,8 @@ def choice(
 @pytest.mark.parametrize(
     "packing", PACKINGS, ids=lambda packing: f"{packing.get('mode', 'affine')}-{packing['bits']}"
 )
-def test_unpacked_weights_give_the_answers_of_the_packed_ones(packing: dict[str, Any]) -> None:
-    # linear layers, an embedding that is the head too, experts
+def test_unpacked_weights_answer_like_packed_ones(packing: dict[str, Any]) -> None:
+    # linear layers, an embedding that is also the head, experts
     model = packed("qwen3_moe", packing)
     convert(
         model,
@@ -81,7 +81,7 @@ def test_unpacked_weights_give_the_answers_of_the_packed_ones(packing: dict[str,
     expected = model(TOKENS)
     convert(model, UNPACKED, read=lambda _: None)
     assert not any(hasattr(module, "bits") for _, module in model.named_modules())
-    # An embedding in an mx or nv format gives bf16 where it is packed.
+    # An embedding in an mx or nv format gives bf16 while packed.
     assert float(mx.abs(model(TOKENS) - expected).max()) < (1e-4 if "mode" not in packing else 0.1)
 
 
@@ -132,7 +132,7 @@ def test_everything_is_computed_in_float32_on_a_cpu(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.skipif(bool(packed_layers.unavailable()), reason=packed_layers.unavailable())
-def test_weights_of_16_bits_stay_as_they_are_if_the_kernel_computes_their_layers() -> None:
+def test_supported_16_bit_weights_are_kept() -> None:
     model = make_tiny("gemma3_text")
     model.set_dtype(mx.bfloat16)
     convert(model, choice(model), read=lambda _: None)
@@ -141,7 +141,7 @@ def test_weights_of_16_bits_stay_as_they_are_if_the_kernel_computes_their_layers
     assert compute_dtype(model) == mx.float32
 
 
-def test_a_gpu_leaves_the_weights_as_they_are_stored() -> None:
+def test_a_gpu_keeps_the_stored_weights() -> None:
     assert choice(packed("llama", PACKINGS[2]), on_cpu=False) == AS_IT_IS
     assert choice(kept_tiny("llama"), on_cpu=False, dtype="float16") == WeightFormat(
         dtype=mx.float16, unpack=False, unpack_experts=False
@@ -149,7 +149,7 @@ def test_a_gpu_leaves_the_weights_as_they_are_stored() -> None:
     assert choice(packed("llama", PACKINGS[2]), on_cpu=False, dequantize="always").unpack
 
 
-def test_less_is_unpacked_the_less_memory_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_less_memory_unpacks_less(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_layers, "unavailable", lambda: "there is no C compiler")
     model = packed("qwen3_moe", PACKINGS[2])
     full = format_bytes(model, UNPACKED)
@@ -173,7 +173,7 @@ def test_less_is_unpacked_the_less_memory_there_is(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.skipif(bool(packed_layers.unavailable()), reason=packed_layers.unavailable())
-def test_layers_that_the_kernel_knows_stay_packed_with_their_scales() -> None:
+def test_layers_known_to_the_kernel_stay_packed_with_scales() -> None:
     model = packed("qwen3_moe", PACKINGS[2])
     wish = choice(model)
     assert wish.keep_layers
@@ -193,7 +193,7 @@ def test_layers_that_the_kernel_knows_stay_packed_with_their_scales() -> None:
     assert compute_dtype(model) == mx.float32
 
 
-def test_what_is_asked_for_is_done_or_refused() -> None:
+def test_a_requested_format_is_used_or_refused() -> None:
     model = packed("llama", PACKINGS[2])
     assert not choice(model, dequantize="never").unpack
     full = format_bytes(model, UNPACKED)
@@ -204,14 +204,14 @@ def test_what_is_asked_for_is_done_or_refused() -> None:
         choice(kept_tiny("llama"), dtype="float32", available=1000)
 
 
-def test_experts_in_a_format_that_a_cpu_cannot_compute_are_refused() -> None:
+def test_experts_in_a_format_a_cpu_cannot_compute_are_refused() -> None:
     with pytest.raises(ModelLoadError, match="only in float32, not in bfloat16"):
         choice(kept_tiny("qwen3_moe"), dtype="bfloat16")
     assert not choice(packed("qwen3_moe", PACKINGS[2]), dtype="bfloat16").unpack_experts
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "falcon_h1", "rwkv7"])
-def test_sizes_are_told_before_anything_is_read(name: str) -> None:
+def test_sizes_are_known_before_anything_is_read(name: str) -> None:
     model = packed(name, PACKINGS[2])
     predicted, counted = format_bytes(model, UNPACKED), parameter_count(model)
     convert(model, UNPACKED, read=lambda _: None)

@@ -58,7 +58,7 @@ def bits(array: mx.array) -> bytes:
 
 
 @given(tokens=st.integers(1, 40), layers=st.integers(1, 3), dtype=st.sampled_from(DTYPES))
-def test_a_native_run_comes_back_from_its_bytes_bit_for_bit(
+def test_a_native_run_survives_serialization_bit_for_bit(
     tokens: int, layers: int, dtype: mx.Dtype
 ) -> None:
     run = a_run(tokens=tokens, layers=layers, dtype=dtype)
@@ -92,13 +92,13 @@ def test_a_quantized_run_is_small_and_close_and_can_be_cut(
         assert bits(first) == bits(kept[:, :, 5:15] * mx.ones((), kept.dtype))
 
 
-def test_only_runs_that_end_with_a_block_are_stored_quantized() -> None:
+def test_only_runs_ending_with_a_block_are_stored_quantized() -> None:
     found = [stored_bits("8", end=end, block_tokens=256) for end in (1, 255, 256, 257, 512)]
     assert found == ["native", "native", "8", "native", "8"]
 
 
 @given(dtype=st.sampled_from(DTYPES), filled=st.lists(st.booleans(), min_size=1, max_size=3))
-def test_a_state_comes_back_from_its_bytes(dtype: mx.Dtype, filled: list[bool]) -> None:
+def test_a_state_survives_serialization(dtype: mx.Dtype, filled: list[bool]) -> None:
     slots = tuple(index for index, is_filled in enumerate(filled) if is_filled)
     window = (mx.ones((1, 2, 7, 4), dtype), mx.zeros((1, 2, 7, 4), dtype))
     layers = (CheckpointLayout("window"), CheckpointLayout("recurrent", len(filled), slots))
@@ -130,7 +130,7 @@ def test_bytes_that_do_not_fit_the_model_are_refused() -> None:
 
 @pytest.mark.parametrize("kv_bits", ["native", *BITS])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_packed_fits_its_models_form_and_no_other(kv_bits: KVBits, dtype: mx.Dtype) -> None:
+def test_packed_bytes_fit_only_their_models_form(kv_bits: KVBits, dtype: mx.Dtype) -> None:
     run = a_run(dtype=dtype)
     payloads = format_of(run)
     stored = packed(run, kv_bits)

@@ -1,4 +1,4 @@
-"""Keys and values in frozen parts and tails, against one plain list of tokens per sequence."""
+"""Keys and values in frozen parts and tails, compared with one plain list of tokens per sequence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEADS, KEY_DIM, VALUE_DIM = 2, 3, 2
 
 
 def of(numbers: list[int], *, value_dim: int = VALUE_DIM) -> tuple[mx.array, mx.array]:
-    """Keys that hold their token's number, values that hold its negative."""
+    """Keys that contain their token's number, and values that contain its negative."""
     column = mx.array(numbers, dtype=mx.float32).reshape(1, 1, len(numbers), 1)
     keys = mx.broadcast_to(column, (1, HEADS, len(numbers), KEY_DIM))
     return keys, mx.broadcast_to(-column, (1, HEADS, len(numbers), value_dim))
@@ -40,18 +40,18 @@ def all_numbers(layer: FullKV) -> list[int]:
 
 
 def capacity_of(layers: list[FullKV]) -> int:
-    """Tokens that the buffers of all these have room for, each buffer counted once."""
+    """The capacity of all these buffers in tokens, each buffer counted once."""
     held = {id(array): array for layer in layers for array in layer.arrays()}
     token_bytes = max(layer.bytes_per_token() for layer in layers)
     return sum(array.nbytes for array in held.values()) // max(1, token_bytes)
 
 
 class SequencesInParts(RuleBasedStateMachine):
-    """Sequences that read, freeze, fork, go back and end, in any order."""
+    """Sequences that read, freeze, fork, rewind and end, in any order."""
 
     @initialize(value_dim=st.sampled_from([VALUE_DIM, KEY_DIM]))
     def begin(self, value_dim: int) -> None:
-        # values like keys are stored in one buffer with them, others in one of their own
+        # values shaped like keys share a buffer with them, others have a separate one
         self.value_dim = value_dim
         self.layers = [FullKV()]
         self.stories: list[list[int]] = [[]]
@@ -166,7 +166,7 @@ SequencesInParts.TestCase.settings = settings(
 TestSequencesInParts = SequencesInParts.TestCase
 
 
-def test_keys_and_values_that_look_alike_are_in_one_buffer() -> None:
+def test_similar_keys_and_values_share_a_buffer() -> None:
     alike, apart = FullKV(), FullKV()
     alike.append(*of([1, 2], value_dim=KEY_DIM))
     apart.append(*of([1, 2]))
@@ -174,7 +174,7 @@ def test_keys_and_values_that_look_alike_are_in_one_buffer() -> None:
     assert [array.shape[1] for array in apart.arrays()] == [HEADS, HEADS]
 
 
-def test_a_session_of_many_turns_has_few_parts_and_copies_each_token_seldom() -> None:
+def test_a_long_session_has_few_parts_and_copies_rarely() -> None:
     layer, copied = FullKV(), 0
     before: set[int] = set()
     for turn in range(200):
@@ -190,7 +190,7 @@ def test_a_session_of_many_turns_has_few_parts_and_copies_each_token_seldom() ->
     assert copied <= layer.tokens * (512 / 100 + math.log2(20_000 / 512))
 
 
-def test_a_tail_that_is_frozen_is_copied_only_where_much_of_its_room_is_unused() -> None:
+def test_a_frozen_tail_is_copied_only_if_much_is_unused() -> None:
     for capacity, is_kept in ((1000, True), (1060, True), (1100, False)):
         layer = FullKV()
         layer.reserve(capacity)
@@ -201,9 +201,7 @@ def test_a_tail_that_is_frozen_is_copied_only_where_much_of_its_room_is_unused()
         assert next(layer.arrays()).shape[2] == (capacity if is_kept else 1000)
 
 
-def test_short_tails_behind_a_long_beginning_that_others_hold_too_give_their_unused_room_back() -> (
-    None
-):
+def test_short_tails_after_a_shared_prefix_free_unused_capacity() -> None:
     first = FullKV()
     first.reserve(4060)
     first.append(*of(list(range(4000))))
@@ -220,7 +218,7 @@ def test_short_tails_behind_a_long_beginning_that_others_hold_too_give_their_unu
     )
 
 
-def test_room_in_the_tail_is_what_was_reserved_less_what_is_frozen() -> None:
+def test_the_tails_capacity_is_the_reserved_less_the_frozen() -> None:
     layer = FullKV()
     layer.reserve(100)
     layer.append(*of(list(range(90))))
@@ -228,12 +226,12 @@ def test_room_in_the_tail_is_what_was_reserved_less_what_is_frozen() -> None:
     layer.append(*of([90]))
     assert [array.shape[2] for array in layer.arrays()] == [90, 90, 10, 10]
     layer.freeze()
-    layer.reserve(95)  # a later turn that wants less than was reserved before
+    layer.reserve(95)  # a later turn that needs less than was reserved before
     layer.append(*of([91]))
     assert [array.shape[2] for array in layer.arrays()][-1] == 95 - 91
 
 
-def test_a_long_tail_that_must_grow_is_frozen_instead_of_copied() -> None:
+def test_a_long_growing_tail_is_frozen_instead_of_copied() -> None:
     layer = FullKV()
     layer.reserve(1000)
     layer.append(*of(list(range(1000))))
@@ -249,7 +247,7 @@ def test_a_long_tail_that_must_grow_is_frozen_instead_of_copied() -> None:
     assert all_numbers(layer) == list(range(1002))
 
 
-def test_forks_hold_their_beginning_once_and_what_only_a_gone_one_used_is_given_back() -> None:
+def test_forks_share_their_prefix_and_free_the_rest() -> None:
     first = FullKV()
     first.append(*of(list(range(1000))))
     first.freeze()
@@ -267,7 +265,7 @@ def test_forks_hold_their_beginning_once_and_what_only_a_gone_one_used_is_given_
     ]
 
 
-def test_many_forks_of_one_that_goes_on_leave_few_parts_and_everything_is_held_once() -> None:
+def test_many_forks_of_a_growing_layer_share_a_few_parts() -> None:
     layer, forks = FullKV(), []
     for turn in range(60):
         layer.append(*of([turn] * 40))
@@ -283,19 +281,19 @@ def test_many_forks_of_one_that_goes_on_leave_few_parts_and_everything_is_held_o
         assert all_numbers(fork_)[-2:] == [turn, 99]
 
 
-def test_parts_within_which_somebody_goes_on_otherwise_are_left_as_they_are() -> None:
+def test_parts_that_another_holder_continues_differently_are_unchanged() -> None:
     layer = FullKV()
     layer.append(*of(list(range(100))))
     layer.freeze()
     other = layer.fork(100)
-    layer.rewind(10)  # so that its next token stands where the other one has another
+    layer.rewind(10)  # so that its next token replaces a token of the other one
     layer.append(*of([7] * 20))
     layer.freeze()
     assert [tokens for _, tokens in layer._frozen] == [90, 20]
     assert (all_numbers(layer), all_numbers(other)) == ([*range(90), *[7] * 20], list(range(100)))
 
 
-def test_what_is_not_frozen_cannot_be_shared() -> None:
+def test_unfrozen_tokens_cannot_be_shared() -> None:
     layer = FullKV()
     layer.append(*of([1, 2, 3]))
     with pytest.raises(AssertionError, match="3 of 0 frozen tokens"):
@@ -304,7 +302,7 @@ def test_what_is_not_frozen_cannot_be_shared() -> None:
         RecurrentState(1).fork(0)
 
 
-def test_a_layer_that_does_not_share_stays_in_one_buffer_and_gives_much_unused_room_back() -> None:
+def test_a_layer_without_sharing_stays_in_one_buffer() -> None:
     for capacity, rests_at in ((1100, 1100), (2000, 1000)):
         layer = FullKV()
         layer.can_share = False
@@ -323,7 +321,7 @@ def test_a_layer_that_does_not_share_stays_in_one_buffer_and_gives_much_unused_r
         assert all_numbers(layer) == list(range(1001))
 
 
-def test_buffers_moved_to_their_exact_size_do_not_share_the_old_memory() -> None:
+def test_buffers_moved_to_exact_size_release_the_old_memory() -> None:
     old = mx.random.normal((1, 2, 160, 8))
     (new,) = moved([old], [old], capacity=9, start=3, end=12)
     mx.eval(old, new)
@@ -331,7 +329,7 @@ def test_buffers_moved_to_their_exact_size_do_not_share_the_old_memory() -> None
     assert np.array(new, copy=False).flags.c_contiguous
 
 
-def test_a_buffer_that_is_written_as_a_whole_is_row_contiguous() -> None:
+def test_a_buffer_written_as_a_whole_is_row_contiguous() -> None:
     array = mx.random.normal((1, 5, 2, 8)).swapaxes(1, 2)
     buffers = [mx.zeros((1, 2, 5, 8))]
     write(buffers, [array], start=0)
@@ -341,7 +339,7 @@ def test_a_buffer_that_is_written_as_a_whole_is_row_contiguous() -> None:
 
 
 @pytest.mark.parametrize("common", [1, 256, 700, 1000])
-def test_parked_layers_that_share_nothing_while_they_run_hold_a_common_beginning_once(
+def test_parked_layers_share_a_common_prefix_even_without_live_sharing(
     common: int,
 ) -> None:
     def parked(numbers: list[int]) -> FullKV:
@@ -373,7 +371,7 @@ def test_parked_layers_that_share_nothing_while_they_run_hold_a_common_beginning
     assert len({id(array) for layer in (first, second, third) for array in layer.arrays()}) == 6
 
 
-def test_what_grows_is_shared_and_what_does_not_comes_from_a_checkpoint() -> None:
+def test_growing_layers_are_shared_and_others_restored_from_checkpoints() -> None:
     def fresh() -> list[Layer]:
         return [Composite((RecurrentState(1), FullKV())), FullKV()]
 

@@ -1,4 +1,4 @@
-"""Live state per kind, against plain lists of tokens."""
+"""Live state of each kind, compared with plain lists of tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WINDOWS = st.sampled_from([1, 2, 3, 8, 64, 257])
 
 
 def numbered(start: int, count: int) -> tuple[mx.array, mx.array]:
-    """Keys that hold their token's number, values that hold its negative."""
+    """Keys that contain their token's number, and values that contain its negative."""
     keys = mx.broadcast_to(
         mx.arange(start, start + count, dtype=mx.float32).reshape(1, 1, count, 1), (1, 2, count, 3)
     )
@@ -39,7 +39,7 @@ def numbers(pair: tuple[mx.array, mx.array]) -> list[int]:
 
 
 @given(window=WINDOWS, chunks=CHUNKS, trims=st.lists(st.booleans(), min_size=8, max_size=8))
-def test_a_window_gives_what_a_list_of_all_tokens_would_give(
+def test_a_window_equals_a_list_of_all_tokens(
     window: int, chunks: list[int], trims: list[bool]
 ) -> None:
     kept, read = WindowKV(window), 0
@@ -58,9 +58,7 @@ def test_a_window_gives_what_a_list_of_all_tokens_would_give(
 
 
 @given(window=WINDOWS, chunks=CHUNKS)
-def test_a_trimmed_window_takes_no_more_than_its_fixed_bytes(
-    window: int, chunks: list[int]
-) -> None:
+def test_a_trimmed_window_takes_only_its_fixed_bytes(window: int, chunks: list[int]) -> None:
     kept, read = WindowKV(window), 0
     for added in chunks:
         kept.append(*numbered(read, added))
@@ -74,7 +72,7 @@ def test_a_trimmed_window_takes_no_more_than_its_fixed_bytes(
 
 
 @given(window=WINDOWS, before=st.integers(1, 600), after=CHUNKS)
-def test_a_restored_window_goes_on_as_the_one_it_was_copied_from(
+def test_a_restored_window_continues_like_the_original(
     window: int, before: int, after: list[int]
 ) -> None:
     first, second = WindowKV(window), WindowKV(window)
@@ -91,7 +89,7 @@ def test_a_restored_window_goes_on_as_the_one_it_was_copied_from(
 
 
 @given(chunk=WINDOWS, chunks=CHUNKS, trims=st.lists(st.booleans(), min_size=8, max_size=8))
-def test_a_chunk_gives_what_a_list_of_all_tokens_would_give(
+def test_a_chunk_equals_a_list_of_all_tokens(
     chunk: int, chunks: list[int], trims: list[bool]
 ) -> None:
     kept, read = ChunkKV(chunk), 0
@@ -113,7 +111,7 @@ def test_a_chunk_gives_what_a_list_of_all_tokens_would_give(
 
 
 @given(chunk=WINDOWS, before=st.integers(1, 600), after=CHUNKS)
-def test_a_restored_chunk_goes_on_as_the_one_it_was_copied_from(
+def test_a_restored_chunk_continues_like_the_original(
     chunk: int, before: int, after: list[int]
 ) -> None:
     first, second = ChunkKV(chunk), ChunkKV(chunk)
@@ -154,12 +152,10 @@ def test_full_memory_keeps_every_token_in_the_capacity_reserved(
     proposed=st.integers(1, 20),
     dropped=st.integers(0, 20),
 )
-def test_tokens_that_were_dropped_leave_no_trace(
+def test_dropped_tokens_leave_no_trace(
     window: int | None, chunks: list[int], proposed: int, dropped: int
 ) -> None:
-    """As speculation would have it: rows that were proposed are read in one span, and some of them
-    turn out wrong.
-    """
+    """As with speculation: drafted rows are read in one span, and some of them turn out wrong."""
     kept = FullKV() if window is None else WindowKV(window)
     for added in chunks:
         kept.append(*numbered(kept.tokens, added))
@@ -181,7 +177,7 @@ def test_tokens_that_were_dropped_leave_no_trace(
     assert numbers(kept.last(visible)) == story[len(story) - visible :]
 
 
-def test_a_window_goes_back_no_further_than_its_slack() -> None:
+def test_a_window_rewinds_no_further_than_its_slack() -> None:
     kept = WindowKV(8)
     kept.append(*numbered(0, 5))
     assert kept.can_rewind(5)
@@ -195,7 +191,7 @@ def test_a_window_goes_back_no_further_than_its_slack() -> None:
         kept.rewind(1)
 
 
-def test_a_recurrent_state_goes_back_by_a_checkpoint_only() -> None:
+def test_a_recurrent_state_rewinds_only_to_a_checkpoint() -> None:
     state = RecurrentState(1)
     state[0] = mx.zeros((1, 4))
     checkpoint, layout = state.copy_out(0, 3), state.layout()
@@ -222,7 +218,7 @@ def test_copies_do_not_change_with_the_live_buffers() -> None:
     assert [numbers(pair) for pair in copies] == [[0, 1, 2, 3, 4], [2, 3, 4]]
 
 
-def test_a_state_that_is_a_row_of_a_stack_reads_like_one_of_its_own() -> None:
+def test_a_row_of_a_stack_reads_like_a_single_state() -> None:
     stack = mx.arange(12.0).reshape(3, 4)
     state = RecurrentState(2)
     state.set_row(1, stack, 2)
@@ -237,7 +233,7 @@ def test_a_state_that_is_a_row_of_a_stack_reads_like_one_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("way", ["copied", "trimmed"])
-def test_neither_copies_nor_trimmed_state_hold_on_to_the_chunk_they_are_views_of(way: str) -> None:
+def test_copies_and_trimmed_state_do_not_retain_their_chunk(way: str) -> None:
     def read_a_chunk() -> Any:
         state = RecurrentState(1)
         state[0] = (mx.zeros((1, 4096, 64)) + 1)[:, -3:]
@@ -255,7 +251,7 @@ def test_neither_copies_nor_trimmed_state_hold_on_to_the_chunk_they_are_views_of
     del kept
 
 
-def test_mlx_lms_caches_are_told_apart_by_kind() -> None:
+def test_mlx_lms_caches_are_distinguished_by_kind() -> None:
     seams.prepare()
     from mlx_lm.models import cache
 
@@ -288,7 +284,7 @@ def test_mlx_lms_caches_are_told_apart_by_kind() -> None:
     assert kinds[1].window == 9
 
 
-def test_an_empty_foreign_state_has_no_bytes() -> None:
+def test_an_empty_foreign_state_takes_no_bytes() -> None:
     seams.prepare()
     from mlx_lm.models import cache
 
@@ -297,7 +293,7 @@ def test_an_empty_foreign_state_has_no_bytes() -> None:
     assert (state.bytes_per_token(), state.fixed_bytes()) == (0, 0)
 
 
-def test_the_costs_of_foreign_state_tell_what_grows_from_what_does_not() -> None:
+def test_foreign_state_distinguishes_growing_from_fixed_bytes() -> None:
     seams.prepare()
     from mlx_lm.models import cache
 

@@ -1,5 +1,5 @@
-"""Beginnings out of live states, of every kind of layer: what is moved, shared or copied is what
-was read.
+"""Starting from live states, for every kind of layer: moved, shared and copied tokens equal those
+read.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def layers(kind: str) -> list[Layer]:
 
 
 def read(state: LiveState, tokens: list[int]) -> None:
-    """Every layer keeps something that tells which tokens it has read, and in which order."""
+    """Every layer keeps a trace of the tokens it has read, in order."""
     for leaf in state.leaves:
         if isinstance(leaf, LayerKV):
             values = mx.array(tokens, mx.float32).reshape(1, 1, -1, 1) * mx.ones((1, 2, 1, 4))
@@ -90,9 +90,7 @@ USES: list[BaseUse] = ["moved", "shared", "copied"]
 
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_begins_from_a_state_goes_on_as_if_it_had_read_all_itself_and_leaves_the_other_as_it_was(
-    kind: str, use: BaseUse
-) -> None:
+def test_forks_match_a_fresh_prefill_and_keep_the_parent(kind: str, use: BaseUse) -> None:
     rng = random.Random(f"{kind} {use}")
     if use == "shared" and kind == "whole":
         pytest.skip("it is never shared")
@@ -121,7 +119,7 @@ def test_what_begins_from_a_state_goes_on_as_if_it_had_read_all_itself_and_leave
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_state_that_is_restored_has_fresh_layers_where_it_does_not_grow(kind: str) -> None:
+def test_restored_states_have_fresh_layers_that_do_not_grow(kind: str) -> None:
     base, known = a_state(kind, list(range(1, 21))), list(range(1, 21))
     fresh = layers(kind)
     state = start_from(LiveBase(state=base, tokens=20, use="moved"), fresh, is_restored=True)
@@ -134,7 +132,7 @@ def test_a_state_that_is_restored_has_fresh_layers_where_it_does_not_grow(kind: 
 
 
 @pytest.mark.parametrize("kind", ["full", "window", "composite", "recurrent"])
-def test_what_several_hold_is_counted_once_and_a_parked_state_with_all_that_it_has(
+def test_shared_tokens_are_counted_once(
     kind: str,
 ) -> None:
     base = a_state(kind, list(range(40)))
@@ -158,7 +156,7 @@ def test_what_several_hold_is_counted_once_and_a_parked_state_with_all_that_it_h
     assert base.frozen_tokens == 40
 
 
-def test_only_what_can_go_back_in_every_layer_is_rewound() -> None:
+def test_only_states_that_can_go_back_in_every_layer_rewind() -> None:
     assert a_state("full", [1, 2, 3]).can_rewind(0)
     assert not a_state("recurrent", [1, 2, 3]).can_rewind(2)
     assert a_state("recurrent", [1, 2, 3]).can_rewind(3)

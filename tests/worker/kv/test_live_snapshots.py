@@ -1,6 +1,4 @@
-"""Snapshots of several layers together: what is taken out of them fits them again, and nothing else
-does.
-"""
+"""Snapshots of several layers together fit only their own layers."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ def snapshots(state: LiveState) -> tuple[list[KVBlock], StateCheckpoint]:
     return blocks, state.copy_checkpoint()
 
 
-def test_what_was_copied_out_is_what_fresh_layers_hold_after_the_restore() -> None:
+def test_restored_layers_equal_the_copied_ones() -> None:
     first, second = all_kinds(), all_kinds()
     read(first)
     blocks, checkpoint = snapshots(first)
@@ -53,7 +51,7 @@ def test_what_was_copied_out_is_what_fresh_layers_hold_after_the_restore() -> No
         )
 
 
-def test_the_form_says_what_is_copied_out() -> None:
+def test_the_form_describes_the_copy() -> None:
     state = all_kinds()
     read(state)
     blocks, checkpoint = snapshots(state)
@@ -94,14 +92,14 @@ def test_the_form_says_what_is_copied_out() -> None:
         ),
     ],
 )
-def test_layers_of_another_model_take_nothing(fresh: list[Layer], message: str) -> None:
+def test_layers_of_another_model_refuse_a_snapshot(fresh: list[Layer], message: str) -> None:
     state = all_kinds()
     read(state)
     with pytest.raises(SnapshotMismatch, match=message):
         LiveState(fresh).restore(*snapshots(state))
 
 
-def test_blocks_that_do_not_adjoin_and_boundaries_elsewhere_are_refused() -> None:
+def test_blocks_with_gaps_and_misplaced_boundaries_are_refused() -> None:
     state = all_kinds()
     read(state)
     blocks, checkpoint = snapshots(state)
@@ -114,7 +112,7 @@ def test_blocks_that_do_not_adjoin_and_boundaries_elsewhere_are_refused() -> Non
             all_kinds().restore(wrong, where)
 
 
-def test_what_only_mlx_lm_understands_is_not_kept() -> None:
+def test_foreign_state_cannot_be_snapshotted() -> None:
     state = LiveState([FullKV(), Composite((FullKV(), ForeignState(object())))])
     assert state.is_foreign
     assert state.form() is None

@@ -1,5 +1,5 @@
-"""Quantized keys and values, against plain arrays: what each query sees depends on its position
-only.
+"""Quantized keys and values, compared with plain arrays: the result of a query depends only on its
+position.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VALUES = {
 
 
 class Sequences(RuleBasedStateMachine):
-    """Sequences that read, freeze, fork, go back, are stored and restored, in any order."""
+    """Sequences that read, freeze, fork, rewind, and are stored and restored, in any order."""
 
     @initialize(
         kv_bits=st.sampled_from([*BITS]),
@@ -61,7 +61,7 @@ class Sequences(RuleBasedStateMachine):
         self.states = [*self.states[-3:], state]
 
     def check(self, parts: tuple[tuple[mx.array, mx.array], ...], *, at: int, end: int) -> None:
-        """Whether parts are what a query at position `at` sees, and the rest of its block."""
+        """Whether parts equal those for a query at position `at` and the rest of its block."""
         own = at // BLOCK * BLOCK
         for index, (old, native) in enumerate(zip(self.seen_old, self.pair, strict=True)):
             found = mx.concatenate([part[index] for part in parts], axis=2)
@@ -155,8 +155,8 @@ def test_a_token_takes_a_fraction_of_its_float32_size(kv_bits: KVBits, share: fl
     assert held <= layer.bytes_per_token() * 4096 + layer.fixed_bytes()
 
 
-def test_a_block_that_was_cut_within_codes_is_continued_by_codes() -> None:
-    """Two chains that part within a block: the second one has the common tokens as codes."""
+def test_a_block_cut_within_codes_is_continued_by_codes() -> None:
+    """Two chains that diverge within a block: the second has the common tokens as codes."""
     form = (HeadsForm(2, 64, "float32"), HeadsForm(2, 64, "float32"))
     layer = QuantizedKV("8", form=form, block_tokens=BLOCK)
     state = LiveState([layer])

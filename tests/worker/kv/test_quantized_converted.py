@@ -1,5 +1,5 @@
-"""Sequences that are quantized while they run hold what they would hold if they had been quantized
-from the first token on, and share what they shared before.
+"""Sequences quantized while running hold the same as if quantized from the first token on, and
+share the same parts as before.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def test_sequences_that_share_a_prefix_share_its_codes() -> None:
     assert sum(all_bytes((first, second)).values()) < native_bytes / 2
 
 
-def test_a_conversion_counts_shared_tokens_once_and_what_others_keep() -> None:
+def test_a_conversion_counts_shared_and_retained_tokens_once() -> None:
     first = LiveState([FullKV()])
     read(first, 120)
     second, third = (
@@ -187,7 +187,7 @@ def test_a_conversion_counts_shared_tokens_once_and_what_others_keep() -> None:
     assert rest == Conversion(sequences=2, tokens=130, shared_tokens=0, converted_tokens=110)
 
 
-def test_a_converted_part_that_was_shrunk_is_converted_again_for_a_longer_holder() -> None:
+def test_a_shrunk_converted_part_is_reconverted_for_a_longer_holder() -> None:
     first = LiveState([FullKV()])
     read(first, 10)
     second = start_from(

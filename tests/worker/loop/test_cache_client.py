@@ -34,7 +34,7 @@ def in_turn(subject: CachingWorker, *commands: Command) -> ScriptInbox:
 
 
 def report(inbox: ScriptInbox, name: str) -> CacheReport:
-    """The report of the Started event, which equals that of the Finished."""
+    """The report of the Started event, which equals that of Finished."""
     (started,) = [event for event in inbox.of(name) if isinstance(event, Started)]
     assert started.memory == inbox.finished(name).memory
     return started.memory
@@ -85,7 +85,7 @@ def test_the_cache_report_comes_right_before_the_first_token() -> None:
     )
 
 
-def test_the_next_turn_and_a_diverging_one_are_told_why_not_more() -> None:
+def test_later_and_diverging_turns_get_the_reason_for_a_miss() -> None:
     first = random_prompt(90)
     other = (first[50] + 1) % (VOCAB_SIZE - 8)
     fork = (*first[:50], other, *random_prompt(20, "b"))
@@ -96,7 +96,7 @@ def test_the_next_turn_and_a_diverging_one_are_told_why_not_more() -> None:
         greedy("fork", fork),
     )
     assert report(inbox, "turn").cached_tokens == 90
-    # of the answer, which was kept
+    # of the cached answer
     assert report(inbox, "turn").outcome in (CacheOutcome.DIVERGED, CacheOutcome.NEW_TOKENS)
     assert report(inbox, "fork").cached_tokens == 50
     assert report(inbox, "fork").divergence == Divergence(
@@ -114,7 +114,7 @@ def test_tokens_from_disk_are_reported_with_their_restore_time(tmp_path: Path) -
     assert (report(inbox, "ram").ram_tokens, report(inbox, "ram").disk_tokens) == (299, 0)
 
 
-def test_requests_that_start_from_the_same_blocks_on_disk_hold_them_once(tmp_path: Path) -> None:
+def test_requests_starting_from_the_same_disk_blocks_hold_them_once(tmp_path: Path) -> None:
     shared = random_prompt(300)
     asked = [greedy(name, shared + random_prompt(20, name)) for name in "abc"]
     tiny_worker(tmp_path).serve([[greedy("before", shared)]])
@@ -131,7 +131,7 @@ def test_requests_that_start_from_the_same_blocks_on_disk_hold_them_once(tmp_pat
     ]
 
 
-def test_an_agent_that_parts_from_a_parked_ones_prompt_takes_nothing_from_it() -> None:
+def test_a_diverging_agent_takes_nothing_from_a_parked_one() -> None:
     shared, own = random_prompt(1000), {name: random_prompt(40, name) for name in "ab"}
     first = [greedy(name, shared + own[name]) for name in "ab"]
     alone = {
@@ -157,9 +157,9 @@ def test_without_room_in_ram_all_blocks_come_from_disk(tmp_path: Path, name: str
     assert subject.index.figures().ram_bytes == 0
 
 
-def test_a_model_that_resumes_at_boundaries_only_says_what_it_could_not_use() -> None:
+def test_a_model_with_boundaries_reports_unusable_tokens() -> None:
     first = random_prompt(90)
-    # a window that is live goes some tokens back
+    # a live window can rewind some tokens
     subject = tiny_worker(name="gemma3_text", most_parked_bytes=0)
     inbox = in_turn(subject, greedy("first", first), greedy("fork", (*first[:70], 3, 1, 4)))
     told = report(inbox, "fork")
@@ -171,7 +171,7 @@ def test_a_model_that_resumes_at_boundaries_only_says_what_it_could_not_use() ->
     assert told.divergence == Divergence(position=70, stored_token_id=first[70], prompt_token_id=3)
 
 
-def test_a_request_that_waited_for_another_says_so_and_for_how_long() -> None:
+def test_a_request_that_waited_for_another_reports_the_time() -> None:
     shared = random_prompt(600)
     inbox = tiny_worker().serve(
         [[greedy("reader", shared), greedy("behind", shared), TELL_STATISTICS]]
@@ -189,7 +189,7 @@ def test_two_tenants_share_nothing(tmp_path: Path) -> None:
         greedy("mine", random_prompt(300), tenant="me"),
         greedy("theirs", random_prompt(300), tenant="them"),
     ]
-    inbox = tiny_worker(tmp_path).serve([both])  # at once: not even by waiting for each other
+    inbox = tiny_worker(tmp_path).serve([both])  # immediately: not even by waiting for each other
     assert [report(inbox, name).outcome for name in ("mine", "theirs")] == [
         CacheOutcome.NOTHING_STORED
     ] * 2
@@ -204,7 +204,7 @@ def test_two_tenants_share_nothing(tmp_path: Path) -> None:
     assert figures(again).tenants == 3
 
 
-def test_a_prompt_that_is_scored_says_why_nothing_was_reused() -> None:
+def test_a_scored_prompt_explains_why_nothing_was_reused() -> None:
     scored = greedy("scored", random_prompt(90), want_prompt_logprobs=True)
     inbox = in_turn(tiny_worker(), greedy("first", random_prompt(90)), scored)
     assert report(inbox, "scored").outcome is CacheOutcome.SCORED
@@ -218,7 +218,7 @@ def test_a_preempted_request_counts_only_tokens_that_others_prefilled() -> None:
     assert [report(inbox, name).cached_tokens for name in ("a", "b")] == [0, 0]
 
 
-def test_the_figures_count_lookups_and_tokens_by_where_they_were(tmp_path: Path) -> None:
+def test_figures_count_lookups_and_tokens_by_tier(tmp_path: Path) -> None:
     tiny_worker(tmp_path).serve([[greedy("before", random_prompt(300))]])
     requests = [
         greedy("disk", random_prompt(300)),
@@ -239,6 +239,6 @@ def test_the_figures_count_lookups_and_tokens_by_where_they_were(tmp_path: Path)
     assert told.store.read_bytes > 0
 
 
-def test_a_cancelled_request_that_never_began_has_reused_nothing() -> None:
+def test_a_request_cancelled_before_its_start_has_reused_nothing() -> None:
     inbox = tiny_worker().serve([[greedy("a", random_prompt(90)), cancel("a")]])
     assert inbox.finished("a").memory == CacheReport()

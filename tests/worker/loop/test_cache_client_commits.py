@@ -1,4 +1,6 @@
-"""What is committed to the cache and when, with an engine and a cache without arrays."""
+"""The tokens committed to the cache and the time of the commit, with an engine and a cache without
+arrays.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from tests.fakes.looped_worker import a_scheduler, request
 
 
 class Committing:
-    """Sequences that read, are closed and committed; each read is a step of its own."""
+    """Sequences that read, are closed and committed; each read is a separate step."""
 
     def __init__(self) -> None:
         self.cache, self.engine = FakeCache(), KeepingEngine()
@@ -52,7 +54,7 @@ class Committing:
         self.client.commit_step(lambda: self.engine.take_kept(pending), sequences)  # type: ignore[arg-type, return-value]
 
 
-def test_a_step_commits_its_whole_blocks_and_no_more() -> None:
+def test_a_step_commits_only_whole_blocks() -> None:
     subject = Committing()
     a = subject.open("a")
     subject.commit(subject.read(a, 2 * BLOCK + 1), a)
@@ -83,7 +85,7 @@ def test_the_rest_of_a_sequence_is_committed_with_the_next_step() -> None:
     assert subject.cache.inserted[-1] == ("a", BLOCK + 2)
 
 
-def test_a_sequence_that_is_only_preempted_has_not_ended() -> None:
+def test_a_preempted_sequence_has_not_ended() -> None:
     subject = Committing()
     a = subject.open("a")
     subject.read(a, 3)
@@ -92,7 +94,7 @@ def test_a_sequence_that_is_only_preempted_has_not_ended() -> None:
     assert (subject.cache.inserted, subject.ended) == ([("a", 3)], [])
 
 
-def test_a_flush_commits_all_rests_at_once() -> None:
+def test_a_flush_commits_all_rests() -> None:
     subject = Committing()
     a, b = subject.open("a"), subject.open("b")
     for sequence in (a, b):
@@ -116,7 +118,7 @@ def test_the_rest_of_a_sequence_can_be_discarded() -> None:
     assert [name for name, _ in subject.cache.inserted] == ["b"]
 
 
-def test_a_failed_commit_of_one_sequence_costs_the_others_nothing(
+def test_a_failed_commit_does_not_affect_other_sequences(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     subject = Committing()
@@ -137,7 +139,7 @@ def test_a_failed_commit_of_one_sequence_costs_the_others_nothing(
     assert [record.message for record in caplog.records] == ["the rest of request a is not cached"]
 
 
-def test_nothing_is_committed_twice() -> None:
+def test_no_block_is_committed_twice() -> None:
     subject = Committing()
     a = subject.open("a")
     subject.commit(subject.read(a, BLOCK), a)

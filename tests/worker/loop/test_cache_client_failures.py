@@ -30,7 +30,7 @@ class FailingAhead(FailingOnce):
         *slow(("qwen3_next", FailingAhead)),
     ],
 )
-def test_a_step_that_fails_hands_over_nothing(name: str, engine: type[FailingOnce]) -> None:
+def test_a_failing_step_commits_nothing(name: str, engine: type[FailingOnce]) -> None:
     subject = CachingWorker(probed(name), vocab_size=VOCAB_SIZE, engine=engine)
     assert isinstance(subject.engine, FailingOnce)
     # the step that ends the prompt and completes its first blocks
@@ -42,14 +42,14 @@ def test_a_step_that_fails_hands_over_nothing(name: str, engine: type[FailingOnc
 
     inbox = subject.serve([[greedy("a", random_prompt(300), max_tokens=40)]], on_receive=look)
     assert inbox.finished("a").reason is FinishReason.LENGTH
-    # of the steps before it; the rest when the request, read alone, has ended
+    # from the steps before it; the rest when the request, prefilled alone, has ended
     assert max(kept[:-2]) <= 256
     assert subject.index.figures().kept_tokens == 339
 
 
 @pytest.mark.parametrize("engine", [FailingOnce, FailingAhead])
 @pytest.mark.parametrize("failing", [1, 3, 5])
-def test_nor_does_a_request_that_is_cancelled_while_it_fails(
+def test_a_request_cancelled_while_failing_commits_nothing(
     failing: int, engine: type[FailingOnce]
 ) -> None:
     """A request that arrives at the same moment does not get the rest of the cancelled one."""

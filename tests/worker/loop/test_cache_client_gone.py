@@ -1,4 +1,4 @@
-"""The blocks of a waiting request may be gone before it starts: forgotten with a session, or lost
+"""The blocks of a waiting request may disappear before it starts: forgotten with a session, or lost
 by the disk.
 """
 
@@ -44,7 +44,7 @@ def finish(subject: SteppedWorker) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_request_is_looked_up_again_if_a_closed_session_took_its_blocks(
+def test_closing_a_session_repeats_lookups_of_its_blocks(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     subject = on_disk_only(name, tmp_path)
@@ -56,13 +56,13 @@ def test_a_request_is_looked_up_again_if_a_closed_session_took_its_blocks(
         subject.check_answer(each.request_id)
     assert subject.inbox.finished("b").memory.cached_tokens == 0
     assert not caplog.records
-    # as if nobody had read it before
+    # as if it had never been cached
     assert subject.worker.index.figures().kept_tokens == 17 + 2 * 10
     subject.end()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_request_that_holds_blocks_lost_on_disk_starts_from_them(
+def test_a_request_that_holds_blocks_lost_on_disk_uses_them(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     subject = on_disk_only(name, tmp_path)
@@ -81,7 +81,7 @@ def test_a_request_that_holds_blocks_lost_on_disk_starts_from_them(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_sequence_that_could_not_be_opened_leaves_no_live_state(
+def test_a_sequence_that_cannot_be_opened_leaves_no_live_state(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject = SteppedWorker(name, most_parked_bytes=0)
@@ -126,7 +126,7 @@ def test_a_moved_state_is_freed_once_if_the_open_fails(
     subject.end()
 
 
-def test_blocks_that_the_store_refused_are_written_before_the_worker_ends(
+def test_blocks_the_store_refused_are_written_before_the_worker_ends(
     tmp_path: Path,
 ) -> None:
     subject = SteppedWorker("llama", folder=tmp_path, limits=StoreLimits(queue_blocks=1))

@@ -1,4 +1,4 @@
-"""Who waits for what before it begins, against a cache without arrays and the real scheduler."""
+"""How requests wait before they start, with a cache without arrays and the real scheduler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONG = tuple(range(1, LEAST_SHARED_TOKENS + 2 * BLOCK))
 
 
 class Waiting:
-    """Lookups of queued sequences; the clock advances by a second at each reading."""
+    """Lookups of queued sequences; each reading of the clock advances it by a second."""
 
     def __init__(self) -> None:
         self.cache, self.scheduler = FakeCache(), a_scheduler()
@@ -54,7 +54,7 @@ class Waiting:
         return sequence
 
     def admitted(self) -> dict[str, int]:
-        """Who is let in with the next step, and where it begins to be read."""
+        """The sequences admitted with the next step, and their cached tokens."""
         admitted = self.scheduler.next_step().admitted
         return {
             each.request_id: self.scheduler._running[each.request_id].cached_tokens
@@ -62,7 +62,7 @@ class Waiting:
         }
 
 
-def test_blocks_in_ram_are_used_at_once() -> None:
+def test_blocks_in_ram_are_used_immediately() -> None:
     waiting = Waiting()
     waiting.cache.blocks |= stored_chain(1, 2, 3, 4, 5, 6, 7, 8)
     sequence = waiting.arrive("a", 1, 2, 3, 4, 5, 6, 9)
@@ -117,7 +117,7 @@ def test_no_request_waits_for_a_short_prefix_or_another_tenant() -> None:
 
 
 @pytest.mark.parametrize("leaves", ["withdraw", "progress"])
-def test_all_that_waited_are_looked_up_one_after_the_other_when_their_reader_goes(
+def test_waiters_are_looked_up_when_their_reader_leaves(
     leaves: str,
 ) -> None:
     """The first becomes the reader for the others, unless the awaited blocks are stored."""
@@ -135,7 +135,7 @@ def test_all_that_waited_are_looked_up_one_after_the_other_when_their_reader_goe
     assert "first" in waiting.admitted()
 
 
-def test_one_that_waits_and_is_withdrawn_is_looked_up_no_more() -> None:
+def test_a_withdrawn_waiting_request_is_not_looked_up_again() -> None:
     waiting = Waiting()
     reader, behind = waiting.arrive("reader", *LONG, 1), waiting.arrive("behind", *LONG, 2)
     waiting.client.withdraw(behind)
@@ -144,7 +144,7 @@ def test_one_that_waits_and_is_withdrawn_is_looked_up_no_more() -> None:
     assert len(waiting.cache.lookups) == 2
 
 
-def test_a_look_up_that_fails_again_costs_each_only_its_shortcut() -> None:
+def test_a_failed_second_lookup_costs_only_the_shortcut() -> None:
     waiting = Waiting()
     reader = waiting.arrive("reader", *LONG, 1)
     for name in ("first", "second"):

@@ -38,7 +38,7 @@ def seeded(name: str, tokens: tuple[int, ...], *, max_tokens: int) -> SequenceRe
         *slow(("gemma3_text", 0), *itertools.product(NAMES, range(1, 6))),
     ],
 )
-def test_paused_and_preempted_and_resumed_answers_are_the_same(
+def test_paused_preempted_and_resumed_answers_are_the_same(
     name: str, seed: int, tmp_path: Path
 ) -> None:
     shared = random_prompt(70)

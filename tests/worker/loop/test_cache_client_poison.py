@@ -1,4 +1,4 @@
-"""State that is not finite: never an answer's fault twice.
+"""Non-finite state fails an answer at most once.
 
 Through a whole worker with a tiny model and a real store.
 """
@@ -45,7 +45,7 @@ SCORED: dict[str, Any] = {"want_prompt_logprobs": True, "scored_from": 299}
 def no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     with caplog.at_level(logging.INFO, "holdfast"):
         yield
-    # not `records`, which are those of the fixture's own end here
+    # not `records`, which belong to the end of the fixture here
     records = caplog.get_records("call")
     assert [
         record.getMessage()
@@ -83,7 +83,7 @@ def fresh_answer(request: SequenceRequest, name: str = "llama") -> list[int]:
         ),
     ],
 )
-def test_poisoned_blocks_are_found_out_once_and_forgotten(
+def test_poisoned_blocks_are_detected_once_and_forgotten(
     name: str, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = greedy("a", random_prompt(300))
@@ -109,10 +109,10 @@ def test_poisoned_blocks_are_found_out_once_and_forgotten(
 
 
 @pytest.mark.parametrize("value", [INFINITY, 3e38])
-def test_blocks_that_lead_to_nan_are_forgotten_whatever_they_hold(
+def test_blocks_that_lead_to_nan_are_forgotten(
     value: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Finite values can lead to NaN, too: a fresh prefill then shows that the blocks were at fault."""
+    """Finite values can lead to NaN too: a fresh prefill then shows that the blocks were at fault."""
     asked = greedy("a", random_prompt(300))
     right = in_turn(tiny_worker(tmp_path), asked).tokens("a")
     rewrite(tmp_path, with_values(value))
@@ -127,7 +127,7 @@ def test_blocks_that_lead_to_nan_are_forgotten_whatever_they_hold(
     assert len(warnings(caplog)) == 1
 
 
-def test_descendants_of_poisoned_blocks_are_forgotten_and_siblings_stay(
+def test_only_descendants_of_poisoned_blocks_are_forgotten(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     long = random_prompt(700)
@@ -152,7 +152,7 @@ def test_descendants_of_poisoned_blocks_are_forgotten_and_siblings_stay(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_requests_that_start_from_poison_together_are_all_answered_right(
+def test_concurrent_requests_over_poisoned_blocks_are_answered_right(
     engine: type[Engine], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shared = random_prompt(400)
@@ -166,7 +166,7 @@ def test_requests_that_start_from_poison_together_are_all_answered_right(
     for each in asked:
         alone = answer_alone("llama", tuple(each.prompt_token_ids), each.max_tokens)
         assert tuple(inbox.tokens(each.request_id)) == alone
-    # as many as may run at once; who waited has looked again
+    # the maximum of running ones; waiting ones have been looked up again
     assert 1 <= len(warnings(caplog)) <= 4
 
 
@@ -174,10 +174,10 @@ def test_requests_that_start_from_poison_together_are_all_answered_right(
     ("what", "engine"),
     [(EMBEDDED, RunningAhead), (SCORED, Engine), *slow((EMBEDDED, Engine), (SCORED, RunningAhead))],
 )
-def test_a_prompt_that_is_only_prefilled_is_right_after_poison(
+def test_a_prefill_only_prompt_is_right_after_poison(
     what: dict[str, Any], engine: type[Engine], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It draws nothing, so the step that fails is the last one that was planned for it."""
+    """It draws nothing, so the failing step is the last one planned for it."""
     asked = replace(greedy("a", random_prompt(300), max_tokens=0), is_kept=False, **what)
     right = in_turn(tiny_worker(tmp_path), greedy("first", random_prompt(300)), asked)
     assert right.finished("a").cached_tokens >= 256
@@ -196,7 +196,7 @@ def test_a_prompt_that_is_only_prefilled_is_right_after_poison(
 
 
 def spoil(subject: CachingWorker, request_id: str) -> None:
-    """What damaged memory does to a running sequence."""
+    """The effect of damaged memory on a running sequence."""
     for leaf in subject.engine._sequences[request_id].live.layers:
         for array in leaf.arrays():
             array[...] = NAN
@@ -215,7 +215,7 @@ def fed(subject: CachingWorker, request_id: str) -> int:
         *slow(("llama", Engine), ("qwen3_next", RunningAhead)),
     ],
 )
-def test_tokens_that_were_sent_stay_and_the_answer_goes_on_from_them(
+def test_sent_tokens_stay_and_the_answer_continues_from_them(
     name: str, engine: type[Engine], caplog: pytest.LogCaptureFixture
 ) -> None:
     sampling = SamplingParams(temperature=0.8, seed=5, presence_penalty=0.5)
@@ -247,7 +247,7 @@ BAD = VOCAB_SIZE - 2
 
 @cache
 def untied(name: str) -> tuple[Any, Runner]:
-    """A model whose output weights are not those of its input, so that one token can be spoiled;
+    """A model whose output weights are separate from its input, so that one token can be corrupted;
     with its layout.
     """
     model = make_tiny(name, tie_word_embeddings=False)
@@ -265,7 +265,7 @@ def nan_in(part: Any, row: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", *slow("gpt_oss")])
-def test_a_prompt_with_nan_logits_fails_once_and_caches_nothing(
+def test_a_prompt_with_nan_logits_fails_and_caches_nothing(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, runner = untied(name)
@@ -283,7 +283,7 @@ def test_a_prompt_with_nan_logits_fails_once_and_caches_nothing(
         FinishReason.LENGTH, FinishReason.FAILED, FinishReason.LENGTH, FinishReason.FAILED,
     ]  # fmt: skip
     assert inbox.tokens("again") == inbox.tokens("good")
-    # what others stand on stays: it was not at fault
+    # blocks that others depend on stay: they were not at fault
     assert inbox.finished("again").cached_tokens == 299
     assert [sum(name in text for text in warnings(caplog)) for name in ("bad", "alone")] == [
         3,
@@ -311,13 +311,11 @@ def tokens_kept(subject: CachingWorker) -> set[int]:
         *slow((Engine, 6), (Engine, 8), (RunningAhead, 5), (RunningAhead, 7)),
     ],
 )
-def test_nothing_of_a_failed_row_is_kept_when_it_is_cancelled_in_that_step(
-    engine: type[Engine], steps: int
-) -> None:
+def test_a_failed_row_cancelled_in_its_step_is_not_cached(engine: type[Engine], steps: int) -> None:
     model, runner = untied("llama")
     subject = CachingWorker(runner, vocab_size=VOCAB_SIZE, engine=engine)
     script = [[greedy("a", (*random_prompt(300), BAD))], *[[]] * steps, [cancel("a")]]
-    with nan_in(model.lm_head, 0):  # the state is sound, and the row fails all the same
+    with nan_in(model.lm_head, 0):  # the state is sound, but the row fails
         inbox = subject.serve(script)
     if inbox.finished("a").reason is FinishReason.FAILED:
         assert tokens_kept(subject) == set()
@@ -333,7 +331,7 @@ def test_nothing_of_a_failed_row_is_kept_when_it_is_cancelled_in_that_step(
         *slow(("llama", cancel("a")), ("qwen3_next", SHUT_DOWN)),
     ],
 )
-def test_state_that_is_not_finite_is_not_kept_though_the_output_was(
+def test_non_finite_state_is_not_cached_after_finite_output(
     name: str, end: Command, tmp_path: Path
 ) -> None:
     subject, steps = tiny_worker(tmp_path, name=name), [0]
@@ -353,7 +351,7 @@ def test_state_that_is_not_finite_is_not_kept_though_the_output_was(
     assert (kept, inbox.finished("a").cached_tokens) == (
         90 if name == "llama" else 89,
         89,
-    )  # what the prompt left, nothing behind
+    )  # only tokens of the prompt
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -376,7 +374,9 @@ def test_a_twin_of_a_failed_prefill_prefills_itself(
 
 
 def of_another_form(subject: CachingWorker) -> None:
-    """Let what RAM keeps have an array less, with as many bytes: as of another model."""
+    """Replace kept blocks in RAM by ones with an array less and as many bytes, like those of
+    another model.
+    """
     payloads = subject.index._ram._payloads
     whole = max(
         (len(payload.arrays) for payload in payloads.values() if isinstance(payload, KVBlock)),
@@ -395,7 +395,7 @@ def of_another_form(subject: CachingWorker) -> None:
             )
 
 
-def test_a_restore_that_raises_at_admission_is_read_afresh_and_forgotten(
+def test_a_failed_restore_at_admission_is_prefilled_and_forgotten(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     subject, spoiled = tiny_worker(max_queued=1, max_running=1, most_parked_bytes=0), [0]
@@ -419,11 +419,11 @@ def test_a_restore_that_raises_at_admission_is_read_afresh_and_forgotten(
     assert len(warnings(caplog)) == 1
 
 
-def test_a_request_admitted_while_its_blocks_are_found_bad_restarts_too(
+def test_a_request_admitted_while_its_blocks_fail_restarts_too(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Its place is made by a pause, and the step that finds it out is collected between its
-    admission and its beginning.
+    """A pause makes its place, and the step that detects it is collected between its admission and
+    its start.
     """
     shared, spoiled = random_prompt(400), [0]
     paused = greedy("paused", random_prompt(60, "paused"), max_tokens=100)

@@ -50,7 +50,7 @@ def serve(
     return inbox
 
 
-def test_the_second_request_starts_from_the_prefix_of_the_first() -> None:
+def test_the_second_request_starts_from_the_firsts_prefix() -> None:
     engine, cache = KeepingEngine(), FakeCache()
     inbox = serve([request("a", *SHARED)], [request("b", *SHARED, 99)], cache=cache, engine=engine)
     assert engine.restored == [("b", len(SHARED) // BLOCK * BLOCK)]
@@ -60,9 +60,7 @@ def test_the_second_request_starts_from_the_prefix_of_the_first() -> None:
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
 @pytest.mark.parametrize("method", METHODS)
-def test_whatever_the_cache_raises_every_request_is_answered_in_full(
-    method: str, runs_ahead: bool
-) -> None:
+def test_every_request_is_answered_fully_if_the_cache_raises(method: str, runs_ahead: bool) -> None:
     cache = FakeCache()
     serve([request("before", *SHARED)], cache=cache)
     cache.raises.add(method)
@@ -80,14 +78,14 @@ def test_whatever_the_cache_raises_every_request_is_answered_in_full(
         assert inbox.finished(each.request_id).reason is FinishReason.LENGTH
 
 
-def test_a_look_up_that_raises_is_reported_as_a_failure_of_the_cache() -> None:
+def test_a_lookup_that_raises_is_reported_as_a_cache_failure() -> None:
     cache = FakeCache()
     cache.raises.add("lookup")
     inbox = serve([request("a", *SHARED)], cache=cache)
     assert inbox.finished("a").memory.outcome is CacheOutcome.FAILED
 
 
-def test_a_rest_that_cannot_be_copied_out_costs_nothing() -> None:
+def test_a_rest_that_cannot_be_copied_costs_nothing() -> None:
     inbox = serve(
         [request("a", *SHARED)],
         [request("b", *SHARED)],
@@ -97,14 +95,14 @@ def test_a_rest_that_cannot_be_copied_out_costs_nothing() -> None:
     assert inbox.tokens("b") == expected_tokens(request("b", *SHARED))
 
 
-def test_a_prompt_that_is_scored_is_neither_looked_up_nor_kept() -> None:
+def test_a_scored_prompt_is_neither_looked_up_nor_kept() -> None:
     cache = FakeCache()
     inbox = serve([request("a", *SHARED, want_prompt_logprobs=True)], cache=cache)
     assert (cache.lookups, cache.inserted) == ([], [])
     assert inbox.finished("a").memory.outcome is CacheOutcome.SCORED
 
 
-def test_cached_tokens_are_counted_once_and_where_they_were() -> None:
+def test_cached_tokens_are_counted_once_by_tier() -> None:
     inbox = serve(
         [request("a", *SHARED)], [request("b", *SHARED)], [TELL_STATISTICS], cache=FakeCache()
     )
@@ -124,7 +122,7 @@ def test_cached_tokens_are_counted_once_and_where_they_were() -> None:
     runs_ahead=st.booleans(),
     batch=st.integers(1, 4),
 )
-def test_answers_are_the_same_with_and_without_a_cache_in_any_crowd(
+def test_answers_are_the_same_with_and_without_a_cache(
     prompts: list[tuple[int, int]],
     cancelled: set[int],
     raises: set[str],

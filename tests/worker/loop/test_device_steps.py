@@ -1,5 +1,5 @@
-"""Steps that fail, at any call: the flight says so, and three sequences in a row that fail alone
-mean a broken device.
+"""Steps that fail at any call: the flight reports it, and three lone failures in a row mean a
+broken device.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def test_a_successful_step_returns_the_drawn_tokens() -> None:
     ]
 
 
-def test_a_step_that_cannot_be_dispatched_is_suspect_and_gives_nothing() -> None:
+def test_an_undispatchable_step_is_suspect_and_returns_nothing() -> None:
     engine = FakeEngine()
     subject, flight = steps(engine), a_flight(engine, (1, RAISES_AT_DISPATCH))
     subject.dispatch(flight)
@@ -99,9 +99,7 @@ def test_the_last_step_is_awaited_and_its_failure_is_harmless() -> None:
     assert subject.collect_last(bad) is None
 
 
-def test_sequences_that_fail_alone_in_a_row_mean_a_broken_device_unless_one_succeeds_between_them() -> (
-    None
-):
+def test_consecutive_lone_failures_mean_a_broken_device() -> None:
     engine = FakeEngine()
     subject = steps(engine)
     good, guilty = a_flight(engine, (1, 2)), a_flight(engine, (1, RAISES_AT_COLLECT))
@@ -135,7 +133,7 @@ def test_a_sequence_that_cannot_be_reopened_fails_too() -> None:
     assert "no room" in subject.retry_alone(flight.plan.spans[0], reopen=reopen).failure
 
 
-def test_results_of_a_sequence_whose_state_was_given_up_are_not_wanted() -> None:
+def test_a_sequence_whose_state_was_dropped_gets_no_results() -> None:
     engine = FakeEngine()
     subject, flight = steps(engine), a_flight(engine, (1, 2), (3, 4))
     subject.dispatch(flight)
@@ -170,9 +168,7 @@ def chunk_sizes(engine: FakeEngine) -> list[int]:
 
 
 @pytest.mark.parametrize(("largest", "size"), [(600, 512), (511, 128), (128, 128)])
-def test_a_chunk_that_is_too_large_is_read_in_quarters_and_the_size_that_worked_is_remembered(
-    largest: int, size: int
-) -> None:
+def test_oversized_chunks_are_quartered_and_the_size_remembered(largest: int, size: int) -> None:
     engine = FakeEngine(largest_chunk=largest)
     subject, limits = limited_steps(engine)
     assert retried(subject, engine, a_flight(engine, tuple(range(1, 601)) + (7,) * 1448)) == ""
@@ -182,7 +178,7 @@ def test_a_chunk_that_is_too_large_is_read_in_quarters_and_the_size_that_worked_
     assert max(chunk_sizes(engine)) <= size, "the next retry begins with what is known to work"
 
 
-def test_a_chunk_that_no_size_helps_fails_after_two_smaller_ones() -> None:
+def test_a_chunk_fails_after_two_smaller_retries() -> None:
     engine = FakeEngine(largest_chunk=63)
     subject, limits = limited_steps(engine)
     assert "the device failed" in retried(subject, engine, a_flight(engine, (5,) * 2048))
@@ -190,16 +186,14 @@ def test_a_chunk_that_no_size_helps_fails_after_two_smaller_ones() -> None:
     assert limits == []
 
 
-def test_a_chunk_that_failed_beside_others_is_not_blamed_for_its_size_when_a_quarter_of_it_works() -> (
-    None
-):
+def test_failed_batches_do_not_limit_the_chunk_size() -> None:
     engine = FakeEngine()
     subject, limits = limited_steps(engine)
     assert retried(subject, engine, a_flight(engine, (5,) * 2048), was_alone=False) == ""
     assert limits == []
 
 
-def test_a_decoding_step_that_fails_limits_no_chunks() -> None:
+def test_a_failing_decode_step_limits_no_chunks() -> None:
     engine = FakeEngine()
     subject, limits = limited_steps(engine)
     assert retried(subject, engine, a_flight(engine, (5,))) == ""

@@ -23,7 +23,7 @@ def opened(*prompt: int, **more: object) -> FakeEngine:
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 3, 7, 100])
-def test_a_retry_prefills_chunks_up_to_the_span_and_draws_there(chunk_tokens: int) -> None:
+def test_a_retry_prefills_up_to_the_span_and_draws_there(chunk_tokens: int) -> None:
     prompt = tuple(range(1, 21))
     engine = opened(*prompt)
     result = read_alone(
@@ -64,9 +64,9 @@ def test_exceptions_of_the_engine_reach_the_caller() -> None:
         )
 
 
-def test_a_retry_of_a_quantized_sequence_gives_the_answer_of_an_undisturbed_one() -> None:
-    """In this layout, all tokens of a span see the same keys, so a span must not cross the border of
-    a quantized block.
+def test_a_retry_of_a_quantized_sequence_gives_the_same_answer() -> None:
+    """In this layout, all tokens of a span see the same keys, so a span must not cross a quantized
+    block's edge.
     """
     prompt = prompt_of("a", 600)
     runner = SinglyRunner(make_tiny("llama", head_dim=64), None)

@@ -42,7 +42,7 @@ def assert_same(inbox: ScriptInbox, answers: dict[str, list[int]]) -> None:
         *slow(("llama", Engine), ("gemma3_text", RunningAhead), ("qwen3_next", Engine)),
     ],
 )
-def test_a_crowd_gets_the_answers_that_it_gets_without_drafts(
+def test_drafts_do_not_change_concurrent_answers(
     name: str, engine: type[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script: list[Sequence[Command]] = [requests()]
@@ -64,7 +64,7 @@ def test_a_crowd_gets_the_answers_that_it_gets_without_drafts(
         *slow(("llama", Engine), ("qwen3_next", RunningAhead)),
     ],
 )
-def test_what_verified_answers_leave_in_the_cache_is_right_before_and_after_a_restart(
+def test_verified_answers_are_cached_correctly(
     name: str, engine: type[Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_blocks_small(monkeypatch)
@@ -91,7 +91,7 @@ def test_what_verified_answers_leave_in_the_cache_is_right_before_and_after_a_re
         *slow(("llama", RunningAhead), ("qwen3_next", Engine)),
     ],
 )
-def test_preempted_sequences_go_on_with_their_drafts(
+def test_preempted_sequences_continue_with_their_drafts(
     name: str, engine: type[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script: list[Sequence[Command]] = [
@@ -105,7 +105,7 @@ def test_preempted_sequences_go_on_with_their_drafts(
 
 
 @pytest.mark.parametrize("engine", [Engine, RunningAhead])
-def test_a_request_can_be_cancelled_while_its_draft_is_verified(
+def test_a_request_can_be_cancelled_during_verification(
     engine: type[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script: list[Sequence[Command]] = [requests()]
@@ -122,7 +122,7 @@ def test_a_request_can_be_cancelled_while_its_draft_is_verified(
             assert inbox.tokens(name) == answers[name]
 
 
-def test_stop_tokens_end_an_answer_where_they_end_it_without_drafts(
+def test_stop_tokens_end_answers_at_the_same_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers = plain_answers([requests()])
@@ -136,7 +136,7 @@ def test_stop_tokens_end_an_answer_where_they_end_it_without_drafts(
     assert {inbox.finished(name).reason for name in stopped} == {FinishReason.STOP}
 
 
-def test_an_earlier_answer_to_the_same_prompt_is_drafted_but_not_that_of_another_tenant(
+def test_earlier_answers_are_drafted_only_within_a_tenant(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scheduler, "DraftGain", forced_drafts.EagerGain)
@@ -160,7 +160,7 @@ def test_an_earlier_answer_to_the_same_prompt_is_drafted_but_not_that_of_another
 
 
 def test_repetitions_are_drafted_by_the_worker_itself() -> None:
-    """A greedy answer of a tiny model soon repeats itself."""
+    """A tiny model's greedy answer soon repeats itself."""
     request = greedy("a", random_prompt(20), max_tokens=120)
     answer = plain_answers([[request]])["a"]
     inbox = tiny_worker(speculates=True).serve([[request]])
@@ -170,7 +170,7 @@ def test_repetitions_are_drafted_by_the_worker_itself() -> None:
 
 
 @pytest.mark.parametrize(("engine", "least", "most"), [(Engine, 60, 100), (RunningAhead, 200, 300)])
-def test_drafts_that_are_never_worth_it_are_made_for_few_steps_unless_steps_run_ahead(
+def test_unprofitable_drafts_are_made_for_few_steps(
     engine: type[Engine], least: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Offers] = []

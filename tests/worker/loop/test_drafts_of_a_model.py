@@ -1,5 +1,5 @@
-"""A worker with a draft model: the answers are those without one, in crowds, with the cache, short of
-memory, cancelled, and when the draft model fails.
+"""A worker with a draft model gives the same answers in crowds, with the cache, short of memory,
+cancelled, and when the draft model fails.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def assert_no_states_left(worker: CachingWorker) -> None:
         *slow(*itertools.product(["deepseek_v3", "mamba2", "gpt_oss"], [Engine, RunningAhead])),
     ],
 )
-def test_a_crowd_gets_the_answers_that_it_gets_without_drafts(
+def test_drafts_do_not_change_concurrent_answers(
     name: str, engine: type[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script: list[Sequence[Command]] = [requests()]
@@ -83,7 +83,7 @@ def test_a_crowd_gets_the_answers_that_it_gets_without_drafts(
 
 
 @pytest.mark.parametrize("engine", [Engine, RunningAhead])
-def test_with_grammars_thinking_budgets_and_penalties(
+def test_drafts_change_nothing_with_grammars_budgets_and_penalties(
     engine: type[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     constrained: dict[str, dict[str, Any]] = {
@@ -111,7 +111,9 @@ def test_with_grammars_thinking_budgets_and_penalties(
 
 
 @pytest.mark.parametrize("kv_bits", ["8/4", *slow("8")])
-def test_with_quantized_keys_and_values(kv_bits: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_change_nothing_with_quantized_kv(
+    kv_bits: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script: list[Sequence[Command]] = [
         [greedy(name, random_prompt(245, name), max_tokens=24, kv_bits=kv_bits) for name in "ab"]
     ]
@@ -136,7 +138,7 @@ def test_with_quantized_keys_and_values(kv_bits: str, monkeypatch: pytest.Monkey
         *slow(("llama", RunningAhead), ("qwen3_next", Engine)),
     ],
 )
-def test_the_cache_has_the_same_before_and_after_a_restart(
+def test_the_cache_is_the_same_before_and_after_a_restart(
     name: str, engine: type[Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_blocks_small(monkeypatch)
@@ -156,7 +158,7 @@ def test_the_cache_has_the_same_before_and_after_a_restart(
 
 
 @pytest.mark.parametrize("engine", [Engine, RunningAhead])
-def test_preempted_sequences_go_on_with_their_drafts(
+def test_preempted_sequences_continue_with_their_drafts(
     engine: type[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script: list[Sequence[Command]] = [
@@ -207,7 +209,7 @@ class Failing(Engine):
 
 
 @pytest.mark.parametrize("reason", ["", "not a number"])
-def test_a_draft_model_that_fails_is_turned_off_and_harms_no_request(
+def test_a_failing_draft_model_is_disabled_and_harms_no_request(
     reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     script: list[Sequence[Command]] = [requests()]
@@ -225,10 +227,10 @@ def test_a_draft_model_that_fails_is_turned_off_and_harms_no_request(
 
 
 @pytest.mark.parametrize("name", slow(*distributions.SAMPLINGS))
-def test_sampled_tokens_have_the_probabilities_that_the_model_gives_them(
+def test_sampled_tokens_follow_the_models_distribution(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A chi-square test of the first three tokens of 800 answers, most of them after drafts."""
+    """A chi-square test on the first three tokens of 800 answers, most of which follow drafts."""
     sampling = msgspec.structs.replace(distributions.PLAIN, **distributions.SAMPLINGS[name])
     ask_always(monkeypatch, seed=f"chi-square {name}")
     script: list[Sequence[Command]] = [

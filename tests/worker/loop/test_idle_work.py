@@ -1,6 +1,4 @@
-"""Reading ahead on a real worker: only while nothing else is to be done, never in anybody's way,
-and nothing of it lost.
-"""
+"""Prefilling ahead on a real worker: only while idle, without delaying requests or losing tokens."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ def ahead(
 
 
 def begun(*names: str, model: str = "llama", engine: type[Engine] = Engine) -> SteppedWorker:
-    """A worker that has answered a prompt and gets idle work."""
+    """A worker that has answered a prompt and receives idle work."""
     worker = SteppedWorker(model, engine=engine)
     worker.send(greedy("first", PROMPT))
     worker.run_to_end()
@@ -48,7 +46,7 @@ def begun(*names: str, model: str = "llama", engine: type[Engine] = Engine) -> S
 
 
 def reading(worker: SteppedWorker) -> list[str]:
-    """Who has a span in the step under way."""
+    """The requests with a span in the running step."""
     flight = worker.loop._flight
     return [] if flight is None else [span.request_id for span in flight.plan.spans]
 
@@ -66,12 +64,12 @@ def test_the_next_turn_starts_after_the_tokens_prefilled_ahead(
     worker.check_answer("next")
     report = worker.inbox.finished("next").memory
     assert report.cached_tokens == len(PROMPT + TAIL)
-    # some begin from a state before the last token
+    # some start from a state before the last token
     assert len(TAIL) <= report.read_ahead_tokens <= len(TAIL) + 1
 
 
 @pytest.mark.parametrize(("engine", "model"), CASES)
-def test_a_new_request_is_in_the_next_step_and_takes_over_the_prefilled_tokens(
+def test_a_new_request_runs_immediately_and_takes_over_prefilled_tokens(
     engine: type[Engine], model: str
 ) -> None:
     worker = begun(engine=engine, model=model)
@@ -92,7 +90,7 @@ def test_a_new_request_is_in_the_next_step_and_takes_over_the_prefilled_tokens(
 
 
 @pytest.mark.parametrize("engine", [Engine, RunningAhead])
-def test_after_a_stranger_it_goes_on_where_it_was(engine: type[Engine]) -> None:
+def test_idle_work_resumes_after_an_unrelated_request(engine: type[Engine]) -> None:
     worker = begun(engine=engine)
     worker.send(ahead("ahead"))
     for _ in range(4):
@@ -110,7 +108,7 @@ def test_after_a_stranger_it_goes_on_where_it_was(engine: type[Engine]) -> None:
     )
 
 
-def test_it_waits_until_everybody_has_ended() -> None:
+def test_idle_work_waits_until_all_requests_have_ended() -> None:
     worker = begun()
     worker.send(greedy("long", random_prompt(80, "other"), max_tokens=20), ahead("ahead"))
     while "long" in worker.open():
@@ -120,7 +118,7 @@ def test_it_waits_until_everybody_has_ended() -> None:
     assert worker.ended()[-1] == "ahead"
 
 
-def test_the_newest_conversation_is_first_and_the_oldest_excess_one_is_dropped() -> None:
+def test_the_newest_conversation_is_first_and_the_oldest_dropped() -> None:
     names = [f"ahead{number}" for number in range(MOST_WAITING + 2)]
     worker = begun(*names)
     worker.run_to_end()
@@ -129,16 +127,16 @@ def test_the_newest_conversation_is_first_and_the_oldest_excess_one_is_dropped()
     assert [name for name in worker.ended() if name in names[2:]] == names[:1:-1]
 
 
-def test_a_step_of_idle_work_is_no_longer_than_the_stall_time() -> None:
+def test_an_idle_step_is_no_longer_than_the_stall_time() -> None:
     worker = begun()
-    # seconds per token: 16 of them take what a chunk may
+    # seconds per token: 16 tokens take a chunk's maximum
     worker.loop._scheduler._costs._prompt._mean = 0.25 / 16.5
     worker.send(ahead("ahead"))
     worker.step()
     assert [span.tokens for span in worker.loop._flight.plan.spans] == [16]  # type: ignore[union-attr]
 
 
-def test_it_counts_for_no_client() -> None:
+def test_idle_work_is_not_charged_to_a_client() -> None:
     worker = begun()
     before = worker.loop.statistics()
     worker.send(ahead("ahead"))
@@ -156,21 +154,21 @@ def test_it_counts_for_no_client() -> None:
     assert after.memory.read_ahead_tokens == len(TAIL)
 
 
-def test_idle_work_that_does_not_fit_the_memory_is_dropped() -> None:
+def test_idle_work_that_does_not_fit_into_memory_is_dropped() -> None:
     worker = SteppedWorker("llama", budget_tokens=200)
     worker.send(ahead("too much", PROMPT + TAIL, known=0))
     worker.run_to_end()
     assert worker.inbox.finished("too much").reason is FinishReason.CANCELLED
 
 
-def test_another_tenants_turn_does_not_end_it() -> None:
+def test_another_tenants_turn_does_not_end_idle_work() -> None:
     worker = begun()
     worker.send(ahead("ahead", tenant="a"), greedy("other", PROMPT + TAIL + NEW, tenant="b"))
     worker.run_to_end()
     assert worker.inbox.finished("ahead").reason is FinishReason.LENGTH
 
 
-def test_it_can_be_cancelled_waiting_and_running() -> None:
+def test_waiting_and_running_idle_work_can_be_cancelled() -> None:
     worker = begun("one", "two")
     worker.step()
     assert reading(worker) == ["two"]
@@ -182,7 +180,7 @@ def test_it_can_be_cancelled_waiting_and_running() -> None:
     assert worker.step() is False
 
 
-def test_nothing_more_is_read_for_a_session_that_is_closed() -> None:
+def test_closing_a_session_cancels_its_idle_work() -> None:
     worker = begun()
     worker.send(ahead("ahead", session_id="s"), ahead("waits", session_id="s"))
     worker.step()
@@ -205,7 +203,7 @@ def test_preempted_sequences_count_as_queued() -> None:
     names = [f"ahead{number}" for number in range(MOST_WAITING)]
     worker = begun(*names)
     worker.step()
-    # while another one is being read
+    # while another one is prefilled
     worker.send(ahead("newest", PROMPT + random_prompt(300, "newest")))
     worker.send(greedy("stranger", random_prompt(20, "stranger")))
     worker.run_to_end()

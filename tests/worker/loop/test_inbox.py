@@ -15,7 +15,7 @@ from tests.fakes.script_inbox import cancel
 
 
 class Front:
-    """The other end, without asyncio."""
+    """The front's end, without asyncio."""
 
     def __init__(self, endpoint: str) -> None:
         self.context = zmq.Context()
@@ -61,7 +61,7 @@ def test_a_poll_without_news_returns_nothing(inbox: ZmqInbox) -> None:
     assert inbox.receive(timeout_seconds=0) == []
 
 
-def test_all_commands_of_several_messages_come_at_once(front: Front, inbox: ZmqInbox) -> None:
+def test_commands_of_several_messages_are_received_together(front: Front, inbox: ZmqInbox) -> None:
     commands: list[Command] = [
         cancel("a"),
         TELL_STATISTICS,
@@ -75,16 +75,16 @@ def test_all_commands_of_several_messages_come_at_once(front: Front, inbox: ZmqI
     assert got == commands
 
 
-def test_all_events_of_a_step_are_one_message(front: Front, inbox: ZmqInbox) -> None:
+def test_the_events_of_a_step_are_one_message(front: Front, inbox: ZmqInbox) -> None:
     events: list[Event] = [Accepted(request_id="a"), Accepted(request_id="b")]
     inbox.send(events)
-    inbox.send([])  # nothing to say is no message
+    inbox.send([])  # an empty list is not sent
     inbox.send(events[:1])
     assert front.receive() == events
     assert front.receive() == events[:1]
 
 
-def test_a_front_that_is_gone_reads_as_shutdown(front: Front, inbox: ZmqInbox) -> None:
+def test_a_closed_front_reads_as_shutdown(front: Front, inbox: ZmqInbox) -> None:
     front.close()
     assert inbox.receive(timeout_seconds=10) == [SHUT_DOWN]
     assert inbox.receive(timeout_seconds=10) == [SHUT_DOWN]

@@ -21,7 +21,7 @@ from tests.fakes.looped_worker import SETTINGS, make_loop, request, serve
 from tests.fakes.script_inbox import ScriptInbox, cancel
 
 
-def test_a_request_is_answered_to_its_length() -> None:
+def test_a_request_is_answered_up_to_its_length() -> None:
     asked = request("a", 5, 6, max_tokens=7)
     inbox = serve([asked])
     assert inbox.tokens("a") == expected_tokens(asked)
@@ -29,7 +29,7 @@ def test_a_request_is_answered_to_its_length() -> None:
     assert (inbox.finished("a").prompt_tokens, inbox.finished("a").completion_tokens) == (2, 7)
 
 
-def test_a_stop_token_ends_the_request_and_is_told() -> None:
+def test_a_stop_token_ends_the_request_and_is_reported() -> None:
     stop = expected_tokens(request("a"))[3]
     asked = request("a", stop_token_ids=(stop,))
     inbox = serve([asked])
@@ -38,7 +38,7 @@ def test_a_stop_token_ends_the_request_and_is_told() -> None:
     assert inbox.finished("a").reason is FinishReason.STOP
 
 
-def test_nothing_of_a_cancelled_request_runs_in_the_next_step() -> None:
+def test_a_cancelled_request_is_not_in_the_next_step() -> None:
     engine = FakeEngine()
     inbox = serve(
         [request("a", max_tokens=500)], [], [], [cancel("a")], [request("b")], engine=engine
@@ -53,11 +53,11 @@ def test_nothing_of_a_cancelled_request_runs_in_the_next_step() -> None:
     assert not engine.opened
 
 
-def test_an_unknown_id_can_be_cancelled_without_harm() -> None:
+def test_cancelling_an_unknown_id_is_harmless() -> None:
     assert serve([cancel("nobody"), request("a")]).finished("a").reason is FinishReason.LENGTH
 
 
-def test_an_id_may_be_used_again_in_the_step_after_its_end() -> None:
+def test_an_id_may_be_reused_in_the_step_after_its_end() -> None:
     first, second = request("a", 9, max_tokens=400), request("a", 4, max_tokens=3)
     inbox = ScriptInbox([[first], [], [cancel("a"), second]])
     make_loop(FakeEngine(), inbox).run()
@@ -89,7 +89,7 @@ def test_a_request_that_never_fits_is_rejected_without_a_field() -> None:
     assert rejected.needed_bytes > rejected.budget_bytes > 0
 
 
-def test_the_prompts_scores_come_once_and_before_the_first_token() -> None:
+def test_prompt_scores_come_once_before_the_first_token() -> None:
     prompt = tuple(range(1, 41))  # three chunks
     inbox = serve([request("a", *prompt, max_tokens=2, want_prompt_logprobs=True)])
     kinds = [type(event).__name__ for event in inbox.of("a")]
@@ -98,7 +98,7 @@ def test_the_prompts_scores_come_once_and_before_the_first_token() -> None:
     assert [logprob.token_id for logprob in scored.logprobs] == list(prompt[1:])
 
 
-def test_a_prompt_can_be_scored_without_drawing_anything() -> None:
+def test_a_prompt_can_be_scored_without_generation() -> None:
     inbox = serve([request("a", 1, 2, 3, max_tokens=0, want_prompt_logprobs=True)])
     assert [type(event).__name__ for event in inbox.of("a")] == ["Accepted", "Started", "Finished"]
 
@@ -134,7 +134,7 @@ def test_a_step_that_fails_once_costs_no_token() -> None:
     ]
 
 
-def test_a_broken_device_ends_the_loop_and_leaves_every_request_to_the_next_worker() -> None:
+def test_a_broken_device_ends_the_loop_and_leaves_requests_open() -> None:
     inbox = ScriptInbox([[request(str(index)) for index in range(6)]])
     loop = make_loop(FakeEngine(is_broken=True), inbox)
     with pytest.raises(DeviceBroken):
@@ -142,7 +142,7 @@ def test_a_broken_device_ends_the_loop_and_leaves_every_request_to_the_next_work
     assert set(inbox.open_requests()) == {str(index) for index in range(6)}
 
 
-def test_one_request_that_meets_a_broken_device_is_not_failed_but_left() -> None:
+def test_a_single_request_on_a_broken_device_is_left_open() -> None:
     inbox = ScriptInbox([[request("only")]])
     with pytest.raises(DeviceBroken, match="no longer computes anything"):
         make_loop(FakeEngine(is_broken=True), inbox).run()
@@ -198,7 +198,7 @@ def test_a_loop_without_work_rests_once() -> None:
     assert len(rests) == 2
 
 
-def test_statistics_count_what_was_done() -> None:
+def test_statistics_count_the_work_done() -> None:
     inbox = serve([request("a", 1, 2, 3, 4, max_tokens=5)], *([[]] * 10), [TELL_STATISTICS])
     told = [event for event in inbox.events if isinstance(event, WorkerStatistics)][-1]
     assert (
@@ -213,7 +213,7 @@ def test_statistics_count_what_was_done() -> None:
 
 
 def drawn_before(asked: SequenceRequest, tokens: int) -> SequenceRequest:
-    """A request with this many tokens of its answer from another worker; by default all but the
+    """A request with this many tokens of its answer from another worker; by default all except the
     last.
     """
     drawn = expected_tokens(asked)[:-1][:tokens]
@@ -290,7 +290,7 @@ def test_each_accepted_request_gets_exactly_one_finished(
             )
 
 
-def test_a_cancel_stops_the_reading_of_a_prompt_with_the_step_that_runs() -> None:
+def test_a_cancel_stops_the_prefill_after_the_running_step() -> None:
     engine = FakeEngine(runs_ahead=False)
     script: list[list[Command]] = [
         [request("a", *range(1, 200))],
@@ -305,8 +305,8 @@ def test_a_cancel_stops_the_reading_of_a_prompt_with_the_step_that_runs() -> Non
 
 
 def _with_ids_of_their_own(script: list[list[Command]]) -> list[list[Command]]:
-    """Each request of a script under an id that was never used; a cancel aims at the latest request
-    of its number.
+    """Each request of a script gets an unused id; a cancel refers to the latest request of its
+    number.
     """
     count, latest = 0, {}
     numbered: list[list[Command]] = []

@@ -1,5 +1,5 @@
-"""Constrained answers through a whole worker with a tiny model: undisturbed by what happens to
-their state, and ended alone.
+"""Constrained answers of a whole worker with a tiny model are not affected by changes of their
+state, and end alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DIGITS = json_grammar(
         "maxItems": 10,
     }
 )
-# there is no such character, so that nothing can be drawn behind "ab"
+# a character that does not exist, so that nothing can follow "ab"
 DEAD_END = 'start: "ab" /[^\\x00-\\x{10FFFF}]/\n'
 THOUGHT = "start: /[a-z]*/ <[261]> /[0-9]*/\n"
 BUDGET = ThinkingBudget(tokens=20, end_token_ids=(261,))
@@ -85,7 +85,7 @@ def answers(inbox: ScriptInbox) -> dict[str, list[int]]:
     return {request.request_id: inbox.tokens(request.request_id) for request in ASKED}
 
 
-def test_an_answer_obeys_its_grammar_and_ends_with_it() -> None:
+def test_an_answer_follows_its_grammar_and_ends_with_it() -> None:
     inbox = a_worker().serve([ASKED])
     assert all(isinstance(number, int) for number in json.loads(text_of(inbox.tokens("digits"))))
     assert set(json.loads(text_of(inbox.tokens("object")))) == set(SCHEMA["properties"])
@@ -97,7 +97,7 @@ def test_an_answer_obeys_its_grammar_and_ends_with_it() -> None:
     ("name", "engine"),
     [("llama", Engine), ("llama", RunningAhead), *slow(("qwen3_next", RunningAhead))],
 )
-def test_preempted_answers_are_the_undisturbed_ones(name: str, engine: type[Engine]) -> None:
+def test_preempted_answers_are_unchanged(name: str, engine: type[Engine]) -> None:
     subject = a_worker(name=name, engine=engine, budget_tokens=230, expected_output_tokens=4)
     inbox = subject.serve([ASKED])
     assert subject.scheduler.statistics().preemptions > 0
@@ -108,7 +108,7 @@ def test_preempted_answers_are_the_undisturbed_ones(name: str, engine: type[Engi
     ("failing", "engine"),
     [(4, FailingAhead), (20, FailingOnce), *slow((4, FailingOnce), (20, FailingAhead))],
 )
-def test_answers_read_alone_after_a_step_that_failed_are_the_undisturbed_ones(
+def test_answers_retried_alone_after_a_failed_step_are_unchanged(
     failing: int, engine: type[FailingOnce]
 ) -> None:
     subject = a_worker(engine=engine)
@@ -119,7 +119,7 @@ def test_answers_read_alone_after_a_step_that_failed_are_the_undisturbed_ones(
     assert answers(inbox) == all_alone("llama")
 
 
-def test_paused_answers_are_the_undisturbed_ones() -> None:
+def test_paused_answers_are_unchanged() -> None:
     script = [
         [*ASKED],
         *[[]] * 9,
@@ -152,9 +152,7 @@ def end_thought(request_id: str) -> ThoughtLimit:
         *slow(("plain", Engine), ("thought", RunningAhead)),
     ],
 )
-def test_a_thought_under_way_is_ended_and_others_are_left_alone(
-    name: str, engine: type[Engine]
-) -> None:
+def test_ending_a_running_thought_leaves_others_alone(name: str, engine: type[Engine]) -> None:
     alone = all_alone("llama")
     inbox = a_worker(engine=engine).serve(
         [[*ASKED], *[[]] * 12, [end_thought(name), end_thought("nobody")]]
@@ -168,7 +166,7 @@ def test_a_thought_under_way_is_ended_and_others_are_left_alone(
 
 
 @pytest.mark.parametrize("engine", [RunningAhead, *slow(Engine)])
-def test_an_ended_thought_stays_ended_when_its_sequence_is_preempted(engine: type[Engine]) -> None:
+def test_an_ended_thought_stays_ended_after_preemption(engine: type[Engine]) -> None:
     subject = a_worker(engine=engine, budget_tokens=230, expected_output_tokens=4)
     inbox = subject.serve([[*ASKED], [end_thought("plain")]])
     assert subject.scheduler.statistics().preemptions > 0
@@ -181,7 +179,7 @@ def test_an_ended_thought_stays_ended_when_its_sequence_is_preempted(engine: typ
     ids=["grammar", "ban"],
 )
 @pytest.mark.parametrize("engine", [Engine, RunningAhead])
-def test_an_answer_whose_grammar_allows_nothing_ends_alone_and_says_so(
+def test_an_answer_without_allowed_tokens_ends_alone_with_the_reason(
     engine: type[Engine], grammar: str, bias: dict[int, float]
 ) -> None:
     shared = random_prompt(300)
@@ -202,7 +200,7 @@ def test_an_answer_whose_grammar_allows_nothing_ends_alone_and_says_so(
     assert inbox.started("beside").memory.cached_tokens > 0, "what it began from is not to blame"
 
 
-def test_an_invalid_grammar_ends_its_request_before_prefill_and_the_cache_is_not_blamed() -> None:
+def test_an_invalid_grammar_ends_its_request_without_blaming_the_cache() -> None:
     first = greedy("first", random_prompt(300))
     wrong, again = (
         replace(first, request_id="wrong", grammar="nonsense ("),

@@ -1,5 +1,5 @@
-"""Running sequences that are quantized together or not at all, and conversions that fail: no token
-is lost or sent twice.
+"""Running sequences are quantized together or not, and conversions fail: no token is lost or sent
+twice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def press_from(made: CachingWorker, name: str, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("done", [0, 1])
-def test_after_a_failed_conversion_the_answer_goes_on(
+def test_after_a_failed_conversion_the_answer_continues(
     done: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     take_over = QuantizedKV.take_over
@@ -60,7 +60,7 @@ def test_sequences_that_share_most_tokens_are_quantized_together() -> None:
     assert seen == {frozenset(), frozenset("ab")}
 
 
-def test_a_prefix_that_a_native_sequence_keeps_is_not_quantized_for_another_one() -> None:
+def test_a_prefix_kept_by_a_native_sequence_is_not_quantized() -> None:
     made = worker("llama", step_tokens=512)
     common = prompt_of("common", 1500)
     made.serve(

@@ -1,6 +1,6 @@
-"""State machine of conversions: native, 8-bit and automatic requests on one worker, under changing
-memory pressure, with failures of conversions and steps. Every request is answered to its end; its
-tokens are those that it gets alone, if it is quantized alone at the same position.
+"""State machine of conversions: native, 8-bit and automatic requests on one worker under changing
+memory pressure, with failing conversions and steps. Every request is answered completely, with the
+same tokens as alone when quantized at the same position.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ EXPECTED = (
 
 
 class FaultyEngine(Engine):
-    """Notes when each sequence was opened and quantized, and fails when it is told to."""
+    """Records when each sequence was opened and quantized, and fails when told to."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -198,7 +198,9 @@ class Conversions(RuleBasedStateMachine):
         layers=failures,
     )
     def press(self, pressure: Pressure, layers: int | None) -> None:
-        """layers: that the next conversion converts before it fails; None: it does not fail."""
+        """layers: how many layers the next conversion converts before it fails; None: it does not
+        fail.
+        """
         self.subject.engine.layers_before_failure = layers
         self.subject.send(MemoryPressure(pressure=pressure))
 
@@ -247,8 +249,8 @@ class Conversions(RuleBasedStateMachine):
             self.folder.cleanup()
 
     def check(self, name: str) -> None:
-        """The tokens of a request are those that it gets alone. If it was computed again after it
-        was quantized, this can be said only of the tokens before.
+        """A request's tokens equal those alone. If it was computed again after its quantization,
+        this holds only for the tokens before.
         """
         engine = self.subject.engine
         request = self.subject.sent[name]
@@ -279,9 +281,7 @@ class Conversions(RuleBasedStateMachine):
 @pytest.mark.parametrize(
     ("examples", "steps"), [(4, 8), pytest.param(60, 30, marks=pytest.mark.slow)]
 )
-def test_whatever_is_converted_and_whatever_fails_each_request_gets_its_answer(
-    examples: int, steps: int
-) -> None:
+def test_conversions_and_failures_never_change_an_answer(examples: int, steps: int) -> None:
     Conversions.conversions = Conversions.exact_answers = 0
     run_state_machine_as_test(
         Conversions,

@@ -1,4 +1,4 @@
-"""A sequence whose images are not at hand waits for them, and the others go on."""
+"""A sequence with unavailable images waits for them while others continue."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def place(inbox: ScriptInbox, event: object) -> int:
 
 
 def check_text_went_on(inbox: ScriptInbox, *others: str) -> None:
-    """The text was complete before any of the other requests got anywhere."""
+    """The text was complete before the other requests advanced."""
     assert len(inbox.tokens("text")) == 30
     end = place(inbox, inbox.finished("text"))
     for other in others:
@@ -84,7 +84,7 @@ def test_a_damaged_feature_file_stops_only_its_sequence(
 
 
 @pytest.mark.usefixtures("little_is_kept")
-def test_more_images_than_are_kept_stop_only_their_sequence(beside: VisionBeside) -> None:
+def test_too_many_images_stop_only_their_sequence(beside: VisionBeside) -> None:
     request = beside.request("images", TWO)
     expected = beside.worker().serve([[request]]).tokens("images")
     worker = forgetful(beside)
@@ -94,7 +94,7 @@ def test_more_images_than_are_kept_stop_only_their_sequence(beside: VisionBeside
     assert inbox.tokens("images") == expected
 
 
-def test_a_second_sequence_whose_image_is_lost_stops_only_itself(beside: VisionBeside) -> None:
+def test_a_second_sequence_with_a_lost_image_stops_only_itself(beside: VisionBeside) -> None:
     requests = [beside.request(name, ONE, is_kept=False) for name in ("first", "second")]
     (beside.images / requests[0].images[0].layout.image).unlink()
     worker = beside.worker()
@@ -141,7 +141,7 @@ def test_the_disk_is_not_read_at_every_poll(
 
 
 @pytest.mark.usefixtures("little_is_kept")
-def test_a_sequence_that_fails_waits_for_its_images_before_it_is_tried_again(
+def test_a_failed_sequence_waits_for_its_images_before_its_retry(
     beside: VisionBeside,
 ) -> None:
     request = beside.request("images", TWO)

@@ -12,7 +12,7 @@ def limits(max_running: int, step_tokens: int) -> SchedulerLimits:
 
 
 def answers_with(*changes: Command) -> dict[str, tuple[int, ...]]:
-    """What eight requests draw while the limits are changed, one after every other step."""
+    """The tokens of eight requests while the limits change after every other step."""
     script: list[list[Command]] = [
         [request(f"r{n}", *range(1, 4 + n), max_tokens=12) for n in range(8)]
     ]
@@ -22,7 +22,7 @@ def answers_with(*changes: Command) -> dict[str, tuple[int, ...]]:
     return {f"r{n}": tuple(inbox.tokens(f"r{n}")) for n in range(8)}
 
 
-def test_no_stream_is_lost_and_none_has_another_text() -> None:
+def test_changing_limits_loses_and_changes_no_stream() -> None:
     undisturbed = answers_with()
     assert all(len(tokens) == 12 for tokens in undisturbed.values())
     assert answers_with(limits(1, 4), limits(8, 64), limits(2, 2)) == undisturbed
@@ -36,7 +36,7 @@ def test_the_statistics_show_the_limits_in_force() -> None:
     assert (told[-1].max_running, told[-1].step_tokens) == (7, 33)
 
 
-def test_limits_that_may_not_be_change_nothing() -> None:
+def test_invalid_limits_change_nothing() -> None:
     inbox = serve([limits(7, 3), limits(0, 16), TELL_STATISTICS, request("a")])
     told = [
         event for event in inbox.events if isinstance(event, WorkerStatistics) and event.in_answer

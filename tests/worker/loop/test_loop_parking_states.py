@@ -1,6 +1,5 @@
-"""State machine of parking: a real worker and real requests in all orders, each answered as it is
-alone. Which requests are open depends on the speed of the disk, so the next rule does not depend on
-it.
+"""State machine of parking: a real worker and real requests in all orders, each answered as alone.
+The set of open requests depends on the speed of the disk, so the next rule does not depend on it.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def small_blocks() -> Iterator[None]:
 
 
 def raise_again(*_: object) -> None:
-    """What costs no answer is a fault all the same."""
+    """Even a harmless failure is a fault here."""
     raise
 
 
@@ -138,7 +137,7 @@ class ParkingStates(RuleBasedStateMachine):
         what=st.sampled_from(["", "", "", "unkept", "pooled"]),
     )
     def go_on(self, pick: int, cut: int, tokens: int, max_tokens: int, what: str) -> None:
-        """The next turn of a request, running or ended, or a fork of it a little before its end."""
+        """The next turn of a running or ended request, or a fork shortly before its end."""
         request_id = self.pick(list(self.subject.sent)[-6:], pick)
         known = self.known(request_id)
         prompt = (known[: max(1, len(known) - cut)] + self.tail(tokens))[:120]
@@ -153,7 +152,7 @@ class ParkingStates(RuleBasedStateMachine):
     @precondition(lambda self: self.subject.sent)
     @rule(pick=picks, forks=st.integers(2, 3), cut=st.sampled_from([0, 3, 9]))
     def ask_together(self, pick: int, forks: int, cut: int) -> None:
-        """Several that want the same state at once."""
+        """Several requests for the same state."""
         request_id = self.pick(list(self.subject.sent)[-4:], pick)
         known = self.known(request_id)
         for fork in range(forks):
@@ -163,9 +162,7 @@ class ParkingStates(RuleBasedStateMachine):
     @precondition(lambda self: self.subject.sent)
     @rule(pick=picks, cut=st.sampled_from([0, 1, 5, 18]), tokens=st.sampled_from([2, 20, 60]))
     def read_ahead(self, pick: int, cut: int, tokens: int) -> None:
-        """What the next turn of a request is taken to begin with, for when there is nothing else to
-        do.
-        """
+        """The assumed beginning of a request's next turn, as idle work."""
         request_id = self.pick(list(self.subject.sent)[-6:], pick)
         known = self.known(request_id)[: max(1, len(self.known(request_id)) - cut)][:100]
         sent = self.subject.sent[request_id]
@@ -185,7 +182,7 @@ class ParkingStates(RuleBasedStateMachine):
     @precondition(lambda self: self.subject.sent)
     @rule(pick=picks, action=st.sampled_from(["cancel", "pause", "resume"]))
     def control(self, pick: int, action: str) -> None:
-        """One of the last requests, which may have ended."""
+        """One of the latest requests, which may have ended."""
         request_id = self.pick(list(self.subject.sent)[-4:], pick)
         if action == "pause":
             self.paused.add(request_id)

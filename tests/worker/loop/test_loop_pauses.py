@@ -1,4 +1,4 @@
-"""Pauses in the worker's loop: nothing is drawn for a paused sequence, and its answer is the same."""
+"""Pauses in the worker's loop: a paused sequence draws nothing, and its answer is the same."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tests.fakes.script_inbox import ScriptInbox, cancel, pause, resume
 NAMES = "abcde"
 
 
-def test_nothing_is_drawn_for_a_paused_sequence_until_it_is_resumed() -> None:
+def test_a_paused_sequence_draws_nothing_until_resumed() -> None:
     engine = FakeEngine()
     nothing: list[Command] = []
     script = [[request("a", max_tokens=30)], nothing, nothing, [pause("a")], *[nothing] * 20]
     inbox = serve(*script, [resume("a")], engine=engine)
     assert inbox.tokens("a") == expected_tokens(request("a", max_tokens=30))
-    assert len(engine.plans) == 30  # a step for each token; the pause made none
+    assert len(engine.plans) == 30  # one step per token, none because of the pause
     waits = [event.waits for event in inbox.events if isinstance(event, WorkerStatistics)]
     assert {"a": WaitReason.READER} in waits
     assert inbox.finished("a").timings.waited[WaitReason.READER] > 0
 
 
-def test_a_paused_sequence_makes_room_for_those_that_wait_and_goes_on_afterwards() -> None:
+def test_a_paused_sequence_makes_room_and_continues_afterwards() -> None:
     # as many as may run
     first = [request(name, index, max_tokens=40) for index, name in enumerate("abcd", start=1)]
     second = [request(name, index, max_tokens=6) for index, name in enumerate("efgh", start=5)]
@@ -64,7 +64,7 @@ def test_a_paused_sequence_that_is_cancelled_leaves_nothing_behind() -> None:
     ),
     budget_tokens=st.sampled_from([80, 120, 10_000]),
 )
-def test_the_answers_are_the_same_whenever_a_request_is_paused(
+def test_a_pause_at_any_time_does_not_change_the_answer(
     commands: list[tuple[ControlAction, str]], budget_tokens: int
 ) -> None:
     asked = [request(name, index, 2, 3, max_tokens=20 + index) for index, name in enumerate(NAMES)]

@@ -1,5 +1,5 @@
-"""Under memory pressure, new sequences are quantized, and under critical pressure running ones, too.
-Answers stay those of the same sequence alone.
+"""Under memory pressure, new sequences are quantized; under critical pressure, running ones too.
+Answers equal those of the same sequence alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def counted(inbox: ScriptInbox) -> WorkerStatistics:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_running_sequences_that_are_quantized_answer_as_they_do_alone(name: str) -> None:
+def test_quantized_running_sequences_answer_as_alone(name: str) -> None:
     made = worker(name)
     common = prompt_of("common", 1040)
     prompts = {
@@ -75,7 +75,7 @@ def test_running_sequences_that_are_quantized_answer_as_they_do_alone(name: str)
     assert counted(inbox).quantized == len(quantized_at)
 
 
-def test_nothing_that_is_computed_after_the_conversion_is_cached(tmp_path: Path) -> None:
+def test_tokens_computed_after_a_conversion_are_not_cached(tmp_path: Path) -> None:
     first = prompt_of("first", 1200)
     made = worker("llama", tmp_path)
 
@@ -95,9 +95,7 @@ def test_nothing_that_is_computed_after_the_conversion_is_cached(tmp_path: Path)
 
 
 @pytest.mark.parametrize("reused", [100, 300, 600])
-def test_what_others_asked_for_does_not_change_the_form_of_an_answer(
-    reused: int, tmp_path: Path
-) -> None:
+def test_other_requests_forms_do_not_change_an_answers_form(reused: int, tmp_path: Path) -> None:
     asked = prompt_of("asked", 600)
     prompt = (*asked[:reused], *prompt_of("other", 40))
     made = worker("llama", tmp_path)
@@ -108,7 +106,7 @@ def test_what_others_asked_for_does_not_change_the_form_of_an_answer(
     assert inbox.tokens("auto") == alone("llama", prompt, max_tokens=6)
 
 
-def test_new_sequences_are_quantized_under_pressure_and_native_ones_after_it(
+def test_new_sequences_are_quantized_only_under_pressure(
     tmp_path: Path,
 ) -> None:
     prompts = {each: prompt_of(each, 300) for each in ("before", "under", "fixed", "after")}
@@ -132,7 +130,7 @@ def test_new_sequences_are_quantized_under_pressure_and_native_ones_after_it(
         assert made.cache.cached_tokens(chain, tenant="", kv_bits=kv_bits) >= 256, each
 
 
-def test_while_memory_is_critically_short_only_one_waiting_request_has_its_prefix_in_memory(
+def test_under_critical_pressure_one_waiting_request_has_its_prefix_loaded(
     tmp_path: Path,
 ) -> None:
     prompts = {str(index): prompt_of(f"prefix {index}", 300) for index in range(4)}
@@ -174,7 +172,7 @@ def test_a_quantized_sequence_reserves_less_memory() -> None:
     assert reserved[-1] < 0.55 * reserved[0], "codes, and two blocks as they were computed"
 
 
-def test_running_sequences_are_never_converted_to_a_form_with_wrong_results() -> None:
+def test_running_sequences_are_never_converted_to_a_faulty_form() -> None:
     made = worker("llama", step_tokens=512)
     made.forms.try_out = lambda kv_bits: "its results are wrong"
     prompt = prompt_of("a", 1100)
@@ -183,7 +181,7 @@ def test_running_sequences_are_never_converted_to_a_form_with_wrong_results() ->
     assert inbox.tokens("a") == alone("llama", prompt, max_tokens=8)
 
 
-def test_when_waiting_requests_do_not_all_fit_they_start_in_8_bits_instead_of_waiting() -> None:
+def test_waiting_requests_that_do_not_all_fit_start_in_8_bits() -> None:
     prompts = [prompt_of(f"together {index}", 1200) for index in range(4)]
     answers: dict[str, list[list[int]]] = {}
     together: dict[str, int] = {}
@@ -205,9 +203,7 @@ def test_when_waiting_requests_do_not_all_fit_they_start_in_8_bits_instead_of_wa
 
 
 @pytest.mark.parametrize(("cached", "form"), [(1024, "native"), (256, "8")])
-def test_a_sequence_waits_for_room_if_most_of_its_prompt_is_cached_natively(
-    cached: int, form: str
-) -> None:
+def test_a_sequence_with_a_large_native_prefix_waits_for_room(cached: int, form: str) -> None:
     prefix = prompt_of("prefix", cached)
     made = worker("llama", budget_tokens=3200, most_parked_bytes=0)
     waiting = greedy("waiting", prefix + prompt_of("own", 1300 - cached), max_tokens=12)
@@ -222,7 +218,7 @@ def test_a_sequence_waits_for_room_if_most_of_its_prompt_is_cached_natively(
     assert inbox.finished("waiting").cached_tokens == (cached if form == "native" else 0)
 
 
-def test_a_request_that_fits_the_budget_in_8_bits_only_starts_in_8_bits() -> None:
+def test_a_request_that_fits_only_in_8_bits_starts_in_8_bits() -> None:
     made = worker("llama", budget_tokens=1000)
     prompts = {"long": prompt_of("long", 1600), "native": prompt_of("long", 1600)}
     inbox = made.serve(
@@ -244,7 +240,7 @@ def test_a_request_that_fits_the_budget_in_8_bits_only_starts_in_8_bits() -> Non
 
 
 @pytest.mark.parametrize("seed", [0, *slow(1, 2, 3)])
-def test_whatever_the_pressure_no_request_fails_and_fixed_forms_get_their_answers(
+def test_no_request_fails_under_any_pressure(
     seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rng = random.Random(f"pressure {seed}")

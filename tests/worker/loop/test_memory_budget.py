@@ -65,7 +65,7 @@ class Subject:
         self.scheduler.submit(name, prompt_tokens=tokens, max_tokens=10)
 
 
-def test_a_warning_gives_up_parked_states_blocks_in_ram_and_free_buffers_until_it_is_over() -> None:
+def test_a_warning_frees_parked_states_ram_blocks_and_buffers() -> None:
     subject = Subject()
     subject.level = Pressure.WARNING
     subject.budget.tend(now=10.0)
@@ -79,7 +79,7 @@ def test_a_warning_gives_up_parked_states_blocks_in_ram_and_free_buffers_until_i
     assert subject.cleared == 1
 
 
-def test_at_the_critical_level_no_request_is_admitted_beside_a_running_one() -> None:
+def test_at_the_critical_level_one_request_runs_at_a_time() -> None:
     subject = Subject()
     subject.budget.follow(Pressure.CRITICAL)
     subject.submit("a")
@@ -92,7 +92,7 @@ def test_at_the_critical_level_no_request_is_admitted_beside_a_running_one() -> 
     assert [each.request_id for each in subject.scheduler.next_step().admitted] == ["b"]
 
 
-def test_a_paused_request_does_not_keep_others_out_at_the_critical_level() -> None:
+def test_a_paused_request_blocks_none_at_the_critical_level() -> None:
     subject = Subject()
     subject.submit("paused")
     assert subject.scheduler.next_step().admitted
@@ -113,7 +113,7 @@ def test_the_pressure_is_read_once_a_second_at_most() -> None:
     assert subject.budget.pressure is Pressure.CRITICAL
 
 
-def test_the_budget_shrinks_and_grows_with_the_models_beside_it() -> None:
+def test_the_budget_follows_the_other_loaded_models() -> None:
     subject = Subject()
     subject.budget.share(2_500_000)
     assert subject.scheduler.statistics().budget_bytes == 2_000_000
@@ -132,7 +132,7 @@ def test_a_request_accepted_under_a_larger_budget_still_runs() -> None:
     assert subject.scheduler.statistics().budget_bytes == 800_000
 
 
-def test_a_share_that_changes_under_pressure_counts_when_the_pressure_is_over() -> None:
+def test_a_share_changed_under_pressure_applies_afterwards() -> None:
     subject = Subject()
     subject.budget.follow(Pressure.WARNING)
     subject.budget.share(2_500_000)
@@ -154,7 +154,7 @@ def test_the_higher_of_both_pressures_applies() -> None:
     assert subject.cache.limits[-1] == (2 * MIB, None)
 
 
-def test_free_buffers_are_released_now_and_then_while_there_is_pressure() -> None:
+def test_free_buffers_are_released_regularly_under_pressure() -> None:
     subject = Subject()
     subject.budget.tend(now=1.0)
     subject.budget.press(Pressure.WARNING)
@@ -174,6 +174,6 @@ def test_levels_of_the_system_have_their_names(level: int, pressure: str) -> Non
     assert pressure_of(level) is Pressure[pressure]
 
 
-def test_a_system_tells_its_pressure_or_has_no_reader() -> None:
+def test_pressure_is_read_if_the_system_supports_it() -> None:
     read = pressure_reader()
     assert read is None or read() in Pressure

@@ -27,7 +27,7 @@ def test_a_worker_reports_ready_serves_and_closes_its_inbox() -> None:
     assert inbox.is_closed
 
 
-def test_a_model_at_fault_is_told_to_the_front() -> None:
+def test_a_models_fault_is_reported_to_the_front() -> None:
     def build(given: Inbox, progress: Progress) -> tuple[WorkerLoop, ModelInfo]:
         raise ModelLoadError("no weights")
 
@@ -37,7 +37,7 @@ def test_a_model_at_fault_is_told_to_the_front() -> None:
     assert inbox.is_closed
 
 
-def test_a_bug_while_loading_is_raised_and_the_inbox_closed() -> None:
+def test_a_bug_while_loading_is_raised_and_closes_the_inbox() -> None:
     def build(given: Inbox, progress: Progress) -> tuple[WorkerLoop, ModelInfo]:
         raise ZeroDivisionError
 
@@ -47,7 +47,7 @@ def test_a_bug_while_loading_is_raised_and_the_inbox_closed() -> None:
     assert inbox.is_closed
 
 
-def test_progress_is_told_per_stage_not_per_tensor() -> None:
+def test_progress_is_reported_per_stage_not_per_tensor() -> None:
     def build(given: Inbox, progress: Progress) -> tuple[WorkerLoop, ModelInfo]:
         for stage in ("reading", "probing"):
             for part in range(1001):
@@ -63,8 +63,8 @@ def test_progress_is_told_per_stage_not_per_tensor() -> None:
     assert len(told) < 50
 
 
-def test_the_process_imports_mlx_only_after_a_faster_blas_could_be_loaded() -> None:
-    """MLX takes the BLAS that is there when it is imported, which is chosen while loading."""
+def test_the_process_imports_mlx_after_choosing_a_blas() -> None:
+    """MLX uses the BLAS that is loaded when it is imported, which is chosen during the load."""
     code = "import sys, holdfast.worker.loop.process; print('mlx.core' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

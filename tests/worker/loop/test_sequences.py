@@ -1,4 +1,4 @@
-"""Exactly one Finished for each accepted request, and everything in its order."""
+"""Exactly one Finished for each accepted request, and all events in order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def a_ledger() -> Ledger:
     return Ledger(clock=lambda: float(next(seconds)))
 
 
-def test_a_request_is_accepted_started_and_finished_in_this_order() -> None:
+def test_a_request_is_accepted_started_and_finished_in_order() -> None:
     ledger = a_ledger()
     sequence = ledger.accept(request("a"))
     sequence.admit(now=1.0)
@@ -55,7 +55,7 @@ def test_a_sequence_cannot_be_finished_twice() -> None:
         ledger.finish(sequence, FinishReason.LENGTH)
 
 
-def test_an_id_that_is_used_again_is_another_sequence() -> None:
+def test_a_reused_id_is_another_sequence() -> None:
     ledger = a_ledger()
     first = ledger.accept(request("a"))
     ledger.finish(first, FinishReason.CANCELLED)
@@ -65,7 +65,7 @@ def test_an_id_that_is_used_again_is_another_sequence() -> None:
     assert ledger.find("a") is second
 
 
-def test_scores_come_once_before_the_first_token_or_with_the_end_when_nothing_is_drawn() -> None:
+def test_scores_come_once_before_the_first_token_or_the_end() -> None:
     ledger = a_ledger()
     scores = (TokenLogprob(2, -1.0),)
     drawn, drawless = (
@@ -94,7 +94,7 @@ def test_scores_come_once_before_the_first_token_or_with_the_end_when_nothing_is
         (WorkerUnavailable("it ends"), "shutting_down", ""),
     ],
 )
-def test_a_refusal_says_why_and_nothing_follows(refusal: Exception, kind: str, field: str) -> None:
+def test_a_refusal_has_its_reason_and_is_final(refusal: Exception, kind: str, field: str) -> None:
     ledger = a_ledger()
     ledger.reject(request("a"), refusal)  # type: ignore[arg-type]
     (rejected,) = ledger.take_outbox()
@@ -107,7 +107,7 @@ def test_a_refusal_says_why_and_nothing_follows(refusal: Exception, kind: str, f
     assert ledger.find("a") is None
 
 
-def test_only_what_lies_in_the_prompt_is_counted_as_read() -> None:
+def test_only_tokens_of_the_prompt_count_as_read() -> None:
     ledger = a_ledger()
     sequence = ledger.accept(request("a", 1, 2, 3, 4))
     for start, tokens in ((0, 3), (3, 1), (4, 1), (2, 5)):
@@ -121,7 +121,7 @@ def test_only_what_lies_in_the_prompt_is_counted_as_read() -> None:
         max_size=60,
     )
 )
-def test_whatever_happens_each_accepted_request_has_one_end_and_nothing_after_it(
+def test_each_accepted_request_has_exactly_one_end(
     steps: list[tuple[int, object]],
 ) -> None:
     ledger = a_ledger()
@@ -153,7 +153,7 @@ def test_whatever_happens_each_accepted_request_has_one_end_and_nothing_after_it
     assert sum(ledger.counters.finished.values()) == accepted
 
 
-def test_how_far_a_long_prompt_is_read_is_told_now_and_then_and_never_at_its_end() -> None:
+def test_prefill_progress_is_reported_sometimes_but_not_at_the_end() -> None:
     now = 0.0
     ledger = Ledger(clock=lambda: now)
     sequence = ledger.accept(request("a", *range(1000)))

@@ -9,7 +9,7 @@ from holdfast.worker.loop.sequences import Ending, ending
 tokens = st.lists(st.integers(0, 9), max_size=8)
 
 
-def test_a_token_that_is_neither_last_nor_a_stop_goes_on() -> None:
+def test_a_token_that_is_neither_last_nor_a_stop_continues() -> None:
     assert ending([5], stop_token_ids={2}, generated_before=0, max_tokens=2) == Ending(1, None)
 
 
@@ -25,7 +25,7 @@ def test_the_last_allowed_token_ends_by_length() -> None:
     )
 
 
-def test_a_stop_token_in_the_last_allowed_place_is_a_stop() -> None:
+def test_a_stop_token_in_the_last_place_is_a_stop() -> None:
     assert ending([2], stop_token_ids={2}, generated_before=8, max_tokens=9) == Ending(
         1, FinishReason.STOP
     )
@@ -37,13 +37,13 @@ def test_tokens_after_a_stop_token_are_dropped() -> None:
     )
 
 
-def test_a_stop_token_beyond_the_allowed_length_is_not_seen() -> None:
+def test_a_stop_token_beyond_the_allowed_length_is_ignored() -> None:
     assert ending([5, 6, 2], stop_token_ids={2}, generated_before=0, max_tokens=2) == Ending(
         2, FinishReason.LENGTH
     )
 
 
-def test_nothing_allowed_counts_nothing() -> None:
+def test_a_limit_of_zero_counts_nothing() -> None:
     assert ending([5], stop_token_ids=frozenset(), generated_before=0, max_tokens=0) == Ending(
         0, FinishReason.LENGTH
     )
@@ -52,7 +52,7 @@ def test_nothing_allowed_counts_nothing() -> None:
     )
 
 
-def test_nothing_drawn_goes_on() -> None:
+def test_an_empty_draw_continues() -> None:
     assert ending([], stop_token_ids={2}, generated_before=0, max_tokens=4) == Ending(0, None)
 
 
@@ -62,7 +62,7 @@ def test_nothing_drawn_goes_on() -> None:
     before=st.integers(0, 5),
     allowed=st.integers(1, 12),
 )
-def test_several_at_once_end_where_one_by_one_would(
+def test_tokens_together_end_where_single_ones_would(
     drawn: list[int], stops: frozenset[int], before: int, allowed: int
 ) -> None:
     counted, reason = 0, None

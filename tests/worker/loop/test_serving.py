@@ -1,6 +1,4 @@
-"""Building the loop over a real model: the served files are of one version, the one of the
-fingerprint.
-"""
+"""Building the loop over a real model: the served files are of the fingerprint's version."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fingerprints(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Those of the memories that were opened."""
+    """The opened caches."""
     opened: list[str] = []
     real = serving.open_cache
 
@@ -75,7 +73,7 @@ def build(
 
 
 def changing(monkeypatch: pytest.MonkeyPatch, change: Callable[[int], None]) -> list[int]:
-    """Have `change` called after each load, with its number."""
+    """Call `change` after each load, with its number."""
     loads: list[int] = []
     real = serving.load_model
 
@@ -89,7 +87,7 @@ def changing(monkeypatch: pytest.MonkeyPatch, change: Callable[[int], None]) -> 
     return loads
 
 
-def test_a_model_that_is_changed_while_it_is_loaded_is_loaded_again(
+def test_a_model_changed_during_loading_is_loaded_again(
     folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -110,7 +108,7 @@ def test_a_model_that_is_changed_while_it_is_loaded_is_loaded_again(
     assert len(set(fingerprints)) == 1
 
 
-def test_a_model_that_is_changed_all_the_time_is_given_up(
+def test_a_model_that_keeps_changing_is_given_up(
     folder: Path, monkeypatch: pytest.MonkeyPatch, fingerprints: list[str]
 ) -> None:
     loads = changing(monkeypatch, lambda number: (folder / "config.json").touch())
@@ -122,7 +120,7 @@ def test_a_model_that_is_changed_all_the_time_is_given_up(
     assert fingerprints == []
 
 
-def test_the_worker_and_the_measuring_process_name_a_model_alike(
+def test_worker_and_measuring_process_agree_on_the_fingerprint(
     folder: Path, tmp_path: Path
 ) -> None:
     def measured() -> str:
@@ -143,9 +141,7 @@ NATIVE_BYTES = 2048  # of a token
 @pytest.mark.parametrize(
     ("kv_bits", "shown"), [("auto", "8"), ("native", "native"), ("8", "8"), ("4", "4")]
 )
-def test_with_auto_the_context_is_what_fits_in_8_bits(
-    tmp_path: Path, kv_bits: Any, shown: str
-) -> None:
+def test_the_context_of_auto_is_that_of_8_bits(tmp_path: Path, kv_bits: Any, shown: str) -> None:
     folder = write_tiny(tmp_path / "model", "llama", changes=WIDE)
     budget = 3000 * NATIVE_BYTES
     info = build(folder, model=ModelSettings(kv_bits=kv_bits, memory_bytes=budget))
@@ -157,7 +153,7 @@ def test_with_auto_the_context_is_what_fits_in_8_bits(
     assert set(plenty.context_tokens_by_bits.values()) == {16_384}
 
 
-def test_without_quantization_the_context_of_auto_is_the_native_one(tmp_path: Path) -> None:
+def test_without_quantization_the_context_of_auto_is_native(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "model", "llama", changes={**WIDE, "head_dim": 24})
     info = build(folder, model=ModelSettings(kv_bits="auto", memory_bytes=4_000_000))
     assert info.kv_bits_refused["8"]
@@ -194,20 +190,20 @@ def with_draft(folder: Path, draft: Path, speculation: str) -> ModelInfo:
     )
 
 
-def test_the_weights_and_states_of_a_draft_model_are_counted(tmp_path: Path) -> None:
+def test_a_draft_models_weights_and_states_are_counted(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "wide", "llama", changes=WIDE)
     draft = write_tiny(tmp_path / "draft", "llama", seed=1, changes=WIDE)
     alone = build(folder, model=ModelSettings(speculation="off", memory_bytes=1 << 22))
     pair = with_draft(folder, draft, speculation="draft")
     assert (alone.draft_model, alone.draft_weight_bytes) == ("", 0)
     assert (pair.draft_model, pair.draft_weight_bytes) == ("draft", pair.weight_bytes)
-    # a draft model of the same size: half as many tokens fit
+    # a draft model of equal size halves the tokens that fit
     native = [info.context_tokens_by_bits["native"] for info in (pair, alone)]
     assert abs(native[0] - native[1] // 2) <= 256
 
 
 @pytest.mark.parametrize(("speculation", "is_loaded"), [("auto", False), ("draft", True)])
-def test_a_draft_model_that_was_found_is_not_loaded_if_memory_is_short(
+def test_a_discovered_draft_model_is_not_loaded_if_memory_is_short(
     speculation: str, is_loaded: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draft = write_tiny(tmp_path / "draft", "llama", seed=1)
@@ -216,7 +212,7 @@ def test_a_draft_model_that_was_found_is_not_loaded_if_memory_is_short(
     assert bool(with_draft(folder, draft, speculation).draft_model) == is_loaded
 
 
-def test_a_draft_model_that_was_found_but_cannot_be_loaded_is_left_out(
+def test_a_discovered_draft_model_that_cannot_load_is_left_out(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     draft = write_tiny(tmp_path / "draft", "llama", seed=1)
@@ -228,7 +224,7 @@ def test_a_draft_model_that_was_found_but_cannot_be_loaded_is_left_out(
         with_draft(folder, draft, "draft")
 
 
-def test_the_weights_of_a_draft_model_that_fails_are_freed_while_the_model_goes_on(
+def test_a_failing_draft_models_weights_are_freed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_tiny(tmp_path / "model", "llama")
@@ -246,7 +242,7 @@ def test_the_weights_of_a_draft_model_that_fails_are_freed_while_the_model_goes_
 
     monkeypatch.setattr(serving, "load_model", load)
     monkeypatch.setattr(DraftModel, "keep_only", failing)
-    # pytest keeps what is logged, with the frames of the exception
+    # pytest keeps logged records with the frames of the exception
     monkeypatch.setattr(logging.getLogger("holdfast"), "propagate", False)
     are_there: list[list[bool]] = []
     inbox = ScriptInbox(

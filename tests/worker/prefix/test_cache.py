@@ -1,5 +1,5 @@
-"""Blocks on disk that pass their checksum and are none of this model's: never used, dropped, and
-read again.
+"""Blocks on disk with a right checksum that do not fit the model are never used, but dropped and
+prefilled again.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ CASES: list[Any] = [
 
 
 @pytest.mark.parametrize(("name", "kind", "forge"), CASES)
-def test_a_stored_block_that_does_not_fit_the_model_is_dropped_and_its_tokens_are_read(
+def test_stored_blocks_of_other_shapes_are_dropped(
     name: str, kind: str, forge: Change, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = greedy("a", prompt(40))
@@ -80,7 +80,7 @@ def test_a_stored_block_that_does_not_fit_the_model_is_dropped_and_its_tokens_ar
 def test_stored_blocks_have_the_measured_form_at_any_length(
     name: str,
 ) -> None:
-    """Else it would be refused as another model's."""
+    """Otherwise, it would be refused as another model's."""
     subject = worker(name)
     for tokens in (1, 2, 9, 40):
         request = greedy("a", prompt(tokens))
@@ -114,7 +114,7 @@ def sequence_of(engine: Engine) -> bytes:
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_one_value_that_is_not_finite_is_seen(dtype: mx.Dtype, value: float) -> None:
+def test_one_non_finite_value_is_detected(dtype: mx.Dtype, value: float) -> None:
     keys = mx.random.normal((1, 2, 9, 16)).astype(dtype)
     values = mx.random.normal((1, 2, 9, 16)).astype(dtype)
     run = KVBlock(start=0, tokens=9, arrays=(keys, values))
@@ -128,7 +128,7 @@ def test_one_value_that_is_not_finite_is_seen(dtype: mx.Dtype, value: float) -> 
 
 
 @pytest.mark.parametrize("known", [200, 400])
-def test_a_quantized_block_that_is_longer_than_its_chain_is_not_stored(known: int) -> None:
+def test_a_quantized_block_longer_than_its_chain_is_not_stored(known: int) -> None:
     """No sequence could continue within it."""
     made = wide_worker("llama", kv_bits="8")
     chain = prompt(512)

@@ -1,4 +1,4 @@
-"""Conversations on disk while reads fail: no intact file is lost, whatever the error."""
+"""Conversations on disk during read errors: no intact file is lost."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_file_that_stays_unreadable_is_replaced(
 
 
 @pytest.mark.parametrize("is_found_at_the_start", [False, True])
-def test_a_damaged_block_costs_one_block_and_what_follows_it_is_used_again(
+def test_a_damaged_block_costs_only_itself(
     sound: tuple[Path, list[list[int]]], folder: Path, is_found_at_the_start: bool
 ) -> None:
     before = files(folder)
@@ -116,7 +116,7 @@ def test_a_damaged_block_costs_one_block_and_what_follows_it_is_used_again(
     check_all_is_used_again(folder, sound[1])
 
 
-def test_a_pinned_session_keeps_its_files_and_says_whether_it_is_whole(tmp_path: Path) -> None:
+def test_a_pinned_session_keeps_its_files_and_reports_its_state(tmp_path: Path) -> None:
     folder = tmp_path / "s"
     serve(
         worker(folder=folder),
@@ -168,7 +168,7 @@ def test_failed_reads_during_maintenance_delete_and_quarantine_nothing(
     check_all_is_used_again(folder, sound[1])
 
 
-def test_the_fake_disk_fails_only_where_it_is_told_to(tmp_path: Path) -> None:
+def test_the_fake_disk_fails_only_where_told(tmp_path: Path) -> None:
     with failing_disk(tmp_path) as disk:
         disk.fail("open", errno.EIO, times=1)
         with pytest.raises(OSError, match="Input/output"):

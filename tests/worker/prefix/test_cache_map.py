@@ -74,7 +74,7 @@ def test_each_part_says_where_its_tokens_are() -> None:
     index = library(budget=8, disk=disk)
     read_chain(index, HEAD, disk=disk)
     index.disk_changed(stored=disk.write().stored)
-    read_chain(index, [*HEAD, 9, 9, 9, 9], disk=disk)  # there is no room in RAM
+    read_chain(index, [*HEAD, 9, 9, 9, 9], disk=disk)  # RAM is full
     (part,) = shown(index).parts
     assert (part.live_tokens, part.ram_tokens, part.disk_tokens) == (0, 8, 4)
     assert (part.tokens, part.saved_tokens) == (12, 12)
@@ -88,7 +88,7 @@ def test_the_bytes_of_saved_states_count() -> None:
     assert part.bytes == 108
 
 
-def test_each_part_names_the_sessions_that_use_it_the_last_used_first() -> None:
+def test_each_part_names_its_sessions_by_last_use() -> None:
     index = library()
     one, other = [*HEAD, 10, 11], [*HEAD, 20, 21]
     read_chain(index, one)
@@ -98,7 +98,7 @@ def test_each_part_names_the_sessions_that_use_it_the_last_used_first() -> None:
     assert [part.session_count for part in found.parts] == [2, 1, 1]
 
 
-def test_names_of_sessions_are_limited_but_all_are_counted() -> None:
+def test_session_names_are_limited_but_all_are_counted() -> None:
     index = library()
     read_chain(index, HEAD)
     (part,) = shown(index, *(user(index, str(number), HEAD) for number in range(9))).parts
@@ -120,7 +120,7 @@ def test_a_tenant_sees_only_its_own_trees() -> None:
     ]
 
 
-def test_of_many_branches_the_largest_are_listed_and_the_others_counted() -> None:
+def test_the_largest_branches_are_listed_and_the_others_counted() -> None:
     index = library()
     for branch in range(MOST_PARTS + 20):
         read_chain(index, [*HEAD, 100 + branch, *range(2 + branch % 7)])
@@ -133,7 +133,7 @@ def test_of_many_branches_the_largest_are_listed_and_the_others_counted() -> Non
     assert len(msgspec.json.encode(found)) < 100_000
 
 
-def test_a_cache_with_very_many_blocks_is_visited_in_part() -> None:
+def test_a_very_large_cache_is_visited_partially() -> None:
     index = library()
     cursor = index.cursor()
     for token in range(MOST_BLOCKS + 10):
@@ -152,7 +152,7 @@ def of_tenants(count: int) -> PrefixIndex:
 
 
 def lines_run(index: PrefixIndex, *, limit: int) -> int:
-    """How many lines of the module an admin's question takes; more than the limit fail."""
+    """The lines of the module executed for an admin's question; more than the limit fail."""
     code = cache_map.__code__.co_filename
     lines = 0
 
@@ -173,12 +173,12 @@ def lines_run(index: PrefixIndex, *, limit: int) -> int:
     return lines
 
 
-def test_the_work_grows_no_faster_than_the_number_of_tenants() -> None:
+def test_the_work_grows_linearly_with_the_tenants() -> None:
     few = lines_run(of_tenants(1000), limit=10**6)
     assert lines_run(of_tenants(10_000), limit=11 * few)
 
 
-def test_of_very_many_trees_some_are_listed_and_the_others_counted() -> None:
+def test_of_very_many_trees_some_are_listed_and_others_counted() -> None:
     index = of_tenants(MOST_PARTS + 60)
     read_chain(index, [*HEAD, 9, 9], tenant="mine")
     found = shown(index, tenant="mine", sees_all=True)
@@ -190,7 +190,7 @@ def test_of_very_many_trees_some_are_listed_and_the_others_counted() -> None:
     assert [part.tokens for part in own] == [10]
 
 
-def test_a_tree_without_a_listed_part_is_listed_if_there_is_room() -> None:
+def test_a_tree_without_a_listed_part_is_listed_if_possible() -> None:
     index = library()
     for branch in range(MOST_PARTS + 20):
         read_chain(index, [*HEAD, 100 + branch, 1, 1, 1])
@@ -218,7 +218,7 @@ class Maker:
         return CacheMap(call_id=question.call_id, blocks=self.made)
 
 
-def test_a_question_that_is_repeated_within_a_moment_gets_the_same_map() -> None:
+def test_a_question_repeated_immediately_gets_the_same_map() -> None:
     now, make = 100.0, Maker()
     recent = RecentMaps(clock=lambda: now)
     for call_id in ("a", "b"):
@@ -228,7 +228,7 @@ def test_a_question_that_is_repeated_within_a_moment_gets_the_same_map() -> None
     assert recent.answer(CacheMapQuestion(tenant="t"), make).blocks == 2
 
 
-def test_a_map_is_reused_only_for_those_who_may_see_it() -> None:
+def test_a_map_is_reused_only_for_permitted_callers() -> None:
     make = Maker()
     recent = RecentMaps(clock=lambda: 0.0)
     questions = [
@@ -239,7 +239,7 @@ def test_a_map_is_reused_only_for_those_who_may_see_it() -> None:
     assert [recent.answer(question, make).blocks for question in questions] == [1, 2, 3]
 
 
-def test_few_maps_are_kept_however_many_tenants_ask() -> None:
+def test_the_number_of_kept_maps_is_limited() -> None:
     make = Maker()
     recent = RecentMaps(clock=lambda: 0.0)
     for tenant in range(MOST_KEPT + 1):

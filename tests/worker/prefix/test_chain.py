@@ -18,11 +18,11 @@ from tests.fakes.chains import store_chain
 ROOT = root_key("model")
 
 
-def test_a_block_of_a_chain_starts_as_many_tokens_before_its_end_as_it_has() -> None:
+def test_a_blocks_start_is_its_end_minus_its_tokens() -> None:
     assert ChainBlock(b"a", 5, 7).start == 2
 
 
-def test_branches_are_serialized_under_the_names_that_session_records_have() -> None:
+def test_branches_are_serialized_with_the_names_of_session_records() -> None:
     branch = Branch(blocks=(ChainBlock(b"a", 2, 2),), states=(ChainState(b"s", 2),))
     encoded = msgspec.msgpack.encode(branch)
     assert msgspec.msgpack.decode(encoded) == {
@@ -33,7 +33,7 @@ def test_branches_are_serialized_under_the_names_that_session_records_have() -> 
     assert msgspec.msgpack.decode(encoded, type=Branch) == branch
 
 
-def test_a_cursor_without_a_node_stands_at_the_root() -> None:
+def test_a_cursor_without_a_node_is_at_the_root() -> None:
     cursor = Cursor(ROOT)
     assert (cursor.position, cursor.parent_key, cursor.parent_tokens) == (0, ROOT, 0)
     assert cursor.back_at(0).position == 0
@@ -45,7 +45,7 @@ def test_a_cursor_without_a_node_stands_at_the_root() -> None:
     st.integers(1, 6),
     st.data(),
 )
-def test_a_cursor_that_moves_back_equals_one_that_walked_there(
+def test_a_cursor_moved_back_equals_one_that_walked_there(
     chain: list[int], other: list[int], block_tokens: int, data: st.DataObject
 ) -> None:
     tree = PrefixTree()

@@ -31,18 +31,18 @@ def test_invalid_token_ids_are_refused(token_ids: list[int]) -> None:
 
 
 @given(first=st.tuples(st.text(), st.text()), second=st.tuples(st.text(), st.text()))
-def test_models_and_tenants_have_roots_of_their_own(
+def test_models_and_tenants_have_different_roots(
     first: tuple[str, str], second: tuple[str, str]
 ) -> None:
     assert (root_key(*first) == root_key(*second)) == (first == second)
 
 
-def test_a_letter_cannot_move_from_the_fingerprint_into_the_salt() -> None:
+def test_fingerprint_and_salt_are_separated_unambiguously() -> None:
     assert root_key("ab", "c") != root_key("a", "bc")
 
 
 @given(first=steps, second=steps)
-def test_a_key_depends_on_everything(
+def test_a_key_depends_on_all_its_inputs(
     first: tuple[int, list[int], BlockKind], second: tuple[int, list[int], BlockKind]
 ) -> None:
     root = root_key("m")

@@ -10,7 +10,7 @@ from holdfast.worker.prefix.in_flight import InFlightPrefill, InFlightPrefills
 CHAIN = [*range(100)]
 
 
-def test_a_second_request_waits_for_what_both_begin_with() -> None:
+def test_a_second_request_waits_for_the_common_prefix() -> None:
     prefills = InFlightPrefills()
     assert prefills.ahead_of(pack_tokens(CHAIN), 0) is None
     prefills.announce("first", pack_tokens(CHAIN))
@@ -25,7 +25,7 @@ def test_a_second_request_waits_for_what_both_begin_with() -> None:
     assert prefills.progress("nobody", 64) == ()
 
 
-def test_a_reader_that_stops_frees_who_waits_for_it() -> None:
+def test_a_reader_that_stops_frees_its_waiters() -> None:
     prefills = InFlightPrefills()
     prefills.announce("first", pack_tokens(CHAIN))
     for waiter in ("second", "third"):
@@ -38,7 +38,7 @@ def test_a_reader_that_stops_frees_who_waits_for_it() -> None:
     assert (prefills.waiting, prefills.waits) == (0, 2)
 
 
-def test_no_request_waits_for_a_slower_reader_or_for_evicted_blocks() -> None:
+def test_no_request_waits_for_a_slower_reader_or_evicted_blocks() -> None:
     prefills = InFlightPrefills()
     prefills.announce("slow", pack_tokens(CHAIN))
     prefills.progress("slow", 10)
@@ -49,7 +49,7 @@ def test_no_request_waits_for_a_slower_reader_or_for_evicted_blocks() -> None:
     )
 
 
-def test_the_reader_that_shares_most_is_chosen_and_of_equals_the_furthest() -> None:
+def test_the_reader_with_the_longest_common_prefix_is_chosen() -> None:
     prefills = InFlightPrefills()
     prefills.announce("a little", pack_tokens(CHAIN[:30]), have=20)
     prefills.announce("all", pack_tokens(CHAIN))
@@ -61,7 +61,7 @@ def test_the_reader_that_shares_most_is_chosen_and_of_equals_the_furthest() -> N
     assert prefills.ahead_of(pack_tokens(CHAIN), 0) == InFlightPrefill("a little", 30)
 
 
-def test_a_model_that_resumes_at_boundaries_waits_for_one_that_both_share() -> None:
+def test_a_model_with_boundaries_waits_only_for_a_shared_one() -> None:
     prefills = InFlightPrefills()
     prefills.announce("first", pack_tokens(CHAIN), boundaries=[80, 16, 48])
     assert prefills.ahead_of(pack_tokens([*CHAIN[:60], 7]), 0) == InFlightPrefill("first", 48)
@@ -101,7 +101,7 @@ def test_the_choice_agrees_with_a_linear_scan(
 
 
 class InFlightStates(RuleBasedStateMachine):
-    """Requests as a worker drives them. Whatever happens, all of them get read in the end."""
+    """Requests as in a worker. All of them are prefilled in the end."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ def library(*, budget: int = 1000, disk: FakeDisk | None = None) -> PrefixIndex:
     return PrefixIndex(fingerprint="model", ram_budget_bytes=budget, disk=disk)
 
 
-def test_stored_tokens_are_planned_exactly_and_the_rest_is_explained() -> None:
+def test_stored_tokens_are_planned_exactly_and_misses_explained() -> None:
     memory = library()
     assert plan_of(memory, CHAIN).shortfall == Shortfall(CacheOutcome.NOTHING_STORED)
     first, second = read_chain(memory, CHAIN)
@@ -62,7 +62,7 @@ def test_tenants_share_nothing() -> None:
     assert memory.figures().tenants == 2
 
 
-def test_a_model_with_states_is_resumed_at_the_last_boundary_within_the_limit() -> None:
+def test_a_model_with_states_resumes_at_the_last_boundary() -> None:
     memory = library()
     first, _ = read_chain(memory, CHAIN)
     assert plan_of(memory, CHAIN, anywhere=False).shortfall == Shortfall(
@@ -108,7 +108,7 @@ def test_stored_blocks_are_not_stored_again() -> None:
     memory.check_invariants()
 
 
-def test_a_cursor_moves_along_the_stored_chain_and_not_beyond_its_end() -> None:
+def test_a_cursor_follows_the_stored_chain_to_its_end() -> None:
     memory = library()
     read_chain(memory, CHAIN)
     cursor = memory.cursor()
@@ -117,7 +117,7 @@ def test_a_cursor_moves_along_the_stored_chain_and_not_beyond_its_end() -> None:
         assert cursor.position == position
 
 
-def test_a_cursor_whose_block_was_evicted_finds_its_place_by_a_walk_from_the_root() -> None:
+def test_a_cursor_on_an_evicted_block_is_relocated_from_the_root() -> None:
     memory = library(budget=8)
     first, second = read_chain(memory, CHAIN)
     cursor = stored(memory, CHAIN)
@@ -139,7 +139,7 @@ def test_a_shared_prefix_costs_its_bytes_once() -> None:
     assert memory.figures().ram_bytes == 106
 
 
-def test_without_a_disk_the_least_recently_used_is_gone_and_the_miss_says_so() -> None:
+def test_without_a_disk_evicted_blocks_are_lost_and_reported() -> None:
     memory = library(budget=12)
     read_chain(memory, CHAIN)
     memory.accept(plan_of(memory, CHAIN[:4]))
@@ -153,7 +153,7 @@ def test_without_a_disk_the_least_recently_used_is_gone_and_the_miss_says_so() -
     memory.check_invariants()
 
 
-def test_a_lost_state_is_named_as_the_reason() -> None:
+def test_a_lost_state_is_given_as_the_reason() -> None:
     memory = library(budget=16)
     read_chain(memory, CHAIN)
     keep_checkpoint(memory, CHAIN[:2])
@@ -164,7 +164,7 @@ def test_a_lost_state_is_named_as_the_reason() -> None:
     assert plan_of(memory, CHAIN, anywhere=False).shortfall == Shortfall(CacheOutcome.EVICTED, 4)
 
 
-def test_a_block_never_pushes_out_what_stands_before_it() -> None:
+def test_a_block_never_evicts_its_ancestors() -> None:
     memory = library(budget=8)
     assert len(read_chain(memory, [*range(20)])) == 2
     assert plan_of(memory, [*range(20)]).tokens == 8
@@ -180,7 +180,7 @@ def test_held_blocks_are_not_evicted() -> None:
     assert plan_of(memory, CHAIN).tokens == 4
 
 
-def test_blocks_evicted_from_ram_are_planned_from_disk_and_restored() -> None:
+def test_blocks_evicted_from_ram_are_restored_from_disk() -> None:
     disk = FakeDisk()
     memory = library(budget=8, disk=disk)
     first, second = read_chain(memory, CHAIN, disk=disk)
@@ -202,7 +202,7 @@ def test_blocks_evicted_from_ram_are_planned_from_disk_and_restored() -> None:
     memory.check_invariants()
 
 
-def test_a_disk_takes_what_ram_has_no_room_for() -> None:
+def test_the_disk_takes_blocks_that_do_not_fit_into_ram() -> None:
     disk = FakeDisk()
     memory = library(budget=4, disk=disk)
     read_chain(memory, CHAIN, disk=disk)
@@ -212,7 +212,7 @@ def test_a_disk_takes_what_ram_has_no_room_for() -> None:
     ]
 
 
-def test_a_new_library_finds_what_another_one_stored() -> None:
+def test_a_new_library_finds_blocks_of_another() -> None:
     disk = FakeDisk()
     memory = library(disk=disk)
     read_chain(memory, CHAIN, disk=disk)
@@ -231,7 +231,7 @@ def test_a_new_library_finds_what_another_one_stored() -> None:
     after.check_invariants()
 
 
-def test_blocks_that_the_disk_loses_stay_in_ram_and_are_offered_again() -> None:
+def test_blocks_lost_by_the_disk_are_offered_again() -> None:
     disk = FakeDisk()
     memory = library(disk=disk)
     first, second = read_chain(memory, CHAIN, disk=disk)
@@ -253,7 +253,7 @@ def test_blocks_that_the_disk_loses_stay_in_ram_and_are_offered_again() -> None:
     memory.check_invariants()
 
 
-def test_a_block_that_the_disk_refused_may_be_evicted_unless_a_descendant_is_held() -> None:
+def test_a_refused_block_may_be_evicted_unless_a_descendant_is_held() -> None:
     disk = FakeDisk()
     memory = library(budget=4, disk=disk)
     first, second = read_chain(memory, CHAIN, disk=disk)
@@ -272,7 +272,7 @@ def test_a_block_that_the_disk_refused_may_be_evicted_unless_a_descendant_is_hel
     assert second.key in disk.kept, "useful again once the first is stored again"
 
 
-def test_an_unreadable_copy_on_disk_costs_nothing_while_ram_has_it_too() -> None:
+def test_an_unreadable_disk_copy_costs_nothing_if_ram_has_it() -> None:
     disk = FakeDisk()
     memory = library(budget=4, disk=disk)
     first, second = read_chain(memory, CHAIN, disk=disk)
@@ -285,7 +285,7 @@ def test_an_unreadable_copy_on_disk_costs_nothing_while_ram_has_it_too() -> None
     memory.check_invariants()
 
 
-def test_a_block_that_neither_tier_has_ends_reuse_until_it_is_stored_again() -> None:
+def test_a_block_missing_from_both_tiers_ends_reuse() -> None:
     disk = FakeDisk()
     memory = library(budget=8, disk=disk)
     keys = [addition.key for addition in read_chain(memory, [*range(16)], disk=disk)]
@@ -304,7 +304,7 @@ def test_a_block_that_neither_tier_has_ends_reuse_until_it_is_stored_again() -> 
     assert len(read_chain(memory, [*range(16)], disk=disk)) == 4
 
 
-def test_a_missing_block_goes_with_the_last_block_that_follows_it() -> None:
+def test_a_missing_block_is_removed_with_its_last_descendant() -> None:
     disk = FakeDisk()
     memory = library(budget=0, disk=disk)
     keys = [addition.key for addition in read_chain(memory, [*range(16)], disk=disk)]
@@ -320,7 +320,7 @@ def test_a_missing_block_goes_with_the_last_block_that_follows_it() -> None:
     memory.check_invariants()
 
 
-def test_a_copy_on_disk_that_could_not_be_read_is_planned_again_and_offered_anew() -> None:
+def test_an_unreadable_disk_copy_is_planned_and_offered_again() -> None:
     disk = FakeDisk()
     memory = library(budget=0, disk=disk)
     first, second = read_chain(memory, CHAIN, disk=disk)
@@ -334,7 +334,7 @@ def test_a_copy_on_disk_that_could_not_be_read_is_planned_again_and_offered_anew
     memory.check_invariants()
 
 
-def test_forgetting_held_blocks_or_blocks_being_saved_leaves_no_holds() -> None:
+def test_forgetting_held_or_saving_blocks_leaves_no_holds() -> None:
     disk = FakeDisk()
     memory = library(disk=disk)
     first, _ = read_chain(memory, CHAIN, disk=disk)
@@ -348,7 +348,7 @@ def test_forgetting_held_blocks_or_blocks_being_saved_leaves_no_holds() -> None:
     assert plan_of(memory, CHAIN).shortfall == Shortfall(CacheOutcome.FORGOTTEN, 8)
 
 
-def test_a_block_forgotten_while_it_is_saved_can_be_evicted_when_it_is_stored_again() -> None:
+def test_blocks_forgotten_while_saving_can_be_evicted_later() -> None:
     disk = FakeDisk()
     memory = library(budget=4, disk=disk)
     (first,) = read_chain(memory, CHAIN[:4], disk=disk)
@@ -359,7 +359,7 @@ def test_a_block_forgotten_while_it_is_saved_can_be_evicted_when_it_is_stored_ag
     assert memory.residence(first.key) is Residence.DISK
 
 
-def test_of_what_was_forgotten_after_it_was_planned_nothing_is_whole() -> None:
+def test_blocks_forgotten_after_planning_are_not_whole() -> None:
     memory = library()
     first, second = read_chain(memory, CHAIN)
     plan = plan_of(memory, CHAIN)
@@ -368,7 +368,7 @@ def test_of_what_was_forgotten_after_it_was_planned_nothing_is_whole() -> None:
     assert memory.whole(plan.blocks) == [first.key]
 
 
-def test_unreadable_blocks_are_not_planned_even_while_they_are_saved() -> None:
+def test_unreadable_blocks_are_not_planned_even_while_saving() -> None:
     disk = FakeDisk()
     memory = library(budget=4, disk=disk)
     first, second = read_chain(memory, CHAIN, disk=disk)
@@ -378,7 +378,7 @@ def test_unreadable_blocks_are_not_planned_even_while_they_are_saved() -> None:
     memory.check_invariants()
 
 
-def test_late_news_of_a_removal_does_not_affect_a_block_that_is_stored_again() -> None:
+def test_late_removal_news_does_not_affect_a_block_stored_again() -> None:
     disk = FakeDisk()
     memory = library(budget=0, disk=disk)
     first, second = read_chain(memory, CHAIN, disk=disk)
@@ -394,7 +394,7 @@ def test_late_news_of_a_removal_does_not_affect_a_block_that_is_stored_again() -
     assert memory.disk_changed(lost=disk.drop([second.key]).lost) == (second.key,)
 
 
-def test_figures_say_what_is_kept_and_nothing_of_a_store() -> None:
+def test_figures_count_blocks_without_a_store() -> None:
     memory = library(budget=12)
     read_chain(memory, CHAIN)
     read_chain(memory, [9] * 8)
@@ -403,7 +403,7 @@ def test_figures_say_what_is_kept_and_nothing_of_a_store() -> None:
     assert (figures.ram_evicted_blocks, figures.tenants, figures.store) == (1, 1, None)
 
 
-def test_a_smaller_budget_evicts_unheld_blocks_at_once_and_a_larger_one_accepts_more() -> None:
+def test_a_smaller_budget_evicts_unheld_blocks_immediately() -> None:
     memory = library()
     first, second = read_chain(memory, CHAIN)
     with memory.hold((first.key,)):
@@ -417,7 +417,7 @@ def test_a_smaller_budget_evicts_unheld_blocks_at_once_and_a_larger_one_accepts_
     assert plan_of(memory, CHAIN).tokens == 8
 
 
-def test_blocks_that_are_also_on_disk_are_not_forgotten_when_the_budget_shrinks() -> None:
+def test_blocks_also_on_disk_survive_a_smaller_budget() -> None:
     disk = FakeDisk()
     memory = library(disk=disk)
     blocks = read_chain(memory, CHAIN)
@@ -427,7 +427,7 @@ def test_blocks_that_are_also_on_disk_are_not_forgotten_when_the_budget_shrinks(
     assert {memory.residence(block.key) for block in blocks} == {Residence.DISK}
 
 
-def test_blocks_that_were_held_when_the_budget_was_lowered_are_evicted_later() -> None:
+def test_blocks_held_during_a_budget_cut_are_evicted_later() -> None:
     memory = library()
     blocks = read_chain(memory, CHAIN)
     with memory.hold([blocks[-1].key]):

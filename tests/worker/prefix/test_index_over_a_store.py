@@ -1,4 +1,6 @@
-"""The index over a real store: the payloads are the tokens themselves, so that a wrong one is seen."""
+"""The index over a real store: the payloads are the tokens themselves, so that a wrong one is
+detected.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def read_chain(index: PrefixIndex, store: BlockStore, chain: list[int], tenant: 
 def restored_tokens(
     library: PrefixIndex, store: BlockStore, chain: list[int], tenant: str
 ) -> bytes:
-    """What a sequence that begins with the chain restores, all of it from disk."""
+    """Payloads restored for a sequence that begins with the chain, all from disk."""
     plan = plan_of(library, chain, tenant=tenant)
     assert plan.to_read == plan.keys
     tokens = b""
@@ -72,7 +74,7 @@ def test_another_process_restores_every_branch_of_every_tenant(tmp_path: Path) -
         assert plan_of(library, chains[0][0], tenant="nobody").tokens == 0
 
 
-def test_two_processes_that_cut_one_chain_differently_leave_a_store_that_a_third_restores_from(
+def test_chains_cut_differently_by_two_processes_are_restored(
     tmp_path: Path,
 ) -> None:
     chain = [*range(1000)]
@@ -93,7 +95,7 @@ def test_two_processes_that_cut_one_chain_differently_leave_a_store_that_a_third
             assert restored_tokens(library, store, wanted, "") == pack_tokens(wanted)
 
 
-def test_a_damaged_block_is_prefilled_again_and_what_follows_it_is_used_again(
+def test_a_damaged_block_is_prefilled_again_and_its_descendants_reused(
     tmp_path: Path,
 ) -> None:
     chain = [*range(1024)]

@@ -1,6 +1,4 @@
-"""The index under everything that can happen to it, against a list of all runs that were ever given
-to it.
-"""
+"""The index under all possible events, compared with a list of all inserted runs."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ picks = st.integers(0, 10**6)
 
 @dataclass(frozen=True)
 class Given:
-    """A run (its chain up to its end) or a state, as it was given to the library once."""
+    """A run (its chain up to its end) or a state, as inserted once."""
 
     parent: BlockKey
     tenant: str
@@ -52,7 +50,7 @@ class IndexStates(RuleBasedStateMachine):
         self.given: dict[BlockKey, Given] = {}
         self.cursors: list[tuple[Cursor, list[int], str]] = []
         self.holds: list[tuple[ExitStack, dict[BlockKey, bool]]] = []
-        # as sessions do, and what was in RAM then
+        # as sessions do, and the contents of RAM then
         self.pinned: list[tuple[tuple[BlockKey, ...], dict[BlockKey, bool]]] = []
         self.begin()
         for chain in chains:
@@ -67,7 +65,7 @@ class IndexStates(RuleBasedStateMachine):
         return on_disk or self.index.payload(key) is not None
 
     def reachable(self) -> dict[BlockKey, Given]:
-        """What is somewhere, with everything before it: by the keys' own links."""
+        """The keys in some tier with all their ancestors, by their own links."""
         found: dict[BlockKey, Given] = {}
         for key, given in sorted(
             self.given.items(), key=lambda item: (item[1].start, item[1].is_state)
@@ -151,7 +149,7 @@ class IndexStates(RuleBasedStateMachine):
     @precondition(lambda self: self.cursors)
     @rule(pick=picks, more=chains, block_tokens=st.integers(1, 5))
     def read_on(self, pick: int, more: list[int], block_tokens: int) -> None:
-        """A kept cursor inserts what one does that has just walked from the root, whatever was
+        """A kept cursor inserts the same as one that has just walked from the root, whatever was
         evicted in between.
         """
         cursor, chain, tenant = self.cursors[pick % len(self.cursors)]
@@ -330,7 +328,7 @@ class IndexStates(RuleBasedStateMachine):
     @precondition(lambda self: self.disk is not None and self.disk.kept)
     @rule(pick=picks)
     def a_read_fails(self, pick: int) -> None:
-        """The file stays, so nothing is lost, and later plans use it again."""
+        """The file stays, so later plans can use it again."""
         assert self.disk is not None
         key = list(self.disk.kept)[pick % len(self.disk.kept)]
         was = self.index.residence(key)
@@ -370,7 +368,7 @@ class IndexStates(RuleBasedStateMachine):
         self.pinned.clear()
         self.disk.queued.clear()
         self.disk.echoes.clear()
-        # nothing in RAM: what the disk alone makes reachable
+        # without RAM: everything reachable from the disk alone
         self.index = PrefixIndex(fingerprint="model", ram_budget_bytes=0)
         reachable = self.reachable()
         self.disk.kept = {key: entry for key, entry in self.disk.kept.items() if key in reachable}

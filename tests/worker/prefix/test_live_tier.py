@@ -1,6 +1,4 @@
-"""Parked and running states that other sequences start from: what is moved, shared or copied, and
-what is lost.
-"""
+"""Parked and running states that other sequences start from: moved, shared, copied and lost."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ def small_blocks() -> Iterator[None]:
 
 
 def serve(subject: SteppedWorker, *requests: SequenceRequest) -> None:
-    """Together, to their ends, each with the answer that it gets alone."""
+    """Run requests together to their ends and check each answer against its answer alone."""
     subject.send(*requests)
     subject.run_to_end()
     for request in requests:
@@ -59,7 +57,7 @@ def parked(subject: SteppedWorker) -> list[LiveChain]:
 
 
 def rest(subject: SteppedWorker) -> None:
-    """What has ended is parked."""
+    """Ended requests are parked."""
     while subject.step():
         pass
 
@@ -77,7 +75,7 @@ def report(subject: SteppedWorker, request_id: str) -> CacheReport:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
-def test_of_two_that_want_one_state_one_takes_it_and_both_are_answered_right(name: str) -> None:
+def test_two_requests_for_one_state_are_both_answered_right(name: str) -> None:
     for cuts in ((0, 0), (2, 0), (1, 3)):
         subject = SteppedWorker(name)
         serve(subject, greedy("first", random_prompt(50), max_tokens=6))
@@ -92,7 +90,7 @@ def test_of_two_that_want_one_state_one_takes_it_and_both_are_answered_right(nam
         assert sum(tokens > 0 for tokens in moved) == 1
 
 
-def test_parked_states_are_not_counted_again_with_every_request(
+def test_parked_states_are_not_recounted_with_every_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     subject = SteppedWorker("llama")
@@ -110,14 +108,12 @@ def test_parked_states_are_not_counted_again_with_every_request(
     monkeypatch.setattr(live_tier, "all_bytes", counting)
     serve(subject, greedy("another", random_prompt(40, "another"), max_tokens=4))
     rest(subject)
-    # `serve` checks answers with other workers, whose states are counted, too
+    # `serve` checks answers with other workers, whose states are counted too
     states = [chain.state for chain in parked(subject)]
     assert sum(state in states for state in counted) == 1
 
 
-def test_a_parked_state_that_is_spoilt_is_dropped_and_the_request_is_answered_from_what_is_left() -> (
-    None
-):
+def test_a_corrupted_parked_state_is_dropped_and_the_request_answered() -> None:
     subject = SteppedWorker("llama")
     serve(subject, greedy("first", random_prompt(100), max_tokens=12))
     rest(subject)
@@ -128,7 +124,7 @@ def test_a_parked_state_that_is_spoilt_is_dropped_and_the_request_is_answered_fr
     assert chain not in parked(subject)
 
 
-def test_a_spoilt_shared_state_delays_no_request() -> None:
+def test_a_corrupted_shared_state_delays_no_request() -> None:
     subject = SteppedWorker("llama")
     serve(subject, greedy("first", random_prompt(100), max_tokens=12))
     rest(subject)
@@ -139,7 +135,7 @@ def test_a_spoilt_shared_state_delays_no_request() -> None:
     assert chain not in parked(subject)
 
 
-def test_a_request_does_not_start_from_a_state_that_turns_out_spoilt() -> None:
+def test_no_request_starts_from_a_corrupted_state() -> None:
     subject = SteppedWorker("llama")
     serve(subject, greedy("first", random_prompt(100), max_tokens=12))
     rest(subject)
@@ -153,7 +149,7 @@ def test_a_request_does_not_start_from_a_state_that_turns_out_spoilt() -> None:
     assert all(report(subject, f"turn {index}").moved_tokens == 0 for index in (1, 2))
 
 
-def test_an_engine_that_cannot_begin_from_what_was_moved_begins_from_blocks_and_nothing_durable_is_forgotten(
+def test_a_failed_start_from_a_moved_state_falls_back_to_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject = SteppedWorker("llama", folder=tmp_path)
@@ -181,7 +177,7 @@ def test_an_engine_that_cannot_begin_from_what_was_moved_begins_from_blocks_and_
     assert subject.worker.index.figures().kept_tokens >= kept
 
 
-def test_a_failed_step_costs_no_answer_though_what_it_leaves_cannot_be_copied(
+def test_a_failed_step_without_copyable_state_costs_no_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class FailsOnce(FailingOnce, RunningAhead):
@@ -201,9 +197,7 @@ def test_a_failed_step_costs_no_answer_though_what_it_leaves_cannot_be_copied(
     assert subject.worker.engine.collected > subject.worker.engine.fails_at, "no step has failed"
 
 
-def test_a_session_that_is_forgotten_takes_its_parked_state_with_it_and_who_was_to_begin_from_it_does_not() -> (
-    None
-):
+def test_forgetting_a_session_drops_its_parked_state() -> None:
     subject = SteppedWorker("llama")
     serve(subject, greedy("first", random_prompt(100), max_tokens=12, session_id="s"))
     rest(subject)
@@ -219,8 +213,8 @@ def test_a_session_that_is_forgotten_takes_its_parked_state_with_it_and_who_was_
     assert len(parked(subject)) == 1
 
 
-def test_a_session_is_forgotten_though_the_tree_has_lost_it_before_its_parked_state() -> None:
-    """Its blocks followed the middle of a block that is gone."""
+def test_a_session_is_forgotten_even_if_the_tree_lost_it_first() -> None:
+    """Its blocks followed the middle of a removed block."""
     subject = SteppedWorker("llama")
     serve(subject, greedy("first", random_prompt(70), max_tokens=0, session_id="other"))
     fork = random_prompt(70)[:20] + random_prompt(60, "b")
@@ -233,16 +227,14 @@ def test_a_session_is_forgotten_though_the_tree_has_lost_it_before_its_parked_st
         if victim not in index._holders:
             index._lose(victim, CacheOutcome.EVICTED)
     index.check_invariants()
-    assert index.figures().kept_tokens == 16  # what both have
+    assert index.figures().kept_tokens == 16  # the common tokens
     subject.send(SessionCommand(operation="close", tenant="", session_id="s", forget=True))
     serve(subject, greedy("again", (*fork, 1, 2)))
     assert report(subject, "again").cached_tokens <= 16
 
 
-def test_the_window_of_a_moved_state_is_right_where_its_boundary_is_restored() -> None:
-    """A second one wants the same state, which is handed over to it when the first has gone without
-    it.
-    """
+def test_a_moved_states_window_is_right_after_restoring_its_boundary() -> None:
+    """A second request wants the same state and takes it over after the first has left."""
     subject = SteppedWorker("gemma3_text")
     serve(subject, greedy("first", random_prompt(100), max_tokens=12))
     rest(subject)
@@ -257,8 +249,8 @@ def test_the_window_of_a_moved_state_is_right_where_its_boundary_is_restored() -
     assert report(subject, "turn").moved_tokens > 0
 
 
-def test_tokens_that_a_sequence_freezes_are_held_and_no_longer_reserved() -> None:
-    """Counted twice, the memory of one that runs alone would never do for its growth."""
+def test_frozen_tokens_are_held_and_no_longer_reserved() -> None:
+    """If counted twice, the memory of a lone sequence would never suffice for its growth."""
     subject = SteppedWorker("llama", has_measured_costs=True, budget_tokens=96, most_parked_bytes=0)
     serve(
         subject,
@@ -269,12 +261,10 @@ def test_tokens_that_a_sequence_freezes_are_held_and_no_longer_reserved() -> Non
 
 
 @pytest.mark.parametrize("engine", [FailingOnce, FailingAhead])
-def test_when_a_step_of_several_that_share_fails_no_more_is_reserved_than_there_is(
+def test_a_failed_step_of_sharing_sequences_reserves_no_excess_memory(
     engine: type[FailingOnce],
 ) -> None:
-    """Retried alone, they share nothing: a sequence without room of its own is prefilled when there
-    is some.
-    """
+    """Retried alone, they do not share: a sequence without room is prefilled when there is some."""
     subject = SteppedWorker("llama", engine=engine, has_measured_costs=True, budget_tokens=220)
     assert isinstance(subject.worker.engine, FailingOnce)
     serve(subject, greedy("first", random_prompt(100), max_tokens=1))
@@ -294,7 +284,7 @@ def test_when_a_step_of_several_that_share_fails_no_more_is_reserved_than_there_
         subject.check_answer(fork.request_id)
 
 
-def test_where_a_fused_kernel_takes_one_buffer_forks_copy_and_every_byte_is_counted(
+def test_with_a_fused_kernel_forks_copy_and_all_bytes_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runner = probed("llama")
@@ -306,7 +296,7 @@ def test_where_a_fused_kernel_takes_one_buffer_forks_copy_and_every_byte_is_coun
     serve(subject, greedy("first", random_prompt(100), max_tokens=12))
     rest(subject)
     serve(subject, greedy("turn", (*known(subject, "first"), 1, 2, 3)))
-    assert report(subject, "turn").moved_tokens == 111  # what nobody else wants needs no sharing
+    assert report(subject, "turn").moved_tokens == 111  # unshared tokens need no sharing
     subject.send(greedy("runs", (*known(subject, "turn"), 4, 5), max_tokens=30))
     while len(subject.inbox.tokens("runs")) < 5:
         subject.step()

@@ -146,7 +146,7 @@ class FakeState:
         self.tokens = tokens
 
 
-def test_the_longest_common_prefix_wins_then_a_parked_chain_then_the_least_loss() -> None:
+def test_the_longest_prefix_wins_then_parked_then_least_loss() -> None:
     index = PrefixIndex(fingerprint="model", ram_budget_bytes=0)
     live = LiveChains()
 

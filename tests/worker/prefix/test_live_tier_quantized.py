@@ -17,7 +17,7 @@ def windowed() -> CachingWorker:
     return worker("gemma3_text", kv_bits="8", step_tokens=512)
 
 
-def test_a_claim_does_not_end_within_a_quantized_block_where_windows_are_saved(
+def test_a_claim_never_ends_within_a_quantized_block_with_windows(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     first = prompt_of("first", 301)
@@ -39,7 +39,7 @@ def test_a_claim_does_not_end_within_a_quantized_block_where_windows_are_saved(
     ("name", "kv_bits"),
     [("llama", "native"), ("llama", "8"), ("gemma3_text", "native"), ("gemma3_text", "8")],
 )
-def test_cached_tokens_are_those_that_a_lookup_can_resume(name: str, kv_bits: KVBits) -> None:
+def test_cached_tokens_are_those_a_lookup_can_resume(name: str, kv_bits: KVBits) -> None:
     made = worker(name, kv_bits=kv_bits, step_tokens=512)
     first = prompt_of("first", 601)
     answer = made.serve([[greedy("first", first, max_tokens=20)]]).tokens("first")

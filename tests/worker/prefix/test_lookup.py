@@ -9,7 +9,7 @@ from holdfast.worker.prefix.tiers import EvictionOrder
 
 
 def lookup(shortfall: Shortfall, *, order: EvictionOrder | None = None) -> Lookup:
-    """Eight tokens are there, five of them on disk."""
+    """Eight cached tokens, five of them on disk."""
     blocks = (ChainBlock(b"a", 3, 3), ChainBlock(b"b", 4, 7), ChainBlock(b"c", 1, 8))
     plan = ReusePlan(
         cursor=Cursor(b"root"),
@@ -33,7 +33,7 @@ def lookup(shortfall: Shortfall, *, order: EvictionOrder | None = None) -> Looku
         ),
     ],
 )
-def test_a_report_says_what_was_found_where_and_why_not_more(shortfall: Shortfall) -> None:
+def test_a_report_has_tokens_by_tier_and_the_reason(shortfall: Shortfall) -> None:
     report = lookup(shortfall).report(lookup_seconds=0.25, waited_seconds=0.0, restore_seconds=0.5)
     assert (report.outcome, report.unused_tokens) == (shortfall.outcome, shortfall.unused_tokens)
     assert report.divergence == shortfall.divergence
@@ -52,14 +52,14 @@ def test_a_request_that_waited_for_its_twin_reports_it() -> None:
     assert (report.waited_for_another, report.waited_seconds) == (True, 1.5)
 
 
-def test_fetching_takes_no_time_until_all_of_it_is_there() -> None:
+def test_the_fetch_time_is_zero_until_complete() -> None:
     found = lookup(Shortfall(CacheOutcome.COMPLETE))
     assert found.fetch_seconds == 0.0
     found.fetched_at = 12.0
     assert found.fetch_seconds == 2.0
 
 
-def test_blocks_of_a_lookup_may_be_evicted_after_its_release() -> None:
+def test_a_lookups_blocks_may_be_evicted_after_its_release() -> None:
     order = EvictionOrder()
     order.add(b"a", parent=None)
     found = lookup(Shortfall(CacheOutcome.COMPLETE), order=order)

@@ -22,7 +22,7 @@ def root(key: bytes) -> Node:
     return Node(key, None, 0, 0, 0, b"")
 
 
-def test_lost_blocks_are_followed_as_far_as_the_tokens_are_the_same() -> None:
+def test_lost_blocks_are_followed_while_the_tokens_match() -> None:
     history = EvictionHistory()
     record(history, b"a", b"root", 0, [1, 2, 3], CacheOutcome.UNREADABLE)
     record(history, b"b", b"a", 2, [9, 9])
@@ -46,7 +46,7 @@ def test_lost_blocks_are_followed_as_far_as_the_tokens_are_the_same() -> None:
     assert history.lost_after(place, b"") is None
 
 
-def test_only_the_last_losses_are_remembered() -> None:
+def test_only_recent_losses_are_remembered() -> None:
     history = EvictionHistory(limit=2)
     for index in range(3):
         record(history, b"%d" % index, b"root", 0, [index])

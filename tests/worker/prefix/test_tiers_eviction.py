@@ -15,7 +15,7 @@ def drain(order: EvictionOrder) -> list[bytes]:
     return left
 
 
-def test_the_least_recently_used_leaves_first_and_children_before_parents() -> None:
+def test_the_least_recently_used_leave_first_children_before_parents() -> None:
     order = EvictionOrder()
     order.add(b"root", parent=None)
     order.add(b"old branch", parent=b"root")
@@ -24,7 +24,7 @@ def test_the_least_recently_used_leaves_first_and_children_before_parents() -> N
     assert drain(order) == [b"old branch", b"other", b"young branch", b"root"]
 
 
-def test_removed_keys_do_not_pile_up_in_the_order() -> None:
+def test_removed_keys_do_not_accumulate_in_the_order() -> None:
     order = EvictionOrder()
     keys = [number.to_bytes(2, "big") for number in range(200)]
     for key in keys:
@@ -34,7 +34,7 @@ def test_removed_keys_do_not_pile_up_in_the_order() -> None:
         order.check_invariants()
 
 
-def test_a_use_of_a_path_saves_it() -> None:
+def test_using_a_path_saves_it() -> None:
     order = EvictionOrder()
     for key, parent in ((b"a", None), (b"b", b"a"), (b"c", None), (b"d", b"c")):
         order.add(key, parent=parent)
@@ -42,7 +42,7 @@ def test_a_use_of_a_path_saves_it() -> None:
     assert drain(order) == [b"d", b"c", b"b", b"a"]
 
 
-def test_a_held_key_stays_with_its_parents_until_it_is_released_as_often() -> None:
+def test_a_held_key_stays_with_its_parents_until_fully_released() -> None:
     order = EvictionOrder()
     order.add(b"a", parent=None)
     order.add(b"b", parent=b"a")
@@ -57,7 +57,7 @@ def test_a_held_key_stays_with_its_parents_until_it_is_released_as_often() -> No
     assert drain(order) == [b"b", b"a"]
 
 
-def test_a_hold_can_be_released_twice_without_harm() -> None:
+def test_releasing_a_hold_twice_is_harmless() -> None:
     order = EvictionOrder()
     hold = order.pinned([b"a"])
     other = order.pinned([b"a"])
@@ -83,7 +83,7 @@ keys = st.integers(0, 11).map(lambda index: b"%d" % index)
 
 
 class EvictionStates(RuleBasedStateMachine):
-    """Against a plain list of members with the times of their uses.
+    """Compared with a plain list of members with the times of their uses.
 
     A key's parent is always the same.
     """

@@ -1,4 +1,4 @@
-"""What is pinned stays in RAM as long as the disk does not have it, within a bound."""
+"""Pinned blocks stay in RAM until they are on disk, within a limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Pinned:
             self.ram.put(key, Weight(3), parent=None)
 
     def leaving(self) -> list[bytes]:
-        """Who would leave, one after the other."""
+        """The keys in eviction order."""
         left = []
         while (key := self.ram.next_to_leave()) is not None:
             self.ram.evict(key)
@@ -50,7 +50,7 @@ def test_pinned_blocks_stay_until_they_are_unpinned() -> None:
     assert subject.leaving() == [A]
 
 
-def test_a_pinned_block_on_disk_may_leave_ram_and_stays_if_the_disk_loses_it() -> None:
+def test_a_pinned_block_on_disk_may_leave_ram() -> None:
     subject = Pinned()
     subject.pins.pin([A, B])
     subject.store(A)
@@ -61,7 +61,7 @@ def test_a_pinned_block_on_disk_may_leave_ram_and_stays_if_the_disk_loses_it() -
     assert subject.leaving() == [A, C]
 
 
-def test_pins_hold_no_more_of_ram_than_they_may() -> None:
+def test_pins_are_limited_to_their_share_of_ram() -> None:
     subject = Pinned()
     subject.pins.most_held_bytes = 5
     subject.pins.pin([A, B])
@@ -69,7 +69,7 @@ def test_pins_hold_no_more_of_ram_than_they_may() -> None:
     assert subject.leaving() == [B, C]
 
 
-def test_keys_outside_of_ram_can_be_pinned_and_are_held_when_they_enter() -> None:
+def test_pinned_keys_outside_ram_are_held_on_entry() -> None:
     subject = Pinned()
     other = named("d")
     subject.pins.pin([other])

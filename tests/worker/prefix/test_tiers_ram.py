@@ -10,14 +10,14 @@ from tests.fakes.payloads import Weight
 
 
 def evict(tier: RamTier) -> BlockKey | None:
-    """Let whoever has to leave first leave."""
+    """Evict the first one."""
     key = tier.next_to_leave()
     if key is not None:
         tier.evict(key)
     return key
 
 
-def test_payloads_are_counted_while_they_are_there() -> None:
+def test_payloads_are_counted_while_present() -> None:
     tier = RamTier(100)
     tier.put(b"a", Weight(30), parent=None)
     tier.put(b"b", Weight(50), parent=b"a")
@@ -31,7 +31,7 @@ def test_payloads_are_counted_while_they_are_there() -> None:
     tier.check_invariants()
 
 
-def test_looking_at_a_payload_is_no_use_of_it() -> None:
+def test_reading_a_payload_does_not_count_as_use() -> None:
     tier = RamTier(100)
     tier.put(b"a", Weight(1), parent=None)
     tier.put(b"b", Weight(1), parent=None)
@@ -54,9 +54,7 @@ def test_pinned_blocks_are_not_evicted() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=60), st.integers(0, 100))
-def test_the_budget_is_kept_whatever_comes(
-    weights: list[tuple[int, bool]], budget_bytes: int
-) -> None:
+def test_the_budget_is_never_exceeded(weights: list[tuple[int, bool]], budget_bytes: int) -> None:
     tier = RamTier(budget_bytes)
     last: bytes | None = None
     for index, (nbytes, follows) in enumerate(weights):

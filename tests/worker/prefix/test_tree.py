@@ -42,7 +42,7 @@ def test_the_longest_match_agrees_with_a_linear_scan(
 
 
 @given(inserted=st.lists(token_lists, max_size=8), probe=token_lists)
-def test_a_divergence_is_reported_exactly_when_another_chain_continues_there(
+def test_a_divergence_is_reported_only_where_another_chain_continues(
     inserted: list[list[int]], probe: list[int]
 ) -> None:
     tree = PrefixTree()
@@ -74,7 +74,7 @@ def test_every_token_is_stored_once(one: list[int], other: list[int], block_toke
     assert len(tree) == before
 
 
-def test_a_branch_inside_a_block_uses_a_part_of_it() -> None:
+def test_a_branch_inside_a_block_uses_a_part() -> None:
     tree = PrefixTree()
     (first,) = store_chain(tree, ROOT, [1, 2, 3, 4, 5])
     (second,) = store_chain(tree, ROOT, [1, 2, 3, 9, 9])
@@ -118,7 +118,7 @@ def test_states_are_listed_up_to_the_end_of_the_match() -> None:
 def chain_cut_at(
     chain: list[int], cuts: list[int]
 ) -> list[tuple[BlockKey, BlockKey, int, list[int]]]:
-    """The blocks that another process makes of a chain: key, parent key, tokens of the parent,
+    """The blocks that another process makes of a chain: key, parent key, the parent's tokens,
     tokens.
     """
     blocks = []
@@ -139,7 +139,7 @@ def insert_all(
     ]
 
 
-def test_blocks_of_another_process_that_are_cut_elsewhere_fit_in() -> None:
+def test_blocks_cut_differently_by_another_process_fit_in() -> None:
     tree = PrefixTree()
     ours = chain_cut_at([1, 2, 3, 4, 5, 6], [3])
     theirs = chain_cut_at([1, 2, 3, 4, 5, 7, 8], [2, 4])
@@ -175,7 +175,7 @@ def test_a_state_with_two_keys_is_removed_with_the_first() -> None:
     tree.check_invariants()
 
 
-def test_only_leaves_are_removed_and_roots_go_with_their_last_block() -> None:
+def test_only_leaves_are_removed_and_roots_with_their_last_block() -> None:
     tree = PrefixTree()
     first, second = store_chain(tree, ROOT, [1, 2, 3, 4], block_tokens=2)
     tree.insert(a_checkpoint(named("state"), parent_key=second, position=4))

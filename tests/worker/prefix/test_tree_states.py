@@ -1,4 +1,4 @@
-"""The prefix tree under random insertions and removals, against a list of all stored chains."""
+"""The prefix tree under random insertions and removals, compared with a list of all stored chains."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def shared_tokens(ours: tuple[int, ...], theirs: tuple[int, ...]) -> int:
 
 
 class TreeStates(RuleBasedStateMachine):
-    """Of every key that has a node, `chains` and `states` say the root and all tokens up to its
-    end, `blocks` its own tokens.
+    """For every key with a node, `chains` and `states` have the root and all tokens up to its end,
+    `blocks` its own tokens.
     """
 
     def __init__(self) -> None:

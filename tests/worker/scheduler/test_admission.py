@@ -32,16 +32,16 @@ def test_capacities_are_whole_steps() -> None:
     assert [ledger().capacity_for(tokens) for tokens in (1, 16, 17)] == [16, 16, 32]
 
 
-def test_a_sequence_costs_its_capacity_and_its_fixed_part() -> None:
+def test_a_sequence_costs_its_capacity_plus_its_fixed_part() -> None:
     assert COSTS.bytes_for(32) == 420
     with_draft = replace(COSTS, draft_bytes_per_token=3)
     assert with_draft.bytes_for(32) == 420 + 3 * 32
-    # live states hold tokens of the model, but not of the draft model
+    # live states contain tokens of the model, but not of the draft model
     held_bytes = COSTS.bytes_for(32) - COSTS.bytes_for(32, held_tokens=8)
     assert with_draft.bytes_for(32, held_tokens=8) == 420 + 3 * 32 - held_bytes
 
 
-def test_admission_reserves_the_expected_answer_not_the_longest_one() -> None:
+def test_admission_reserves_the_expected_not_the_longest_answer() -> None:
     books, entering = ledger(), sequence()
     books.enter(entering, step=0)
     assert entering.capacity_tokens == 32
@@ -54,7 +54,7 @@ def test_admission_reserves_no_more_than_the_longest_answer() -> None:
     assert entering.capacity_tokens == 32
 
 
-def test_a_request_that_cannot_run_alone_is_refused_with_its_numbers() -> None:
+def test_a_request_that_cannot_run_alone_is_refused_with_numbers() -> None:
     with pytest.raises(TooLargeForMemory) as caught:
         ledger().check_fits_alone(COSTS, final_tokens=200)
     assert caught.value.needed_bytes == 2180
@@ -70,11 +70,11 @@ def test_a_request_that_fits_exactly_is_accepted() -> None:
     [
         (100 + 10 * 320, 320),
         (100 + 10 * 320 - 1, 304),  # capacities are whole steps
-        (100 + 10 * 1024, 1000),  # as much as the model can
+        (100 + 10 * 1024, 1000),  # as much as the model supports
         (99, 16),  # which is then refused with a reason
     ],
 )
-def test_the_longest_sequence_is_what_the_budget_holds_for_one(
+def test_the_longest_sequence_is_the_largest_that_fits_alone(
     budget_bytes: int, tokens: int
 ) -> None:
     longest = COSTS.longest_sequence(budget_bytes, most_tokens=1000)
@@ -88,7 +88,7 @@ def test_a_state_that_does_not_grow_fits_at_any_length() -> None:
     assert costs.longest_sequence(10, most_tokens=1000) == 1000
 
 
-def test_beside_running_sequences_room_is_left_for_their_next_growth() -> None:
+def test_room_is_left_for_the_growth_of_running_sequences() -> None:
     books = ledger(budget_bytes=420 + 420 + 159)
     first = sequence(1)
     assert books.may_enter(first, [])
@@ -99,14 +99,14 @@ def test_beside_running_sequences_room_is_left_for_their_next_growth() -> None:
     assert full.may_enter(sequence(2), [first])
 
 
-def test_a_sequence_that_cannot_grow_any_more_needs_no_headroom() -> None:
+def test_a_sequence_at_its_full_length_needs_no_headroom() -> None:
     books = ledger(budget_bytes=840)
     first = sequence(1, max_tokens=8)
     books.enter(first, step=0)
     assert books.may_enter(sequence(2), [first])
 
 
-def test_growth_prefers_a_whole_expected_answer_and_settles_for_one_step() -> None:
+def test_growth_prefers_a_whole_answer_and_accepts_one_step() -> None:
     books, growing = ledger(expected_output_tokens=40), sequence(max_tokens=1000)
     growing.position = 64
     assert books.capacities_for_growth(growing) == (112, 80)
@@ -118,14 +118,14 @@ def test_growth_stops_at_the_longest_answer() -> None:
     assert books.capacities_for_growth(growing) == (80,)
 
 
-def test_bytes_that_no_step_uses_are_free_at_once() -> None:
+def test_bytes_without_a_pending_step_are_freed_immediately() -> None:
     books, leaving = ledger(), sequence()
     books.enter(leaving, step=0)
     books.leave(leaving, observed_steps=0)
     assert books.free_bytes == 2000
 
 
-def test_bytes_of_a_dispatched_step_are_free_when_it_is_over() -> None:
+def test_bytes_of_a_dispatched_step_are_freed_afterwards() -> None:
     books, leaving = ledger(), sequence()
     books.enter(leaving, step=0)
     leaving.last_step = 5

@@ -25,7 +25,7 @@ def test_growth_without_pressure_preempts_no_sequence() -> None:
     assert run.growths > 0
 
 
-def test_the_youngest_gives_way_and_the_oldest_never_does() -> None:
+def test_the_youngest_is_preempted_and_never_the_oldest() -> None:
     for depth in (0, 1):
         run = worker(budget_tokens=64, depth=depth)
         for name in "abc":
@@ -47,14 +47,14 @@ def test_a_preempted_sequence_prefills_its_drawn_tokens() -> None:
     drawn_at_preemption = young.drawn
     while not young.runs:
         run.step()
-    # The step under way at the preemption has drawn one more, and that counts.
+    # The step running at the preemption has drawn one more, which counts.
     assert young.known == 8 + young.drawn
     assert drawn_at_preemption <= young.drawn <= drawn_at_preemption + 1
     run.run_to_end()
     assert young.drawn == 56
 
 
-def test_a_sequence_may_stop_by_a_token_that_comes_after_its_preemption() -> None:
+def test_a_pending_token_may_stop_a_preempted_sequence() -> None:
     run = worker(budget_tokens=64, depth=1)
     run.submit("old", prompt_tokens=8, max_tokens=56)
     young = run.submit("young", prompt_tokens=8, max_tokens=56)
@@ -73,7 +73,7 @@ def test_the_youngest_stalls_with_its_kv_instead_of_preempting_itself() -> None:
     assert (old.drawn, young.drawn) == (12, 24)
 
 
-def test_memory_that_a_running_sequence_waits_for_admits_no_other() -> None:
+def test_memory_awaited_by_a_running_sequence_admits_no_other() -> None:
     run = worker(budget_tokens=64, depth=1)
     for name in "abcdef":
         run.submit(name, prompt_tokens=8, max_tokens=50)

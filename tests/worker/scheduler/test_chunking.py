@@ -63,24 +63,24 @@ def bounded(**bounds: float) -> CostModel:
     return costs
 
 
-def test_a_prompt_alone_takes_no_longer_than_a_step_may_last_on_this_device() -> None:
+def test_a_lone_prompt_respects_the_devices_step_time() -> None:
     # in units of 256 tokens, at 1 ms each
     assert share([prompt(1, 9000)], costs=bounded(seconds=0.6)) == {"1": 512}
     assert share([prompt(1, 9000)], costs=bounded(seconds=9.0)) == {"1": 2048}
 
 
-def test_a_prompt_alone_reads_256_tokens_however_slow_the_device_is() -> None:
+def test_a_lone_prompt_prefills_256_tokens_on_any_device() -> None:
     assert share([prompt(1, 9000)], costs=bounded(seconds=0.01)) == {"1": LEAST_ALONE_TOKENS}
     assert share([prompt(1, 100)], costs=bounded(seconds=0.01)) == {"1": 100}
 
 
-def test_several_prompts_together_take_no_longer_than_a_step_may_last() -> None:
+def test_several_prompts_together_respect_the_step_time() -> None:
     taken = share([prompt(1, 9000), prompt(2, 9000)], costs=bounded(seconds=0.6))
     assert QUANTUM <= sum(taken.values()) <= 600
 
 
 @given(position=st.integers(0, 200_000), score_bytes=st.integers(1, 1 << 32))
-def test_attention_scores_of_a_chunk_fit_their_memory_at_every_position(
+def test_a_chunks_attention_scores_fit_their_memory_everywhere(
     position: int, score_bytes: int
 ) -> None:
     costs = bounded(score_bytes_per_pair=96, score_bytes=score_bytes)
@@ -92,7 +92,7 @@ def test_attention_scores_of_a_chunk_fit_their_memory_at_every_position(
     )
 
 
-def test_a_size_that_the_device_failed_on_is_never_tried_again_in_any_step() -> None:
+def test_a_size_that_failed_on_the_device_is_never_retried() -> None:
     costs = bounded()
     costs.limit_chunks(500)
     assert share([prompt(1, 9000)], costs=costs) == {"1": 500}
@@ -100,29 +100,29 @@ def test_a_size_that_the_device_failed_on_is_never_tried_again_in_any_step() -> 
     assert max(share([prompt(1, 9000), prompt(2, 9000)], costs=costs, seconds=60.0).values()) <= 500
 
 
-def test_beside_decoding_rows_a_prompt_takes_what_fits_the_stall_in_whole_grains() -> None:
+def test_with_decoding_rows_a_chunk_fits_the_stall_in_whole_grains() -> None:
     assert share([prompt(1, 9000)], seconds=0.25) == {"1": 248}  # 250 tokens fit
     assert share([prompt(1, 9000), prompt(2, 8000)], seconds=0.03) == {"1": QUANTUM}
 
 
-def test_the_last_chunk_of_a_prompt_may_be_smaller_than_a_quantum() -> None:
+def test_a_prompts_last_chunk_may_be_smaller_than_a_quantum() -> None:
     assert share([prompt(1, 9000, position=8900)], seconds=0.25) == {"1": 100}
 
 
-def test_a_prompt_always_gets_a_quantum_however_slow_it_is() -> None:
+def test_a_prompt_always_gets_a_quantum() -> None:
     assert share([prompt(1, 9000)], seconds=0.0001) == {"1": QUANTUM}
     assert share([prompt(1, 9000), prompt(2, 50)], seconds=0.0001) == {"1": QUANTUM}
 
 
-def test_a_short_prompt_is_read_whole_beside_a_long_one() -> None:
+def test_a_short_prompt_is_prefilled_whole_next_to_a_long_one() -> None:
     assert share([prompt(1, 90_000), prompt(2, 50)]) == {"1": 1024 + 968, "2": 50}
 
 
-def test_of_equal_prompts_the_older_is_read_first() -> None:
+def test_of_equal_prompts_the_older_is_first() -> None:
     assert share([prompt(1, 3000), prompt(2, 3000)]) == {"1": 2048}
 
 
-def test_tokens_that_the_oldest_leaves_go_to_the_shortest_of_the_rest() -> None:
+def test_tokens_left_by_the_oldest_go_to_the_shortest() -> None:
     assert share([prompt(1, 10), prompt(2, 900), prompt(3, 300)], tokens=512) == {
         "1": 10,
         "3": 300,
@@ -130,7 +130,7 @@ def test_tokens_that_the_oldest_leaves_go_to_the_shortest_of_the_rest() -> None:
     }
 
 
-def test_a_prompt_passed_over_long_enough_goes_ahead_of_shorter_ones() -> None:
+def test_a_prompt_passed_over_for_long_precedes_shorter_ones() -> None:
     sharing = ChunkSharing(model(), min_chunk_tokens=QUANTUM)
     step = PATIENCE_STEPS + 2
     prompts = [
@@ -142,7 +142,7 @@ def test_a_prompt_passed_over_long_enough_goes_ahead_of_shorter_ones() -> None:
     assert {each.request_id: taken for each, taken in chunks} == {"1": 1024, "2": 1024}
 
 
-def test_with_room_for_one_chunk_only_old_and_short_take_turns() -> None:
+def test_with_room_for_one_chunk_old_and_short_alternate() -> None:
     sharing = ChunkSharing(model(), min_chunk_tokens=QUANTUM)
     prompts = [prompt(1, 9000), prompt(2, 5000)]
     served = [
@@ -152,7 +152,7 @@ def test_with_room_for_one_chunk_only_old_and_short_take_turns() -> None:
     assert served == [1, 2, 1, 2, 1, 2]
 
 
-def test_while_decoding_steps_are_unknown_one_is_done_without_chunks() -> None:
+def test_an_unmeasured_decode_step_runs_once_without_chunks() -> None:
     sharing = ChunkSharing(
         CostModel(mixes_chunks=True, min_chunk_tokens=QUANTUM), min_chunk_tokens=QUANTUM
     )
@@ -161,7 +161,7 @@ def test_while_decoding_steps_are_unknown_one_is_done_without_chunks() -> None:
     assert sharing.share(prompts, tokens=64, seconds=1.0, step=2)
 
 
-def test_now_and_then_a_step_does_without_chunks_so_that_decoding_is_measured() -> None:
+def test_occasional_steps_without_chunks_measure_decoding() -> None:
     sharing = ChunkSharing(model(), min_chunk_tokens=QUANTUM)
     prompts = [prompt(1, 9000)]
     without = [
@@ -172,8 +172,8 @@ def test_now_and_then_a_step_does_without_chunks_so_that_decoding_is_measured() 
     assert without == [33, 66, 99]
 
 
-def test_where_chunks_run_apart_their_passes_count_into_the_stall() -> None:
-    # 0.02 s for the pass of each chunk, a little less than 0.001 s for a token
+def test_separate_passes_of_chunks_count_into_the_stall() -> None:
+    # 0.02 s for each chunk's pass, slightly less than 0.001 s per token
     costs = model(mixes_chunks=False)
     assert share([prompt(1, 9000)], seconds=0.25, costs=costs) == {"1": 232}
     assert share([prompt(1, 9000)], seconds=0.07, costs=costs) == {"1": 48}
@@ -193,7 +193,7 @@ prompts_strategy = st.lists(
     mixes_chunks=st.booleans(),
     oldest_is_first=st.booleans(),
 )
-def test_chunks_keep_to_tokens_time_and_grains(
+def test_chunks_respect_tokens_time_and_grains(
     shapes: list[tuple[int, int, int]],
     tokens: int,
     seconds: float,
@@ -227,8 +227,8 @@ def test_chunks_keep_to_tokens_time_and_grains(
 
 @given(shapes=st.lists(st.integers(1, 3000), min_size=2, max_size=6), seconds=st.floats(1e-4, 0.5))
 def test_no_prompt_is_passed_over_forever(shapes: list[int], seconds: float) -> None:
-    """An endless stream of short prompts joins; each of the first ones still moves within the
-    bound.
+    """An endless stream of short prompts arrives; each of the first prompts still advances within
+    the limit.
     """
     sharing = ChunkSharing(model(), min_chunk_tokens=QUANTUM)
     prompts = [prompt(order, tokens) for order, tokens in enumerate(shapes)]

@@ -25,7 +25,7 @@ def ask(
     max_tokens: int = 1,
     priority: Priority = "interactive",
 ) -> Served:
-    """The flow is what stands before the hyphen."""
+    """The flow is the part before the hyphen."""
     service = ServiceClass(flow=name.partition("-")[0], priority=priority)
     return run.submit(name, prompt_tokens=prompt_tokens, max_tokens=max_tokens, service=service)
 
@@ -43,7 +43,7 @@ def read_tokens(run: StepWorker, flow: str, *, since: int, until: int | None = N
 def keep_asking(
     run: StepWorker, flow: str, *, agents: int, prompt_tokens: int, max_tokens: int
 ) -> None:
-    """A step in which each agent that was answered has asked again."""
+    """A step in which each answered agent has sent its next request."""
     live = sum(1 for name in run.live if name.partition("-")[0] == flow)
     for number in range(agents - live):
         ask(
@@ -62,7 +62,7 @@ def steps_beside_a_crowd(run: StepWorker, count: int) -> None:
 
 @pytest.mark.parametrize("mixes_chunks", [True, False])
 @pytest.mark.parametrize(("prompt_tokens", "is_read_first"), [(400, True), (3000, False)])
-def test_a_short_prompt_of_a_flow_that_had_none_is_read_before_all_others(
+def test_a_new_flows_short_prompt_precedes_all_others(
     prompt_tokens: int, is_read_first: bool, mixes_chunks: bool
 ) -> None:
     run = worker(mixes_chunks=mixes_chunks)
@@ -76,7 +76,7 @@ def test_a_short_prompt_of_a_flow_that_had_none_is_read_before_all_others(
         steps_beside_a_crowd(run, 30)
 
 
-def test_several_such_prompts_are_read_in_one_step() -> None:
+def test_several_short_prompts_are_prefilled_in_one_step() -> None:
     run = worker()
     ask(run, "long-0", prompt_tokens=20_000)
     run.step()
@@ -88,7 +88,7 @@ def test_several_such_prompts_are_read_in_one_step() -> None:
     assert read_tokens(run, "long", since=before) == 0
 
 
-def test_where_all_are_new_they_share_the_step() -> None:
+def test_new_flows_share_the_step() -> None:
     run = worker()
     for number in range(4):
         ask(run, f"v{number}-0", prompt_tokens=300)
@@ -111,7 +111,7 @@ def test_new_flows_do_not_starve_a_long_prompt(depth: int) -> None:
 
 
 @pytest.mark.parametrize("flows", [2, 20])
-def test_several_that_ask_in_turn_do_not_starve_a_long_prompt(flows: int) -> None:
+def test_alternating_flows_do_not_starve_a_long_prompt(flows: int) -> None:
     run = worker()
     ask(run, "long-0", prompt_tokens=30_000)
     run.step()
@@ -124,7 +124,7 @@ def test_several_that_ask_in_turn_do_not_starve_a_long_prompt(flows: int) -> Non
     )
 
 
-def test_flows_that_return_again_and_again_prefill_no_more_than_others() -> None:
+def test_returning_flows_prefill_no_more_than_others() -> None:
     run = worker()
     steps_beside_a_crowd(run, 100)
     since = len(run.plans)
@@ -138,11 +138,11 @@ def test_flows_that_return_again_and_again_prefill_no_more_than_others() -> None
                 ask(run, f"{flow}-{step}", prompt_tokens=450)
         steps_beside_a_crowd(run, 1)
     tokens = {flow: read_tokens(run, flow, since=since) for flow in ("crowd", "keen", "eager")}
-    # what stands behind others costs more
+    # tokens after others cost more
     assert tokens["crowd"] >= 0.7 * max(tokens["keen"], tokens["eager"]) > 0, tokens
 
 
-def test_a_batch_is_never_read_before_interactive_ones() -> None:
+def test_batch_requests_never_precede_interactive_ones() -> None:
     run = worker()
     steps_beside_a_crowd(run, 50)
     for number in range(10):

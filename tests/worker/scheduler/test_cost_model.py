@@ -11,7 +11,7 @@ from tests.fakes.step_worker import device_seconds
 
 
 def chunk_seconds(model: CostModel, position: int, tokens: int) -> float:
-    """What a chunk from `position` on adds to a step."""
+    """The cost that a chunk from `position` on adds to a step."""
     return model.seconds_per_chunk() + model.more_chunk_seconds(position, tokens)
 
 
@@ -20,7 +20,7 @@ def chunk(rows: int, position: int, tokens: int) -> StepLoad:
 
 
 def learned(*, mixes_chunks: bool = True, steps: int = 40) -> CostModel:
-    """Has seen a prompt of 16,000 tokens being read while 4 sequences decode on a machine like
+    """Has observed the prefill of 16,000 tokens while 4 sequences decode on a machine like
     `device_seconds`.
     """
     model = CostModel(mixes_chunks=mixes_chunks, min_chunk_tokens=32)
@@ -31,7 +31,7 @@ def learned(*, mixes_chunks: bool = True, steps: int = 40) -> CostModel:
     return model
 
 
-def test_before_anything_is_learned_the_guesses_are_usable() -> None:
+def test_the_initial_guesses_are_usable() -> None:
     model = CostModel(mixes_chunks=True, min_chunk_tokens=32)
     assert 0.001 < model.decode_seconds(1) < 0.1
     assert 32 <= model.tokens_within(0.25, 0) <= 2048
@@ -43,7 +43,7 @@ def test_the_first_observation_replaces_the_guess() -> None:
     assert model.prompt_token_seconds_at(256) == pytest.approx(0.1)
 
 
-def test_decode_steps_and_prompt_tokens_are_told_apart() -> None:
+def test_decode_steps_and_prompt_tokens_are_distinguished() -> None:
     model = learned()
     assert model.decode_seconds(4) == pytest.approx(0.014, rel=0.01)
     truth = device_seconds(chunk(4, 16_000, 256)) - device_seconds(StepLoad(4))
@@ -56,7 +56,7 @@ def test_the_cost_follows_the_position_in_the_prompt() -> None:
     assert far - near == pytest.approx(100 * 1e-7 * 12_000, rel=0.2)
 
 
-def test_a_new_prompt_after_a_long_one_is_known_to_be_cheaper() -> None:
+def test_a_new_prompt_after_a_long_one_is_cheaper() -> None:
     model = learned()
     assert model.tokens_within(0.1, 0) > 1.5 * model.tokens_within(0.1, 16_000)
 
@@ -91,14 +91,14 @@ def test_a_tiny_prompt_says_little_about_large_chunks() -> None:
     assert chunk_seconds(model, 0, 512) < 1.5 * before
 
 
-def test_a_decode_estimate_that_is_too_high_does_not_make_prompts_free() -> None:
+def test_a_high_decode_estimate_does_not_make_prompts_free() -> None:
     model = CostModel(mixes_chunks=True, min_chunk_tokens=32)
     model.learn(StepLoad(1), 5.0)
     model.learn(chunk(1, 0, 100), 1.0)
     assert chunk_seconds(model, 0, 100) >= 0.25
 
 
-def test_where_chunks_run_apart_each_costs_a_pass_over_the_weights() -> None:
+def test_separate_chunks_each_cost_a_pass_over_the_weights() -> None:
     mixing, apart = learned(), learned(mixes_chunks=False)
     assert mixing.seconds_per_chunk() == 0.0
     assert apart.seconds_per_chunk() == pytest.approx(apart.decode_seconds(1))
@@ -111,7 +111,7 @@ def test_where_chunks_run_apart_each_costs_a_pass_over_the_weights() -> None:
     seconds=st.floats(0.0, 5.0),
     position=st.integers(0, 200_000),
 )
-def test_the_tokens_that_fit_within_a_time_take_no_longer(
+def test_the_tokens_that_fit_a_time_take_no_longer(
     observations: list[tuple[int, int, float]], seconds: float, position: int
 ) -> None:
     model = CostModel(mixes_chunks=True, min_chunk_tokens=32)
@@ -135,11 +135,11 @@ def test_a_trend_is_always_positive_and_never_falls(
     assert 0.0 < trend.at(x) <= trend.at(x + 1000.0)
 
 
-def test_nothing_is_expected_of_a_kind_of_step_that_was_never_measured() -> None:
+def test_the_estimate_of_an_unmeasured_kind_of_step_is_none() -> None:
     model = CostModel(mixes_chunks=True, min_chunk_tokens=32)
     assert model.at_most(StepLoad(1)) is None
     model.learn(chunk(0, 0, 100), 1.0)
-    # nobody knows yet how much of it any step takes
+    # its distribution over kinds of steps is still unknown
     assert model.at_most(chunk(0, 0, 100)) == pytest.approx(2.0)
     assert model.at_most(StepLoad(1)) is None
     assert model.at_most(chunk(1, 0, 100)) is None
@@ -158,10 +158,10 @@ def loads(draw: st.DrawFn) -> StepLoad:
     next_one=loads(),
     slowness=st.sampled_from([0.01, 1.0, 1000.0]),
 )
-def test_a_step_on_a_slow_machine_never_takes_twenty_times_what_is_expected_at_most(
+def test_no_step_takes_twenty_times_its_estimate(
     seen: list[StepLoad], next_one: StepLoad, slowness: float
 ) -> None:
-    """Twenty times is what makes the front kill a worker."""
+    """At twenty times the estimate, the front kills a worker."""
     model = CostModel(mixes_chunks=True, min_chunk_tokens=32)
     for load in seen:
         model.learn(load, device_seconds(load) * slowness)
@@ -169,7 +169,7 @@ def test_a_step_on_a_slow_machine_never_takes_twenty_times_what_is_expected_at_m
     assert expected is None or device_seconds(next_one) * slowness < 20 * expected
 
 
-# eight times what reading a token costs: a small model with a large vocabulary
+# eight times the cost of a token's prefill: a small model with a large vocabulary
 SECONDS_PER_SCORE = 0.004
 
 
@@ -195,7 +195,7 @@ def test_the_cost_of_scores_is_learned_separately() -> None:
     )
 
 
-def test_scores_that_came_before_anything_else_do_not_make_reading_dear_for_long() -> None:
+def test_early_scores_do_not_distort_prefill_costs_for_long() -> None:
     model = CostModel(mixes_chunks=True, min_chunk_tokens=32)
     for index in range(8):
         load = scored_chunk(4, index * 64, 64)

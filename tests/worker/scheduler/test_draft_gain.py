@@ -1,4 +1,4 @@
-"""How many drafted tokens are verified, on machines whose steps cost differently."""
+"""The number of drafted tokens verified on machines with different step costs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def learned(seconds: Callable[[int], float], *, steps: int = 20) -> DraftGain:
 
 
 @pytest.mark.parametrize("seconds", [memory_bound, compute_bound])
-def test_costs_are_learned_wherever_there_were_steps(seconds: Callable[[int], float]) -> None:
+def test_costs_are_learned_for_all_observed_row_counts(seconds: Callable[[int], float]) -> None:
     costs = RowCosts()
     for _ in range(40):
         for rows in (1, 8, 16, 64):
@@ -44,7 +44,7 @@ def test_costs_are_learned_wherever_there_were_steps(seconds: Callable[[int], fl
         assert factor == pytest.approx(seconds(rows) / seconds(1), rel=0.05)
 
 
-def test_ranges_without_steps_follow_the_nearest_ones() -> None:
+def test_unobserved_ranges_follow_the_nearest_ones() -> None:
     costs = RowCosts()
     for _ in range(40):
         costs.learn(1, 0.010)
@@ -63,7 +63,7 @@ def test_one_interrupted_step_changes_little() -> None:
     assert costs.log_seconds(4) - costs.log_seconds(1) == pytest.approx(before, abs=0.1)
 
 
-def test_what_verifying_costs_by_itself_is_learned() -> None:
+def test_the_fixed_cost_of_verification_is_learned() -> None:
     gain = DraftGain()
     for _ in range(40):
         for rows in range(1, 9):
@@ -74,17 +74,17 @@ def test_what_verifying_costs_by_itself_is_learned() -> None:
     assert gain.choose(all_four, rows=4, most=8) == dict.fromkeys("abcd", 1)
 
 
-def test_a_sure_draft_is_verified_where_rows_cost_little() -> None:
+def test_a_certain_draft_is_verified_where_rows_are_cheap() -> None:
     assert learned(memory_bound).choose({"a": SURE}, rows=1, most=100) == {"a": 7}
     assert learned(compute_bound).choose({"a": SURE}, rows=1, most=100) == {}
 
 
-def test_a_doubtful_draft_is_verified_only_where_rows_cost_nothing() -> None:
+def test_a_doubtful_draft_is_verified_only_where_rows_are_free() -> None:
     assert learned(lambda rows: 0.010).choose({"a": DOUBTFUL}, rows=1, most=100)
     assert learned(lambda rows: 0.010 + 0.003 * rows).choose({"a": DOUBTFUL}, rows=1, most=99) == {}
 
 
-def test_one_sequence_is_not_sped_up_at_the_expense_of_many() -> None:
+def test_one_sequence_is_not_accelerated_at_the_expense_of_many() -> None:
     gain = learned(lambda rows: 0.010 + 0.002 * rows)
     assert gain.choose({"a": SURE}, rows=1, most=100)
     assert gain.choose({"a": SURE}, rows=30, most=100) == {}
@@ -105,21 +105,19 @@ def test_the_best_drafts_of_several_sequences_are_taken() -> None:
     ),
     most=st.integers(0, 20),
 )
-def test_never_more_than_there_is_room_for_or_than_a_draft_has(
-    offers: dict[str, list[float]], most: int
-) -> None:
+def test_drafts_are_limited_by_room_and_length(offers: dict[str, list[float]], most: int) -> None:
     chosen = learned(memory_bound).choose(offers, rows=6, most=most)
     assert sum(chosen.values()) <= most
     assert all(1 <= chosen[name] <= len(offers[name]) for name in chosen)
 
 
-def test_now_and_then_a_step_verifies_nothing_so_that_its_time_stays_known() -> None:
+def test_occasional_steps_without_drafts_keep_their_time_known() -> None:
     gain = learned(memory_bound)
     chosen = [bool(gain.choose({"a": SURE}, rows=1, most=8)) for _ in range(200)]
     assert 190 <= sum(chosen) < 200
 
 
-def test_drafts_that_never_pay_are_tried_again_ever_more_rarely() -> None:
+def test_unprofitable_drafts_are_retried_ever_more_rarely() -> None:
     gain = learned(compute_bound)
     tried = [at for at in range(4000) if gain.choose({"a": SURE}, rows=1, most=8)]
     gaps = [later - earlier for earlier, later in itertools.pairwise(tried)]
@@ -134,13 +132,13 @@ def passes(
 
 
 def tried(seconds: Callable[[int], float]) -> DraftGain:
-    """As `learned`, after a draft model has been tried that does not pay."""
+    """Like `learned`, after an unprofitable draft model has been tried."""
     gain = learned(seconds)
     assert passes(gain, {"a": DOUBTFUL}, offers={}, each=0.005) == 4
     return gain
 
 
-def test_a_draft_model_drafts_as_many_tokens_as_its_passes_are_worth() -> None:
+def test_a_draft_model_drafts_only_profitable_tokens() -> None:
     gain = learned(memory_bound)
     assert passes(gain, {"a": SURE}, offers={}, each=0.0002) == 7
     assert 0 < passes(gain, {"a": SURE}, offers={}, each=0.003) < 7
@@ -148,18 +146,18 @@ def test_a_draft_model_drafts_as_many_tokens_as_its_passes_are_worth() -> None:
     assert passes(tried(compute_bound), {"a": SURE}, offers={}, each=0.0) == 0
 
 
-def test_a_draft_that_costs_nothing_is_preferred_if_it_promises_as_much() -> None:
+def test_a_free_draft_is_preferred_if_it_promises_as_much() -> None:
     gain = tried(memory_bound)
     assert passes(gain, {"a": SURE}, offers={"a": SURE}, each=0.0002) == 0
     assert passes(learned(memory_bound), {"a": SURE}, offers={"a": DOUBTFUL}, each=0.0002) > 0
 
 
-def test_a_draft_model_is_not_asked_where_the_batch_fills_the_machine() -> None:
+def test_a_draft_model_is_unused_if_the_batch_fills_the_machine() -> None:
     crowd = {str(number): SURE for number in range(60)}
     assert passes(learned(compute_bound), crowd, offers={}, each=0.001) == 0
 
 
-def test_a_draft_model_that_does_not_pay_is_tried_for_a_hundredth_of_the_time() -> None:
+def test_unprofitable_draft_models_are_tried_rarely() -> None:
     gain = DraftGain()
     spent = 0.0
     total = 0.0
@@ -171,7 +169,7 @@ def test_a_draft_model_that_does_not_pay_is_tried_for_a_hundredth_of_the_time() 
     assert 0.001 * total < spent < 0.01 * total
 
 
-def test_a_draft_model_stops_now_and_then_so_that_plain_steps_are_measured() -> None:
+def test_a_draft_model_pauses_sometimes_to_measure_plain_steps() -> None:
     gain = learned(memory_bound)
     counts = []
     for _ in range(200):
@@ -181,7 +179,7 @@ def test_a_draft_model_stops_now_and_then_so_that_plain_steps_are_measured() -> 
     assert 1 <= counts.count(0) <= 10
 
 
-def test_prefill_of_a_draft_model_has_to_be_earned() -> None:
+def test_a_draft_models_prefill_must_pay_off() -> None:
     gain = learned(memory_bound)
 
     def pays(generated: int) -> bool:

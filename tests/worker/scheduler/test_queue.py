@@ -69,7 +69,7 @@ def first_token_seconds(
     """Of one agent's turns, one after the other, with pauses between them."""
     found = []
     for turn in range(turns):
-        for _ in range(7):  # while it thinks, the others go on
+        for _ in range(7):  # while it thinks, the others continue
             if crowd is not None:
                 crowd.ask()
             run.step()
@@ -104,7 +104,7 @@ def p95(values: list[float]) -> float:
         (1, 3000, 8000, 5),
     ],
 )
-def test_32_greedy_agents_double_the_first_token_of_a_single_one_at_most(
+def test_a_crowd_of_32_at_most_doubles_the_first_token_time(
     depth: int, prompt_tokens: int, crowd_prompt: int, crowd_answer: int
 ) -> None:
     alone = first_token_seconds(worker(depth=depth), None, prompt_tokens=prompt_tokens, turns=3)
@@ -119,7 +119,7 @@ def test_32_greedy_agents_double_the_first_token_of_a_single_one_at_most(
 
 
 @pytest.mark.parametrize("budget_tokens", [10**6, 4000])
-def test_places_and_memory_that_one_has_taken_are_given_up_for_anothers_first(
+def test_a_flows_excess_places_and_memory_are_given_up_first(
     budget_tokens: int,
 ) -> None:
     run = worker(max_running=4, budget_tokens=budget_tokens)
@@ -141,7 +141,7 @@ def test_places_and_memory_that_one_has_taken_are_given_up_for_anothers_first(
 
 
 @pytest.mark.parametrize("flows", [2, 3, 4])
-def test_a_flows_younger_prompt_moves_while_flows_take_turns_in_steps_with_room_for_one_chunk(
+def test_a_flows_younger_prompt_advances_with_room_for_one_chunk(
     flows: int,
 ) -> None:
     run = worker(stall_seconds=0.0001, min_chunk_tokens=1)
@@ -183,7 +183,7 @@ def test_flows_take_turns_for_a_single_place() -> None:
     ]
 
 
-def test_a_flow_that_returns_again_and_again_does_not_starve_waiting_ones() -> None:
+def test_a_returning_flow_does_not_starve_waiting_ones() -> None:
     run = worker(max_running=1)
     for n in range(5):
         run.submit(f"many-{n}", prompt_tokens=10, max_tokens=5, service=of("many"))
@@ -194,7 +194,7 @@ def test_a_flow_that_returns_again_and_again_does_not_starve_waiting_ones() -> N
     assert sum(1 for served in run.ended if served.service.flow == "many") == 5
 
 
-def test_interactive_goes_before_batch_and_takes_its_place() -> None:
+def test_interactive_requests_precede_and_displace_batch_ones() -> None:
     run = worker(max_running=2)
     for n in range(4):
         run.submit(f"batch-{n}", prompt_tokens=50, max_tokens=300, service=of("a", "batch"))
@@ -207,7 +207,7 @@ def test_interactive_goes_before_batch_and_takes_its_place() -> None:
     assert [served.request_id for served in run.ended][:2] == ["now", "batch-0"]
 
 
-def test_a_batch_that_has_waited_long_enough_is_not_passed_over_any_more() -> None:
+def test_a_batch_request_that_waited_long_is_not_passed_over() -> None:
     ended_at = {}
     for aging_seconds in (1.0, 10**6):
         run = worker(max_running=1, aging_seconds=aging_seconds)
@@ -222,7 +222,7 @@ def test_a_batch_that_has_waited_long_enough_is_not_passed_over_any_more() -> No
     assert 1.0 < ended_at[1.0] < 10.0
 
 
-def test_a_queue_that_one_has_filled_has_room_for_another() -> None:
+def test_a_queue_filled_by_one_flow_still_accepts_another() -> None:
     run = worker(max_running=1, max_queued=8)
     run.submit("first", prompt_tokens=5, max_tokens=5, service=of("many"))
     run.step()
@@ -275,7 +275,7 @@ def test_no_flow_starves_and_preemptions_end(
     flows=st.lists(st.sampled_from("abc"), min_size=2, max_size=25), max_running=st.integers(2, 6)
 )
 @hypothesis_settings(max_examples=25)
-def test_with_enough_memory_no_flow_waits_while_another_has_two_more(
+def test_with_enough_memory_flows_differ_by_one_running_request(
     flows: list[str], max_running: int
 ) -> None:
     run = worker(max_running=max_running)
@@ -287,7 +287,7 @@ def test_with_enough_memory_no_flow_waits_while_another_has_two_more(
             assert max(running.values()) <= running[waiting] + 1
 
 
-def test_of_flows_that_are_gone_no_more_is_remembered_than_there_is_room_for(
+def test_the_memory_of_past_flows_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("holdfast.worker.scheduler.queue._MOST_TURNS", 10)

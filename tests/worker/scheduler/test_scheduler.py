@@ -24,11 +24,11 @@ def tokens_of(plan: StepPlan) -> int:
     return sum(span.tokens for span in plan.spans)
 
 
-def test_without_requests_there_is_nothing_to_do() -> None:
+def test_without_requests_the_plan_is_empty() -> None:
     assert StepWorker().step() == Decision()
 
 
-def test_a_request_is_read_and_then_drawn_token_by_token() -> None:
+def test_a_request_is_prefilled_and_then_drawn_token_by_token() -> None:
     run = StepWorker()
     run.submit("a", prompt_tokens=10, max_tokens=3)
     first = run.step()
@@ -40,13 +40,13 @@ def test_a_request_is_read_and_then_drawn_token_by_token() -> None:
     assert run.step() == Decision()
 
 
-def test_a_prompt_alone_is_chopped_no_finer_than_a_step() -> None:
+def test_a_lone_prompt_is_split_only_by_the_step_size() -> None:
     run = StepWorker()
     run.submit("a", prompt_tokens=5000, max_tokens=1)
     assert [tokens_of(run.step().plan) for _ in range(3)] == [2048, 2048, 904]
 
 
-def test_ahead_of_its_results_a_sequence_gets_no_more_spans_than_it_may_draw() -> None:
+def test_a_pipelined_sequence_gets_no_spans_beyond_its_limit() -> None:
     run = StepWorker(depth=1)
     run.submit("a", prompt_tokens=10, max_tokens=2)
     plans = [run.step().plan for _ in range(3)]
@@ -54,7 +54,7 @@ def test_ahead_of_its_results_a_sequence_gets_no_more_spans_than_it_may_draw() -
     assert run.ended[0].drawn == 2
 
 
-def test_the_span_of_a_sequence_that_stopped_meanwhile_is_ignored() -> None:
+def test_a_pending_span_of_a_stopped_sequence_is_ignored() -> None:
     run = StepWorker(depth=1)
     run.submit("a", prompt_tokens=10, max_tokens=50)
     run.stops_at = lambda request_id, drawn: drawn == 3
@@ -64,7 +64,7 @@ def test_the_span_of_a_sequence_that_stopped_meanwhile_is_ignored() -> None:
     assert len(run.plans) == 4
 
 
-def test_late_results_do_not_count_for_a_new_request_of_the_same_id() -> None:
+def test_late_results_do_not_count_for_a_reused_id() -> None:
     run = StepWorker(depth=1)
     run.submit("a", prompt_tokens=10, max_tokens=50)
     run.step()
@@ -75,7 +75,7 @@ def test_late_results_do_not_count_for_a_new_request_of_the_same_id() -> None:
     assert again.drawn == 50
 
 
-def test_a_late_failure_does_not_end_a_new_request_of_the_same_id() -> None:
+def test_a_late_failure_does_not_end_a_reused_id() -> None:
     scheduler = StepWorker().scheduler
     scheduler.submit("a", prompt_tokens=10, max_tokens=5)
     under_way = scheduler.next_step().plan
@@ -121,7 +121,7 @@ def test_a_short_prompt_is_not_blocked_by_a_long_one(depth: int) -> None:
 
 
 @DEPTHS
-def test_a_long_prompt_keeps_half_its_pace_beside_an_endless_stream_of_short_ones(
+def test_a_long_prompt_keeps_half_its_pace_among_short_ones(
     depth: int,
 ) -> None:
     run = StepWorker(depth=depth)
@@ -136,7 +136,7 @@ def test_a_long_prompt_keeps_half_its_pace_beside_an_endless_stream_of_short_one
 
 
 @DEPTHS
-def test_decoding_streams_are_held_up_no_longer_than_allowed(depth: int) -> None:
+def test_decoding_streams_are_delayed_no_longer_than_allowed(depth: int) -> None:
     """Once the machine is known, each step with a chunk takes at most stall_seconds more than one
     without.
     """
@@ -166,7 +166,7 @@ def test_decoding_streams_are_held_up_no_longer_than_allowed(depth: int) -> None
         (8, 0.01, 0.25),  # but no chunk takes longer than the setting allows
     ],
 )
-def test_chunks_beside_streams_are_as_short_as_prefill_can_afford(
+def test_chunks_next_to_streams_are_as_short_as_affordable(
     rows: int, row_seconds: float, stalled_seconds: float
 ) -> None:
     run = StepWorker()
@@ -187,7 +187,7 @@ def test_chunks_beside_streams_are_as_short_as_prefill_can_afford(
 
 
 @DEPTHS
-def test_a_prompt_that_is_scored_holds_decoding_streams_up_no_longer_than_another(
+def test_a_scored_prompt_delays_decoding_no_longer_than_another(
     depth: int,
 ) -> None:
     run = StepWorker(settings=SchedulerSettings(stall_seconds=0.2), depth=depth)
@@ -205,14 +205,15 @@ def test_a_prompt_that_is_scored_holds_decoding_streams_up_no_longer_than_anothe
         run.step()
     run.run_to_end()
     assert max(run.step_seconds[before : before + 40]) <= 0.014 + 0.2 * 1.25
-    # 0.0045 s for a scored token, 0.0005 to 0.0009 s for another, and not all taken for dear ones
+    # 0.0045 s for a scored token, 0.0005 to 0.0009 s for another, and not all are assumed to be
+    # expensive
     assert (
         scored.steps_to_first_draw + other.steps_to_first_draw
         <= 2 * (2_000 * 0.0045 + 4_000 * 0.0009) / 0.1
     )
 
 
-def test_prompts_are_read_beside_decoding_rows_in_chunks_of_a_quantum_or_more() -> None:
+def test_chunks_next_to_decoding_rows_are_at_least_a_quantum() -> None:
     run = StepWorker(settings=SchedulerSettings(stall_seconds=0.1))
     run.submit("a", prompt_tokens=500, max_tokens=2000)
     for _ in range(10):
@@ -228,7 +229,7 @@ def test_prompts_are_read_beside_decoding_rows_in_chunks_of_a_quantum_or_more() 
     assert all(tokens >= 32 and tokens % GRAIN_TOKENS == 0 for tokens in chunks)
 
 
-def test_admission_is_first_come_first_served_even_if_a_later_one_fits() -> None:
+def test_admission_is_first_come_first_served() -> None:
     run = StepWorker(budget_bytes=1600)
     run.submit("a", prompt_tokens=100, max_tokens=10)
     run.submit("large", prompt_tokens=100, max_tokens=10)
@@ -240,7 +241,7 @@ def test_admission_is_first_come_first_served_even_if_a_later_one_fits() -> None
     run.run_to_end()
 
 
-def test_no_more_run_than_allowed() -> None:
+def test_the_number_of_running_requests_is_limited() -> None:
     run = StepWorker(settings=SchedulerSettings(max_running=2))
     for name in "abcd":
         run.submit(name, prompt_tokens=10, max_tokens=5)
@@ -249,7 +250,7 @@ def test_no_more_run_than_allowed() -> None:
     run.run_to_end()
 
 
-def test_a_request_larger_than_the_whole_budget_is_refused_at_once() -> None:
+def test_a_request_larger_than_the_budget_is_refused_immediately() -> None:
     run = StepWorker(budget_bytes=1600)
     with pytest.raises(TooLargeForMemory):
         run.submit("a", prompt_tokens=100, max_tokens=61)
@@ -272,7 +273,7 @@ def test_a_full_queue_refuses_with_a_retry_time() -> None:
     run.run_to_end()
 
 
-def test_an_answer_that_another_worker_has_begun_finds_a_full_queue_open() -> None:
+def test_an_answer_begun_elsewhere_is_accepted_by_a_full_queue() -> None:
     run = StepWorker(settings=SchedulerSettings(max_running=1, max_queued=1))
     for name in "ab":
         run.submit(name, prompt_tokens=10, max_tokens=5)
@@ -282,7 +283,7 @@ def test_an_answer_that_another_worker_has_begun_finds_a_full_queue_open() -> No
     assert run.scheduler.statistics().queued == 3
 
 
-def test_a_burst_at_rest_may_fill_the_running_places_and_the_queue() -> None:
+def test_an_idle_worker_accepts_running_places_plus_queue() -> None:
     run = StepWorker(settings=SchedulerSettings(max_running=2, max_queued=1))
     for name in "abc":
         run.submit(name, prompt_tokens=10, max_tokens=5)
@@ -312,12 +313,12 @@ def test_an_answer_ends_where_the_context_window_does() -> None:
 
 
 @pytest.mark.parametrize(("prompt_tokens", "max_tokens"), [(0, 5), (5, -1)])
-def test_senseless_counts_are_refused(prompt_tokens: int, max_tokens: int) -> None:
+def test_invalid_counts_are_refused(prompt_tokens: int, max_tokens: int) -> None:
     with pytest.raises(InvalidRequest):
         StepWorker().submit("a", prompt_tokens=prompt_tokens, max_tokens=max_tokens)
 
 
-def test_a_step_of_no_tokens_stops_the_start() -> None:
+def test_a_step_size_of_zero_prevents_the_start() -> None:
     costs = SequenceCosts(kv_bytes_per_token=1, fixed_bytes_per_sequence=0)
     with pytest.raises(ConfigError, match="step_tokens"):
         Scheduler(
@@ -329,7 +330,7 @@ def test_a_step_of_no_tokens_stops_the_start() -> None:
         )
 
 
-def test_an_id_that_is_being_served_is_refused() -> None:
+def test_an_id_in_use_is_refused() -> None:
     run = StepWorker()
     run.submit("a", prompt_tokens=10, max_tokens=5)
     with pytest.raises(InvalidRequest):
@@ -337,7 +338,7 @@ def test_an_id_that_is_being_served_is_refused() -> None:
 
 
 @DEPTHS
-def test_a_request_for_no_tokens_is_read_and_ends(depth: int) -> None:
+def test_a_request_for_no_tokens_is_prefilled_and_ends(depth: int) -> None:
     run = StepWorker(depth=depth)
     run.submit("a", prompt_tokens=3000, max_tokens=0)
     run.run_to_end()
@@ -346,7 +347,7 @@ def test_a_request_for_no_tokens_is_read_and_ends(depth: int) -> None:
     assert not any(span.draws for plan in run.plans for span in plan.spans)
 
 
-def test_more_decoding_rows_than_fit_into_a_step_take_turns() -> None:
+def test_decoding_rows_that_exceed_a_step_take_turns() -> None:
     run = StepWorker(settings=SchedulerSettings(step_tokens=4, min_chunk_tokens=2, max_running=8))
     for name in "abcdefgh":
         run.submit(name, prompt_tokens=1, max_tokens=30)
@@ -358,7 +359,7 @@ def test_more_decoding_rows_than_fit_into_a_step_take_turns() -> None:
     assert set(counts.values()) == {5}
 
 
-def test_a_paused_row_does_not_take_the_turn_of_one_that_can_go_on() -> None:
+def test_a_paused_row_does_not_take_anothers_turn() -> None:
     run = StepWorker(
         settings=SchedulerSettings(
             step_tokens=1, min_chunk_tokens=1, max_running=3, expected_output_tokens=1
@@ -374,7 +375,7 @@ def test_a_paused_row_does_not_take_the_turn_of_one_that_can_go_on() -> None:
     assert {served.request_id for served in run.ended} == {"old", "young"}
 
 
-def test_with_one_token_to_a_step_all_prompts_move() -> None:
+def test_with_one_token_per_step_all_prompts_advance() -> None:
     run = StepWorker(settings=SchedulerSettings(step_tokens=1, min_chunk_tokens=1, max_running=3))
     run.submit("a", prompt_tokens=100, max_tokens=0)
     run.submit("b", prompt_tokens=90, max_tokens=0)
@@ -391,12 +392,12 @@ def test_a_failed_sequence_with_its_last_token_ends_once() -> None:
     assert run.ended[0].ends == ["stopped"]
 
 
-def test_an_empty_plan_may_be_reported_too() -> None:
+def test_an_empty_plan_may_be_reported() -> None:
     scheduler = StepWorker().scheduler
     assert scheduler.observe(outcome(scheduler.next_step().plan)) == ()
 
 
-def test_statistics_show_what_goes_on() -> None:
+def test_statistics_show_the_current_state() -> None:
     run = StepWorker(settings=SchedulerSettings(max_running=2, step_tokens=64))
     run.submit("a", prompt_tokens=10, max_tokens=5)
     run.submit("b", prompt_tokens=100, max_tokens=5)
@@ -434,7 +435,7 @@ def test_a_decode_step_costs_the_scheduler_little(sequences: int, allowed_second
 
 
 @DEPTHS
-def test_a_restarted_request_prefills_prompt_and_answer_after_the_waiting_ones(
+def test_a_restarted_request_prefills_prompt_and_answer_after_waiting_ones(
     depth: int,
 ) -> None:
     run = StepWorker(
@@ -454,7 +455,7 @@ def test_a_restarted_request_prefills_prompt_and_answer_after_the_waiting_ones(
 
 
 @DEPTHS
-def test_a_request_that_draws_nothing_is_not_ended_by_the_step_from_before_its_restart(
+def test_an_earlier_step_does_not_end_a_restarted_request(
     depth: int,
 ) -> None:
     run = StepWorker(depth=1)
@@ -476,7 +477,7 @@ def test_a_request_that_waits_for_memory_is_restarted_too() -> None:
     )
 
 
-def test_a_request_that_is_not_ready_keeps_its_place_and_lets_others_pass() -> None:
+def test_an_unready_request_keeps_its_place_and_lets_others_pass() -> None:
     run = StepWorker(settings=SchedulerSettings(max_running=1, step_tokens=64))
     for name in "abcd":
         run.submit(name, prompt_tokens=10, max_tokens=3)
@@ -489,7 +490,7 @@ def test_a_request_that_is_not_ready_keeps_its_place_and_lets_others_pass() -> N
     assert first == Span(request_id="a", start=7, tokens=3, draws=True)
 
 
-def test_a_request_that_was_passed_while_not_ready_is_still_the_older_one() -> None:
+def test_a_request_passed_while_unready_is_still_older() -> None:
     run = StepWorker(
         settings=SchedulerSettings(step_tokens=64, expected_output_tokens=4), budget_bytes=10 * 112
     )
@@ -504,7 +505,7 @@ def test_a_request_that_was_passed_while_not_ready_is_still_the_older_one() -> N
     assert [served.request_id for served in run.ended] == ["old", "young"]
 
 
-def test_those_that_are_not_ready_fill_the_queue_too() -> None:
+def test_unready_requests_fill_the_queue_too() -> None:
     run = StepWorker(settings=SchedulerSettings(max_running=1, max_queued=1, step_tokens=64))
     for name in "ab":
         run.submit(name, prompt_tokens=10, max_tokens=3)
@@ -513,7 +514,7 @@ def test_those_that_are_not_ready_fill_the_queue_too() -> None:
         run.submit("c", prompt_tokens=10, max_tokens=3)
 
 
-def test_waiting_requests_save_memory_in_the_order_of_the_queue_if_they_do_not_all_fit() -> None:
+def test_waiting_requests_that_do_not_fit_save_memory_in_order() -> None:
     run = StepWorker(
         settings=SchedulerSettings(max_running=8, expected_output_tokens=16), budget_bytes=4000
     )

@@ -69,7 +69,7 @@ def test_every_boundary_after_the_cached_tokens_ends_a_span(
         assert covered == list(range(cached, tokens + 2))
 
 
-def test_a_request_that_is_cached_up_to_its_last_token_reads_that_token_only() -> None:
+def test_a_request_cached_to_its_last_token_prefills_only_that() -> None:
     scheduler = a_scheduler()
     scheduler.submit("a", prompt_tokens=500, max_tokens=1)
     scheduler.make_ready("a", 499)

@@ -1,4 +1,4 @@
-"""Memory of live states beside the reservations: never beyond the budget, freed when it is needed,
+"""Memory of live states in addition to reservations: never beyond the budget, freed when needed,
 and no request hangs.
 """
 
@@ -16,8 +16,8 @@ BUDGET, TOKEN_BYTES = 960, 10
 
 
 class HoldingWorker:
-    """What ends stays as a parked state of the tokens that it has read; what begins takes one over,
-    or reads all itself.
+    """Ended sequences leave a parked state with their tokens; new ones take one over or prefill
+    everything.
     """
 
     def __init__(self, rng: random.Random, *, reserve_step: int) -> None:
@@ -41,8 +41,8 @@ class HoldingWorker:
         )
         self.sizes: dict[str, tuple[int, int]] = {}  # prompt and answer
         self.parked: list[int] = []  # tokens of each
-        self.held: dict[str, int] = {}  # tokens of running ones that nobody reserves
-        self.claims: dict[str, int] = {}  # of waiting ones, on a parked state of so many tokens
+        self.held: dict[str, int] = {}  # unreserved tokens of running ones
+        self.claims: dict[str, int] = {}  # tokens of waiting ones in a parked state
         self.admitted = self.moved = self.reclaimed = 0
 
     @property
@@ -85,9 +85,7 @@ class HoldingWorker:
         )
 
     def freeze_one(self) -> None:
-        """A running sequence freezes its tokens, for another one to share or because its tail has
-        to grow.
-        """
+        """A running sequence freezes its tokens, to share them or because its tail has to grow."""
         running = list(self.scheduler._running.values())
         if running and self.rng.random() < 0.2:
             one = self.rng.choice(running)
@@ -96,7 +94,7 @@ class HoldingWorker:
                 self.scheduler.hold_apart(one.request_id, one.position)
 
     def step(self) -> bool:
-        """Whether something has moved on."""
+        """Whether any request has advanced."""
         self.make_room()
         reclaimed = self.reclaimed
         decision = self.scheduler.next_step()
@@ -134,7 +132,7 @@ class HoldingWorker:
 
 
 @pytest.mark.parametrize("reserve_step", [1, 8])
-def test_held_and_reserved_memory_stay_within_the_budget_and_all_requests_end(
+def test_held_and_reserved_memory_stay_within_the_budget(
     reserve_step: int,
 ) -> None:
     moved = reclaimed = 0

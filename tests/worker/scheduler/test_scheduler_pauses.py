@@ -25,7 +25,7 @@ def planned(worker: StepWorker, *, steps: int) -> set[str]:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_a_paused_sequence_gets_no_span_until_it_is_resumed(depth: int) -> None:
+def test_a_paused_sequence_gets_no_span_until_resumed(depth: int) -> None:
     worker = StepWorker(settings=SETTINGS, depth=depth)
     worker.submit("a", prompt_tokens=4, max_tokens=50)
     worker.submit("b", prompt_tokens=4, max_tokens=50)
@@ -38,7 +38,7 @@ def test_a_paused_sequence_gets_no_span_until_it_is_resumed(depth: int) -> None:
     worker.run_to_end()
 
 
-def test_when_all_are_paused_there_is_nothing_to_do() -> None:
+def test_when_all_are_paused_the_plan_is_empty() -> None:
     worker = StepWorker(settings=SETTINGS)
     worker.submit("a", prompt_tokens=4, max_tokens=50)
     worker.step()
@@ -47,7 +47,7 @@ def test_when_all_are_paused_there_is_nothing_to_do() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_paused_sequences_give_their_places_to_those_that_wait(depth: int) -> None:
+def test_paused_sequences_give_their_places_to_waiting_ones(depth: int) -> None:
     worker = StepWorker(settings=SETTINGS, depth=depth)
     for name in "ab":
         worker.submit(name, prompt_tokens=4, max_tokens=50)
@@ -56,11 +56,11 @@ def test_paused_sequences_give_their_places_to_those_that_wait(depth: int) -> No
     worker.pause("b")
     worker.submit("c", prompt_tokens=4, max_tokens=5)
     assert "c" in planned(worker, steps=depth + 2)
-    assert running(worker) == {"a", "c"}  # no more of them than it takes
+    assert running(worker) == {"a", "c"}  # no more of them than necessary
     worker.run_to_end()
 
 
-def test_a_paused_sequence_gives_its_memory_before_any_other_does() -> None:
+def test_a_paused_sequence_gives_up_its_memory_first() -> None:
     worker = StepWorker(settings=SETTINGS, budget_bytes=10 * 112)
     worker.submit("old", prompt_tokens=30, max_tokens=60)
     worker.submit("young", prompt_tokens=30, max_tokens=50)
@@ -71,7 +71,7 @@ def test_a_paused_sequence_gives_its_memory_before_any_other_does() -> None:
     worker.run_to_end()
 
 
-def test_one_that_is_paused_in_the_queue_lets_the_others_pass() -> None:
+def test_a_request_paused_in_the_queue_lets_others_pass() -> None:
     worker = StepWorker(settings=SETTINGS)
     for name in "abcd":
         worker.submit(name, prompt_tokens=4, max_tokens=5)
@@ -109,7 +109,7 @@ def test_pausing_twice_or_an_unknown_request_changes_nothing() -> None:
     assert planned(worker, steps=1) == {"a"}
 
 
-def test_under_critical_pressure_one_that_is_paused_lets_another_run_and_goes_on_after_it() -> None:
+def test_under_critical_pressure_a_paused_request_lets_another_run() -> None:
     worker = StepWorker(settings=SETTINGS)
     worker.set_critical(True)
     worker.submit("a", prompt_tokens=4, max_tokens=50)
@@ -120,7 +120,7 @@ def test_under_critical_pressure_one_that_is_paused_lets_another_run_and_goes_on
     worker.run_to_end()
 
 
-def test_memory_beyond_a_smaller_budget_admits_nothing_until_the_rest_fits() -> None:
+def test_memory_above_a_reduced_budget_admits_nothing() -> None:
     worker = StepWorker(settings=replace(SETTINGS, max_running=4), budget_bytes=10 * 192)
     for name, answer in (("a", 6), ("b", 20), ("c", 20)):
         worker.submit(name, prompt_tokens=40, max_tokens=answer)

@@ -157,7 +157,7 @@ class SchedulerStates(RuleBasedStateMachine):
         slowness: float,
         drafts: dict[str, tuple[int, int]],
     ) -> None:
-        """drafts: by sequence, the tokens of a draft, and how many of them are right."""
+        """drafts: by sequence, a draft's tokens and the number of right ones."""
         self.worker.offer = lambda request_id: (0.9,) * drafts.get(request_id, (0, 0))[0]
         self.worker.repeats = lambda request_id: request_id in "aceg"
         self.worker.right = lambda request_id, drafted: drafts.get(request_id, (0, 0))[1]

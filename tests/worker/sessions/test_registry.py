@@ -17,7 +17,7 @@ def refused(call: object) -> SessionFailure:
     return caught.value.failure
 
 
-def test_tenants_have_ids_of_their_own() -> None:
+def test_session_ids_are_separate_for_each_tenant() -> None:
     subject = registry()
     mine, theirs = subject.open("s", tenant="a", now=0), subject.open("s", tenant="b", now=1)
     assert subject.get("s", tenant="a") is mine
@@ -26,7 +26,7 @@ def test_tenants_have_ids_of_their_own() -> None:
     assert refused(lambda: subject.open("s", tenant="a", now=2)) is SessionFailure.EXISTS
 
 
-def test_sessions_expire_when_they_are_not_used() -> None:
+def test_unused_sessions_expire() -> None:
     subject = registry()
     usual, short, endless = (
         subject.open("usual", tenant="", now=0),
@@ -41,7 +41,7 @@ def test_sessions_expire_when_they_are_not_used() -> None:
     assert endless not in subject.expired(1e12)
 
 
-def test_the_least_recently_used_session_is_closed_first_unless_it_is_pinned() -> None:
+def test_the_least_recently_used_unpinned_session_closes_first() -> None:
     subject = registry(most=2)
     pinned = subject.open("pinned", tenant="", now=0, pinned=True)
     assert subject.victims("") == []
@@ -55,7 +55,7 @@ def test_the_least_recently_used_session_is_closed_first_unless_it_is_pinned() -
     assert pinned in list(subject)
 
 
-def test_a_tenant_ends_its_own_sessions_before_those_of_others() -> None:
+def test_a_tenants_own_sessions_close_before_those_of_others() -> None:
     subject = registry(most=3)
     others = subject.open("o", tenant="other", now=0)
     mine = [subject.open(name, tenant="me", now=now) for now, name in enumerate("ab", start=1)]
@@ -65,7 +65,7 @@ def test_a_tenant_ends_its_own_sessions_before_those_of_others() -> None:
     assert subject.victims("me", sessions=3) == [*mine, others]
 
 
-def test_more_sessions_than_may_be_are_ended_as_far_as_they_can() -> None:
+def test_excess_sessions_are_ended_as_far_as_possible() -> None:
     full = registry(most=9)
     sessions = [
         full.open(str(number), tenant="", now=number, pinned=number == 0) for number in range(4)

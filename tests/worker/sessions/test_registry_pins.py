@@ -49,7 +49,7 @@ def pins_of(reader: CachingWorker, *, quota_bytes: int) -> SessionPins:
     return SessionPins(reader.cache, quota_bytes=lambda: quota_bytes)
 
 
-def test_blocks_of_two_sessions_count_once_and_stay_until_both_end(
+def test_blocks_shared_by_two_sessions_count_once(
     reader: CachingWorker,
 ) -> None:
     subject = pins_of(reader, quota_bytes=1 << 30)
@@ -65,7 +65,7 @@ def test_blocks_of_two_sessions_count_once_and_stay_until_both_end(
     subject.check_invariants()
 
 
-def test_a_session_that_outgrows_the_quota_is_pinned_in_part_until_another_one_lets_go(
+def test_a_session_beyond_the_quota_is_pinned_partially(
     reader: CachingWorker,
 ) -> None:
     subject = pins_of(reader, quota_bytes=size(reader, "a", "b") - 1)
@@ -99,7 +99,7 @@ def test_blocks_pinned_by_another_session_cost_nothing(reader: CachingWorker) ->
         subject.drop(each)
 
 
-def test_a_session_that_has_moved_on_lets_go_of_what_it_has_left(reader: CachingWorker) -> None:
+def test_a_session_that_moved_on_unpins_its_old_blocks(reader: CachingWorker) -> None:
     subject = pins_of(reader, quota_bytes=1 << 30)
     moving = session(reader, "s", "ac")
     subject.sync(moving)
@@ -117,7 +117,7 @@ steps = st.lists(
 
 
 @given(steps=steps, share=st.integers(0, 120))
-def test_the_quota_holds_and_nothing_stays_pinned_whatever_sessions_do(
+def test_the_quota_holds_and_nothing_stays_pinned(
     steps: list[tuple[str, set[str], bool]], share: int, reader: CachingWorker
 ) -> None:
     quota_bytes = size(reader, *CHAINS) * share // 100
@@ -137,7 +137,7 @@ def test_the_quota_holds_and_nothing_stays_pinned_whatever_sessions_do(
 
 
 @pytest.mark.parametrize("is_pinned", [True, False])
-def test_a_pinned_session_outlives_what_would_push_it_out(is_pinned: bool) -> None:
+def test_a_pinned_session_survives_eviction_pressure(is_pinned: bool) -> None:
     one = prompt("first")
     alone = worker()
     serve(alone, greedy("1", one))
@@ -152,7 +152,7 @@ def test_a_pinned_session_outlives_what_would_push_it_out(is_pinned: bool) -> No
     assert inbox.finished("again").cached_tokens == (299 if is_pinned else 0)
 
 
-def test_blocks_beyond_the_quota_are_not_pinned_and_the_session_says_so() -> None:
+def test_a_session_reports_blocks_beyond_the_quota_as_unpinned() -> None:
     alone = worker()
     serve(alone, greedy("1", prompt("first")))
     whole = alone.index.figures().ram_bytes

@@ -36,7 +36,7 @@ def test_a_longer_chain_replaces_its_prefix() -> None:
     assert (subject.requests, subject.last_used_at, subject.expires_at) == (2, 2, 12)
 
 
-def test_a_beginning_that_is_asked_for_again_loses_nothing() -> None:
+def test_a_repeated_prefix_loses_nothing() -> None:
     subject = session()
     subject.use(branch("a", "b", "c"), now=1)
     subject.use(branch("x"), now=2)
@@ -44,7 +44,7 @@ def test_a_beginning_that_is_asked_for_again_loses_nothing() -> None:
     assert subject.branches == (branch("a", "b", "c"), branch("x"))
 
 
-def test_a_side_conversation_is_a_branch_and_the_oldest_branch_is_dropped() -> None:
+def test_a_side_conversation_is_a_branch_and_the_oldest_is_dropped() -> None:
     subject = session()
     for number in range(MOST_BRANCHES + 1):
         subject.use(branch("a", f"side {number}"), now=number)
@@ -64,7 +64,7 @@ chains = st.lists(st.sampled_from("ab"), max_size=4).map(lambda names: branch(*n
 
 
 @given(st.lists(chains, max_size=12))
-def test_no_branch_is_the_beginning_of_another_one(used: list[Branch]) -> None:
+def test_no_branch_is_a_prefix_of_another(used: list[Branch]) -> None:
     subject = session()
     for now, each in enumerate(used):
         subject.use(each, now=now)
@@ -73,14 +73,14 @@ def test_no_branch_is_the_beginning_of_another_one(used: list[Branch]) -> None:
         assert not each.blocks or subject.branches[0].extends(each)
 
 
-def test_a_record_gives_the_session_back() -> None:
+def test_a_session_survives_its_record() -> None:
     subject = session()
     subject.metadata["task"] = "tests"
     subject.use(branch("a", "b", state=ChainState(b"state", 8)), now=1)
     assert decode_record(encode_record(subject)) == subject
 
 
-def test_names_of_records_tell_tenants_and_ids_apart() -> None:
+def test_record_names_distinguish_tenants_and_ids() -> None:
     names = {
         Session(
             session_id=session_id, tenant=tenant, created_at=0, last_used_at=0, ttl_seconds=None
@@ -90,7 +90,7 @@ def test_names_of_records_tell_tenants_and_ids_apart() -> None:
     assert len(names) == 5
 
 
-def test_a_record_that_an_earlier_version_has_written_is_a_session_of_two_branches() -> None:
+def test_a_record_of_an_earlier_version_is_readable() -> None:
     found = decode_record((Path(__file__).parent / "data" / "written_before.record").read_bytes())
     assert (found.session_id, found.tenant, found.pinned, found.ttl_seconds) == (
         "written before",

@@ -69,7 +69,7 @@ def test_cached_tokens_of_a_session_are_exact() -> None:
     assert answer(inbox, "b").failure is SessionFailure.NOT_FOUND
 
 
-def test_sessions_are_there_after_a_restart_with_their_pins(tmp_path: Path) -> None:
+def test_sessions_and_pins_survive_a_restart(tmp_path: Path) -> None:
     serve(
         worker(folder=tmp_path),
         ask("open", "o", tenant="t", pinned=True, metadata={"task": "x"}, ttl_seconds=None),
@@ -85,7 +85,7 @@ def test_sessions_are_there_after_a_restart_with_their_pins(tmp_path: Path) -> N
     )
 
 
-def test_a_fork_continues_alone_and_loses_nothing_when_the_original_is_closed() -> None:
+def test_a_fork_is_independent_of_its_original() -> None:
     one = prompt("first")
     inbox = serve(
         worker(), greedy("1", one, session_id="s"),
@@ -102,7 +102,7 @@ def test_a_fork_continues_alone_and_loses_nothing_when_the_original_is_closed() 
     assert inbox.finished("again").cached_tokens == 0
 
 
-def test_sessions_end_when_their_time_is_over() -> None:
+def test_sessions_end_when_they_expire() -> None:
     now = [1000.0]
     subject = worker(clock=lambda: now[0])
     subject.sessions.carry_out(ask("open", "o", ttl_seconds=5.0))
@@ -112,14 +112,14 @@ def test_sessions_end_when_their_time_is_over() -> None:
     assert subject.sessions.carry_out(ask("get", "b")).failure is SessionFailure.NOT_FOUND  # type: ignore[union-attr]
 
 
-def test_the_session_used_longest_ago_makes_room() -> None:
+def test_the_least_recently_used_session_makes_room() -> None:
     opens = [ask("open", str(number), str(number)) for number in range(5)]
     inbox = serve(worker(), *opens, ask("list", "l"))
     assert [session.session_id for session in answer(inbox, "l").sessions] == ["4", "3", "2", "1"]
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text"])
-def test_forgetting_removes_everything_that_is_not_needed(name: str, tmp_path: Path) -> None:
+def test_forgetting_removes_everything_not_needed_elsewhere(name: str, tmp_path: Path) -> None:
     common = prompt("common", 280)
     branch_points = (100, 270)
     subject = worker(name, tmp_path)
@@ -133,7 +133,7 @@ def test_forgetting_removes_everything_that_is_not_needed(name: str, tmp_path: P
     assert inbox.finished("again").cached_tokens == 0
 
 
-def test_fewer_sessions_than_there_are_records_of_can_be_lived_with(tmp_path: Path) -> None:
+def test_a_worker_may_allow_fewer_sessions_than_are_recorded(tmp_path: Path) -> None:
     requests = [
         greedy(str(number), prompt(str(number), 40), session_id=f"s{number}") for number in range(4)
     ]
@@ -148,7 +148,7 @@ def test_fewer_sessions_than_there_are_records_of_can_be_lived_with(tmp_path: Pa
     assert [session.session_id for session in answer(inbox, "m").sessions] == ["o"]
 
 
-def test_a_session_that_another_worker_has_used_since_does_not_expire(tmp_path: Path) -> None:
+def test_a_session_used_by_another_worker_does_not_expire(tmp_path: Path) -> None:
     now = [1000.0]
     idle = worker(folder=tmp_path, clock=lambda: now[0])
     idle.sessions.carry_out(ask("open", "o", ttl_seconds=5.0))
@@ -173,7 +173,7 @@ def test_a_session_that_another_worker_has_used_since_does_not_expire(tmp_path: 
 
 
 def tend(subject: CachingWorker) -> None:
-    """Tend the service until the store has answered."""
+    """Advance the service until the store has answered."""
     for _ in range(20):
         subject.sessions.tend()
         assert subject.store is not None
@@ -209,10 +209,10 @@ def test_a_request_that_was_preempted_counts_once() -> None:
     assert answer(inbox, "a").failure in (None, SessionFailure.NOT_FOUND)
 
 
-def test_forgotten_blocks_are_gone_before_the_record_of_their_session(
+def test_forgotten_blocks_are_gone_before_their_sessions_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the worker dies in between, the session is left, and the next worker can forget it."""
+    """If the worker dies in between, the session remains, and the next worker can forget it."""
     subject, done = worker(folder=tmp_path), list[str]()
     store = subject.store
     assert store is not None
@@ -232,7 +232,7 @@ def test_forgotten_blocks_are_gone_before_the_record_of_their_session(
     assert (done[0], done[-1]) == ("blocks", "record")
 
 
-def test_a_clock_that_jumps_ahead_deletes_no_session_at_once(
+def test_a_clock_jumping_ahead_deletes_no_session(
     tmp_path: Path,
 ) -> None:
     now = [1_000_000.0]
@@ -256,7 +256,7 @@ def test_a_clock_that_jumps_ahead_deletes_no_session_at_once(
     assert answer(inbox, "later").failure is SessionFailure.NOT_FOUND
 
 
-def test_a_use_by_a_wrong_clock_does_not_make_it_right_at_the_next_start(tmp_path: Path) -> None:
+def test_using_a_wrong_clock_does_not_make_it_trusted_later(tmp_path: Path) -> None:
     now = [1_000_000.0]
     serve(worker("llama", tmp_path, clock=lambda: now[0]), ask("open", "o", "old"))
     now[0] += 400 * 86400.0
@@ -274,7 +274,7 @@ def test_a_use_by_a_wrong_clock_does_not_make_it_right_at_the_next_start(tmp_pat
     assert {each.session_id for each in listed} == {"first", "second"}, "the clock is the same"
 
 
-def test_what_is_used_after_a_long_pause_is_not_old(tmp_path: Path) -> None:
+def test_a_session_used_after_a_long_pause_is_not_expired(tmp_path: Path) -> None:
     now = [1_000_000.0]
     serve(worker("llama", tmp_path, clock=lambda: now[0]), ask("open", "o", ttl_seconds=None))
     now[0] += 40 * 86400.0
@@ -294,7 +294,7 @@ def test_what_is_used_after_a_long_pause_is_not_old(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("operation", ["open", "list"])
 @pytest.mark.parametrize("is_used", [False, True])
-def test_a_record_that_cannot_be_read_at_the_start_is_not_replaced(
+def test_a_record_unreadable_at_the_start_is_not_replaced(
     tmp_path: Path, operation: str, is_used: bool
 ) -> None:
     now = [1_000_000.0]
@@ -318,7 +318,7 @@ def test_a_record_that_cannot_be_read_at_the_start_is_not_replaced(
     assert session.branches == 1 + is_used
 
 
-def test_a_record_that_can_be_read_later_is_joined_with_what_was_done_meanwhile(
+def test_a_record_readable_later_is_merged_with_newer_changes(
     tmp_path: Path,
 ) -> None:
     now = [1_000_000.0]

@@ -63,7 +63,7 @@ def test_a_session_forgotten_during_its_first_answer_leaves_nothing(
 
 
 @pytest.mark.parametrize("after", [0, 3, 30])
-def test_a_session_closed_during_an_answer_stays_closed_and_its_tokens_stay_cached(
+def test_a_session_closed_during_an_answer_stays_closed_but_cached(
     tmp_path: Path, expected: dict[str, list[int]], after: int
 ) -> None:
     subject = worker("llama", tmp_path)
@@ -76,7 +76,7 @@ def test_a_session_closed_during_an_answer_stays_closed_and_its_tokens_stay_cach
     assert again.finished("2").cached_tokens == len(PROMPT) - 1
 
 
-def test_a_session_forgotten_during_a_later_answer_is_gone_completely(tmp_path: Path) -> None:
+def test_a_session_forgotten_during_a_later_answer_is_gone(tmp_path: Path) -> None:
     subject = worker("llama", tmp_path, most_parked_bytes=None)
     other = prompt("other", 300)
     turn = (*PROMPT, *prompt("turn", 100))
@@ -97,7 +97,7 @@ def test_a_session_forgotten_during_a_later_answer_is_gone_completely(tmp_path: 
     assert again.finished("4").cached_tokens == len(other) - 1
 
 
-def test_only_the_session_of_this_tenant_and_adapter_is_closed(tmp_path: Path) -> None:
+def test_only_the_session_of_its_tenant_and_adapter_is_closed(tmp_path: Path) -> None:
     subject = worker("llama", tmp_path)
     inbox = run(
         subject,
@@ -108,7 +108,7 @@ def test_only_the_session_of_this_tenant_and_adapter_is_closed(tmp_path: Path) -
     assert [each.session_id for each in answer(inbox, "listed").sessions] == ["s"]
 
 
-def test_nothing_is_prefilled_ahead_for_a_session_that_was_closed(tmp_path: Path) -> None:
+def test_a_closed_session_is_not_prefilled_ahead(tmp_path: Path) -> None:
     subject = worker("llama", tmp_path)
     ahead = greedy(
         "ahead",
@@ -132,7 +132,7 @@ def test_nothing_is_prefilled_ahead_for_a_session_that_was_closed(tmp_path: Path
     assert len(subject.index) == 0
 
 
-def test_a_request_that_waits_for_the_same_prefix_is_not_left_waiting(tmp_path: Path) -> None:
+def test_a_request_waiting_for_a_forgotten_prefix_continues(tmp_path: Path) -> None:
     """The second request waits for the prefill of the first, which is then no longer cached."""
     subject = worker("llama", tmp_path, step_tokens=32)
     inbox = subject.serve(
@@ -147,7 +147,7 @@ def test_a_request_that_waits_for_the_same_prefix_is_not_left_waiting(tmp_path: 
     assert inbox.tokens("2") == inbox.tokens("1")[:6]
 
 
-def test_closing_a_session_that_is_not_open_yet_closes_no_other_one(tmp_path: Path) -> None:
+def test_closing_an_unopened_session_closes_no_other(tmp_path: Path) -> None:
     subject = worker("llama", tmp_path, most_sessions=1)
     inbox = subject.serve(
         [
@@ -182,7 +182,7 @@ def choices(*numbers: int) -> list[SequenceRequest]:
     ("name", "after", "most_parked_bytes"),
     [("llama", 0, None), ("llama", 30, 0), ("gemma3_text", 30, None), ("qwen3_next", 30, None)],
 )
-def test_a_session_forgotten_during_several_choices_leaves_none_of_them(
+def test_a_session_forgotten_during_several_choices_leaves_none(
     tmp_path: Path, name: str, after: int, most_parked_bytes: int | None
 ) -> None:
     """With two places for twelve choices: some have ended, some run, some wait."""
@@ -235,9 +235,7 @@ def test_a_session_closed_during_several_choices_stays_closed(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("count", [3, 12])
-def test_a_session_forgotten_after_several_choices_leaves_none_of_them(
-    tmp_path: Path, count: int
-) -> None:
+def test_a_session_forgotten_after_several_choices_leaves_none(tmp_path: Path, count: int) -> None:
     subject = worker("llama", tmp_path, most_parked_bytes=None)
     inbox = subject.serve(
         [
@@ -253,7 +251,7 @@ def test_a_session_forgotten_after_several_choices_leaves_none_of_them(
     assert blocks_on_disk(tmp_path) == 0
 
 
-def test_the_first_choice_is_the_latest_branch_of_its_session(tmp_path: Path) -> None:
+def test_the_first_choice_is_its_sessions_latest_branch(tmp_path: Path) -> None:
     subject = worker("llama", tmp_path, max_running=1)
     first, second = choices(0, 1)
     turn = msgspec.structs.replace(second, request_id="2", max_tokens=LONG + 20)

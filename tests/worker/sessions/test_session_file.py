@@ -78,7 +78,7 @@ def read_whole(path: Path, *, most_tokens: int = 100) -> None:
 
 
 def refusal(path: Path, *, most_tokens: int = 100) -> str:
-    """Why a file is refused, when it is opened or when it is read."""
+    """The reason why a file is refused on opening or reading."""
     with pytest.raises(SessionRefused) as refused:
         read_whole(path, most_tokens=most_tokens)
     assert refused.value.failure is SessionFailure.BAD_FILE
@@ -102,7 +102,7 @@ def test_written_sessions_can_be_read(tmp_path: Path) -> None:
     file.close()
 
 
-def test_branches_may_share_blocks_and_use_a_part_of_one(tmp_path: Path) -> None:
+def test_branches_may_share_blocks_or_use_parts(tmp_path: Path) -> None:
     branches = (Branch(blocks=PARTS), Branch(blocks=(ChainBlock(A, 2, 2),)))
     write_session(tmp_path / "f", manifest(branches=branches), blocks())
     file = opened(tmp_path / "f")
@@ -114,7 +114,7 @@ def test_branches_may_share_blocks_and_use_a_part_of_one(tmp_path: Path) -> None
     assert "5 tokens, but the model's context has only 4" in refusal(tmp_path / "f", most_tokens=4)
 
 
-def test_a_file_that_fails_half_way_does_not_stay(tmp_path: Path) -> None:
+def test_a_partially_written_file_is_deleted(tmp_path: Path) -> None:
     def broken() -> Any:
         yield blocks()[0]
         raise OSError("the disk is full")
@@ -152,14 +152,14 @@ def test_a_manifest_that_is_invalid_is_refused(changes: dict[str, Any], tmp_path
     assert refusal(tmp_path / "f") != ""
 
 
-def test_blocks_that_overlap_must_have_the_same_tokens(tmp_path: Path) -> None:
+def test_overlapping_blocks_must_have_equal_tokens(tmp_path: Path) -> None:
     first, _, state = blocks()
     write_session(tmp_path / "f", manifest(), [first, kv(B, A, 2, [9, 4, 5]), state])
     assert "follows other tokens" in refusal(tmp_path / "f")
 
 
 def with_manifest(path: Path, encoded: bytes, *, claimed_bytes: int | None = None) -> Path:
-    """A file without blocks and with any manifest, with the right checksum."""
+    """A file without blocks, with any manifest and the right checksum."""
     size = len(encoded) if claimed_bytes is None else claimed_bytes
     path.write_bytes(encoded + _TRAILER.pack(xxhash.xxh3_128_digest(encoded), size, MAGIC))
     return path
@@ -188,7 +188,7 @@ def test_an_unreadable_manifest_is_refused(tmp_path: Path) -> None:
         assert "not an exported session" in refusal(path)
 
 
-def test_a_manifest_larger_than_any_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_an_oversized_manifest_is_refused_before_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "sparse"
     claimed = 1 << 40
     with path.open("wb") as file:
@@ -198,13 +198,13 @@ def test_a_manifest_larger_than_any_is_refused_before_it_is_read(tmp_path: Path)
     assert "its manifest is too long" in refusal(path)
 
 
-def test_a_file_of_the_first_format_is_refused_in_words_that_say_so(tmp_path: Path) -> None:
+def test_a_file_of_the_first_format_is_refused_by_format(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"HOLDFAST-SESSION-1" + bytes(500))
     assert "exported by an earlier version of Holdfast" in refusal(tmp_path / "f")
 
 
 @given(cut=st.integers(0, 200), at=st.integers(0, 10_000), bit=st.integers(0, 7))
-def test_any_damage_is_seen(
+def test_any_damage_is_detected(
     cut: int, at: int, bit: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("damage") / "f"

@@ -31,7 +31,7 @@ from tests.fakes.session_worker import (
 )
 
 
-def test_a_file_that_others_pins_leave_no_room_for_is_refused(tmp_path: Path) -> None:
+def test_a_file_is_refused_if_pins_leave_no_room(tmp_path: Path) -> None:
     manifest, blocks = exported(tmp_path, "llama", tokens=1000)
     write_session(tmp_path / "file", manifest, blocks)
     nbytes = sum(size for _, size in manifest.blocks)
@@ -65,7 +65,7 @@ def test_a_taken_name_is_refused_before_anything_is_imported(tmp_path: Path) -> 
     assert inbox.finished("mine").cached_tokens == 0
 
 
-def test_an_imported_session_is_exported_as_it_was(tmp_path: Path) -> None:
+def test_an_imported_session_is_exported_unchanged(tmp_path: Path) -> None:
     """Two branches that share a block, with windows as states."""
     first, again = tmp_path / "first", tmp_path / "again"
     common = prompt("common", 5)
@@ -133,7 +133,7 @@ def test_an_exported_session_continues_elsewhere_with_the_same_answers(
     )
 
 
-def test_files_that_are_damaged_or_of_another_model_are_refused(tmp_path: Path) -> None:
+def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "session"
     serve(
         worker(),
@@ -167,7 +167,7 @@ def test_files_that_are_damaged_or_of_another_model_are_refused(tmp_path: Path) 
     assert answer(missing, "i").failure is SessionFailure.FAILED
 
 
-def test_the_states_of_possible_next_turns_are_pinned_and_exported(
+def test_states_for_possible_next_turns_are_pinned_and_exported(
     tmp_path: Path,
 ) -> None:
     """With a template that drops reasoning, the next turn diverges after the last message."""
@@ -190,7 +190,7 @@ def test_the_states_of_possible_next_turns_are_pinned_and_exported(
     assert there.tokens("turn") == inbox.tokens("turn")
 
 
-def test_a_session_that_does_not_fit_into_memory_is_not_taken_in_by_halves(tmp_path: Path) -> None:
+def test_a_session_larger_than_memory_is_not_imported_partially(tmp_path: Path) -> None:
     path = str(tmp_path / "file")
     subject = worker()
     serve(
@@ -207,7 +207,7 @@ def test_a_session_that_does_not_fit_into_memory_is_not_taken_in_by_halves(tmp_p
     assert answer(inbox, "l").sessions == ()
 
 
-def test_more_transfers_than_may_be_are_put_off() -> None:
+def test_excess_transfers_are_postponed() -> None:
     subject = worker()
     subject.sessions.carry_out(ask("open", "o"))
     answers = [
@@ -218,7 +218,7 @@ def test_more_transfers_than_may_be_are_put_off() -> None:
     assert len(ended(subject)) == 4
 
 
-def test_an_export_between_the_steps_of_others_changes_neither(tmp_path: Path) -> None:
+def test_an_export_between_steps_changes_neither(tmp_path: Path) -> None:
     _, alone = exported(tmp_path)
     busy = [
         greedy(f"busy {number}", prompt(f"busy {number}", 40), max_tokens=40) for number in range(3)
@@ -240,7 +240,7 @@ def test_an_export_between_the_steps_of_others_changes_neither(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("forget", [False, True])
-def test_a_session_closed_during_its_export_is_exported_whole_or_not_at_all(
+def test_a_session_closed_during_export_is_exported_whole_or_not(
     forget: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "out"
@@ -264,7 +264,7 @@ def test_a_session_closed_during_its_export_is_exported_whole_or_not_at_all(
     assert inbox.tokens("busy") == serve(worker(), greedy("busy", prompt("busy"))).tokens("busy")
 
 
-def test_of_two_imports_under_one_name_one_succeeds_and_a_third_is_not_delayed(
+def test_of_two_imports_under_one_name_one_succeeds(
     tmp_path: Path,
 ) -> None:
     exported(tmp_path, tokens=1000)
@@ -287,7 +287,7 @@ def test_of_two_imports_under_one_name_one_succeeds_and_a_third_is_not_delayed(
     assert inbox.tokens("busy") == serve(worker(), greedy("busy", prompt("busy"))).tokens("busy")
 
 
-def test_a_worker_that_ends_leaves_no_half_written_file_and_no_thread(tmp_path: Path) -> None:
+def test_a_worker_leaves_no_partial_file_and_no_thread(tmp_path: Path) -> None:
     subject = worker()
     serve(subject, greedy("1", prompt("first", 2000), session_id="s"))
     path = tmp_path / "out"
@@ -299,7 +299,7 @@ def test_a_worker_that_ends_leaves_no_half_written_file_and_no_thread(tmp_path: 
     subject.index.check_invariants()
 
 
-def test_a_folder_that_is_not_there_costs_the_export_only(tmp_path: Path) -> None:
+def test_a_missing_folder_fails_only_the_export(tmp_path: Path) -> None:
     inbox = serve(
         worker(), greedy("1", prompt("first"), session_id="s"), ask("export", "e", path=str(tmp_path / "nowhere" / "out")),
         ask("get", "g"),
@@ -309,7 +309,7 @@ def test_a_folder_that_is_not_there_costs_the_export_only(tmp_path: Path) -> Non
     assert info(inbox, "g").kept_tokens == 305
 
 
-def test_blocks_stored_right_after_the_start_of_an_export_take_nothing_from_it(
+def test_blocks_stored_during_an_export_do_not_affect_it(
     tmp_path: Path,
 ) -> None:
     subject = worker(ram_bytes=1 << 18)
@@ -348,7 +348,7 @@ def test_a_file_with_another_fingerprint_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
-def test_when_the_store_was_cleared_meanwhile_what_is_left_of_a_session_is_exported(
+def test_after_a_store_was_cleared_the_remaining_session_is_exported(
     name: str, tmp_path: Path
 ) -> None:
     store, path = tmp_path / "store", tmp_path / "file"

@@ -1,5 +1,5 @@
-"""Forged session files: right checksums, wrong contents. Each is refused before anything is
-imported, and harms no request.
+"""Forged session files with right checksums and wrong contents are refused before anything is
+imported, and harm no request.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def refused(
     before, after = answer(inbox, "before").sessions[0], answer(inbox, "after").sessions[0]
     assert after == before
     assert after.kept_tokens == after.tokens
-    assert inbox.finished("mine").cached_tokens == 0  # nothing of any file came in
+    assert inbox.finished("mine").cached_tokens == 0  # nothing was imported
     return [answer(inbox, str(number)) for number in range(len(files))]
 
 
@@ -88,7 +88,7 @@ def test_blocks_that_do_not_fit_the_models_layers_are_refused(name: str, tmp_pat
     assert all("of the file does not fit this model: " in found.message for found in answers)
 
 
-def test_one_block_named_4000_times_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
+def test_a_block_named_4000_times_is_refused_immediately(tmp_path: Path) -> None:
     manifest, blocks = exported(tmp_path, "llama")
     key, own = blocks[0].key, blocks[0].block.tokens
     times = tuple(ChainBlock(key, own, own * (number + 1)) for number in range(4000))
@@ -103,7 +103,7 @@ def test_one_block_named_4000_times_is_refused_before_anything_is_asked(tmp_path
     assert all("does not fit its branch" in each.message for each in found[1:])
 
 
-def test_a_file_beyond_the_quota_is_refused_before_anything_has_to_leave(tmp_path: Path) -> None:
+def test_a_file_beyond_the_quota_is_refused_without_eviction(tmp_path: Path) -> None:
     manifest, blocks = exported(tmp_path, "llama", tokens=800)
     nbytes = sum(size for _, size in manifest.blocks)
     (found,) = refused(worker(ram_bytes=int(nbytes * 1.9)), tmp_path, [(manifest, blocks)])
@@ -111,7 +111,7 @@ def test_a_file_beyond_the_quota_is_refused_before_anything_has_to_leave(tmp_pat
     assert f"{nbytes:,}" in found.message
 
 
-def test_a_block_that_says_it_stands_elsewhere_is_refused(tmp_path: Path) -> None:
+def test_a_block_with_a_wrong_position_is_refused(tmp_path: Path) -> None:
     manifest, blocks = exported(tmp_path, "llama")
     moved = [
         replace(each, block=replace(each.block, start=each.block.start + 1))
@@ -126,7 +126,7 @@ def test_a_block_that_says_it_stands_elsewhere_is_refused(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_a_forged_file_is_refused_and_harms_no_request(name: str, tmp_path: Path) -> None:
-    """The checksum is right, the contents are not, as from a hostile or broken writer."""
+    """The checksum is right but the contents are not, as from a hostile or broken writer."""
     manifest, blocks = exported(tmp_path, name)
 
     def with_each_part(change: Callable[[bytes], bytes]) -> list[StoredBlock]:

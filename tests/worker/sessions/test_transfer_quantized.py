@@ -31,7 +31,7 @@ def exported(path: Path, prompt: tuple[int, ...]) -> int:
     return info(inbox, "c").tokens
 
 
-def test_a_session_that_ends_within_a_quantized_block_is_imported_up_to_that_block(
+def test_imports_end_before_a_partial_quantized_block(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "session"
@@ -43,7 +43,7 @@ def test_a_session_that_ends_within_a_quantized_block_is_imported_up_to_that_blo
     assert inbox.tokens("turn") == serve(worker(), greedy("turn", turn)).tokens("turn")
 
 
-def test_a_session_that_leaves_another_chain_within_a_quantized_block_is_imported_completely(
+def test_a_session_diverging_within_a_quantized_block_is_imported_completely(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "session"
@@ -56,7 +56,7 @@ def test_a_session_that_leaves_another_chain_within_a_quantized_block_is_importe
     assert inbox.tokens("turn") == serve(worker(), greedy("turn", turn)).tokens("turn")
 
 
-def test_tokens_after_a_quantized_block_that_is_used_in_part_are_prefilled_again(
+def test_tokens_after_a_partially_used_quantized_block_are_prefilled_again(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "session"

@@ -1,4 +1,4 @@
-"""The process that decodes images: what it returns, and what happens when it fails."""
+"""The process that decodes images: its results and its failures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FAMILY = "qwen2_5_vl"
 
 
 class Clock:
-    """The real time, plus what a test adds."""
+    """The real time plus an offset."""
 
     added = 0.0
 
@@ -98,7 +98,7 @@ def same(ours: Any, theirs: Any) -> bool:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_result_equals_the_output_of_the_models_processor(family: str, tmp_path: Path) -> None:
+def test_the_result_equals_that_of_the_models_processor(family: str, tmp_path: Path) -> None:
     folder = write_vision_model(tmp_path / "model", family)
     model = load.build(folder)
     processor = load.load_processor(folder, model)
@@ -117,7 +117,7 @@ def test_the_result_equals_the_output_of_the_models_processor(family: str, tmp_p
         assert same(inputs[name], value), name
 
 
-def test_the_process_processes_images_as_the_worker_would(
+def test_the_process_gives_the_same_images_as_the_worker(
     beside: VisionBeside, shared: ImageProcess
 ) -> None:
     name = kept(beside.images, png(1))
@@ -132,7 +132,7 @@ def test_the_process_processes_images_as_the_worker_would(
 
 
 @pytest.mark.parametrize("kind", ["text", "truncated PNG", "wide bomb"])
-def test_a_broken_image_is_refused_and_the_process_goes_on(
+def test_a_broken_image_is_refused_and_the_process_continues(
     beside: VisionBeside, shared: ImageProcess, kind: str
 ) -> None:
     data, reason = broken_images()[kind]
@@ -149,7 +149,7 @@ def test_an_image_without_a_file_is_lost(shared: ImageProcess) -> None:
     assert "missing or damaged" in found.reason
 
 
-def test_a_process_that_is_killed_is_replaced(beside: VisionBeside, shared: ImageProcess) -> None:
+def test_a_killed_process_is_replaced(beside: VisionBeside, shared: ImageProcess) -> None:
     result_of(shared, kept(beside.images, png(2)))
     assert shared.pid is not None
     before = shared.pid
@@ -160,7 +160,7 @@ def test_a_process_that_is_killed_is_replaced(beside: VisionBeside, shared: Imag
 
 
 @pytest.mark.slow
-def test_an_image_that_ends_processes_is_lost_and_then_refused(
+def test_an_image_that_kills_processes_is_lost_then_refused(
     beside: VisionBeside, shared: ImageProcess
 ) -> None:
     name, other = kept(beside.images, bomb(6000, 6000)), kept(beside.images, png(4))
@@ -170,7 +170,7 @@ def test_an_image_that_ends_processes_is_lost_and_then_refused(
         found: dict[str, ImageResult] = {}
         while name not in found:
             running = shared._process
-            if running is not None and running.has_started:  # so that the image is to blame
+            if running is not None and running.has_started:  # so that the image is blamed
                 os.kill(running.pid, signal.SIGKILL)
             found.update(shared.results())
         assert isinstance(found[name], expected)
@@ -186,7 +186,7 @@ def test_a_stopped_process_is_replaced(
     os.kill(stopped, signal.SIGSTOP)
     name = kept(beside.images, png(6))
     shared.begin(name, max_pixels=None)
-    clock.added += 1  # what it has used so far
+    clock.added += 1  # its processor time so far
     assert shared.results() == []
     clock.added += image_process.STALL_SECONDS + 1
     assert shared.results() == []  # tried again in another process
@@ -209,9 +209,7 @@ def test_an_idle_process_is_ended(beside: VisionBeside, shared: ImageProcess, cl
     assert not psutil.pid_exists(pid)
 
 
-def test_a_process_that_cannot_start_fails_all_images_at_once(
-    beside: VisionBeside, tmp_path: Path
-) -> None:
+def test_a_process_that_cannot_start_fails_all_images(beside: VisionBeside, tmp_path: Path) -> None:
     process = ImageProcess(tmp_path, lambda: beside.processor.info, images=beside.images)
     names = [kept(beside.images, png(seed)) for seed in range(3)]
     for name in names:
@@ -241,7 +239,7 @@ def test_closing_leaves_no_process_and_no_file(beside: VisionBeside) -> None:
     assert {*beside.images.iterdir()} - before == {beside.images / name}
 
 
-def test_the_process_ends_with_its_worker_even_while_it_works(beside: VisionBeside) -> None:
+def test_the_process_ends_with_its_worker_even_while_busy(beside: VisionBeside) -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         program = (sys.executable, "-P", "-m", "holdfast.worker.vision.image_worker")

@@ -58,7 +58,7 @@ def test_a_question_is_answered_when_its_images_are_processed(qwen: VisionBeside
     assert images.answer(command) == msgspec.structs.replace(answer, call_id=command.call_id)
 
 
-def test_questions_may_be_asked_beside_each_other(qwen: VisionBeside) -> None:
+def test_questions_may_be_concurrent(qwen: VisionBeside) -> None:
     images = qwen.worker_images()
     first, second, third = (kept(qwen.images, png(seed)) for seed in (4, 5, 6))
     one, other = ImageCommand(images=(first, second)), ImageCommand(images=(second, third))
@@ -87,7 +87,7 @@ def test_an_image_is_processed_once_for_question_and_prompt(qwen: VisionBeside) 
 
 
 @pytest.mark.parametrize("is_stored", [False, True])
-def test_images_whose_features_do_not_fit_the_memory_are_processed_once(
+def test_images_whose_features_exceed_the_memory_are_processed_once(
     qwen: VisionBeside, tmp_path: Path, is_stored: bool
 ) -> None:
     images = qwen.worker_images(tmp_path if is_stored else None, ram_bytes=1)
@@ -111,7 +111,7 @@ def test_images_within_the_cached_prefix_are_not_prepared(qwen: VisionBeside) ->
     assert not images.unprepared(request, start=request.images[1].end, prepared=())
 
 
-def test_an_image_that_is_lost_costs_one_request(qwen: VisionBeside) -> None:
+def test_a_lost_image_costs_one_request(qwen: VisionBeside) -> None:
     images = qwen.worker_images()
     name = kept(qwen.images, png(11))
     request = prompt_of(images, name)
@@ -146,11 +146,11 @@ def test_a_question_without_images_is_answered(qwen: VisionBeside) -> None:
 def test_a_broken_file_has_a_reason_instead_of_a_layout(qwen: VisionBeside, kind: str) -> None:
     data, _ = broken_images()[kind]
     answer = answer_of(qwen.worker_images(), kept(qwen.images, data))
-    # too many pixels for the front's limit in its tests are no obstacle for a model
+    # too many pixels for the front's limit in its tests are fine for a model
     assert answer.failures or kind in ("PNG bomb", "slightly too large")
 
 
-def test_what_is_kept_is_freed_when_memory_is_short(qwen: VisionBeside) -> None:
+def test_cached_images_are_freed_when_memory_is_short(qwen: VisionBeside) -> None:
     images = qwen.worker_images()
     names = [kept(qwen.images, png(seed)) for seed in (13, 14)]
     answer_of(images, *names)

@@ -1,4 +1,4 @@
-"""Kernels are compiled once, kept privately, and not missed when they cannot be compiled."""
+"""Kernels are compiled once, kept privately, and optional."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def loaded_again() -> Kernel:
     return build.kernel(NAME)
 
 
-def test_it_is_compiled_once_and_found_again(folder: Path) -> None:
+def test_a_kernel_is_compiled_once_and_found_again(folder: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         kernels = list(pool.map(lambda _: loaded_again(), range(2)))
     assert all(kernel.library for kernel in kernels)
@@ -55,7 +55,7 @@ def test_it_is_compiled_once_and_found_again(folder: Path) -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_versions_that_were_not_loaded_for_long_are_deleted(folder: Path) -> None:
+def test_versions_unused_for_long_are_deleted(folder: Path) -> None:
     assert loaded_again().library is not None
     (current,) = folder.iterdir()
     old = [folder / f"{NAME}-{version}.so" for version in range(build.MOST_VERSIONS)]
@@ -66,7 +66,7 @@ def test_versions_that_were_not_loaded_for_long_are_deleted(folder: Path) -> Non
     assert set(folder.iterdir()) == {current, *old[1:]}
 
 
-def test_a_folder_that_others_can_write_to_is_not_trusted(folder: Path) -> None:
+def test_a_folder_writable_by_others_is_not_trusted(folder: Path) -> None:
     folder.mkdir(parents=True)
     folder.chmod(0o777)
     kernel = loaded_again()
@@ -83,7 +83,7 @@ def temporary(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return tmp_path / f"holdfast-kernels-{os.getuid()}"
 
 
-def test_without_a_writable_home_a_kernel_is_kept_in_the_temporary_folder(
+def test_without_a_writable_home_the_temporary_folder_is_used(
     temporary: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert NAME in build.uncompiled()
@@ -99,7 +99,7 @@ def test_without_a_writable_home_a_kernel_is_kept_in_the_temporary_folder(
 
 
 @pytest.mark.parametrize("how", ["writable by others", "a link"])
-def test_a_temporary_folder_that_others_may_have_created_is_not_trusted(
+def test_a_temporary_folder_created_by_others_is_not_trusted(
     how: str, temporary: Path, tmp_path: Path
 ) -> None:
     if how == "a link":
@@ -134,14 +134,14 @@ def test_a_failing_compiler_is_named_as_the_reason(
     assert list(folder.iterdir()) == []
 
 
-def test_without_a_compiler_there_is_no_kernel(
+def test_without_a_compiler_the_kernel_is_unavailable(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(folder))
     assert loaded_again() == Kernel(None, "there is no C compiler (cc, gcc, clang)")
 
 
-def test_a_variable_turns_kernels_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_disables_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(build.SWITCH, "0")
     assert loaded_again() == Kernel(None, "HOLDFAST_KERNELS is 0")
     assert not folder.exists()
@@ -157,7 +157,7 @@ def test_kernels_can_be_chosen_by_name(
 
 
 SOURCES = sorted(Path(build.__file__).parent.glob("*.c"))
-# As on CPUs without AVX-512, and without AVX. -O2 warns of more than there is.
+# As on CPUs without AVX-512, and without AVX. -O2 enables more warnings.
 LESS = (
     ["-mno-avx512f -O1", *slow("-mno-avx512f", "-mno-avx")]
     if platform.machine() == "x86_64"

@@ -85,7 +85,7 @@ def random_buffer(rng: np.random.Generator, shape: Shape, bits: tuple[Bits, Bits
 def by_definition(
     queries: Floats, rows: Sequence[Sequence[Run]], *, sinks: Floats | None = None
 ) -> Floats:
-    """What each row's queries get from dequantized keys and values."""
+    """The result of each row's queries from dequantized keys and values."""
     return np.stack([row_of(query, runs, sinks) for query, runs in zip(queries, rows, strict=True)])
 
 
@@ -146,7 +146,7 @@ spans = st.tuples(
     threads=st.sampled_from([1, 2, 3]),
     seed=st.integers(0, 9),
 )
-def test_rows_with_common_and_own_runs_get_what_the_definition_says(
+def test_rows_with_common_and_own_runs_match_the_definition(
     compute: Compute,
     shape: Shape,
     bits: tuple[Bits, Bits],
@@ -173,7 +173,7 @@ def test_rows_with_common_and_own_runs_get_what_the_definition_says(
 
 @both_ways
 @pytest.mark.parametrize("bits", ALL_BITS)
-def test_a_shared_run_gives_each_row_what_it_gets_alone(
+def test_a_shared_run_gives_each_row_its_result_alone(
     compute: Compute, bits: tuple[Bits, Bits]
 ) -> None:
     rng = np.random.default_rng(3)
@@ -202,9 +202,7 @@ def test_native_and_quantized_runs_are_mixed(compute: Compute) -> None:
 @both_ways
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 @pytest.mark.parametrize("place", ["keys", "values"])
-def test_values_that_are_not_finite_reach_the_result(
-    compute: Compute, poison: float, place: str
-) -> None:
+def test_non_finite_values_reach_the_result(compute: Compute, poison: float, place: str) -> None:
     rng = np.random.default_rng(0)
     kept = random_buffer(rng, SHAPES[0], NATIVE)
     getattr(kept, place)[1, 500, 7] = poison
@@ -230,7 +228,7 @@ def test_runs_are_dequantized_and_joined(bits: Bits, dimension: int) -> None:
 
 
 @needs_kernel
-def test_threads_of_a_process_call_it_at_the_same_time() -> None:
+def test_several_threads_may_call_it_concurrently() -> None:
     rng = np.random.default_rng(1)
     kept = random_buffer(rng, SHAPES[1], NATIVE)
     queries = queries_of(rng, 4, SHAPES[1])
@@ -255,7 +253,7 @@ def test_processors_with_shorter_vectors_get_the_same_results(
     assert_passes(__file__, less=less, folder=folder)
 
 
-def test_what_it_does_not_support_is_known() -> None:
+def test_unsupported_shapes_are_known() -> None:
     def supports(**changes: int) -> tuple[bool, bool]:
         sizes = {"heads": 8, "kv_heads": 2, "key_dimension": 64, "value_dimension": 64, **changes}
         native, of_codes = (

@@ -1,4 +1,4 @@
-"""Products with weights as they are stored, against numpy."""
+"""Products with stored weights, compared with numpy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def stored(array: mx.array) -> npt.NDArray[Any]:
 def codes_of(
     outputs: int, inputs: int, *, bits: int, group_size: int, scales: mx.Dtype
 ) -> tuple[PackedWeights, Floats]:
-    """Quantized weights, and what they are in float32."""
+    """Quantized weights and their float32 values."""
     weight = mx.random.normal((outputs, inputs), key=mx.random.key(0))
     codes, *both = mx.quantize(weight, group_size, bits)
     both = [array.astype(scales) for array in both]
@@ -56,7 +56,7 @@ def halves_of(outputs: int, inputs: int, dtype: mx.Dtype) -> tuple[PackedWeights
 
 
 def dequantized(codes: npt.NDArray[np.uint32], scales: Any, biases: Any, *, bits: int) -> Floats:
-    """The format that the kernel expects, spelled out in numpy."""
+    """The kernel's format, spelled out in numpy."""
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     numbers = (codes[..., None] >> shifts & np.uint32((1 << bits) - 1)).astype(np.float32)
     grouped = numbers.reshape(*scales.shape, -1)
@@ -70,7 +70,7 @@ def normal(*shape: int) -> Floats:
 
 def assert_product(packed: PackedWeights, weights: Floats, x: Floats) -> None:
     wanted = x.astype(np.float64) @ weights.astype(np.float64).T
-    # what rounding of float32 can change, from the numbers that are added up
+    # the possible effect of float32 rounding, from the added numbers
     most = np.abs(x).astype(np.float64) @ np.abs(weights).astype(np.float64).T
     assert (np.abs(packed.multiply(x) - wanted) <= 2e-6 * most + 1e-30).all()
 
@@ -83,7 +83,7 @@ def assert_product(packed: PackedWeights, weights: Floats, x: Floats) -> None:
     group_size=st.sampled_from(GROUP_SIZES),
     scales=st.sampled_from(SCALES),
 )
-def test_products_with_codes(
+def test_products_with_codes_match_numpy(
     rows: int, outputs: int, groups: int, bits: int, group_size: int, scales: mx.Dtype
 ) -> None:
     inputs = groups * group_size
@@ -97,13 +97,13 @@ def test_products_with_codes(
     inputs=st.integers(1, 40).map(lambda each: 32 * each),
     dtype=st.sampled_from(HALVES),
 )
-def test_products_with_weights_of_16_bits(
+def test_products_with_16_bit_weights_match_numpy(
     rows: int, outputs: int, inputs: int, dtype: mx.Dtype
 ) -> None:
     assert_product(*halves_of(outputs, inputs, dtype), normal(rows, inputs))
 
 
-def test_every_number_of_16_bits_is_converted() -> None:
+def test_every_16_bit_number_is_converted() -> None:
     bits = np.arange(1 << 16, dtype=np.uint16)
     bits = np.where(np.isfinite(bits.view(np.float16)), bits, 0).astype(np.uint16)
     weights = bits.view(np.float16).reshape(-1, 32)
@@ -153,7 +153,7 @@ def test_processors_with_fewer_instructions_get_the_same_results(
     assert_passes(__file__, less=less, folder=folder)
 
 
-def test_some_outputs_are_computed() -> None:
+def test_only_selected_outputs_are_computed() -> None:
     packed, _ = codes_of(50, 192, bits=4, group_size=64, scales=mx.float16)
     for rows in (5, MOST_ROWS + 1):
         x = normal(rows, 192)
@@ -165,7 +165,7 @@ def test_some_outputs_are_computed() -> None:
 @pytest.mark.parametrize("group_size", [32, 64])
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("rows", [1, 2, 5])
-def test_values_that_are_not_finite_reach_their_own_row_only(
+def test_non_finite_values_reach_only_their_own_row(
     bits: int, group_size: int, poison: float, rows: int
 ) -> None:
     packed, _ = codes_of(20, 192, bits=bits, group_size=group_size, scales=mx.float32)
@@ -176,7 +176,7 @@ def test_values_that_are_not_finite_reach_their_own_row_only(
     assert np.isfinite(got[:-1]).all()
 
 
-def test_threads_of_a_process_call_it_at_the_same_time() -> None:
+def test_several_threads_may_call_it_concurrently() -> None:
     packed, _ = codes_of(700, 256, bits=4, group_size=64, scales=mx.bfloat16)
     few, many = normal(3, 256), normal(MOST_ROWS + 1, 256)
     wanted = [packed.multiply(x) for x in (few, many)]

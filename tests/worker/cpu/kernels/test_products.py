@@ -1,4 +1,4 @@
-"""Linear layers of few rows, and what is passed on to a BLAS, against numpy."""
+"""Linear layers of few rows, and the products passed on to a BLAS, compared with numpy."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_row_is_the_same_alone_and_among_others(inner: int, outputs: int) -> N
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("inner", [48, 50])
-def test_what_is_not_finite_reaches_the_result(bad: float, inner: int) -> None:
+def test_non_finite_values_reach_the_result(bad: float, inner: int) -> None:
     for at in (0, 20, inner - 1):
         inputs, weights = normal(4, inner), normal(12, inner)
         inputs[2, at] = bad
@@ -98,7 +98,7 @@ def test_threads_change_nothing() -> None:
         "weights = rng.standard_normal((3000, 512), np.float32)\n"
         "wanted = linear(inputs, weights)\n"
         "assert np.allclose(wanted, linear_in_numpy(inputs, weights), rtol=1e-4, atol=1e-4)\n"
-        "with ThreadPoolExecutor(4) as pool:\n"  # calls at once do not disturb each other
+        "with ThreadPoolExecutor(4) as pool:\n"  # concurrent calls do not disturb each other
         "    got = list(pool.map(lambda _: linear(inputs, weights), range(400)))\n"
         "print(all((each == wanted).all() for each in got))\n"
     )
@@ -174,8 +174,8 @@ def test_a_blas_computes_each_product_on_one_thread(rows: int, outputs: int) -> 
     assert run(code) == f"{{1}} [3] {rows * outputs} {is_cut}"
 
 
-def test_a_thread_that_waits_for_others_sleeps() -> None:
-    """It has computed its parts, and the others are not done."""
+def test_a_thread_waiting_for_others_sleeps() -> None:
+    """It has computed its parts, and the others have not."""
     code = (
         f"{RECORDING_BLAS}\n"
         "threading.Timer(20, finished.set).start()\n"
@@ -218,7 +218,7 @@ def test_a_shim_that_disagrees_with_numpy_is_not_used() -> None:
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86-64")
 @pytest.mark.parametrize("less", ["-mno-avx512f", *slow("-mno-avx")])
-def test_it_is_right_with_shorter_vectors(
+def test_it_is_correct_with_shorter_vectors(
     less: str, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     code = (
