@@ -105,7 +105,7 @@ WAITS = {
 PASSES = {
     "front.server.held_answers.identity_of": "hashes the body",
     "front.server.request.parse": "reads the JSON and checks it",
-    "front.openai.messages.refuse_what_is_not_text": "checks each content part",
+    "front.openai.messages.refuse_missing_texts": "checks each content part",
     "front.openai.messages.history": "copies the messages",
     "front.images.intake._sources": "finds images",
     "front.images.intake._with_parts": "replaces images",
