@@ -302,7 +302,10 @@ class Saved:
         prefix = self.prefix(tokens)
         blocks = tuple(
             payloads.block_from_bytes(
-                _bytes(to_bytes(block)), start=block.start, tokens=block.tokens
+                _bytes(to_bytes(block)),
+                start=block.start,
+                tokens=block.tokens,
+                kv_bits=block.kv_bits,
             )
             for block in prefix.blocks
         )

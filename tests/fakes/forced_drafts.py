@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from holdfast.wire.requests import RequestId
-from holdfast.worker.drafting.suffix import Draft
+from holdfast.worker.engine.plan import Draft
 from holdfast.worker.loop import drafts, loop
 from holdfast.worker.loop.sequences import LiveSequence
 from holdfast.worker.scheduler import scheduler
@@ -18,11 +18,11 @@ from holdfast.worker.scheduler.draft_gain import DraftGain, Offers
 class EagerGain(DraftGain):
     """Verifies every draft."""
 
-    def choose(self, offers: Offers, *, rows: int, most: int) -> dict[RequestId, int]:
+    def choose(self, offers: Offers, *, rows: int, most: int) -> dict[RequestId, Draft]:
         chosen = {}
-        for request_id, chances in offers.items():
-            if tokens := min(len(chances), most):
-                chosen[request_id] = tokens
+        for request_id, draft in offers.items():
+            if tokens := min(len(draft.chances), most):
+                chosen[request_id] = draft.cut(tokens)
                 most -= tokens
         return chosen
 

@@ -16,7 +16,7 @@ from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import TokenLogprob
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine, PendingStep
-from holdfast.worker.engine.plan import Span, StepPlan
+from holdfast.worker.engine.plan import Draft, Span, StepPlan
 from holdfast.worker.kv.bits import KVBits
 
 TOP_LOGPROBS = 4
@@ -127,7 +127,7 @@ def _random_spans(
                     start=len(each.prompt) + each.planned - 1 - each.repeated,
                     tokens=each.repeated + 1 + len(drafted),
                     draws=True,
-                    drafted=drafted,
+                    draft=Draft(drafted),
                 )
             )
             each.repeated = 0

@@ -5,12 +5,12 @@ device would reject.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from holdfast.config import SchedulerSettings
 from holdfast.wire.requests import ServiceClass
-from holdfast.worker.engine.plan import Span, StepPlan
+from holdfast.worker.engine.plan import NO_DRAFT, Draft, Span, StepPlan
 from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.chunking import PATIENCE_STEPS
 from holdfast.worker.scheduler.cost_model import CostModel, StepLoad
@@ -115,7 +115,7 @@ class StepWorker:
         self.seconds_of: SecondsOf = device_seconds
         self.stops_at: StopsAt = lambda request_id, drawn: False
         # the offer for a request in each step, and how many of n drafted tokens are right
-        self.offer: Callable[[str], Sequence[float]] = lambda request_id: ()
+        self.offer: Callable[[str], Draft] = lambda request_id: NO_DRAFT
         self.right: Callable[[str, int], int] = lambda request_id, drafted: 0
         # whether a request's accepted tokens are computed again when others are rejected
         self.repeats: Callable[[str], bool] = lambda request_id: False
@@ -247,7 +247,7 @@ class StepWorker:
 
     def step(self) -> Decision:
         """One iteration of the worker's loop."""
-        offers = {name: offer for name in self.live if (offer := self.offer(name))}
+        offers = {name: offer for name in self.live if (offer := self.offer(name)).chances}
         decision = self.scheduler.next_step(offers)
         self._carry_out(decision)
         if not decision.plan.spans and not self.under_way:
@@ -384,7 +384,9 @@ class StepWorker:
             assert span.draws
             assert not served.is_verifying, "what it begins with is not known"
             drafted = span.tokens - 1 - served.repeated
-            assert 0 <= drafted <= len(self.offer(span.request_id))
+            offered = self.offer(span.request_id)
+            assert 0 <= drafted <= len(offered.token_ids)
+            assert span.draft == offered.cut(drafted), "it verifies other tokens than were offered"
             assert not (drafted and served.repeated), "repeats and verifies at once"
             under_way = {span.request_id for each in self.under_way for span in each.plan.spans}
             assert not drafted or span.request_id not in under_way, "verifies too early"

@@ -1,4 +1,4 @@
-"""A store written by the code of an earlier version."""
+"""Stores and files that earlier versions wrote."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.store.block import fingerprint_id, read_block, read_header
 from holdfast.store.folder import MARKER
 from holdfast.store.store import BlockStore
-from tests.fakes.stored_blocks import FINGERPRINT, make_block
+from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, make_block
 
 # Of November 2026: four blocks, a pin and a session.
 OF_FORMAT_1 = Path(__file__).parent / "data" / "store_with_index_of_format_1.tar.gz"
+WITHOUT_KV_BITS = Path(__file__).parent / "data" / "block_without_kv_bits.block"
 
 
 def found_in(store: BlockStore) -> dict[str, bytes]:
@@ -42,3 +44,11 @@ def test_an_earlier_versions_cache_is_deleted_with_one_line(
     assert (folder / MARKER).is_file()
     (line,) = caplog.messages
     assert "deleted the cache of an earlier version" in line
+
+
+def test_a_header_without_kv_bits_is_read() -> None:
+    block = make_block([1, 2, 3])
+    header = read_header(WITHOUT_KV_BITS, block.key)
+    assert (header.block, header.kv_bits) == (block.block, "native")
+    found = read_block(WITHOUT_KV_BITS, block.key, model=fingerprint_id(FINGERPRINT))
+    assert bytes_of(found) == block

@@ -130,10 +130,14 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StoredBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """A block with its bytes. The bytes must not change once a store has them."""
+    """A block with its bytes. The bytes must not change once a store has them.
+
+    kv_bits: the form of the keys and values in the parts; of a state, always "native".
+    """
 
     block: Block
     parts: tuple[Part, ...]
+    kv_bits: str = "native"
 
     @property
     def key(self) -> BlockKey:
@@ -228,10 +232,14 @@ def reachable_keys(by_depth: Iterable[Entry]) -> set[BlockKey]:
 class BlockHeader(Block, array_like=True, frozen=True, kw_only=True):
     """The header of a block's file: first the fields of the block, then the following ones in this
     order.
+
+    kv_bits: as in `StoredBlock`. Files of earlier versions do not have it, and may be quantized
+        nevertheless. They belong to models of other fingerprints, so this version only evicts them.
     """
 
     fingerprint: str  # of the model
     part_bytes: tuple[int, ...]
+    kv_bits: str = "native"
 
     @property
     def block(self) -> Block:
@@ -273,6 +281,7 @@ def encode_block(stored: StoredBlock, *, fingerprint: str) -> tuple[Part, ...]:
             **msgspec.structs.asdict(stored.block),
             fingerprint=fingerprint,
             part_bytes=tuple(memoryview(part).nbytes for part in stored.parts),
+            kv_bits=stored.kv_bits,
         )
     )
     payload_sum = _checksum(stored.key, payload)
@@ -331,7 +340,8 @@ def _verified_block(
     payload = buffer[_payload_start(preamble) :].toreadonly()
     if _checksum(key, (payload,)) != _PREAMBLE.unpack(preamble)[4]:
         raise BadBlock(key, "wrong payload checksum")
-    return StoredBlock(block=header.block, parts=tuple(_parts_of(payload, header.part_bytes)))
+    parts = tuple(_parts_of(payload, header.part_bytes))
+    return StoredBlock(block=header.block, parts=parts, kv_bits=header.kv_bits)
 
 
 def read_header(path: Path, key: BlockKey) -> BlockHeader:

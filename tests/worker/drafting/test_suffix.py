@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from holdfast.wire.images import ImageLayout, image_keys
 from holdfast.wire.requests import TokenIds
-from holdfast.worker.drafting.suffix import MOST_DRAFTED, NO_DRAFT, DraftRates, SuffixDrafter
+from holdfast.worker.drafting.suffix import MOST_DRAFTED, DraftRates, SuffixDrafter
+from holdfast.worker.engine.plan import NO_DRAFT
 
 FILE = tuple(range(100, 160))
 

@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.worker.kv.bits import BITS, KVBits
-from holdfast.worker.kv.codec import PayloadFormat, check_sizes, to_bytes
+from holdfast.worker.kv.codec import PayloadFormat, check_sizes, named_bits, to_bytes
 from holdfast.worker.kv.layer import ArrayForm, CheckpointLayout, HeadsForm, SnapshotMismatch
 from holdfast.worker.kv.live import KVBlock, ModelForm, StateCheckpoint
 from holdfast.worker.kv.quantized import dequantized, quantized, stored_bits
 
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
+FORMS: list[KVBits] = ["native", *BITS]
 
 
 def a_run(
@@ -50,7 +51,9 @@ def packed(run: KVBlock, kv_bits: KVBits) -> KVBlock:
 
 
 def back_from(run: KVBlock, payloads: PayloadFormat) -> KVBlock:
-    return payloads.block_from_bytes(to_bytes(run), start=run.start, tokens=run.tokens)
+    return payloads.block_from_bytes(
+        to_bytes(run), start=run.start, tokens=run.tokens, kv_bits=run.kv_bits
+    )
 
 
 def bits(array: mx.array) -> bytes:
@@ -123,12 +126,19 @@ def test_bytes_that_do_not_fit_the_model_are_refused() -> None:
         ((), "there are 0 arrays"),
     ):
         with pytest.raises(SnapshotMismatch, match=message):
-            payloads.block_from_bytes(wrong, start=3, tokens=9)
+            payloads.block_from_bytes(wrong, start=3, tokens=9, kv_bits="native")
     with pytest.raises(SnapshotMismatch, match="bytes instead of"):
-        payloads.block_from_bytes(parts, start=3, tokens=8)
+        payloads.block_from_bytes(parts, start=3, tokens=8, kv_bits="native")
 
 
-@pytest.mark.parametrize("kv_bits", ["native", *BITS])
+def test_only_the_names_of_known_forms_are_taken() -> None:
+    assert [named_bits(name) for name in FORMS] == FORMS
+    for name in ("", "5", "Native"):
+        with pytest.raises(SnapshotMismatch, match="unknown form"):
+            named_bits(name)
+
+
+@pytest.mark.parametrize("kv_bits", FORMS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_packed_bytes_fit_only_their_models_form(kv_bits: KVBits, dtype: mx.Dtype) -> None:
     run = a_run(dtype=dtype)
@@ -136,7 +146,6 @@ def test_packed_bytes_fit_only_their_models_form(kv_bits: KVBits, dtype: mx.Dtyp
     stored = packed(run, kv_bits)
     mx.eval(stored.arrays)
     parts = to_bytes(stored)
-    assert payloads.bits_of(parts, tokens=9) == kv_bits
     forms = payloads.block_forms(9, kv_bits)
     assert forms == [ArrayForm.of_array(array) for array in stored.arrays]
     check_sizes(forms, parts)
@@ -144,10 +153,10 @@ def test_packed_bytes_fit_only_their_models_form(kv_bits: KVBits, dtype: mx.Dtyp
     wider = HeadsForm(2, 128, heads.dtype)
     for other in (ModelForm(block=(heads,) * 2), ModelForm(block=(heads, wider) * 2)):
         with pytest.raises(SnapshotMismatch):
-            PayloadFormat(model=other).block_from_bytes(parts, start=3, tokens=9)
-    for other_bits in BITS:
+            PayloadFormat(model=other).block_from_bytes(parts, start=3, tokens=9, kv_bits=kv_bits)
+    for other_bits in FORMS:
         if other_bits != kv_bits:
             with pytest.raises(SnapshotMismatch):
-                check_sizes(payloads.block_forms(9, other_bits), parts)
+                payloads.block_from_bytes(parts, start=3, tokens=9, kv_bits=other_bits)
     with pytest.raises(SnapshotMismatch):
         check_sizes(forms, (*parts[:-1], parts[-1][:-1]))

@@ -13,6 +13,7 @@ from holdfast.wire.events import Finished, FinishReason, TokensGenerated
 from holdfast.wire.requests import RequestId, SamplingParams, TokenIds
 from holdfast.worker.drafting.suffix import MOST_DRAFTED
 from holdfast.worker.engine.engine import Engine
+from holdfast.worker.engine.plan import Draft
 from holdfast.worker.scheduler import scheduler
 from holdfast.worker.scheduler.draft_gain import DraftGain, Offers
 from tests.fakes import forced_drafts
@@ -176,7 +177,7 @@ def test_unprofitable_drafts_are_made_for_few_steps(
     made: list[Offers] = []
 
     class NeverWorthIt(DraftGain):
-        def choose(self, offers: Offers, *, rows: int, most: int) -> dict[RequestId, int]:
+        def choose(self, offers: Offers, *, rows: int, most: int) -> dict[RequestId, Draft]:
             made.append(offers)
             return {}
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from holdfast.worker.engine.sequence import Kept, keep_everything
 from holdfast.worker.kv.codec import check_values, to_bytes
 from holdfast.worker.kv.layer import ArrayForm, SnapshotMismatch
 from holdfast.worker.kv.live import KVBlock
+from holdfast.worker.kv.quantized import quantized
 from holdfast.worker.prefix.chain import pack_tokens
 from tests.fakes.architectures import KEEPABLE, each_of, probed
 from tests.fakes.caching_worker import CachingWorker, greedy
@@ -125,6 +127,28 @@ def test_one_non_finite_value_is_detected(dtype: mx.Dtype, value: float) -> None
     with pytest.raises(SnapshotMismatch, match="not finite"):
         check_values(forms, to_bytes(run))
     assert not Kept(request_id="a", blocks=(run,)).is_finite
+
+
+def test_quantized_values_that_exceed_the_type_of_their_scales_are_not_stored() -> None:
+    """The scales of float32 values are float16, whose largest value is 65504."""
+    made = wide_worker("llama", kv_bits="8")
+    chain = prompt(512)
+    made.engine.open(greedy("a", chain), capacity_tokens=512, kv_bits="8")
+    for start in (0, 256):
+        span = Span(request_id="a", start=start, tokens=256, draws=False)
+        made.engine.collect(made.engine.dispatch(StepPlan(spans=(span,))))
+    kept = made.engine.keep_rest("a")
+    assert kept is not None
+    first = kept.blocks[0]
+    assert first.kv_bits == "8"
+    large = quantized(mx.full((1, 2, 256, 64), 1e9) * mx.random.normal((1, 2, 256, 64)), 8)
+    beyond = replace(first, arrays=(*large, *first.arrays[3:]))
+    packed = pack_tokens(chain)
+    cursor = made.cache.cursor(kv_bits="8")
+    assert made.cache.insert(cursor, packed, Kept(request_id="a", blocks=(beyond,))) == ()
+    assert made.cache.cached_tokens(packed, tenant="", kv_bits="8") == 0
+    assert made.cache.insert(cursor, packed, Kept(request_id="a", blocks=(first,)))
+    made.engine.close("a")
 
 
 @pytest.mark.parametrize("known", [200, 400])

@@ -10,10 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.worker.engine.plan import Draft
 from holdfast.worker.scheduler.draft_gain import DraftGain, RowCosts
 
-SURE = [0.95**count for count in range(1, 9)]
-DOUBTFUL = [0.2**count for count in range(1, 9)]
+
+def draft(*chances: float) -> Draft:
+    return Draft(tuple(range(len(chances))), chances)
+
+
+SURE = draft(*(0.95**count for count in range(1, 9)))
+DOUBTFUL = draft(*(0.2**count for count in range(1, 9)))
 
 
 def memory_bound(rows: int) -> float:
@@ -69,13 +75,13 @@ def test_the_fixed_cost_of_verification_is_learned() -> None:
         for rows in range(1, 9):
             gain.learn(rows, 0.010)
             gain.learn(rows, 0.013, is_verifying=True)
-    assert gain.choose({"a": [0.9]}, rows=4, most=8) == {}
-    all_four = {name: [0.9] for name in "abcd"}
-    assert gain.choose(all_four, rows=4, most=8) == dict.fromkeys("abcd", 1)
+    assert gain.choose({"a": draft(0.9)}, rows=4, most=8) == {}
+    all_four = dict.fromkeys("abcd", draft(0.9))
+    assert gain.choose(all_four, rows=4, most=8) == all_four
 
 
 def test_a_certain_draft_is_verified_where_rows_are_cheap() -> None:
-    assert learned(memory_bound).choose({"a": SURE}, rows=1, most=100) == {"a": 7}
+    assert learned(memory_bound).choose({"a": SURE}, rows=1, most=100) == {"a": SURE.cut(7)}
     assert learned(compute_bound).choose({"a": SURE}, rows=1, most=100) == {}
 
 
@@ -100,15 +106,17 @@ def test_the_best_drafts_of_several_sequences_are_taken() -> None:
     offers=st.dictionaries(
         st.sampled_from("abcdef"),
         st.lists(st.floats(0.01, 0.99), min_size=1, max_size=8).map(
-            lambda chances: sorted(chances, reverse=True)
+            lambda chances: draft(*sorted(chances, reverse=True))
         ),
     ),
     most=st.integers(0, 20),
 )
-def test_drafts_are_limited_by_room_and_length(offers: dict[str, list[float]], most: int) -> None:
+def test_drafts_are_limited_by_room_and_length(offers: dict[str, Draft], most: int) -> None:
     chosen = learned(memory_bound).choose(offers, rows=6, most=most)
-    assert sum(chosen.values()) <= most
-    assert all(1 <= chosen[name] <= len(offers[name]) for name in chosen)
+    assert sum(len(each.token_ids) for each in chosen.values()) <= most
+    for name, each in chosen.items():
+        assert each.token_ids
+        assert each == offers[name].cut(len(each.token_ids))
 
 
 def test_occasional_steps_without_drafts_keep_their_time_known() -> None:
@@ -126,9 +134,9 @@ def test_unprofitable_drafts_are_retried_ever_more_rarely() -> None:
 
 
 def passes(
-    gain: DraftGain, chances: dict[str, list[float]], *, offers: dict[str, list[float]], each: float
+    gain: DraftGain, modelled: dict[str, Draft], *, offers: dict[str, Draft], each: float
 ) -> int:
-    return gain.passes(offers, chances, rows=len(chances), most=1000, pass_seconds=each)
+    return gain.passes(offers, modelled, rows=len(modelled), most=1000, pass_seconds=each)
 
 
 def tried(seconds: Callable[[int], float]) -> DraftGain:
@@ -174,7 +182,7 @@ def test_a_draft_model_pauses_sometimes_to_measure_plain_steps() -> None:
     counts = []
     for _ in range(200):
         counts.append(passes(gain, {"a": SURE}, offers={}, each=0.0002))
-        offers = {"a": SURE[: counts[-1]]} if counts[-1] else {}
+        offers = {"a": SURE.cut(counts[-1])} if counts[-1] else {}
         gain.choose(offers, rows=1, most=100)
     assert 1 <= counts.count(0) <= 10
 
@@ -184,12 +192,12 @@ def test_a_draft_models_prefill_must_pay_off() -> None:
 
     def pays(generated: int) -> bool:
         return gain.pays_to_prefill(
-            SURE, rows=1, pass_seconds=0.0002, seconds=0.5, generated=generated
+            SURE.chances, rows=1, pass_seconds=0.0002, seconds=0.5, generated=generated
         )
 
     assert not pays(5)
     assert pays(200)
     slow = learned(compute_bound)
     assert not slow.pays_to_prefill(
-        SURE, rows=1, pass_seconds=0.02, seconds=1.0, generated=1_000_000
+        SURE.chances, rows=1, pass_seconds=0.02, seconds=1.0, generated=1_000_000
     )

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from holdfast.config import SchedulerSettings
 from holdfast.errors import PromptTooLong, QueueFull, TooLargeForMemory
 from holdfast.wire.requests import ServiceClass
+from holdfast.worker.engine.plan import NO_DRAFT, Draft
 from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.cost_model import StepLoad
 from tests.fakes.step_worker import StepWorker, device_seconds
@@ -158,7 +159,12 @@ class SchedulerStates(RuleBasedStateMachine):
         drafts: dict[str, tuple[int, int]],
     ) -> None:
         """drafts: by sequence, a draft's tokens and the number of right ones."""
-        self.worker.offer = lambda request_id: (0.9,) * drafts.get(request_id, (0, 0))[0]
+
+        def offer(request_id: str) -> Draft:
+            tokens, _ = drafts.get(request_id, (0, 0))
+            return Draft(tuple(range(tokens)), (0.9,) * tokens)
+
+        self.worker.offer = offer
         self.worker.repeats = lambda request_id: request_id in "aceg"
         self.worker.right = lambda request_id, drafted: drafts.get(request_id, (0, 0))[1]
 
@@ -171,7 +177,7 @@ class SchedulerStates(RuleBasedStateMachine):
         )
         for _ in range(steps):
             self.worker.step()
-        self.worker.offer = lambda request_id: ()
+        self.worker.offer = lambda request_id: NO_DRAFT
 
     @precondition(lambda self: self.worker.live)
     @rule()

@@ -82,6 +82,13 @@ def test_blocks_that_do_not_fit_the_models_layers_are_refused(name: str, tmp_pat
         parts = tuple(np.full(len(part) // 4, bad, np.float32).tobytes() for part in last.parts)
         if any(parts):
             made_up.append((manifest, [*blocks[:-1], replace(last, parts=parts)]))
+    if any(block.block.kind == "kv" for block in blocks):
+        for kv_bits in ("8", "none"):
+            others = [
+                replace(block, kv_bits=kv_bits) if block.block.kind == "kv" else block
+                for block in blocks
+            ]
+            made_up.append((manifest, others))
     assert len(made_up) > 6
     answers = refused(worker(name), tmp_path, made_up)
     assert {found.failure for found in answers} == {SessionFailure.BAD_FILE}

@@ -16,9 +16,9 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from holdfast.wire.requests import TokenIds
+from holdfast.worker.engine.plan import NO_DRAFT, Draft
 
 MOST_DRAFTED = 8  # tokens per draft
 _LEAST_CHANCE = 0.05  # of a token to be drafted
@@ -34,19 +34,6 @@ _PRIOR_TOKENS = 4.0
 _SEQUENCE_MEMORY = 32.0
 _MODEL_MEMORY = 512.0
 
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """Tokens that may follow a sequence.
-
-    chances: for each token, the chance that it and all tokens before it are right.
-    """
-
-    token_ids: tuple[int, ...] = ()
-    chances: tuple[float, ...] = ()
-
-
-NO_DRAFT = Draft()
 NO_TOKENS = TokenIds()
 
 

@@ -12,6 +12,33 @@ from holdfast.wire.requests import RequestId
 BLOCK_TOKENS = 256  # tokens per KV block in the prefix cache
 
 
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Tokens that may follow a sequence. They are offered to the scheduler, which plans a span with
+    those that the next step is to verify.
+
+    token_ids: empty while they are not known: the draft is expected to be made in time.
+    chances: for each token, the chance that it and all tokens before it are right.
+    is_by_model: whether the draft model made it.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    chances: tuple[float, ...] = ()
+    is_by_model: bool = False
+
+    @property
+    def expected_tokens(self) -> float:
+        """The expected number of right tokens."""
+        return sum(self.chances)
+
+    def cut(self, tokens: int) -> Draft:
+        """The first tokens of the draft, at most this many."""
+        return Draft(self.token_ids[:tokens], self.chances[:tokens], self.is_by_model)
+
+
+NO_DRAFT = Draft()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """The next `tokens` tokens of one sequence, starting at position `start`.
@@ -20,7 +47,7 @@ class Span:
     token that was sampled for the sequence's previous span. That token stays on the device, so that
     the next step can be laid out before the host knows it.
 
-    drafted: tokens that a draft expects after that token. The step samples after each of them; those
+    draft: tokens that are expected after that token. The step samples after each of them; those
     that plain decoding would have sampled, too, are kept (see docs/how-it-works/speculation.md).
     If a decoding span has several tokens and none is drafted, then all but the last one were part of
     the span before it, and are computed again (`SpanResult.repeated`).
@@ -30,7 +57,12 @@ class Span:
     start: int
     tokens: int
     draws: bool  # whether to sample the next token: the span reaches the end of the known tokens
-    drafted: tuple[int, ...] = ()  # all tokens of a decoding span but the first; empty: none
+    draft: Draft = NO_DRAFT  # all tokens of a decoding span but the first, if it verifies any
+
+    @property
+    def drafted(self) -> tuple[int, ...]:
+        """The tokens of the draft."""
+        return self.draft.token_ids
 
     @property
     def certain_tokens(self) -> int:

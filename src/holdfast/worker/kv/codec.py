@@ -4,8 +4,8 @@ Snapshots are stored as live states hold them: keys and values as they were comp
 (`worker/kv/quantized.py`), to 0.53 and 0.28 of the size of bf16. Windows and recurrent states are
 small and are never quantized.
 
-The bytes contain no description: the key of a block identifies the tokens, and the form of the
-model gives the types and shapes of the arrays.
+The bytes contain no description: the key of a block identifies the tokens, the form of the model
+and `kv_bits`, which is stored with the block, give the types and shapes of the arrays.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ class PayloadFormat:
 
     model: ModelForm
 
-    def block_from_bytes(self, parts: Sequence[Part], *, start: int, tokens: int) -> KVBlock:
+    def block_from_bytes(
+        self, parts: Sequence[Part], *, start: int, tokens: int, kv_bits: KVBits
+    ) -> KVBlock:
         """Build a block from copies of its bytes. Raises SnapshotMismatch if they do not fit."""
-        kv_bits = self.bits_of(parts, tokens=tokens)
         arrays = _arrays(self.block_forms(tokens, kv_bits), parts)
         return KVBlock(start=start, tokens=tokens, kv_bits=kv_bits, arrays=arrays)
 
@@ -45,17 +46,6 @@ class PayloadFormat:
         """
         arrays = _arrays(self.checkpoint_forms(position), parts)
         return StateCheckpoint(position=position, layers=self.model.layers, arrays=arrays)
-
-    def bits_of(self, parts: Sequence[Part], *, tokens: int) -> KVBits:
-        """The form of the keys and values in the bytes of a block, which follows from the sizes of
-        the parts. Bytes whose sizes fit no quantized form count as native.
-        """
-        sizes = [memoryview(part).nbytes for part in parts]
-        if len(sizes) == 3 * len(self.model.block):
-            for kv_bits in BITS:
-                if sizes == [form.nbytes for form in self.block_forms(tokens, kv_bits)]:
-                    return kv_bits
-        return "native"
 
     def block_forms(self, tokens: int, kv_bits: KVBits = "native") -> list[ArrayForm]:
         """The forms of the arrays of a stored KV block of this many tokens."""
@@ -68,6 +58,15 @@ class PayloadFormat:
     def checkpoint_forms(self, position: int) -> list[ArrayForm]:
         """The forms of the arrays of a checkpoint after this many tokens."""
         return [kept.of(position) for kept in self.model.checkpoint]
+
+
+def named_bits(name: str) -> KVBits:
+    """The form of keys and values with this name. Raises SnapshotMismatch if there is none."""
+    kv_bits: KVBits
+    for kv_bits in ("native", *BITS):
+        if name == kv_bits:
+            return kv_bits
+    raise SnapshotMismatch(f"its keys and values have an unknown form, {name[:40]!r}")
 
 
 def _packed_forms(form: ArrayForm, bits: int) -> tuple[ArrayForm, ...]:

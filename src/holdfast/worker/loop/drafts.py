@@ -9,15 +9,14 @@ import gc
 import logging
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast.lru_cache import LruCache
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import RequestId, TokenIds
-from holdfast.worker.drafting.suffix import MOST_DRAFTED, NO_DRAFT, Draft, DraftRates, SuffixDrafter
-from holdfast.worker.engine.plan import BLOCK_TOKENS, Span, SpanResult
+from holdfast.worker.drafting.suffix import MOST_DRAFTED, DraftRates, SuffixDrafter
+from holdfast.worker.engine.plan import BLOCK_TOKENS, NO_DRAFT, Draft
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.device_steps import costing_no_answer
 from holdfast.worker.loop.sequences import LiveSequence
@@ -109,25 +108,21 @@ class Drafts:
         counters.draft_model = "" if model is None else model.name
         self._rates = DraftRates()
         self._answers = RecentAnswers()
-        self._offered: dict[RequestId, tuple[int, ...]] = {}
-        self._by_model: set[RequestId] = set()  # those of `_offered` that the draft model made
         self._unused_steps = 0  # since a draft was verified
 
     def offers(
         self, sequences: Iterable[LiveSequence], *, under_way: Collection[LiveSequence]
     ) -> Offers:
-        """The chances of a draft for each sequence that has one.
+        """The draft of each sequence that has one.
 
         under_way: the sequences whose last token the step under way samples. Their drafts are not
         used in the next step, and begin after that token.
         """
-        self._offered.clear()
-        self._by_model.clear()
-        chances: dict[RequestId, tuple[float, ...]] = {}
+        offers: dict[RequestId, Draft] = {}
         sequences = list(sequences)
         self._unused_steps += 1
         if self._model is None and not under_way and self._skips_drafts(sequences):
-            return chances
+            return offers
         for sequence in sequences:
             if not sequence.is_open:
                 continue
@@ -135,24 +130,23 @@ class Drafts:
                 self._drafter(sequence).extend(())
                 continue
             if sequence in under_way:
-                draft = self._expected(sequence, MOST_DRAFTED + 1)
-                if len(draft.chances) > 1:
-                    chances[sequence.id] = draft.chances[1:]
+                chances = self._expected(sequence, MOST_DRAFTED + 1).chances[1:]
+                if chances:
+                    offers[sequence.id] = Draft(chances=chances)
                 continue
             draft = self._draft(sequence)
             if draft.token_ids:
-                self._offered[sequence.id] = draft.token_ids
-                chances[sequence.id] = draft.chances
+                offers[sequence.id] = draft
         if self._model is not None:
             with costing_no_answer(
                 "the draft model %s failed, and is not used any more",
                 self._model.name,
                 otherwise=partial(self._drop_model, sequences),
             ):
-                self._ask_model(self._model, sequences, chances, under_way=under_way)
+                self._ask_model(self._model, sequences, offers, under_way=under_way)
             if not self._counters.draft_model:  # it was dropped
                 _free_garbage()  # not before, because the exception refers to the model
-        return chances
+        return offers
 
     def _skips_drafts(self, sequences: Iterable[LiveSequence]) -> bool:
         """Whether to make no drafts for the next step, because none was verified recently."""
@@ -177,13 +171,13 @@ class Drafts:
         self,
         model: DraftModel,
         sequences: Collection[LiveSequence],
-        offers: dict[RequestId, tuple[float, ...]],
+        offers: dict[RequestId, Draft],
         *,
         under_way: Collection[LiveSequence],
     ) -> None:
         """Add drafts of the draft model to the offers, if they are worth the time that they take."""
         ready: dict[RequestId, LiveSequence] = {}
-        modelled: dict[RequestId, tuple[float, ...]] = {}
+        modelled: dict[RequestId, Draft] = {}
         states: list[ModelDraft] = []
         model.begin_step(is_alone=not under_way)
         for sequence in sequences:
@@ -196,7 +190,7 @@ class Drafts:
                 continue
             if self._is_ready(model, sequence) and (chances := self._expectation(model, sequence)):
                 ready[sequence.id] = sequence
-                modelled[sequence.id] = chances
+                modelled[sequence.id] = Draft(chances=chances, is_by_model=True)
             if sequence.model_draft is not None:
                 states.append(sequence.model_draft)
         model.keep_only(states)
@@ -207,8 +201,9 @@ class Drafts:
         )
         wanted = []
         for request_id, sequence in ready.items():
-            expected = modelled[request_id][:count]
-            if sum(expected) <= sum(offers.get(request_id, ())):
+            expected = modelled[request_id].cut(count)
+            own = offers.get(request_id, NO_DRAFT)
+            if expected.expected_tokens <= own.expected_tokens:
                 continue
             if sequence in under_way:  # drafted when its last token is known
                 offers[request_id] = expected
@@ -259,7 +254,7 @@ class Drafts:
         self,
         model: DraftModel,
         sequences: Collection[LiveSequence],
-        offers: dict[RequestId, tuple[float, ...]],
+        offers: dict[RequestId, Draft],
         *,
         count: int,
     ) -> None:
@@ -275,30 +270,22 @@ class Drafts:
             model.extend(missing, depth=count)
         for sequence, made in drafts:
             chances = model.chances(made)[:count]
-            draft = self._verifiable(sequence, Draft(tuple(made.drafted), chances))
+            draft = Draft(tuple(made.drafted), chances, is_by_model=True)
+            draft = self._verifiable(sequence, draft)
             # a grammar may have shortened it
-            if sum(draft.chances) > sum(offers.get(sequence.id, ())):
-                self._offered[sequence.id] = draft.token_ids
-                self._by_model.add(sequence.id)
-                offers[sequence.id] = draft.chances
+            if draft.expected_tokens > offers.get(sequence.id, NO_DRAFT).expected_tokens:
+                offers[sequence.id] = draft
 
-    def filled(self, span: Span, sequence: LiveSequence) -> Span:
-        """A planned span with the drafted tokens that it verifies, if it does."""
-        if span.tokens == 1 or span.start + span.tokens <= sequence.known_tokens:
-            return span
-        sequence.verifies_model = sequence.id in self._by_model
-        return replace(span, drafted=self._offered[sequence.id][: span.tokens - 1])
-
-    def count(self, span: Span, sequence: LiveSequence, result: SpanResult) -> None:
-        """Count the drafted tokens of a span, and those of them that were accepted."""
+    def count(self, sequence: LiveSequence, draft: Draft, *, accepted: int) -> None:
+        """Count the tokens of a draft that was verified, and those that were accepted."""
         self._unused_steps = 0
-        accepted = max(0, len(result.token_ids) - 1)
+        drafted = len(draft.token_ids)
         sequence.accepted_tokens += accepted
-        sequence.rejected_tokens += len(span.drafted) - accepted
-        self._counters.drafted_tokens += len(span.drafted)
+        sequence.rejected_tokens += drafted - accepted
+        self._counters.drafted_tokens += drafted
         self._counters.accepted_tokens += accepted
-        if sequence.verifies_model:
-            self._counters.model_drafted_tokens += len(span.drafted)
+        if draft.is_by_model:
+            self._counters.model_drafted_tokens += drafted
             self._counters.model_accepted_tokens += accepted
 
     def remember(self, sequence: LiveSequence) -> None:
@@ -325,7 +312,7 @@ class Drafts:
         if self._repeats_accepted:
             chances = tuple(chance for chance in chances if chance >= _LEAST_CHANCE_OF_ALL)
         count = min(len(allowed), len(chances))
-        return Draft(allowed[:count], chances[:count])
+        return Draft(allowed[:count], chances[:count], draft.is_by_model)
 
     def _expected(self, sequence: LiveSequence, most: int) -> Draft:
         """The draft of the sequence's drafter, which first gets the sequence's new tokens."""

@@ -36,7 +36,7 @@ from holdfast.wire.images import ImageCommand
 from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import SessionAnswer, SessionCommand
 from holdfast.worker.engine.kv_forms import ONLY_NATIVE, KVForms
-from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
+from holdfast.worker.engine.plan import NO_DRAFT, Span, SpanResult, StepPlan
 from holdfast.worker.kv.bits import SAVING, KVBits
 from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.counters import Counters
@@ -640,7 +640,7 @@ class WorkerLoop:
         for span in decision.plan.spans:
             sequence = self._ledger.find(span.request_id)
             if sequence is not None and sequence.is_open and self._has_images(span, sequence):
-                spans.append(span if self._drafts is None else self._drafts.filled(span, sequence))
+                spans.append(span)
                 sequences.append(sequence)
         return Flight(
             decided=decision.plan,
@@ -749,7 +749,7 @@ class WorkerLoop:
             and self._lifetimes.wait_for_images(sequence, end=span.start + span.tokens)
         ):
             return SpanResult(request_id=span.request_id)
-        span = replace(span, tokens=span.certain_tokens, drafted=())
+        span = replace(span, tokens=span.certain_tokens, draft=NO_DRAFT)
 
         def reopen() -> None:
             self._pulse.work()  # each attempt may take as long as the first
@@ -779,7 +779,8 @@ class WorkerLoop:
                 ended.append((sequence, FinishReason.REFUSED, result.refusal))
             elif is_live:
                 if span.drafted and self._drafts is not None:
-                    self._drafts.count(span, sequence, result)
+                    accepted = max(0, len(result.token_ids) - 1)
+                    self._drafts.count(sequence, span.draft, accepted=accepted)
                 ledger.score(sequence, result.prompt_logprobs)
                 sequence.embedding = result.embedding
                 if result.token_ids:

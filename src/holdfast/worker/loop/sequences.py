@@ -97,7 +97,6 @@ class LiveSequence:
 
     drafter: SuffixDrafter | None = None  # None until the first draft
     model_draft: ModelDraft | None = None  # its state in the draft model, while it has one
-    verifies_model: bool = False  # whether the draft model made the draft that is verified
     draft_considered_at: int = 0  # tokens of the answer when that state is considered next
     accepted_tokens: int = 0  # drafted tokens that became part of the answer
     rejected_tokens: int = 0

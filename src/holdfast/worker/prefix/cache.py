@@ -23,9 +23,16 @@ from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.worker.engine.plan import BLOCK_TOKENS, KeepPolicy
 from holdfast.worker.engine.sequence import Kept, Prefix
 from holdfast.worker.kv.bits import KVBits
-from holdfast.worker.kv.codec import Payload, PayloadFormat, check_sizes, check_values, to_bytes
+from holdfast.worker.kv.codec import (
+    Payload,
+    PayloadFormat,
+    check_sizes,
+    check_values,
+    named_bits,
+    to_bytes,
+)
 from holdfast.worker.kv.layer import ArrayForm, SnapshotMismatch
-from holdfast.worker.kv.live import KVBlock, StateCheckpoint, all_finite
+from holdfast.worker.kv.live import KVBlock, StateCheckpoint
 from holdfast.worker.prefix.cache_map import CacheUser, RecentMaps, cache_map
 from holdfast.worker.prefix.chain import Cursor
 from holdfast.worker.prefix.index import PrefixIndex
@@ -317,7 +324,8 @@ class PrefixCache:
         *,
         live: LiveChain | None = None,
     ) -> Block | None:
-        """Store the tokens of `run`, a part of the chain, that are not stored yet.
+        """Store the tokens of `run`, a part of the chain, that are not stored yet. All values of the
+        run must be finite.
 
         Returns the new block; None if there is nothing to store, or no room.
         """
@@ -332,9 +340,6 @@ class PrefixCache:
             return None  # no sequence could continue there
         packed = run.cut(end - start, offset=start - run.start)
         mx.eval(packed.arrays)
-        # the scale of quantized values may exceed the range of its type
-        if packed.kv_bits != "native" and not all_finite(packed.arrays).item():
-            return None
         tokens = bytes(chain[start * TOKEN_BYTES : end * TOKEN_BYTES])
         # A live state counts as a holder of a block only if it has the block in the same form. It
         # will quantize its last block later, but an incomplete block is stored as native.
@@ -368,7 +373,7 @@ class PrefixCache:
     def _save(self, block: Block | None, payload: Payload) -> Block | None:
         """Give a new block to the store."""
         if block is not None and self.store is not None:
-            self.store.put(StoredBlock(block=block, parts=to_bytes(payload)))
+            self.store.put(encoded(block, payload))
         return block
 
     # -- forget
@@ -510,16 +515,25 @@ class PrefixCache:
         if block.kind == "state":
             return self._payloads.checkpoint_from_bytes(stored.parts, position=block.start)
         _refuse_long(block)
-        return self._payloads.block_from_bytes(stored.parts, start=block.start, tokens=block.tokens)
+        return self._payloads.block_from_bytes(
+            stored.parts,
+            start=block.start,
+            tokens=block.tokens,
+            kv_bits=named_bits(stored.kv_bits),
+        )
 
     def _forms(self, stored: StoredBlock) -> list[ArrayForm]:
         block = stored.block
         if block.kind == "state":
             return self._payloads.checkpoint_forms(block.start)
         _refuse_long(block)
-        return self._payloads.block_forms(
-            block.tokens, self._payloads.bits_of(stored.parts, tokens=block.tokens)
-        )
+        return self._payloads.block_forms(block.tokens, named_bits(stored.kv_bits))
+
+
+def encoded(block: Block, payload: Payload) -> StoredBlock:
+    """A block with the bytes of its payload, for the store or a file; `decoded` reverses it."""
+    kv_bits = payload.kv_bits if isinstance(payload, KVBlock) else "native"
+    return StoredBlock(block=block, parts=to_bytes(payload), kv_bits=kv_bits)
 
 
 def _limit(chain: bytes) -> int:

@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from holdfast.wire.requests import RequestId
+from holdfast.worker.engine.plan import NO_DRAFT, Draft
 
 # A first guess of the time of a step over that of a step with one row: this much for several rows,
 # and for each.
@@ -50,8 +52,7 @@ _TRIAL_SHARE = 0.01
 _TRIAL_PASSES = 4
 _MOST_UNASKED = 15
 
-# Drafts of sequences: for each drafted token, the chance that it and all tokens before it are right.
-Offers: TypeAlias = Mapping[RequestId, Sequence[float]]
+Offers: TypeAlias = Mapping[RequestId, Draft]
 NO_OFFERS: Offers = {}
 
 
@@ -142,8 +143,8 @@ class DraftGain:
         the next step with `rows` decoding sequences.
 
         offers: drafts that cost nothing. A sequence uses the better one of both. modelled: the
-        expected chances of the draft model's drafts. most: as for `choose`. pass_seconds: how long
-        the draft model takes for one token of each sequence.
+        expected drafts of the draft model. most: as for `choose`. pass_seconds: how long the draft
+        model takes for one token of each sequence.
         """
         if self._verifying_steps >= _STEPS_PER_PLAIN or not modelled:
             return 0
@@ -159,7 +160,8 @@ class DraftGain:
             0.0, self._net_of_passes(offers, modelled, 0, rows=rows, seconds=0.0, most=most)
         )
         best_net += _LEAST_GAIN * rows
-        for count in range(1, max(map(len, modelled.values())) + 1):
+        longest = max(len(draft.chances) for draft in modelled.values())
+        for count in range(1, longest + 1):
             seconds = count * pass_seconds
             net = self._net_of_passes(
                 offers, modelled, count, rows=rows, seconds=seconds, most=most
@@ -193,11 +195,11 @@ class DraftGain:
         gain = 0.0
         drafted = 0
         for request_id in {**offers, **modelled}:
-            own = offers.get(request_id, ())
-            model = modelled.get(request_id, ())[:count]
-            tokens = max(own, model, key=sum)
-            gain += math.log1p(sum(tokens))
-            drafted += len(tokens)
+            own = offers.get(request_id, NO_DRAFT)
+            model = modelled.get(request_id, NO_DRAFT).cut(count)
+            better = max(own, model, key=lambda draft: draft.expected_tokens)
+            gain += math.log1p(better.expected_tokens)
+            drafted += len(better.chances)
         if drafted > most:
             return -math.inf
         plain = self._costs.log_seconds(rows)
@@ -237,15 +239,16 @@ class DraftGain:
             return True
         return False
 
-    def choose(self, offers: Offers, *, rows: int, most: int) -> dict[RequestId, int]:
-        """How many tokens of each draft to verify in a step with `rows` decoding sequences.
+    def choose(self, offers: Offers, *, rows: int, most: int) -> dict[RequestId, Draft]:
+        """The drafts to verify in a step with `rows` decoding sequences, each cut to its first
+        tokens.
 
         most: the largest number of drafted rows. Sequences that verify nothing are left out.
         """
         gains: list[tuple[float, RequestId]] = []
-        for request_id, chances in offers.items():
+        for request_id, draft in offers.items():
             tokens = 1.0
-            for chance in chances:
+            for chance in draft.chances:
                 gains.append((math.log1p(chance / tokens), request_id))
                 tokens += chance
         if not gains or most < 1:
@@ -255,10 +258,10 @@ class DraftGain:
         gains.sort(key=lambda each: each[0], reverse=True)
         del gains[most:]
         count = self._count(gains, rows=rows)
-        chosen: dict[RequestId, int] = {}
-        for _, request_id in gains[:count]:
-            chosen[request_id] = chosen.get(request_id, 0) + 1
-        return chosen
+        tokens_of = Counter(request_id for _, request_id in gains[:count])
+        return {
+            request_id: offers[request_id].cut(taken) for request_id, taken in tokens_of.items()
+        }
 
     def _count(self, gains: Sequence[tuple[float, RequestId]], *, rows: int) -> int:
         """How many drafted rows to verify."""

@@ -23,7 +23,7 @@ from holdfast.config import SchedulerSettings
 from holdfast.errors import ConfigError, InvalidRequest, PromptTooLong, QueueFull
 from holdfast.wire.commands import checked_limits
 from holdfast.wire.requests import RequestId, ServiceClass
-from holdfast.worker.engine.plan import Span, StepPlan
+from holdfast.worker.engine.plan import NO_DRAFT, Draft, Span, StepPlan
 from holdfast.worker.scheduler.admission import (
     KvLedger,
     Reservation,
@@ -536,10 +536,10 @@ class Scheduler:
         """Decide on one more step. An empty plan means that there is nothing to do before the next
         call of `observe` or `submit`.
 
-        offers: drafts for decoding sequences; others are ignored. A span of n tokens of a decoding
-        sequence verifies the first n - 1 tokens of its draft. If a step under way samples the
-        sequence's last token, the offer is for the tokens after that one; if it is taken, the
-        sequence is left out of this step, to verify its draft in the next one.
+        offers: drafts for decoding sequences; others are ignored. The plan contains the first tokens
+        of those that the step verifies. If a step under way samples the sequence's last token, the
+        offer is for the tokens after that one; if it is taken, the sequence is left out of this
+        step, to verify its draft in the next one.
 
         may_prefill: returns whether the next tokens of a prompt, from a position on, can be
         prefilled now. If not, the prompt is left out of this step.
@@ -841,17 +841,25 @@ class Scheduler:
         spans: list[Span] = []
         has_last_draws = False
         decoding = self._decoding_this_step(number)
-        drafted = self._drafted(decoding, offers) if offers else {}
+        drafts = self._drafts(decoding, offers) if offers else {}
         for sequence in decoding:
             position = sequence.position
             if position >= sequence.capacity_tokens or sequence.is_verifying:
                 continue  # until there is memory, or until its last step is over
-            extra = drafted.get(sequence.request_id, 0)
+            draft = drafts.get(sequence.request_id, NO_DRAFT)
+            extra = len(draft.chances)
             if extra and sequence.last_step > self._observed_steps:
                 continue  # to verify its draft, it waits until its last token is known
+            assert len(draft.token_ids) == extra, "the tokens of a draft in a plan are known"
             tokens = sequence.repeated + 1 + extra
             spans.append(
-                Span(request_id=sequence.request_id, start=position, tokens=tokens, draws=True)
+                Span(
+                    request_id=sequence.request_id,
+                    start=position,
+                    tokens=tokens,
+                    draws=True,
+                    draft=draft,
+                )
             )
             sequence.position = position + tokens
             sequence.last_step = number
@@ -866,15 +874,15 @@ class Scheduler:
             ]
         return spans
 
-    def _drafted(self, decoding: list[ScheduledSequence], offers: Offers) -> dict[RequestId, int]:
-        """How many drafted tokens each of these sequences verifies in a step."""
+    def _drafts(self, decoding: list[ScheduledSequence], offers: Offers) -> dict[RequestId, Draft]:
+        """The drafts that these sequences verify in a step."""
         if not self._costs.knows_decoding:
             return {}
-        able: dict[RequestId, Sequence[float]] = {}
+        able: dict[RequestId, Draft] = {}
         for sequence in decoding:
             if sequence.request_id in offers and not sequence.is_verifying:
-                chances = offers[sequence.request_id]
-                able[sequence.request_id] = chances[: sequence.most_drafted]
+                draft = offers[sequence.request_id]
+                able[sequence.request_id] = draft.cut(sequence.most_drafted)
         return self._draft_gain.choose(
             able, rows=len(decoding), most=self._most_drafted(len(decoding))
         )

@@ -23,10 +23,9 @@ from holdfast.store.block import Block, BlockKey, BlockUnreadable, ReadFailed, S
 from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.wire.sessions import SessionCommand
 from holdfast.worker.engine.plan import BLOCK_TOKENS
-from holdfast.worker.kv.codec import to_bytes
 from holdfast.worker.kv.layer import SnapshotMismatch
 from holdfast.worker.kv.live import KVBlock, StateCheckpoint
-from holdfast.worker.prefix.cache import PrefixCache
+from holdfast.worker.prefix.cache import PrefixCache, encoded
 from holdfast.worker.prefix.chain import Branch, Cursor
 from holdfast.worker.sessions.registry import Session
 from holdfast.worker.sessions.session_file import Manifest, SessionFile, bad_file, write_session
@@ -214,7 +213,7 @@ class Transfers:
                 yield True
             payload = self._cache.payload(block.key)
             if isinstance(payload, KVBlock | StateCheckpoint):
-                contents.put_nowait(StoredBlock(block=block, parts=to_bytes(payload)))
+                contents.put_nowait(encoded(block, payload))
             else:
                 contents.put_nowait(block.key)
             yield False
