@@ -50,8 +50,8 @@ def test_markdown_is_rendered_and_active_content_is_not(visitor: Visitor) -> Non
         visitor.until_answered(number)
     _, markdown, attack, thought = page.get_by_role("article").all()
 
-    assert markdown.get_by_role("heading", name="Ferry").count() == 1
-    assert markdown.get_by_role("cell", name="Monday").count() == 1
+    expect(markdown.get_by_role("heading", name="Ferry")).to_have_count(1)
+    expect(markdown.get_by_role("cell", name="Monday")).to_have_count(1)
     assert markdown.locator("img").count() == 0
     assert markdown.get_by_role("link", name="a page").get_attribute("rel") == "noopener noreferrer"
 

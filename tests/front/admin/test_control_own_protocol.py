@@ -302,7 +302,7 @@ async def test_it_is_documented_and_listed_without_affecting_others() -> None:
         chat = await client.post(CHAT, json=chat_body())
         unserved = await client.post("/v1/audio/speech", json={})
         without_slash = await client.post("/v1/toy/speak/", json={"after": "once"})
-    assert described["paths"][SPEAK]["post"]["description"] == "Go on speaking."
+    assert described["paths"][SPEAK]["post"]["description"] == "Continue speaking."
     assert "at_most" in described["components"]["schemas"]["Wish"]["properties"]
     assert SPEAK in page
     assert chat.json()["choices"][0]["message"]["content"] == "Hello"

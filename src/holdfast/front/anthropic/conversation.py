@@ -196,8 +196,9 @@ class Conversation:
         messages: the number of whole messages before the end of the block.
         parts: the number of parts of the next message that are before the end of the block.
         """
-        if control := block.get("cache_control"):
-            seconds = _SECONDS[control.get("ttl") or "5m"]
+        control = block.get("cache_control")
+        if isinstance(control, Mapping):  # that of a block of unknown type is unchecked
+            seconds = _SECONDS["1h" if control.get("ttl") == "1h" else "5m"]
             self.breakpoints.append(
                 CacheBreakpoint(messages=messages, parts=parts, seconds=seconds)
             )
