@@ -34,7 +34,7 @@ INSTALLED_FROM := pyproject.toml bench/pyproject.toml constraints.txt tools/make
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 # Three processes, since they often wait. Each file's tests run in one of them: what a file's servers and models cost is paid once.
 # And compiled once, also where the environment says that nothing is to be kept of it: the tests start the server a hundred times.
-IN_PROCESSES := -n 3 --dist loadfile
+IN_PROCESSES := -n 3 --dist loadfile --no-loadscope-reorder
 COMPILED := PYTHONDONTWRITEBYTECODE=
 
 # A real model for the slow tests: 98 MB. Its wheel also asks for engines to run it, which are not needed.

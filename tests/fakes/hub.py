@@ -74,6 +74,7 @@ class HubState:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # otherwise, each body waits for the acknowledgement of its headers
     state: ClassVar[HubState]
 
     def do_GET(self) -> None:
@@ -202,6 +203,7 @@ def _oid(content: bytes) -> str:
 @contextmanager
 def hub_in_place(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[HubState]:
     """A Hub used by huggingface_hub in this process, with an empty cache in that folder."""
+    monkeypatch.setattr("holdfast.models.hub_transfer._RETRY_SECONDS", 0.001)
     with running_hub() as state:
         # The library reads its variables once, when it is imported.
         monkeypatch.setattr(constants, "ENDPOINT", state.endpoint)

@@ -47,7 +47,6 @@ OUTSIDE = [
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubState]:
-    monkeypatch.setattr("holdfast.models.hub_transfer._RETRY_SECONDS", 0.001)
     with hub_in_place(monkeypatch, tmp_path / "home" / "cache") as state:
         state.repositories[MODEL] = {
             "config.json": b'{"model_type": "llama"}',

@@ -32,7 +32,6 @@ class PullStopped(Exception):
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubState]:
-    monkeypatch.setattr("holdfast.models.hub_transfer._RETRY_SECONDS", 0.001)
     with hub_in_place(monkeypatch, tmp_path / "cache") as state:
         state.repositories[MODEL] = {
             "config.json": b'{"model_type": "llama"}',
