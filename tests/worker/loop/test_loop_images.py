@@ -10,6 +10,7 @@ import pytest
 from holdfast.wire.events import FinishReason, TokensGenerated, WaitReason
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.plan import StepPlan
+from holdfast.worker.loop.loop import WorkerLoop
 from holdfast.worker.vision import images
 from holdfast.worker.vision.feature_cache import FeatureCache
 from tests.fakes.caching_worker import CachingWorker, greedy, random_prompt
@@ -168,3 +169,21 @@ def test_a_sequence_that_always_fails_ends(beside: VisionBeside) -> None:
     inbox = worker.serve([[TEXT, beside.request("images", TWO)]])
     assert inbox.finished("images").reason is FinishReason.FAILED
     assert len(inbox.tokens("text")) == 30
+
+
+def test_a_worker_that_waits_for_images_does_not_rest(
+    beside: VisionBeside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = beside.request("image", ONE, is_kept=False)
+    worker = beside.worker()
+    reader_of(worker).delays[0] = LONG
+    open_at_rest: list[int] = []
+    begin = WorkerLoop.__init__
+
+    def make(loop: WorkerLoop, **parts: Any) -> None:
+        inbox = parts["inbox"]
+        begin(loop, on_rest=lambda: open_at_rest.append(len(inbox.open_requests())), **parts)
+
+    monkeypatch.setattr(WorkerLoop, "__init__", make)
+    worker.serve([[], [], [request]])
+    assert set(open_at_rest) == {0}

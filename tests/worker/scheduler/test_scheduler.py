@@ -534,3 +534,23 @@ def test_waiting_requests_that_do_not_fit_save_memory_in_order() -> None:
     assert admitted == ["b", "short"]
     assert run.save(saving) == []
     run.run_to_end()
+
+
+def test_prompts_are_not_asked_for_images_in_a_step_without_room() -> None:
+    run = StepWorker(settings=SchedulerSettings(max_running=2, step_tokens=1))
+    run.submit("a", prompt_tokens=1, max_tokens=50)
+    run.read_all_prompts()
+    run.submit("b", prompt_tokens=5, max_tokens=1)
+    asked: list[str] = []
+
+    def may_prefill(request_id: str, start: int, tokens: int) -> bool:
+        asked.append(request_id)
+        return True
+
+    steps = []
+    for _ in range(4):
+        asked.clear()
+        plan = run.scheduler.next_step(may_prefill=may_prefill).plan
+        steps.append((plan.spans[0].request_id, tuple(asked)))
+        run.scheduler.observe(outcome(plan))
+    assert set(steps) == {("a", ()), ("b", ("b",))}

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from holdfast.worker.prefix.chain import Branch, ChainBlock, ChainState
 from holdfast.worker.sessions.registry import (
+    MOST_ALTERNATIVES,
     MOST_BRANCHES,
     Session,
     decode_record,
@@ -58,6 +59,66 @@ def test_a_request_that_stores_nothing_counts_as_a_use() -> None:
     subject.use(branch("a"), now=1)
     subject.use(Branch(), now=2)
     assert (subject.branches, subject.requests, subject.last_used_at) == ((branch("a"),), 2, 2)
+
+
+def test_the_limit_of_branches_drops_no_alternative() -> None:
+    subject = session()
+    alternatives = [branch("p", f"choice {number}") for number in range(MOST_BRANCHES + 1)]
+    for each in alternatives:
+        subject.add_alternative(each, now=1)
+    for number in range(MOST_BRANCHES + 1):
+        subject.use(branch("a", f"side {number}"), now=2)
+    assert len(subject.branches) == MOST_BRANCHES + len(alternatives)
+    assert set(alternatives) < set(subject.branches)
+    assert subject.branches[0] == branch("a", f"side {MOST_BRANCHES}")
+    assert decode_record(encode_record(subject)) == subject
+
+
+def test_a_turn_that_continues_an_alternative_replaces_it() -> None:
+    subject = session()
+    subject.use(branch("p", "first"), now=1)
+    subject.add_alternative(branch("p", "second"), now=1)
+    subject.add_alternative(branch("p", "third"), now=1)
+    subject.use(branch("p", "second", "turn"), now=2)
+    assert subject.branches == (
+        branch("p", "second", "turn"),
+        branch("p", "first"),
+        branch("p", "third"),
+    )
+    for number in range(MOST_BRANCHES):
+        subject.use(branch("a", f"side {number}"), now=3)
+    assert subject.branches[MOST_BRANCHES:] == (branch("p", "third"),)
+
+
+def test_the_oldest_alternatives_are_dropped() -> None:
+    subject = session()
+    for number in range(MOST_ALTERNATIVES + 1):
+        subject.add_alternative(branch("p", f"choice {number}"), now=1)
+    assert len(subject.branches) == MOST_ALTERNATIVES
+    assert branch("p", "choice 0") not in subject.branches
+
+
+def test_an_alternative_that_stores_nothing_is_no_branch() -> None:
+    subject = session()
+    subject.add_alternative(Branch(), now=2)
+    assert (subject.branches, subject.last_used_at) == ((), 2)
+
+
+def test_resuming_a_session_drops_no_alternative() -> None:
+    recorded, begun = session(), session()
+    for number in range(MOST_BRANCHES):
+        recorded.use(branch("a", f"old {number}"), now=1)
+        begun.use(branch("a", f"new {number}"), now=2)
+    recorded.add_alternative(branch("a", "old choice"), now=1)
+    begun.add_alternative(branch("a", "new choice"), now=2)
+    recorded.resume(begun)
+    assert recorded.branches == (
+        *begun.branches[:MOST_BRANCHES],
+        branch("a", "old choice"),
+        branch("a", "new choice"),
+    )
+    recorded.use(branch("a", "next"), now=3)
+    assert {branch("a", "old choice"), branch("a", "new choice")} < set(recorded.branches)
 
 
 chains = st.lists(st.sampled_from("ab"), max_size=4).map(lambda names: branch(*names))

@@ -56,6 +56,15 @@ def test_a_session_exists_during_its_first_answer(after: int, tmp_path: Path) ->
     assert again.metadata == {"task": "x"}
 
 
+def test_a_session_is_recorded_before_its_first_answer_ends(tmp_path: Path) -> None:
+    subject = worker(folder=tmp_path)
+    subject.sessions.begun("s", tenant="t")
+    subject.sessions.close()
+    subject.cache.close()
+    again = info(serve(worker(folder=tmp_path), ask("get", "a", tenant="t")), "a")
+    assert (again.session_id, again.requests) == ("s", 0)
+
+
 def test_cached_tokens_of_a_session_are_exact() -> None:
     inbox = serve(
         worker(),

@@ -13,7 +13,7 @@ from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.sessions.registry import MOST_BRANCHES
 from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.script_inbox import ScriptInbox, pause, resume
-from tests.fakes.session_worker import answer, ask, info, prompt, serve, worker
+from tests.fakes.session_worker import answer, ask, info, prompt, serve, taken_apart, worker
 
 PROMPT = prompt("secret", 300)
 LONG = 40
@@ -246,9 +246,30 @@ def test_a_session_forgotten_after_several_choices_leaves_none(tmp_path: Path, c
         ]
     )
     assert info(inbox, "got").requests == 1
-    assert info(inbox, "got").branches == min(count, MOST_BRANCHES)
+    assert info(inbox, "got").branches == count
     assert len(subject.index) == 0
     assert blocks_on_disk(tmp_path) == 0
+
+
+def test_the_end_of_a_choice_deletes_no_block(tmp_path: Path) -> None:
+    subject = worker("llama", tmp_path, most_parked_bytes=None)
+    inbox = subject.serve([choices(*range(12))])
+    cached = len(PROMPT) + LONG - 1
+    turn = (*PROMPT, *inbox.tokens("1/11"))
+    again = serve(
+        worker("llama", tmp_path),
+        greedy("2", turn, session_id="s"),
+        ask("get", "got"),
+        ask("export", "exported", path=str(tmp_path / "exported")),
+        ask("close", "gone", forget=True),
+        greedy("3", PROMPT),
+    )
+    assert again.finished("2").cached_tokens == cached
+    assert info(again, "got").branches == 12
+    assert again.finished("3").cached_tokens == 0
+    manifest, _ = taken_apart(tmp_path / "exported")
+    assert len(manifest.branches) == MOST_BRANCHES
+    assert manifest.branches[0].tokens > cached
 
 
 def test_the_first_choice_is_its_sessions_latest_branch(tmp_path: Path) -> None:

@@ -129,6 +129,19 @@ def test_a_lost_image_costs_one_request(qwen: VisionBeside) -> None:
     images.provide(sequence, start=0, tokens=1)
 
 
+def test_the_features_of_one_image_are_computed_between_two_steps(qwen: VisionBeside) -> None:
+    images = qwen.worker_images()
+    names = [kept(qwen.images, png(seed)) for seed in (40, 41, 42)]
+    sequences = [images.open(prompt_of(images, name)) for name in names]
+    computed = []
+    for _ in range(4):
+        images.tend()
+        before = images.figures.encoded
+        able = [images.may_provide(sequence, start=0, tokens=1) for sequence in sequences]
+        computed.append((images.figures.encoded - before, sum(able)))
+    assert computed == [(1, 1), (1, 2), (1, 3), (0, 3)]
+
+
 def test_an_image_with_too_many_pixels_is_refused(qwen: VisionBeside) -> None:
     name = kept(qwen.images, png(12))
     answer = answer_of(qwen.worker_images(), name, max_pixels=48 * 32 - 1)

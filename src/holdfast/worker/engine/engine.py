@@ -246,7 +246,8 @@ class Engine:
 
     def may_provide_images(self, request_id: RequestId, start: int, tokens: int) -> bool:
         """Whether the images in a part of an open sequence's prompt have features, or cannot be
-        used. Computes those of one more image, and begins to process others.
+        used. Computes those of one image between two calls of `poll_images`, and begins to process
+        others.
         """
         images = self._sequences[request_id].images
         if self.images is None or images is None:
@@ -299,7 +300,9 @@ class Engine:
         return self.images is not None and self.images.is_busy
 
     def poll_images(self) -> None:
-        """Take processed images, and end the image process when it is idle."""
+        """Take processed images, and end the image process when it is idle. Call it before each
+        step.
+        """
         if self.images is not None:
             self.images.tend()
 

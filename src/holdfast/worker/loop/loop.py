@@ -173,7 +173,7 @@ class WorkerLoop:
             while not self._is_closing:
                 commands = self._receive(is_busy=is_busy)
                 was_resting = is_resting
-                is_resting = not commands and not is_busy
+                is_resting = not (commands or is_busy or self._waits_for_reading)
                 if is_resting and not was_resting:
                     self._on_rest()
                     self._has_rested = True
@@ -225,13 +225,16 @@ class WorkerLoop:
 
     # -- the link to the front
 
+    @property
+    def _waits_for_reading(self) -> bool:
+        """Whether a request waits for blocks or images that are being read."""
+        return self._cache.is_waited_for or self._engine.is_reading_images or self._waits_for_images
+
     def _receive(self, *, is_busy: bool) -> list[Command]:
         timeout_seconds = IDLE_SECONDS
-        is_waited_for = self._cache.is_waited_for or self._engine.is_reading_images
-        is_waited_for = is_waited_for or self._waits_for_images
         if is_busy:
             timeout_seconds = 0.0
-        elif is_waited_for or (self._sessions is not None and self._sessions.is_busy):
+        elif self._waits_for_reading or (self._sessions is not None and self._sessions.is_busy):
             timeout_seconds = FETCHING_SECONDS
         self._pulse.rest()
         commands = self._inbox.receive(timeout_seconds=timeout_seconds)

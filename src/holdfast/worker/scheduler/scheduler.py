@@ -825,10 +825,10 @@ class Scheduler:
         drawless: tuple[ScheduledSequence, ...] = ()
         reading = [
             each
-            for each in self._reading
+            for each in (self._reading if rows < self._step_tokens else ())
             if may_prefill(each.request_id, each.position, self._step_tokens)
         ]
-        if reading and rows < self._step_tokens:
+        if reading:
             load, drawless = self._add_chunks(spans, load, number, reading)
         if not spans:
             return _NOTHING_TO_DO.plan

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -22,6 +22,7 @@ from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.chain import Branch
 
 MOST_BRANCHES = 8  # several, so that an agent's side conversations do not displace its main one
+MOST_ALTERNATIVES = 128  # in addition; a session that is forgotten must know their blocks
 _RECORD_FORMAT = 2
 
 
@@ -38,7 +39,9 @@ class Session:
     metadata: dict[str, str] = field(default_factory=dict)
     forked_from: str = ""
     requests: int = 0
-    branches: tuple[Branch, ...] = ()  # the most recently used first
+    # the most recently used first, then the alternatives, oldest first
+    branches: tuple[Branch, ...] = ()
+    alternatives: int = 0  # number of branches that are further choices of an answer (`n`)
 
     @property
     def expires_at(self) -> float | None:
@@ -62,23 +65,22 @@ class Session:
         self.last_used_at = now
         if not branch.blocks:
             return
-        others = [other for other in self.branches if not branch.extends(other)]
-        longer = next((other for other in others if other.extends(branch)), None)
-        if longer is not None:
-            others.remove(longer)
-        self.branches = (longer or branch, *others)[:MOST_BRANCHES]
+        main, further = (
+            [other for other in part if not branch.extends(other)] for part in self._parts()
+        )
+        longer = next((other for other in (*main, *further) if other.extends(branch)), None)
+        latest = longer or branch
+        self._set_parts(
+            [latest, *(other for other in main if other is not longer)],
+            [other for other in further if other is not longer],
+        )
 
-    def add_alternative(self, branch: Branch, *, now: float) -> bool:
-        """Record that a further choice of a request's answer has ended, as the last branch. Returns
-        whether there was room for it.
-        """
+    def add_alternative(self, branch: Branch, *, now: float) -> None:
+        """Record that a further choice of a request's answer has ended, as the last branch."""
         self.last_used_at = now
-        if any(other.extends(branch) for other in self.branches):
-            return True
-        has_room = len(self.branches) < MOST_BRANCHES
-        if has_room:
-            self.branches = (*self.branches, branch)
-        return has_room
+        if branch.blocks and not any(other.extends(branch) for other in self.branches):
+            main, further = self._parts()
+            self._set_parts(main, (*further, branch))
 
     def resume(self, begun: Session) -> None:
         """Merge what requests did under the same name before this record could be read."""
@@ -86,10 +88,22 @@ class Session:
         self.last_used_at = max(self.last_used_at, begun.last_used_at)
         self.pinned |= begun.pinned
         self.metadata |= begun.metadata
-        others = [
-            other for other in self.branches if not any(b.extends(other) for b in begun.branches)
-        ]
-        self.branches = (*begun.branches, *others)[:MOST_BRANCHES]
+        main, further = (
+            [other for other in part if not any(b.extends(other) for b in begun.branches)]
+            for part in self._parts()
+        )
+        begun_main, begun_further = begun._parts()
+        self._set_parts((*begun_main, *main), (*further, *begun_further))
+
+    def _parts(self) -> tuple[tuple[Branch, ...], tuple[Branch, ...]]:
+        """The branches without the alternatives, and the alternatives."""
+        count = len(self.branches) - self.alternatives
+        return self.branches[:count], self.branches[count:]
+
+    def _set_parts(self, main: Sequence[Branch], further: Sequence[Branch]) -> None:
+        further = further[-MOST_ALTERNATIVES:]
+        self.branches = (*main[:MOST_BRANCHES], *further)
+        self.alternatives = len(further)
 
 
 _decoder = msgspec.msgpack.Decoder(tuple[int, Session])

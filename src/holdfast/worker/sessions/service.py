@@ -118,12 +118,12 @@ class SessionService:
 
     def begun(self, session_id: str, *, tenant: str) -> None:
         """Open the session of an accepted request if the tenant has none with this id, so that it
-        can be shown and changed during its first answer.
+        can be shown and changed during its first answer, and is recorded if the worker dies.
         """
         if not self.is_open(session_id, tenant=tenant):
             with contextlib.suppress(SessionRefused):  # `used` logs it
                 self._make_room(tenant)
-                self._registry.open(session_id, tenant=tenant, now=self._now())
+                self._changed(self._registry.open(session_id, tenant=tenant, now=self._now()))
 
     def used(
         self,
@@ -137,8 +137,7 @@ class SessionService:
         """Record that a request of a session has ended and that its blocks are committed.
 
         Opens the session if the tenant has none with this id. is_alternative: see
-        `SequenceRequest`. If the session has no room for another branch, the blocks of an
-        alternative are deleted, so that forgetting the session later leaves nothing.
+        `SequenceRequest`.
         """
         now = self._now()
         session = self._registry.find(session_id, tenant=tenant)
@@ -152,8 +151,8 @@ class SessionService:
         branch = self._cache.index.branch(chain, tenant=tenant, kv_bits=kv_bits)
         if not is_alternative:
             session.use(branch, now=now)
-        elif not session.add_alternative(branch, now=now):
-            self._cache.index.forget_branch(branch, needed=self._keys_of(tenant))
+        else:
+            session.add_alternative(branch, now=now)
         self._changed(session)
 
     def include(

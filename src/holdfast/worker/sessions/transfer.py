@@ -27,7 +27,7 @@ from holdfast.worker.kv.layer import SnapshotMismatch
 from holdfast.worker.kv.live import KVBlock, StateCheckpoint
 from holdfast.worker.prefix.cache import PrefixCache, encoded
 from holdfast.worker.prefix.chain import Branch, Cursor
-from holdfast.worker.sessions.registry import Session
+from holdfast.worker.sessions.registry import MOST_BRANCHES, Session
 from holdfast.worker.sessions.session_file import Manifest, SessionFile, bad_file, write_session
 
 # time that the device thread spends on all transfers between two steps; one block may take longer
@@ -113,7 +113,8 @@ class Transfers:
         """
         self._refuse_too_many()
         index = self._cache.index
-        branches = [part for branch in session.branches if (part := index.kept_part(branch)).blocks]
+        kept = map(index.kept_part, session.branches)
+        branches = [part for part in kept if part.blocks][:MOST_BRANCHES]
         if session.branches and not branches:
             raise SessionRefused(
                 SessionFailure.NOT_KEPT,

@@ -58,6 +58,7 @@ class WorkerImages:
         self._lost: dict[str, str] = {}  # images that could not be processed recently, and why
         self._asked: dict[str, dict[str, str]] = {}  # images lost for each command, by its call id
         self._begun: set[str] = set()  # by `may_provide`, without a result yet
+        self._may_compute = True  # whether `may_provide` has computed nothing since `tend`
         self.figures = ImageFigures()
 
     @property
@@ -125,8 +126,11 @@ class WorkerImages:
         )
 
     def tend(self) -> None:
-        """Take processed images, and end the process when it is idle. Call it regularly."""
+        """Take processed images, end the process when it is idle, and let `may_provide` compute
+        again. Call it before each step.
+        """
         self._take_results()
+        self._may_compute = True
 
     def drop_kept(self) -> None:
         """Free cached data, because memory is short."""
@@ -183,11 +187,10 @@ class WorkerImages:
 
     def may_provide(self, images: SequenceImages, *, start: int, tokens: int) -> bool:
         """Whether `provide` will not wait for images to be processed. Adds features that are
-        cached and those of one processed image, and begins to process images that are not. Waits
-        for the vision tower.
+        cached, computes those of one processed image per step, and begins to process others.
+        Waits for the vision tower.
         """
         self._take_results()
-        has_computed = False
         missing = 0
         for index, span in images.overlapping(start, tokens):
             image = span.layout.image
@@ -197,9 +200,9 @@ class WorkerImages:
                 missing += 1
                 continue
             is_cached = self._cached_features(span.layout) is not None
-            if is_cached or (self._is_processed(image) and not has_computed):
+            if is_cached or (self._is_processed(image) and self._may_compute):
+                self._may_compute &= is_cached
                 images.features[index] = self._features_of(span.layout)
-                has_computed |= not is_cached
                 continue
             missing += 1
             if missing <= _PREPARED_AHEAD and not self._is_processed(image):
