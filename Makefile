@@ -32,8 +32,8 @@ SMOLLM2 := $(VENV)/.holdfast-smollm2
 INSTALLED_FROM := pyproject.toml bench/pyproject.toml constraints.txt tools/make_venv.sh
 # One thread per process: the models of the tests are tiny, and more threads only wait for each other.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
-# Three processes, since they often wait. Each file's tests run in one of them: what a file's servers and models cost is paid once.
-# And compiled once, also where the environment says that nothing is to be kept of it: the tests start the server a hundred times.
+# Three processes, because tests often wait. A file's tests run in one process, so that its servers and models start once. Bytecode is
+# kept even if the environment forbids it, because the tests start the server a hundred times.
 IN_PROCESSES := -n 3 --dist loadfile --no-loadscope-reorder
 COMPILED := PYTHONDONTWRITEBYTECODE=
 
