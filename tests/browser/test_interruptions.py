@@ -615,3 +615,12 @@ def test_a_base_model_is_marked_as_unable_to_chat(
         expect(
             page.get_by_role("rowheader").or_(page.get_by_role("heading")).filter(has=mark)
         ).to_contain_text("base ")
+
+
+def test_stopping_a_deleted_answer_changes_nothing(visitor: Visitor) -> None:
+    visitor.ask("Hello")
+    visitor.until_answered()
+    visitor.page.evaluate(
+        "import('/page/files/chat-state.js').then(({ chat }) => chat.stop('deleted'))"
+    )
+    assert visitor.page.get_by_role("article").count() == 1

@@ -17,6 +17,17 @@ from tests.fakes.vision_models import write_vision_model
 
 pytestmark = pytest.mark.slow
 
+# the page reads no file until `releaseFiles` is called
+_HOLD_FILES = """
+() => {
+  const read = FileReader.prototype.readAsDataURL;
+  const released = new Promise((resolve) => (window.releaseFiles = resolve));
+  FileReader.prototype.readAsDataURL = function (file) {
+    released.then(() => read.call(this, file));
+  };
+}
+"""
+
 
 @pytest.fixture(scope="module")
 def seeing(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
@@ -84,6 +95,27 @@ def test_an_image_alone_is_a_message_and_survives_text_edits(viewer: Visitor) ->
     expect(question.get_by_role("img")).to_have_count(1)
 
 
+def test_an_image_that_is_read_late_stays_with_its_conversation(viewer: Visitor) -> None:
+    page = viewer.page
+    page.evaluate(_HOLD_FILES)
+    page.get_by_label("Message").fill("What is this?")
+    viewer.bring("paste", png(9, size=(64, 48)))
+    page.get_by_label("Message").press("Enter")
+    page.get_by_role("link", name="New conversation").click()
+    expect(page.get_by_label("Message")).to_have_value("")
+    page.get_by_label("Message").fill("Another question")
+    page.evaluate("() => releaseFiles()")
+    attached = page.get_by_role("list", name="Attached images").get_by_role("img")
+    expect(page.get_by_role("button", name="Send")).to_be_enabled()
+    assert attached.count() == page.get_by_role("article").count() == 0
+    page.get_by_role("link", name="What is this?").click()
+    expect(page.get_by_label("Message")).to_have_value("What is this?")
+    expect(attached).to_have_count(1)
+    page.get_by_role("button", name="Send").click()
+    viewer.until_answered()
+    expect(page.get_by_role("group", name="You").get_by_role("img")).to_have_count(1)
+
+
 def test_a_broken_image_is_reported_and_not_sent_again(viewer: Visitor) -> None:
     viewer.bring("paste", png(6)[:80])
     page = viewer.page
@@ -130,6 +162,7 @@ def test_attached_images_are_not_sent_to_a_text_model(browser: Browser, tmp_path
         page = visitor.open()
         model = page.get_by_label("Model")
         model.select_option("seeing")
+        page.get_by_label("Message").wait_for()
         visitor.bring("paste", png(8, size=(64, 48)))
         attached = page.get_by_role("list", name="Attached images").get_by_role("img")
         expect(attached).to_have_count(1)

@@ -51,6 +51,7 @@ class HubState:
     )  # changes to the model's description; None: left out
     tree: object = None  # sent instead of the list of files
     lfs_files: set[str] = field(default_factory=set)  # are told with their SHA-256, as weights are
+    surplus: dict[str, bytes] = field(default_factory=dict)  # file → sent after its announced end
     damaged_files: set[str] = field(default_factory=set)  # arrive with one other byte
     failing_files: set[str] = field(default_factory=set)  # are announced but cannot be fetched
     # the answers to the next requests for contents of files, and for their descriptions
@@ -156,6 +157,8 @@ class _Handler(BaseHTTPRequestHandler):
         }
         if name in self.state.linked_etags:
             headers["X-Linked-Etag"] = f'"{self.state.linked_etags[name]}"'
+        if self.command == "GET":
+            content += self.state.surplus.get(name, b"")
         start, status = 0, 200
         whole_bytes = len(content)
         wanted = "" if self.state.ignores_ranges else self.headers.get("Range") or ""

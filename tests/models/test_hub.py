@@ -100,6 +100,16 @@ def test_any_etag_becomes_a_file_in_the_cache(
     assert (folder / FILE).read_bytes() == WEIGHTS
 
 
+def test_a_file_with_an_empty_etag_is_refused(hub: HubState, tmp_path: Path) -> None:
+    hub.etags[FILE] = ""
+    assert "ETag" in refusal(tmp_path)
+
+
+def test_an_empty_linked_etag_counts_as_missing(hub: HubState) -> None:
+    hub.linked_etags[FILE] = ""
+    assert (fetch() / FILE).read_bytes() == WEIGHTS
+
+
 @pytest.mark.parametrize("name", [*OUTSIDE, "", None, 7, [], "main", "a" * 39, "\0" * 40])
 def test_an_invalid_commit_is_refused(hub: HubState, tmp_path: Path, name: object) -> None:
     hub.info = {"sha": name}

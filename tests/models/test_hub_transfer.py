@@ -154,6 +154,21 @@ def test_a_forbidden_file_is_requested_once(hub: HubState) -> None:
         pulled()
 
 
+def test_a_file_longer_than_announced_is_refused_without_advice(
+    hub: HubState, repository: Path
+) -> None:
+    hub.surplus[FILE] = b"more"
+    with pytest.raises(ModelLoadError) as failed:
+        pulled()
+    size = len(WEIGHTS)
+    assert str(failed.value) == f"the Hub sent more than the {size:,} bytes of {FILE} of {MODEL}"
+    hub.surplus.clear()
+    hub.requests.clear()
+    pulled()
+    assert ranges(hub) == [0]
+    assert partial_files(repository) == []
+
+
 @pytest.mark.parametrize("etag", ["5f3.gz", "a:b", "x" * 250])
 def test_a_download_with_an_odd_etag_is_resumed_too(
     hub: HubState, repository: Path, etag: str

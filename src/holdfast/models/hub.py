@@ -169,7 +169,8 @@ def _check_answers() -> None:
 
     The library uses ETags, commits and hashes as file names, so a mirror could make it write files
     anywhere. Answers are checked as they arrive, so no call of the library can bypass the check. An
-    ETag may be any text, so one that is no plain name is replaced by a hash of it.
+    ETag may be any text, so one that is no plain name is replaced by a hash of it, except an empty
+    one: it does not tell files apart, so it counts as missing.
     Also limits how long the Hub may be silent.
     """
     from huggingface_hub import set_client_factory
@@ -194,7 +195,9 @@ def _check_answer(response: Any) -> None:
     """Raise ModelLoadError if an answer of the Hub names a file outside the cache."""
     host = response.url.host
     for header in _ETAG_HEADERS:
-        if (etag := _etag(response.headers.get(header))) and not _PLAIN_ETAG.fullmatch(etag):
+        if not response.headers.get(header, "").lstrip("W/").strip('"'):  # empty for the library
+            response.headers.pop(header, None)
+        elif (etag := _etag(response.headers.get(header))) and not _PLAIN_ETAG.fullmatch(etag):
             digest = hashlib.sha256(etag.encode("utf-8", "surrogatepass")).hexdigest()
             # with a prefix, because the cache takes a bare hash for that of the file's content
             response.headers[header] = f'"etag-{digest[:_ETAG_DIGITS]}"'

@@ -103,7 +103,7 @@ def _fetch_blob(
     url = hf_hub_url(source.name, name, revision=commit)
     metadata = _metadata(url, add=add)
     etag = metadata.etag
-    if etag is None:
+    if not etag:
         raise ModelLoadError(f"the Hub sends no ETag for {name} of {source.name}")
     if getattr(metadata, "xet_file_data", None) is not None and _has_xet():
         return  # the library fetches it in chunks, and keeps them
@@ -117,7 +117,12 @@ def _fetch_blob(
             left.unlink(missing_ok=True)
         partial = blob.with_name(f"{etag}{_PARTIAL}")
         with partial.open("ab") as file:
-            _receive(url, file, metadata, add=add)
+            is_whole = _receive(url, file, metadata, add=add)
+        if not is_whole:
+            partial.unlink()
+            raise ModelLoadError(
+                f"the Hub sent more than the {metadata.size:,} bytes of {name} of {source.name}"
+            )
         os.replace(partial, blob)
 
 
@@ -149,8 +154,10 @@ def _has_xet() -> bool:
     return not constants.HF_HUB_DISABLE_XET and importlib.util.find_spec("hf_xet") is not None
 
 
-def _receive(url: str, file: IO[bytes], metadata: Any, *, add: Callable[[float], None]) -> None:
-    """Append the missing bytes, over as many connections as it takes."""
+def _receive(url: str, file: IO[bytes], metadata: Any, *, add: Callable[[float], None]) -> bool:
+    """Append the missing bytes, over as many connections as it takes. Returns whether the file has
+    its announced size; False if the Hub sent more.
+    """
     size: int | None = metadata.size
     if size is not None and file.tell() > size:
         _start_over(file)
@@ -169,9 +176,7 @@ def _receive(url: str, file: IO[bytes], metadata: Any, *, add: Callable[[float],
                 raise
             _pause(fruitless, add=add)
             metadata = _metadata(url, add=add)  # the location may expire
-    if size is not None and file.tell() != size:
-        _start_over(file)
-        raise ConnectionError(f"the Hub sent more than the {size:,} bytes of {url}")
+    return size is None or file.tell() == size
 
 
 def _receive_once(

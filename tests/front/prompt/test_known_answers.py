@@ -130,6 +130,17 @@ def test_of_many_equal_answers_the_latest_are_remembered() -> None:
     assert len(known) < 500
 
 
+def test_of_equal_answers_beyond_the_limit_the_latest_are_remembered() -> None:
+    known = KnownAnswers(max_tokens=5)
+    calls = (("f", {}),)
+    for number in range(4):
+        known.add(said("", calls=calls), [number] * 2, call_ids=[f"call_{number}"])
+        known.check_invariants()
+    assert len(known) == 2
+    (found,) = known.recall([answer(None, ids=("call_3",))]).expected.values()
+    assert found[0].answer.token_ids() == (3, 3)
+
+
 def test_an_answer_beyond_the_limit_is_not_remembered() -> None:
     known = KnownAnswers(max_tokens=2)
     known.add(said("one"), [1])

@@ -298,6 +298,7 @@ async def one_ready(streams: Sequence[EventStream]) -> None:
     """Wait until one of the streams is ready. Each of them may have only one such waiter."""
     if any(stream.is_ready for stream in streams):
         return
+    assert all(stream._waiter is None for stream in streams), "a stream has a waiter already"
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     for stream in streams:
         stream._waiter = waiter

@@ -57,6 +57,7 @@ from holdfast.front.server.dialect import Dialect, answers_of, operation, reques
 from holdfast.front.server.fields import (
     INT32_MAX,
     STRICT,
+    WITH_IMAGES,
     FunctionName,
     TextOrMany,
     UnsupportedFields,
@@ -80,7 +81,6 @@ _FUNCTION = "function"
 # beginning of the User-Agent of a client that always asks the model to think, and has no setting
 # to turn that off
 _COPILOT = "GitHubCopilotChat/"
-_WITH_IMAGES = frozenset({"user", "tool"})  # roles of messages that may have images
 _UNSUPPORTED = UnsupportedFields(neutral=SESSION_FIELDS)
 
 
@@ -183,7 +183,7 @@ def conversation(messages: Sequence[OllamaMessage]) -> tuple[dict[str, Any], ...
         if images := message.get("images"):
             field = f"messages.{place}.images"
             shown, said = image_parts(images, field=field), text_parts(turn["content"])
-            if message["role"] not in _WITH_IMAGES:
+            if message["role"] not in WITH_IMAGES:
                 shown = [other_part({"type": "image"}, role=message["role"], field=field)]
             turn["content"] = [*shown, *said] if message["role"] == "user" else [*said, *shown]
         if thought := message.get("thinking"):

@@ -138,6 +138,7 @@ class KnownAnswers:
         self._model = model
         # the answers with the same meaning, by tag, the latest last
         self._answers: LruCache[Secret, dict[bytes, _Remembered]] = LruCache(max_tokens)
+        self._max_tokens = max_tokens
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -260,9 +261,9 @@ class KnownAnswers:
         alike = self._answers.get(secret) or {}
         alike.pop(tag, None)
         alike[tag] = _Remembered(answer)
-        if len(alike) > _MAX_ALIKE:
-            del alike[next(iter(alike))]
         tokens = sum(each.answer.tokens for each in alike.values())
+        while len(alike) > 1 and (len(alike) > _MAX_ALIKE or tokens > self._max_tokens):
+            tokens -= alike.pop(next(iter(alike))).answer.tokens
         self._answers.put(secret, alike, size=tokens)
 
     def _secret(self, said: AnswerMeaning, tenant: str) -> Secret:

@@ -64,7 +64,7 @@ _MOST_REMEMBERED = 1000
 _already_logged: set[str] = set()
 _MEDIA_WORDS = ("image", "audio", "video", "file", "document", "container_upload", "search_result")
 _MEDIA_TYPE = re.compile(r"^(?:data:)?([a-z]{1,20}/[a-zA-Z0-9.+-]{1,60})(?:[;,]|\Z)")
-_WITH_IMAGES = frozenset({"user", "tool", "function"})  # roles of messages that may have images
+WITH_IMAGES = frozenset({"user", "tool", "function"})  # roles of messages that may have images
 _REFUSED_IF_NEW = frozenset({"user", "system", "developer"})  # roles; of others, parts become notes
 _LONGEST_SHOWN = 40
 _LONGEST_NAMED = 100
@@ -375,7 +375,7 @@ def other_part(part: Mapping[str, Any], *, role: str, field: str) -> dict[str, A
     role: of the message. field: the request field that contains the part.
     """
     kind = part["type"]
-    if is_image_kind(kind) and role in _WITH_IMAGES:
+    if is_image_kind(kind) and role in WITH_IMAGES:
         return with_image(part, field)
     known = next((word for word in _MEDIA_WORDS if word in kind), "another")  # kind may be secret
     log_once("parts are left out of prompts, because no model here reads them: type %r", known)

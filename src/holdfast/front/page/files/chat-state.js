@@ -240,8 +240,11 @@ class ChatState extends EventTarget {
     if (!this.followers.has(id)) {
       tabs.tell('stop', id);
       // no tab may have resumed the answer yet
-      await this.#change(this.turns.get(id).conversation, (whole, turns) => {
+      const stopped = await stored.readTurn(id);
+      if (!stopped) return; // another tab has deleted it
+      await this.#change(stopped.conversation, (whole, turns) => {
         const turn = turns.get(id);
+        if (!turn) return null;
         turn.answer.wantsStop = true;
         return { conversation: whole, changed: [turn] };
       });
@@ -294,7 +297,8 @@ class ChatState extends EventTarget {
 
   /** Change a stored conversation, show it if it is open, and tell the other tabs. */
   async #change(id, work) {
-    this.#take(id, await stored.change(id, work));
+    const made = await stored.change(id, work);
+    if (made) this.#take(id, made);
   }
 
   /** Add a turn for another answer to a conversation, and generate the answer. */

@@ -119,9 +119,9 @@ export async function readTurns(conversation) {
  * @template {{conversation: Conversation, changed?: Turn[], draft?: string}} Change  draft: id of the
  * draft that became a message, and is deleted
  * @param {string} id
- * @param {(conversation: Conversation | undefined, turns: Map<string, Turn>) => Change} work  may
- * throw; then nothing changes
- * @returns {Promise<Change & {turns: Map<string, Turn>}>}
+ * @param {(conversation: Conversation | undefined, turns: Map<string, Turn>) => Change | null} work
+ * may throw or return null; then nothing changes
+ * @returns {Promise<(Change & {turns: Map<string, Turn>}) | null>}
  */
 export async function change(id, work) {
   const base = await database();
@@ -136,7 +136,9 @@ export async function change(id, work) {
     stored.onsuccess = () => {
       const turns = new Map(stored.result.map((turn) => [turn.id, turn]));
       try {
-        made = { ...work(conversation.result, turns), turns };
+        const change = work(conversation.result, turns);
+        if (!change) return;
+        made = { ...change, turns };
         conversationStore.put(made.conversation);
         for (const turn of made.changed ?? []) turnStore.put(turn);
         if (made.draft) draftStore.delete(made.draft);

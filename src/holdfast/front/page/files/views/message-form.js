@@ -222,9 +222,14 @@ class MessageForm extends Component {
     if (!this.seesImages) this.notice = `${this.model} reads text only.`;
     else if (files.length < given.length) this.notice = 'Only images can be attached.';
     if (!this.seesImages || !files.length) return;
+    const { draftId, edited } = this;
     const attach = async () => {
       try {
         const images = await Promise.all(files.map(dataUrlOf));
+        if (!this.shows(draftId)) {
+          await this.keep(draftId, edited, images);
+          return;
+        }
         this.set({ images: [...this.images, ...images] });
         announce(`${counted(images.length, 'image')} attached`);
       } catch (error) {
@@ -235,18 +240,37 @@ class MessageForm extends Component {
     await this.attaching;
   }
 
+  /** Whether the user still sees this draft here. */
+  shows(draftId) {
+    return this.isConnected && draftId === this.draftId;
+  }
+
+  /** Add images to the draft of a conversation that the user has left. */
+  async keep(id, edited, images) {
+    const isNew = edited === null;
+    const empty = { id, text: edited?.text ?? '', images: edited?.images ?? [] };
+    const draft = (await readDraft(id)) ?? { ...empty, ...(isNew && { title: titleOf('') }) };
+    await saveDraft({ ...draft, images: [...draft.images, ...images] });
+    await chat.noteDraft(id);
+  }
+
   onKey(event) {
     const isSend = event.key === 'Enter' && !event.shiftKey && !event.isComposing;
     if (isSend && this.edited === null) this.submit(event);
   }
 
-  /** Send the message, with the images that are being attached. */
+  /**
+   * Send the message, with the images that are being attached. If the user opens another
+   * conversation meanwhile, nothing is sent.
+   */
   async submit(event) {
     event.preventDefault();
     if (!this.canSend) return;
+    const { draftId } = this;
     this.isSending = true;
     try {
       await this.attaching;
+      if (!this.shows(draftId)) return;
       if (!this.unreadableImages && (this.text.trim() || this.images.length)) await this.sendNow();
     } finally {
       this.isSending = false;
