@@ -140,7 +140,7 @@ def test_a_file_outside_the_model_is_refused(hub: HubState, tmp_path: Path, path
         {"type": "file", "path": "config.json", "size": 1, "oid": "0" * 40},
         {"type": "file", "path": path, "size": 1, "oid": "0" * 40},
     ]
-    refusal(tmp_path)
+    assert refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_an_invalid_entry_is_reported_in_one_line(
     hub: HubState, tmp_path: Path, entry: Any
 ) -> None:
     hub.tree = [entry]
-    refusal(tmp_path)
+    assert refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_an_invalid_file_list_is_reported_in_one_line(
     hub: HubState, tmp_path: Path, content: object
 ) -> None:
     hub.tree = content
-    refusal(tmp_path)
+    assert refusal(tmp_path)
 
 
 def test_a_pull_checks_answers_too(hub: HubState, tmp_path: Path) -> None:

@@ -228,6 +228,7 @@ def test_image_processes_end_when_their_parent_is_killed(
         server.wait_ready()
         asked(server.url, user("What?", image(CAT)))
         (reader,) = image_processes(server)
+        assert reader.is_running()
         os.kill(server.process.pid if victim == "front" else server.model()["pid"], signal.SIGKILL)
         until(lambda: not reader.is_running(), "the image process to end")
     finally:

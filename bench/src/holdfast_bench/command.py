@@ -140,7 +140,7 @@ def engine(
     quick: Quick = False,
     threads: Annotated[int, typer.Option(help="BLAS threads; 0: one per core.")] = 0,
 ) -> None:
-    """Compare a step of the engine with a bare forward pass, and show where its time goes."""
+    """Compare an engine step with a bare forward pass, and break down the time of the step."""
     from holdfast_bench.engine_run import engine_results
     from holdfast_bench.publish import summary
     from holdfast_bench.report import markdown

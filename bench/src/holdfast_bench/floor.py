@@ -1,4 +1,4 @@
-"""Measures the cost of the load generator with a server that has no model and answers at once."""
+"""Measures the overhead of the load generator against a server that answers without a model."""
 
 from __future__ import annotations
 

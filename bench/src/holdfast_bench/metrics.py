@@ -121,7 +121,7 @@ _UNKNOWN = Metric("count", "neither", "unknown to this version")
 
 
 def metric_of(name: str) -> Metric:
-    """The metric of a name. A step of the scenario may follow " @ "."""
+    """Look up a metric by name. In "first token @ cold", "cold" is a step of the scenario."""
     return METRICS.get(name.split(" @ ")[0], _UNKNOWN)
 
 

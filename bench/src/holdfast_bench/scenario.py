@@ -15,7 +15,7 @@ from holdfast_bench.results import CaseResult, Sample
 from holdfast_bench.servers import RunningServer, ServerStarter
 
 Scale = Literal["quick", "normal", "full"]
-# error for a server at a URL, whose processes cannot be measured
+# the error for a server given as a URL: its processes cannot be measured
 NOT_STARTED_HERE = "only servers that the benchmark starts can be measured"
 
 

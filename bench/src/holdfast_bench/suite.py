@@ -21,7 +21,7 @@ def item_for(
     model: str = "",
     case: str = "",
 ) -> Item:
-    """The scenario with the subject, the named peers and `others`.
+    """One scenario with its contenders: the subject, the named peers and `others`.
 
     peers: None means the installed ones of the scenario, and mlx_lm.server as installed in short
     scenarios. Raises HoldfastError.

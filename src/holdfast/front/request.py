@@ -77,8 +77,8 @@ class PromptTokens:
 RANDOM_SEED: Final = -1
 
 
-# The default length limit of answers in the library and on the command line. Requests over HTTP
-# have no such limit: agents write long files.
+# The default `max_tokens` of the library and the command line. Requests over HTTP have no default
+# limit, because agents write long files.
 DEFAULT_ANSWER_TOKENS: Final = 4096
 
 

@@ -236,6 +236,7 @@ async def test_a_model_added_by_a_reload_is_told_the_pressure(
         await made.take_catalog(catalog_over("a", "b"))
         async with made.lease("b", 2) as client, two_answers(client):
             await until_running(made, (1, 1), model="b")
+        assert made.memory.pressure is Pressure.CRITICAL
     finally:
         await made.stop()
 

@@ -506,7 +506,7 @@ class GenerationStream:
     def _watched(self, choice: _Choice, event: OutputEvent) -> OutputEvent:
         """End the choice's thought if it repeats itself.
 
-        Returns the event with the choice's index; the last one also reports what ended the thought.
+        Returns the event with the index of its choice. The final event also says what ended the reasoning.
         """
         if (
             isinstance(event, TextDelta)

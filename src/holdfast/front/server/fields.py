@@ -236,7 +236,7 @@ class SharedFields(SaltField):
         return bool(self.holdfast and self.holdfast.explain)
 
     def request_options(self, context: RequestContext) -> dict[str, Any]:
-        """The fields of a GenerationRequest that follow from these fields and the headers.
+        """The arguments of GenerationRequest that these fields and the headers determine.
 
         Raises RequestRefused for an invalid session or priority.
         """

@@ -88,7 +88,7 @@ class Draw(Protocol):
 
 
 class StepOperations:
-    """How the operations in a model's steps are computed: here, as the model asks for them."""
+    """Computes the operations of a model's steps. This default calls MLX's own operations."""
 
     def share(self, offset: mx.array) -> mx.array:
         """Tell that these are the positions of the step's rows, which do not change. Returns
