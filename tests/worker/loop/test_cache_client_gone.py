@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.store.maintenance import StoreLimits
+from holdfast.wire.events import CacheReport
 from holdfast.wire.sessions import SessionCommand
+from holdfast.worker.prefix.lookup import Lookup
 from tests.fakes.caching_worker import greedy, random_prompt
 from tests.fakes.stepped_worker import SteppedWorker, make_blocks_small
 
@@ -107,17 +109,14 @@ def test_a_moved_state_is_freed_once_if_the_open_fails(
     subject = SteppedWorker("llama")
     subject.send(greedy("first", random_prompt(33), max_tokens=0))
     finish(subject)
-    hold_apart, failures = (
-        subject.worker.scheduler.hold_apart,
-        [RuntimeError("the scheduler fails")],
-    )
+    report, failures = Lookup.report, [RuntimeError("the report fails")]
 
-    def fails_once(request_id: str, held_tokens: int) -> None:
+    def fails_once(lookup: Lookup, **more: float) -> CacheReport:
         if failures:
             raise failures.pop()
-        hold_apart(request_id, held_tokens)
+        return report(lookup, **more)
 
-    monkeypatch.setattr(subject.worker.scheduler, "hold_apart", fails_once)
+    monkeypatch.setattr(Lookup, "report", fails_once)
     subject.send(greedy("turn", random_prompt(33) + random_prompt(5, "b")))
     finish(subject)
     assert not failures

@@ -185,7 +185,7 @@ class Drafts:
             first = max(_LEAST_GENERATED, sequence.draft_considered_at)
             if draft is None and len(sequence.generated) < first:
                 continue
-            if not sequence.is_open or self._scheduler.is_paused(sequence.id):
+            if not sequence.is_open or sequence.scheduled.is_paused:
                 sequence.model_draft = None
                 continue
             if self._is_ready(model, sequence) and (chances := self._expectation(model, sequence)):

@@ -82,7 +82,7 @@ class Lifetimes:
             return
         before, after = sizes
         held_tokens = 0 if sequence.live is None else sequence.live.held_tokens
-        self._scheduler.quantize(sequence.id, costs, held_tokens=held_tokens)
+        sequence.scheduled.quantize(costs, held_tokens=held_tokens)
         self._ledger.counters.quantized += 1
         logger.info(
             "memory is critically short: the KV of request %s (%d tokens) was quantized to %s bits; "
@@ -151,17 +151,16 @@ class Lifetimes:
         self.close(sequence, is_healthy=False)
         sequence.prompt_logprobs.clear()
         self._start_from_nothing(sequence)
-        capacity_tokens = self._scheduler.capacity_of(sequence.id)
         self._engine.open(
             sequence.request,
             generated=tuple(sequence.generated),
             # the scheduler may have just decided to preempt it
-            capacity_tokens=max(capacity_tokens, sequence.known_tokens),
+            capacity_tokens=max(sequence.scheduled.capacity_tokens, sequence.known_tokens),
             kv_bits=sequence.kv_bits,
         )
         sequence.is_open = True
-        self._scheduler.unquantize(sequence.id)
-        self._scheduler.hold_apart(sequence.id, 0)
+        sequence.scheduled.unquantize()
+        sequence.scheduled.held_tokens = 0
 
     def wait_for_room(self, sequence: LiveSequence) -> bool:
         """If there is no memory for a sequence's own copy of the prefix that it shares with others,
@@ -203,7 +202,7 @@ class Lifetimes:
             if restarts:
                 outcome = "restarts from blocks" if blames_live_state else "restarts from nothing"
             logger.warning("request %s %s: %s", sequence.id, outcome, reason)
-        self._cache.distrust(sequence, live=self._ledger.live())
+        self._cache.distrust(sequence)
         sequence.drop_state()
         if not restarts:
             return
@@ -256,12 +255,13 @@ class Lifetimes:
 
     def _look_up_unless_paused(self, sequence: LiveSequence) -> None:
         # a paused sequence is looked up when it is resumed
-        if not self._scheduler.is_paused(sequence.id):
+        if not sequence.scheduled.is_paused:
             self._cache.look_up(sequence)
 
     def _restart(self, sequence: LiveSequence) -> None:
         self._scheduler.restart(sequence.id)
-        sequence.wait(WaitReason.MEMORY, now=self._clock())
+        if not sequence.scheduled.is_paused:
+            sequence.wait(WaitReason.MEMORY, now=self._clock())
 
     def _start_from_nothing(self, sequence: LiveSequence) -> None:
         self._cache.reused_nothing(sequence)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from holdfast.errors import HoldfastError, InvalidRequest, QueueFull, TooLargeForMemory
@@ -30,6 +30,7 @@ from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.prefix.chain import Cursor, pack_tokens
 from holdfast.worker.prefix.lookup import LiveChain, Lookup
+from holdfast.worker.scheduler.queue import ScheduledSequence
 
 if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run time
     from holdfast.worker.drafting.draft_model import ModelDraft
@@ -76,6 +77,7 @@ class LiveSequence:
     """
 
     request: SequenceRequest
+    scheduled: ScheduledSequence
     kv_bits: KVBits = "native"
     keeps_form: bool = False  # whether `kv_bits` is final, even if memory is short
     submitted_at: float
@@ -101,10 +103,9 @@ class LiveSequence:
     accepted_tokens: int = 0  # drafted tokens that became part of the answer
     rejected_tokens: int = 0
 
-    waits_for: WaitReason | None = None
     prepared_images: set[str] = field(default_factory=set)  # see `WorkerImages.prepare`
     has_waited_for_images: bool = False  # after a failure, to be tried alone
-    waits_since: float = 0.0
+    waiting: tuple[WaitReason, float] | None = None  # what it waits for, and since when
     waited: dict[WaitReason, float] = field(default_factory=dict)  # seconds
 
     lookup: Lookup | None = None  # the cached prefix to start from, until the engine has it
@@ -157,11 +158,11 @@ class LiveSequence:
 
     def wait(self, reason: WaitReason | None, *, now: float) -> None:
         """Record what the request waits for from now on; None: it does not wait."""
-        if self.waits_for is not None:
-            before = self.waited.get(self.waits_for, 0.0)
-            self.waited[self.waits_for] = before + now - self.waits_since
-        self.waits_for = reason
-        self.waits_since = now
+        if self.waiting is not None:
+            earlier, since = self.waiting
+            self.waited[earlier] = self.waited.get(earlier, 0.0) + now - since
+        self.waiting = None if reason is None else (reason, now)
+        self.scheduled.waits_for = reason
 
     def admit(self, *, now: float) -> None:
         """Record that the scheduler has admitted the sequence, possibly after a preemption."""
@@ -234,13 +235,11 @@ class Ledger:
         """
         return self._live.get(sequence.id) is sequence
 
-    def accept(self, request: SequenceRequest, kv_bits: KVBits = "native") -> LiveSequence:
+    def accept(self, sequence: LiveSequence) -> None:
         """Add a request; exactly one Finished event will follow."""
-        assert request.request_id not in self._live
-        sequence = LiveSequence(request=request, kv_bits=kv_bits, submitted_at=self._clock())
+        assert sequence.id not in self._live
         self._live[sequence.id] = sequence
         self.emit(Accepted(request_id=sequence.id))
-        return sequence
 
     def reject(self, request: SequenceRequest, refusal: HoldfastError) -> None:
         """Refuse a request; no other event follows."""
@@ -278,6 +277,7 @@ class Ledger:
         assert self.is_live(sequence)
         fresh = LiveSequence(
             request=sequence.request,
+            scheduled=replace(sequence.scheduled, waits_for=None),
             kv_bits=sequence.kv_bits,
             submitted_at=sequence.submitted_at,
         )
@@ -324,9 +324,9 @@ class Ledger:
     def waits(self) -> dict[RequestId, WaitReason]:
         """The live requests that wait, and what each waits for."""
         return {
-            sequence.id: sequence.waits_for
+            sequence.id: sequence.scheduled.waits_for
             for sequence in self._live.values()
-            if sequence.waits_for is not None and not sequence.request.is_idle_work
+            if sequence.scheduled.waits_for is not None and not sequence.request.is_idle_work
         }
 
     def check_invariants(self) -> None:
