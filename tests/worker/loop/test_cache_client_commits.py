@@ -36,7 +36,7 @@ class Committing:
         asked = request(name, *range(1, tokens + 1))
         self.engine.open(asked, capacity_tokens=100)
         sequence = a_sequence(asked)
-        sequence.cursor = Cursor(b"")
+        sequence.start.cursor = Cursor(b"")
         return sequence
 
     def read(self, sequence: LiveSequence, tokens: int) -> object:

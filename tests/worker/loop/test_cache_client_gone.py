@@ -70,10 +70,10 @@ def test_a_request_that_holds_blocks_lost_on_disk_uses_them(
     subject = on_disk_only(name, tmp_path)
     subject.send(greedy("turn", random_prompt(17) + random_prompt(5, "b")))
     (waiting,) = subject.loop._ledger.live()
-    assert waiting.lookup is not None
-    for future in waiting.lookup.awaited.values():
+    assert waiting.start.lookup is not None
+    for future in waiting.start.lookup.awaited.values():
         future.result()
-    keys, in_hand = waiting.lookup.plan.keys, waiting.lookup.cached_tokens
+    keys, in_hand = waiting.start.lookup.plan.keys, waiting.start.lookup.cached_tokens
     assert set(subject.worker.index.disk_changed(lost=reversed(keys))) >= set(keys)
     finish(subject)
     subject.check_answer("turn")

@@ -38,7 +38,7 @@ class Waiting:
 
     def progress(self, sequence: LiveSequence, tokens: int) -> None:
         """The first tokens of a sequence are in the cache now."""
-        sequence.cursor = Cursor(b"")
+        sequence.start.cursor = Cursor(b"")
         kept = KeptTokens(sequence.request.request_id, (Run(tokens - BLOCK, BLOCK),))
         self.client.commit_step(lambda: [kept], (sequence,))  # type: ignore[list-item]
 
@@ -67,8 +67,8 @@ def test_blocks_in_ram_are_used_immediately() -> None:
     sequence = waiting.arrive("a", 1, 2, 3, 4, 5, 6, 9)
     assert not waiting.client.is_waited_for
     assert waiting.admitted() == {"a": 4}
-    assert sequence.lookup is not None
-    assert sequence.lookup_seconds > 0
+    assert sequence.start.lookup is not None
+    assert sequence.start.lookup_seconds > 0
 
 
 def test_a_request_waits_for_the_disk_and_lets_others_pass() -> None:
@@ -86,7 +86,7 @@ def test_a_request_waits_for_the_disk_and_lets_others_pass() -> None:
     waiting.client.advance()
     assert not waiting.client.is_waited_for
     assert disk.scheduled.waits_for is WaitReason.MEMORY
-    assert disk.waited[WaitReason.DISK] > 0
+    assert disk.times.waited[WaitReason.DISK] > 0
     assert waiting.admitted() == {"disk": 4}
 
 
@@ -95,7 +95,7 @@ def test_a_request_waits_for_its_twin_and_is_looked_up_again() -> None:
     reader = waiting.arrive("reader", *LONG, 1)
     behind = waiting.arrive("behind", *LONG, 2)
     assert (waiting.figures.waiting, waiting.figures.waits) == (1, 1)
-    assert behind.lookup is None, "what it would begin from now is not held for it"
+    assert behind.start.lookup is None, "what it would begin from now is not held for it"
     assert behind.scheduled.waits_for is WaitReason.TWIN
     assert waiting.admitted().keys() == {"reader"}
     waiting.cache.blocks |= stored_chain(*LONG)
@@ -103,9 +103,9 @@ def test_a_request_waits_for_its_twin_and_is_looked_up_again() -> None:
     assert behind.scheduled.waits_for is WaitReason.LOOKUP
     waiting.client.advance()
     assert behind.scheduled.waits_for is WaitReason.MEMORY
-    assert behind.lookup is not None
-    assert behind.lookup.cached_tokens == len(LONG) // BLOCK * BLOCK
-    assert behind.waited[WaitReason.TWIN] > 0
+    assert behind.start.lookup is not None
+    assert behind.start.lookup.cached_tokens == len(LONG) // BLOCK * BLOCK
+    assert behind.times.waited[WaitReason.TWIN] > 0
 
 
 def test_no_request_waits_for_a_short_prefix_or_another_tenant() -> None:

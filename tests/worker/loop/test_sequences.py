@@ -165,7 +165,7 @@ def test_prefill_progress_is_reported_sometimes_but_not_at_the_end() -> None:
     ledger = Ledger(clock=lambda: now)
     sequence = accept(ledger, request("a", *range(1000)))
     sequence.admit(now=0.0)
-    sequence.report = CacheReport(ram_tokens=100)
+    sequence.start.report = CacheReport(ram_tokens=100)
     for now, start in ((0.4, 100), (0.6, 200), (0.9, 300), (1.1, 400), (9.0, 900)):  # noqa: B007 - the clock reads it
         ledger.count_prompt(sequence, start=start, tokens=100)
     _, *told = ledger.take_outbox()

@@ -27,7 +27,7 @@ from holdfast.wire.events import CacheFigures, CacheOutcome, CacheReport, WaitRe
 from holdfast.wire.requests import TOKEN_BYTES, RequestId, common_tokens
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.loop.device_steps import costing_no_answer
-from holdfast.worker.loop.sequences import Ledger, LiveSequence
+from holdfast.worker.loop.sequences import Ledger, LiveSequence, Trust
 from holdfast.worker.prefix.in_flight import InFlightPrefills
 from holdfast.worker.prefix.lookup import LiveChain
 from holdfast.worker.scheduler.scheduler import Scheduler
@@ -189,7 +189,8 @@ class CacheClient:
         """
         request = sequence.request
         cache = self._cache_for(request)
-        if cache is None or sequence.is_cold:
+        start = sequence.start
+        if cache is None or start.trust is Trust.NOTHING:
             self.restart_cold(sequence)
             return
         if self._scheduler.admits_one_at_a_time and self._looked_up():
@@ -201,14 +202,14 @@ class CacheClient:
         began_at = self._clock()
         chain = bytes(sequence.chain)
         reusable = _reusable(sequence, chain)
-        sequence.lookup = lookup = cache.lookup(
+        start.lookup = lookup = cache.lookup(
             reusable,
             tenant=request.tenant,
             kv_bits=sequence.kv_bits,
-            in_blocks_only=sequence.avoids_live,
+            in_blocks_only=start.trust is Trust.BLOCKS,
             may_move=request.is_kept,
         )
-        sequence.lookup_seconds += self._clock() - began_at
+        start.lookup_seconds += self._clock() - began_at
         if self._waits_for_twin(sequence, reusable, cached_tokens=lookup.cached_tokens):
             return
         if request.is_kept:
@@ -226,7 +227,7 @@ class CacheClient:
 
     def _looked_up(self) -> list[LiveSequence]:
         """The waiting sequences whose cached prefix is pinned."""
-        return [sequence for sequence in self._ledger.live() if sequence.lookup is not None]
+        return [each for each in self._ledger.live() if each.start.lookup is not None]
 
     def _postpone(self, sequence: LiveSequence) -> None:
         """Look up a waiting sequence's prefix later: while memory is critically short, only one
@@ -241,15 +242,15 @@ class CacheClient:
         ahead = self._in_flight.ahead_of(chain, cached_tokens, tenant=tenant, limit=limit)
         if ahead is None or ahead.tokens - cached_tokens < LEAST_SHARED_TOKENS:
             return False
-        self._release(sequence)
+        sequence.start.release()
         self._in_flight.wait(sequence.id, ahead)
         self._wait(sequence, WaitReason.TWIN)
         return True
 
     def _take_fetched(self, cache: PrefixCache, sequence: LiveSequence) -> None:
         """Take blocks that were read; the sequence may start if its cached prefix is in memory."""
-        assert sequence.lookup is not None
-        if cache.advance(sequence.lookup):
+        assert sequence.start.lookup is not None
+        if cache.advance(sequence.start.lookup):
             self._let_start(sequence)
         else:
             self._wait(sequence, WaitReason.DISK)
@@ -258,8 +259,8 @@ class CacheClient:
         """Let a sequence start after the prefix that was found for it, once the images after that
         have features.
         """
-        lookup = sequence.lookup
-        cached_tokens = 0 if lookup is None else lookup.cached_tokens
+        lookup = sequence.start.lookup
+        cached_tokens = sequence.start.cached_tokens
         if self._engine.has_unprepared_images(
             sequence.request, start=cached_tokens, prepared=sequence.prepared_images
         ):
@@ -273,10 +274,11 @@ class CacheClient:
         """Compute the features of at most one image, to limit the delay of running sequences."""
         for sequence in self._waiting(WaitReason.IMAGES):
             has_computed = True
-            cached_tokens = 0 if sequence.lookup is None else sequence.lookup.cached_tokens
             with costing_no_answer("an image of request %s is not prepared", sequence.id):
                 has_computed = self._engine.prepare_images(
-                    sequence.request, start=cached_tokens, prepared=sequence.prepared_images
+                    sequence.request,
+                    start=sequence.start.cached_tokens,
+                    prepared=sequence.prepared_images,
                 )
             self._let_start(sequence)
             if has_computed:
@@ -304,7 +306,7 @@ class CacheClient:
 
     def restart_cold(self, sequence: LiveSequence) -> None:
         """Let a waiting sequence start from its first token, without the cache."""
-        self._release(sequence)
+        sequence.start.release()
         self._let_start(sequence)
 
     def restart_all_cold(self) -> None:
@@ -323,16 +325,8 @@ class CacheClient:
         """Record that a sequence has ended, or is preempted or paused: it no longer looks up or
         prefills a prefix. Requests that waited for its prefill look up their prefixes again.
         """
-        self._release(sequence)
+        sequence.start.release()
         self._free_twins(self._in_flight.withdraw(sequence.id))
-
-    def _release(self, sequence: LiveSequence) -> None:
-        """Unpin the prefix that was found for a sequence, because the sequence has started or never
-        will.
-        """
-        if sequence.lookup is not None:
-            sequence.lookup.release()
-            sequence.lookup = None
 
     def _free_twins(self, request_ids: Iterable[RequestId]) -> None:
         for request_id in request_ids:
@@ -344,9 +338,11 @@ class CacheClient:
         """
         lost = set(gone)
         for sequence in self._looked_up():
-            assert sequence.lookup is not None
-            if not sequence.scheduled.is_running and (
-                sequence.lookup.has_lost_its_base or not lost.isdisjoint(sequence.lookup.plan.keys)
+            lookup = sequence.start.lookup
+            if (
+                lookup is not None
+                and not sequence.scheduled.is_running
+                and (lookup.has_lost_its_base or not lost.isdisjoint(lookup.plan.keys))
             ):
                 self._postpone(sequence)
 
@@ -355,34 +351,28 @@ class CacheClient:
     def open(self, sequence: LiveSequence, *, capacity_tokens: int) -> None:
         """Open a sequence in the engine, with the prefix that was found for it. May raise."""
         request = sequence.request
+        start = sequence.start
+        lookup = start.lookup
         cache = self._cache_for(request)
-        lookup = sequence.lookup
-        sequence.began_live = None
-        if not sequence.is_cold:
-            sequence.began_from = ()
         prefix = None
         keep = None
+        began_at = self._clock()
+        start.begin()
         if cache is None:
             is_off = self._cache is None
             self._report(sequence, CacheOutcome.OFF if is_off else CacheOutcome.SCORED)
         elif lookup is None:
             self._report(sequence, CacheOutcome.FAILED)
-            sequence.cursor = cache.cursor(tenant=request.tenant, kv_bits=sequence.kv_bits)
-        else:
-            began_at = self._clock()
-            sequence.began_from = lookup.plan.keys
-            sequence.cursor = lookup.plan.cursor
-            if lookup.base is not None:
-                sequence.began_live = lookup.base.chain
-            if lookup.cached_tokens:
-                prefix = cache.prefix(lookup)
-            sequence.restore_seconds = lookup.fetch_seconds + self._clock() - began_at
+            start.cursor = cache.cursor(tenant=request.tenant, kv_bits=sequence.kv_bits)
+        elif lookup.cached_tokens:
+            prefix = cache.prefix(lookup)
+        restored_at = self._clock()
         if cache is not None and request.is_kept:
             with costing_no_answer("the KV of request %s is not cached", sequence.id):
                 keep = cache.policy(sequence.prompt_tokens, request.resume_points)
         state = self._engine.open(
             request,
-            generated=tuple(sequence.generated),
+            generated=tuple(sequence.answer.token_ids),
             capacity_tokens=capacity_tokens,
             kv_bits=sequence.kv_bits,
             prefix=prefix,
@@ -390,15 +380,22 @@ class CacheClient:
         )
         sequence.is_open = True
         if cache is not None:
-            self._begin(cache, sequence, state)
+            self._begin(cache, sequence, state, restore_seconds=restored_at - began_at)
 
-    def _begin(self, cache: PrefixCache, sequence: LiveSequence, state: LiveState) -> None:
+    def _begin(
+        self,
+        cache: PrefixCache,
+        sequence: LiveSequence,
+        state: LiveState,
+        *,
+        restore_seconds: float,
+    ) -> None:
         """Record that the engine has opened a sequence, so that other sequences may start from its
         live state.
         """
         request = sequence.request
-        lookup = sequence.lookup
-        assert sequence.cursor is not None
+        lookup = sequence.start.lookup
+        assert sequence.start.cursor is not None
         live = LiveChain(
             request_id=sequence.id,
             tenant=request.tenant,
@@ -406,30 +403,30 @@ class CacheClient:
             session_id=request.session_id,
             chain=sequence.chain,
             prompt_tokens=sequence.prompt_tokens,
-            cursor=sequence.cursor,
+            cursor=sequence.start.cursor,
         )
         sequence.live = cache.live.begin(lookup, live, state)
         sequence.scheduled.held_tokens = sequence.live.held_tokens
         if lookup is None:
             return
         report = lookup.report(
-            lookup_seconds=sequence.lookup_seconds,
-            waited_seconds=sequence.waited.get(WaitReason.TWIN, 0.0),
-            restore_seconds=sequence.restore_seconds,
+            lookup_seconds=sequence.start.lookup_seconds,
+            waited_seconds=sequence.times.waited.get(WaitReason.TWIN, 0.0),
+            restore_seconds=lookup.fetch_seconds + restore_seconds,
         )
-        if sequence.report is None and not request.is_idle_work:
+        if sequence.start.report is None and not request.is_idle_work:
             used = self.read_ahead.take(
                 sequence.chain, tenant=request.tenant, cached_tokens=report.cached_tokens
             )
             report = msgspec.structs.replace(report, read_ahead_tokens=used)
         self._count(sequence, report)
-        self._release(sequence)
+        sequence.start.release()
 
     def _report(self, sequence: LiveSequence, outcome: CacheOutcome) -> None:
-        waited_seconds = sequence.waited.get(WaitReason.TWIN, 0.0)
+        waited_seconds = sequence.times.waited.get(WaitReason.TWIN, 0.0)
         report = CacheReport(
             outcome=outcome,
-            lookup_seconds=sequence.lookup_seconds,
+            lookup_seconds=sequence.start.lookup_seconds,
             waited_for_another=waited_seconds > 0,
             waited_seconds=waited_seconds,
         )
@@ -437,8 +434,8 @@ class CacheClient:
 
     def _count(self, sequence: LiveSequence, report: CacheReport) -> None:
         # only the first start counts: after a preemption, a sequence mostly finds its own tokens
-        if sequence.report is None:
-            sequence.report = report
+        if sequence.start.report is None:
+            sequence.start.report = report
             if not sequence.request.is_idle_work:
                 self._ledger.counters.count_report(report)
 
@@ -447,17 +444,12 @@ class CacheClient:
         """Free the parked state that was to be moved to a sequence which the engine could not open,
         because that state is no longer valid.
         """
-        base = None if sequence.lookup is None else sequence.lookup.base
+        lookup = sequence.start.lookup
+        base = None if lookup is None else lookup.base
         # if the sequence already has a live chain, that chain is freed with the sequence
         if sequence.live is None and base is not None and base.use == "moved":
             assert self._cache is not None
             self._cache.live.leave(base.chain)
-
-    def reused_nothing(self, sequence: LiveSequence) -> None:
-        """Record that the sequence is prefilled from its first token, without the cache."""
-        self._release(sequence)
-        if sequence.report is not None and sequence.report.cached_tokens and not sequence.generated:
-            sequence.report = CacheReport(outcome=CacheOutcome.FAILED)
 
     # -- memory and trust
 
@@ -495,12 +487,13 @@ class CacheClient:
         if self._cache is None:
             return
         gone = self._cache.forget(tuple(sequence.inserted))
-        if sequence.may_blame_live_state and sequence.began_live is not None:
-            sequence.began_live.is_stale = True
-        elif not sequence.is_cold:
-            unsound = self._cache.forget_unsound(sequence.began_from)
+        start = sequence.start
+        if start.live is not None and start.trust is Trust.ALL:
+            start.live.is_stale = True
+        elif start.trust is not Trust.NOTHING:
+            unsound = self._cache.forget_unsound(start.blocks)
             if unsound:
-                sequence.began_from = ()
+                start.blocks = ()
             gone += unsound
         self._repeat_without(gone)
 
@@ -509,10 +502,10 @@ class CacheClient:
         """Forget the blocks that a sequence first started from, because it succeeded without the
         cache.
         """
-        began_from = sequence.began_from
-        sequence.began_from = ()
-        if self._cache is not None and began_from:
-            self._repeat_without(self._cache.forget(began_from))
+        blocks = sequence.start.blocks
+        sequence.start.blocks = ()
+        if self._cache is not None and blocks:
+            self._repeat_without(self._cache.forget(blocks))
 
     @_guarded("requests may start from blocks of a forgotten session")
     def repeat_without_forgotten(self) -> None:
@@ -520,7 +513,7 @@ class CacheClient:
         session.
         """
         if self._cache is not None:
-            lookups = [sequence.lookup for sequence in self._looked_up()]
+            lookups = [sequence.start.lookup for sequence in self._looked_up()]
             wanted = {key for each in lookups if each is not None for key in each.plan.keys}
             self._repeat_without(self._cache.gone(wanted))
 
@@ -644,9 +637,9 @@ class CacheClient:
 
     def _commit(self, sequence: LiveSequence, kept: Kept) -> None:
         assert self._cache is not None
-        assert sequence.cursor is not None, "committed before it was opened"
+        assert sequence.start.cursor is not None, "committed before it was opened"
         sequence.inserted += self._cache.insert(
-            sequence.cursor, sequence.chain, kept, live=sequence.live
+            sequence.start.cursor, sequence.chain, kept, live=sequence.live
         )
         if kept.blocks:
             stored_tokens = kept.blocks[-1].start + kept.blocks[-1].tokens
@@ -684,7 +677,8 @@ class ReadAheadRuns:
 
     def add(self, sequence: LiveSequence) -> None:
         """Record that a sequence has prefilled its prompt, or a part of it, as idle work."""
-        start = 0 if sequence.report is None else sequence.report.cached_tokens
+        report = sequence.start.report
+        start = 0 if report is None else report.cached_tokens
         if sequence.prefilled_tokens > start:
             request = sequence.request
             token_ids = request.prompt_token_ids[: sequence.prefilled_tokens]

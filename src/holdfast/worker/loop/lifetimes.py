@@ -14,7 +14,7 @@ from holdfast.wire.requests import RequestId
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.device_steps import DeviceFailed, device_call
-from holdfast.worker.loop.sequences import Ledger, LiveSequence
+from holdfast.worker.loop.sequences import Ledger, LiveSequence, Trust
 from holdfast.worker.scheduler.admission import Reservation
 from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
@@ -112,7 +112,7 @@ class Lifetimes:
         for admission in admitted:
             sequence = self._ledger[admission.request_id]
             # another sequence admitted in this step took the live state that this one wanted
-            if sequence.lookup is not None and sequence.lookup.has_lost_its_base:
+            if sequence.start.lookup is not None and sequence.start.lookup.has_lost_its_base:
                 self._scheduler.restart(sequence.id)
                 self._cache.withdraw(sequence)
                 self._cache.look_up(sequence)
@@ -134,7 +134,7 @@ class Lifetimes:
             self.drop(sequence, FinishReason.REFUSED, error=str(cause))
             return
         self._cache.could_not_begin(sequence)
-        if sequence.may_restart:
+        if sequence.start.may_be_blamed:
             self.give_up_state(
                 sequence, f"the request cannot start from its cached prefix: {failure}"
             )
@@ -149,11 +149,11 @@ class Lifetimes:
         May raise any exception of the engine.
         """
         self.close(sequence, is_healthy=False)
-        sequence.prompt_logprobs.clear()
+        sequence.answer.prompt_logprobs.clear()
         self._start_from_nothing(sequence)
         self._engine.open(
             sequence.request,
-            generated=tuple(sequence.generated),
+            generated=tuple(sequence.answer.token_ids),
             # the scheduler may have just decided to preempt it
             capacity_tokens=max(sequence.scheduled.capacity_tokens, sequence.known_tokens),
             kv_bits=sequence.kv_bits,
@@ -195,8 +195,8 @@ class Lifetimes:
         nothing. In all other cases, the caller must end the sequence.
         """
         is_live = self._ledger.is_live(sequence)
-        restarts = is_live and sequence.may_restart
-        blames_live_state = sequence.may_blame_live_state
+        restarts = is_live and sequence.start.may_be_blamed
+        blames_live_state = sequence.start.may_blame_live
         if is_live:
             outcome = "fails"
             if restarts:
@@ -207,9 +207,8 @@ class Lifetimes:
         if not restarts:
             return
         self.close(sequence, is_healthy=False)
-        self._cache.reused_nothing(sequence)
-        sequence.is_cold = not blames_live_state
-        sequence.avoids_live = True
+        sequence.reuse_nothing()
+        sequence.start.trust = Trust.BLOCKS if blames_live_state else Trust.NOTHING
         self._restart(sequence)
         if blames_live_state:
             self._cache.look_up(sequence)
@@ -264,6 +263,6 @@ class Lifetimes:
             sequence.wait(WaitReason.MEMORY, now=self._clock())
 
     def _start_from_nothing(self, sequence: LiveSequence) -> None:
-        self._cache.reused_nothing(sequence)
-        sequence.began_from = ()
-        sequence.began_live = None
+        sequence.reuse_nothing()
+        sequence.start.blocks = ()
+        sequence.start.live = None

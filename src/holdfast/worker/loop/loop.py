@@ -52,7 +52,7 @@ from holdfast.worker.loop.idle_work import IdleWork
 from holdfast.worker.loop.inbox import Inbox, Pulse
 from holdfast.worker.loop.lifetimes import Lifetimes
 from holdfast.worker.loop.memory_budget import MemoryBudget
-from holdfast.worker.loop.sequences import Ledger, LiveSequence
+from holdfast.worker.loop.sequences import Ledger, LiveSequence, Times, Trust
 from holdfast.worker.scheduler.draft_gain import NO_OFFERS, Offers
 from holdfast.worker.scheduler.queue import ScheduledSequence, SequenceCosts
 from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome
@@ -353,7 +353,7 @@ class WorkerLoop:
                 scores_prompt=request.want_prompt_logprobs,
             ),
             kv_bits=kv_bits,
-            submitted_at=self._clock(),
+            times=Times(self._clock()),
         )
 
     def _drop_idle_work_of_closed(self, request: SequenceRequest) -> None:
@@ -404,7 +404,7 @@ class WorkerLoop:
         sequence.request = msgspec.structs.replace(sequence.request, thinking_budget=command.budget)
         if sequence.is_open:
             self._engine.limit_thoughts(
-                command.request_id, command.budget, generated=sequence.generated
+                command.request_id, command.budget, generated=sequence.answer.token_ids
             )
 
     def _pause(self, request_id: RequestId) -> None:
@@ -780,7 +780,7 @@ class WorkerLoop:
             is_live = ledger.is_live(sequence)
             if result.failure:
                 failed.append((sequence, result.failure))
-                if is_live and not sequence.may_restart:
+                if is_live and not sequence.start.may_be_blamed:
                     ended.append((sequence, FinishReason.FAILED, result.failure))
             elif is_live and result.refusal:
                 ended.append((sequence, FinishReason.REFUSED, result.refusal))
@@ -789,14 +789,14 @@ class WorkerLoop:
                     accepted = max(0, len(result.token_ids) - 1)
                     self._drafts.count(sequence, span.draft, accepted=accepted)
                 ledger.score(sequence, result.prompt_logprobs)
-                sequence.embedding = result.embedding
+                sequence.answer.embedding = result.embedding
                 if result.token_ids:
-                    end = sequence.ending(result.token_ids)
+                    end = sequence.answer.ending(result.token_ids)
                     count = end.counted_tokens
                     ledger.generate(sequence, result.token_ids[:count], result.logprobs[:count])
                     drawn[span.request_id] = count
                     repeated[span.request_id] = result.repeated
-                    if sequence.is_cold and sequence.began_from:
+                    if sequence.start.trust is Trust.NOTHING and sequence.start.blocks:
                         self._cache.blame(sequence)
                     if end.reason is FinishReason.STOP:
                         ended.append((sequence, FinishReason.STOP, ""))
