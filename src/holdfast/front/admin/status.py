@@ -110,9 +110,10 @@ class MemoryHealth(Struct, frozen=True, kw_only=True):
 class WaitingRequest(Struct, frozen=True, kw_only=True):
     """A waiting request, and what it waits for.
 
-    waits_for: place (memory on the machine for its model), load (its model is being loaded), disk
-        (cached blocks are being read), twin (another request prefills the same prefix), memory (KV
-        memory, and a slot among the running sequences), or reader (its client does not read).
+    waits_for: place (memory on the machine for its model), load (its model is being loaded), lookup
+        (the cache is searched again), disk (cached blocks are being read), images (they are being
+        processed), twin (another request prefills the same prefix), memory (KV memory, and a slot
+        among the running sequences), or reader (its client does not read).
     id: null unless an admin sends the request for /health.
     """
 
