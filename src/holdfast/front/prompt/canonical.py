@@ -14,6 +14,7 @@ import json
 import marshal
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -21,7 +22,12 @@ import msgspec
 from holdfast.front.images.sources import IMAGE, is_image
 from holdfast.front.prompt.conversation import REASONING_FIELDS, reasoning_of
 from holdfast.front.prompt.images import image_mark, joined
-from holdfast.front.prompt.known_answers import PastAnswers, SentAnswer, canonical_arguments
+from holdfast.front.prompt.known_answers import (
+    KnownAnswers,
+    PastAnswers,
+    SentAnswer,
+    canonical_arguments,
+)
 from holdfast.front.prompt.tokenize import ControlGuard, guarded_value
 from holdfast.front.prompt.tool_definitions import (
     KeptPart,
@@ -194,25 +200,15 @@ def canonical(
     found = {each["name"]: each for each in functions if each["name"] in prompt.found_tools}
     known = None if past is None else past.known
 
-    def made(message: Any, *, is_continued: bool = False) -> ReadyMessage:
-        ready = _canonical_message(message, forms, tenant)
-        if parts_thoughts and not is_continued:
-            ready = _with_thought_apart(ready, *thought)
-        answer = None if known is None else known.sent(ready, tenant=tenant)
-        if guard is None:
-            return ReadyMessage(ready, answer)
-        shown = _guarded_message(ready, guard)
-        if is_continued and thought[0]:
-            shown = _with_open_thought(shown, ready, guard, *thought)
-        return ReadyMessage(shown, answer)
-
-    messages: list[Any] = []
+    make = partial(_ready, forms=forms, known=known, guard=guard, thought=thought, tenant=tenant)
+    made = partial(make, parts_thoughts=parts_thoughts)
     kind = (guard, known, parts_thoughts)
+    messages: list[Any] = []
     for place, message in enumerate(prompt.messages):
         if prompt.found_tools:
             message = _with_definitions(message, found)
         if prompt.continue_last and place == len(prompt.messages) - 1:
-            shown, answer = made(message, is_continued=True)
+            shown, answer = make(message, is_continued=True)
         else:
             shown, answer = forms.message(message, made, kind=kind, tenant=tenant)
         if past is not None and answer is not None and (left_out := past.recall(answer)):
@@ -228,6 +224,29 @@ def canonical(
         found_tools=tuple(map(guard or str, prompt.found_tools)),
         template_options=guarded_value(prompt.template_options, guard or str),
     )
+
+
+def _ready(
+    message: Any,
+    *,
+    forms: FirstForms,
+    known: KnownAnswers | None,
+    guard: ControlGuard | None,
+    thought: tuple[str, str],
+    tenant: str,
+    parts_thoughts: bool = False,
+    is_continued: bool = False,
+) -> ReadyMessage:
+    ready = _canonical_message(message, forms, tenant)
+    if parts_thoughts:
+        ready = _with_thought_apart(ready, *thought)
+    answer = None if known is None else known.sent(ready, tenant=tenant)
+    if guard is None:
+        return ReadyMessage(ready, answer)
+    shown = _guarded_message(ready, guard)
+    if is_continued and thought[0]:
+        shown = _with_open_thought(shown, ready, guard, *thought)
+    return ReadyMessage(shown, answer)
 
 
 def _with_definitions(message: Any, found: dict[str, Any]) -> Any:
