@@ -39,7 +39,6 @@ from holdfast.front.openai.messages import (
     function_call_of,
     history,
     predicted_text,
-    refuse_missing_texts,
     tool_choice_of,
 )
 from holdfast.front.output import Embedding, TextRead
@@ -160,13 +159,13 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
         limits = context.services.limits
         self.refuse_what_cannot_be_served(limits)
         self._refuse_contradictions(limits)
-        refuse_missing_texts(self.messages)
+        messages = history(self.messages)
         tools, choice = self._tools(limits)
         max_tokens = self.max_completion_tokens
         if max_tokens is None:
             max_tokens = self.max_tokens
         prompt = ChatPrompt(
-            messages=history(self.messages),
+            messages=messages,
             tools=tools,
             template_options=self.chat_template_kwargs or {},
             continue_last=bool(self.continue_final_message),
