@@ -30,7 +30,7 @@ def test_text_becomes_a_user_message_and_tools_join_the_prompt() -> None:
     assert (request.max_tokens, request.prompt_field) == (3, "messages")
 
 
-@pytest.mark.parametrize(("seed", "meant"), [(7, 7), (-2, -2), (0, 0), (-1, None)])
+@pytest.mark.parametrize(("seed", "meant"), [(7, 7), (-2, 2**63 - 2), (0, 0), (-1, None)])
 def test_the_seed_of_minus_one_is_random(seed: int, meant: int | None) -> None:
     assert asked(seed=seed).sampling.seed == meant
 

@@ -61,7 +61,6 @@ from holdfast.front.prompt.tokenizer_bundle import load_tokenizer_bundle
 from holdfast.front.records.answers import AnswerFile
 from holdfast.front.request import (
     DEFAULT_ANSWER_TOKENS,
-    RANDOM_SEED,
     ChatPrompt,
     EmbeddingRequest,
     GenerationRequest,
@@ -71,6 +70,7 @@ from holdfast.front.request import (
     ThinkingEffort,
     ToolChoice,
     Truncation,
+    sampling_options,
 )
 from holdfast.library.in_process import (
     BlockingEventStream,
@@ -702,10 +702,7 @@ def request_of(prompt: Prompt, options: Mapping[str, Any]) -> GenerationRequest:
     """
     given = {"max_tokens": DEFAULT_ANSWER_TOKENS, **options}
     stop = given.pop("stop", ())
-    names = SamplingParams.__struct_fields__
-    sampling = {name: given.pop(name) for name in names if name in given}
-    if sampling.get("seed") == RANDOM_SEED:
-        del sampling["seed"]
+    sampling = {name: given.pop(name, None) for name in SamplingParams.__struct_fields__}
     request: dict[str, Any] = {
         name: given.pop(name)
         for name in ("max_tokens", "top_logprobs", "ignore_eos", "session_id")
@@ -730,8 +727,7 @@ def request_of(prompt: Prompt, options: Mapping[str, Any]) -> GenerationRequest:
         model="",
         prompt=prompt,
         tenant=tenant_of(api_key="", name=tenant, cache_salt=""),
-        sampling=SamplingParams(**sampling),
-        unset_sampling=tuple(name for name in names if name not in sampling),
+        **sampling_options(sampling),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         want_logprobs="top_logprobs" in request,
         tool_choice=_tool_choice(tool_choice, prompt),

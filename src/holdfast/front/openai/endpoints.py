@@ -60,6 +60,7 @@ from holdfast.front.server.fields import (
     SPOKEN,
     Budget,
     EffortWord,
+    LogprobFields,
     MaxTokens,
     Model,
     ReasoningOptions,
@@ -106,17 +107,13 @@ _UNSUPPORTED = UnsupportedFields(
 )
 
 
-class ChatCompletionRequest(GenerationFields, FormatFields):
+class ChatCompletionRequest(GenerationFields, LogprobFields, FormatFields):
     """A request to answer a conversation."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] = Field(
         description="The conversation so far, oldest first."
     )
     max_completion_tokens: MaxTokens | None = optional("Newer name for max_tokens.")
-    logprobs: bool | None = optional("Return the log-probability of each token of the answer.")
-    top_logprobs: Annotated[int, Field(ge=0)] | None = optional(
-        "Number of most likely tokens to list at each position."
-    )
     chat_template_kwargs: dict[str, Any] | None = optional(
         "Variables for the model's chat template."
     )
@@ -159,7 +156,7 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
         """
         limits = context.services.limits
         self.refuse_what_cannot_be_served(limits)
-        self._refuse_contradictions(limits)
+        self._refuse_contradictions()
         refuse_missing_texts(self.messages)
         tools, choice = self._tools(limits)
         max_tokens = self.max_completion_tokens
@@ -175,8 +172,7 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
             request_id=new_request_id("chatcmpl-"),
             prompt=prompt,
             max_tokens=max_tokens,
-            want_logprobs=bool(self.logprobs),
-            top_logprobs=self.top_logprobs or 0,
+            **self.logprob_options(limits),
             tool_choice=choice,
             thinking=thinking_of(said=self._thinking_fields()),
             output_format=self.output_format(),
@@ -194,12 +190,7 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
         )
         return self.plan_of([request], form)
 
-    def _refuse_contradictions(self, limits: LimitsSettings) -> None:
-        refuse_above(self.top_logprobs, limits.max_top_logprobs, field="top_logprobs")
-        if self.top_logprobs and not self.logprobs:
-            raise RequestRefused(
-                "`top_logprobs` is allowed only with `logprobs`", field="top_logprobs"
-            )
+    def _refuse_contradictions(self) -> None:
         if self.continue_final_message and self.messages[-1]["role"] != "assistant":
             reason = "`continue_final_message` requires that the last message is the assistant's"
             raise RequestRefused(reason, field="continue_final_message")

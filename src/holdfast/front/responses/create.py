@@ -221,7 +221,7 @@ def _response(asked: ResponseRequest, generated: GenerationRequest) -> ResponseO
         created_at=int(time.time()),
         model=generated.model,
         text=text,
-        **sampling_fields(asked.sampling()),
+        **sampling_fields(generated.sampling),
         **given,
     )
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, get_ar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from holdfast.config import LimitsSettings
 from holdfast.front.images.sources import (
     is_image_kind,
     left_out_note,
@@ -75,13 +76,14 @@ def optional(description: str) -> Any:
     return Field(None, description=description)
 
 
-def within(name: str, *, le: float | None = None) -> Any:
-    """Declare the valid range of the sampling parameter `name`.
+def sampled(name: str, **bounds: float) -> Any:
+    """Declare the request field of the sampling parameter `name`.
 
-    le: the protocol's maximum, if it is lower than Holdfast's.
+    bounds: the protocol's `ge`, `gt` and `le`, where they differ from Holdfast's.
     """
-    lowest, highest = SAMPLING_RANGES[name]
-    return Field(ge=lowest, le=highest if le is None else le)
+    field = SAMPLING_RANGES[name]
+    lowest = {} if "gt" in bounds else {"ge": field.lowest}
+    return Field(None, description=field.meaning, **{**lowest, "le": field.highest, **bounds})
 
 
 def one_or_many(value: Any) -> str:
@@ -194,6 +196,24 @@ class SaltField(BaseModel):
     cache_salt: CacheSalt | None = optional(
         "Only requests with the same salt share cached prefixes."
     )
+
+
+class LogprobFields(BaseModel):
+    """The fields `logprobs` and `top_logprobs` of OpenAI's chat and of Ollama."""
+
+    logprobs: bool | None = optional("Return the log-probability of each token of the answer.")
+    top_logprobs: Annotated[int, Field(ge=0)] | None = optional(
+        "Number of most likely tokens to list at each position."
+    )
+
+    def logprob_options(self, limits: LimitsSettings) -> dict[str, Any]:
+        """Return fields of a GenerationRequest. Raises RequestRefused."""
+        refuse_above(self.top_logprobs, limits.max_top_logprobs, field="top_logprobs")
+        if self.top_logprobs and not self.logprobs:
+            raise RequestRefused(
+                "`top_logprobs` is allowed only with `logprobs`", field="top_logprobs"
+            )
+        return {"want_logprobs": bool(self.logprobs), "top_logprobs": self.top_logprobs or 0}
 
 
 class SharedFields(SaltField):
