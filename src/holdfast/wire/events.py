@@ -192,7 +192,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     waited: dict[WaitReason, float] = {}  # seconds, by what the request waited for
 
 
-class CacheOutcome(enum.Enum):
+class CacheOutcome(enum.StrEnum):
     """Why the cache hit was not longer."""
 
     COMPLETE = "complete"  # all tokens but the last were cached; the last one is always prefilled
@@ -209,6 +209,18 @@ class CacheOutcome(enum.Enum):
     SCORED = "scored"
     FAILED = "failed"  # the cache failed; the reason is in the worker's log
     OFF = "off"  # this worker has no cache
+
+    @property
+    def is_miss(self) -> bool:
+        """Whether tokens of the prompt were prefilled that the cache could have had."""
+        return self in (
+            CacheOutcome.DIVERGED,
+            CacheOutcome.NO_BOUNDARY,
+            CacheOutcome.EVICTED,
+            CacheOutcome.UNREADABLE,
+            CacheOutcome.FORGOTTEN,
+            CacheOutcome.FAILED,
+        )
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True):

@@ -76,7 +76,6 @@ from holdfast.front.server.generation import SESSION_FIELDS, EmbeddingPlan, embe
 from holdfast.front.server.problem import RequestRefused, invalid_field
 from holdfast.front.server.request import json_response, parse, read_json
 from holdfast.front.server.services import Services, model_of
-from holdfast.models.model_folder import planned_answer_tokens
 from holdfast.models.quality import QualityReport, find_quality
 from holdfast.wire.requests import Pooling
 
@@ -534,7 +533,6 @@ class ModelList(Struct, frozen=True, kw_only=True):
 def model_card(model: ModelStatus) -> ModelCard:
     """Return a model in OpenAI's format."""
     context_tokens = model.context_tokens
-    answer_tokens = None if context_tokens is None else planned_answer_tokens(context_tokens)
     return ModelCard(
         id=model.id,
         created=model.created,
@@ -542,9 +540,9 @@ def model_card(model: ModelStatus) -> ModelCard:
         context_length=context_tokens,
         context_window=context_tokens,
         max_context_length=model.own_context_tokens,
-        max_output_tokens=answer_tokens,
+        max_output_tokens=model.answer_tokens,
         default_sampling=model.sampling,
-        architecture=Modalities(input_modalities=input_modalities(model)),
+        architecture=Modalities(input_modalities=model.input_modalities),
         can_chat=model.can_chat,
         state=model.state,
         weights_read=model.weights_read,
@@ -552,11 +550,6 @@ def model_card(model: ModelStatus) -> ModelCard:
         parent=model.parent or None,
         kv_quality=_kv_quality(model),
     )
-
-
-def input_modalities(model: ModelStatus) -> tuple[str, ...]:
-    """What a model takes: `text`, and `image` if it can be given images."""
-    return ("text", "image") if model.can_see else ("text",)
 
 
 def _kv_quality(model: ModelStatus) -> QualityReport | None:
