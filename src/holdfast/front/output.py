@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -176,7 +176,7 @@ class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
         """Tokens of the prompt and of the answer."""
         return self.prompt_tokens + self.completion_tokens
 
-    def truncated_fields(self) -> dict[str, int]:
+    def truncated_fields(self) -> dict[str, Any]:
         """The fields of an answer that say what was left out of the prompt; empty for nothing."""
         if self.left_out is None:
             return {}

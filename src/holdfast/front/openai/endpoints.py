@@ -153,7 +153,23 @@ class ChatCompletionRequest(GenerationFields, LogprobFields, FormatFields):
 
         Raises RequestRefused, which names the invalid field.
         """
-        limits = context.services.limits
+        request = GenerationRequest(
+            request_id=new_request_id("chatcmpl-"),
+            **self.conversation_fields(context.services.limits),
+            **self.request_options(context),
+        )
+        form = ChatAnswer(
+            answer_id=request.request_id,
+            model=request.model,
+            choices=request.choices,
+            calls_functions=bool(self.functions),
+            shows_logprobs=request.want_logprobs,
+            **self.answer_options(),
+        )
+        return self.plan_of([request], form)
+
+    def conversation_fields(self, limits: LimitsSettings) -> dict[str, Any]:
+        """Return the fields of a GenerationRequest that only chat has. Raises RequestRefused."""
         self.refuse_what_cannot_be_served(limits)
         self._refuse_contradictions()
         refuse_missing_texts(self.messages)
@@ -167,27 +183,16 @@ class ChatCompletionRequest(GenerationFields, LogprobFields, FormatFields):
             template_options=self.chat_template_kwargs or {},
             continue_last=bool(self.continue_final_message),
         )
-        request = GenerationRequest(
-            request_id=new_request_id("chatcmpl-"),
-            prompt=prompt,
-            max_tokens=max_tokens,
+        return {
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "tool_choice": choice,
+            "thinking": thinking_of(said=self._thinking_fields()),
+            "output_format": self.output_format(),
+            "prediction": predicted_text(self.prediction) if self.prediction else "",
+            "prompt_field": "messages",
             **self.logprob_options(limits),
-            tool_choice=choice,
-            thinking=thinking_of(said=self._thinking_fields()),
-            output_format=self.output_format(),
-            prediction=predicted_text(self.prediction) if self.prediction else "",
-            prompt_field="messages",
-            **self.request_options(context),
-        )
-        form = ChatAnswer(
-            answer_id=request.request_id,
-            model=request.model,
-            choices=request.choices,
-            calls_functions=bool(self.functions),
-            shows_logprobs=request.want_logprobs,
-            **self.answer_options(),
-        )
-        return self.plan_of([request], form)
+        }
 
     def _refuse_contradictions(self) -> None:
         if self.continue_final_message and self.messages[-1]["role"] != "assistant":

@@ -390,7 +390,7 @@ class SamplingFields(SharedFields):
         """Whether the body asks for batch priority."""
         return self.service_tier in _PATIENT_TIERS or (self.priority or 0) > 0
 
-    def request_options(self, context: RequestContext) -> dict[str, Any]:
+    def body_options(self) -> dict[str, Any]:
         """Return the fields of a GenerationRequest that chat, completions and Responses share."""
         given = {name: getattr(self, name) for name in SamplingParams.__struct_fields__}
         if self.logit_bias:
@@ -398,7 +398,7 @@ class SamplingFields(SharedFields):
         return {
             **sampling_options(given),
             "ignore_eos": bool(self.ignore_eos),
-            **super().request_options(context),
+            **super().body_options(),
         }
 
 
@@ -425,12 +425,16 @@ class GenerationFields(SamplingFields):
 
     def request_options(self, context: RequestContext) -> dict[str, Any]:
         """Return the fields of a GenerationRequest that chat and completions share."""
+        model = model_of(context.services, self.model)
+        return {"model": model, **super().request_options(context)}
+
+    def body_options(self) -> dict[str, Any]:
+        """Return those of these fields that the body alone determines."""
         return {
-            "model": model_of(context.services, self.model),
             "choices": self.choices,
             "stop": self.stop_strings(),
             "tells_progress": bool(self.return_progress and self.stream),
-            **super().request_options(context),
+            **super().body_options(),
         }
 
     def plan_of(self, requests: Sequence[GenerationRequest], form: AnswerFormat) -> AnswerPlan:

@@ -82,8 +82,10 @@ def sampled(name: str, **bounds: float) -> Any:
     bounds: the protocol's `ge`, `gt` and `le`, where they differ from Holdfast's.
     """
     field = SAMPLING_RANGES[name]
-    lowest = {} if "gt" in bounds else {"ge": field.lowest}
-    return Field(None, description=field.meaning, **{**lowest, "le": field.highest, **bounds})
+    ends: dict[str, Any] = {"le": field.highest, **bounds}
+    if "gt" not in ends:
+        ends.setdefault("ge", field.lowest)
+    return Field(None, description=field.meaning, **ends)
 
 
 def one_or_many(value: Any) -> str:
@@ -266,6 +268,12 @@ class SharedFields(SaltField):
             "tenant": context.tenant,
             "session_id": context.session_id(named=self.session_id, key=key),
             "service": context.service(can_wait=self.can_wait),
+            **self.body_options(),
+        }
+
+    def body_options(self) -> dict[str, Any]:
+        """The arguments of GenerationRequest that the fields alone determine."""
+        return {
             "kv_bits": str(self.kv_bits or ""),
             "truncation": "middle" if self.shortens_prompt else "disabled",
         }
