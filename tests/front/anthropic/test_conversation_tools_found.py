@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from typing import Any
 
 import httpx
@@ -13,11 +12,10 @@ from holdfast.config import LimitsSettings
 from holdfast.front.application import create_application
 from holdfast.front.output import tool_calls_of
 from holdfast.front.prompt.prepare import Prepared, prepare
-from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.front.request import GenerationRequest
 from holdfast.front.toolcalls.call_format import Call
 from tests.fakes.agent_turns import answer
-from tests.fakes.family_bundles import bundle
+from tests.fakes.family_bundles import bundle_of
 from tests.fakes.family_templates import FAMILY_TEMPLATES
 from tests.fakes.http_clients import MESSAGES
 from tests.fakes.scripted_client import model_info
@@ -100,11 +98,6 @@ async def requests(bodies: list[list[dict[str, Any]]], **fields: Any) -> list[Ge
             response = await client.post(MESSAGES, json=body)
             assert response.status_code == 200, response.text
     return gateway.requests
-
-
-@cache
-def bundle_of(name: str) -> TokenizerBundle:
-    return bundle(FAMILY_TEMPLATES[name])
 
 
 def prepared(request: GenerationRequest, name: str) -> Prepared:

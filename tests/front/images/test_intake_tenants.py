@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,9 @@ import pytest
 
 from holdfast.config import ServerSettings
 from holdfast.front.prompt import images
-from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.models.images import image_name
 from tests.fakes.image_requests import CAT, REQUESTS
-from tests.fakes.seeing import FAMILIES, SeeingFront, seeing_bundle, seeing_front
+from tests.fakes.seeing import FAMILIES, SeeingFront, seeing_front
 
 KEY = "a key"
 # how a request gets a tenant: its headers, and additional fields of its body
@@ -33,15 +31,10 @@ COUNTS = {  # paths that show or count the prompt of a request to another path
 }
 
 
-@functools.cache
-def bundle_of(family: str) -> TokenizerBundle:
-    return seeing_bundle(family)
-
-
 def front_of(folder: Path, family: str, tenant: str) -> SeeingFront:
     has_key = tenant in ("key", "all")
     server = ServerSettings(api_key=KEY if has_key else "", reconnect_seconds=0)
-    front = seeing_front(folder / "images", family=family, server=server, bundle=bundle_of(family))
+    front = seeing_front(folder / "images", family=family, server=server)
     front.http.headers.update(TENANTS[tenant][0])
     return front
 

@@ -16,6 +16,7 @@ from holdfast.front.prompt.known_answers import KnownAnswers
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
+from tests.fakes import family_bundles
 from tests.fakes.client_places import (
     NEUTRAL,
     PLACES,
@@ -25,7 +26,6 @@ from tests.fakes.client_places import (
     tokens_of,
     wrong_places,
 )
-from tests.fakes.family_bundles import bundle
 from tests.fakes.family_templates import FAMILY_TEMPLATES
 
 
@@ -34,7 +34,7 @@ def bundle_of(name: str, *, normalized: bool = False) -> TokenizerBundle:
     """normalized: markers that are not special are matched after normalization, as in DeepSeek's
     tokenizers.
     """
-    found = bundle(FAMILY_TEMPLATES[name])
+    found = family_bundles.bundle_of(name)
     tokenizer = Tokenizer(
         Backend.from_str(backend_of(name, normalized=normalized)),
         config={"eos_token": "</s>"},

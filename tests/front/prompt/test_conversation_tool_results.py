@@ -4,14 +4,12 @@ before.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import pytest
 
 from holdfast.front.prompt.conversation import ToolHabits, with_habits
-from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
-from tests.fakes.family_bundles import bundle
+from tests.fakes.family_bundles import bundle_of
 from tests.fakes.family_templates import FAMILY_TEMPLATES
 from tests.fakes.mismatched_results import (
     FIRST,
@@ -25,11 +23,6 @@ from tests.fakes.mismatched_results import (
     result,
     text_of,
 )
-
-
-@cache
-def bundle_of(name: str) -> TokenizerBundle:
-    return bundle(FAMILY_TEMPLATES[name])
 
 
 @pytest.mark.parametrize("case", SAME)
