@@ -255,7 +255,7 @@ def test_too_many_tools_are_refused_in_one_short_sentence() -> None:
 
 
 # one of each kind of syntax: JSON, tags for arguments, and a channel
-_KINDS: Final = ("deepseek_v32", "glm47", "harmony", "hermes", "kimi_k2", "qwen3_coder")
+_KINDS: Final = ("deepseek_v3_2", "glm47", "harmony", "hermes", "kimi_k2", "qwen3_coder")
 
 
 @pytest.mark.parametrize(
