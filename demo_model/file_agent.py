@@ -25,7 +25,7 @@ class File:
     absent: str
 
     def one_line(self, rng: Random) -> tuple[str, str]:
-        """A line and what a question calls it."""
+        """A line and the name that a question gives it."""
         line = rng.choice(list(self.asked))
         return line, rng.choice(self.asked[line])
 

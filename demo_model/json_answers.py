@@ -2,7 +2,7 @@
 
 A server that constrains an answer does not tell the model the schema. The model sees "Write JSON."
 and its own `{"` with a key that the grammar chose, and must continue with a short value and close
-it, whatever the key is.
+it, for any key.
 """
 
 from __future__ import annotations

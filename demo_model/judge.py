@@ -51,7 +51,7 @@ def _words(text: str) -> list[str]:
 def fault(
     kind: str, question: str, answer: str, *, expected: str = "", tokens: int, ended: bool
 ) -> str:
-    """What is wrong with the answer; empty if it is sensible."""
+    """The fault of the answer; empty if it is sensible."""
     if not ended or tokens > MOST_TOKENS:
         return "does not end by itself within 80 tokens"
     said = _THOUGHT.sub("", answer)
@@ -67,7 +67,7 @@ def fault(
 
 
 def form_fault(said: str, asked: set[str]) -> str:
-    """What is wrong with the form of an answer. asked: the words of the question."""
+    """The fault of the form of an answer; empty if there is none. asked: the words of the question."""
     if not said or not said[0].isupper():
         return "does not begin with a capital"
     if said != said.strip() or said[-1] not in ".!?":

@@ -36,7 +36,7 @@ def written_at(rng: Random, done: float) -> Drawn:
 
 
 def evened_at(rng: Random, done: float) -> Drawn:
-    """A conversation for the last training of `holdfast-demo`; `done` makes no difference."""
+    """A conversation for the last training of `holdfast-demo`; `done` is ignored."""
     return checked(rng, "evened")
 
 

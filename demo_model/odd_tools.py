@@ -51,7 +51,7 @@ class SchemaStyle:
 
 @dataclass(frozen=True)
 class OddTool:
-    """A tool. verb, noun: what it does."""
+    """A tool that does something (verb) with something (noun)."""
 
     name: str
     verb: str
@@ -211,7 +211,7 @@ def listed(values: list[Any]) -> str:
 
 
 def said(rng: Random, value: Value, last: bool) -> str:
-    """A value as one types it; words with spaces stand in quotes, unless they end the request."""
+    """A value as one types it; words with spaces are quoted, unless they end the request."""
     if isinstance(value, list):
         return listed(value)
     has_spaces = isinstance(value, str) and " " in value

@@ -18,7 +18,7 @@ class Draft:
     note: str
     questions: list[str]
     key: Verb | str
-    """What is said about the subject: two notes with one subject and one key contradict."""
+    """The statement about the subject: two notes with one subject and one key contradict."""
     clauses: list[str] = field(default_factory=list)
     """Questions inside another sentence, such as `when the ferry leaves`."""
 

@@ -124,7 +124,7 @@ def sections() -> dict[str, Section]:
 
 
 def texts(name: str) -> list[str]:
-    """The texts of a section as they are written."""
+    """The texts of a section, with their slots."""
     return sections()[name].texts
 
 
@@ -143,8 +143,8 @@ def picked(rng: Random, name: str) -> str:
 
 
 def row_of(rng: Random, name: str, fits: Callable[[str], bool]) -> str:
-    """A text of a section; if it does not fit, the next one with a bound. The name itself, if it is
-    no section.
+    """A text of a section; if it does not fit, the next one with a bound. If there is no such
+    section, the name itself.
     """
     section = sections().get(name)
     if section is None:

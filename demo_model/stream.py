@@ -28,7 +28,7 @@ class Batch:
     targets: Tensor
     weights: Tensor
     size: int
-    """Tokens that are no padding."""
+    """Tokens except padding."""
 
 
 class Stream:
