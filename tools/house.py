@@ -1,4 +1,4 @@
-"""Prints the size and the structure of the code base beside the values recorded last: `make house`.
+"""Prints the size and the structure of the code base and the values recorded last: `make house`.
 
 `make house ARGS=--record` replaces the recorded values (tools/house.json), and `ARGS=--calls` also
 lists the functions that a chat request calls. Nothing fails because a number is large; the tool
@@ -119,7 +119,7 @@ TRAVELLERS = (
 CONCEPTS = "kv_bits adapter image tenant draft session speculation truncation".split()
 # pages of docs that tools write, and the log of measurements
 NOT_WRITTEN = ("lab-log", "bench/", "architectures.md", "tested-agents", "demo-chat")
-MEANINGS = 8  # a public name that so many classes or modules define is shown
+MEANINGS = 8  # a public name is shown if this number of classes or modules define it
 
 _START = r"(?:^|[.:;,] )"
 MARKERS = tuple(
@@ -376,7 +376,7 @@ def structure_rows(src: Sequence[Text], structure: Structure) -> dict[str, int]:
 
 
 def table(rows: Mapping[str, int], recorded: Mapping[str, int], aims: Mapping[str, int]) -> str:
-    """The rows beside the recorded values and the aims, and recorded rows that are gone."""
+    """The rows with the recorded values and the aims, and recorded rows that no longer exist."""
     names = [*rows, *(name for name in recorded if name not in rows)]
     width = max(map(len, names))
     columns = [
