@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from holdfast.wire.events import CacheFigures, WaitReason
@@ -40,7 +42,7 @@ class Waiting:
         """The first tokens of a sequence are in the cache now."""
         sequence.start.cursor = Cursor(b"")
         kept = KeptTokens(sequence.request.request_id, (Run(tokens - BLOCK, BLOCK),))
-        self.client.commit_step(lambda: [kept], (sequence,))  # type: ignore[list-item]
+        self.client.commit_step(SimpleNamespace(kept=[kept]), (sequence,))  # type: ignore[arg-type]
 
     def tick(self) -> float:
         self.now += 1.0

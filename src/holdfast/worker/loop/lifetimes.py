@@ -236,15 +236,13 @@ class Lifetimes:
             sequence.is_quantized = False
         self._cache.withdraw(sequence)
 
-    def set_aside(self, sequence: LiveSequence) -> LiveSequence:
-        """Close a sequence that is to be restarted later; its computed state is cached.
-
-        Returns the sequence that replaces it, which the scheduler does not know.
+    def set_aside(self, sequence: LiveSequence) -> None:
+        """Close a sequence that is to be restarted later; its computed state is cached. The sequence
+        that replaces it is not submitted to the scheduler.
         """
         self._scheduler.cancel(sequence.id)
-        fresh = self._ledger.replace(sequence)
+        self._ledger.replace(sequence)
         self.close(sequence)
-        return fresh
 
     def cancel_all(self, *, unhealthy: tuple[LiveSequence, ...]) -> None:
         """End all sequences; no state of the `unhealthy` ones is cached."""
