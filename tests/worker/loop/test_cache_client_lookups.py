@@ -59,8 +59,10 @@ class Waiting:
         """The sequences admitted with the next step, and their cached tokens."""
         decision = self.scheduler.next_step()
         starts = {span.request_id: span.start for span in decision.plan.spans}
-        names = [each.request_id for each in decision.admitted]
-        return {name: starts.get(name, self.ledger[name].scheduled.position) for name in names}
+        return {
+            name: starts.get(name, self.ledger[name].scheduled.position)
+            for name in decision.admitted
+        }
 
 
 def test_blocks_in_ram_are_used_immediately() -> None:

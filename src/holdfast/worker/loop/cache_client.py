@@ -348,7 +348,7 @@ class CacheClient:
 
     # -- open
 
-    def open(self, sequence: LiveSequence, *, capacity_tokens: int) -> None:
+    def open(self, sequence: LiveSequence) -> None:
         """Open a sequence in the engine, with the prefix that was found for it. May raise."""
         request = sequence.request
         start = sequence.start
@@ -373,7 +373,7 @@ class CacheClient:
         state = self._engine.open(
             request,
             generated=tuple(sequence.answer.token_ids),
-            capacity_tokens=capacity_tokens,
+            capacity_tokens=sequence.scheduled.capacity_tokens,
             kv_bits=sequence.kv_bits,
             prefix=prefix,
             keep=keep,

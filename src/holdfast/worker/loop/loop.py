@@ -583,8 +583,8 @@ class WorkerLoop:
         """Free memory before it is given to others, then dispatch the step."""
         for request_id in decision.preempted:
             self._lifetimes.preempt(request_id)
-        for growth in decision.grown:
-            self._lifetimes.grow(growth)
+        for request_id in decision.grown:
+            self._lifetimes.grow(request_id)
         self._lifetimes.admit(decision.admitted)
         flight = self._flight_of(decision)
         if flight is not None:
