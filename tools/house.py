@@ -97,7 +97,7 @@ WAITS = {
     "worker.loop.loop.WorkerLoop._image_commands": "for the layout of its images",
     "worker.scheduler.queue.ScheduledSequence.waits_for": "for its cached prefix, another prefill, "
     "its images, a running slot and memory, or its client",
-    "worker.loop.idle_work.IdleWork._waiting": "for an idle worker",
+    "worker.loop.idle_work.IdleWork.begin": "for an idle worker",
 }
 PASSES = {
     "front.server.held_answers.identity_of": "hashes the body",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias
@@ -33,7 +33,7 @@ from holdfast.worker.prefix.lookup import LiveChain
 from holdfast.worker.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run time
-    from holdfast.worker.engine.engine import Engine
+    from holdfast.worker.engine.engine import Engine, PendingStep
     from holdfast.worker.engine.sequence import Kept
     from holdfast.worker.kv.live import LiveState
     from holdfast.worker.prefix.cache import PrefixCache
@@ -348,7 +348,7 @@ class CacheClient:
 
     # -- open
 
-    def open(self, sequence: LiveSequence, *, capacity_tokens: int) -> None:
+    def open(self, sequence: LiveSequence) -> None:
         """Open a sequence in the engine, with the prefix that was found for it. May raise."""
         request = sequence.request
         start = sequence.start
@@ -373,7 +373,7 @@ class CacheClient:
         state = self._engine.open(
             request,
             generated=tuple(sequence.answer.token_ids),
-            capacity_tokens=capacity_tokens,
+            capacity_tokens=sequence.scheduled.capacity_tokens,
             kv_bits=sequence.kv_bits,
             prefix=prefix,
             keep=keep,
@@ -592,14 +592,12 @@ class CacheClient:
                 leaving.callback(self._leave, sequence)
 
     @_guarded("the state that a step computed is not cached")
-    def commit_step(
-        self, take_kept: Callable[[], Sequence[Kept]], sequences: tuple[LiveSequence, ...]
-    ) -> None:
+    def commit_step(self, pending: PendingStep | None, sequences: tuple[LiveSequence, ...]) -> None:
         """Commit the state that a successful step copied out of these sequences, and the state of
         closed sequences that is computed by now.
         """
         by_id = {sequence.id: sequence for sequence in sequences}
-        for kept in take_kept():
+        for kept in () if pending is None else self._engine.take_kept(pending):
             # a request of a forgotten session still copies blocks, but stores none
             if kept.request_id in by_id and self.keeps(by_id[kept.request_id].request):
                 self._commit(by_id[kept.request_id], kept)

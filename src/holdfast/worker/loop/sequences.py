@@ -334,9 +334,12 @@ class Ledger:
             )
         )
 
-    def replace(self, sequence: LiveSequence) -> LiveSequence:
-        """Replace a live sequence by a fresh one for the same request; emits no event."""
+    def replace(self, sequence: LiveSequence) -> None:
+        """Replace a live sequence by a fresh one for the same request, the last in order; emits no
+        event.
+        """
         assert self.is_live(sequence)
+        del self._live[sequence.id]
         fresh = LiveSequence(
             request=sequence.request,
             scheduled=replace(sequence.scheduled, waits_for=None),
@@ -344,7 +347,6 @@ class Ledger:
             times=Times(sequence.times.submitted_at),
         )
         self._live[fresh.id] = fresh
-        return fresh
 
     def count_prompt(self, sequence: LiveSequence, *, start: int, tokens: int) -> None:
         """Count the tokens of a computed span that are in the prompt."""
