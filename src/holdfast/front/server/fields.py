@@ -231,9 +231,9 @@ class SharedFields(SaltField):
         return self.truncation in _SHORTENING
 
     @property
-    def explains(self) -> bool:
-        """Whether the body asks for an explanation of how much was cached."""
-        return bool(self.holdfast and self.holdfast.explain)
+    def streams(self) -> bool:
+        """Whether the answer is sent as it is generated."""
+        return False
 
     def request_options(self, context: RequestContext) -> dict[str, Any]:
         """The arguments of GenerationRequest that these fields and the headers determine.
@@ -248,6 +248,8 @@ class SharedFields(SaltField):
             "service": context.service(can_wait=self.can_wait),
             "kv_bits": str(self.kv_bits or ""),
             "truncation": "middle" if self.shortens_prompt else "disabled",
+            "streams": self.streams,
+            "explains": context.wants_explanation or bool(self.holdfast and self.holdfast.explain),
         }
 
 
