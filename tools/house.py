@@ -93,11 +93,8 @@ WAITS = {
     "front.link.model_client._OpenRequest.is_sent": "for a worker, or the trial of another request",
     "worker.loop.inbox.ZmqInbox": "for the loop to read it",
     "worker.loop.loop.WorkerLoop._image_commands": "for the layout of its images",
-    "worker.loop.cache_client.CacheClient._fetching": "for blocks from disk",
-    "worker.loop.cache_client.CacheClient._twins": "for the prefill of another request",
-    "worker.loop.cache_client.CacheClient._to_repeat": "for another look-up",
-    "worker.scheduler.scheduler.Scheduler._queue": "for admission",
-    "worker.scheduler.queue.ScheduledSequence.is_paused": "for its client to read",
+    "worker.scheduler.queue.ScheduledSequence.waits_for": "for its cached prefix, another prefill, "
+    "its images, a running slot and memory, or its client",
     "worker.loop.idle_work.IdleWork._waiting": "for an idle worker",
 }
 PASSES = {

@@ -5,7 +5,6 @@ same tokens.
 from __future__ import annotations
 
 import json
-from functools import cache
 from typing import Any
 
 import httpx
@@ -14,11 +13,10 @@ import pytest
 from holdfast.config import LimitsSettings
 from holdfast.front.application import create_application
 from holdfast.front.prompt.prepare import prepare
-from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.front.request import GenerationRequest
 from holdfast.front.server.services import Services
 from tests.fakes.client_places import control_tokens, controls_of
-from tests.fakes.family_bundles import bundle
+from tests.fakes.family_bundles import bundle_of
 from tests.fakes.family_templates import FAMILY_TEMPLATES
 from tests.fakes.http_clients import HELLO, client_of
 from tests.fakes.ollama_bodies import directory_of
@@ -223,11 +221,6 @@ async def requests(*, thinks: bool) -> dict[str, GenerationRequest]:
         )
         for (path, body), strict in zip(BODIES.items(), (None, True, False, True), strict=True)
     }
-
-
-@cache
-def bundle_of(name: str) -> TokenizerBundle:
-    return bundle(FAMILY_TEMPLATES[name])
 
 
 def read(request: GenerationRequest, name: str) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from typing import Any
 
 import httpx
@@ -13,11 +12,10 @@ from holdfast.config import LimitsSettings
 from holdfast.front.application import create_application
 from holdfast.front.output import tool_calls_of
 from holdfast.front.prompt.prepare import Prepared, prepare
-from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.front.request import GenerationRequest
 from holdfast.front.toolcalls.call_format import Call
 from tests.fakes.agent_turns import answer
-from tests.fakes.family_bundles import bundle
+from tests.fakes.family_bundles import bundle_of
 from tests.fakes.family_templates import FAMILY_TEMPLATES
 from tests.fakes.http_clients import MESSAGES
 from tests.fakes.scripted_client import model_info
@@ -102,11 +100,6 @@ async def requests(bodies: list[list[dict[str, Any]]], **fields: Any) -> list[Ge
     return gateway.requests
 
 
-@cache
-def bundle_of(name: str) -> TokenizerBundle:
-    return bundle(FAMILY_TEMPLATES[name])
-
-
 def prepared(request: GenerationRequest, name: str) -> Prepared:
     return prepare(
         request, bundle_of(name), info=model_info(context_tokens=100_000), limits=LimitsSettings()
@@ -129,7 +122,7 @@ async def test_ten_found_tools_keep_the_prefix_in_every_family() -> None:
 
 
 async def test_a_tool_that_was_not_found_is_hidden() -> None:
-    request = (await requests(conversations()))[1]
+    request = (await requests(conversations()[1:2]))[0]
     ids = prepared(request, "qwen3").sequences[0].prompt_token_ids
     text = bundle_of("qwen3").tokenizer.decode(list(ids), skip_special_tokens=False)
     assert [f"Does what {each} does." in text for each in FOUND] == [True] + [False] * 9
@@ -137,7 +130,7 @@ async def test_a_tool_that_was_not_found_is_hidden() -> None:
 
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
 async def test_calls_of_found_tools_are_read_by_their_schemas(name: str) -> None:
-    request = (await requests(conversations()))[1]
+    request = (await requests(conversations()[1:2]))[0]
     dialect = bundle_of(name).dialect
     assert dialect.calls is not None
     ready = prepared(request, name)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from holdfast.front.request import ChatPrompt
 from holdfast.front.toolcalls.call_format import Call
 from holdfast.front.toolcalls.dialect import PLAIN, ReasoningFormat
 from holdfast.front.toolcalls.families import FAMILIES as FORMATS
+from tests.fakes.family_bundles import found_in
 from tests.fakes.family_templates import FAMILY_TEMPLATES, FamilyTemplate, tokenizer_for
 from tests.fakes.told_answers import by_tokens, told
 
@@ -35,9 +35,8 @@ THINKING = (
 )
 
 
-@cache
 def found(family: FamilyTemplate) -> FoundDialect:
-    return find_dialect(family.template(), family.tokenizer(), config={})
+    return found_in(family)[0]
 
 
 def source_of(source: str, *tokens: str, **config: Any) -> FoundDialect:
@@ -351,7 +350,7 @@ def test_call_prefixes_in_the_prompt_are_left_out() -> None:
         opening=">>>",
         plain_markers=True,
     )
-    found = find_dialect(family.template(), family.tokenizer(), config={})
+    found, _ = found_in(family)
     assert (found.report.family, found.report.proven) == ("functionary_v32", True)
     assert found.template is not None
     assert found.template.render(ChatPrompt(messages=({"role": "user", "content": "u"},))).endswith(
@@ -376,7 +375,7 @@ FILES: dict[str, Any] = {
 @FAMILIES
 def test_each_familys_output_is_read_token_by_token(name: str) -> None:
     family = FAMILY_TEMPLATES[name]
-    tokenizer, dialect = family.tokenizer(), found(family).dialect
+    tokenizer, dialect = found_in(family)[1], found(family).dialect
     assert dialect.calls is not None
     wrote = "\n".join(
         dialect.calls.write([Call("open_file", ARGUMENTS, "functions.open_file:0")])

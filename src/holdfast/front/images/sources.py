@@ -108,6 +108,8 @@ def image_source(part: Mapping[str, Any], field: str) -> ImageSource:
             at = f"{field}.{name}"
             if isinstance(given, bytes):  # only from the library
                 return ImageSource(field=at, data=given)
+            if isinstance(given, ImageSource):  # only from the library
+                return given
             kind = part.get("media_type") or part.get("mimeType")
             if isinstance(given, Mapping):
                 kind = given.get("media_type") or kind

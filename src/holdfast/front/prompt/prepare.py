@@ -662,7 +662,7 @@ def _sequences(
     if thought_end is not None and request.thinking.budget_tokens is not None:
         budget = msgspec.structs.replace(thought_end, tokens=request.thinking.budget_tokens)
     predicted = _predicted_tokens(request, bundle, most=max_tokens, info=info)
-    banned = dict.fromkeys(grammar.banned_token_ids, SAMPLING_RANGES["logit_bias"][0])
+    banned = dict.fromkeys(grammar.banned_token_ids, SAMPLING_RANGES["logit_bias"].lowest)
     logit_bias = sampling.logit_bias | banned
     images = image_spans(tokens.images, layouts)
     return tuple(
