@@ -56,11 +56,10 @@ AIMS = {
 
 FORMS: Mapping[str, Sequence[str]] = {
     "chat": """front.openai.endpoints.ChatCompletionRequest front.request.ChatPrompt
-        front.request.GenerationRequest front.server.answers.AnswerPlan
-        front.server.generation.GenerationResponse front.server.services.ActiveRequest
+        front.request.GenerationRequest front.server.generation.GenerationResponse
+        front.server.services.ActiveRequest
         front.server.held_answers.HeldAnswer front.telemetry.request_log.RequestRecord
-        front.images.intake.TakenPrompt front.prompt.known_answers.PastAnswers
-        front.prompt.template_worker.RenderTask front.prompt.prepare._Rendered
+        front.prompt.known_answers.PastAnswers front.prompt.template_worker.RenderTask
         front.request.PromptText front.prompt.tokenize.RememberedText front.request.PromptTokens
         front.prompt.prepare.Prepared front.answers.choice.ChoiceRules
         wire.commands.SequenceRequest front.link.model_client._OpenRequest
@@ -91,8 +90,7 @@ WAITS = {
     "front.fleet.slot.Leases._queue": "for a place among the requests of its model",
     "front.fleet.slot.ModelSlot.wait_loaded": "for its model to load",
     "front.prompt.template_process.RenderProcesses._place": "for a template process",
-    "front.link.model_client._OpenRequest.is_sent": "for a worker to send it to",
-    "front.link.model_client.Isolation": "for the trial of a suspected request",
+    "front.link.model_client._OpenRequest.is_sent": "for a worker, or the trial of another request",
     "worker.loop.inbox.ZmqInbox": "for the loop to read it",
     "worker.loop.loop.WorkerLoop._image_commands": "for the layout of its images",
     "worker.scheduler.queue.ScheduledSequence.waits_for": "for its cached prefix, another prefill, "
