@@ -49,7 +49,7 @@ from holdfast.front.telemetry.logs import (
 from holdfast.machine.device_memory import MemoryShare, return_large_blocks
 from holdfast.models.adapter_folder import SEPARATOR, checked_adapters
 from holdfast.models.chat_templates import template_sources
-from holdfast.models.download import local_folder, model_source, resolve_model
+from holdfast.models.download import local_folder, resolve_model, source_of
 from holdfast.models.draft_pairs import DraftFolder, draft_of
 from holdfast.models.tokenizer_files import read_json, recommended_sampling
 from holdfast.models.weight_files import checked_tensor_bytes
@@ -403,7 +403,7 @@ def _log_file(settings: Settings) -> LogFile | None:
 def can_chat(model: ModelSettings) -> bool:
     """Whether a model has a chat template. True if its files are not here yet."""
     try:
-        folder = local_folder(model_source(model.path, revision=model.revision), os.environ)
+        folder = local_folder(source_of(model), os.environ)
         return folder is None or bool(template_sources(folder))
     except (ModelLoadError, OSError):
         return True
