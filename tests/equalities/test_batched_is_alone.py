@@ -52,7 +52,7 @@ def test_random_interleavings_draw_the_same_as_alone(name: str) -> None:
     model, rng = kept_tiny(name), random.Random(name)
     engine = Engine(probed(name), vocab_size=VOCAB_SIZE)
     for depth in (0, 1):
-        sequences = random_sequences(rng, vocab_size=VOCAB_SIZE, count=6, longest_prompt=40)
+        sequences = random_sequences(rng, vocab_size=VOCAB_SIZE, count=4, longest_prompt=40)
         play(engine, sequences, rng, depth=depth)
         for each in sequences:
             assert_as_alone(model, each, tolerance=FP32_TOLERANCE)
@@ -60,7 +60,7 @@ def test_random_interleavings_draw_the_same_as_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "gemma3_text", "gpt_oss", "deepseek_v3", *slow("qwen3_next")]
+    "name", ["llama", "gpt_oss", "deepseek_v3", *slow("gemma3_text", "qwen3_next")]
 )
 def test_with_gpu_paths_each_sequence_draws_the_same_as_alone(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -74,7 +74,7 @@ def test_with_gpu_paths_each_sequence_draws_the_same_as_alone(
     monkeypatch.setattr(probed(name), "shares", False)
     model, rng = kept_tiny(name), random.Random(f"{name} as on a GPU")
     engine = Engine(probed(name), vocab_size=VOCAB_SIZE)
-    sequences = random_sequences(rng, vocab_size=VOCAB_SIZE, count=14, longest_prompt=40)
+    sequences = random_sequences(rng, vocab_size=VOCAB_SIZE, count=8, longest_prompt=40)
     play(engine, sequences, rng, depth=1)
     for each in sequences:
         assert_as_alone(model, each, tolerance=FP32_TOLERANCE)
@@ -136,7 +136,7 @@ SAMPLINGS = (
 
 @pytest.mark.parametrize(
     "name",
-    ["llama", "gemma3_text", "qwen3_next", "mamba2", "llama4", *slow("qwen3_moe", "gemma2")],
+    ["llama", "gemma3_text", "qwen3_next", *slow("mamba2", "llama4", "qwen3_moe", "gemma2")],
 )
 def test_sampled_tokens_do_not_depend_on_the_batch(name: str) -> None:
     rng = random.Random(f"{name} sampled")

@@ -76,9 +76,9 @@ def alone(engine: Engine, each: Played, *, constraints: Mapping[str, Any] | None
         ("llama", 0),
         ("llama", 1),
         ("qwen3_next", 1),
-        ("gemma2", 0),
-        ("llama4", 1),
         *slow(
+            ("gemma2", 0),
+            ("llama4", 1),
             ("deepseek_v41", 0),
             ("qwen3_next", 0),
             ("gemma2", 1),

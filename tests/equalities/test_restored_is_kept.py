@@ -14,10 +14,11 @@ from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import TokenLogprob
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine
-from holdfast.worker.engine.plan import KeepPolicy, Span, StepPlan
+from holdfast.worker.engine.plan import KeepPolicy, Span
 from holdfast.worker.engine.sequence import Kept, Prefix
 from holdfast.worker.kv.live import KVBlock, LiveState, StateCheckpoint
 from tests.fakes.architectures import KEEPABLE, each_of, probed
+from tests.fakes.interleaving import begin, span
 from tests.fakes.tiny_models import TINY, VOCAB_SIZE
 
 KEPT_BLOCK_TOKENS = 8
@@ -64,8 +65,8 @@ def request_for(name: str, prompt: tuple[int, ...]) -> SequenceRequest:
 
 def run(engine: Engine, shelf: Shelf, spans: list[Span]) -> list[TokenLogprob]:
     drawn: list[TokenLogprob] = []
-    for span in spans:
-        pending = engine.dispatch(StepPlan(spans=(span,)))
+    for each in spans:
+        pending = begin(engine, each)
         drawn.extend(engine.collect(pending)[0].logprobs)
         shelf.put(engine.take_kept(pending))
     return drawn
@@ -73,16 +74,11 @@ def run(engine: Engine, shelf: Shelf, spans: list[Span]) -> list[TokenLogprob]:
 
 def chunks(name: str, start: int, end: int, cuts: list[int]) -> list[Span]:
     edges = [start, *sorted(cut for cut in cuts if start < cut < end), end]
-    return [
-        Span(request_id=name, start=a, tokens=b - a, draws=b == end)
-        for a, b in itertools.pairwise(edges)
-    ]
+    return [span(a, b - a, name=name, draws=b == end) for a, b in itertools.pairwise(edges)]
 
 
 def decoding(name: str, start: int, count: int) -> list[Span]:
-    return [
-        Span(request_id=name, start=start + index, tokens=1, draws=True) for index in range(count)
-    ]
+    return [span(start + index, name=name) for index in range(count)]
 
 
 @pytest.mark.parametrize("name", each_of(KEEPABLE))

@@ -32,10 +32,26 @@ from tests.fakes.vision_worker import (
     tower_runs,
 )
 
+TOKENS = 4
+
+
+def families(*daily: str) -> pytest.MarkDecorator:
+    """Run a test with all families, in the daily tests only with these."""
+    return pytest.mark.parametrize(
+        "beside",
+        [
+            pytest.param(name, marks=[] if name in daily else pytest.mark.slow)
+            for name in FAMILIES
+            if name != "llava_next"
+        ],
+        indirect=True,
+        scope="module",
+    )
+
+
 # Each has a special feature: positions in three dimensions with features of several layers; windows
 # and text around images; rows of tokens with breaks; recurrent states.
-FAST = ["qwen3_vl", "gemma3", "pixtral", "qwen3_5"]
-TOKENS = 4
+each_feature = families("qwen3_vl", "gemma3", "pixtral", "qwen3_5")
 
 SQUARE = image_file(32, 32, seed=1)
 SAME_SIZE = image_file(32, 32, seed=2)
@@ -59,14 +75,7 @@ CONVERSATIONS: dict[str, list[Message]] = {
 }
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(name, marks=[] if name in FAST else pytest.mark.slow)
-        for name in FAMILIES
-        if name != "llava_next"
-    ],
-)
+@pytest.fixture(scope="module")
 def beside(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> VisionBeside:
@@ -90,6 +99,7 @@ def wrong(
 
 
 @pytest.mark.slow
+@families()
 def test_the_expected_answers_are_mlx_vlms_own(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer]
 ) -> None:
@@ -99,6 +109,7 @@ def test_the_expected_answers_are_mlx_vlms_own(
         assert beside.oracle.generated(messages, tokens=TOKENS) == expected(name).token_ids, name
 
 
+@each_feature
 def test_images_and_texts_affect_the_expected_answers(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer]
 ) -> None:
@@ -107,6 +118,7 @@ def test_images_and_texts_affect_the_expected_answers(
         assert np.abs(other.logits[0] - expected("an image").logits[0]).max() > 0.02
 
 
+@each_feature
 def test_prompts_have_the_same_tokens_as_in_mlx_vlm(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer]
 ) -> None:
@@ -117,6 +129,7 @@ def test_prompts_have_the_same_tokens_as_in_mlx_vlm(
         assert tuple(ids) == expected(request.request_id).prompt_token_ids, request.request_id
 
 
+@each_feature
 def test_each_conversation_alone_equals_mlx_vlm(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer]
 ) -> None:
@@ -127,6 +140,7 @@ def test_each_conversation_alone_equals_mlx_vlm(
     assert not found
 
 
+@each_feature
 @pytest.mark.parametrize("step_tokens", [24, pytest.param(400, marks=pytest.mark.slow)])
 def test_concurrent_answers_equal_each_alone(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer], step_tokens: int
@@ -140,6 +154,7 @@ def test_concurrent_answers_equal_each_alone(
 TURNS = ["an image", "an image in the second turn", "three turns"]
 
 
+@families("gemma3", "qwen3_5")
 def test_later_turns_prefill_no_image_again(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer]
 ) -> None:
@@ -153,6 +168,7 @@ def test_later_turns_prefill_no_image_again(
     assert tower_runs(worker) == 2
 
 
+@families("qwen3_vl", "qwen3_5")
 def test_after_a_restart_no_image_is_computed_again(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer], tmp_path: Path
 ) -> None:
@@ -167,6 +183,7 @@ def test_after_a_restart_no_image_is_computed_again(
     assert tower_runs(after) == 0
 
 
+@families("pixtral")
 def test_features_survive_a_restart_for_prompts_with_other_beginnings(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer], tmp_path: Path
 ) -> None:
@@ -178,6 +195,7 @@ def test_features_survive_a_restart_for_prompts_with_other_beginnings(
     assert tower_runs(after) == 1  # of the image that was not in the first prompt
 
 
+@families("qwen3_vl")
 def test_another_image_of_the_same_size_is_a_miss(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer]
 ) -> None:
@@ -188,6 +206,7 @@ def test_another_image_of_the_same_size_is_a_miss(
     assert inbox.finished(names[1]).cached_tokens <= second.images[0].start
 
 
+@families("gemma3")
 def test_two_agents_with_the_same_image_share_it(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer]
 ) -> None:
@@ -201,6 +220,7 @@ def test_two_agents_with_the_same_image_share_it(
     assert tower_runs(worker) == 1
 
 
+@families("qwen3_vl")
 def test_preempted_prompts_with_images_are_answered_as_alone(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer]
 ) -> None:
@@ -211,6 +231,7 @@ def test_preempted_prompts_with_images_are_answered_as_alone(
     assert not wrong(worker.serve([together]), names, expected)
 
 
+@families("qwen3_vl", "qwen3_5")
 def test_predictions_change_no_answer(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer]
 ) -> None:
@@ -224,6 +245,7 @@ def test_predictions_change_no_answer(
     assert not wrong(inbox, names, expected)
 
 
+@families("qwen3_vl", "pixtral")
 def test_prompts_with_images_are_scored_as_by_mlx_vlm(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer]
 ) -> None:
@@ -235,6 +257,7 @@ def test_prompts_with_images_are_scored_as_by_mlx_vlm(
         assert prompt_error(inbox, name, expected(name)) < TOLERANCE
 
 
+@families("qwen3_vl", "gemma3")
 def test_image_tokens_generated_by_a_model_are_text(beside: VisionBeside) -> None:
     """As in a worker that continues the answer of an earlier one."""
     image_tokens = set(beside.request("a", FIRST).images[0].layout.token_ids)
@@ -247,6 +270,7 @@ def test_image_tokens_generated_by_a_model_are_text(beside: VisionBeside) -> Non
     assert not differences(inbox, "a", beside.oracle.answer(FIRST, tokens=TOKENS, said=said))
 
 
+@families("qwen3_vl", "qwen3_5")
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_arriving_and_leaving_conversations_are_answered_as_alone(
     beside: VisionBeside,
@@ -277,6 +301,7 @@ def test_arriving_and_leaving_conversations_are_answered_as_alone(
                 assert not differences(inbox, request_id, expected(name)), (request_id, name)
 
 
+@families("qwen3_vl")
 def test_damaged_features_are_computed_again(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer], tmp_path: Path
 ) -> None:
@@ -292,6 +317,7 @@ def test_damaged_features_are_computed_again(
     assert tower_runs(after) == 2
 
 
+@families("pixtral")
 def test_a_request_with_a_lost_image_ends_alone(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer]
 ) -> None:
@@ -303,6 +329,7 @@ def test_a_request_with_a_lost_image_ends_alone(
     assert not wrong(inbox, ["an image", "text"], expected)
 
 
+@families("qwen3_vl")
 def test_text_generation_continues_while_an_image_is_processed(
     beside: VisionBeside, expected: Callable[[str], OracleAnswer]
 ) -> None:

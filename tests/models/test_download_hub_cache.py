@@ -61,24 +61,25 @@ def test_folders_without_a_model_are_skipped(tmp_path: Path) -> None:
     assert cached_models(tmp_path / "none") == {}
 
 
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {},
-        {"XDG_CACHE_HOME": "/x/cache"},
-        {"HF_HOME": "~/hf"},
-        {"HF_HOME": "/hf", "HF_HUB_CACHE": "$HOME/hub"},
-        {"HUGGINGFACE_HUB_CACHE": "/old"},
-    ],
-)
-def test_the_cache_is_where_huggingface_hub_has_it(
-    tmp_path: Path, variables: dict[str, str]
-) -> None:
-    environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], **variables}
-    code = "from huggingface_hub.constants import HF_HUB_CACHE; print(HF_HUB_CACHE)"
-    said = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
-    ).stdout
+def test_the_cache_is_where_huggingface_hub_has_it(tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    environs = [
+        {**home, **variables}
+        for variables in (
+            {},
+            {"XDG_CACHE_HOME": "/x/cache"},
+            {"HF_HOME": "~/hf"},
+            {"HF_HOME": "/hf", "HF_HUB_CACHE": "$HOME/hub"},
+            {"HUGGINGFACE_HUB_CACHE": "/old"},
+        )
+    ]
+    code = (
+        "import importlib, os; from huggingface_hub import constants\n"
+        f"for environ in {environs}:\n"
+        "    os.environ.clear(); os.environ.update(environ)\n"
+        "    print(importlib.reload(constants).HF_HUB_CACHE)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(tmp_path))
-        assert str(hub_cache_folder(environ)) == said.strip()
+        assert [str(hub_cache_folder(environ)) for environ in environs] == done.stdout.splitlines()

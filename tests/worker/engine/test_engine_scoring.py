@@ -11,10 +11,11 @@ import pytest
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import PIECE_BYTES, Engine, prompt_logprobs
-from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
+from holdfast.worker.engine.plan import SpanResult
 from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.engine.seams import LaterLogits
 from tests.fakes.architectures import probed
+from tests.fakes.interleaving import span, step
 from tests.fakes.reference_sampler import log_probabilities
 from tests.fakes.tiny_models import make_tiny
 
@@ -82,11 +83,7 @@ def read(engine: Engine, prompt: tuple[int, ...], **changes: Any) -> SpanResult:
         ),
         capacity_tokens=len(prompt) + 1,
     )
-    (result,) = engine.collect(
-        engine.dispatch(
-            StepPlan(spans=(Span(request_id="a", start=0, tokens=len(prompt), draws=True),))
-        )
-    )
+    (result,) = step(engine, span(0, len(prompt)))
     engine.close("a")
     return result
 

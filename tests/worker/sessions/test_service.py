@@ -10,9 +10,34 @@ import pytest
 
 from holdfast.errors import SessionFailure
 from holdfast.store.block import BlockKey
+from holdfast.wire.sessions import SessionCommand
 from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.failing_disk import failing_disk
 from tests.fakes.session_worker import answer, ask, info, prompt, serve, worker
+
+
+class Clock:
+    """The time, moved by hand."""
+
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def begun(folder: Path, clock: Clock) -> CachingWorker:
+    """A worker that knows what others have recorded."""
+    subject = worker(folder=folder, clock=clock)
+    assert subject.store is not None
+    subject.store.flush()
+    return subject
+
+
+def failure(subject: CachingWorker, command: SessionCommand) -> SessionFailure | None:
+    """Of a command that is answered at once, without a loop."""
+    found = subject.sessions.carry_out(command)
+    assert found is not None
+    return found.failure
 
 
 def test_a_request_opens_its_session_and_the_next_turn_continues_it() -> None:
@@ -112,13 +137,13 @@ def test_a_fork_is_independent_of_its_original() -> None:
 
 
 def test_sessions_end_when_they_expire() -> None:
-    now = [1000.0]
-    subject = worker(clock=lambda: now[0])
+    clock = Clock()
+    subject = worker(clock=clock)
     subject.sessions.carry_out(ask("open", "o", ttl_seconds=5.0))
-    now[0] += 4.9
-    assert subject.sessions.carry_out(ask("get", "a")).failure is None  # type: ignore[union-attr]
-    now[0] += 0.2
-    assert subject.sessions.carry_out(ask("get", "b")).failure is SessionFailure.NOT_FOUND  # type: ignore[union-attr]
+    clock.now += 4.9
+    assert failure(subject, ask("get")) is None
+    clock.now += 0.2
+    assert failure(subject, ask("get")) is SessionFailure.NOT_FOUND
 
 
 def test_the_least_recently_used_session_makes_room() -> None:
@@ -158,26 +183,20 @@ def test_a_worker_may_allow_fewer_sessions_than_are_recorded(tmp_path: Path) -> 
 
 
 def test_a_session_used_by_another_worker_does_not_expire(tmp_path: Path) -> None:
-    now = [1000.0]
-    idle = worker(folder=tmp_path, clock=lambda: now[0])
+    clock = Clock()
+    idle = worker(folder=tmp_path, clock=clock)
     idle.sessions.carry_out(ask("open", "o", ttl_seconds=5.0))
     idle.sessions.tend()
     assert idle.store is not None
     idle.store.flush()
-    now[0] += 4
-    serve(
-        worker(folder=tmp_path, clock=lambda: now[0]), greedy("1", prompt("first"), session_id="s")
-    )
-    now[0] += 4
+    clock.now += 4
+    serve(worker(folder=tmp_path, clock=clock), greedy("1", prompt("first"), session_id="s"))
+    clock.now += 4
     tend(idle)
-    found = idle.sessions.carry_out(ask("get", "a"))
-    assert found is not None
-    assert found.failure is None
-    now[0] += 2
+    assert failure(idle, ask("get")) is None
+    clock.now += 2
     tend(idle)
-    gone = idle.sessions.carry_out(ask("get", "b"))
-    assert gone is not None
-    assert gone.failure is SessionFailure.NOT_FOUND
+    assert failure(idle, ask("get")) is SessionFailure.NOT_FOUND
     idle.cache.close()
 
 
@@ -189,8 +208,8 @@ def tend(subject: CachingWorker) -> None:
         subject.store.flush()
 
 
-def test_blocks_that_cannot_be_stored_are_refused() -> None:
-    subject = worker().sessions
+def test_invalid_commands_are_refused() -> None:
+    subject = worker()
     for command in (
         ask("open", "a", ""),
         ask("open", "a", "a/b"),
@@ -199,9 +218,7 @@ def test_blocks_that_cannot_be_stored_are_refused() -> None:
         ask("import", "a", "a/b", path="/nowhere"),
         ask("fork", "a", "a", new_session_id=""),
     ):
-        found = subject.carry_out(command)
-        assert found is not None
-        assert found.failure is SessionFailure.INVALID
+        assert failure(subject, command) is SessionFailure.INVALID
 
 
 def test_a_request_that_was_preempted_counts_once() -> None:
@@ -244,60 +261,50 @@ def test_forgotten_blocks_are_gone_before_their_sessions_record(
 def test_a_clock_jumping_ahead_deletes_no_session(
     tmp_path: Path,
 ) -> None:
-    now = [1_000_000.0]
-    subject = worker("llama", tmp_path, clock=lambda: now[0])
+    clock = Clock()
+    subject = worker(folder=tmp_path, clock=clock)
     serve(subject, greedy("1", prompt("a"), session_id="s"))
-    now[0] += 400 * 86400.0
+    clock.now += 400 * 86400.0
     for _ in range(2):
-        subject = worker("llama", tmp_path, clock=lambda: now[0])
-        assert subject.store is not None
-        subject.store.flush()  # what other workers have recorded is known then
+        subject = begun(tmp_path, clock)
         inbox = serve(subject, ask("get", "ahead"))
         assert info(inbox, "ahead").kept_tokens == 305
-    now[0] -= 400 * 86400.0 - 90
-    inbox = serve(worker("llama", tmp_path, clock=lambda: now[0]), ask("get", "right"))
+    clock.now -= 400 * 86400.0 - 90
+    inbox = serve(worker(folder=tmp_path, clock=clock), ask("get", "right"))
     assert info(inbox, "right").expires_at is not None
-    now[0] += 20
-    subject = worker("llama", tmp_path, clock=lambda: now[0])
-    assert subject.store is not None
-    subject.store.flush()  # what other workers have recorded is known then
+    clock.now += 20
+    subject = begun(tmp_path, clock)
     inbox = serve(subject, ask("get", "later"))
     assert answer(inbox, "later").failure is SessionFailure.NOT_FOUND
 
 
 def test_using_a_wrong_clock_does_not_make_it_trusted_later(tmp_path: Path) -> None:
-    now = [1_000_000.0]
-    serve(worker("llama", tmp_path, clock=lambda: now[0]), ask("open", "o", "old"))
-    now[0] += 400 * 86400.0
+    clock = Clock()
+    serve(worker(folder=tmp_path, clock=clock), ask("open", "o", "old"))
+    clock.now += 400 * 86400.0
     for name in ("first", "second"):
-        subject = worker("llama", tmp_path, clock=lambda: now[0])
-        assert subject.store is not None
-        subject.store.flush()  # what other workers have recorded is known then
+        subject = begun(tmp_path, clock)
         inbox = serve(subject, ask("open", "o", name, ttl_seconds=None), ask("list", "all"))
         assert "old" in {each.session_id for each in answer(inbox, "all").sessions}
-        now[0] += 1800
-    subject = worker("llama", tmp_path, clock=lambda: now[0])
-    assert subject.store is not None
-    subject.store.flush()
+        clock.now += 1800
+    subject = begun(tmp_path, clock)
     listed = answer(serve(subject, ask("list", "all")), "all").sessions
     assert {each.session_id for each in listed} == {"first", "second"}, "the clock is the same"
 
 
 def test_a_session_used_after_a_long_pause_is_not_expired(tmp_path: Path) -> None:
-    now = [1_000_000.0]
-    serve(worker("llama", tmp_path, clock=lambda: now[0]), ask("open", "o", ttl_seconds=None))
-    now[0] += 40 * 86400.0
+    clock = Clock()
+    serve(worker(folder=tmp_path, clock=clock), ask("open", "o", ttl_seconds=None))
+    clock.now += 40 * 86400.0
     inbox = serve(
-        worker("llama", tmp_path, clock=lambda: now[0]),
+        worker(folder=tmp_path, clock=clock),
         greedy("1", prompt("a"), session_id="used"),
         ask("get", "used", session_id="used"),
     )
     session = info(inbox, "used")
-    assert (session.created_at, session.last_used_at) == (now[0], now[0])
-    now[0] += 90  # of 100 s that a session lives
-    inbox = serve(
-        worker("llama", tmp_path, clock=lambda: now[0]), ask("get", "a", session_id="used")
-    )
+    assert (session.created_at, session.last_used_at) == (clock.now, clock.now)
+    clock.now += 90  # of 100 s that a session lives
+    inbox = serve(worker(folder=tmp_path, clock=clock), ask("get", "a", session_id="used"))
     assert info(inbox, "a").session_id == "used"
 
 
@@ -306,22 +313,22 @@ def test_a_session_used_after_a_long_pause_is_not_expired(tmp_path: Path) -> Non
 def test_a_record_unreadable_at_the_start_is_not_replaced(
     tmp_path: Path, operation: str, is_used: bool
 ) -> None:
-    now = [1_000_000.0]
+    clock = Clock()
     first = prompt("first")
     serve(
-        worker("llama", tmp_path, clock=lambda: now[0]),
+        worker(folder=tmp_path, clock=clock),
         greedy("1", first, session_id="s"),
         ask("update", pinned=True, metadata={"title": "The parser"}),
     )
     with failing_disk(tmp_path) as disk:
         disk.fail(operation, errno.EMFILE, times=1, only="sessions")
-        subject = worker("llama", tmp_path, clock=lambda: now[0])
+        subject = worker(folder=tmp_path, clock=clock)
         assert disk.failed == 1
         if is_used:
             serve(subject, greedy("2", prompt("side", 200), session_id="s"))
         else:
             serve(subject)
-    inbox = serve(worker("llama", tmp_path, clock=lambda: now[0]), ask("get", "after"))
+    inbox = serve(worker(folder=tmp_path, clock=clock), ask("get", "after"))
     session = info(inbox, "after")
     assert (session.pinned, session.metadata) == (True, {"title": "The parser"})
     assert session.branches == 1 + is_used
@@ -330,18 +337,18 @@ def test_a_record_unreadable_at_the_start_is_not_replaced(
 def test_a_record_readable_later_is_merged_with_newer_changes(
     tmp_path: Path,
 ) -> None:
-    now = [1_000_000.0]
+    clock = Clock()
     serve(
-        worker("llama", tmp_path, clock=lambda: now[0]),
+        worker(folder=tmp_path, clock=clock),
         greedy("1", prompt("first"), session_id="s"),
         ask("update", pinned=True, metadata={"title": "The parser"}),
     )
     with failing_disk(tmp_path) as disk:
         disk.fail("open", errno.EIO, times=1, only=".session")
-        subject = worker("llama", tmp_path, clock=lambda: now[0])
+        subject = worker(folder=tmp_path, clock=clock)
 
         def later() -> None:
-            now[0] += 1.0
+            clock.now += 1.0
 
         inbox = subject.serve(
             [
@@ -354,5 +361,5 @@ def test_a_record_readable_later_is_merged_with_newer_changes(
     session = info(inbox, "joined")
     assert (session.pinned, session.branches, session.requests) == (True, 2, 2)
     assert session.metadata == {"title": "The parser"}
-    inbox = serve(worker("llama", tmp_path, clock=lambda: now[0]), ask("get", "after"))
+    inbox = serve(worker(folder=tmp_path, clock=clock), ask("get", "after"))
     assert info(inbox, "after").branches == 2

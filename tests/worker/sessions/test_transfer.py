@@ -4,7 +4,6 @@ is imported.
 
 from __future__ import annotations
 
-import random
 import threading
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from msgspec.structs import replace
 
 from holdfast.errors import SessionFailure
 from holdfast.store.inspect import clear_store
-from holdfast.wire.commands import Command
 from holdfast.worker.prefix.chain import pack_tokens
 from holdfast.worker.sessions.session_file import write_session
 from tests.fakes.caching_worker import greedy
@@ -133,38 +131,31 @@ def test_an_exported_session_continues_elsewhere_with_the_same_answers(
     )
 
 
-def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "session"
+def test_unusable_files_are_refused_with_the_reason(tmp_path: Path) -> None:
+    exported(tmp_path)
+    whole = (tmp_path / "whole").read_bytes()
+    (tmp_path / "damaged").write_bytes(whole[:-40] + bytes([whole[-40] ^ 1]) + whole[-39:])
     serve(
-        worker(),
+        worker(fingerprint="2-" + "0" * 32),
         greedy("1", prompt("first"), session_id="s"),
-        ask("export", "e", path=str(path)),
+        ask("export", path=str(tmp_path / "old")),
     )
-    whole = path.read_bytes()
-    rng = random.Random("damage")
-    damaged = [
-        whole[:-1],
-        whole[: len(whole) // 2],
-        b"",
-        b"no session at all, but long enough to be one" * 3,
-    ]
-    for _ in range(12):
-        at = rng.randrange(len(whole))
-        damaged.append(whole[:at] + bytes([whole[at] ^ (1 << rng.randrange(8))]) + whole[at + 1 :])
-    imports: list[Command] = []
-    for number, content in enumerate(damaged):
-        (tmp_path / str(number)).write_bytes(content)
-        imports.append(ask("import", str(number), "", path=str(tmp_path / str(number))))
-    inbox = serve(worker(), *imports, ask("list", "l"), greedy("1", prompt("first")))
-    assert {answer(inbox, str(number)).failure for number in range(len(damaged))} == {
-        SessionFailure.BAD_FILE
+    imports = {
+        name: ask("import", name, "", path=str(tmp_path / name))
+        for name in ("damaged", "nowhere", "old")
     }
+    inbox = serve(worker(), *imports.values(), ask("list", "l"), greedy("1", prompt("first")))
+    assert [answer(inbox, name).failure for name in imports] == [
+        SessionFailure.BAD_FILE,
+        SessionFailure.FAILED,
+        SessionFailure.OTHER_MODEL,
+    ]
+    assert "written by another version of Holdfast" in answer(inbox, "old").message
     assert answer(inbox, "l").sessions == ()
     assert inbox.finished("1").cached_tokens == 0
-    other = serve(worker(fingerprint="other weights"), ask("import", "i", "", path=str(path)))
+    foreign = ask("import", "i", "", path=str(tmp_path / "whole"))
+    other = serve(worker(fingerprint="other weights"), foreign)
     assert answer(other, "i").failure is SessionFailure.OTHER_MODEL
-    missing = serve(worker(), ask("import", "i", "", path=str(tmp_path / "nowhere")))
-    assert answer(missing, "i").failure is SessionFailure.FAILED
 
 
 def test_states_for_possible_next_turns_are_pinned_and_exported(
@@ -333,18 +324,6 @@ def test_blocks_stored_during_an_export_do_not_affect_it(
         )
         is not None
     )
-
-
-def test_a_file_with_another_fingerprint_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    serve(
-        worker(fingerprint="2-" + "0" * 32),
-        greedy("1", prompt("first"), session_id="s"),
-        ask("export", "e", path=str(path)),
-    )
-    imported = serve(worker(), ask("import", "i", "", path=str(path)))
-    assert answer(imported, "i").failure is SessionFailure.OTHER_MODEL
-    assert "written by another version of Holdfast" in answer(imported, "i").message
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
