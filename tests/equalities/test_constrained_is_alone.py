@@ -116,20 +116,6 @@ def test_in_the_solo_layout_too() -> None:
     assert [each.tokens for each in together] == [alone(engine, each).tokens for each in together]
 
 
-def test_log_probabilities_are_those_before_the_mask() -> None:
-    engine = Engine(probed("llama"), vocab_size=VOCAB_SIZE, constraints=tiny_constraints())
-    free = Played(
-        prompt=(1, 2, 3),
-        wanted_tokens=1,
-        leaves_after=1,
-        joins_at=0,
-        constraints={"grammar": LETTERS},
-    )
-    masked, plain = alone(engine, free), alone(engine, free, constraints={})
-    assert masked.logprobs[0].top == plain.logprobs[0].top
-    assert masked.logprobs[0].logprob < 0
-
-
 def test_an_unused_budget_does_not_change_the_answer() -> None:
     engine = Engine(probed("llama"), vocab_size=VOCAB_SIZE, constraints=tiny_constraints())
     for sampling in SAMPLINGS:

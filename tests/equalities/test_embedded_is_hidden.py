@@ -113,9 +113,7 @@ def test_a_preempted_embedding_restarts_its_sum() -> None:
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_embeddings_reuse_cached_tokens_only_for_the_last_token(
-    pooling: Pooling,
-) -> None:
+def test_embeddings_reuse_cached_tokens_only_for_the_last_token(pooling: Pooling) -> None:
     prompt = random_prompt(150, "b")
     script = one_after_the_other(
         to_embed("first", prompt, pooling),

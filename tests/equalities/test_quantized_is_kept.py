@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,12 @@ import pytest
 
 from holdfast.config import KVBitsChoice
 from holdfast.wire.commands import SequenceRequest
-from holdfast.worker.engine.layouts import Runner
-from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.kv.bits import BITS, KVBits
 from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other
+from tests.fakes.pressed_worker import wide
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.slow import slow
-from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
+from tests.fakes.tiny_models import VOCAB_SIZE
 
 # full attention; with windows; with sinks and windows; with recurrent layers
 NAMES = ["llama", "gemma3_text", "gpt_oss", "qwen3_next"]
@@ -39,12 +37,6 @@ def some_of(*fast: tuple[str, KVBits]) -> list[Any]:
     """Parameters for all models and forms; `make test` runs those in `fast`."""
     others = [each for each in product([*NAMES, *OTHERS], KV_BITS) if each not in fast]
     return [*fast, *slow(*others)]
-
-
-@cache
-def wide(name: str) -> Runner:
-    """A probed tiny model with heads that can be quantized."""
-    return choose_layout(make_tiny(name, head_dim=64), vocab_size=VOCAB_SIZE)
 
 
 def worker(

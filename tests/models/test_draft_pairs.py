@@ -73,9 +73,7 @@ def test_models_with_different_tokens_are_not_a_pair(
         check_pair(DEMO, other)
 
 
-def test_the_setting_accepts_bundled_folder_and_catalog_models(
-    tmp_path: Path,
-) -> None:
+def test_the_setting_accepts_bundled_folder_and_catalog_models(tmp_path: Path) -> None:
     folder = copied(tmp_path / "copy")
     listed = [ModelSettings(path=str(folder), name="small")]
     for setting, expected in (

@@ -166,9 +166,7 @@ def test_each_forward_pass_of_a_step_rotates_by_its_positions() -> None:
         assert_same_bits(each, right)
 
 
-def test_tables_are_kept_and_the_least_recently_used_dropped(
-    tmp_path: Path,
-) -> None:
+def test_tables_are_kept_and_the_least_recently_used_dropped(tmp_path: Path) -> None:
     rope = nn.RoPE(16)
     rotations = Rotations()
     x = random_array(1, 1, 1, 16)

@@ -27,8 +27,6 @@ from holdfast.worker.cpu.host_sampling import (
 from holdfast.worker.engine.backend import DrawKind
 from holdfast.worker.engine.sampling_draw import draw, draw_key, draw_kind
 from tests.fakes.reference_sampler import (
-    CHUNK,
-    assert_counts_fit,
     log_probabilities,
     probabilities,
 )
@@ -125,24 +123,6 @@ def test_the_edge_among_many_weights_equals_that_of_a_sort(
         assert edge in weights
         assert weights[weights > edge].sum(dtype=np.float64) <= top_p * total * (1 + 1e-12)
         assert weights[weights >= edge].sum(dtype=np.float64) >= top_p * total * (1 - 1e-12)
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(),
-        SamplingParams(top_p=0.95, min_p=0.02, temperature=0.7),
-    ],
-    ids=str,
-)
-def test_token_frequencies_match_the_reference(params: SamplingParams) -> None:
-    logits = np.random.default_rng(3).normal(size=200).astype(np.float32) * 2
-    keys = [draw_key(seed=index, position=5) for index in range(CHUNK)]
-    tokens = draw_on_host(
-        mx.broadcast_to(mx.array(logits), (CHUNK, 200)), params=[params] * CHUNK, keys=keys
-    )
-    counts = np.bincount(np.array(tokens), minlength=200)
-    assert_counts_fit(counts, probabilities(logits.astype(np.float64), params=params))
 
 
 @settings(max_examples=30)

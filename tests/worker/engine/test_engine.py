@@ -92,9 +92,7 @@ def test_a_preempted_sequence_continues_unchanged(name: str, sampling: SamplingP
     "name",
     ["llama", "gemma3_text", "qwen3_next", "llama4", *slow("falcon_h1", "qwen3", "gemma2")],
 )
-def test_prompt_scores_are_the_models_log_probabilities_for_any_chunks(
-    name: str,
-) -> None:
+def test_prompt_scores_are_the_models_log_probabilities_for_any_chunks(name: str) -> None:
     engine, model = engine_of(name), kept_tiny(name)
     prompt = PROMPT * 3  # longer than the windows
     logits = model(mx.array([prompt]))[0].astype(mx.float32)
@@ -136,9 +134,7 @@ def test_closed_sequences_do_not_affect_reused_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", *slow("gemma3_text")])
-def test_sequences_reopened_after_a_failed_layout_continue_unchanged(
-    name: str,
-) -> None:
+def test_sequences_reopened_after_a_failed_layout_continue_unchanged(name: str) -> None:
     model = make_tiny(name)
     engine = engine_of(name, model=model)
     well, sick = a_request("well"), a_request("sick", prompt_token_ids=TokenIds.of((1, 13, 2)))

@@ -45,9 +45,7 @@ def test_a_single_streams_decode_step_has_mlx_lms_operation_count() -> None:
 
 
 @pytest.mark.parametrize("streams", [2, *slow(4)])
-def test_another_stream_adds_three_kernels_per_layer(
-    streams: int,
-) -> None:
+def test_another_stream_adds_three_kernels_per_layer(streams: int) -> None:
     def kernels_of_a_layer(streams: int) -> int:
         few, many = (decode_steps(model_of(layers), streams=streams)[-1] for layers in (2, 3))
         return many.gpu_kernels - few.gpu_kernels

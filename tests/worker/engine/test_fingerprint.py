@@ -152,9 +152,7 @@ def test_hidden_files_of_tools_do_not_count(model: Path) -> None:
     assert print_of(model, own_code=True) == before
 
 
-def test_custom_code_runs_if_configured_and_trusted(
-    model: Path,
-) -> None:
+def test_custom_code_runs_if_configured_and_trusted(model: Path) -> None:
     assert not runs_own_code(model, trust_remote_code=True)
     change_config(model, model_file="modeling.py")
     assert runs_own_code(model, trust_remote_code=True)

@@ -43,9 +43,7 @@ def folder(tmp_path: Path) -> Path:
     return write_tiny(tmp_path / "kelp", "llama")
 
 
-def test_a_loaded_model_answers_like_the_saved_one(
-    folder: Path,
-) -> None:
+def test_a_loaded_model_answers_like_the_saved_one(folder: Path) -> None:
     loaded = load(folder)
     assert mx.array_equal(loaded.model(TOKENS), kept_tiny("llama")(TOKENS))
     assert (loaded.model_type, loaded.context_tokens, loaded.vocab_size) == (
@@ -163,9 +161,7 @@ def test_a_window_beyond_the_models_own_is_refused(folder: Path) -> None:
     assert "more than the model's own" in refusal(folder, context_tokens=CONTEXT_TOKENS + 1)
 
 
-def test_a_models_own_code_runs_only_if_trusted(
-    folder: Path,
-) -> None:
+def test_a_models_own_code_runs_only_if_trusted(folder: Path) -> None:
     (folder / "kelp.py").write_text("from mlx_lm.models.llama import Model, ModelArgs\n")
     change_config(folder, model_type="kelp", model_file="kelp.py")
     assert "trust_remote_code" in refusal(folder)

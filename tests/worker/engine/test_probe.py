@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.errors import ModelLoadError
 from holdfast.worker.cpu import host_attention
-from holdfast.worker.engine import views
+from holdfast.worker.engine import probe, views
 from holdfast.worker.engine.backend import AttentionSpan
 from holdfast.worker.engine.layouts import Runner, SoloRunner
 from holdfast.worker.engine.probe import choose_layout, warnings_about
@@ -290,12 +290,17 @@ def test_a_model_with_one_position_for_all_rows_runs_solo() -> None:
     assert result.name == "solo", result.reason
 
 
-def test_a_model_that_ignores_a_chunks_start_is_refused() -> None:
+@pytest.fixture
+def fewer_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "PROMPTS", 2)
+
+
+def test_a_model_that_ignores_a_chunks_start_is_refused(fewer_prompts: None) -> None:
     with pytest.raises(ModelLoadError, match="no layout runs this model correctly"):
         choose_layout(with_rope(DeafRope), vocab_size=VOCAB_SIZE)
 
 
-def test_in_16_bits_solo_is_the_last_resort() -> None:
+def test_in_16_bits_solo_is_the_last_resort(fewer_prompts: None) -> None:
     model = with_rope(DeafRope)
     model.set_dtype(mx.bfloat16)
     result = choose_layout(model, vocab_size=VOCAB_SIZE)
@@ -310,7 +315,7 @@ def test_logits_of_minus_infinity_in_both_are_equal() -> None:
     assert result.name == "rows", result.reason
 
 
-def test_a_model_that_outputs_nan_is_refused() -> None:
+def test_a_model_that_outputs_nan_is_refused(fewer_prompts: None) -> None:
     model = calling(make_tiny("llama"), lambda plain, *_: plain() * math.nan)
     with pytest.raises(ModelLoadError, match="no layout runs this model correctly"):
         choose_layout(model, vocab_size=VOCAB_SIZE)

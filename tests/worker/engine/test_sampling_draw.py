@@ -79,9 +79,7 @@ def test_top_p_keeps_the_smallest_sufficient_set(top_p: float, spread: float) ->
 
 
 @pytest.mark.slow  # the C++ compiler builds some twenty kernels
-def test_compiled_and_single_operations_give_the_same_bits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_compiled_and_single_operations_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those for a GPU, on a CPU."""
     logits = 3 * mx.random.normal((3, 1000), key=mx.random.key(8))
     peaks, coldness = mx.max(logits, axis=-1, keepdims=True), mx.array([[0.3], [1.0], [1.7]])

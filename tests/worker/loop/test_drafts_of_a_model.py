@@ -82,7 +82,7 @@ def test_drafts_do_not_change_concurrent_answers(
     assert_same(worker, worker.serve(script), answers)
 
 
-@pytest.mark.parametrize("engine", [Engine, RunningAhead])
+@pytest.mark.parametrize("engine", [RunningAhead, *slow(Engine)])
 def test_drafts_change_nothing_with_grammars_budgets_and_penalties(
     engine: type[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,7 +157,7 @@ def test_the_cache_is_the_same_before_and_after_a_restart(
         assert inbox.finished("next").cached_tokens >= len(prompt) + len(answer) - missing
 
 
-@pytest.mark.parametrize("engine", [Engine, RunningAhead])
+@pytest.mark.parametrize("engine", [Engine, *slow(RunningAhead)])
 def test_preempted_sequences_continue_with_their_drafts(
     engine: type[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +171,7 @@ def test_preempted_sequences_continue_with_their_drafts(
     assert worker.scheduler.statistics().preemptions > 0
 
 
-@pytest.mark.parametrize("engine", [Engine, RunningAhead])
+@pytest.mark.parametrize("engine", [RunningAhead, *slow(Engine)])
 def test_a_request_can_be_cancelled_at_any_time(
     engine: type[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:

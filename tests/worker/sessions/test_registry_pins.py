@@ -49,9 +49,7 @@ def pins_of(reader: CachingWorker, *, quota_bytes: int) -> SessionPins:
     return SessionPins(reader.cache, quota_bytes=lambda: quota_bytes)
 
 
-def test_blocks_shared_by_two_sessions_count_once(
-    reader: CachingWorker,
-) -> None:
+def test_blocks_shared_by_two_sessions_count_once(reader: CachingWorker) -> None:
     subject = pins_of(reader, quota_bytes=1 << 30)
     one, other = session(reader, "one", "a"), session(reader, "other", "b")
     subject.sync(one)
@@ -65,9 +63,7 @@ def test_blocks_shared_by_two_sessions_count_once(
     subject.check_invariants()
 
 
-def test_a_session_beyond_the_quota_is_pinned_partially(
-    reader: CachingWorker,
-) -> None:
+def test_a_session_beyond_the_quota_is_pinned_partially(reader: CachingWorker) -> None:
     subject = pins_of(reader, quota_bytes=size(reader, "a", "b") - 1)
     one, other = session(reader, "one", "a"), session(reader, "other", "b")
     subject.sync(one)
