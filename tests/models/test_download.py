@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +16,7 @@ from holdfast.models.download import model_source, resolve_model, served_id
 from holdfast.models.hub import ModelSource, check_reachable
 from tests.fakes.foreign_weights import safetensors_bytes
 from tests.fakes.hub import HubState, hub_in_place
+from tests.fakes.server_process import python_output
 
 MODEL = "coast/kelp-small"
 WEIGHTS = safetensors_bytes({"w": ("F32", np.arange(1 << 18, dtype=np.float32))})  # 1 MiB
@@ -88,9 +86,7 @@ def test_existing_files_are_not_fetched_again(hub: HubState) -> None:
     assert not fetched_files(hub)
 
 
-def test_a_second_start_fetches_only_unfinished_files(
-    hub: HubState,
-) -> None:
+def test_a_second_start_fetches_only_unfinished_files(hub: HubState) -> None:
     more = safetensors_bytes({"v": ("F32", np.ones(256, np.float32))})
     hub.repositories[MODEL]["model-2.safetensors"] = more
     hub.failing_files.add("model-2.safetensors")
@@ -239,17 +235,9 @@ def test_the_hub_librarys_variables_are_respected(hub: HubState, tmp_path: Path)
         f"print(resolve_model(ModelSettings(path={MODEL!r}), progress=lambda *_: None))\n"
         "import sys; print('mlx.core' in sys.modules)"
     )
-    environment = {
-        **os.environ,
-        "HF_ENDPOINT": hub.endpoint,
-        "HF_HOME": str(tmp_path / "home"),
-        "PYTHONPATH": "src",
-    }
-    del environment["HF_HUB_CACHE"]
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    folder, imports_mlx = done.stdout.split()
+    home = str(tmp_path / "home")
+    out = python_output(code, HF_ENDPOINT=hub.endpoint, HF_HOME=home, HF_HUB_CACHE="")
+    folder, imports_mlx = out.split()
     assert Path(folder).is_relative_to(tmp_path / "home")
     assert imports_mlx == "False"
 

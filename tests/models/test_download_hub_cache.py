@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from holdfast.models.download import (
     local_folder,
     model_source,
 )
+from tests.fakes.server_process import python_output
 
 
 def cached(cache: Path, hub_id: str, commits: dict[str, float], refs: dict[str, str]) -> None:
@@ -79,7 +78,7 @@ def test_the_cache_is_where_huggingface_hub_has_it(tmp_path: Path) -> None:
         "    os.environ.clear(); os.environ.update(environ)\n"
         "    print(importlib.reload(constants).HF_HUB_CACHE)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = python_output(code).splitlines()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(tmp_path))
-        assert [str(hub_cache_folder(environ)) for environ in environs] == done.stdout.splitlines()
+        assert [str(hub_cache_folder(environ)) for environ in environs] == found

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import ctypes.util
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 
 from holdfast.worker.cpu import blas
 from holdfast.worker.cpu.blas import BlasReport
+from tests.fakes.server_process import python_output
 
 needs_openblas = pytest.mark.skipif(
     sys.platform != "linux" or ctypes.util.find_library("openblas") is None,
@@ -25,16 +24,8 @@ OF_THE_SYSTEM = {"HOLDFAST_KERNELS": "0"}
 
 
 def run(code: str, **variables: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": "src", "OMP_NUM_THREADS": "1", **variables}
-    environment.pop("OPENBLAS_NUM_THREADS", None)
     prelude = "import sys, os\nfrom holdfast.worker.cpu import blas\n"
-    return subprocess.run(
-        [sys.executable, "-c", prelude + code],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
+    return python_output(prelude + code, OPENBLAS_NUM_THREADS="", **variables)
 
 
 @pytest.mark.parametrize(

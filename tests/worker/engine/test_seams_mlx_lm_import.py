@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.fakes.server_process import python_output
 
 # Each in a separate process, because earlier imports matter.
 _PRELUDE = """
@@ -20,15 +18,7 @@ def has_seam(module):
 
 
 def run(code: str) -> list[str]:
-    environment = {**os.environ, "PYTHONPATH": "src"}
-    done = subprocess.run(
-        [sys.executable, "-c", _PRELUDE + code],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.split()
+    return python_output(_PRELUDE + code).split()
 
 
 def test_models_are_imported_with_the_seam_and_without_transformers_or_the_hub() -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +11,7 @@ import pytest
 from holdfast.worker.cpu.blas import current_blas
 from holdfast.worker.cpu.kernels.products import Floats, linear, linear_in_numpy, product
 from tests.fakes.fewer_instructions import QUICKLY, folder_of_kernels
+from tests.fakes.server_process import python_output
 from tests.fakes.slow import slow
 
 MOST_ROWS = current_blas().few_rows
@@ -102,7 +100,7 @@ def test_threads_change_nothing() -> None:
         "    got = list(pool.map(lambda _: linear(inputs, weights), range(60)))\n"
         "print(all((each == wanted).all() for each in got))\n"
     )
-    assert run(code) == "True"
+    assert python_output(code) == "True"
 
 
 @pytest.mark.parametrize("kernels", ["", "products"])  # with and without the kernel for few rows
@@ -124,7 +122,7 @@ def test_mlx_computes_with_it(kernels: str) -> None:
         "mx.clear_streams()\n"
     )
     few_rows = "0 HOLDFAST_KERNELS turns it off" if kernels else str(MOST_ROWS)
-    assert run(code, HOLDFAST_KERNELS=kernels) == f"True True {few_rows}"
+    assert python_output(code, HOLDFAST_KERNELS=kernels) == f"True True {few_rows}"
 
 
 RECORDING_BLAS = """
@@ -173,7 +171,7 @@ def test_a_blas_computes_each_product_on_one_thread() -> None:
         "    print({threads for *_, threads in calls}, threads, is_whole, len(calls) > 1)"
     )
     small = "{1} [3] True False"
-    assert run(code).splitlines() == ["{1} [3] True True"] * 3 + [small]
+    assert python_output(code).splitlines() == ["{1} [3] True True"] * 3 + [small]
 
 
 def test_a_thread_waiting_for_others_sleeps() -> None:
@@ -184,7 +182,7 @@ def test_a_thread_waiting_for_others_sleeps() -> None:
         "products.linear(np.zeros((80, 96), np.float32), np.zeros((3000, 96), np.float32))\n"
         "os._exit(0)"
     )
-    assert run(code) == "sleeps"
+    assert python_output(code) == "sleeps"
 
 
 @pytest.mark.parametrize("threads", [3, *slow(1, 2, 5)])
@@ -204,7 +202,7 @@ def test_split_products_are_correct(threads: int) -> None:
         "print(report.in_front)\n"
         "mx.clear_streams()"
     )
-    assert run(code) == "True"
+    assert python_output(code) == "True"
 
 
 def test_a_shim_that_disagrees_with_numpy_is_not_used() -> None:
@@ -215,7 +213,7 @@ def test_a_shim_that_disagrees_with_numpy_is_not_used() -> None:
         "report = prepare_blas(1)\n"
         "print(report.few_rows, report.no_kernel)"
     )
-    assert run(code) == "0 it disagrees with numpy on this machine"
+    assert python_output(code) == "0 it disagrees with numpy on this machine"
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86-64")
@@ -231,12 +229,4 @@ def test_it_is_correct_with_shorter_vectors(
         "print(report.few_rows, report.no_kernel)"
     )
     folder = folder_of_kernels(pytestconfig, otherwise=tmp_path)
-    assert run(code, XDG_CACHE_HOME=str(folder)) == "16"
-
-
-def run(code: str, **variables: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": "src", **variables}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
+    assert python_output(code, XDG_CACHE_HOME=str(folder)) == "16"
