@@ -27,14 +27,7 @@ from holdfast.worker.kv.codec import PayloadFormat, to_bytes
 from holdfast.worker.kv.kinds import KINDS
 from holdfast.worker.kv.layer import CheckpointLayout, HeadsForm, LayerKV, pair_of
 from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other
-from tests.fakes.interleaving import (
-    assert_as_alone,
-    begin,
-    play,
-    random_sequences,
-    span,
-    step,
-)
+from tests.fakes.interleaving import assert_batched_is_alone, begin, span, step
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
 LAYOUTS = ["rows", "split"]
@@ -147,10 +140,7 @@ def test_batched_is_alone(layout: str) -> None:
     rng = random.Random(layout)
     engine = Engine(runner_of(layout), vocab_size=VOCAB_SIZE)
     for depth in (0, 1):
-        sequences = random_sequences(rng, vocab_size=VOCAB_SIZE, count=6, longest_prompt=40)
-        play(engine, sequences, rng, depth=depth)
-        for each in sequences:
-            assert_as_alone(model(), each, tolerance=2e-3)
+        assert_batched_is_alone(engine, model(), rng, depth=depth)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -18,8 +18,11 @@ from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine, PendingStep
 from holdfast.worker.engine.plan import Draft, Span, SpanResult, StepPlan
 from holdfast.worker.kv.bits import KVBits
+from tests.fakes.live_state import open_sequences
+from tests.fakes.tiny_configs import VOCAB_SIZE
 
 TOP_LOGPROBS = 4
+FP32_TOLERANCE = 2e-3  # in log-probability; a wrong mask or position moves it by 0.1 and more
 
 
 def span(start: int, tokens: int = 1, *, name: str = "a", draws: bool = True) -> Span:
@@ -212,3 +215,24 @@ def assert_as_alone(model: Any, each: Played, *, tolerance: float) -> None:
         assert abs(row[token] - scored.logprob) <= tolerance
         for rival, logprob in scored.top:
             assert abs(row[rival] - logprob) <= tolerance
+
+
+def assert_batched_is_alone(
+    engine: Engine,
+    model: Any,
+    rng: random.Random,
+    *,
+    depth: int,
+    count: int = 6,
+    longest_prompt: int = 40,
+    tolerance: float = FP32_TOLERANCE,
+    kv_bits: KVBits = "native",
+) -> None:
+    """Play random sequences; each of them must draw the same as the model alone."""
+    sequences = random_sequences(
+        rng, vocab_size=VOCAB_SIZE, count=count, longest_prompt=longest_prompt
+    )
+    play(engine, sequences, rng, depth=depth, kv_bits=kv_bits)
+    for each in sequences:
+        assert_as_alone(model, each, tolerance=tolerance)
+    assert open_sequences(engine) == 0

@@ -124,7 +124,7 @@ def test_a_file_outside_the_model_is_refused(hub: HubState, tmp_path: Path) -> N
             {"type": "file", "path": name, "size": 1, "oid": "0" * 40}
             for name in ("config.json", path)
         ]
-        assert refusal(tmp_path), path
+        assert path is None or "it names a file" in refusal(tmp_path), path
 
 
 INVALID_ENTRIES: list[Any] = [

@@ -9,7 +9,7 @@ import re
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -21,8 +21,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.cpu import fast_on_cpu
 from holdfast.worker.cpu.fast_on_cpu import MOST_TABLES, TABLE_POSITIONS, Rotations
 from holdfast.worker.cpu.kernels.build import SWITCH
@@ -30,6 +28,7 @@ from holdfast.worker.engine import seams
 from holdfast.worker.engine.engine import Engine, PendingStep
 from holdfast.worker.engine.probe import choose_layout
 from tests.fakes.architectures import probed
+from tests.fakes.caching_worker import greedy
 from tests.fakes.interleaving import span, step
 from tests.fakes.slow import slow
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
@@ -273,13 +272,8 @@ def run(engine: Engine, *spans: tuple[str, int, int]) -> list[tuple[int, ...]]:
 
 
 def open_sequence(engine: Engine, name: str, *, prompt_tokens: int) -> None:
-    request = SequenceRequest(
-        request_id=name,
-        prompt_token_ids=TokenIds.of(tuple(1 + 7 * at % 200 for at in range(prompt_tokens))),
-        max_tokens=64,
-        sampling=SamplingParams(temperature=0.0, seed=0),
-    )
-    engine.open(request, capacity_tokens=prompt_tokens + 64)
+    prompt = [1 + 7 * at % 200 for at in range(prompt_tokens)]
+    engine.open(greedy(name, prompt, max_tokens=64), capacity_tokens=prompt_tokens + 64)
 
 
 def test_each_number_type_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,17 +312,16 @@ def test_tracing_stops_after_the_first_tokens(name: str) -> None:
     decode()
     join("second", prompt_tokens=5)
     decode()
+    changes: dict[int, Callable[[], None]] = {
+        10: lambda: join("third", prompt_tokens=61),
+        20: lambda: leave("second"),
+        25: lambda: join("fourth", prompt_tokens=17),
+        30: lambda: leave("third"),
+        31: lambda: leave("fourth"),
+    }
     with traced() as names:
         for number in range(50):
-            if number == 10:
-                join("third", prompt_tokens=61)
-            if number == 20:
-                leave("second")
-            if number == 25:
-                join("fourth", prompt_tokens=17)
-            if number == 30:
-                leave("third")
-                leave("fourth")
+            changes.get(number, lambda: None)()
             decode()
     assert names == []
     assert ends == {"first": 9 + 1 + 1 + 50}

@@ -8,13 +8,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import PIECE_BYTES, Engine, prompt_logprobs
 from holdfast.worker.engine.plan import SpanResult
 from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.engine.seams import LaterLogits
 from tests.fakes.architectures import probed
+from tests.fakes.caching_worker import greedy
 from tests.fakes.interleaving import span, step
 from tests.fakes.reference_sampler import log_probabilities
 from tests.fakes.slow import slow
@@ -74,17 +73,8 @@ def test_a_chunks_logits_fit_the_limit_or_are_one_row() -> None:
 
 
 def read(engine: Engine, prompt: tuple[int, ...], **changes: Any) -> SpanResult:
-    sampling = SamplingParams(temperature=0.0, seed=0)
-    engine.open(
-        SequenceRequest(
-            request_id="a",
-            prompt_token_ids=TokenIds.of(prompt),
-            max_tokens=1,
-            sampling=sampling,
-            **changes,
-        ),
-        capacity_tokens=len(prompt) + 1,
-    )
+    request = greedy("a", prompt, max_tokens=1, **changes)
+    engine.open(request, capacity_tokens=len(prompt) + 1)
     (result,) = step(engine, span(0, len(prompt)))
     engine.close("a")
     return result

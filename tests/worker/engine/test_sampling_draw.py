@@ -4,6 +4,8 @@ entries.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
@@ -26,18 +28,22 @@ from tests.fakes.reference_sampler import CHUNK, assert_counts_fit, probabilitie
 DRAWS = 6_000
 
 
+def drawn(
+    rows: mx.array, params: SamplingParams, keys: Sequence[tuple[int, int]]
+) -> npt.NDArray[np.int64]:
+    kind, peaks = draw_kind(params, vocab_size=rows.shape[1]), mx.max(rows, axis=-1)
+    tokens = draw(rows, kind=kind, params=[params] * len(keys), keys=keys, peaks=peaks)
+    return np.array(tokens).astype(np.int64)
+
+
 def counts_of(
     logits: npt.NDArray[np.float32], params: SamplingParams, *, draws: int = DRAWS
 ) -> npt.NDArray[np.int64]:
-    kind = draw_kind(params, vocab_size=len(logits))
     counts = np.zeros(len(logits), dtype=np.int64)
+    rows = mx.broadcast_to(mx.array(logits), (CHUNK, len(logits)))
     for start in range(0, draws, CHUNK):
-        rows = mx.broadcast_to(mx.array(logits), (CHUNK, len(logits)))
         keys = [draw_key(seed=start + index, position=5) for index in range(CHUNK)]
-        tokens = draw(
-            rows, kind=kind, params=[params] * CHUNK, keys=keys, peaks=mx.max(rows, axis=-1)
-        )
-        counts += np.bincount(np.array(tokens), minlength=len(logits))
+        counts += np.bincount(drawn(rows, params, keys), minlength=len(logits))
     return counts
 
 
@@ -94,13 +100,7 @@ def test_compiled_and_single_operations_give_the_same_bits(monkeypatch: pytest.M
             sampling_draw._gumbel(keys, numbers=mx.arange(1000, dtype=mx.uint32)[None]),
             sampling._penalised(logits, coldness),
             *(
-                draw(
-                    logits,
-                    kind=draw_kind(params, vocab_size=1000),
-                    params=[params] * 3,
-                    keys=key_words,
-                    peaks=peaks[:, 0],
-                )
+                mx.array(drawn(logits, params, key_words))
                 for params in (
                     SamplingParams(top_p=0.9, min_p=0.01),
                     SamplingParams(top_k=20, top_p=0.9, min_p=0.01, temperature=1.3),
@@ -132,26 +132,17 @@ def test_rounding_noise_in_the_logits_rarely_changes_the_draw(params: SamplingPa
         mx.random.normal((CHUNK, 500), key=mx.random.key(1)).astype(mx.bfloat16).astype(mx.float32)
     )
     noisy = logits + 1e-5 * mx.random.normal(logits.shape, key=mx.random.key(2))
-    kind = draw_kind(params, vocab_size=500)
     keys = [draw_key(seed=index, position=0) for index in range(CHUNK)]
-    clean, stirred = (
-        np.array(
-            draw(each, kind=kind, params=[params] * CHUNK, keys=keys, peaks=mx.max(each, axis=-1))
-        )
-        for each in (logits, noisy)
-    )
+    clean, stirred = (drawn(each, params, keys) for each in (logits, noisy))
     assert (clean != stirred).mean() < 0.01
 
 
 def test_draws_of_neighbouring_positions_and_seeds_are_independent() -> None:
-    rows = mx.zeros((CHUNK, 4))
-    params = [SamplingParams()] * CHUNK
-    kind = draw_kind(params[0], vocab_size=4)
     by_position = [draw_key(seed=1, position=index) for index in range(CHUNK)]
     by_seed = [draw_key(seed=index, position=1) for index in range(CHUNK)]
     for keys in (by_position, by_seed):
-        tokens = np.array(draw(rows, kind=kind, params=params, keys=keys, peaks=mx.zeros((CHUNK,))))
-        pairs = np.bincount(tokens[:-1].astype(np.int64) * 4 + tokens[1:], minlength=16)
+        tokens = drawn(mx.zeros((CHUNK, 4)), SamplingParams(), keys)
+        pairs = np.bincount(tokens[:-1] * 4 + tokens[1:], minlength=16)
         assert_counts_fit(pairs, np.full(16, 1 / 16))
 
 
