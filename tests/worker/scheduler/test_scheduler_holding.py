@@ -141,7 +141,7 @@ def test_held_and_reserved_memory_stay_within_the_budget(
     reserve_step: int,
 ) -> None:
     moved = reclaimed = 0
-    for seed in range(25):
+    for seed in range(12):
         rng = random.Random(seed)
         worker = HoldingWorker(rng, reserve_step=reserve_step)
         for number in range(30):
