@@ -118,7 +118,7 @@ async def test_requests_of_a_suspended_worker_get_the_same_answers() -> None:
 
 async def test_a_running_worker_that_holds_the_gil_is_left_alone() -> None:
     """Native code that builds a tokenizer does this: 15 s without heartbeats on a busy machine."""
-    hasty = ResidencySettings(heartbeat_seconds=0.05, hang_seconds=0.2)
+    hasty = ResidencySettings(heartbeat_seconds=0.05, hang_seconds=0.4)
     async with residency("holds-the-lock", settings=hasty) as made:
         async with asyncio.timeout(LIMIT_SECONDS):
             await made.wait_ready()

@@ -36,29 +36,20 @@ BAD_VALUES: dict[str, list[Any]] = {
 }
 
 
-def cases() -> list[Any]:
-    return [
-        pytest.param(field, value, id=f"{field}={str(value)[:30]}")
-        for field, values in BAD_VALUES.items()
-        for value in values
-    ]
-
-
-@pytest.mark.parametrize(("field", "value"), cases())
+@pytest.mark.parametrize("field", BAD_VALUES)
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_a_bad_value_is_refused_with_the_fields_name(
-    path: str, field: str, value: Any
-) -> None:
+async def test_a_bad_value_is_refused_with_the_fields_name(path: str, field: str) -> None:
     gateway = ScriptedGateway()
-    body = (chat_body if path == CHAT else completion_body)(**{field: value})
-    async with client_of(gateway) as client:
-        response = await client.post(path, content=json.dumps(body))
     status = 422 if field == "max_tokens" else 400  # see tests/front/server/test_problem_agents.py
-    assert response.status_code == status, response.text
-    error = response.json()["error"]
-    assert error["param"].split(".")[0] == field
-    assert error["type"] == "invalid_request_error"
-    assert field in error["message"]
+    async with client_of(gateway) as client:
+        for value in BAD_VALUES[field]:
+            body = (chat_body if path == CHAT else completion_body)(**{field: value})
+            response = await client.post(path, content=json.dumps(body))
+            assert response.status_code == status, (value, response.text)
+            error = response.json()["error"]
+            assert error["param"].split(".")[0] == field
+            assert error["type"] == "invalid_request_error"
+            assert field in error["message"]
     assert gateway.requests == []
 
 

@@ -46,12 +46,12 @@ SHARED = """
 HOSTILE = {
     "macros that call each other for ever": ENDLESS,
     "a string that is doubled": DOUBLED,
-    "lists within lists that share their content": SHARED,
     "a constant that is computed while it is compiled": "{{ ('a' * 3000000000)|length }}",
-    "a product of lists": "{{ ((messages[0].role[0] * 10000000)|list + [1]) * 1000 }}",
-    "a power": "{{ (messages|length + 9) ** (10 ** 10) > 1 }}",
 }
 MORE_HOSTILE = {
+    "lists within lists that share their content": SHARED,
+    "a product of lists": "{{ ((messages[0].role[0] * 10000000)|list + [1]) * 1000 }}",
+    "a power": "{{ (messages|length + 9) ** (10 ** 10) > 1 }}",
     "nested loops": NESTED_RANGES,
     "a repeated string": "{{ (messages[0].role[0] * 3000000000)|length }}",
     "a format's width": "{{ '%2000000000d' % messages|length }}",
