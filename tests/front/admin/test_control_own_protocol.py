@@ -26,7 +26,7 @@ from holdfast.errors import GenerationFailed, QueueFull, WorkerUnavailable
 from holdfast.front.application import DIALECTS
 from holdfast.front.fleet.residency import Residency
 from holdfast.front.fleet.slot import ModelFiles
-from holdfast.front.output import ChoiceFinished, OutputEvent, TextDelta
+from holdfast.front.output import ChoiceFinished, OutputEvent, TextDelta, TokenCounts
 from holdfast.front.request import GenerationRequest
 from holdfast.front.run.web import build_application
 from holdfast.front.server import answers as server_answers
@@ -34,7 +34,6 @@ from holdfast.front.server.answers import (
     AnswerFormat,
     AnswerPlan,
     Explanation,
-    TokenCounts,
 )
 from holdfast.front.server.context import RequestContext
 from holdfast.front.server.dialect import Dialect, operation, request_of

@@ -20,12 +20,12 @@ from holdfast.front.output import (
     OutputDelta,
     OutputEvent,
     TextDelta,
+    TokenCounts,
     ToolArgumentsDelta,
     ToolCallFinished,
     ToolCallStarted,
 )
 from holdfast.front.server.access import Seal
-from holdfast.front.server.answers import TokenCounts
 from holdfast.front.server.problem import Problem
 from holdfast.wire.events import FinishReason
 from tests.fakes.http_clients import named_events_of

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.front.anthropic.answer import MessageUsage, usage_of
+from holdfast.front.output import TokenCounts
 from holdfast.front.request import MarkedPrefix
-from holdfast.front.server.answers import TokenCounts
 
 
 def usage(cached: int, *breakpoints: tuple[int, float], prompt: int = 100) -> MessageUsage:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from holdfast.errors import InvalidRequest
-from holdfast.front.images.sources import newest_user
 from holdfast.front.request import ChatPrompt
 from holdfast.library.llm import chat_request
 from tests.fakes.image_requests import CAT, openai
@@ -197,13 +196,13 @@ def test_the_library_treats_unreadable_parts_like_the_server() -> None:
     assert prompt.messages == ({"role": "user", "content": [note]}, *later)
     with pytest.raises(InvalidRequest) as refused:
         chat_request([*later, unseen], {})
-    assert refused.value.field == "messages.2.content.0.type"
+    assert refused.value.field == "messages.2.content.0"
 
 
-def test_a_message_without_role_is_kept_for_the_error_message() -> None:
-    assert newest_user([{"content": "x"}]) is None
-    prompt = chat_request([{"content": [AUDIO]}], {}).prompt
-    assert isinstance(prompt, ChatPrompt)
+def test_a_message_without_role_is_refused() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        chat_request([{"content": [AUDIO]}], {})
+    assert refused.value.field == "messages.0.role"
 
 
 def test_a_part_named_like_an_internal_one_is_unknown() -> None:

@@ -20,13 +20,13 @@ from holdfast.front.output import (
     ChoiceFinished,
     OutputDelta,
     TextDelta,
+    TokenCounts,
     ToolArgumentsDelta,
     ToolCallFinished,
     ToolCallStarted,
 )
 from holdfast.front.responses.answer import ResponseAnswer, ResponseObject
 from holdfast.front.responses.fields import ClientTool, OfferedTools, Shows
-from holdfast.front.server.answers import TokenCounts
 from holdfast.front.server.problem import problem_of
 from holdfast.wire.events import FinishReason
 from tests.fakes.scripted_gateway import token

@@ -10,9 +10,9 @@ import pytest
 from holdfast.front.anthropic.answer import MessagesAnswer
 from holdfast.front.ollama.answer import ChatLines
 from holdfast.front.openai.answers import ChatAnswer
-from holdfast.front.output import ChoiceFinished, OutputEvent
+from holdfast.front.output import ChoiceFinished, OutputEvent, TokenCounts
 from holdfast.front.server.access import Seal
-from holdfast.front.server.answers import AnswerFormat, TokenCounts
+from holdfast.front.server.answers import AnswerFormat
 from holdfast.front.toolcalls.call_format import Call
 from tests.fakes.family_bundles import bundle_of
 from tests.fakes.http_clients import events_of, named_events_of

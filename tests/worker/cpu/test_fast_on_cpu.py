@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -151,6 +152,18 @@ def test_a_new_array_is_never_mistaken_for_an_earlier_one() -> None:
         after = rope(x, offset=offset)
     assert_same_bits(before, rope(x, offset=mx.array([5, 9])))
     assert_same_bits(after, rope(x, offset=mx.array([6, 10])))
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_frequencies_of_a_deleted_array_are_not_used_for_another_one(tokens: int) -> None:
+    x = random_array(1, 1, tokens, 16)
+    turn = partial(mx.fast.rope, x, 16, traditional=False, base=None, scale=1.0, offset=2)
+    bases = [mx.arange(1, 9) * factor for factor in range(1, 20)]
+    expected = [turn(freqs=base + 1) for base in bases]
+    with Rotations().step():
+        found = [turn(freqs=base + 1) for base in bases]
+    for each, right in zip(found, expected, strict=True):
+        assert_same_bits(each, right)
 
 
 def test_each_forward_pass_of_a_step_rotates_by_its_positions() -> None:

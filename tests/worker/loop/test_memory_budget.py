@@ -14,6 +14,7 @@ from holdfast.worker.loop.memory_budget import CLEAR_SECONDS, READ_SECONDS, Memo
 from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
 from tests.fakes.fake_cache import NothingLive
+from tests.fakes.step_worker import submit
 
 MIB = 1 << 20
 
@@ -62,7 +63,7 @@ class Subject:
         self.cleared += 1
 
     def submit(self, name: str, *, tokens: int = 100) -> None:
-        self.scheduler.submit(name, prompt_tokens=tokens, max_tokens=10)
+        submit(self.scheduler, name, prompt_tokens=tokens, max_tokens=10)
 
 
 def test_a_warning_frees_parked_states_ram_blocks_and_buffers() -> None:

@@ -299,7 +299,6 @@ def test_the_memory_of_past_flows_is_bounded(
             order=1,
             prompt_tokens=1,
             max_tokens=1,
-            submitted_after_step=0,
             costs=COSTS,
             service=of(flow),
         )

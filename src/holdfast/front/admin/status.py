@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -110,9 +111,10 @@ class MemoryHealth(Struct, frozen=True, kw_only=True):
 class WaitingRequest(Struct, frozen=True, kw_only=True):
     """A waiting request, and what it waits for.
 
-    waits_for: place (memory on the machine for its model), load (its model is being loaded), disk
-        (cached blocks are being read), twin (another request prefills the same prefix), memory (KV
-        memory, and a slot among the running sequences), or reader (its client does not read).
+    waits_for: place (memory on the machine for its model), load (its model is being loaded), lookup
+        (the cache is searched again), disk (cached blocks are being read), images (they are being
+        processed), twin (another request prefills the same prefix), memory (KV memory, and a slot
+        among the running sequences), or reader (its client does not read).
     id: null unless an admin sends the request for /health.
     """
 
@@ -174,18 +176,18 @@ class ModelHealth(Struct, frozen=True, kw_only=True):
     idle_seconds_left: float | None
     footprint_bytes: int
     failure: str | None
-    layout: str | None
-    layout_reason: str | None
+    layout: str | None = None
+    layout_reason: str | None = None
     running: int
     queued: int
     waiting: list[WaitingRequest]
     memory: MemoryHealth | None
     dialect: DialectReport | None
-    kv_bytes_per_token: int | None
-    fixed_bytes_per_sequence: int | None
-    kv: KVHealth | None
-    speculation_refused: str | None
-    vision: VisionHealth | None
+    kv_bytes_per_token: int | None = None
+    fixed_bytes_per_sequence: int | None = None
+    kv: KVHealth | None = None
+    speculation_refused: str | None = None
+    vision: VisionHealth | None = None
     draft_model: str | None
     context_length: int | None
     max_context_length: int | None
@@ -299,7 +301,6 @@ def _waiting(model: ModelStatus, services: Services, *, shows_ids: bool) -> list
 
 
 def _health(model: ModelStatus, services: Services, *, shows_ids: bool) -> ModelHealth:
-    info = model.info
     return ModelHealth(
         id=model.id,
         state=model.state,
@@ -310,22 +311,29 @@ def _health(model: ModelStatus, services: Services, *, shows_ids: bool) -> Model
         idle_seconds_left=model.idle_seconds_left,
         footprint_bytes=model.figures.footprint_bytes,
         failure=model.failure or None,
-        layout=info.layout if info else None,
-        layout_reason=info.layout_reason if info else None,
         running=model.running,
         queued=model.queued,
         waiting=_waiting(model, services, shows_ids=shows_ids),
         memory=msgspec.convert(model.memory, MemoryHealth | None, from_attributes=True),
         dialect=services.dialects.get(model.id),
-        kv_bytes_per_token=info.kv_bytes_per_token if info else None,
-        fixed_bytes_per_sequence=info.fixed_bytes_per_sequence if info else None,
-        kv=_kv(info) if info else None,
-        speculation_refused=(info.speculation_refused or None) if info else None,
-        vision=_vision(info) if info else None,
         draft_model=model.draft_model or None,
         context_length=model.context_tokens,
         max_context_length=model.own_context_tokens,
+        **({} if model.info is None else _loaded(model.info)),
     )
+
+
+def _loaded(info: ModelInfo) -> dict[str, Any]:
+    """The fields that are null until the model is loaded."""
+    return {
+        "layout": info.layout,
+        "layout_reason": info.layout_reason,
+        "kv_bytes_per_token": info.kv_bytes_per_token,
+        "fixed_bytes_per_sequence": info.fixed_bytes_per_sequence,
+        "kv": _kv(info),
+        "speculation_refused": info.speculation_refused or None,
+        "vision": _vision(info),
+    }
 
 
 def _vision(info: ModelInfo) -> VisionHealth | None:

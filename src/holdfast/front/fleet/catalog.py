@@ -9,7 +9,6 @@ has an error, that model is left out, with the reason.
 from __future__ import annotations
 
 import json
-import math
 import os
 import tomllib
 from collections.abc import Container, Iterator, Mapping
@@ -429,19 +428,19 @@ def _adapters(table: Mapping[str, Any], *, file: Path) -> tuple[str, ...]:
 def _sampling(entry: Mapping[str, Any]) -> dict[str, float]:
     """Return the default sampling parameters, named as in requests."""
     table = _of_type(entry, "sampling", dict, "a table such as { temperature = 0.2 }") or {}
+    sampling: dict[str, float] = {}
     for key, value in table.items():
         if key not in _SAMPLING:
             hint = did_you_mean(key, _SAMPLING)
             raise ConfigError(f"unknown key sampling.{key}{hint}; keys: {', '.join(_SAMPLING)}")
-        lowest, highest = SAMPLING_RANGES[key]
-        kind = int if key == "top_k" else int | float
-        is_number = isinstance(value, kind) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or not lowest <= value <= highest:
+        allowed = SAMPLING_RANGES[key]
+        if (read := allowed.read(value)) is None:
             raise ConfigError(
-                f"sampling.{key} = {value} is not allowed; allowed: a number from {lowest:g} to "
-                f"{highest:g}"
+                f"sampling.{key} = {value} is not allowed; allowed: a number from "
+                f"{allowed.lowest:g} to {allowed.highest:g}"
             )
-    return {key: int(value) if key == "top_k" else float(value) for key, value in table.items()}
+        sampling[key] = read
+    return sampling
 
 
 def _template(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -243,12 +243,11 @@ class ImageIntake:
 
 def _sources(messages: Sequence[Mapping[str, Any]]) -> dict[ImageSource, bool]:
     """The images of a conversation in order, and whether each is new."""
+    sources: dict[ImageSource, bool] = {}
     newest = newest_user(messages)
-    sources = {
-        source: place == newest
-        for place, message in enumerate(messages)
-        for source in images_in([message])
-    }
+    for place, message in enumerate(messages):
+        if not isinstance(message.get("content"), str):
+            sources |= dict.fromkeys(images_in([message]), place == newest)
     assert all(isinstance(source, ImageSource) for source in sources), "not from a protocol"
     return sources
 
@@ -262,7 +261,8 @@ def text_only(prompt: ChatPrompt, vision: VisionInfo | None = None) -> TakenProm
 
     Raises ImagesRefused for a new image.
     """
-    for source, is_new in _sources(prompt.messages).items():
+    sources = _sources(prompt.messages)
+    for source, is_new in sources.items():
         if is_new:
             if source.problem:
                 raise source.refused(source.problem)
@@ -270,10 +270,11 @@ def text_only(prompt: ChatPrompt, vision: VisionInfo | None = None) -> TakenProm
             if vision is not None:
                 reason = f"this model cannot be given images: {vision.refused}"
             raise ImagesRefused(reason, field=source.field)
-    left_out = _with_parts(
-        prompt, lambda source: note_part(left_out_note(source.media_type or IMAGE))
-    )
-    return TakenPrompt(prompt=left_out, fields={})
+    if sources:
+        prompt = _with_parts(
+            prompt, lambda source: note_part(left_out_note(source.media_type or IMAGE))
+        )
+    return TakenPrompt(prompt=prompt, fields={})
 
 
 class _Hold:

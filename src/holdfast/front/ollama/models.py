@@ -178,10 +178,10 @@ class ModelDetails(Struct, frozen=True, kw_only=True):
 
     parent_model: str = ""
     format: str = "safetensors"
-    family: str
-    families: list[str]
-    parameter_size: str
-    quantization_level: str
+    family: str = ""
+    families: list[str] = []
+    parameter_size: str = ""
+    quantization_level: str = ""
 
 
 class ListedModel(Struct, frozen=True, kw_only=True):
@@ -257,11 +257,7 @@ async def ollama_ps(request: Request, services: Services) -> Response:
     """List the loaded models, and when each will be unloaded if it is not used."""
     running = [
         RunningModel(
-            name=shown_name(model.id),
-            model=shown_name(model.id),
-            size=model.info.weight_bytes,
-            digest=digest_of(model.id),
-            details=_details(model),
+            **_named(model),
             expires_at=_expires_at(model, services),
             size_vram=0 if model.info.is_on_cpu else model.info.weight_bytes,
             context_length=model.info.context_tokens,
@@ -296,14 +292,18 @@ async def ollama_version(request: Request, services: Services) -> Response:
 
 
 def _listed(model: ModelStatus) -> ListedModel:
-    return ListedModel(
-        name=shown_name(model.id),
-        model=shown_name(model.id),
-        modified_at=timestamp(model.created),
-        size=0 if model.info is None else model.info.weight_bytes,
-        digest=digest_of(model.id),
-        details=_details(model),
-    )
+    return ListedModel(**_named(model), modified_at=timestamp(model.created))
+
+
+def _named(model: ModelStatus) -> dict[str, Any]:
+    """The fields that listed and running models share."""
+    return {
+        "name": shown_name(model.id),
+        "model": shown_name(model.id),
+        "size": 0 if model.info is None else model.info.weight_bytes,
+        "digest": digest_of(model.id),
+        "details": _details(model),
+    }
 
 
 def _expires_at(model: ModelStatus, services: Services) -> str:
@@ -318,13 +318,7 @@ def _expires_at(model: ModelStatus, services: Services) -> str:
 def _details(model: ModelStatus) -> ModelDetails:
     info = model.info
     if info is None:
-        return ModelDetails(
-            parent_model=model.parent,
-            family="",
-            families=[],
-            parameter_size="",
-            quantization_level="",
-        )
+        return ModelDetails(parent_model=model.parent)
     return ModelDetails(
         parent_model=model.parent,
         family=info.model_type,

@@ -21,7 +21,7 @@ from holdfast.errors import InvalidRequest, PromptTooLong
 from holdfast.front.answers.choice import ChoiceRules, ChoiceText
 from holdfast.front.answers.pieces import TokenPieces
 from holdfast.front.output import TruncatedPart
-from holdfast.front.prompt.canonical import canonical, guarded, with_thoughts_apart
+from holdfast.front.prompt.canonical import canonical
 from holdfast.front.prompt.dialects import prompt_opens_thought
 from holdfast.front.prompt.images import (
     has_images,
@@ -270,14 +270,18 @@ def _rendered(
         **bundle.thinking_switch.asked(request.thinking),
         **prompt.template_options,
     }
-    prompt = canonical(prompt, bundle.first_forms, tenant=request.tenant)
     reasoning = bundle.dialect.reasoning
     thought = ("", "") if reasoning is None else (reasoning.start.strip(), reasoning.end.strip())
-    if all(thought) and template.reads_thoughts(thought[1]):
-        prompt = with_thoughts_apart(prompt, thought=thought)
-    past = bundle.known_answers.recall(prompt.messages, tenant=request.tenant)
-    prompt = msgspec.structs.replace(prompt, messages=past.messages, template_options=options)
-    prompt = guarded(prompt, bundle.tokenizer.guard, thought=thought)
+    past = PastAnswers(bundle.known_answers)
+    prompt = canonical(
+        msgspec.structs.replace(prompt, template_options=options),
+        bundle.first_forms,
+        guard=bundle.tokenizer.guard,
+        thought=thought,
+        parts_thoughts=all(thought) and template.reads_thoughts(thought[1]),
+        past=past,
+        tenant=request.tenant,
+    )
     # the template writes the special tokens itself, BOS included
     text = with_unescaped_breaks(template.render(prompt, field=request.prompt_field))
     text = well_formed(text)
@@ -669,7 +673,7 @@ def _sequences(
     if thought_end is not None and request.thinking.budget_tokens is not None:
         budget = msgspec.structs.replace(thought_end, tokens=request.thinking.budget_tokens)
     predicted = _predicted_tokens(request, bundle, most=max_tokens, info=info)
-    banned = dict.fromkeys(grammar.banned_token_ids, SAMPLING_RANGES["logit_bias"][0])
+    banned = dict.fromkeys(grammar.banned_token_ids, SAMPLING_RANGES["logit_bias"].lowest)
     logit_bias = sampling.logit_bias | banned
     images = image_spans(tokens.images, layouts)
     return tuple(

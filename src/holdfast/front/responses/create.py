@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from holdfast.errors import PromptTooLong, ResponsesUnavailable
 from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.openai.answers import ErrorBody, openai_error
-from holdfast.front.openai.endpoints import ModelCard, input_modalities, model_card
+from holdfast.front.openai.endpoints import ModelCard, model_card
 from holdfast.front.records.responses import Item, RecordKey, RecordMissing, ResponseFile
 from holdfast.front.request import GenerationRequest
 from holdfast.front.responses.answer import (
@@ -221,7 +221,7 @@ def _response(asked: ResponseRequest, generated: GenerationRequest) -> ResponseO
         created_at=int(time.time()),
         model=generated.model,
         text=text,
-        **sampling_fields(asked.sampling()),
+        **sampling_fields(generated.sampling),
         **given,
     )
 
@@ -424,7 +424,7 @@ def _models(models: Sequence[ModelStatus]) -> CodexModelList:
             display_name=model.id,
             priority=place,
             context_window=model.context_tokens,
-            input_modalities=input_modalities(model),
+            input_modalities=model.input_modalities,
         )
         for place, model in enumerate(models)
     ]

@@ -27,6 +27,7 @@ from holdfast.front.output import (
     PromptProgress,
     Relevance,
     TextRead,
+    TokenCounts,
 )
 from holdfast.front.request import ChatPrompt, EmbeddingRequest, GenerationRequest, RankRequest
 from holdfast.front.server.access import caller_of
@@ -36,7 +37,6 @@ from holdfast.front.server.answers import (
     EventWriter,
     Explanation,
     StreamFormat,
-    TokenCounts,
     explain_choice,
     explanation_of,
 )
@@ -300,17 +300,8 @@ class GenerationResponse(Response):
             _refuse_broken_end(event)
 
     def _counts(self, stream: OutputStream) -> TokenCounts:
-        answer = self._answer
-        return TokenCounts(
-            prompt_tokens=answer.prompt_tokens,
-            completion_tokens=answer.tokens,
-            cached_tokens=answer.cached_tokens or 0,
-            reasoning_tokens=answer.reasoning_tokens,
-            accepted_tokens=answer.accepted_tokens,
-            rejected_tokens=answer.rejected_tokens,
-            thought_ended_by=answer.thought_ended_by,
-            breakpoints=stream.breakpoints,
-            left_out=stream.left_out,
+        return msgspec.structs.replace(
+            self._answer.counts, breakpoints=stream.breakpoints, left_out=stream.left_out
         )
 
     def _explanation(self, stream: OutputStream, record: RequestRecord) -> Explanation | None:

@@ -20,7 +20,7 @@ from holdfast.front.output import (
     PromptProgress,
     TextDelta,
     TextRead,
-    ThoughtEnder,
+    TokenCounts,
     ToolCallFinished,
 )
 from holdfast.front.request import GenerationRequest
@@ -210,7 +210,7 @@ class RequestRecord:
                 "tokens_per_second": _rounded(answer.tokens_per_second),
                 "finish_reason": answer.finish_reason,
                 "resumed": answer.resumptions or None,
-                "thought_ended_by": answer.thought_ended_by,
+                "thought_ended_by": answer.counts.thought_ended_by,
                 "answer_ended_by": answer.ended_by,
                 "prompt": answer.prompt[:_LONGEST_CONTENT],
                 "answers": [answer.texts[index] for index in sorted(answer.texts)],
@@ -428,31 +428,23 @@ class AnswerRecord:
         return sum(end.resumptions for end, _ in self.ends)
 
     @property
-    def thought_ended_by(self) -> ThoughtEnder | None:
-        """What ended the reasoning of a choice before the model did; None if nothing did."""
-        return next(
-            (end.thought_ended_by for end, _ in self.ends if end.thought_ended_by is not None), None
-        )
-
-    @property
     def ended_by(self) -> Literal["repetition"] | None:
         """What ended an answer without a length limit; None if nothing did."""
         return "repetition" if any(end.repeats for end, _ in self.ends) else None
 
     @property
-    def reasoning_tokens(self) -> int:
-        """Number of reasoning tokens in all choices that have ended."""
-        return sum(end.reasoning_tokens for end, _ in self.ends)
-
-    @property
-    def accepted_tokens(self) -> int:
-        """Number of drafted tokens that are part of the choices that have ended."""
-        return sum(end.accepted_tokens for end, _ in self.ends)
-
-    @property
-    def rejected_tokens(self) -> int:
-        """Number of drafted tokens that were not accepted in the choices that have ended."""
-        return sum(end.rejected_tokens for end, _ in self.ends)
+    def counts(self) -> TokenCounts:
+        """The token counts. Those of reasoning and drafts are of the choices that have ended."""
+        ends = [end for end, _ in self.ends]
+        return TokenCounts(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.tokens,
+            cached_tokens=self.cached_tokens or 0,
+            reasoning_tokens=sum(end.reasoning_tokens for end in ends),
+            accepted_tokens=sum(end.accepted_tokens for end in ends),
+            rejected_tokens=sum(end.rejected_tokens for end in ends),
+            thought_ended_by=next(filter(None, (end.thought_ended_by for end in ends)), None),
+        )
 
     @property
     def tokens(self) -> int:

@@ -8,17 +8,13 @@ meanwhile or memory is short.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from holdfast.errors import InvalidRequest, QueueFull
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import FinishReason
 from holdfast.wire.requests import common_tokens
-from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.lifetimes import Lifetimes
 from holdfast.worker.loop.sequences import Ledger, LiveSequence
-from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
 
 MOST_WAITING = 8  # conversations; if there are more, the oldest is dropped
@@ -37,25 +33,20 @@ class IdleWork:
         scheduler: Scheduler,
         cache: CacheClient,
         lifetimes: Lifetimes,
-        costs_of: Callable[[KVBits], SequenceCosts | None] = lambda kv_bits: None,
     ) -> None:
-        """costs_of: returns the KV memory that a sequence with these bits takes; None: the
-        scheduler's default.
-        """
         self._ledger = ledger
         self._scheduler = scheduler
         self._cache = cache
         self._lifetimes = lifetimes
-        self._costs_of = costs_of
         # oldest first; known to the ledger, not to the scheduler
         self._waiting: list[LiveSequence] = []
         self._running: LiveSequence | None = None
 
-    def accept(self, request: SequenceRequest, kv_bits: KVBits = "native") -> None:
+    def accept(self, sequence: LiveSequence) -> None:
         """Accept a prompt to prefill ahead; drop it at once if its KV would not be cached."""
-        sequence = self._ledger.accept(request, kv_bits)
+        self._ledger.accept(sequence)
         self._wait(sequence)
-        if not self._cache.keeps(request):
+        if not self._cache.keeps(sequence.request):
             self._drop(sequence)
 
     def give_way(self, request: SequenceRequest) -> None:
@@ -81,18 +72,8 @@ class IdleWork:
         if not self._waiting or len(self._ledger.live()) > len(self._waiting):
             return
         sequence = self._waiting.pop()
-        request = sequence.request
         try:
-            self._scheduler.submit(
-                sequence.id,
-                prompt_tokens=sequence.prompt_tokens,
-                max_tokens=request.max_tokens,
-                boundaries=self._cache.boundaries(request),
-                indivisible=self._cache.indivisible(request),
-                is_ready=False,
-                is_idle_work=True,
-                costs=self._costs_of(sequence.kv_bits),
-            )
+            self._scheduler.submit(sequence.scheduled)
         except (QueueFull, InvalidRequest):  # too long, or needs too much memory
             self._drop(sequence)
         else:
@@ -106,7 +87,7 @@ class IdleWork:
         sequence = self._current()
         if sequence is None or self._cache.is_waited_for:
             return
-        if self._scheduler.is_waiting(sequence.id):
+        if not sequence.scheduled.is_running:
             self._running = None
             self._drop(sequence)
 
