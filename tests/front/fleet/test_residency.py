@@ -310,9 +310,7 @@ async def test_stopping_ends_the_wait_for_the_first_load() -> None:
         await waiting
 
 
-async def test_a_wait_for_the_process_launch_ends_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_wait_for_the_process_launch_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
     begins = asyncio.Event()
 
     async def never(*arguments: Any, **options: Any) -> None:

@@ -75,9 +75,7 @@ def short_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("case", [*HOSTILE, *slow(*MORE_HOSTILE)])
-def test_a_too_expensive_template_is_stopped_and_the_next_rendered(
-    case: str,
-) -> None:
+def test_a_too_expensive_template_is_stopped_and_the_next_rendered(case: str) -> None:
     source = (HOSTILE | MORE_HOSTILE)[case]
     with pytest.raises(TemplateOverrun, match="chat template 'default'"):
         SandboxedTemplate("default", source).render({"messages": PROMPT.messages})
@@ -96,9 +94,7 @@ def test_a_too_expensive_template_fails_the_load_during_probing() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("templates", [1, 4])
-def test_hanging_templates_delay_no_other_template(
-    templates: int,
-) -> None:
+def test_hanging_templates_delay_no_other_template(templates: int) -> None:
     hostile = [
         ChatTemplate({"default": PICKY + "x" * number}, special_tokens={})
         for number in range(templates)
