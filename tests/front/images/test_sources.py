@@ -14,7 +14,15 @@ from holdfast.errors import InvalidRequest
 from holdfast.front.images.sources import for_log, image_part, image_source, text_source
 from holdfast.front.request import ChatPrompt
 from holdfast.library.llm import chat_request
-from tests.fakes.image_requests import CAT, openai
+from tests.fakes.image_requests import (
+    CAT,
+    PROTOCOLS,
+    Body,
+    in_chat,
+    in_messages,
+    in_responses,
+    openai,
+)
 from tests.fakes.images import data_url
 from tests.fakes.scripted_gateway import MODEL
 from tests.fakes.seeing import SeeingFront, seeing_front
@@ -142,62 +150,12 @@ def test_the_log_does_not_contain_the_image() -> None:
 
 # Parts that no model here reads are an error if new, otherwise a note.
 
-Body = dict[str, Any]
 PDF = "data:application/pdf;base64,AAAA"
 SOUND = {"data": "AAAA", "format": "wav"}
 UNKNOWN = {"type": "hologram", "hologram": {"data": "AAAA"}}
 DOCUMENT = {
     "type": "document",
     "source": {"type": "base64", "media_type": "application/pdf", "data": "AAAA"},
-}
-CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-
-
-def in_chat(*turns: tuple[str, Any]) -> Body:
-    """Chat completions: turns with a text or a part, and "result" for a call and its result."""
-    messages: list[Body] = []
-    for role, said in turns:
-        content = [said] if isinstance(said, dict) else said
-        if role == "result":
-            messages.append({"role": "assistant", "content": None, "tool_calls": [CALL]})
-            messages.append({"role": "tool", "tool_call_id": "c", "content": content})
-        else:
-            messages.append({"role": role, "content": content})
-    return {"model": MODEL, "messages": messages}
-
-
-def in_responses(*turns: tuple[str, Any]) -> Body:
-    """Responses, with the same turns."""
-    items: list[Body] = []
-    for role, said in turns:
-        content = [said] if isinstance(said, dict) else said
-        if role == "result":
-            call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
-            items += [call, {"type": "function_call_output", "call_id": "c", "output": content}]
-        else:
-            items.append({"role": role, "content": content})
-    return {"model": MODEL, "input": items}
-
-
-def in_messages(*turns: tuple[str, Any]) -> Body:
-    """Messages, with the same turns."""
-    messages: list[Body] = []
-    for role, said in turns:
-        content = [said] if isinstance(said, dict) else said
-        if role == "result":
-            use = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
-            result = {"type": "tool_result", "tool_use_id": "t", "content": content}
-            messages.append({"role": "assistant", "content": [use]})
-            messages.append({"role": "user", "content": [result]})
-        else:
-            messages.append({"role": role, "content": content})
-    return {"model": MODEL, "max_tokens": 8, "messages": messages}
-
-
-PROTOCOLS: dict[str, tuple[str, Any, str]] = {
-    "chat": ("/v1/chat/completions", in_chat, "messages"),
-    "responses": ("/v1/responses", in_responses, "input"),
-    "messages": ("/v1/messages", in_messages, "messages"),
 }
 PARTS: dict[tuple[str, str], tuple[Body, str]] = {  # the part, and its name in the note
     ("chat", "PDF"): ({"type": "file", "file": {"file_data": PDF}}, "application/pdf"),
