@@ -174,7 +174,8 @@ def test_only_a_step_slow_for_its_kind_is_a_stall(visitor: Visitor) -> None:
 
 
 def test_cache_details_are_in_words_without_zeros(visitor: Visitor) -> None:
-    page = begin_and_stop_answer(visitor)
+    page = begin_answer(visitor)
+    visitor.until_answered()
     visitor.ask("Show a table.")
     visitor.until_answered(2)
     details = page.get_by_role("article").nth(1).locator("details.cache")
