@@ -21,7 +21,7 @@ from holdfast.errors import InvalidRequest
 from holdfast.files import hash_cache_file, read_regular
 from holdfast.front.answers.choice import ChoiceText
 from holdfast.front.images.folder import images_folder
-from holdfast.front.images.intake import ImageIntake
+from holdfast.front.images.intake import ImageIntake, text_only
 from holdfast.front.images.sources import (
     ImageSource,
     image_part,
@@ -365,9 +365,9 @@ class LLM:
         if not isinstance(request.prompt, ChatPrompt):
             return request.prompt, NO_IMAGES
         vision = self._client.info.vision
-        taken = held.enter_context(
-            self._images.entered_here(request.prompt, vision, tenant=request.tenant)
-        )
+        if vision is None or vision.refused:
+            return text_only(request.prompt, vision), NO_IMAGES
+        taken = held.enter_context(self._images.entered_here(request.prompt, tenant=request.tenant))
         model = self._client.info.fingerprint
         question = self._layouts.question(taken, model=model, max_pixels=self._images.max_pixels)
         if question is not None:

@@ -109,6 +109,7 @@ class WaitReason(enum.Enum):
 
     PLACE = "place"  # room for its model in the machine's memory
     LOAD = "load"  # its model is loading
+    LOOKUP = "lookup"  # the cache is searched again
     DISK = "disk"  # the store is reading cached blocks
     IMAGES = "images"  # its images are being decoded, or their features computed
     TWIN = "twin"  # another request prefills the same prefix

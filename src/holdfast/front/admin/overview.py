@@ -86,9 +86,9 @@ class Activity(Struct, frozen=True, kw_only=True):
 @operation("GET", ACTIVITY_PATH, answers_of(Activity))
 async def show_activity(request: Request, services: Services) -> Response:
     """Show what the workers do: running and queued sequences, steps, tokens, and KV memory."""
-    statistics = await services.statistics()
+    statistics = await services.models.statistics()
     models = [_activity(model, figures) for model, figures in statistics.items()]
-    pressure = services.control.memory.figures()
+    pressure = services.models.control.memory.figures()
     return json_response(Activity(memory_pressure=pressure, models=models))
 
 
@@ -136,8 +136,8 @@ async def list_catalog(request: Request, services: Services) -> Response:
     """List the models of the catalog with their state, and those that are not served, with the
     reason.
     """
-    catalog = services.catalog()
-    limit_bytes = services.control.memory.figures().limit_bytes
+    catalog = services.models.catalog()
+    limit_bytes = services.models.control.memory.figures().limit_bytes
     sizes = await asyncio.to_thread(_weight_sizes, catalog.entries)
     models = [
         CatalogModel(
@@ -158,7 +158,7 @@ async def list_catalog(request: Request, services: Services) -> Response:
     ]
     downloads: dict[str, dict[str, PullStep]] = {
         name: {step.stage: step for step in steps}
-        for name, steps in services.library.progress().items()
+        for name, steps in services.models.library.progress().items()
     }
     return json_response(
         ModelCatalog(models=models, left_out=left_out, downloads=downloads, limit_bytes=limit_bytes)

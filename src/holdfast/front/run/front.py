@@ -259,7 +259,7 @@ class Front:
         gc.enable()
         with http.listen(self._settings.server) as listener:
             app = build_application(self._settings, self._residency, log_ring=self._log_ring)
-            self.reloads.append(partial(reload_keys, app.state.services.keys))
+            self.reloads.append(partial(reload_keys, app.state.services.access.keys))
             self.reloads.append(app.state.reloaded_catalog.reload)
             if signals.came:  # during the lines above, when nothing could be stopped yet
                 return
@@ -284,7 +284,7 @@ class Front:
                 signals.came = True  # the HTTP server handled it
                 loading.cancel()
             await asyncio.wait((loading,))
-            if (traces := app.state.services.traces) is not None:
+            if (traces := app.state.services.telemetry.traces) is not None:
                 await asyncio.to_thread(traces.close)
         if not loading.cancelled():
             loading.result()  # raises the error if loading failed
