@@ -241,10 +241,10 @@ class Rules:
         """Return the text of the grammar that begins with this expression."""
         return "\n".join((f"start: {start}", *self._lines)) + "\n"
 
-    def _named(self, body: str, form: str) -> str:
-        key = form + body
+    def _named(self, body: str, spelling: str) -> str:
+        key = spelling + body
         if key not in self._names:
-            self._names[key] = form.format(len(self._names))
+            self._names[key] = spelling.format(len(self._names))
             self._lines.append(f"{self._names[key]}: {body}")
         return self._names[key].removesuffix("[lazy]")
 

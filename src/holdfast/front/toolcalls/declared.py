@@ -198,7 +198,7 @@ class ParameterTypes:
         found = root.get("properties")
         self.properties: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
 
-    def of(self, key: str) -> frozenset[str]:
+    def of_parameter(self, key: str) -> frozenset[str]:
         """Return the JSON Schema names of a parameter's types; empty if they are unknown."""
         return self.allowed(self.properties.get(key))
 

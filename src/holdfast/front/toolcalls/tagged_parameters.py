@@ -412,7 +412,7 @@ class TaggedParameters(CallFormat):
     def _types_of(self, tag: TagHeader, parts: CallParts) -> frozenset[str]:
         if self.types[0] and tag.type:
             return JSON_TYPES if tag.type.lower() == "false" else STRING
-        return parts.types.of(tag.name)
+        return parts.types.of_parameter(tag.name)
 
     def _read_value(self, source: Incoming, parts: CallParts, tag: TagHeader) -> Waiting[None]:
         types = self._types_of(tag, parts)
