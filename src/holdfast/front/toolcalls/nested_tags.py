@@ -273,8 +273,7 @@ class NestedTags(CallFormat):
             yield from source.skip_space()
             if (yield from read_json_body(source, parts, stops=(self.mark,))):
                 parts.end(complete=True)
-                yield from source.skip_space()
-                yield from source.taken(f"{self.mark}</{self.call}>")
+                yield from source.taken_next(f"{self.mark}</{self.call}>")
                 return
             start = source.place
             tag = yield from self._tag(source)
