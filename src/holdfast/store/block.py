@@ -130,14 +130,10 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StoredBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """A block with its bytes. The bytes must not change once a store has them.
-
-    kv_bits: the form of the keys and values in the parts; of a state, always "native".
-    """
+    """A block with its bytes. The bytes must not change once a store has them."""
 
     block: Block
     parts: tuple[Part, ...]
-    kv_bits: str = "native"
 
     @property
     def key(self) -> BlockKey:
@@ -174,13 +170,14 @@ class StoreChanges(msgspec.Struct, frozen=True, kw_only=True):
     lost: tuple[BlockKey, ...] = ()  # dropped, evicted, or found missing or damaged
 
 
-def root_key(fingerprint: str, tenant: str = "", kv_bits: str = "native") -> BlockKey:
-    """The parent key of the first block of every chain of one model, tenant and `kv_bits`.
+def root_key(fingerprint: str, tenant: str = "", form: str = "native") -> BlockKey:
+    """The parent key of the first block of every chain of one model, tenant and form of keys and
+    values.
 
-    Chains with different `kv_bits` are separate, because the keys and values that later layers
-    compute depend on whether attention saw quantized ones in earlier layers.
+    Chains in different forms are separate, because the keys and values that later layers compute
+    depend on whether attention saw quantized ones in earlier layers.
     """
-    named = (fingerprint if kv_bits == "native" else f"{fingerprint}, KV {kv_bits}").encode()
+    named = (fingerprint if form == "native" else f"{fingerprint}, KV {form}").encode()
     digest = hashlib.blake2b(digest_size=KEY_BYTES, person=_ROOT)
     digest.update(struct.pack("<Q", len(named)) + named + tenant.encode())
     return digest.digest()
@@ -231,15 +228,11 @@ def reachable_keys(by_depth: Iterable[Entry]) -> set[BlockKey]:
 
 class BlockHeader(Block, array_like=True, frozen=True, kw_only=True):
     """The header of a block's file: first the fields of the block, then the following ones in this
-    order.
-
-    kv_bits: as in `StoredBlock`. Files of earlier versions do not have it, and may be quantized
-        nevertheless. They belong to models of other fingerprints, so this version only evicts them.
+    order. Files of earlier versions have a further field, which is ignored.
     """
 
     fingerprint: str  # of the model
     part_bytes: tuple[int, ...]
-    kv_bits: str = "native"
 
     @property
     def block(self) -> Block:
@@ -281,7 +274,6 @@ def encode_block(stored: StoredBlock, *, fingerprint: str) -> tuple[Part, ...]:
             **msgspec.structs.asdict(stored.block),
             fingerprint=fingerprint,
             part_bytes=tuple(memoryview(part).nbytes for part in stored.parts),
-            kv_bits=stored.kv_bits,
         )
     )
     payload_sum = _checksum(stored.key, payload)
@@ -341,7 +333,7 @@ def _verified_block(
     if _checksum(key, (payload,)) != _PREAMBLE.unpack(preamble)[4]:
         raise BadBlock(key, "wrong payload checksum")
     parts = tuple(_parts_of(payload, header.part_bytes))
-    return StoredBlock(block=header.block, parts=parts, kv_bits=header.kv_bits)
+    return StoredBlock(block=header.block, parts=parts)
 
 
 def read_header(path: Path, key: BlockKey) -> BlockHeader:

@@ -13,7 +13,7 @@ from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.sequences import LiveSequence
-from holdfast.worker.prefix.chain import Cursor
+from holdfast.worker.prefix.chain import Cursor, Root
 from tests.fakes.fake_cache import BLOCK, FakeCache, KeepingEngine
 from tests.fakes.looped_worker import a_scheduler, request
 
@@ -37,7 +37,7 @@ class Committing:
         asked = request(name, *range(1, tokens + 1))
         self.engine.open(asked, capacity_tokens=100)
         sequence = LiveSequence(request=asked, submitted_at=0.0)
-        sequence.cursor = Cursor(b"")
+        sequence.cursor = Cursor(Root(b""))
         return sequence
 
     def read(self, sequence: LiveSequence, tokens: int) -> object:

@@ -8,7 +8,7 @@ from holdfast.wire.events import CacheFigures, WaitReason
 from holdfast.worker.loop.cache_client import LEAST_SHARED_TOKENS, CacheClient
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.sequences import LiveSequence
-from holdfast.worker.prefix.chain import Cursor
+from holdfast.worker.prefix.chain import Cursor, Root
 from tests.fakes.fake_cache import BLOCK, FakeCache, KeepingEngine, KeptTokens, Run, stored_chain
 from tests.fakes.looped_worker import a_scheduler, request
 
@@ -38,7 +38,7 @@ class Waiting:
 
     def progress(self, sequence: LiveSequence, tokens: int) -> None:
         """The first tokens of a sequence are in the cache now."""
-        sequence.cursor = Cursor(b"")
+        sequence.cursor = Cursor(Root(b""))
         kept = KeptTokens(sequence.request.request_id, (Run(tokens - BLOCK, BLOCK),))
         self.client.commit_step(lambda: [kept], (sequence,))  # type: ignore[list-item]
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from holdfast.wire.events import CacheOutcome
-from holdfast.worker.prefix.chain import ChainBlock, Cursor, Node, pack_tokens
+from holdfast.worker.prefix.chain import ChainBlock, Cursor, Node, Root, pack_tokens
 from holdfast.worker.prefix.lookup import EvictionHistory, Shortfall
 
 
@@ -27,7 +27,7 @@ def test_lost_blocks_are_followed_while_the_tokens_match() -> None:
     record(history, b"a", b"root", 0, [1, 2, 3], CacheOutcome.UNREADABLE)
     record(history, b"b", b"a", 2, [9, 9])
     record(history, b"c", b"a", 3, [4])
-    place = Cursor(b"root")
+    place = Cursor(Root(b"root"))
     # 3 more are elsewhere
     d = Node(b"d", root(b"root"), 0, 0, 3, pack_tokens([7, 7]))
     history.record_block(d, cause=CacheOutcome.EVICTED)
@@ -51,7 +51,7 @@ def test_only_recent_losses_are_remembered() -> None:
     for index in range(3):
         record(history, b"%d" % index, b"root", 0, [index])
         history.record_state(root(b"a"), index + 1, cause=CacheOutcome.EVICTED)
-    place = Cursor(b"root")
+    place = Cursor(Root(b"root"))
     assert [history.lost_after(place, pack_tokens([index])) is None for index in range(3)] == [
         True,
         False,

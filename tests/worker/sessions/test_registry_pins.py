@@ -28,7 +28,10 @@ def reader() -> CachingWorker:
 def session(
     reader: CachingWorker, name: str, chains: Iterable[str], *, pinned: bool = True
 ) -> Session:
-    branches = tuple(reader.index.branch(pack_tokens(CHAINS[chain])) for chain in chains)
+    branches = tuple(
+        reader.index.branch(pack_tokens(CHAINS[chain]), root=reader.index.root())
+        for chain in chains
+    )
     return Session(
         session_id=name,
         tenant="",
@@ -41,7 +44,11 @@ def session(
 
 
 def size(reader: CachingWorker, *chains: str) -> int:
-    keys = {key for chain in chains for key in reader.index.branch(pack_tokens(CHAINS[chain])).keys}
+    keys = {
+        key
+        for chain in chains
+        for key in reader.index.branch(pack_tokens(CHAINS[chain]), root=reader.index.root()).keys
+    }
     return sum(map(reader.index.size_of, keys))
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from holdfast.errors import SessionFailure
 from holdfast.store.inspect import clear_store
 from holdfast.wire.commands import Command
-from holdfast.worker.prefix.chain import pack_tokens
+from holdfast.worker.prefix.chain import Cursor, pack_tokens
 from holdfast.worker.sessions.session_file import write_session
 from tests.fakes.caching_worker import greedy
 from tests.fakes.payloads import Weight
@@ -319,7 +319,9 @@ def test_blocks_stored_during_an_export_do_not_affect_it(
     index = subject.index
     assert (
         index.insert(
-            index.cursor(), pack_tokens(prompt("other", 10)), Weight(index.ram_budget_bytes - 1000)
+            Cursor(index.root()),
+            pack_tokens(prompt("other", 10)),
+            Weight(index.ram_budget_bytes - 1000),
         )
         is None
     )
@@ -329,7 +331,9 @@ def test_blocks_stored_during_an_export_do_not_affect_it(
     index.check_invariants()
     assert (
         index.insert(
-            index.cursor(), pack_tokens(prompt("other", 10)), Weight(index.ram_budget_bytes - 1000)
+            Cursor(index.root()),
+            pack_tokens(prompt("other", 10)),
+            Weight(index.ram_budget_bytes - 1000),
         )
         is not None
     )

@@ -29,6 +29,7 @@ from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.device_steps import costing_no_answer
 from holdfast.worker.loop.sequences import LiveSequence
+from holdfast.worker.prefix.chain import Cursor, Root
 from holdfast.worker.prefix.in_flight import InFlightPrefills
 from holdfast.worker.prefix.lookup import LiveChain
 from holdfast.worker.scheduler.scheduler import Scheduler
@@ -155,8 +156,7 @@ class CacheClient:
             return 0
         return cache.cached_tokens(
             request.prompt_token_ids.packed,
-            tenant=request.tenant,
-            kv_bits=kv_bits,
+            root=cache.index.root(tenant=request.tenant, form=kv_bits),
             may_move=request.is_kept,
         )
 
@@ -208,8 +208,7 @@ class CacheClient:
         reusable = _reusable(sequence, chain)
         sequence.lookup = lookup = cache.lookup(
             reusable,
-            tenant=request.tenant,
-            kv_bits=sequence.kv_bits,
+            root=_root(cache, sequence),
             in_blocks_only=sequence.avoids_live,
             may_move=request.is_kept,
         )
@@ -391,7 +390,7 @@ class CacheClient:
             self._report(sequence, CacheOutcome.OFF if is_off else CacheOutcome.SCORED)
         elif lookup is None:
             self._report(sequence, CacheOutcome.FAILED)
-            sequence.cursor = cache.cursor(tenant=request.tenant, kv_bits=sequence.kv_bits)
+            sequence.cursor = Cursor(_root(cache, sequence))
         else:
             began_at = self._clock()
             sequence.began_from = lookup.plan.keys
@@ -425,8 +424,6 @@ class CacheClient:
         assert sequence.cursor is not None
         live = LiveChain(
             request_id=sequence.id,
-            tenant=request.tenant,
-            kv_bits=sequence.kv_bits,
             session_id=request.session_id,
             chain=sequence.chain,
             prompt_tokens=sequence.prompt_tokens,
@@ -521,7 +518,9 @@ class CacheClient:
         if sequence.may_blame_live_state and sequence.began_live is not None:
             sequence.began_live.is_stale = True
         elif not sequence.is_cold:
-            unsound = self._cache.forget_unsound(sequence.began_from)
+            unsound = self._cache.forget_unsound(
+                sequence.began_from, root=_root(self._cache, sequence)
+            )
             if unsound:
                 sequence.began_from = ()
             gone += unsound
@@ -729,6 +728,10 @@ class ReadAheadRuns:
                 found += max(0, min(common, cached_tokens) - run.start)
                 self._runs.remove(run)
         return found
+
+
+def _root(cache: PrefixCache, sequence: LiveSequence) -> Root:
+    return cache.index.root(tenant=sequence.request.tenant, form=sequence.kv_bits)
 
 
 def _in_flight_tenant(sequence: LiveSequence) -> str:

@@ -17,7 +17,7 @@ from itertools import islice
 import msgspec
 
 from holdfast.lru_cache import LruCache
-from holdfast.store.block import BlockKey, root_key
+from holdfast.store.block import BlockKey
 from holdfast.wire.cache_map import CacheMap, CacheMapQuestion, CachePart, CacheTree
 from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.prefix.chain import Branch, Node
@@ -89,7 +89,7 @@ class _End:
 class _Owner:
     """Whose tree a root is."""
 
-    kv_bits: KVBits
+    form: KVBits
     adapter: str
     is_own: bool
 
@@ -176,10 +176,8 @@ def _owners(
         elif adapter and rest == own:
             continue
         for name, of_adapter, is_own in named:
-            for kv_bits in _FORMS:
-                owners[root_key(index.fingerprint, name, kv_bits)] = _Owner(
-                    kv_bits, of_adapter, is_own
-                )
+            for form in _FORMS:
+                owners[index.root(tenant=name, form=form).key] = _Owner(form, of_adapter, is_own)
     return owners
 
 
@@ -304,7 +302,7 @@ def _tree(owner: _Owner | None, first: Sequence[_Part]) -> CacheTree:
     hidden = [part for part in first if part.place is None]
     return CacheTree(
         is_own=owner is not None and owner.is_own,
-        kv_bits=None if owner is None else owner.kv_bits,
+        kv_bits=None if owner is None else owner.form,
         adapter="" if owner is None else owner.adapter,
         tokens=sum(part.whole_tokens for part in first),
         hidden_parts=len(hidden),

@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.store.block import BlockKey
 from holdfast.wire.requests import TOKEN_BYTES, TokenIds, common_tokens
+from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.kv.bits import KVBits
 
 
@@ -48,12 +49,14 @@ class ChainState(msgspec.Struct, frozen=True, gc=False):
     position: int
 
 
-class Branch(msgspec.Struct, frozen=True, kw_only=True, rename={"blocks": "steps"}):
+class Branch(
+    msgspec.Struct, frozen=True, kw_only=True, rename={"blocks": "steps", "form": "kv_bits"}
+):
     """A stored chain: its blocks from the first token on, and states along them, in order."""
 
     blocks: tuple[ChainBlock, ...] = ()
     states: tuple[ChainState, ...] = ()
-    kv_bits: KVBits = "native"
+    form: KVBits = "native"
 
     @property
     def tokens(self) -> int:
@@ -76,6 +79,24 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True, rename={"blocks": "steps
             return False
         mine = self.blocks[count]
         return mine.key == last.key and mine.tokens >= last.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """What all chains below one root of the tree have in common.
+
+    key: the parent key of their first blocks. form: how their sequences hold keys and values.
+    """
+
+    key: BlockKey
+    tenant: str = ""
+    form: KVBits = "native"
+
+    def form_at(self, end: int) -> KVBits:
+        """The form in which a block that ends at this position is stored: if it is incomplete,
+        unquantized, so that a sequence can continue there.
+        """
+        return "native" if end % BLOCK_TOKENS else self.form
 
 
 @dataclass(slots=True, eq=False)
@@ -188,7 +209,7 @@ class Cursor:
     evicted meanwhile; `PrefixTree.is_valid` tells whether the cursor is still valid.
     """
 
-    root: BlockKey
+    root: Root
     node: Node | None = None
     cut: int = 0
 
@@ -200,7 +221,7 @@ class Cursor:
     @property
     def parent_key(self) -> BlockKey:
         """The key of the block, or of the root, that the next block follows."""
-        return self.root if self.node is None else self.node.key
+        return self.root.key if self.node is None else self.node.key
 
     @property
     def parent_tokens(self) -> int:

@@ -25,7 +25,7 @@ from holdfast.store.block import Block, BlockKey, BlockKind, by_place, child_key
 from holdfast.store.store import BlockStore
 from holdfast.wire.events import CacheFigures, CacheOutcome
 from holdfast.worker.kv.bits import KVBits
-from holdfast.worker.prefix.chain import Branch, ChainBlock, Cursor
+from holdfast.worker.prefix.chain import Branch, ChainBlock, Cursor, Root
 from holdfast.worker.prefix.lookup import EvictionHistory, LiveChain, Planner, ReusePlan
 from holdfast.worker.prefix.tiers import DiskIndex, Payload, Pins, RamTier, Residence
 from holdfast.worker.prefix.tree import PrefixTree
@@ -110,30 +110,28 @@ class PrefixIndex:
 
     # -- reuse
 
+    def root(self, *, tenant: str = "", form: KVBits = "native") -> Root:
+        """The root of a tenant's chains of this model. form: how their sequences hold keys and
+        values.
+        """
+        return Root(root_key(self.fingerprint, tenant, form), tenant, form)
+
     def plan(
         self,
         packed: bytes,
         *,
-        tenant: str = "",
+        root: Root,
         resumable_anywhere: bool,
         limit: int,
-        kv_bits: KVBits = "native",
     ) -> ReusePlan:
         """Plan which stored prefix, of at most `limit` tokens, a sequence with these packed tokens
         reuses.
 
         The plan counts as a use only once it is accepted. resumable_anywhere: whether all layers
-        keep every token, so that no saved state is needed. kv_bits: the form of the sequence. If it
-        is quantized, stored blocks that end at a multiple of BLOCK_TOKENS are quantized, and no
-        sequence can continue within such a block.
+        keep every token, so that no saved state is needed.
         """
-        root = root_key(self.fingerprint, tenant, kv_bits)
         return self._planner.plan(
-            packed,
-            root=root,
-            resumable_anywhere=resumable_anywhere,
-            limit=limit,
-            quantized_blocks=kv_bits != "native",
+            packed, root=root, resumable_anywhere=resumable_anywhere, limit=limit
         )
 
     def accept(self, plan: ReusePlan) -> None:
@@ -183,10 +181,6 @@ class PrefixIndex:
         return self._ram.pinned(plan.keys)
 
     # -- add
-
-    def cursor(self, *, tenant: str = "", kv_bits: KVBits = "native") -> Cursor:
-        """A cursor before the first token of a chain."""
-        return Cursor(root_key(self.fingerprint, tenant, kv_bits))
 
     def advance(self, cursor: Cursor, packed: bytes | bytearray, *, end: int) -> None:
         """Move a cursor along its chain `packed` as far as the chain is stored, at most to token
@@ -375,14 +369,12 @@ class PrefixIndex:
 
     # -- sessions
 
-    def branch(
-        self, packed: bytes | bytearray, *, tenant: str = "", kv_bits: KVBits = "native"
-    ) -> Branch:
+    def branch(self, packed: bytes | bytearray, *, root: Root) -> Branch:
         """The part of a chain of packed tokens that is in the tree, with its last states. Some of
         its blocks may be missing.
         """
-        match = self._tree.match(bytes(packed), root=root_key(self.fingerprint, tenant, kv_bits))
-        return Branch(blocks=match.blocks, states=match.states[-MOST_STATES:], kv_bits=kv_bits)
+        match = self._tree.match(bytes(packed), root=root)
+        return Branch(blocks=match.blocks, states=match.states[-MOST_STATES:], form=root.form)
 
     def kept_part(self, branch: Branch) -> Branch:
         """The part of a branch that is still stored: its beginning, up to the first block that is

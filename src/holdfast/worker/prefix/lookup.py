@@ -18,13 +18,11 @@ from holdfast.store.block import BlockKey, StoredBlock
 from holdfast.wire.events import CacheOutcome, CacheReport, Divergence
 from holdfast.wire.requests import TOKEN_BYTES, RequestId, common_tokens
 from holdfast.worker.engine.plan import BLOCK_TOKENS
-from holdfast.worker.kv.bits import KVBits
-from holdfast.worker.prefix.chain import ChainBlock, ChainState, Cursor, Node
-from holdfast.worker.prefix.tiers import Payload
+from holdfast.worker.prefix.chain import ChainBlock, ChainState, Cursor, Node, Root
 from holdfast.worker.prefix.tree import PrefixMatch, PrefixTree
 
 if TYPE_CHECKING:
-    from holdfast.worker.kv.live import BaseUse, LiveState
+    from holdfast.worker.kv.live import BaseUse, LiveState, Snapshot
 
 # number of lost blocks that are remembered, and of lost states: at most 2 MiB of tokens
 REMEMBERED = 2048
@@ -150,14 +148,15 @@ class Planner:
         self,
         packed: bytes,
         *,
-        root: BlockKey,
+        root: Root,
         resumable_anywhere: bool,
         limit: int,
-        quantized_blocks: bool = False,
     ) -> ReusePlan:
         """Find the longest stored prefix, of at most `limit` tokens, that can be resumed from.
 
-        resumable_anywhere, quantized_blocks: as in `PrefixIndex.plan`.
+        resumable_anywhere: as in `PrefixIndex.plan`. If the sequences hold keys and values
+        quantized, so do stored blocks that end at a multiple of BLOCK_TOKENS, and no sequence can
+        continue within such a block.
         """
         limit = max(0, min(limit, len(packed) // TOKEN_BYTES))
         whole = self._tree.match(packed, root=root)
@@ -166,7 +165,7 @@ class Planner:
         state: ChainState | None = None
 
         def resumable(position: int) -> int:
-            return self._before_quantized(match, position) if quantized_blocks else position
+            return position if root.form == "native" else self._before_quantized(match, position)
 
         tokens = resumable(stored)
         if not resumable_anywhere:
@@ -253,7 +252,7 @@ class Planner:
             return lost
         if match.divergence is not None:
             return Shortfall(CacheOutcome.DIVERGED, divergence=match.divergence)
-        if self._tree.has_root(match.end.root):
+        if self._tree.has_root(match.end.root.key):
             return Shortfall(CacheOutcome.NEW_TOKENS)
         return Shortfall(CacheOutcome.NOTHING_STORED)
 
@@ -316,8 +315,6 @@ class LiveChain:
     """
 
     request_id: RequestId  # of the request that runs on this state, or was the last to run
-    tenant: str
-    kv_bits: KVBits = "native"
     session_id: str = ""  # of that request, if it has one
     chain: bytes | bytearray  # packed
     prompt_tokens: int = 0  # of that request
@@ -329,6 +326,11 @@ class LiveChain:
     is_stale: bool = False  # a part was forgotten: no sequence may start from it
     used: int = 0
     claims: list[LiveClaim] = field(default_factory=list)
+
+    @property
+    def root(self) -> Root:
+        """The root of the chain."""
+        return self.cursor.root
 
     @property
     def tokens(self) -> int:
@@ -360,13 +362,12 @@ class Lookup:
     """
 
     chain: bytes
-    tenant: str
-    kv_bits: KVBits
+    root: Root
     plan: ReusePlan
     hold: ExitStack  # keeps the plan's blocks from being evicted
     asked_at: float
     awaited: dict[BlockKey, Future[StoredBlock]] = field(default_factory=dict)
-    fetched: dict[BlockKey, Payload] = field(default_factory=dict)
+    fetched: dict[BlockKey, Snapshot] = field(default_factory=dict)
     fetched_at: float | None = None  # None until all payloads are in memory
     # limits reuse, because the block or state after these tokens could not be read
     limit_tokens: int | None = None

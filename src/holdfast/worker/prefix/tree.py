@@ -19,7 +19,7 @@ from holdfast.store.block import Block, BlockKey
 from holdfast.wire.events import Divergence
 from holdfast.wire.requests import TOKEN_BYTES, token_at
 from holdfast.worker.engine.plan import BLOCK_TOKENS
-from holdfast.worker.prefix.chain import ChainBlock, ChainState, Cursor, Node, follow
+from holdfast.worker.prefix.chain import ChainBlock, ChainState, Cursor, Node, Root, follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,9 @@ class PrefixTree:
         """Whether a root has stored chains."""
         return root in self._roots
 
-    def match(self, packed: bytes, *, root: BlockKey) -> PrefixMatch:
+    def match(self, packed: bytes, *, root: Root) -> PrefixMatch:
         """The longest stored prefix of packed tokens."""
-        node = self._roots.get(root)
+        node = self._roots.get(root.key)
         if node is None:
             return PrefixMatch((), (), None, Cursor(root))
         path = follow(node, 0, packed)
@@ -137,7 +137,7 @@ class PrefixTree:
             cursor.node = None
             cursor.cut = 0
         at = cursor.position
-        node = cursor.node or self._roots.get(cursor.root)
+        node = cursor.node or self._roots.get(cursor.root.key)
         if node is not None and at < end:
             path = follow(node, cursor.cut, packed, at=at * TOKEN_BYTES, end=end * TOKEN_BYTES)
             cursor.node, cursor.cut = path[-1]
@@ -150,7 +150,7 @@ class PrefixTree:
         assert 0 < len(packed) <= BLOCK_TOKENS * TOKEN_BYTES, "an empty block, or one too long"
         node = cursor.node
         if node is None or node.parent is None:
-            node = self._root(cursor.root)
+            node = self._root(cursor.root.key)
         start = cursor.position
         child = self._add_child(Node(key, node, cursor.cut, start, 0, packed))
         self._entries[key] = _Entry(child, start, child.tokens, is_state=False)
@@ -327,7 +327,7 @@ class PrefixTree:
                 start=entry.start,
                 packed_tokens=b"",
             )
-        place = Cursor(key, node.parent, node.parent_cut).back_at(entry.start)
+        place = Cursor(Root(key), node.parent, node.parent_cut).back_at(entry.start)
         packed = node.packed
         start = node.start
         while start > entry.start and node.parent is not None:  # tokens that other nodes hold
