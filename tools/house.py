@@ -73,7 +73,7 @@ FORMS: Mapping[str, Sequence[str]] = {
     "block": """worker.kv.full.FrozenPart worker.kv.live.Snapshot
         worker.engine.sequence.Kept worker.engine.sequence.Prefix worker.prefix.chain.Node
         worker.prefix.chain.Cursor worker.prefix.chain.ChainBlock worker.prefix.chain.ChainState
-        worker.prefix.tree._Entry store.block.Block store.block.BlockHeader
+        store.block.Block store.block.BlockHeader
         store.block.StoredBlock store.block.Entry""".split(),
     "image": """front.images.sources.ImageSource front.images.intake._Hold
         front.images.intake.TakenPrompt front.request.PlacedImage wire.images.ImageLayout

@@ -62,7 +62,15 @@ def store_chain(
     for begin in range(cursor.position, len(chain), block_tokens):
         own = packed[4 * begin : 4 * (begin + block_tokens)]
         keys.append(child_key(cursor.parent_key, cursor.parent_tokens, own, "kv"))
-        tree.append(cursor, keys[-1], own)
+        block = Block(
+            key=keys[-1],
+            parent_key=cursor.parent_key,
+            parent_tokens=cursor.parent_tokens,
+            kind="kv",
+            start=begin,
+            packed_tokens=own,
+        )
+        tree.append(cursor, block)
     return keys
 
 

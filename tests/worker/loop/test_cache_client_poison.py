@@ -296,7 +296,7 @@ def tokens_kept(subject: CachingWorker) -> set[int]:
     found: set[int] = set()
     for key in subject.index._tree:
         if subject.index._tree.has_node(key):
-            packed = subject.index._tree.place_of(key)[0].packed
+            packed = subject.index._tree.node(key).packed
             found.update(
                 int.from_bytes(packed[at : at + 4], "little") for at in range(0, len(packed), 4)
             )

@@ -191,7 +191,7 @@ def _ends(
             # all blocks before a known one are known as well
             last = next((each for each in reversed(branch.blocks) if tree.has_node(each.key)), None)
             if last is not None:
-                cut = last.end - tree.place_of(last.key)[0].start
+                cut = last.end - tree.node(last.key).start
                 ends.setdefault(last.key, []).append(_End(rank, user.session_id, False, cut))
     for chain in chains:
         node = chain.cursor.node
@@ -254,8 +254,8 @@ class _Visit:
             part.blocks += 1
             self.blocks += 1
         part.tokens += tokens
-        part.nbytes += index.size_of(node.key) * tokens // node.tokens
-        part.nbytes += sum(index.size_of(key) for at, key in node.states.items() if cut < at <= end)
+        part.nbytes += node.nbytes * tokens // node.tokens
+        part.nbytes += sum(each.nbytes for at, each in node.states.items() if cut < at <= end)
         residence = index.residence(node.key)
         if residence is None:
             return  # missing

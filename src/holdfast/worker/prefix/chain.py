@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from holdfast.store.block import BlockKey
+from holdfast.store.block import Block, BlockKey
 from holdfast.wire.requests import TOKEN_BYTES, TokenIds, common_tokens
 from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.kv.bits import KVBits
@@ -101,9 +101,10 @@ class Root:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A node of the prefix tree: the own tokens of a block, which no earlier block had stored.
+    """A node of the prefix tree: a root, or a stored block or state. Its own tokens are those that
+    no earlier block had stored; a root and a state have none.
 
-    A root has no tokens. A cut is a number of own tokens of a node.
+    A cut is a number of own tokens of a node.
     """
 
     key: BlockKey
@@ -112,16 +113,30 @@ class Node:
     start: int  # position of the first own token in the chain
     offset: int  # number of the block's tokens before its own ones; other nodes hold them
     packed: bytes
+    block: Block | None = None  # None for a root
+    nbytes: int = 0  # of the payload or of its file
     # the nodes that follow this one: cut -> packed first token -> node
     branches: dict[int, dict[bytes, Node]] = field(default_factory=dict)
-    states: dict[int, BlockKey] = field(default_factory=dict)  # cut -> key of the state saved there
-    # blocks and states that end in this node and have no node of their own
-    covered: list[BlockKey] = field(default_factory=list)
+    states: dict[int, Node] = field(default_factory=dict)  # cut -> the state saved there
+    # blocks whose tokens all are in other nodes, the last one in this; and further states
+    covered: list[Node] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
         """The number of own tokens."""
         return len(self.packed) // TOKEN_BYTES
+
+    @property
+    def is_state(self) -> bool:
+        """Whether the node is a state."""
+        return self.block is not None and self.block.kind == "state"
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether matches return other nodes instead of this one."""
+        if self.packed or self.parent is None:
+            return False
+        return self.parent.states.get(self.parent_cut) is not self
 
     def detach(self) -> None:
         """Remove this node from its parent."""
@@ -152,13 +167,12 @@ class Node:
         removed.
         """
         for node in reversed(list(self.descendants())):
-            yield from node.covered
-            yield from node.states.values()
-            yield node.key
+            for each in (*node.covered, *node.states.values(), node):
+                yield each.key
 
     def check_invariants(self) -> None:
         """Assert that this node and its children are consistent."""
-        assert self.packed or self.parent is None, "a node without tokens"
+        assert self.packed or self.parent is None, "a block without tokens"
         for cut, branches in self.branches.items():
             assert branches, "a cut without branches"
             assert 0 < cut <= self.tokens or self.parent is None, "a branch outside its parent"

@@ -84,9 +84,10 @@ class EvictionHistory:
         )
         self._blocks.put(place, (node.key, node.offset, node.packed, cause))
 
-    def record_state(self, node: Node, cut: int, *, cause: CacheOutcome) -> None:
-        """Record that the state after `cut` own tokens of a node is lost."""
-        self._states.put((node.key, node.offset + cut), cause)
+    def record_state(self, node: Node, *, cause: CacheOutcome) -> None:
+        """Record that a state is lost."""
+        assert node.parent is not None, "a root is not lost"
+        self._states.put((node.parent.key, node.parent.offset + node.parent_cut), cause)
 
     def lost_after(self, place: Cursor, packed: bytes) -> Shortfall | None:
         """Return how many of the tokens `packed` were once stored after `place`, and why they were
