@@ -73,8 +73,7 @@ FORMS: Mapping[str, Sequence[str]] = {
     "block": """worker.kv.full.FrozenPart worker.kv.live.Snapshot
         worker.engine.sequence.Kept worker.engine.sequence.Prefix worker.prefix.chain.Node
         worker.prefix.chain.Cursor worker.prefix.chain.ChainBlock worker.prefix.chain.ChainState
-        store.block.Block store.block.BlockHeader
-        store.block.StoredBlock store.block.Entry""".split(),
+        store.block.Block store.block.StoredBlock store.block.Entry""".split(),
     "image": """front.images.sources.ImageSource front.images.intake._Hold
         front.images.intake.TakenPrompt front.request.PlacedImage wire.images.ImageLayout
         wire.images.ImageSpan wire.images.ImageCommand wire.images.ImageAnswer

@@ -128,7 +128,7 @@ class FakeCache:
         self._called("prefix")
         return tuple(memoryview(lookup.plan.keys[-1]).cast("I")) if lookup.plan.keys else None
 
-    def insert(
+    def keep(
         self,
         cursor: Cursor,
         chain: bytes | bytearray,
@@ -136,7 +136,7 @@ class FakeCache:
         *,
         live: LiveChain | None = None,
     ) -> tuple[bytes, ...]:
-        self._called("insert")
+        self._called("keep")
         new = []
         for run in kept.blocks:
             key = bytes(chain[: 4 * (run.start + run.tokens)])

@@ -126,14 +126,14 @@ def test_a_failed_commit_does_not_affect_other_sequences(
     for sequence in (a, b):
         subject.read(sequence, BLOCK)
         subject.client.copy_rest(sequence, has_ended=True)
-    insert, failures = subject.cache.insert, [RuntimeError("the cache fails")]
+    keep, failures = subject.cache.keep, [RuntimeError("the cache fails")]
 
     def fails_once(*args: Any, **more: Any) -> tuple[bytes, ...]:
         if failures:
             raise failures.pop()
-        return insert(*args, **more)
+        return keep(*args, **more)
 
-    monkeypatch.setattr(subject.cache, "insert", fails_once)
+    monkeypatch.setattr(subject.cache, "keep", fails_once)
     subject.client.flush()
     assert subject.ended == ["b"]
     assert [record.message for record in caplog.records] == ["the rest of request a is not cached"]

@@ -666,7 +666,7 @@ class CacheClient:
     def _commit(self, sequence: LiveSequence, kept: Kept) -> None:
         assert self._cache is not None
         assert sequence.cursor is not None, "committed before it was opened"
-        sequence.inserted += self._cache.insert(
+        sequence.inserted += self._cache.keep(
             sequence.cursor, sequence.chain, kept, live=sequence.live
         )
         if kept.blocks:

@@ -268,7 +268,7 @@ class PrefixCache:
 
     # -- store new blocks
 
-    def insert(
+    def keep(
         self, cursor: Cursor, chain: bytes | bytearray, kept: Kept, *, live: LiveChain | None = None
     ) -> tuple[BlockKey, ...]:
         """Store snapshots of a sequence with the packed tokens `chain`.
@@ -283,36 +283,39 @@ class PrefixCache:
                 kept.request_id,
             )
             return ()
-        blocks = [self.insert_block(cursor, chain, run, live=live) for run in kept.blocks]
-        if kept.state is not None:
-            blocks.append(self.insert_checkpoint(cursor, chain, kept.state))
+        snapshots = kept.blocks if kept.state is None else (*kept.blocks, kept.state)
+        blocks = [self.put(cursor, chain, snapshot, live=live) for snapshot in snapshots]
         if live is not None:
             self._fill_gaps(cursor, live)
         return tuple([block.key for block in blocks if block is not None])
 
-    def insert_block(
+    def put(
         self,
         cursor: Cursor,
         chain: bytes | bytearray,
-        run: Snapshot,
+        snapshot: Snapshot,
         *,
         live: LiveChain | None = None,
     ) -> Block | None:
-        """Store the tokens of `run`, a part of the chain, that are not stored yet. All values of the
-        run must be finite.
+        """Store the tokens of a block that are not stored yet, or a state if all tokens before it
+        are stored. All values must be finite.
 
         Returns the new block; None if there is nothing to store, or no room.
         """
-        end = min(run.start + run.tokens, len(chain) // TOKEN_BYTES)
+        end = min(snapshot.end, len(chain) // TOKEN_BYTES)
         self.index.advance(cursor, chain, end=end)
         start = cursor.position
-        if (
-            not run.start <= start < end
-        ):  # all of the run is stored, or the tokens before it are not
-            return None
-        if run.is_quantized and end % BLOCK_TOKENS:
+        if not snapshot.tokens:
+            fits = snapshot.layers == self._form.layers and 0 < snapshot.start <= min(start, end)
+            if not fits:
+                return None
+            at = cursor.back_at(end)
+            return self._save(self.index.insert_checkpoint(at, snapshot), snapshot)
+        if not snapshot.start <= start < end:
+            return None  # all of it is stored, or the tokens before it are not
+        if snapshot.is_quantized and end % BLOCK_TOKENS:
             return None  # no sequence could continue there
-        packed = run.cut(end - start, offset=start - run.start)
+        packed = snapshot.cut(end - start, offset=start - snapshot.start)
         mx.eval(packed.arrays)
         tokens = bytes(chain[start * TOKEN_BYTES : end * TOKEN_BYTES])
         # A live state counts as a holder of a block only if it has the block in the same form. It
@@ -329,21 +332,6 @@ class PrefixCache:
             payload = self.live.copy_of(live, key)
             if payload is not None:
                 self._save(self.index.fill(key, payload, holder=None), payload)
-
-    def insert_checkpoint(
-        self, cursor: Cursor, chain: bytes | bytearray, state: Snapshot
-    ) -> Block | None:
-        """Store a state of the chain, if all tokens before it are stored.
-
-        Returns the new block; None if the state was not added.
-        """
-        position = state.start
-        if state.layers != self._form.layers or not 0 < position <= len(chain) // TOKEN_BYTES:
-            return None
-        self.index.advance(cursor, chain, end=position)
-        if cursor.position < position:
-            return None
-        return self._save(self.index.insert_checkpoint(cursor.back_at(position), state), state)
 
     def _save(self, block: Block | None, payload: Snapshot) -> Block | None:
         """Give a new block to the store."""
