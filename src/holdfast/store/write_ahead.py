@@ -318,7 +318,7 @@ def salvage(folder: StoreFolder) -> int:
             name = path.name.partition(".")[0]
             try:
                 key = bytes.fromhex(name) if len(name) == 2 * KEY_BYTES else b""
-                fingerprint = read_header(path, key).fingerprint
+                _, fingerprint = read_header(path, key)
                 read_block(path, key, model=fingerprint_id(fingerprint))
             except (BlockMissing, BlockUnreadable) as failure:
                 _LOG.warning("a file of a dead process is left for the next start: %s", failure)

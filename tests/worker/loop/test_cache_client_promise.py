@@ -22,7 +22,7 @@ METHODS = [
     "advance",
     "prefix",
     "policy",
-    "insert",
+    "keep",
     "forget",
     "gone",
     "forget_unsound",

@@ -97,7 +97,7 @@ class HostDecoder:
                 each.sequence.trim()
         return StepLogits(
             drawn=logits if wanted else None,
-            is_computed=all(each.sequence.live.kv_bits == "native" for each in spans),
+            is_computed=not any(each.sequence.live.is_quantized for each in spans),
         )
 
     def compute(

@@ -33,7 +33,7 @@ from holdfast.worker.drafting.suffix import MOST_DRAFTED, DraftRates
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
 from holdfast.worker.engine.sequence import Prefix
-from holdfast.worker.kv.live import LiveBase, LiveState, StateCheckpoint
+from holdfast.worker.kv.live import LiveBase, LiveState, Snapshot
 
 # how often a drafted token is right, by the number of right ones before it, before any is measured
 _FIRST_RATES = (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
@@ -60,9 +60,7 @@ class ModelDraft:
     live: LiveState
     tokens: npt.NDArray[np.int32]  # those in the state, and possibly more
     capacity_tokens: int
-    checkpoint: StateCheckpoint | None = (
-        None  # before the last draft, if not every state can rewind
-    )
+    checkpoint: Snapshot | None = None  # before the last draft, if not every state can rewind
     is_catching_up: bool = False  # whether prefill has begun, which goes on before each step
     matched: int = 0  # how many drafted tokens in a row were right
     drafted: list[int] = field(default_factory=list)  # the last draft
@@ -410,9 +408,7 @@ def _common(first: npt.NDArray[np.int32], second: npt.NDArray[np.int32]) -> int:
 
 def _can_go_back(draft: ModelDraft, tokens: int) -> bool:
     checkpoint = draft.checkpoint
-    return draft.live.can_rewind(tokens) or (
-        checkpoint is not None and checkpoint.position <= tokens
-    )
+    return draft.live.can_rewind(tokens) or (checkpoint is not None and checkpoint.start <= tokens)
 
 
 def _base_of(draft: ModelDraft, tokens: int) -> Prefix:
@@ -421,7 +417,7 @@ def _base_of(draft: ModelDraft, tokens: int) -> Prefix:
         return Prefix(base=LiveBase(state=draft.live, tokens=tokens, use="moved"))
     checkpoint = draft.checkpoint
     assert checkpoint is not None, "the state cannot go back"
-    base = LiveBase(state=draft.live, tokens=checkpoint.position, use="moved")
+    base = LiveBase(state=draft.live, tokens=checkpoint.start, use="moved")
     return Prefix(base=base, state=checkpoint)
 
 

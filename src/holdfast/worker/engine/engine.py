@@ -51,7 +51,7 @@ from holdfast.worker.engine.sequence import (
     keep_everything,
 )
 from holdfast.worker.engine.views import StepContext
-from holdfast.worker.kv.bits import KVBits
+from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.kv.live import Conversion, LiveState, ModelForm, shared_beginning
 from holdfast.worker.vision.images import WorkerImages
 
@@ -158,7 +158,7 @@ class Engine:
     def longest_span(self, request_id: RequestId, start: int) -> int:
         """How many tokens a span of a sequence may have at most, beginning at position `start`."""
         sequence = self._sequences[request_id]
-        if self.cuts_at_blocks(sequence.live.kv_bits):
+        if sequence.live.is_quantized and self.cuts_at_blocks:
             return BLOCK_TOKENS - start % BLOCK_TOKENS
         edges = itertools.chain(*self.indivisible(sequence.request))
         return min((edge - start for edge in edges if edge > start), default=sys.maxsize)
@@ -186,14 +186,15 @@ class Engine:
         assert min(token_ids, default=0) >= 0, "an image key was drafted"
         if sequence.constraint is not None:
             token_ids = sequence.constraint.draft(token_ids)
-        if sequence.live.kv_bits != "native":
+        if sequence.live.is_quantized:
             # the current block is not quantized yet, so only its tokens can be dropped
             token_ids = token_ids[: BLOCK_TOKENS - 1 - sequence.live.tokens % BLOCK_TOKENS]
         return token_ids
 
-    def cuts_at_blocks(self, kv_bits: KVBits) -> bool:
+    @property
+    def cuts_at_blocks(self) -> bool:
         """Whether spans must not cross borders of quantized blocks; see `Runner.cuts_at_blocks`."""
-        return self._runner.cuts_at_blocks(kv_bits)
+        return self._runner.cuts_at_blocks
 
     def open(
         self,
@@ -360,7 +361,7 @@ class Engine:
         singles = [(request_id,) for request_id in able]
         for kind in (singles, [group for group in groups.values() if len(group) > 1]):
             counted = [
-                (each, Conversion.of([able[name] for name in each], kv_bits)) for each in kind
+                (each, Conversion.of([able[name] for name in each], BITS[kv_bits])) for each in kind
             ]
             yield from sorted(counted, key=lambda each: each[1].tokens, reverse=True)
 

@@ -594,7 +594,7 @@ def _staggered(
             case,
             str(index),
             range(0, len(case.tokens), PROBED_BLOCK_TOKENS)
-            if runner.cuts_at_blocks(kv_bits)
+            if live[0].live.is_quantized and runner.cuts_at_blocks
             else (),
         )
         for index, case in enumerate(cases)

@@ -156,7 +156,8 @@ def _read(
     }
     predicted = len(passage.token_ids) - 1
     found: dict[KVBits, list[np.ndarray]] = {form: [] for form in tallies}
-    most = BLOCK_TOKENS if any(map(runner.cuts_at_blocks, tallies)) else CHUNK_TOKENS
+    is_cut = runner.cuts_at_blocks and any(each.live.is_quantized for each in sequences.values())
+    most = BLOCK_TOKENS if is_cut else CHUNK_TOKENS
     for start in range(0, predicted, most):
         tokens = min(most, predicted - start)
         logits = {

@@ -151,7 +151,7 @@ def _attend_each(
     for at, (layer, asking) in enumerate(zip(layers, queries, strict=True)):
         if at in direct:
             continue
-        if context.reads_codes and layer.kv_bits != "native" and asking.shape[2] == 1:
+        if context.reads_codes and layer.bits and asking.shape[2] == 1:
             seen = layer.seen_by_last(_narrower(asked, layer.window))
             direct[at] = code_attention.attend(layer, seen, asking * scale, sinks=sinks)
         else:
@@ -434,7 +434,7 @@ class SpanView(KVView):
         quantized keys and values it must: queries in different blocks see different tokens
         quantized.
         """
-        is_quantized = self._layer.kv_bits != "native"
+        is_quantized = self._layer.bits is not None
         return self._context.composes_attention or (is_quantized and self._context.attends_to_parts)
 
     def attend(

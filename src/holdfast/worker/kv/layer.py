@@ -17,7 +17,7 @@ from typing import Any, Self, TypeAlias
 import mlx.core as mx
 import msgspec
 
-from holdfast.worker.kv.bits import KVBits
+from holdfast.worker.kv.bits import Bits
 
 # creates the object that a model gets as its cache, from the states of several sequences
 ShowStates: TypeAlias = Callable[[Sequence[Any]], Any]
@@ -104,13 +104,11 @@ class CheckpointLayout:
     """The arrays that the checkpoint of one layer consists of.
 
     slots, filled: the number of slots of a recurrent layer, and the indices of those with an array.
-    kv_bits: the form of the arrays of a layer that keeps every token.
     """
 
     kind: str
     slots: int = 0
     filled: tuple[int, ...] = ()
-    kv_bits: KVBits = "native"
 
 
 # -- buffers
@@ -227,7 +225,7 @@ class LayerState(Layer):
     is_foreign: only mlx-lm understands the state, so it cannot be batched or saved.
     window: how many tokens a query sees, including its own; None: all, or no attention.
     chunk: the length of attention chunks, if a query sees only tokens of its chunk; None: no chunks.
-    kv_bits: how the keys and values of earlier blocks are held.
+    bits: of the keys and of the values of earlier blocks; None: they are not quantized.
     drops_last: the tokens of the last append can always be dropped (`rewind`), but only tokens of the
         current block if earlier blocks are quantized.
     returns: the state can return to what it was before the last append (`saved`, `return_to`).
@@ -240,7 +238,7 @@ class LayerState(Layer):
     is_foreign: bool = False
     window: int | None = None
     chunk: int | None = None
-    kv_bits: KVBits = "native"
+    bits: tuple[Bits, Bits] | None = None
     drops_last: bool = False
     returns: bool = False
     can_share: bool = False
@@ -305,10 +303,6 @@ class LayerState(Layer):
     def layout(self) -> CheckpointLayout:
         """The arrays that a checkpoint of this layer consists of."""
         return CheckpointLayout(self.kind)
-
-    def stored_bits(self, end: int) -> KVBits:
-        """The form of the arrays of `copy_out` up to this position. Only for layers that grow."""
-        return "native"
 
     def copy_out(self, start: int, end: int) -> tuple[mx.array, ...]:
         """Lazy copies with their own buffers.

@@ -28,6 +28,7 @@ from holdfast.wire.requests import TOKEN_BYTES, RequestId, common_tokens
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.loop.device_steps import costing_no_answer
 from holdfast.worker.loop.sequences import Ledger, LiveSequence, Trust
+from holdfast.worker.prefix.chain import Cursor, Root
 from holdfast.worker.prefix.in_flight import InFlightPrefills
 from holdfast.worker.prefix.lookup import LiveChain
 from holdfast.worker.scheduler.scheduler import Scheduler
@@ -154,8 +155,7 @@ class CacheClient:
             return 0
         return cache.cached_tokens(
             request.prompt_token_ids.packed,
-            tenant=request.tenant,
-            kv_bits=kv_bits,
+            root=cache.index.root(tenant=request.tenant, form=kv_bits),
             may_move=request.is_kept,
         )
 
@@ -204,8 +204,7 @@ class CacheClient:
         reusable = _reusable(sequence, chain)
         start.lookup = lookup = cache.lookup(
             reusable,
-            tenant=request.tenant,
-            kv_bits=sequence.kv_bits,
+            root=_root(cache, sequence),
             in_blocks_only=start.trust is Trust.BLOCKS,
             may_move=request.is_kept,
         )
@@ -364,7 +363,7 @@ class CacheClient:
             self._report(sequence, CacheOutcome.OFF if is_off else CacheOutcome.SCORED)
         elif lookup is None:
             self._report(sequence, CacheOutcome.FAILED)
-            start.cursor = cache.cursor(tenant=request.tenant, kv_bits=sequence.kv_bits)
+            start.cursor = Cursor(_root(cache, sequence))
         elif lookup.cached_tokens:
             prefix = cache.prefix(lookup)
         restored_at = self._clock()
@@ -399,8 +398,6 @@ class CacheClient:
         assert sequence.start.cursor is not None
         live = LiveChain(
             request_id=sequence.id,
-            tenant=request.tenant,
-            kv_bits=sequence.kv_bits,
             session_id=request.session_id,
             chain=sequence.chain,
             prompt_tokens=sequence.prompt_tokens,
@@ -492,7 +489,7 @@ class CacheClient:
         if start.live is not None and start.trust is Trust.ALL:
             start.live.is_stale = True
         elif start.trust is not Trust.NOTHING:
-            unsound = self._cache.forget_unsound(start.blocks)
+            unsound = self._cache.forget_unsound(start.blocks, root=_root(self._cache, sequence))
             if unsound:
                 start.blocks = ()
             gone += unsound
@@ -637,7 +634,7 @@ class CacheClient:
     def _commit(self, sequence: LiveSequence, kept: Kept) -> None:
         assert self._cache is not None
         assert sequence.start.cursor is not None, "committed before it was opened"
-        sequence.inserted += self._cache.insert(
+        sequence.inserted += self._cache.keep(
             sequence.start.cursor, sequence.chain, kept, live=sequence.live
         )
         if kept.blocks:
@@ -697,6 +694,10 @@ class ReadAheadRuns:
                 found += max(0, min(common, cached_tokens) - run.start)
                 self._runs.remove(run)
         return found
+
+
+def _root(cache: PrefixCache, sequence: LiveSequence) -> Root:
+    return cache.index.root(tenant=sequence.request.tenant, form=sequence.kv_bits)
 
 
 def _in_flight_tenant(sequence: LiveSequence) -> str:

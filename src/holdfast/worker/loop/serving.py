@@ -351,9 +351,8 @@ class _Probed:
     def sequence_costs(self, kv_bits: KVBits) -> SequenceCosts:
         """The memory that the scheduler reserves for a sequence with these bits."""
         costs = _sequence_costs(self.forms.costs[kv_bits], self.draft_costs)
-        return replace(
-            costs, block_tokens=BLOCK_TOKENS if self.engine.cuts_at_blocks(kv_bits) else None
-        )
+        is_cut = kv_bits != "native" and self.engine.cuts_at_blocks
+        return replace(costs, block_tokens=BLOCK_TOKENS if is_cut else None)
 
 
 def _load_and_build(

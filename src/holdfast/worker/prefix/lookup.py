@@ -18,13 +18,11 @@ from holdfast.store.block import BlockKey, StoredBlock
 from holdfast.wire.events import CacheOutcome, CacheReport, Divergence
 from holdfast.wire.requests import TOKEN_BYTES, RequestId, common_tokens
 from holdfast.worker.engine.plan import BLOCK_TOKENS
-from holdfast.worker.kv.bits import KVBits
-from holdfast.worker.prefix.chain import ChainBlock, ChainState, Cursor, Node
-from holdfast.worker.prefix.tiers import Payload
+from holdfast.worker.prefix.chain import ChainBlock, ChainState, Cursor, Node, Root
 from holdfast.worker.prefix.tree import PrefixMatch, PrefixTree
 
 if TYPE_CHECKING:
-    from holdfast.worker.kv.live import BaseUse, LiveState
+    from holdfast.worker.kv.live import BaseUse, LiveState, Snapshot
 
 # number of lost blocks that are remembered, and of lost states: at most 2 MiB of tokens
 REMEMBERED = 2048
@@ -86,9 +84,10 @@ class EvictionHistory:
         )
         self._blocks.put(place, (node.key, node.offset, node.packed, cause))
 
-    def record_state(self, node: Node, cut: int, *, cause: CacheOutcome) -> None:
-        """Record that the state after `cut` own tokens of a node is lost."""
-        self._states.put((node.key, node.offset + cut), cause)
+    def record_state(self, node: Node, *, cause: CacheOutcome) -> None:
+        """Record that a state is lost."""
+        assert node.parent is not None, "a root is not lost"
+        self._states.put((node.parent.key, node.parent.offset + node.parent_cut), cause)
 
     def lost_after(self, place: Cursor, packed: bytes) -> Shortfall | None:
         """Return how many of the tokens `packed` were once stored after `place`, and why they were
@@ -150,14 +149,15 @@ class Planner:
         self,
         packed: bytes,
         *,
-        root: BlockKey,
+        root: Root,
         resumable_anywhere: bool,
         limit: int,
-        quantized_blocks: bool = False,
     ) -> ReusePlan:
         """Find the longest stored prefix, of at most `limit` tokens, that can be resumed from.
 
-        resumable_anywhere, quantized_blocks: as in `PrefixIndex.plan`.
+        resumable_anywhere: as in `PrefixIndex.plan`. If the sequences hold keys and values
+        quantized, so do stored blocks that end at a multiple of BLOCK_TOKENS, and no sequence can
+        continue within such a block.
         """
         limit = max(0, min(limit, len(packed) // TOKEN_BYTES))
         whole = self._tree.match(packed, root=root)
@@ -166,7 +166,7 @@ class Planner:
         state: ChainState | None = None
 
         def resumable(position: int) -> int:
-            return self._before_quantized(match, position) if quantized_blocks else position
+            return position if root.form == "native" else self._before_quantized(match, position)
 
         tokens = resumable(stored)
         if not resumable_anywhere:
@@ -253,7 +253,7 @@ class Planner:
             return lost
         if match.divergence is not None:
             return Shortfall(CacheOutcome.DIVERGED, divergence=match.divergence)
-        if self._tree.has_root(match.end.root):
+        if self._tree.has_root(match.end.root.key):
             return Shortfall(CacheOutcome.NEW_TOKENS)
         return Shortfall(CacheOutcome.NOTHING_STORED)
 
@@ -316,8 +316,6 @@ class LiveChain:
     """
 
     request_id: RequestId  # of the request that runs on this state, or was the last to run
-    tenant: str
-    kv_bits: KVBits = "native"
     session_id: str = ""  # of that request, if it has one
     chain: bytes | bytearray  # packed
     prompt_tokens: int = 0  # of that request
@@ -329,6 +327,11 @@ class LiveChain:
     is_stale: bool = False  # a part was forgotten: no sequence may start from it
     used: int = 0
     claims: list[LiveClaim] = field(default_factory=list)
+
+    @property
+    def root(self) -> Root:
+        """The root of the chain."""
+        return self.cursor.root
 
     @property
     def tokens(self) -> int:
@@ -360,13 +363,12 @@ class Lookup:
     """
 
     chain: bytes
-    tenant: str
-    kv_bits: KVBits
+    root: Root
     plan: ReusePlan
     hold: ExitStack  # keeps the plan's blocks from being evicted
     asked_at: float
     awaited: dict[BlockKey, Future[StoredBlock]] = field(default_factory=dict)
-    fetched: dict[BlockKey, Payload] = field(default_factory=dict)
+    fetched: dict[BlockKey, Snapshot] = field(default_factory=dict)
     fetched_at: float | None = None  # None until all payloads are in memory
     # limits reuse, because the block or state after these tokens could not be read
     limit_tokens: int | None = None

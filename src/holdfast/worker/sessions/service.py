@@ -148,7 +148,9 @@ class SessionService:
             except SessionRefused as refusal:
                 logger.warning("the session of a request cannot be opened: %s", refusal)
                 return
-        branch = self._cache.index.branch(chain, tenant=tenant, kv_bits=kv_bits)
+        branch = self._cache.index.branch(
+            chain, root=self._cache.index.root(tenant=tenant, form=kv_bits)
+        )
         if not is_alternative:
             session.use(branch, now=now)
         else:
@@ -165,7 +167,9 @@ class SessionService:
         session = self._registry.find(session_id, tenant=tenant)
         if session is None:
             session = self._registry.open(session_id, tenant=tenant, now=now)
-        branch = self._cache.index.branch(chain, tenant=tenant, kv_bits=kv_bits)
+        branch = self._cache.index.branch(
+            chain, root=self._cache.index.root(tenant=tenant, form=kv_bits)
+        )
         session.branches = (*session.branches, branch)  # even beyond the limit: all are forgotten
 
     def users(self) -> list[CacheUser]:
@@ -323,7 +327,9 @@ class SessionService:
         tenant = command.tenant
         self._registry.refuse_taken(session_id, tenant=tenant)
         branches = tuple(
-            self._cache.index.branch(chain, tenant=tenant, kv_bits=branch.kv_bits)
+            self._cache.index.branch(
+                chain, root=self._cache.index.root(tenant=tenant, form=branch.form)
+            )
             for branch, chain in zip(manifest.branches, chains, strict=True)
         )
         if any(
