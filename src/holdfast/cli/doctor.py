@@ -86,7 +86,7 @@ def doctor(
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about this machine without MLX: hardware, system, Python version."""
+    """The facts about this machine that need no MLX: hardware, system, Python version."""
 
     system: str
     architecture: str
@@ -524,7 +524,7 @@ def _images(loaded: Any, runner: Any) -> str:
     cache = features.FeatureCache(
         None, fingerprint="", ram_bytes=serving.FEATURE_RAM_BYTES, disk_bytes=0
     )
-    # starts no process, because the probe has no image files
+    # starts no process, because the probe works without image files
     reader = processes.ImageProcess(Path(), lambda: loaded.images.info, images=Path())
     found = probe.examine_images(
         runner, images.WorkerImages(loaded.model, loaded.images, reader=reader, features=cache)
