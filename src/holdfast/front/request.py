@@ -16,7 +16,7 @@ from holdfast.wire.requests import Pooling, RequestId, SamplingParams, ServiceCl
 class PlacedAnswer:
     """An earlier answer whose text is part of a prompt.
 
-    When the prompt is tokenized, the tokens of the answer as they were generated replace the
+    When the prompt is tokenized, the generated tokens of the answer replace the
     characters from `start` to `end` (exclusive).
     """
 
@@ -77,7 +77,7 @@ class PromptTokens:
 RANDOM_SEED: Final = -1
 
 
-# The default `max_tokens` of the library and the command line. Requests over HTTP have no default
+# The default `max_tokens` of the library and the command line. Requests over HTTP lack a default
 # limit, because agents write long files.
 DEFAULT_ANSWER_TOKENS: Final = 4096
 

@@ -29,8 +29,8 @@ from holdfast.wire.requests import SamplingParams
 
 # time between two checks for silence; a keep-alive is therefore sent after 5 to 10 silent seconds
 KEEP_ALIVE_SECONDS = 5.0
-# Bounds one write and what waits behind it: a stream that was unread for a while, or the answer of an
-# earlier request, is ready as a whole. The socket's buffer may hold as many bytes in addition.
+# Bounds one write and the queue after it: a stream that was unread for a while, or the answer of an
+# earlier request, is ready as a whole. The socket's buffer may hold the same number in addition.
 MOST_READY_BYTES = 64 << 10
 HEADER_GRACE_SECONDS = 0.5  # delay of the headers, so that an early failure gets its own status
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"  # a comment, which readers of server-sent events ignore
@@ -69,7 +69,7 @@ class SecondsSpent(Struct, frozen=True, kw_only=True):
     waited_for_another: float
     restore: float
     prefill: float
-    # from the request's arrival to the first text, including all of the above; null if there was no
+    # from the request's arrival to the first text, including all of the above; null without
     # text
     first_text: float | None
 
@@ -103,7 +103,7 @@ class Explanation(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def explanation_of(choices: list[Explanation]) -> Explanation | None:
-    """Combine the explanations of an answer's choices into one; None if there are no choices."""
+    """Combine the explanations of an answer's choices into one; None without choices."""
     if not choices:
         return None
     first, *further = sorted(choices, key=lambda choice: choice.index)
@@ -229,7 +229,7 @@ def _in_words(event: ChoiceFinished, difference: Difference | None, *, dropped_t
 
 
 def in_words_without_texts(explanation: Explanation) -> str:
-    """The reason of an explanation in words that quote nothing of the prompt."""
+    """The reason of an explanation in words that do not quote the prompt."""
     outcome = CacheOutcome(explanation.reason)
     if outcome in _SENTENCES:
         return _SENTENCES[outcome].format(unused=f"{explanation.unused_tokens:,}")
@@ -241,7 +241,7 @@ def in_words_without_texts(explanation: Explanation) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCounts:
-    """Exact token counts of one answer. A prompt counts once, however many choices it has."""
+    """Exact token counts of one answer. A prompt counts once for all its choices."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -344,14 +344,14 @@ class AnswerFormat(StreamFormat):
 class AnswerPlan:
     """A checked request: what to generate, and the format of the answer."""
 
-    requests: Sequence[GenerationRequest]  # one per prompt, all with as many choices
+    requests: Sequence[GenerationRequest]  # one per prompt, all with the same number of choices
     form: AnswerFormat
     streams: bool = False
     explains: bool = False  # whether the body asks for an `Explanation`
 
 
 class EventWriter:
-    """Writes the events of one answer in order, and keep-alives while there are no events."""
+    """Writes the events of one answer in order, and keep-alives while no events come."""
 
     def __init__(
         self,

@@ -190,7 +190,7 @@ class GenerationResponse(Response):
         self._is_lost = True
         record.is_aborted = True
         if self._held is not None and leave(self._services, self._held, has_all=False):
-            counted.close()  # allows the caller to send other requests meanwhile
+            counted.close()  # allows the caller to send other requests at the same time
             if self._writer is not None:
                 self._writer.detach()
             await self._held.given_up.wait()
@@ -493,7 +493,7 @@ class _WatchedSend:
 def rejoined(
     identity: RequestIdentity | None, request: Request, services: Services
 ) -> Response | None:
-    """The answer to the earlier request that `request` repeats; None if it is no repetition."""
+    """The answer to the earlier request that `request` repeats; None if it does not repeat one."""
     answer = None if identity is None else services.held.take(identity)
     return None if answer is None else RejoiningResponse(services, answer, request)
 
