@@ -213,7 +213,7 @@ def _aider(target: AgentTarget) -> AgentSetup:
 
 
 def _qwen(target: AgentTarget) -> AgentSetup:
-    """Configures Qwen Code's context length in a file of defaults; an option for it does not exist."""
+    """Configures Qwen Code's context length in a file of defaults, because it lacks an option."""
     options = (
         "--auth-type",
         "openai",
