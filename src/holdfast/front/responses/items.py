@@ -356,7 +356,7 @@ def summary_options(*, max_tokens: int | None, thinking: Thinking) -> dict[str, 
 
 
 def stored_input(items: Iterable[Mapping[str, Any]]) -> list[Item]:
-    """Return input items in their stored form: with ids and defaults, without compaction triggers."""
+    """Return input items in stored form: with ids and defaults, without compaction triggers."""
     stem = uuid.uuid4().hex
     kept = [item for item in items if item.get("type") != TRIGGER]
     return [_completed(item, f"{stem}{number:02x}") for number, item in enumerate(kept)]

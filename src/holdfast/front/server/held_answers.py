@@ -479,7 +479,7 @@ class HeldAnswers:
         return [answer for answer in self._lost if answer.identity.sender == sender]
 
     def _make_room(self, answer: HeldAnswer, size: int) -> bool:
-        """Make room for an event. Returns False, and does not keep the event, if the room is full."""
+        """Make room for an event. Returns False, and drops the event, if the room is full."""
         for ended in self._ended():
             if self.held_bytes + size <= self._most_bytes:
                 return True
