@@ -189,7 +189,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0  # from admission to the first token
     decode_seconds: float = 0.0  # from the first token to the last
-    waited: dict[WaitReason, float] = {}  # seconds, by what the request waited for
+    waited: dict[WaitReason, float] = {}  # seconds, by the reason for waiting
 
 
 class CacheOutcome(enum.Enum):
@@ -198,7 +198,7 @@ class CacheOutcome(enum.Enum):
     COMPLETE = "complete"  # all tokens but the last were cached; the last one is always prefilled
     NEW_TOKENS = "new_tokens"  # the cached sequence ends where the hit ends
     DIVERGED = "diverged"  # the cached sequence differs after the hit
-    NOTHING_STORED = "nothing_stored"  # nothing is cached for this model and tenant
+    NOTHING_STORED = "nothing_stored"  # the cache is empty for this model and tenant
     # more is cached, but this model can resume only at a saved checkpoint
     NO_BOUNDARY = "no_boundary"
     EVICTED = "evicted"
@@ -208,7 +208,7 @@ class CacheOutcome(enum.Enum):
     # prompt, or for a mean of hidden states
     SCORED = "scored"
     FAILED = "failed"  # the cache failed; the reason is in the worker's log
-    OFF = "off"  # this worker has no cache
+    OFF = "off"  # this worker works without a cache
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True):
@@ -363,7 +363,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     vision: VisionInfo | None = None  # None: the model reads text only
     draft_model: str = ""  # the model that drafts for this one; empty: none
     draft_weight_bytes: int = 0
-    # for the user; each says what the problem costs, why it exists, and what to do
+    # for the user; each says what the problem costs, why it exists, and the remedy
     warnings: tuple[str, ...] = ()
 
     def with_budget(self, change: BudgetChanged) -> ModelInfo:
