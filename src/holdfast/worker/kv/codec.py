@@ -1,6 +1,6 @@
 """Converts snapshots to bytes for the store, and back.
 
-Snapshots are stored as live states hold them: keys and values as they were computed, or quantized
+Snapshots are stored as live states hold them: keys and values unquantized, or quantized
 (`worker/kv/quantized.py`), to 0.53 and 0.28 of the size of bf16. Windows and recurrent states are
 small and are never quantized.
 
@@ -84,7 +84,8 @@ def to_bytes(payload: Payload) -> tuple[memoryview, ...]:
     36-layer model, this takes 0.4 ms instead of 1.0 ms on a CPU, and on a GPU every round trip
     costs 0.1 to 0.2 ms.
     """
-    views = [mx.flatten(array).view(mx.uint8) for array in payload.arrays]  # numpy has no bfloat16
+    # numpy does not know bfloat16
+    views = [mx.flatten(array).view(mx.uint8) for array in payload.arrays]
     mx.eval(views)
     return tuple(np.array(view, copy=False).data for view in views)
 
@@ -120,6 +121,6 @@ def check_values(forms: Sequence[ArrayForm], parts: Sequence[Part]) -> None:
 def _is_finite(dtype: str, part: Part) -> bool:
     if (
         dtype == "bfloat16"
-    ):  # numpy has no bfloat16; non-finite values have only ones in the exponent
+    ):  # numpy does not know bfloat16; non-finite values have only ones in the exponent
         return bool(((np.frombuffer(part, np.uint16) & 0x7F80) != 0x7F80).all())
     return not dtype.startswith("float") or bool(np.isfinite(np.frombuffer(part, dtype)).all())
