@@ -3,7 +3,7 @@
 A new request waits for at most one idle-work step. Then the prompt that is being prefilled is
 closed like a cancelled request, so that all state computed so far can be reused, even by the new
 request. The prefill continues when the device is idle again, unless the conversation has continued
-meanwhile or memory is short.
+since then or memory is short.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class IdleWork:
         self._running: LiveSequence | None = None
 
     def accept(self, request: SequenceRequest, kv_bits: KVBits = "native") -> None:
-        """Accept a prompt to prefill ahead; drop it at once if its KV would not be cached."""
+        """Accept a prompt to prefill ahead; drop it immediately if its KV would not be cached."""
         sequence = self._ledger.accept(request, kv_bits)
         self._wait(sequence)
         if not self._cache.keeps(request):
@@ -118,7 +118,7 @@ class IdleWork:
                 self._drop(sequence)
 
     def check_invariants(self) -> None:
-        """Assert that idle work runs only while there is no request, and that no prompt is lost."""
+        """Assert that idle work runs only without requests, and that no prompt is lost."""
         running = self._current()
         others = [each for each in self._ledger.live() if not each.request.is_idle_work]
         assert running is None or not others, "idle work runs together with a request"
