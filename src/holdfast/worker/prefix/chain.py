@@ -82,7 +82,7 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True, rename={"blocks": "steps
 class Node:
     """A node of the prefix tree: the own tokens of a block, which no earlier block had stored.
 
-    A root has no tokens. A cut is a number of own tokens of a node.
+    A root is empty. A cut is a number of own tokens of a node.
     """
 
     key: BlockKey
@@ -94,7 +94,7 @@ class Node:
     # the nodes that follow this one: cut -> packed first token -> node
     branches: dict[int, dict[bytes, Node]] = field(default_factory=dict)
     states: dict[int, BlockKey] = field(default_factory=dict)  # cut -> key of the state saved there
-    # blocks and states that end in this node and have no node of their own
+    # blocks and states that end in this node and lack a separate node
     covered: list[BlockKey] = field(default_factory=list)
 
     @property
@@ -118,7 +118,7 @@ class Node:
     def descendants(self) -> Iterator[Node]:
         """This node and all nodes below it, parents first.
 
-        Not recursive, because a chain of 100,000 tokens may have as many levels.
+        Not recursive, because a chain of 100,000 tokens may have that many levels.
         """
         pending = [self]
         while pending:
@@ -156,7 +156,7 @@ def follow(
 ) -> list[tuple[Node, int]]:
     """Follow packed tokens through the tree, starting after the first `cut` own tokens of a node.
 
-    Returns the visited nodes, each with the number of its own tokens that match. at, end: the range
+    Returns the visited nodes, each with the number of its tokens that match. at, end: the range
     of bytes of `packed` to follow; all by default.
     """
     path: list[tuple[Node, int]] = []
@@ -185,7 +185,7 @@ class Cursor:
     `node`.
 
     The next block is added there. Without a node, the cursor is at the root. The node may be
-    evicted meanwhile; `PrefixTree.is_valid` tells whether the cursor is still valid.
+    evicted at any time; `PrefixTree.is_valid` tells whether the cursor is still valid.
     """
 
     root: BlockKey

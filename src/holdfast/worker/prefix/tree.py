@@ -28,7 +28,7 @@ class PrefixMatch:
 
     blocks: tuple[ChainBlock, ...]
     states: tuple[ChainState, ...]
-    # None if nothing is stored after the match, or if all tokens match
+    # None if no block is stored after the match, or if all tokens match
     divergence: Divergence | None
     end: Cursor
 
@@ -42,7 +42,7 @@ class PrefixMatch:
 class _Entry:
     """Where the block or state of a key is: its tokens end in `node`.
 
-    A state has no tokens; `start` is its position.
+    A state does not contain tokens; `start` is its position.
     """
 
     node: Node
@@ -357,7 +357,7 @@ class PrefixTree:
 
     def _resolve(self, key: BlockKey, parent_key: BlockKey, parent_tokens: int) -> tuple[Node, int]:
         """Find where the first `parent_tokens` tokens of the parent block end. Returns the node in
-        which they end, and the number of its own tokens up to there.
+        which they end, and the number of its tokens up to there.
         """
         if parent_tokens == 0 and parent_key not in self._entries:
             return self._root(parent_key), 0
