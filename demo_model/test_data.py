@@ -199,7 +199,7 @@ def words_of(value: object) -> set[str]:
 
 def test_conversations_contain_no_held_out_word() -> None:
     rng = Random("new")
-    for name in ("odd_tools", "several_calls", "files", "unusual_words", "json", "puzzled"):
+    for name in ("odd_tools_talk", "several_calls", "files", "unusual_words", "json_talk"):
         for _ in range(300):
             talk = mixtures.checked(rng, name)
             assert isinstance(talk, Conversation)
