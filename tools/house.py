@@ -1,4 +1,4 @@
-"""Prints the size and the structure of the code base beside the values recorded last: `make house`.
+"""Prints the size and the structure of the code base and the values recorded last: `make house`.
 
 `make house ARGS=--record` replaces the recorded values (tools/house.json), and `ARGS=--calls` also
 lists the functions that a chat request calls. Nothing fails because a number is large; the tool
@@ -95,7 +95,7 @@ WAITS = {
     "worker.loop.loop.WorkerLoop._image_commands": "for the layout of its images",
     "worker.scheduler.queue.ScheduledSequence.waits_for": "for its cached prefix, another prefill, "
     "its images, a running slot and memory, or its client",
-    "worker.loop.idle_work.IdleWork._waiting": "for an idle worker",
+    "worker.loop.idle_work.IdleWork.begin": "for an idle worker",
 }
 PASSES = {
     "front.server.held_answers.identity_of": "hashes the body",
@@ -116,7 +116,7 @@ TRAVELLERS = (
 CONCEPTS = "kv_bits adapter image tenant draft session speculation truncation".split()
 # pages of docs that tools write, and the log of measurements
 NOT_WRITTEN = ("lab-log", "bench/", "architectures.md", "tested-agents", "demo-chat")
-MEANINGS = 8  # a public name that so many classes or modules define is shown
+MEANINGS = 8  # a public name is shown if this number of classes or modules define it
 
 _START = r"(?:^|[.:;,] )"
 MARKERS = tuple(
@@ -373,7 +373,7 @@ def structure_rows(src: Sequence[Text], structure: Structure) -> dict[str, int]:
 
 
 def table(rows: Mapping[str, int], recorded: Mapping[str, int], aims: Mapping[str, int]) -> str:
-    """The rows beside the recorded values and the aims, and recorded rows that are gone."""
+    """The rows with the recorded values and the aims, and recorded rows that no longer exist."""
     names = [*rows, *(name for name in recorded if name not in rows)]
     width = max(map(len, names))
     columns = [

@@ -11,6 +11,11 @@ from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle, frame_of
 from tests.fakes.family_templates import FAMILY_TEMPLATES, FamilyTemplate
 
+# one family of each kind of habits with tools that chat templates have, and two more syntaxes
+OF_EACH_HABIT = (
+    "cohere deepseek_v32 gigachat gpt_oss granite3_drops kimi_k2 lfm2_drops mistral_v13 qwen3 solar"
+).split()
+
 
 @cache
 def found_in(family: FamilyTemplate) -> tuple[FoundDialect, Tokenizer]:

@@ -232,9 +232,7 @@ def read(request: GenerationRequest, name: str) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("thinks", [True, False])
-async def test_the_model_reads_the_same_tokens_in_every_protocol(
-    thinks: bool,
-) -> None:
+async def test_the_model_reads_the_same_tokens_in_every_protocol(thinks: bool) -> None:
     asked = await requests(thinks=thinks)
     for name in FAMILY_TEMPLATES:
         prompts = {path: read(request, name) for path, request in asked.items()}

@@ -264,9 +264,7 @@ async def test_a_server_stop_ends_its_stream_in_its_form() -> None:
     assert exchange.text == '> "Hel"\n! model_unavailable\n'
 
 
-async def test_its_own_keep_alive_is_sent_during_silence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_its_own_keep_alive_is_sent_during_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_answers, "HEADER_GRACE_SECONDS", 0.001)
     monkeypatch.setattr(server_answers, "KEEP_ALIVE_SECONDS", 0.001)
     loading = ScriptedDirectory(models=(model_status(state="loading"),))

@@ -21,7 +21,7 @@ from tests.fakes.http_clients import MESSAGES
 from tests.fakes.scripted_client import model_info
 from tests.fakes.scripted_gateway import MODEL, ScriptedGateway, scripted_services
 
-FOUND = [f"mcp__harbour__tool_{number}" for number in range(10)]
+FOUND = [f"mcp__harbour__tool_{number}" for number in range(4)]
 
 
 def tool(name: str, *, deferred: bool) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def result(call_id: str, content: Any) -> dict[str, Any]:
 
 
 def conversations() -> list[list[dict[str, Any]]]:
-    """All conversations of ten searches that wait for an answer; each continues the one before."""
+    """All conversations of these searches that wait for an answer; each continues the one before."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "hello the world"}]
     found = [messages]
     for number in range(len(FOUND)):
@@ -106,7 +106,7 @@ def prepared(request: GenerationRequest, name: str) -> Prepared:
     )
 
 
-async def test_ten_found_tools_keep_the_prefix_in_every_family() -> None:
+async def test_found_tools_keep_the_prefix_in_every_family() -> None:
     asked = await requests(conversations())
     for name in FAMILY_TEMPLATES:
         tokenizer = bundle_of(name).tokenizer
@@ -125,7 +125,7 @@ async def test_a_tool_that_was_not_found_is_hidden() -> None:
     request = (await requests(conversations()[1:2]))[0]
     ids = prepared(request, "qwen3").sequences[0].prompt_token_ids
     text = bundle_of("qwen3").tokenizer.decode(list(ids), skip_special_tokens=False)
-    assert [f"Does what {each} does." in text for each in FOUND] == [True] + [False] * 9
+    assert [f"Does what {each} does." in text for each in FOUND] == [True] + [False] * 3
 
 
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))

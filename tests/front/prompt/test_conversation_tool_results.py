@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.front.prompt.conversation import ToolHabits, with_habits
-from tests.fakes.family_bundles import bundle_of
+from tests.fakes.family_bundles import OF_EACH_HABIT, bundle_of
 from tests.fakes.family_templates import FAMILY_TEMPLATES
 from tests.fakes.mismatched_results import (
     FIRST,
@@ -24,19 +24,15 @@ from tests.fakes.mismatched_results import (
     text_of,
 )
 
-# one family of each kind of habits that templates have
-FAMILIES = pytest.mark.parametrize(
-    "name",
-    (
-        "cohere deepseek_v32 gigachat gpt_oss granite3_drops kimi_k2 lfm2_drops mistral_v13 qwen3 solar"
-    ).split(),
-)
+FAMILIES = pytest.mark.parametrize("name", OF_EACH_HABIT)
 
 
 def test_each_kind_of_habits_is_among_the_families() -> None:
-    (tried,) = FAMILIES.args[1:]
-    habits = {str(bundle_of(name).template._habits) for name in FAMILY_TEMPLATES}  # type: ignore[union-attr]
-    assert {str(bundle_of(name).template._habits) for name in tried} == habits  # type: ignore[union-attr]
+    tried, every = (
+        {str(bundle_of(name).template._habits) for name in names}  # type: ignore[union-attr]
+        for names in (OF_EACH_HABIT, FAMILY_TEMPLATES)
+    )
+    assert tried == every
 
 
 @FAMILIES

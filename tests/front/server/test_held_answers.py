@@ -148,9 +148,7 @@ async def line(script: Any, **given: Any) -> AsyncIterator[Line]:
 
 
 @EVERY_PROTOCOL
-async def test_a_lost_stream_is_replayed_to_the_same_request(
-    name: str,
-) -> None:
+async def test_a_lost_stream_is_replayed_to_the_same_request(name: str) -> None:
     path, body = PROTOCOLS[name]
     body = {**greedy(path, body), "stream": True}
     goes_on = asyncio.Event()
@@ -168,9 +166,7 @@ async def test_a_lost_stream_is_replayed_to_the_same_request(
 
 
 @EVERY_PROTOCOL
-async def test_a_lost_whole_answer_is_replayed_to_the_same_request(
-    name: str,
-) -> None:
+async def test_a_lost_whole_answer_is_replayed_to_the_same_request(name: str) -> None:
     path, body = PROTOCOLS[name]
     body = {**greedy(path, body), "stream": False}
     goes_on = asyncio.Event()
@@ -421,9 +417,7 @@ async def test_unloading_a_model_does_not_wait_for_a_lost_client() -> None:
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_an_answer_finished_without_a_client_waits_for_its_request(
-    streams: bool,
-) -> None:
+async def test_an_answer_finished_without_a_client_waits_for_its_request(streams: bool) -> None:
     goes_on = asyncio.Event()
     async with line(in_two_parts(until=goes_on)) as server:
         _, running = await server.lost(CHAT, greedy_chat(stream=streams))
@@ -489,9 +483,7 @@ async def test_a_client_leaving_with_the_last_event_has_its_answer(
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_a_delivered_answer_is_not_reused(
-    streams: bool,
-) -> None:
+async def test_a_delivered_answer_is_not_reused(streams: bool) -> None:
     gateway = ScriptedGateway(script=lambda _: answer("Hel", "lo"))
     async with served(gateway, settings=PATIENT) as url, httpx.AsyncClient(timeout=60) as client:
         texts = [

@@ -234,9 +234,7 @@ def test_a_value_that_is_not_a_schema_is_refused() -> None:
         {"items": {"type": "integer"}, "const": [-1e30]},
     ],
 )
-def test_integers_that_overflow_llguidances_stack_never_reach_it(
-    schema: Any,
-) -> None:
+def test_integers_that_overflow_llguidances_stack_never_reach_it(schema: Any) -> None:
     assert "below the 64-bit range" in _fault(schema).reason
     assert _checked(_inside(schema), strict=False).unenforced
 

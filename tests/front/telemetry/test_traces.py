@@ -119,9 +119,7 @@ async def test_spans_contain_prefilled_cached_and_generated_tokens(collector: An
     assert "hello" not in everything, "nothing of what was said is told"
 
 
-async def test_an_interrupted_answer_has_only_known_figures(
-    collector: Any,
-) -> None:
+async def test_an_interrupted_answer_has_only_known_figures(collector: Any) -> None:
     assert await ask(("POST", CHAT), script=[*ANSWER[:1], GenerationFailed("it broke")]) == [500]
     said = otlp.attributes(collector.named(f"POST {CHAT}"))
     assert said["gen_ai.usage.input_tokens"] == 7
@@ -151,9 +149,7 @@ async def test_an_unsampled_trace_gets_no_spans(collector: Any) -> None:
     assert collector.spans == []
 
 
-async def test_a_refused_request_is_one_span_and_polls_are_none(
-    collector: Any,
-) -> None:
+async def test_a_refused_request_is_one_span_and_polls_are_none(collector: Any) -> None:
     assert await ask(("POST", CHAT), ("GET", "/health"), temperature=-1) == [400, 200]
     (span,) = collector.spans
     assert otlp.attributes(span)["error.type"] == "invalid_value"

@@ -24,8 +24,6 @@ from holdfast.front.server.guard import address_of
 from holdfast.front.server.request import json_response
 from holdfast.front.server.services import Services, served_models
 from holdfast.front.telemetry.metrics import PressureFigures
-from holdfast.models.download import local_folder, model_source
-from holdfast.models.model_folder import WEIGHT_FILES
 from holdfast.wire.events import Histogram, StepRecord, WorkerStatistics
 
 ACTIVITY_PATH = "/admin/activity"
@@ -172,16 +170,7 @@ def _fits(weight_bytes: int | None, limit_bytes: int) -> bool | None:
 
 
 def _weight_sizes(entries: tuple[CatalogEntry, ...]) -> dict[str, int | None]:
-    return {entry.name: _weight_bytes(entry) for entry in entries}
-
-
-def _weight_bytes(entry: CatalogEntry) -> int | None:
-    source = model_source(entry.model.path, revision=entry.model.revision)
-    folder = local_folder(source, os.environ)
-    if folder is None:
-        return None
-    # a link in the Hub's cache may be broken
-    return sum(file.stat().st_size for file in folder.glob(WEIGHT_FILES) if file.exists())
+    return {entry.name: entry.weight_bytes(os.environ) for entry in entries}
 
 
 class ClientRecipe(Struct, frozen=True, kw_only=True):
