@@ -100,7 +100,6 @@ PASSES = {
     "front.server.held_answers.identity_of": "hashes the body",
     "front.server.request.parse": "reads the JSON and checks it",
     "front.openai.messages.history": "checks and copies the messages",
-    "front.images.intake._sources": "finds images",
     "front.prompt.canonical.canonical": "makes new messages ready, and recalls past answers",
     "front.prompt.conversation.template_messages": "adapts the messages to the template",
     "front.prompt.template_worker._carry_out": "renders the template in another process",

@@ -157,6 +157,7 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     tool_fields: tuple[str, ...] = ()
     template_options: dict[str, Any] = {}  # e.g. {"enable_thinking": False}
     continue_last: bool = False  # continue the last assistant message instead of answering it
+    has_images: bool = True  # False: no message has an image
     cache_breakpoints: tuple[CacheBreakpoint, ...] = ()  # only a few: the protocols limit them
 
     @property

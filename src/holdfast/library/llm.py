@@ -362,7 +362,7 @@ class LLM:
 
         Returns the prompt with the names of its images, and their layouts.
         """
-        if not isinstance(request.prompt, ChatPrompt):
+        if not isinstance(request.prompt, ChatPrompt) or not request.prompt.has_images:
             return request.prompt, NO_IMAGES
         vision = self._client.info.vision
         if vision is None or vision.refused:

@@ -187,6 +187,7 @@ class Conversation:
     def __init__(self, *, seal: Seal) -> None:
         """seal: recognizes thoughts of this server; thoughts of others are left out."""
         self.messages: list[Message] = []
+        self.has_images = False
         self.breakpoints: list[CacheBreakpoint] = []
         self._seal = seal
 

@@ -166,8 +166,11 @@ def definitions(
     return checked_definitions(ready, field="tools.{}.function", most_parts=limits.max_tool_parts)
 
 
-def conversation(messages: Sequence[OllamaMessage]) -> tuple[dict[str, Any], ...]:
-    """Convert the messages of a request to the messages of a prompt.
+def conversation(
+    messages: Sequence[OllamaMessage],
+) -> tuple[tuple[dict[str, Any], ...], bool]:
+    """Convert the messages of a request to the messages of a prompt. Also returns whether they have
+    images.
 
     Raises RequestRefused for images in a new system message.
 
@@ -330,13 +333,14 @@ class OllamaChat(OllamaGeneration):
         Raises RequestRefused, which names the invalid field.
         """
         services = context.services
-        messages = conversation(self.messages or ())
+        messages, has_images = conversation(self.messages or ())
         tools = definitions(self.tools or (), limits=services.limits)
         if tools:
             self.refuse_unless("tools", services)
         last = messages[-1]
         prompt = ChatPrompt(
             messages=messages,
+            has_images=has_images,
             tools=tools,
             # as in Ollama, a last message that is the assistant's is continued
             continue_last=last["role"] == "assistant"
@@ -480,9 +484,7 @@ class OllamaEmbedding(OllamaRequest):
             tenant=context.tenant,
             service=context.service(),
         )
-        return EmbeddingPlan(
-            request=request, form=lambda vectors: msgspec.json.encode(form(vectors))
-        )
+        return request, lambda vectors: msgspec.json.encode(form(vectors))
 
 
 class OllamaEmbed(OllamaEmbedding):

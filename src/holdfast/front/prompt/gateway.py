@@ -302,7 +302,7 @@ class Gateway:
 
         held: holds the files of the images.
         """
-        if not isinstance(request.prompt, ChatPrompt):
+        if not isinstance(request.prompt, ChatPrompt) or not request.prompt.has_images:
             return request.prompt, NO_IMAGES
         vision = client.info.vision
         if self._images is None or vision is None or vision.refused:

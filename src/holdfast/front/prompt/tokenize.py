@@ -452,7 +452,7 @@ class TokenMemory:
             known = self._pieces.get((tenant, each))
             if known is not None:
                 pieces[each] = known
-            if known is None or not known.places.keys() >= wanted.get(each, frozenset()):
+            if known is None or (each in wanted and not known.places.keys() >= wanted[each]):
                 missing.append(each)
         for each, piece in _encoded(missing, wanted, tokenizer):
             before = pieces[each].places if each in pieces else {}

@@ -145,8 +145,8 @@ def conversation(
     open_summary: Unseal = lambda _: "",
     earlier: int = 0,
     field: str = "input",
-) -> tuple[dict[str, Any], ...]:
-    """Return instructions and items as OpenAI chat messages.
+) -> tuple[tuple[dict[str, Any], ...], bool]:
+    """Return instructions and items as OpenAI chat messages, and whether they have images.
 
     The last compaction item replaces all earlier items except for messages that are not the
     assistant's.
