@@ -36,7 +36,7 @@ from tests.fakes.stepped_worker import answer_alone
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
 NAN, INFINITY = math.nan, math.inf
-ENGINES = [Engine, RunningAhead]
+ENGINES = [RunningAhead, *slow(Engine)]
 EMBEDDED: dict[str, Any] = {"pooling": "last"}
 SCORED: dict[str, Any] = {"want_prompt_logprobs": True, "scored_from": 299}
 

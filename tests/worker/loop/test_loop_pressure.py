@@ -209,7 +209,7 @@ def test_a_sequence_with_a_large_native_prefix_waits_for_room(cached: int, form:
     made = worker("llama", budget_tokens=3200, most_parked_bytes=0)
     waiting = greedy("waiting", prefix + prompt_of("own", 1300 - cached), max_tokens=12)
     running = [
-        greedy(each, prompt_of(each, 1200), max_tokens=60, kv_bits="native") for each in "ab"
+        greedy(each, prompt_of(each, 1200), max_tokens=40, kv_bits="native") for each in "ab"
     ]
     inbox = made.serve(
         [*one_after_the_other(greedy("before", prefix)), running, *after_steps(8, waiting)]
@@ -253,7 +253,7 @@ def test_no_request_fails_under_any_pressure(
     script = [[first], *after_steps(40, CRITICAL)]
     fixed: dict[str, tuple[int, ...]] = {}
     names = ["first"]
-    for index in range(8):
+    for index in range(5):
         name = str(index)
         names.append(name)
         own = prompt_of(f"{seed} {index}", rng.randrange(20, 700))
