@@ -1,4 +1,4 @@
-"""Writes the table of tool-call families: what is detected in each template.
+"""Writes the table of tool-call families: the detected family of each template.
 
 `python -m tools.tool_table` rewrites the table in docs/reference/tool-call-families.md.
 """

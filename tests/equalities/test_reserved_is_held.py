@@ -75,14 +75,14 @@ class Server:
     def begin(self, decision: Decision) -> None:
         for request_id in decision.preempted:
             self.engine.close(request_id)
-        for growth in decision.grown:
-            self.engine.grow(growth.request_id, growth.capacity_tokens)
+        for request_id in decision.grown:
+            self.engine.grow(request_id, self.scheduled[request_id].capacity_tokens)
             self.growths += 1
-        for admission in decision.admitted:
-            generated = tuple(self.drawn.setdefault(admission.request_id, []))
-            request = self.requests[admission.request_id]
+        for request_id in decision.admitted:
             self.engine.open(
-                request, generated=generated, capacity_tokens=admission.capacity_tokens
+                self.requests[request_id],
+                generated=tuple(self.drawn.setdefault(request_id, [])),
+                capacity_tokens=self.scheduled[request_id].capacity_tokens,
             )
 
     def end(self, pending: PendingStep, plan: StepPlan) -> None:

@@ -337,14 +337,15 @@ class StepWorker:
             self.preempted.append(request_id)
             self.live[request_id].cached = 0
             self._close(self.live[request_id])
-        for growth in decision.grown:
-            grown = self.live[growth.request_id]
+        for request_id in decision.grown:
+            grown = self.live[request_id]
+            capacity_tokens = self.scheduled(request_id).capacity_tokens
             assert grown.runs
-            assert growth.capacity_tokens > grown.capacity
-            grown.capacity = growth.capacity_tokens
+            assert capacity_tokens > grown.capacity
+            grown.capacity = capacity_tokens
             self.growths += 1
-        for admission in decision.admitted:
-            served = self.live[admission.request_id]
+        for request_id in decision.admitted:
+            served = self.live[request_id]
             assert not served.runs
             assert not served.is_paused, "nobody would read what it says"
             assert served.is_ready, "what it begins from is not at hand"
@@ -356,7 +357,7 @@ class StepWorker:
             ]
             assert all(served.order <= other.order for other in waiting), "overtaken in the queue"
             served.runs, served.known = True, served.prompt_tokens + served.drawn
-            served.capacity = admission.capacity_tokens
+            served.capacity = self.scheduled(request_id).capacity_tokens
             served.position, served.planned_draws, served.idle_steps = (
                 served.cached,
                 served.drawn,

@@ -217,7 +217,7 @@ async def requests(*, thinks: bool) -> dict[str, GenerationRequest]:
     services = scripted_services(gateway, directory=directory_of())
     return {
         path: await request_of(
-            services, gateway, path, body(strict=strict, thinks=thinks, seal=services.seal)
+            services, gateway, path, body(strict=strict, thinks=thinks, seal=services.access.seal)
         )
         for (path, body), strict in zip(BODIES.items(), (None, True, False, True), strict=True)
     }
@@ -311,7 +311,7 @@ async def test_results_follow_their_calls_in_every_protocol(case: str) -> None:
     expected: dict[str, GenerationRequest] = {}
     asked: dict[str, GenerationRequest] = {}
     for steps, found in zip(DISORDER[case], (asked, expected), strict=True):
-        for path, body in in_protocols(steps, services.seal).items():
+        for path, body in in_protocols(steps, services.access.seal).items():
             found[path] = await request_of(services, gateway, path, body)
     for name in ("qwen3", "mistral_v11", "gemma4", "apertus", "llama3"):
         wanted = read(expected["/v1/chat/completions"], name)
@@ -365,7 +365,7 @@ def with_text(value: Any, text: str) -> Any:
 async def test_no_text_becomes_a_control_token_in_any_protocol(path: str) -> None:
     gateway = ScriptedGateway()
     services = scripted_services(gateway, directory=directory_of())
-    body = BODIES[path](strict=None, thinks=True, seal=services.seal)
+    body = BODIES[path](strict=None, thinks=True, seal=services.access.seal)
     neutral = await request_of(services, gateway, path, with_text(body, "text"))
     for name in ("qwen3", "deepseek_v31", "gemma4", "kimi_k2", "minimax_m3"):
         bundle = bundle_of(name)

@@ -26,6 +26,7 @@ MAY_CATCH_ALL = {
 LONGEST_POLL_SECONDS = 0.01  # between two polls
 MAY_SLEEP = {
     "tests/fakes/front_main.py": 1,  # the passing of time is tested
+    "tests/fakes/unhurried/sitecustomize.py": 1,  # a slow machine
     "tests/fakes/waiting_server.py": 1,
     "tests/slow/test_soak.py": 1,
     "bench/tests/test_registry.py": 1,  # a slow server and engine, for measurements
@@ -71,7 +72,7 @@ def is_table_of_handlers_for_all(node: ast.AST) -> bool:
 
 
 def test_modules_run_without_the_current_folder_on_their_path() -> None:
-    starts = re.compile(r'(.{6})"-m", "holdfast')
+    starts = re.compile(r'(.{6})"-m", (?:"holdfast|module)')
     product = [source for source in product_sources() if source.path.is_relative_to(PACKAGE)]
     found = [
         (source.name, match[1]) for source in product for match in starts.finditer(source.text)

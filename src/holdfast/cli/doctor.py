@@ -14,7 +14,6 @@ import json
 import os
 import platform as standard_platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import distributions
@@ -24,12 +23,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import typer
 
-from holdfast.cli.output import BAD_INPUT, Json, complain, count_text, load_progress
+from holdfast.cli.output import BAD_INPUT, Json, complain, count_text, load_progress, print_json
 from holdfast.cli.quality import quality_text
 from holdfast.cli.settings import settings_command
 from holdfast.config import EffectiveSettings, ModelSettings, SchedulerSettings, StoreSettings
 from holdfast.errors import HoldfastError
 from holdfast.files import hash_cache_file
+from holdfast.machine.child_process import answer_of
 from holdfast.models.download import check_present, resolve_model, served_id
 from holdfast.models.quality import QualityReport, find_quality
 from holdfast.wire.commands import WorkerSettings
@@ -78,7 +78,7 @@ def doctor(
     with run_folder(os.environ), load_progress(effective.settings.log) as progress:
         found = diagnose(model, listed=listed, progress=progress)
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        print_json(found)
     else:
         _print_diagnosis(found)
     for problem in found.problems:
@@ -225,25 +225,14 @@ def check_model(settings: ModelSettings) -> ModelInfo:
 
     Raises HoldfastError with a message of one line.
     """
-    command = [sys.executable, "-P", "-m", "holdfast.cli.doctor"]
-    limit = settings.startup_seconds
-    try:
-        done = subprocess.run(
-            command,
-            input=msgspec.json.encode(settings),
-            capture_output=True,
-            timeout=limit,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise HoldfastError(
-            f"loading and probing took more than {limit:.0f} s; for a slow model, raise "
-            "model.startup_seconds"
-        ) from None
-    if done.returncode != 0:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
-        raise HoldfastError(f"loading and probing ended with code {done.returncode}: {lines[-1]}")
-    answer = msgspec.json.decode(done.stdout, type=ModelInfo | str)
+    answer: ModelInfo | str = answer_of(
+        "holdfast.cli.doctor",
+        kind=ModelInfo | str,
+        doing="loading and probing",
+        limit_seconds=settings.startup_seconds,
+        sent=msgspec.json.encode(settings),
+        hint="; for a slow model, raise model.startup_seconds",
+    )
     if isinstance(answer, str):
         raise HoldfastError(answer)
     return answer

@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, cast, get_args, overload
 
 import msgspec
@@ -22,7 +21,7 @@ from holdfast.errors import InvalidRequest
 from holdfast.files import hash_cache_file, read_regular
 from holdfast.front.answers.choice import ChoiceText
 from holdfast.front.images.folder import images_folder
-from holdfast.front.images.intake import ImageIntake
+from holdfast.front.images.intake import ImageIntake, text_only
 from holdfast.front.images.sources import (
     ImageSource,
     image_part,
@@ -202,12 +201,7 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -371,9 +365,9 @@ class LLM:
         if not isinstance(request.prompt, ChatPrompt):
             return request.prompt, NO_IMAGES
         vision = self._client.info.vision
-        taken = held.enter_context(
-            self._images.entered_here(request.prompt, vision, tenant=request.tenant)
-        )
+        if vision is None or vision.refused:
+            return text_only(request.prompt, vision), NO_IMAGES
+        taken = held.enter_context(self._images.entered_here(request.prompt, tenant=request.tenant))
         model = self._client.info.fingerprint
         question = self._layouts.question(taken, model=model, max_pixels=self._images.max_pixels)
         if question is not None:
@@ -499,12 +493,7 @@ class TextStream:
     def __enter__(self) -> TextStream:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def events(self) -> Iterator[OutputEvent]:

@@ -32,7 +32,7 @@ from holdfast.front.run.web import build_application
 from holdfast.front.server import answers as server_answers
 from holdfast.front.server.answers import (
     AnswerFormat,
-    AnswerPlan,
+    Asked,
     Explanation,
 )
 from holdfast.front.server.context import RequestContext
@@ -104,7 +104,7 @@ class Wish(BaseModel):
     def cache_salt(self) -> str:
         return self.secret
 
-    def plan(self, context: RequestContext) -> AnswerPlan:
+    def plan(self, context: RequestContext) -> Asked:
         request = GenerationRequest(
             request_id="toy",
             model=self.by or first_model(context.services),
@@ -113,8 +113,9 @@ class Wish(BaseModel):
             max_tokens=self.at_most,
             sampling=SamplingParams(temperature=0.0),
             prompt_field="after",
+            streams=not self.at_once,
         )
-        return AnswerPlan(requests=[request], form=Lines(), streams=not self.at_once)
+        return [request], Lines()
 
 
 @operation("POST", SPEAK, request_of(Wish), summary="a toy")

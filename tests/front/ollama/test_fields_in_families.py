@@ -57,11 +57,8 @@ def test_the_format_is_enforced_after_the_thought(family: str, form: Any) -> Non
     model = bundle_of(family)
     tokenizer = LLTokenizer(model.tokenizer.backend.to_str(), eos_token=0)
     for think in (True, False, None):
-        request = (
-            OllamaChat.model_validate({"messages": HELLO, "format": form, "think": think})
-            .plan(CONTEXT)
-            .requests[0]
-        )
+        asked = OllamaChat.model_validate({"messages": HELLO, "format": form, "think": think})
+        (request,), _ = asked.plan(CONTEXT)
         prompt = prompt_text(request, model, request.prompt, info=INFO)
         grammar = answer_grammar(
             request, model.dialect, prompt=prompt, limits=LimitsSettings(), tools=ToolsSettings()

@@ -385,9 +385,11 @@ async def test_conversations_are_rendered_on_another_thread(bundle: TokenizerBun
     class NotingTemplate(ChatTemplate):
         threads: ClassVar[list[threading.Thread]] = []
 
-        def render(self, prompt: ChatPrompt, *, field: str = "messages") -> str:
+        def rendered(
+            self, prompt: ChatPrompt, *, field: str = "messages"
+        ) -> tuple[str, tuple[str, ...]]:
             self.threads.append(threading.current_thread())
-            return super().render(prompt, field=field)
+            return super().rendered(prompt, field=field)
 
     template = NotingTemplate(
         {"default": toy_tokenizers.CHATML}, special_tokens=bundle.tokenizer.special_tokens

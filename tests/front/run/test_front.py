@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.config import LogLevel, ModelSettings, load_settings
-from holdfast.front.run.front import Hangups, ReloadedSettings, _EarlySignals, can_chat
-from holdfast.models.download import DEMO_ID
+from holdfast.config import LogLevel, load_settings
+from holdfast.front.run.front import Hangups, ReloadedSettings, _EarlySignals
 
 
 @pytest.fixture(autouse=True)
@@ -49,15 +48,6 @@ def test_a_signal_after_the_end_does_nothing() -> None:
     signals: list[_EarlySignals] = []
     assert asyncio.run(_serves(signals, disarms=True)) == "went on"
     os.kill(os.getpid(), signal.SIGTERM)  # the loop is closed by now
-
-
-def test_only_a_model_without_a_chat_template_cannot_chat(tmp_path: Path) -> None:
-    assert can_chat(ModelSettings(path=DEMO_ID))
-    assert can_chat(ModelSettings(path=str(tmp_path / "missing")))
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    assert not can_chat(ModelSettings(path=str(tmp_path)))
-    (tmp_path / "chat_template.jinja").write_text("x")
-    assert can_chat(ModelSettings(path=str(tmp_path)))
 
 
 @pytest.fixture(autouse=True)

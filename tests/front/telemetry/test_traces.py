@@ -14,6 +14,7 @@ import pytest
 from holdfast.errors import ConfigError, GenerationFailed
 from holdfast.front.application import create_application
 from holdfast.front.output import ChoiceFinished, TextDelta
+from holdfast.front.server.services import Telemetry
 from holdfast.front.telemetry.traces import open_traces
 from holdfast.wire.events import CacheOutcome, CacheReport, FinishReason, Timings
 from tests.fakes.http_clients import CHAT, chat_body
@@ -49,7 +50,9 @@ async def ask(
 ) -> list[int]:
     """The statuses of requests to a server with traces, which is then stopped."""
     traces = open_traces("1.2.3")
-    app = create_application(replace(scripted_services(ScriptedGateway(script)), traces=traces))
+    app = create_application(
+        replace(scripted_services(ScriptedGateway(script)), telemetry=Telemetry(traces=traces))
+    )
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8321"
     ) as client:

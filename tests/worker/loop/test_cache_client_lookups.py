@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from holdfast.wire.events import CacheFigures, WaitReason
@@ -40,7 +42,7 @@ class Waiting:
         """The first tokens of a sequence are in the cache now."""
         sequence.start.cursor = Cursor(b"")
         kept = KeptTokens(sequence.request.request_id, (Run(tokens - BLOCK, BLOCK),))
-        self.client.commit_step(lambda: [kept], (sequence,))  # type: ignore[list-item]
+        self.client.commit_step(SimpleNamespace(kept=[kept]), (sequence,))  # type: ignore[arg-type]
 
     def tick(self) -> float:
         self.now += 1.0
@@ -57,8 +59,10 @@ class Waiting:
         """The sequences admitted with the next step, and their cached tokens."""
         decision = self.scheduler.next_step()
         starts = {span.request_id: span.start for span in decision.plan.spans}
-        names = [each.request_id for each in decision.admitted]
-        return {name: starts.get(name, self.ledger[name].scheduled.position) for name in names}
+        return {
+            name: starts.get(name, self.ledger[name].scheduled.position)
+            for name in decision.admitted
+        }
 
 
 def test_blocks_in_ram_are_used_immediately() -> None:
@@ -162,7 +166,8 @@ def test_all_waiting_requests_can_restart_cold() -> None:
     waiting.arrive("behind", *LONG, 2)
     waiting.cache.on_disk = True
     waiting.arrive("disk", 9, 9, 9, 9, 9)
-    waiting.client.restart_all_cold()
+    waiting.cache.raises.add("tend")
+    waiting.client.advance()
     assert not waiting.client.is_waited_for
     assert waiting.admitted().keys() == {"reader", "behind", "disk"}
     assert waiting.figures.waiting == 0

@@ -33,7 +33,7 @@ def test_a_request_is_prefilled_and_then_drawn_token_by_token() -> None:
     run = StepWorker()
     run.submit("a", prompt_tokens=10, max_tokens=3)
     first = run.step()
-    assert [admission.request_id for admission in first.admitted] == ["a"]
+    assert first.admitted == ("a",)
     assert first.plan.spans == (Span(request_id="a", start=0, tokens=10, draws=True),)
     assert run.step().plan.spans == (Span(request_id="a", start=10, tokens=1, draws=True),)
     assert run.step().plan.spans == (Span(request_id="a", start=11, tokens=1, draws=True),)
@@ -483,7 +483,7 @@ def test_an_unready_request_keeps_its_place_and_lets_others_pass() -> None:
     for name in "abcd":
         run.submit(name, prompt_tokens=10, max_tokens=3)
     run.hold_back("a")
-    assert [admission.request_id for admission in run.step().admitted] == ["b"]
+    assert run.step().admitted == ("b",)
     run.make_ready("a", 7)
     run.run_to_end()
     assert [served.request_id for served in run.ended] == ["b", "a", "c", "d"]
@@ -531,8 +531,7 @@ def test_waiting_requests_that_do_not_fit_save_memory_in_order() -> None:
     run.submit("c", prompt_tokens=160, max_tokens=16)
     run.submit("d", prompt_tokens=160, max_tokens=16)
     assert run.save(saving) == ["b"], "a short one saves nothing, and one more does not fit"
-    admitted = [each.request_id for each in run.step().admitted]
-    assert admitted == ["b", "short"]
+    assert run.step().admitted == ("b", "short")
     assert run.save(saving) == []
     run.run_to_end()
 

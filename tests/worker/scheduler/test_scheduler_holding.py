@@ -106,12 +106,12 @@ class HoldingWorker:
         for request_id in decision.preempted:
             self.held.pop(request_id, None)
             self.look_up(request_id)
-        for admission in decision.admitted:
-            tokens = self.claims.pop(admission.request_id, 0)
+        for request_id in decision.admitted:
+            tokens = self.claims.pop(request_id, 0)
             self.admitted += 1
             if tokens:
                 self.parked.remove(tokens)
-                self.held[admission.request_id] = tokens
+                self.held[request_id] = tokens
                 self.moved += 1
         self.scheduler.check_invariants()
         ledger = self.scheduler._ledger
@@ -141,7 +141,7 @@ def test_held_and_reserved_memory_stay_within_the_budget(
     reserve_step: int,
 ) -> None:
     moved = reclaimed = 0
-    for seed in range(25):
+    for seed in range(12):
         rng = random.Random(seed)
         worker = HoldingWorker(rng, reserve_step=reserve_step)
         for number in range(30):

@@ -59,7 +59,7 @@ class StoreOverview(Struct, frozen=True, kw_only=True):
 )
 async def show_store(request: Request, services: Services) -> Response:
     """Show the cached blocks on disk: their size, the size limit, and their models."""
-    settings = services.store
+    settings = services.settings.store
     if not is_folder(settings):
         return json_response(StoreOverview())
     try:
@@ -219,15 +219,15 @@ async def health(request: Request, services: Services) -> Response:
     """Show the state of the server and its models; without a key, if one is needed, only whether
     the server accepts requests.
     """
-    statuses = services.statuses()
-    status = _STOPPING if services.drain.is_on else _status(statuses, services.unread)
+    statuses = services.models.statuses()
+    status = _STOPPING if services.access.drain.is_on else _status(statuses, services.models.unread)
     caller = caller_of(request)
     shown = Health(status=status)
     if caller.is_let_in:
         shown = Health(
             status=status,
             version=__version__,
-            memory_pressure=services.control.memory.figures(),
+            memory_pressure=services.models.control.memory.figures(),
             models=[_health(model, services, shows_ids=caller.is_admin) for model in statuses],
         )
     return json_response(shown, status=200 if status == "ok" else 503)
@@ -252,16 +252,16 @@ def _status(models: Sequence[ModelStatus], unread: Collection[str]) -> str:
 @operation("GET", "/metrics", response_of({"text/plain": str}), summary="metrics for Prometheus")
 async def metrics(request: Request, services: Services) -> Response:
     """Show the metrics in Prometheus' text format."""
-    models = services.statuses()
-    text = services.metrics.exposition(
-        await services.statistics(),
+    models = services.models.statuses()
+    text = services.telemetry.metrics.exposition(
+        await services.models.statistics(),
         load_seconds={
             model.id: model.info.load_seconds for model in models if model.info is not None
         },
         restarts={model.id: model.restarts for model in models},
         resumed={model.id: model.resumed for model in models},
         residency={model.id: model.figures for model in models},
-        pressure=services.control.memory.figures(),
+        pressure=services.models.control.memory.figures(),
     )
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
@@ -274,7 +274,7 @@ async def openapi_document(request: Request, services: Services) -> Response:
 
 def health_of(model_id: str, services: Services) -> ModelHealth:
     """The state of a served model."""
-    (model,) = [model for model in services.statuses() if model.id == model_id]
+    (model,) = [model for model in services.models.statuses() if model.id == model_id]
     return _health(model, services, shows_ids=True)
 
 
@@ -289,7 +289,7 @@ def wait_reason(record: RequestRecord, model: ModelStatus | None) -> WaitReason 
 
 def _waiting(model: ModelStatus, services: Services, *, shows_ids: bool) -> list[WaitingRequest]:
     waiting: list[WaitingRequest] = []
-    for active in services.active:
+    for active in services.answers.active:
         record = active.record
         is_of_model = without_adapter(services, record.model) == model.id
         reason = wait_reason(record, model) if is_of_model else None
@@ -315,7 +315,7 @@ def _health(model: ModelStatus, services: Services, *, shows_ids: bool) -> Model
         queued=model.queued,
         waiting=_waiting(model, services, shows_ids=shows_ids),
         memory=msgspec.convert(model.memory, MemoryHealth | None, from_attributes=True),
-        dialect=services.dialects.get(model.id),
+        dialect=services.models.dialects.get(model.id),
         draft_model=model.draft_model or None,
         context_length=model.context_tokens,
         max_context_length=model.own_context_tokens,

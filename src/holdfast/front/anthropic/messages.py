@@ -45,7 +45,7 @@ from holdfast.front.request import (
     sampling_options,
 )
 from holdfast.front.server.access import Seal
-from holdfast.front.server.answers import AnswerPlan
+from holdfast.front.server.answers import Asked
 from holdfast.front.server.context import RequestContext, context_of
 from holdfast.front.server.dialect import Dialect, ModelShapes, answers_of, operation, request_of
 from holdfast.front.server.fields import (
@@ -294,7 +294,7 @@ class MessagesRequest(PromptFields):
     top_k: int | None = sampled("top_k")
     metadata: dict[str, Any] | None = optional("Accepted, but has no effect.")
 
-    def plan(self, context: RequestContext) -> AnswerPlan:
+    def plan(self, context: RequestContext) -> Asked:
         """Return what to generate, and the format of the answer.
 
         Raises RequestRefused, which names the invalid field.
@@ -316,9 +316,12 @@ class MessagesRequest(PromptFields):
             max_tokens=self.max_tokens,
             hides_thinking=self.thinking is not None and self.thinking.display == "omitted",
         )
-        return AnswerPlan(
-            requests=[request], form=form, streams=bool(self.stream), explains=self.explains
-        )
+        return [request], form
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer is sent as it is generated."""
+        return bool(self.stream)
 
     def request_options(self, context: RequestContext) -> dict[str, Any]:
         """Return the fields of a GenerationRequest that do not concern the prompt."""
@@ -358,7 +361,7 @@ async def count_message_tokens(request: Request, services: Services) -> Response
     """Count the tokens of the prompt."""
     asked = await read_json(request, CountTokensRequest, services.limits)
     context = context_of(request, services, cache_salt=asked.cache_salt)
-    encoded = await services.encode(asked.request(context))
+    encoded = await services.engine.encode(asked.request(context))
     return json_response(TokenCount(input_tokens=len(encoded.token_ids)))
 
 

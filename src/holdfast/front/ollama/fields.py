@@ -20,7 +20,7 @@ from holdfast.front.request import (
     new_request_id,
     sampling_options,
 )
-from holdfast.front.server.answers import AnswerPlan
+from holdfast.front.server.answers import Asked
 from holdfast.front.server.context import RequestContext
 from holdfast.front.server.fields import (
     INT32_MAX,
@@ -201,16 +201,16 @@ class OllamaGeneration(SharedFields, LogprobFields, OllamaRequest, abc.ABC):
         """Return the format of the answer."""
 
     @abc.abstractmethod
-    def plan(self, context: RequestContext) -> AnswerPlan:
+    def plan(self, context: RequestContext) -> Asked:
         """Return what to generate, and the format of the answer.
 
         Raises RequestRefused, which names the invalid field.
         """
 
-    def plan_of(self, request: GenerationRequest, form: OllamaAnswer) -> AnswerPlan:
-        """Return the plan for this request and this answer format."""
-        streams = self.stream is not False
-        return AnswerPlan(requests=[request], form=form, streams=streams, explains=self.explains)
+    @property
+    def streams(self) -> bool:
+        """Whether the answer is sent as it is generated."""
+        return self.stream is not False
 
     @property
     def shortens_prompt(self) -> bool:

@@ -51,7 +51,7 @@ from holdfast.front.request import (
     new_request_id,
 )
 from holdfast.front.server.access import caller_of
-from holdfast.front.server.answers import AnswerPlan
+from holdfast.front.server.answers import Asked
 from holdfast.front.server.context import RequestContext
 from holdfast.front.server.dialect import Dialect, ModelShapes, answers_of, operation, request_of
 from holdfast.front.server.fields import (
@@ -147,7 +147,7 @@ class ChatCompletionRequest(GenerationFields, LogprobFields, FormatFields):
     )
     verbosity: str | None = optional("Accepted, but has no effect.")
 
-    def plan(self, context: RequestContext) -> AnswerPlan:
+    def plan(self, context: RequestContext) -> Asked:
         """Return what to generate, and the format of the answer.
 
         Raises RequestRefused, which names the invalid field.
@@ -165,7 +165,7 @@ class ChatCompletionRequest(GenerationFields, LogprobFields, FormatFields):
             shows_logprobs=request.want_logprobs,
             **self.answer_options(),
         )
-        return self.plan_of([request], form)
+        return [request], form
 
     def conversation_fields(self, limits: LimitsSettings) -> dict[str, Any]:
         """Return the fields of a GenerationRequest that only chat has. Raises RequestRefused."""
@@ -260,7 +260,7 @@ class ControlAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
 async def control_chat_completion(request: Request, services: Services) -> Response:
     """End the thinking of an answer that is being generated. A finished answer does not change."""
     asked = await read_json(request, ControlRequest, services.limits)
-    found = services.active.answering(asked.id, key=caller_of(request).key_name)
+    found = services.answers.active.answering(asked.id, key=caller_of(request).key_name)
     if found is None or found.thinker is None:
         reason = "no answer with this id is being generated"
         return json_response(ControlAnswer(success=False, message=reason))
@@ -285,7 +285,7 @@ class CompletionRequest(GenerationFields, FormatFields):
     suffix: str | None = optional("Not supported.")
     add_special_tokens: bool | None = optional("Only true is supported.")
 
-    def plan(self, context: RequestContext) -> AnswerPlan:
+    def plan(self, context: RequestContext) -> Asked:
         """Return what to generate, and the format of the answer.
 
         Raises RequestRefused, which names the invalid field.
@@ -308,7 +308,7 @@ class CompletionRequest(GenerationFields, FormatFields):
             shows_logprobs=requests[0].want_logprobs,
             **self.answer_options(),
         )
-        return self.plan_of(requests, form)
+        return requests, form
 
     def _refuse_too_many(self, prompts: int, limits: LimitsSettings) -> None:
         """Refuse too many answers. Each answer is a sequence, and thousands of them would block the

@@ -5,15 +5,14 @@ that are not supported.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from holdfast import __version__
 from holdfast.config import LimitsSettings
-from holdfast.front.request import GenerationRequest, OutputFormat, sampling_options
-from holdfast.front.server.answers import AnswerFormat, AnswerPlan
+from holdfast.front.request import OutputFormat, sampling_options
 from holdfast.front.server.context import RequestContext
 from holdfast.front.server.fields import (
     INT32_MAX,
@@ -386,6 +385,11 @@ class SamplingFields(SharedFields):
     prompt_cache_options: dict[str, Any] | None = optional("Accepted, but has no effect.")
 
     @property
+    def streams(self) -> bool:
+        """Whether the answer is sent as it is generated."""
+        return bool(self.stream)
+
+    @property
     def can_wait(self) -> bool:
         """Whether the body asks for batch priority."""
         return self.service_tier in _PATIENT_TIERS or (self.priority or 0) > 0
@@ -436,12 +440,6 @@ class GenerationFields(SamplingFields):
             "tells_progress": bool(self.return_progress and self.stream),
             **super().body_options(),
         }
-
-    def plan_of(self, requests: Sequence[GenerationRequest], form: AnswerFormat) -> AnswerPlan:
-        """Return the plan for these requests and this answer format."""
-        return AnswerPlan(
-            requests=requests, form=form, streams=bool(self.stream), explains=self.explains
-        )
 
     def answer_options(self) -> dict[str, Any]:
         """Return the arguments of an OpenAIAnswer that do not depend on what is generated."""

@@ -49,6 +49,7 @@ _REFERENCE = "tool_reference"
 _TEXT_KINDS = frozenset({"text", "input_text", "output_text"})
 _SYSTEM = frozenset({"system", "developer"})
 _NAMES = frozenset({"name", "tool_name"})
+_UNGUARDED = ControlGuard(())  # breaks up no text
 
 
 class FirstForms:
@@ -172,7 +173,7 @@ def canonical(
     prompt: ChatPrompt,
     forms: FirstForms,
     *,
-    guard: ControlGuard | None = None,
+    guard: ControlGuard = _UNGUARDED,
     thought: tuple[str, str] = ("", ""),
     parts_thoughts: bool = False,
     past: PastAnswers | None = None,
@@ -185,8 +186,7 @@ def canonical(
 
     guard: breaks up control texts in every text that a client can write. Otherwise a tool result
         that contains `<|im_end|>` would end its message. Afterwards, only the template writes
-        control texts, with one exception: a message to be continued may begin with a thought. None:
-        the texts stay as they are.
+        control texts, with one exception: a message to be continued may begin with a thought.
     thought: the markers around a thought.
     parts_thoughts: whether thoughts that clients send in the text of answers are moved to the
         reasoning field.
@@ -198,31 +198,29 @@ def canonical(
     )
     functions = (tool["function"] for tool in tools if prompt.found_tools)
     found = {each["name"]: each for each in functions if each["name"] in prompt.found_tools}
-    known = None if past is None else past.known
-
-    make = partial(_ready, forms=forms, known=known, guard=guard, thought=thought, tenant=tenant)
+    past = past or PastAnswers(KnownAnswers())
+    make = partial(
+        _ready, forms=forms, known=past.known, guard=guard, thought=thought, tenant=tenant
+    )
     made = partial(make, parts_thoughts=parts_thoughts)
-    kind = (guard, known, parts_thoughts)
     messages: list[Any] = []
-    for place, message in enumerate(prompt.messages):
-        if prompt.found_tools:
-            message = _with_definitions(message, found)
+    for place, sent in enumerate(prompt.messages):
+        message = _with_definitions(sent, found)
         if prompt.continue_last and place == len(prompt.messages) - 1:
             shown, answer = make(message, is_continued=True)
         else:
-            shown, answer = forms.message(message, made, kind=kind, tenant=tenant)
-        if past is not None and answer is not None and (left_out := past.recall(answer)):
-            reasoning = left_out if guard is None else guard(left_out)
-            shown = {**shown, REASONING_FIELDS[0]: reasoning}
+            shown, answer = forms.message(
+                message, made, kind=(guard, parts_thoughts), tenant=tenant
+            )
+        if answer is not None and (reasoning := past.recall(answer)):
+            shown = {**shown, REASONING_FIELDS[0]: guard(reasoning)}
         messages.append(shown)
-    if guard is not None:
-        tools = tuple(_guarded_tool(tool, guard) for tool in tools)
     return msgspec.structs.replace(
         prompt,
         messages=tuple(messages),
-        tools=tools,
-        found_tools=tuple(map(guard or str, prompt.found_tools)),
-        template_options=guarded_value(prompt.template_options, guard or str),
+        tools=tuple(_guarded_tool(tool, guard) for tool in tools),
+        found_tools=tuple(map(guard, prompt.found_tools)),
+        template_options=guarded_value(prompt.template_options, guard),
     )
 
 
@@ -230,8 +228,8 @@ def _ready(
     message: Any,
     *,
     forms: FirstForms,
-    known: KnownAnswers | None,
-    guard: ControlGuard | None,
+    known: KnownAnswers,
+    guard: ControlGuard,
     thought: tuple[str, str],
     tenant: str,
     parts_thoughts: bool = False,
@@ -240,13 +238,10 @@ def _ready(
     ready = _canonical_message(message, forms, tenant)
     if parts_thoughts:
         ready = _with_thought_apart(ready, *thought)
-    answer = None if known is None else known.sent(ready, tenant=tenant)
-    if guard is None:
-        return ReadyMessage(ready, answer)
     shown = _guarded_message(ready, guard)
     if is_continued and thought[0]:
         shown = _with_open_thought(shown, ready, guard, *thought)
-    return ReadyMessage(shown, answer)
+    return ReadyMessage(shown, known.sent(ready, tenant=tenant))
 
 
 def _with_definitions(message: Any, found: dict[str, Any]) -> Any:

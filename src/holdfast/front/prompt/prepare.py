@@ -229,18 +229,15 @@ def prompt_text(
             "a model that can chat, or send a text to complete",
             field=request.prompt_field,
         )
-    rendered = _rendered(request, asked, bundle, template)
-    prompt = rendered.prompt
+    rendered, prompt, past = _rendered(request, asked, bundle, template)
     text = rendered.text
     opening = None if prompt.continue_last else bundle.answer_frame.opening(text)
     if opening is None:
         in_reasoning = prompt_opens_thought(template, bundle.dialect, prompt, text)
     else:
         in_reasoning = opens_thought(opening, bundle.dialect)
-    return PromptText(
-        text=text,
-        answers=rendered.answers,
-        images=rendered.images,
+    return replace(
+        rendered,
         in_reasoning=in_reasoning,
         branch_points=(
             template.branch_points(prompt, text) if info.fixed_bytes_per_sequence else ()
@@ -249,22 +246,16 @@ def prompt_text(
             asked, prompt, text, template=template, guard=bundle.tokenizer.guard
         ),
         opening=opening,
-        dropped_tokens=bundle.known_answers.count(rendered.past, placed=len(rendered.answers)),
+        dropped_tokens=bundle.known_answers.count(past, placed=len(rendered.answers)),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rendered:
-    prompt: ChatPrompt  # as passed to the template
-    past: PastAnswers
-    text: str
-    answers: tuple[PlacedAnswer, ...]
-    images: tuple[PlacedImage, ...]
 
 
 def _rendered(
     request: GenerationRequest, prompt: ChatPrompt, bundle: TokenizerBundle, template: ChatTemplate
-) -> _Rendered:
+) -> tuple[PromptText, ChatPrompt, PastAnswers]:
+    """The rendered conversation with its answers and images; the conversation as the template got
+    it; and its known answers.
+    """
     options = {
         **bundle.template_options,
         **bundle.thinking_switch.asked(request.thinking),
@@ -283,12 +274,11 @@ def _rendered(
         tenant=request.tenant,
     )
     # the template writes the special tokens itself, BOS included
-    text = with_unescaped_breaks(template.render(prompt, field=request.prompt_field))
-    text = well_formed(text)
+    text, seen = template.rendered(prompt, field=request.prompt_field)
+    text = well_formed(with_unescaped_breaks(text))
     answers = past.places(text, frame=bundle.answer_frame, read=bundle.history_reader(prompt.tools))
-    seen = bundle.images
-    images = () if seen is None else _placed(text, seen.placeholder, template.images(prompt))
-    return _Rendered(prompt=prompt, past=past, text=text, answers=answers, images=images)
+    images = () if bundle.images is None else _placed(text, bundle.images.placeholder, seen)
+    return PromptText(text=text, answers=answers, images=images), prompt, past
 
 
 def _placed(text: str, placeholder: str, images: Sequence[str]) -> tuple[PlacedImage, ...]:
@@ -315,8 +305,7 @@ def conversation_tokens(
     """
     if bundle.template is None:
         return PromptTokens(token_ids=TokenIds())
-    rendered = _rendered(request, prompt, bundle, bundle.template)
-    text = PromptText(text=rendered.text, answers=rendered.answers, images=rendered.images)
+    text, _, _ = _rendered(request, prompt, bundle, bundle.template)
     return _encoded(text, bundle, tenant=request.tenant, layouts=layouts)
 
 

@@ -1,5 +1,5 @@
-"""What the answers of all protocols have in common: the plan, the interface of the formats, the
-explanation of how much was cached, and the writer of a stream.
+"""What the answers of all protocols have in common: the interface of the formats, the explanation of
+how much was cached, and the writer of a stream.
 """
 
 from __future__ import annotations
@@ -7,8 +7,8 @@ from __future__ import annotations
 import abc
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
+from typing import ClassVar, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -314,14 +314,10 @@ class AnswerFormat(StreamFormat):
         """The whole answer as JSON, made from all events of the answer as its stream is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerPlan:
-    """A checked request: what to generate, and the format of the answer."""
-
-    requests: Sequence[GenerationRequest]  # one per prompt, all with as many choices
-    form: AnswerFormat
-    streams: bool = False
-    explains: bool = False  # whether the body asks for an `Explanation`
+Asked: TypeAlias = tuple[Sequence[GenerationRequest], AnswerFormat]
+"""A checked request: what to generate, one for each prompt and all with as many choices, and the
+format of the answer.
+"""
 
 
 class EventWriter:

@@ -253,9 +253,9 @@ class SharedFields(SaltField):
         return self.truncation in _SHORTENING
 
     @property
-    def explains(self) -> bool:
-        """Whether the body asks for an explanation of how much was cached."""
-        return bool(self.holdfast and self.holdfast.explain)
+    def streams(self) -> bool:
+        """Whether the answer is sent as it is generated."""
+        return False
 
     def request_options(self, context: RequestContext) -> dict[str, Any]:
         """The arguments of GenerationRequest that these fields and the headers determine.
@@ -268,6 +268,8 @@ class SharedFields(SaltField):
             "tenant": context.tenant,
             "session_id": context.session_id(named=self.session_id, key=key),
             "service": context.service(can_wait=self.can_wait),
+            "streams": self.streams,
+            "explains": context.wants_explanation or bool(self.holdfast and self.holdfast.explain),
             **self.body_options(),
         }
 

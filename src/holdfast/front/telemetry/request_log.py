@@ -65,6 +65,7 @@ _LONGEST_ERROR = 160
 _GAPS_AT_ONCE = 256  # counted together, since that takes half of the time
 _LONGEST_CONTENT = 20_000  # characters of a prompt or an answer in the log
 _MIN_SPEED_SECONDS = 0.01  # an answer that arrived at once has no meaningful speed
+_COUNTED_AT_END = ("prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens")
 _FIGURES = (  # fields that appear in the text of a log line
     ("prompt_tokens", "prompt {}"),
     ("cached_tokens", "({} cached)"),
@@ -361,8 +362,8 @@ class AnswerRecord:
         self.dropped_tokens = dropped_tokens
         self.accept_seconds = self._clock() - self.began
         self._metrics.accept_seconds.labels(model).observe(self.accept_seconds)
-        self._metrics.put_back_tokens.labels(model).inc(put_back_tokens)
-        self._metrics.dropped_tokens.labels(model).inc(dropped_tokens)
+        self._metrics.tokens["put_back_tokens"].labels(model).inc(put_back_tokens)
+        self._metrics.tokens["dropped_tokens"].labels(model).inc(dropped_tokens)
         self._gaps = self._metrics.inter_token_seconds.labels(model)
 
     def observe(self, event: OutputEvent) -> None:
@@ -507,10 +508,8 @@ class AnswerRecord:
             event.index, now
         )
         metrics.requests.labels(model, event.reason.value).inc()
-        metrics.prompt_tokens.labels(model).inc(event.prompt_tokens)
-        metrics.completion_tokens.labels(model).inc(event.completion_tokens)
-        metrics.cached_tokens.labels(model).inc(event.cached_tokens)
-        metrics.reasoning_tokens.labels(model).inc(event.reasoning_tokens)
+        for name in _COUNTED_AT_END:
+            metrics.tokens[name].labels(model).inc(getattr(event, name))
         metrics.queue_seconds.labels(model).observe(event.timings.queue_seconds)
         metrics.prefill_seconds.labels(model).observe(event.timings.prefill_seconds)
         metrics.decode_seconds.labels(model).observe(decode_seconds)

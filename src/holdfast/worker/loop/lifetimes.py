@@ -15,7 +15,6 @@ from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.device_steps import DeviceFailed, device_call
 from holdfast.worker.loop.sequences import Ledger, LiveSequence, Trust
-from holdfast.worker.scheduler.admission import Reservation
 from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
 
@@ -55,14 +54,16 @@ class Lifetimes:
         self.close(sequence, has_ended=False)
         self._look_up_unless_paused(sequence)
 
-    def grow(self, growth: Reservation) -> None:
-        """Enlarge the capacity of an open sequence; if the engine cannot, the request fails."""
-        sequence = self._ledger.find(growth.request_id)
+    def grow(self, request_id: RequestId) -> None:
+        """Enlarge the buffers of an open sequence to its capacity; if the engine cannot, the request
+        fails.
+        """
+        sequence = self._ledger.find(request_id)
         if sequence is None or not sequence.is_open:
             return
         try:
             with device_call():
-                self._engine.grow(growth.request_id, growth.capacity_tokens)
+                self._engine.grow(request_id, sequence.scheduled.capacity_tokens)
         except DeviceFailed as failure:
             logger.exception("request %s could not be given more memory", sequence.id)
             self.drop(sequence, FinishReason.FAILED, error=f"no memory for the request: {failure}")
@@ -106,11 +107,11 @@ class Lifetimes:
         self._scheduler.restart(sequence.id)
         self._look_up_unless_paused(sequence)
 
-    def admit(self, admitted: Iterable[Reservation]) -> None:
+    def admit(self, admitted: Iterable[RequestId]) -> None:
         """Open the sequences that the scheduler has admitted."""
         unopened: list[tuple[LiveSequence, DeviceFailed]] = []
-        for admission in admitted:
-            sequence = self._ledger[admission.request_id]
+        for request_id in admitted:
+            sequence = self._ledger[request_id]
             # another sequence admitted in this step took the live state that this one wanted
             if sequence.start.lookup is not None and sequence.start.lookup.has_lost_its_base:
                 self._scheduler.restart(sequence.id)
@@ -120,7 +121,7 @@ class Lifetimes:
             sequence.admit(now=self._clock())
             try:
                 with device_call():
-                    self._cache.open(sequence, capacity_tokens=admission.capacity_tokens)
+                    self._cache.open(sequence)
             except DeviceFailed as raised:
                 unopened.append((sequence, raised))
         # only after all others have started, so that no sequence is between waiting and running
@@ -236,15 +237,13 @@ class Lifetimes:
             sequence.is_quantized = False
         self._cache.withdraw(sequence)
 
-    def set_aside(self, sequence: LiveSequence) -> LiveSequence:
-        """Close a sequence that is to be restarted later; its computed state is cached.
-
-        Returns the sequence that replaces it, which the scheduler does not know.
+    def set_aside(self, sequence: LiveSequence) -> None:
+        """Close a sequence that is to be restarted later; its computed state is cached. The sequence
+        that replaces it is not submitted to the scheduler.
         """
         self._scheduler.cancel(sequence.id)
-        fresh = self._ledger.replace(sequence)
+        self._ledger.replace(sequence)
         self.close(sequence)
-        return fresh
 
     def cancel_all(self, *, unhealthy: tuple[LiveSequence, ...]) -> None:
         """End all sequences; no state of the `unhealthy` ones is cached."""

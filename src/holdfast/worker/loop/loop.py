@@ -192,7 +192,7 @@ class WorkerLoop:
         except Exception:
             self._send()
             self._close_sessions(is_complete=False)
-            self._cache.close()
+            self._cache.close(saves_all=False)
             raise
         finally:
             self._engine.close_images()
@@ -204,8 +204,7 @@ class WorkerLoop:
         self._send()
         self._cache.flush()
         self._close_sessions(is_complete=True)
-        self._cache.offer_rest()
-        self._cache.close()
+        self._cache.close(saves_all=True)
 
     def statistics(self, *, in_answer: bool = False) -> WorkerStatistics:
         """Counters since the start, and current gauges."""
@@ -285,7 +284,7 @@ class WorkerLoop:
                     logging.getLogger().setLevel(command.level.upper())
                     logger.debug("the log level of this worker is now %s", command.level)
                 case SessionCommand():
-                    self._carry_out(command)
+                    self._change_session(command)
                 case ImageCommand():
                     self._image_commands.append(command)
                 case CacheMapQuestion():
@@ -442,7 +441,7 @@ class WorkerLoop:
             f"{', '.join(self._adapters) or 'none'}"
         )
 
-    def _carry_out(self, command: SessionCommand) -> None:
+    def _change_session(self, command: SessionCommand) -> None:
         sessions = self._sessions
         if command.adapter and command.adapter not in self._adapters:
             self._refuse(command, SessionFailure.NOT_FOUND, self._no_adapter(command.adapter))
@@ -532,36 +531,24 @@ class WorkerLoop:
         Returns False if there is no step to dispatch or collect.
         """
         previous = self._flight
-        # during idle work, no step is dispatched ahead: a new request waits for one step only
-        if self._engine.runs_ahead and not self._is_idle_work_under_way:
-            self._complete_uncommitted()
-        else:
-            self._complete_flight()
-            self._send()
-            if previous is not None:
-                self._emit_statistics(is_busy=True)
+        self._collect_first()
         self._pulse.work()
+        # The order of these: blocks that were read, and prefills that another request waited for,
+        # make requests ready; only if none is there, idle work begins; and parked states are freed
+        # for what is ready now.
         self._cache.advance()
         self._tend_sessions()
         self._idle.begin()
-        self._cache.make_room()
-        if self._quantize_waiting():
-            self._cache.make_room()
-        self._waits_for_images = False
+        self._make_room()
+        self._waits_for_images = False  # `_may_prefill` says so again
         decision = self._scheduler.next_step(self._offers(), may_prefill=self._may_prefill)
         if decision.preempted:
             self._complete_flight()  # commits the state that was copied out of these sequences
         earlier = self._flight
         self._flight = None
         self._pulse.work(_expected_together(decision, earlier))
-        for request_id in decision.preempted:
-            self._lifetimes.preempt(request_id)
-        for growth in decision.grown:
-            self._lifetimes.grow(growth)
-        self._lifetimes.admit(decision.admitted)
-        self._flight = self._flight_of(decision)
-        if self._flight is not None:
-            self._steps.dispatch(self._flight)
+        self._flight = self._carry_out(decision)
+        # the device computes the next step while the results of the earlier one are sent
         if earlier is not None:
             self._complete(earlier)
         if self._flight is not None and self._flight.is_suspect:
@@ -571,6 +558,37 @@ class WorkerLoop:
             self._idle.give_up_if_stuck()
             return False
         return True
+
+    def _collect_first(self) -> None:
+        """Collect the step under way before the next one is planned, unless the engine runs ahead
+        and nothing requires it.
+        """
+        # during idle work, no step is dispatched ahead: a new request waits for one step only
+        if self._engine.runs_ahead and not self._is_idle_work_under_way:
+            self._complete_uncommitted()
+            return
+        is_under_way = self._flight is not None
+        self._complete_flight()
+        self._send()
+        if is_under_way:
+            self._emit_statistics(is_busy=True)
+
+    def _make_room(self) -> None:
+        self._cache.make_room()
+        if self._quantize_waiting():
+            self._cache.make_room()
+
+    def _carry_out(self, decision: Decision) -> Flight | None:
+        """Free memory before it is given to others, then dispatch the step."""
+        for request_id in decision.preempted:
+            self._lifetimes.preempt(request_id)
+        for request_id in decision.grown:
+            self._lifetimes.grow(request_id)
+        self._lifetimes.admit(decision.admitted)
+        flight = self._flight_of(decision)
+        if flight is not None:
+            self._steps.dispatch(flight)
+        return flight
 
     def _offers(self) -> Offers:
         """The drafts that the next step may verify."""
@@ -740,7 +758,7 @@ class WorkerLoop:
                 for span, sequence in zip(flight.plan.spans, flight.sequences, strict=True)
             )
         elif flight.sequences:
-            self._cache.commit_step(flight.take_kept, flight.healthy(results))
+            self._cache.commit_step(flight.pending, flight.healthy(results))
         started_at = max(flight.started_at, self._collected_at)
         self._collected_at = self._clock()
         self._observe(flight, results, seconds=self._collected_at - started_at)
@@ -857,7 +875,7 @@ class WorkerLoop:
             unhealthy = flight.sequences
         else:
             unhealthy = flight.unhealthy(results)
-            self._cache.commit_step(flight.take_kept, flight.healthy(results))
+            self._cache.commit_step(flight.pending, flight.healthy(results))
         self._cache.discard(unhealthy)
         return unhealthy
 

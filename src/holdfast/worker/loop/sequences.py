@@ -54,7 +54,7 @@ _GOES_ON = Ending(1, None)  # the usual case: one token that is not the last
 
 
 @dataclass(slots=True)
-class GeneratedAnswer:
+class AnswerSoFar:
     """The answer so far, and the rule that ends it; or the scores or the embedding of a prompt."""
 
     max_tokens: int
@@ -196,7 +196,7 @@ class LiveSequence:
     request: SequenceRequest
     scheduled: ScheduledSequence
     times: Times
-    answer: GeneratedAnswer = field(init=False)
+    answer: AnswerSoFar = field(init=False)
     start: CachedStart = field(default_factory=CachedStart)
     drafts: SequenceDrafts = field(default_factory=SequenceDrafts)
     chain: bytearray = field(default_factory=bytearray)  # prompt and answer, packed
@@ -217,7 +217,7 @@ class LiveSequence:
         request = self.request
         # idle work has the form of its conversation; an answer that was begun keeps its form
         self.keeps_form = request.is_idle_work or bool(request.generated_token_ids)
-        self.answer = GeneratedAnswer(
+        self.answer = AnswerSoFar(
             request.max_tokens, frozenset(request.stop_token_ids), list(request.generated_token_ids)
         )
         self.chain += request.prompt_token_ids.packed + request.generated_token_ids.packed
@@ -334,9 +334,12 @@ class Ledger:
             )
         )
 
-    def replace(self, sequence: LiveSequence) -> LiveSequence:
-        """Replace a live sequence by a fresh one for the same request; emits no event."""
+    def replace(self, sequence: LiveSequence) -> None:
+        """Replace a live sequence by a fresh one for the same request, the last in order; emits no
+        event.
+        """
         assert self.is_live(sequence)
+        del self._live[sequence.id]
         fresh = LiveSequence(
             request=sequence.request,
             scheduled=replace(sequence.scheduled, waits_for=None),
@@ -344,7 +347,6 @@ class Ledger:
             times=Times(sequence.times.submitted_at),
         )
         self._live[fresh.id] = fresh
-        return fresh
 
     def count_prompt(self, sequence: LiveSequence, *, start: int, tokens: int) -> None:
         """Count the tokens of a computed span that are in the prompt."""

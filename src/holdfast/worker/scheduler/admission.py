@@ -11,14 +11,6 @@ from holdfast.wire.requests import RequestId
 from holdfast.worker.scheduler.queue import Rank, ScheduledSequence, SequenceCosts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reservation:
-    """The number of tokens that a sequence has memory for."""
-
-    request_id: RequestId
-    capacity_tokens: int
-
-
 class KvLedger:
     """Accounts for the KV memory of a worker's running sequences. Memory that a dispatched step uses
     stays reserved until that step is over.
@@ -186,7 +178,7 @@ class KvLedger:
 class RoomMade:
     """The changes that let running sequences continue."""
 
-    grown: list[Reservation] = field(default_factory=list)
+    grown: list[RequestId] = field(default_factory=list)
     preempted: list[RequestId] = field(default_factory=list)
     # whether a sequence waits for memory that will be free soon; until then, none is admitted
     someone_waits: bool = False
@@ -235,9 +227,8 @@ def make_room(
             made.preempted.append(victim.request_id)
             preempt(victim)
         else:
-            made.grown.append(
-                _grow(ledger, sequence, spare_bytes=ledger.free_bytes - claimed_bytes)
-            )
+            _grow(ledger, sequence, spare_bytes=ledger.free_bytes - claimed_bytes)
+            made.grown.append(sequence.request_id)
     return made
 
 
@@ -284,12 +275,11 @@ def extra_bytes(sequence: ScheduledSequence, capacity_tokens: int) -> int:
     return needed - sequence.reserved_bytes
 
 
-def _grow(ledger: KvLedger, sequence: ScheduledSequence, *, spare_bytes: int) -> Reservation:
+def _grow(ledger: KvLedger, sequence: ScheduledSequence, *, spare_bytes: int) -> None:
     for capacity in ledger.capacities_for_growth(sequence):
         if extra_bytes(sequence, capacity) <= spare_bytes:
             break
     sequence.capacity_tokens = capacity
-    return Reservation(request_id=sequence.request_id, capacity_tokens=capacity)
 
 
 def _bytes_free_soon(ledger: KvLedger, running: dict[RequestId, ScheduledSequence]) -> int:

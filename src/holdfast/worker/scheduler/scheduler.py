@@ -26,7 +26,6 @@ from holdfast.wire.requests import RequestId, ServiceClass
 from holdfast.worker.engine.plan import NO_DRAFT, Draft, Span, StepPlan
 from holdfast.worker.scheduler.admission import (
     KvLedger,
-    Reservation,
     RoomMade,
     extra_bytes,
     make_room,
@@ -58,9 +57,9 @@ class Decision:
     here. The token counts, and is reported with `observe` before the sequence is admitted again.
     """
 
-    admitted: tuple[Reservation, ...] = ()  # prefilled from their first token that is not cached
+    admitted: tuple[RequestId, ...] = ()  # prefilled from their first token that is not cached
     preempted: tuple[RequestId, ...] = ()
-    grown: tuple[Reservation, ...] = ()
+    grown: tuple[RequestId, ...] = ()  # to their new capacity
     plan: StepPlan = StepPlan()
     # upper bound, including the time to enlarge buffers; None: not measured yet
     expected_seconds: float | None = None
@@ -425,7 +424,7 @@ class Scheduler:
         if needy:
             ranks = self._fairness.ranks(self._running)
             room = make_room(needy, self._running, self._ledger, ranks=ranks, preempt=self._preempt)
-        admitted: tuple[Reservation, ...] = ()
+        admitted: tuple[RequestId, ...] = ()
         if not room.someone_waits and not room.preempted:
             room.preempted += self._shrink()
             if not (self.admits_one_at_a_time and self._unpaused):
@@ -437,7 +436,7 @@ class Scheduler:
     def _decision(
         self,
         room: RoomMade,
-        admitted: tuple[Reservation, ...],
+        admitted: tuple[RequestId, ...],
         offers: Offers,
         may_prefill: MayPrefill,
     ) -> Decision:
@@ -446,16 +445,14 @@ class Scheduler:
             return _NOTHING_TO_DO
         expected = self._costs.at_most(self._under_way[-1].load) if plan.spans else None
         if expected is not None:
-            copied = sum(
-                self._known[each.request_id].costs.bytes_for(each.capacity_tokens)
-                for each in (*admitted, *room.grown)
-            )
+            buffers = (self._known[each] for each in (*admitted, *room.grown))
+            copied = sum(each.costs.bytes_for(each.capacity_tokens) for each in buffers)
             expected += copied / _COPIED_BYTES_PER_SECOND
         return Decision(
             admitted=admitted,
             preempted=tuple(room.preempted),
             # a sequence that has just grown may have been preempted
-            grown=tuple(each for each in room.grown if each.request_id in self._running),
+            grown=tuple(each for each in room.grown if each in self._running),
             plan=plan,
             expected_seconds=expected,
         )
@@ -545,8 +542,8 @@ class Scheduler:
         """The sequence to admit next; with a single flow, this is the oldest."""
         return self._fairness.next(self._queue, self._running.values())
 
-    def _admit(self) -> tuple[Reservation, ...]:
-        admitted: list[Reservation] = []
+    def _admit(self) -> tuple[RequestId, ...]:
+        admitted: list[RequestId] = []
         most = self._settings.max_running
         # paused sequences make no progress, so they must not keep others out
         if self.admits_one_at_a_time:
@@ -559,11 +556,7 @@ class Scheduler:
             self._fairness.admit(sequence)
             self._ledger.enter(sequence, step=self._issued_steps)
             self._let_run(sequence)
-            admitted.append(
-                Reservation(
-                    request_id=sequence.request_id, capacity_tokens=sequence.capacity_tokens
-                )
-            )
+            admitted.append(sequence.request_id)
         return tuple(admitted)
 
     @property
