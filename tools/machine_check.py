@@ -2,7 +2,7 @@
 durability, memory.
 
 Run: `make mac-check` (`python -m tools.machine_check [--quick] [--panic-test]`). It takes about ten
-minutes, prints one line per finding and saves all of them in a Markdown file. It uses fewer layers
+minutes, prints one line per finding and saves all in a Markdown file. It uses fewer layers
 without a GPU, and never more memory than `Sizes` allows. Only `--panic-test` can harm the machine:
 `churn` repeats for fifteen minutes per kind of wiring what has made Macs panic
 (ml-explore/mlx#3186).

@@ -294,6 +294,7 @@ def test_a_log_line_is_shown_as_text(visitor: Visitor) -> None:
 def test_the_views_fit_and_are_accessible(
     browser: Browser, server: ServerProcess, view: str, width: int, is_dark: bool
 ) -> None:
+    httpx.get(f"{server.url}/v1/a-line-of-the-log")
     with visiting(browser, server.url, width=width, is_dark=is_dark) as visitor:
         page = visitor.open(f"/page/{view}")
         expect(page.locator("line-plot canvas, .log-line, .empty").first).to_be_visible()

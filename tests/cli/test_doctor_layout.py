@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.doctor import check_layout
+from holdfast.cli.doctor import check_model
 from holdfast.config import ModelSettings
 from holdfast.errors import HoldfastError
 from tests.fakes.tiny_models import write_tiny
@@ -16,9 +16,9 @@ from tests.fakes.vision_models import write_vision_model
 
 def test_it_finds_the_layout_and_the_reason(tmp_path: Path) -> None:
     write_tiny(tmp_path, "qwen3_next")
-    found = check_layout(ModelSettings(path=str(tmp_path)))
+    found = check_model(ModelSettings(path=str(tmp_path)))
     assert found.layout == "split"
-    assert "recurrent" in found.reason
+    assert "recurrent" in found.layout_reason
     assert found.model_type == "qwen3_next"
     assert found.parameters > 0
     assert found.attention.startswith(("the C kernel", "MLX"))
@@ -27,11 +27,11 @@ def test_it_finds_the_layout_and_the_reason(tmp_path: Path) -> None:
 
 def test_it_tells_whether_a_model_takes_images(tmp_path: Path) -> None:
     write_vision_model(tmp_path / "seeing", "llava")
-    seeing = check_layout(ModelSettings(path=str(tmp_path / "seeing")))
-    assert seeing.images == "read, and prompts with images are cached"
+    seeing = check_model(ModelSettings(path=str(tmp_path / "seeing")))
+    assert seeing.vision is not None and not (seeing.vision.refused or seeing.vision.reuse_refused)
     write_tiny(tmp_path / "text", "llama")
-    text = check_layout(ModelSettings(path=str(tmp_path / "text")))
-    assert text.images == "not supported (text-only model)"
+    text = check_model(ModelSettings(path=str(tmp_path / "text")))
+    assert text.vision is None
 
 
 @pytest.mark.parametrize("switch", ["1", "0"])
@@ -40,10 +40,10 @@ def test_it_tells_whether_quantized_weights_stay_packed(
 ) -> None:
     monkeypatch.setenv("HOLDFAST_KERNELS", switch)
     write_tiny(tmp_path, "llama", {"group_size": 32, "bits": 4})
-    found = check_layout(ModelSettings(path=str(tmp_path)))
+    found = check_model(ModelSettings(path=str(tmp_path)))
     if switch == "0":
-        assert found.note == "quantized weights are unpacked: HOLDFAST_KERNELS is 0"
-    assert bool(found.kept_layers) == (not found.note)
+        assert found.weights_note == "quantized weights are unpacked: HOLDFAST_KERNELS is 0"
+    assert bool(found.kept_layers) == (not found.weights_note)
 
 
 def test_a_module_in_the_current_folder_is_not_run(
@@ -52,13 +52,13 @@ def test_a_module_in_the_current_folder_is_not_run(
     (tmp_path / "msgspec.py").write_text("raise SystemExit('poisoned')")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(HoldfastError, match="there is no model folder"):
-        check_layout(ModelSettings(path=str(tmp_path / "none")))
+        check_model(ModelSettings(path=str(tmp_path / "none")))
 
 
 def test_a_bad_model_or_setting_is_reported_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(HoldfastError, match="there is no model folder"):
-        check_layout(ModelSettings(path=str(tmp_path / "none")))
+        check_model(ModelSettings(path=str(tmp_path / "none")))
     write_tiny(tmp_path / "model", "qwen3")
     settings = ModelSettings(path=str(tmp_path / "model"))
     with pytest.raises(HoldfastError, match=r"took more than 0 s; .* raise model\.startup_seconds"):
-        check_layout(dataclasses.replace(settings, startup_seconds=0.01))
+        check_model(dataclasses.replace(settings, startup_seconds=0.01))

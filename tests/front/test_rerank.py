@@ -75,7 +75,7 @@ async def test_a_bad_field_is_a_400_by_name_without_prefilling(
 ) -> None:
     gateway = ScriptedGateway()
     response = await asked(gateway, **body)
-    status = 422 if "max_tokens" in param else 400  # see tests/front/server/test_problem_agents.py
+    status = 422 if "max_tokens" in param else 400  # see tests/front/server/test_problem.py
     assert (response.status_code, response.json()["error"]["param"]) == (status, param)
     assert gateway.ranked == []
 

@@ -63,9 +63,7 @@ async def test_a_timer_due_after_sleep_waits_for_its_remaining_time() -> None:
     late.cancel()
 
 
-async def test_the_awake_timeout_behaves_like_asyncios(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_awake_timeout_behaves_like_asyncios(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TimeoutError):
         async with awake_timeout(0.0):
             await asyncio.Event().wait()
@@ -112,9 +110,7 @@ def test_a_jump_corrected_in_time_is_ignored() -> None:
         assert clock() == wall.now
 
 
-def test_the_clock_is_checked_against_earlier_records(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_clock_is_checked_against_earlier_records(caplog: pytest.LogCaptureFixture) -> None:
     wall, steady = ManualClock(50 * DAY), ManualClock(0.0)
     clock = RetentionClock(wall=wall, steady=steady)
     clock.start_from(49.5 * DAY)

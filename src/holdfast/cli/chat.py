@@ -44,7 +44,7 @@ from holdfast.cli.settings import read_settings, settings_command
 from holdfast.config import EffectiveSettings, ModelSettings, shown_value
 from holdfast.errors import HoldfastError, ModelLoadError
 from holdfast.front.request import DEFAULT_ANSWER_TOKENS
-from holdfast.models.download import local_folder, model_source
+from holdfast.models.download import local_folder, source_of
 from holdfast.models.model_folder import DEFAULT_SAMPLING
 from holdfast.worker.cpu.kernels.build import uncompiled
 
@@ -270,7 +270,7 @@ def _check_can_chat(model: ModelSettings) -> bool:
     from holdfast.models.chat_templates import template_sources
 
     try:
-        folder = local_folder(model_source(model.path, revision=model.revision), os.environ)
+        folder = local_folder(source_of(model), os.environ)
         if folder is None or template_sources(folder):
             return True
     except (ModelLoadError, OSError):

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
 from holdfast.config import KVBitsChoice
-from holdfast.wire.requests import Pooling, RequestId, SamplingParams, ServiceClass, TokenIds
+from holdfast.wire.requests import (
+    SAMPLING_RANGES,
+    Pooling,
+    RequestId,
+    SamplingParams,
+    ServiceClass,
+    TokenIds,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,24 @@ class PromptTokens:
 # The seed with which clients of llama.cpp, vLLM and Ollama ask for a random one; other negative
 # numbers are fixed seeds there, too. No `SamplingParams` has it.
 RANDOM_SEED: Final = -1
+
+
+_MOST_SEED = 2**63 - 1
+
+
+def sampling_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a GenerationRequest for the sampling parameters of a request.
+
+    given: the parameters by name. The client left out those that are None.
+    """
+    values = {name: value for name, value in given.items() if value is not None}
+    if "seed" in values:
+        seed = values.pop("seed")
+        if seed != RANDOM_SEED:
+            # the seeds of further choices count up from this one and must stay below 2**64
+            values["seed"] = seed & _MOST_SEED
+    unset = tuple(name for name in SAMPLING_RANGES if name not in values)
+    return {"sampling": SamplingParams(**values), "unset_sampling": unset}
 
 
 # The default `max_tokens` of the library and the command line. Requests over HTTP have no default
@@ -224,6 +250,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     service: ServiceClass = ServiceClass()
     prompt_field: str = "messages"  # the request field with the prompt, for error messages
     truncation: Truncation = "disabled"
+    streams: bool = False  # whether the answer is sent as it is generated
+    explains: bool = False  # whether the answer says how much of the prompt was cached
 
 
 class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -69,6 +70,11 @@ class ModelSource:
         """Raise ModelLoadError if the revision is not valid, because it names a file in the cache."""
         if self.revision and not REVISION.fullmatch(self.revision):
             raise ModelLoadError(f"{self.revision!r} is not a branch, tag or commit on the Hub")
+
+    @property
+    def place(self) -> str:
+        """The Hub id, or the folder without links, which tell whether two models are the same."""
+        return str(Path(self.name).resolve()) if self.kind == "folder" else self.name
 
 
 def check_reachable() -> None:

@@ -4,7 +4,6 @@ special tokens, and the recommended sampling.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -126,17 +125,8 @@ def recommended_sampling(config: Mapping[str, Any]) -> dict[str, float]:
 
     `do_sample: false` means temperature 0.
     """
-    usable: dict[str, float] = {}
-    for name in _RECOMMENDED:
-        value = config.get(name)
-        lowest, highest = SAMPLING_RANGES[name]
-        if (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and math.isfinite(value)
-            and lowest <= value <= highest
-        ):
-            usable[name] = int(value) if name == "top_k" else float(value)
+    read = {name: SAMPLING_RANGES[name].read(config.get(name)) for name in _RECOMMENDED}
+    usable = {name: value for name, value in read.items() if value is not None}
     if config.get("do_sample") is False:
         usable["temperature"] = 0.0
     return usable

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -15,12 +14,11 @@ from hypothesis import strategies as st
 
 from holdfast.front.output import ChoiceFinished
 from holdfast.front.prompt.known_answers import meaning_of_deltas, meaning_of_text
-from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.front.toolcalls.call_format import Call
 from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat
 from holdfast.front.toolcalls.families import FAMILIES as RECORDS
 from holdfast.wire.events import FinishReason
-from tests.fakes.family_bundles import bundle
+from tests.fakes.family_bundles import bundle_of
 from tests.fakes.family_templates import FAMILY_TEMPLATES
 from tests.fakes.recorded_answers import TOOLS
 from tests.fakes.told_answers import by_tokens, heard, told
@@ -30,11 +28,6 @@ THINKING = sorted(name for name, family in FAMILY_TEMPLATES.items() if family.th
 ROME = Call("get_weather", {"city": "Rome", "days": 3}, "functions.get_weather:0")
 TIME = Call("get_time", {"tz": "CET"}, "functions.get_time:1")
 WEIGHED = "I could use\n{rome}\nWait, that is dangerous; I had better ask.\n"
-
-
-@cache
-def bundle_of(name: str) -> TokenizerBundle:
-    return bundle(FAMILY_TEMPLATES[name])
 
 
 def marks_of(dialect: ModelDialect) -> tuple[str, str]:
@@ -145,7 +138,7 @@ def test_two_pieces_read_like_the_whole_wherever_split(name: str, case: str) -> 
     found = bundle_of(name)
     text, says = answers(found.dialect, parallel=False)[case]
     encoded = found.dialect.markers.encode(text)
-    for place in range(len(encoded)):
+    for place in range(len(name) % 3, len(encoded), 3):  # every place in a third of the families
         assert told(found.dialect, TOOLS, text, at=[place]) == says, encoded[place:]
 
 

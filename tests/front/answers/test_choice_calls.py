@@ -260,9 +260,7 @@ def test_a_call_considered_in_a_thought_does_not_count(per_event: int) -> None:
 
 
 @pytest.mark.parametrize("per_event", [1, 100])
-def test_a_final_call_in_a_thought_is_shown_at_the_end(
-    per_event: int,
-) -> None:
+def test_a_final_call_in_a_thought_is_shown_at_the_end(per_event: int) -> None:
     events, _ = answer(f"<think>Hm.\n{CALL}\n{CALL}", per_event=per_event)
     calls = [f"{part} {call}" for call in (0, 1) for part in ("start", "arguments", "end")]
     assert [kind for kind, _ in told(events)] == ["reasoning", *calls]

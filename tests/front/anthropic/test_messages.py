@@ -8,11 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from holdfast.config import LimitsSettings
-from holdfast.front.anthropic.messages import MessagesRequest
 from holdfast.front.request import CacheBreakpoint, ChatPrompt, OutputFormat, Thinking
 from holdfast.front.server import answers as server_answers
 from tests.fakes.http_clients import MESSAGES, Exchange, client_of, message_body, named_events_of
@@ -109,7 +106,7 @@ async def test_a_thought_is_returned_only_to_its_tenant(
 
 @pytest.mark.parametrize("field", ["model", "messages", "max_tokens"])
 async def test_required_fields_are_required(field: str) -> None:
-    status = 422 if field == "max_tokens" else 400  # see tests/front/server/test_problem_agents.py
+    status = 422 if field == "max_tokens" else 400  # see tests/front/server/test_problem.py
     assert await refused(without=field) == (status, f"`{field}` is required")
 
 
@@ -163,7 +160,7 @@ async def test_required_fields_are_required(field: str) -> None:
 )
 async def test_an_invalid_field_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
     status, message = await refused(**fields)
-    wanted = 422 if named == "max_tokens" else 400  # see tests/front/server/test_problem_agents.py
+    wanted = 422 if named == "max_tokens" else 400  # see tests/front/server/test_problem.py
     assert (status, message.startswith(f"`{named}`")) == (wanted, True), message
 
 
@@ -335,70 +332,6 @@ async def test_an_explanation_comes_with_the_end() -> None:
             )
             told = named_events_of(response.text)[-2][1] if stream else response.json()
             assert told["holdfast"]["prompt_tokens"] == PROMPT_TOKENS
-
-
-blocks = st.fixed_dictionaries(
-    {
-        "type": st.sampled_from(
-            [
-                "text",
-                "thinking",
-                "tool_use",
-                "tool_result",
-                "tool_reference",
-                "document",
-                "image",
-                "x",
-                None,
-            ]
-        )
-    },
-    optional={
-        **dict.fromkeys(
-            ["text", "thinking", "signature", "id", "name", "tool_use_id", "tool_name"],
-            st.text(max_size=3),
-        ),
-        "content": st.none()
-        | st.text(max_size=3)
-        | st.lists(st.just({"type": "text", "text": "t"}) | st.just(1), max_size=2),
-        "input": st.dictionaries(st.text(max_size=2), st.none() | st.integers(), max_size=2)
-        | st.integers(),
-        "cache_control": st.sampled_from([None, EPHEMERAL, {"type": "ephemeral", "ttl": "9h"}, 1]),
-    },
-)
-turns = st.fixed_dictionaries(
-    {
-        "role": st.sampled_from(["user", "assistant", "system", "x"]),
-        "content": st.text(max_size=3) | st.lists(blocks, max_size=3),
-    }
-)
-further = st.dictionaries(
-    st.sampled_from([*MessagesRequest.model_fields, "container", "x"]),
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=3)
-    | st.lists(blocks, max_size=2)
-    | blocks,
-    max_size=3,
-)
-
-
-@settings(max_examples=60)
-@given(messages=st.lists(turns, max_size=4), more=further, path=st.sampled_from([MESSAGES, COUNT]))
-async def test_arbitrary_json_causes_no_internal_error(
-    messages: list[Any], more: dict[str, Any], path: str
-) -> None:
-    body = json.dumps({**message_body(messages=messages), **more}).encode()
-    async with client_of(ScriptedGateway()) as client:
-        response = await client.post(path, content=body)
-    assert response.status_code in (200, 400, 404, 422), response.text
-    if response.status_code != 200:
-        assert (response.json()["type"], set(response.json()["error"])) == (
-            "error",
-            {"type", "message", "advice"},
-        )
 
 
 async def test_streamed_json_is_compact() -> None:

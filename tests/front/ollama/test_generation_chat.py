@@ -83,9 +83,7 @@ async def test_a_cut_call_is_left_out_with_the_length_reason(stream: bool) -> No
 
 
 @pytest.mark.parametrize("name", [MODEL, f"{MODEL}:latest", None])
-async def test_a_model_name_is_returned_as_given(
-    name: str | None,
-) -> None:
+async def test_a_model_name_is_returned_as_given(name: str | None) -> None:
     gateway = ScriptedGateway()
     response = await asked(gateway, model=name, stream=False)
     assert (gateway.request.model, response.json()["model"]) == (MODEL, name or f"{MODEL}:latest")
@@ -333,9 +331,7 @@ async def test_a_full_queue_has_its_status() -> None:
     )
 
 
-async def test_keep_alives_are_empty_lines(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_keep_alives_are_empty_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.front.server.answers.KEEP_ALIVE_SECONDS", 0.002)
     monkeypatch.setattr("holdfast.front.server.answers.HEADER_GRACE_SECONDS", 0.001)
     waiting = asyncio.Event()

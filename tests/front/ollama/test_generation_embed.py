@@ -69,9 +69,7 @@ async def test_a_salt_selects_a_tenant() -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"input": None}, {"input": ""}, {"input": []}])
-async def test_without_a_text_the_model_is_only_loaded(
-    given: dict[str, Any],
-) -> None:
+async def test_without_a_text_the_model_is_only_loaded(given: dict[str, Any]) -> None:
     gateway = ScriptedGateway()
     whole = (await asked(gateway, EMBED, **given)).json()
     assert (whole["embeddings"], whole["prompt_eval_count"]) == ([], 0)

@@ -143,7 +143,7 @@ async def test_fields_that_change_nothing_are_accepted(fields: dict[str, Any]) -
 async def test_unsupported_fields_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.post(COMPLETIONS, json=completion_body(**fields))
-    status = 422 if param == "max_tokens" else 400  # see tests/front/server/test_problem_agents.py
+    status = 422 if param == "max_tokens" else 400  # see tests/front/server/test_problem.py
     assert (response.status_code, response.json()["error"]["param"]) == (status, param)
 
 

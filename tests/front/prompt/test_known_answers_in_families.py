@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 
-from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from tests.fakes.agent_turns import turns
 from tests.fakes.family_bundles import bundle
 from tests.fakes.family_templates import FAMILY_TEMPLATES
-
-
-@cache
-def bundle_of(name: str) -> TokenizerBundle:
-    return bundle(FAMILY_TEMPLATES[name])
 
 
 @pytest.mark.parametrize("keeps_thoughts", [True, False])
@@ -22,5 +14,5 @@ def bundle_of(name: str) -> TokenizerBundle:
 def test_each_familys_next_turn_begins_with_everything_before(
     name: str, keeps_thoughts: bool
 ) -> None:
-    for before, after in turns(bundle_of(name), keeps_thoughts=keeps_thoughts):
+    for before, after in turns(bundle(name), keeps_thoughts=keeps_thoughts):
         assert after[: len(before)] == before

@@ -232,7 +232,7 @@ async def test_an_impossible_request_is_a_400_with_the_field(
 ) -> None:
     gateway = ScriptedGateway()
     refused = await asked(gateway, **fields)
-    status = 422 if field == "max_tokens" else 400  # see tests/front/server/test_problem_agents.py
+    status = 422 if field == "max_tokens" else 400  # see tests/front/server/test_problem.py
     assert (refused.status_code, refused.json()["error"]["param"]) == (status, field)
     assert not gateway.requests
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -32,15 +33,8 @@ def session(
         reader.index.branch(pack_tokens(CHAINS[chain]), root=reader.index.root())
         for chain in chains
     )
-    return Session(
-        session_id=name,
-        tenant="",
-        created_at=0,
-        last_used_at=0,
-        ttl_seconds=None,
-        pinned=pinned,
-        branches=branches,
-    )
+    times: dict[str, Any] = {"created_at": 0, "last_used_at": 0, "ttl_seconds": None}
+    return Session(session_id=name, tenant="", pinned=pinned, branches=branches, **times)
 
 
 def size(reader: CachingWorker, *chains: str) -> int:
@@ -56,9 +50,7 @@ def pins_of(reader: CachingWorker, *, quota_bytes: int) -> SessionPins:
     return SessionPins(reader.cache, quota_bytes=lambda: quota_bytes)
 
 
-def test_blocks_shared_by_two_sessions_count_once(
-    reader: CachingWorker,
-) -> None:
+def test_blocks_shared_by_two_sessions_count_once(reader: CachingWorker) -> None:
     subject = pins_of(reader, quota_bytes=1 << 30)
     one, other = session(reader, "one", "a"), session(reader, "other", "b")
     subject.sync(one)
@@ -72,9 +64,7 @@ def test_blocks_shared_by_two_sessions_count_once(
     subject.check_invariants()
 
 
-def test_a_session_beyond_the_quota_is_pinned_partially(
-    reader: CachingWorker,
-) -> None:
+def test_a_session_beyond_the_quota_is_pinned_partially(reader: CachingWorker) -> None:
     subject = pins_of(reader, quota_bytes=size(reader, "a", "b") - 1)
     one, other = session(reader, "one", "a"), session(reader, "other", "b")
     subject.sync(one)
@@ -94,8 +84,7 @@ def test_a_session_beyond_the_quota_is_pinned_partially(
 def test_blocks_pinned_by_another_session_cost_nothing(reader: CachingWorker) -> None:
     subject = pins_of(reader, quota_bytes=size(reader, "a"))
     one, twin, third = (
-        session(reader, name, chain)
-        for name, chain in (("one", "a"), ("twin", "a"), ("third", "c"))
+        session(reader, *each) for each in (("one", "a"), ("twin", "a"), ("3", "c"))
     )
     subject.sync(one)
     assert subject.fits(twin)

@@ -45,13 +45,16 @@ def test_a_repeated_prefix_loses_nothing() -> None:
     assert subject.branches == (branch("a", "b", "c"), branch("x"))
 
 
-def test_a_side_conversation_is_a_branch_and_the_oldest_is_dropped() -> None:
+def test_old_side_conversations_come_last_and_stay_known_to_forget() -> None:
     subject = session()
-    for number in range(MOST_BRANCHES + 1):
-        subject.use(branch("a", f"side {number}"), now=number)
-    assert len(subject.branches) == MOST_BRANCHES
-    assert branch("a", "side 0") not in subject.branches
-    assert subject.branches[0] == branch("a", f"side {MOST_BRANCHES}")
+    most = MOST_BRANCHES + MOST_ALTERNATIVES
+    sides = [branch("a", f"side {number}") for number in range(most + 2)]
+    for number, side in enumerate(sides[: MOST_BRANCHES + 2]):
+        subject.use(side, now=number)
+    assert subject.branches == (*sides[MOST_BRANCHES + 1 : 1 : -1], sides[0], sides[1])
+    for side in sides[MOST_BRANCHES + 2 :]:
+        subject.use(side, now=most)
+    assert set(subject.branches) == set(sides[2:])
 
 
 def test_a_request_that_stores_nothing_counts_as_a_use() -> None:
@@ -68,7 +71,7 @@ def test_the_limit_of_branches_drops_no_alternative() -> None:
         subject.add_alternative(each, now=1)
     for number in range(MOST_BRANCHES + 1):
         subject.use(branch("a", f"side {number}"), now=2)
-    assert len(subject.branches) == MOST_BRANCHES + len(alternatives)
+    assert len(subject.branches) == MOST_BRANCHES + 1 + len(alternatives)
     assert set(alternatives) < set(subject.branches)
     assert subject.branches[0] == branch("a", f"side {MOST_BRANCHES}")
     assert decode_record(encode_record(subject)) == subject
@@ -87,7 +90,11 @@ def test_a_turn_that_continues_an_alternative_replaces_it() -> None:
     )
     for number in range(MOST_BRANCHES):
         subject.use(branch("a", f"side {number}"), now=3)
-    assert subject.branches[MOST_BRANCHES:] == (branch("p", "third"),)
+    assert subject.branches[MOST_BRANCHES:] == (
+        branch("p", "third"),
+        branch("p", "first"),
+        branch("p", "second", "turn"),
+    )
 
 
 def test_the_oldest_alternatives_are_dropped() -> None:
@@ -116,6 +123,7 @@ def test_resuming_a_session_drops_no_alternative() -> None:
         *begun.branches[:MOST_BRANCHES],
         branch("a", "old choice"),
         branch("a", "new choice"),
+        *(branch("a", f"old {number}") for number in range(MOST_BRANCHES)),
     )
     recorded.use(branch("a", "next"), now=3)
     assert {branch("a", "old choice"), branch("a", "new choice")} < set(recorded.branches)

@@ -61,7 +61,7 @@ async def show_cache(request: Request, services: Services) -> Response:
         check_admin(request)
     asked = _asked_model(request, services)
     question = CacheMapQuestion(tenant=_tenant(request, services), sees_all=caller.is_admin)
-    maps = await services.control.cache_maps(question)
+    maps = await services.models.control.cache_maps(question)
     models = [
         CachedModel(
             model=model,
@@ -123,14 +123,14 @@ async def list_misses(request: Request, services: Services) -> Response:
         check_admin(request)
     tenant = _tenant(request, services)
     asked = _asked_model(request, services)
-    sees_logged = caller.is_admin and services.log.content
+    sees_logged = caller.is_admin and services.settings.log.content
     shown = [
         _shown(
             miss,
             shows_texts=sees_logged or miss.tenant == tenant,
             shows_sender=caller.is_admin or miss.tenant == tenant,
         )
-        for miss in services.misses
+        for miss in services.telemetry.misses
         if (caller.is_admin or miss.key == caller.key_name) and asked in (None, miss.model)
     ]
     return json_response(RecentMissList(misses=shown[:_MOST_SHOWN]))
@@ -148,7 +148,7 @@ def _asked_model(request: Request, services: Services) -> str | None:
         return None
     model = model_of(services, name)
     if model not in {each.id for each in served_models(services)}:
-        raise services.catalog().unknown(name)
+        raise services.models.catalog().unknown(name)
     return model
 
 

@@ -15,12 +15,13 @@ from holdfast.front.output import (
     OutputDelta,
     OutputEvent,
     TextDelta,
+    TokenCounts,
     ToolArgumentsDelta,
     ToolCallFinished,
     ToolCallStarted,
 )
 from holdfast.front.server.access import Seal
-from holdfast.front.server.answers import AnswerFormat, Explanation, TokenCounts
+from holdfast.front.server.answers import AnswerFormat, Explanation
 from holdfast.front.server.problem import Advice, Problem
 
 _KINDS = {
@@ -192,7 +193,6 @@ def usage_of(counts: TokenCounts) -> MessageUsage:
     )
     created = max(0, last - cached)
     long = max(0, last_long - cached)
-    truncated: dict[str, Any] = {**counts.truncated_fields()}
     return MessageUsage(
         input_tokens=counts.prompt_tokens - cached - created,
         cache_creation_input_tokens=created,
@@ -202,7 +202,7 @@ def usage_of(counts: TokenCounts) -> MessageUsage:
         ),
         output_tokens=counts.completion_tokens,
         output_tokens_details=ThinkingTokens(thinking_tokens=counts.reasoning_tokens),
-        **truncated,
+        **counts.truncated_fields(),
     )
 
 

@@ -39,6 +39,7 @@ from holdfast.front.telemetry.request_log import waiting_for
 from holdfast.machine import device_memory
 from holdfast.machine.clocks import awake_timeout
 from holdfast.machine.device_memory import DeviceMemory, MemoryShare, memory_report
+from holdfast.models.model_folder import planned_answer_tokens
 from holdfast.wire.cache_map import CacheMap, CacheMapQuestion
 from holdfast.wire.commands import SchedulerLimits, WorkerSettings
 from holdfast.wire.events import CacheFigures, LoadProgress, ModelInfo, WaitReason, WorkerStatistics
@@ -92,6 +93,16 @@ class ModelStatus:
     weights_read: float | None = None  # share of its weights read; None unless it is being loaded
     figures: ResidencyFigures = ResidencyFigures()
     draft_model: str = ""  # the model that drafts for this one; empty: none, or it has failed
+
+    @property
+    def answer_tokens(self) -> int | None:
+        """The answer length that agents should plan for; None while the context is unknown."""
+        return None if self.context_tokens is None else planned_answer_tokens(self.context_tokens)
+
+    @property
+    def input_modalities(self) -> tuple[str, ...]:
+        """What the model takes: `text`, and `image` if it can be given images."""
+        return ("text", "image") if self.can_see else ("text",)
 
 
 class Residency:

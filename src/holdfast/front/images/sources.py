@@ -108,6 +108,8 @@ def image_source(part: Mapping[str, Any], field: str) -> ImageSource:
             at = f"{field}.{name}"
             if isinstance(given, bytes):  # only from the library
                 return ImageSource(field=at, data=given)
+            if isinstance(given, ImageSource):  # only from the library
+                return given
             kind = part.get("media_type") or part.get("mimeType")
             if isinstance(given, Mapping):
                 kind = given.get("media_type") or kind
@@ -235,29 +237,31 @@ def with_notes(messages: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], ...]
     message, with no answer after it. Anywhere else it must not be an error, because otherwise every
     later turn of the conversation would fail.
     """
-    given = tuple(messages)
-    newest = newest_user(given)
-    answers = (place for place, each in enumerate(given) if each.get("role") == "assistant")
-    last_answer = max(answers, default=-1)
-    ready = []
-    for place, message in enumerate(given):
+    ready: list[dict[str, Any]] = []
+    unreadable: list[int] = []
+    for message in messages:
         content = message.get("content")
-        parts = content if isinstance(content, list) else []
-        refusals = [*_refusals(parts)]
-        is_new_system = message.get("role") in _SYSTEM and place > last_answer
-        if refusals and (place == newest or is_new_system):
-            raise refusals[0]
-        if refusals:
-            noted = [note_part(part["text"]) if [*_refusals([part])] else part for part in parts]
-            message = {**message, "content": noted}
+        if isinstance(content, list) and any(map(_is_unreadable, content)):
+            unreadable.append(len(ready))
         ready.append(message)
+    if not unreadable:
+        return tuple(ready)
+    newest = newest_user(ready)
+    answers = (place for place, each in enumerate(ready) if each.get("role") == "assistant")
+    last_answer = max(answers, default=-1)
+    for place in unreadable:
+        message = ready[place]
+        parts = message["content"]
+        is_new_system = message.get("role") in _SYSTEM and place > last_answer
+        if place == newest or is_new_system:
+            raise next(part[_REFUSAL] for part in parts if _is_unreadable(part))
+        noted = [note_part(part["text"]) if _is_unreadable(part) else part for part in parts]
+        ready[place] = {**message, "content": noted}
     return tuple(ready)
 
 
-def _refusals(parts: Iterable[Any]) -> Iterator[InvalidRequest]:
-    for part in parts:
-        if isinstance(part, Mapping) and isinstance(part.get(_REFUSAL), InvalidRequest):
-            yield part[_REFUSAL]
+def _is_unreadable(part: Any) -> bool:
+    return isinstance(part, Mapping) and isinstance(part.get(_REFUSAL), InvalidRequest)
 
 
 UNREADABLE_NOTE: Final = "[image left out: it cannot be read]"

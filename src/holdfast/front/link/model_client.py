@@ -158,12 +158,8 @@ class ModelClient:
                 is_deadly=True,
             )
             return stream
-        opened = _OpenRequest(request, stream)
-        self._open[request.request_id] = opened
-        if not self._isolation.is_over:
-            self._send_what_may_run()
-        elif self._worker is not None:
-            opened.is_sent = self._worker.send(request)
+        self._open[request.request_id] = _OpenRequest(request, stream)
+        self._send_what_may_run()
         return stream
 
     async def statistics(self) -> WorkerStatistics:
@@ -363,19 +359,21 @@ class ModelClient:
         worker = self._worker
         if worker is None or not worker.is_open or self._isolation.alone is not None:
             return
-        able = [
-            request_id for request_id, opened in self._open.items() if not opened.stream.is_paused
-        ]
-        alone = self._isolation.next_of(able)
+        alone: RequestId | None = None
+        if not self._isolation.is_over:
+            able = [name for name, opened in self._open.items() if not opened.stream.is_paused]
+            alone = self._isolation.next_of(able)
+
+        def may_run(request_id: RequestId) -> bool:
+            if alone is not None:
+                return request_id == alone
+            return not self._isolation.is_untried(request_id)
+
         for request_id, opened in self._open.items():
-            if request_id != alone and (
-                alone is not None or self._isolation.is_untried(request_id)
-            ):
+            if not may_run(request_id):
                 _hold(opened, worker)
         for request_id, opened in self._open.items():
-            if request_id == alone or (
-                alone is None and not self._isolation.is_untried(request_id)
-            ):
+            if may_run(request_id):
                 _let_run(opened, worker)
         self._send_commands()
 

@@ -19,12 +19,13 @@ from holdfast.front.output import (
     OutputEvent,
     PromptProgress,
     TextDelta,
+    TokenCounts,
     ToolCall,
     ToolCallFinished,
     text_of,
     tool_calls_of,
 )
-from holdfast.front.server.answers import AnswerFormat, Explanation, TokenCounts
+from holdfast.front.server.answers import AnswerFormat, Explanation
 from holdfast.front.server.problem import Advice, Problem, invalid_field
 
 _NANOSECONDS = 1e9

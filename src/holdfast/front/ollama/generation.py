@@ -51,7 +51,7 @@ from holdfast.front.request import (
     new_request_id,
 )
 from holdfast.front.server.access import caller_of, check_admin
-from holdfast.front.server.answers import AnswerPlan
+from holdfast.front.server.answers import Asked
 from holdfast.front.server.context import RequestContext
 from holdfast.front.server.dialect import Dialect, answers_of, operation, request_of
 from holdfast.front.server.fields import (
@@ -274,7 +274,7 @@ def with_unload(
     if not _unloads(asked, request):
         return answer
     model_id = served_model(asked.model, services).id
-    return _UnloadingResponse(answer, lambda: services.control.let_go(model_id))
+    return _UnloadingResponse(answer, lambda: services.models.control.let_go(model_id))
 
 
 class _UnloadingResponse(Response):
@@ -300,9 +300,9 @@ async def _loaded(
     """Load or unload the model, then answer. Only an administrator may unload."""
     if asked.asks_to_unload:
         check_admin(request)
-        await services.control.unload(model_id)
+        await services.models.control.unload(model_id)
     else:
-        await services.encode(GenerationRequest(request_id="", model=model_id, prompt=" "))
+        await services.engine.encode(GenerationRequest(request_id="", model=model_id, prompt=" "))
     line = asked.form(services).line(
         done=True, done_reason="unload" if asked.asks_to_unload else "load"
     )
@@ -324,7 +324,7 @@ class OllamaChat(OllamaGeneration):
         """Return the format of the answer."""
         return ChatLines(model=self.shown_model(services), shows_logprobs=bool(self.logprobs))
 
-    def plan(self, context: RequestContext) -> AnswerPlan:
+    def plan(self, context: RequestContext) -> Asked:
         """Return what to generate, and the format of the answer.
 
         Raises RequestRefused, which names the invalid field.
@@ -343,9 +343,8 @@ class OllamaChat(OllamaGeneration):
             and bool(last["content"])
             and "tool_calls" not in last,
         )
-        return self.plan_of(
-            self.request(context, prompt=prompt, prompt_field="messages"), self.form(services)
-        )
+        request = self.request(context, prompt=prompt, prompt_field="messages")
+        return [request], self.form(services)
 
 
 @operation(
@@ -383,7 +382,7 @@ class OllamaGenerate(OllamaGeneration):
         """Return the format of the answer."""
         return GenerateLines(model=self.shown_model(services), shows_logprobs=bool(self.logprobs))
 
-    def plan(self, context: RequestContext) -> AnswerPlan:
+    def plan(self, context: RequestContext) -> Asked:
         """Return what to generate, and the format of the answer.
 
         Raises RequestRefused, which names the invalid field.
@@ -392,7 +391,7 @@ class OllamaGenerate(OllamaGeneration):
         form = self.form(context.services)
         if isinstance(prompt, ChatPrompt):
             form.turns = [_without_images(turn) for turn in prompt.messages]
-        return self.plan_of(self.request(context, prompt=prompt, prompt_field="prompt"), form)
+        return [self.request(context, prompt=prompt, prompt_field="prompt")], form
 
     def _prompt(self, services: Services) -> Prompt:
         text = self.prompt or ""

@@ -23,6 +23,7 @@ from holdfast.front.output import (
     PromptProgress,
     TextDelta,
     ThoughtEnder,
+    TokenCounts,
     TokenText,
     ToolArgumentsDelta,
     ToolCallStarted,
@@ -31,7 +32,6 @@ from holdfast.front.server.answers import (
     AnswerFormat,
     Explanation,
     StreamFormat,
-    TokenCounts,
 )
 from holdfast.front.server.problem import Advice, Problem
 
@@ -358,7 +358,7 @@ def usage_of(counts: TokenCounts) -> Usage:
     return Usage(
         prompt_tokens=counts.prompt_tokens,
         completion_tokens=counts.completion_tokens,
-        total_tokens=counts.prompt_tokens + counts.completion_tokens,
+        total_tokens=counts.total_tokens,
         prompt_tokens_details=PromptTokensDetails(
             cached_tokens=counts.cached_tokens, **counts.truncated_fields()
         ),

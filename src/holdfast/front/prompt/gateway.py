@@ -304,12 +304,14 @@ class Gateway:
         """
         if not isinstance(request.prompt, ChatPrompt):
             return request.prompt, NO_IMAGES
-        if self._images is None:
-            return text_only(request.prompt).prompt, NO_IMAGES
+        vision = client.info.vision
+        if self._images is None or vision is None or vision.refused:
+            seeing = None if self._images is None else vision
+            return text_only(request.prompt, seeing), NO_IMAGES
         model = client.info.fingerprint
         with waiting_for(WaitReason.IMAGES):
             taken = await held.enter_async_context(
-                self._images.entered(request.prompt, client.info.vision, tenant=request.tenant)
+                self._images.entered(request.prompt, tenant=request.tenant)
             )
             question = self._layouts.question(
                 taken, model=model, max_pixels=self._images.max_pixels

@@ -96,19 +96,18 @@ def _check_stops(stops: tuple[str, ...], most: int) -> None:
 
 
 def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
-    lowest_bias, highest_bias = SAMPLING_RANGES["logit_bias"]
-    for field, (lowest, highest) in SAMPLING_RANGES.items():
-        if field != "logit_bias":
-            _between(field, getattr(sampling, field), lowest, highest)
-    for token_id, bias in sampling.logit_bias.items():
+    for field, allowed in SAMPLING_RANGES.items():
+        value = getattr(sampling, field)
+        for each in value.values() if field == "logit_bias" else (value,):
+            _between(field, each, allowed.lowest, allowed.highest)
+    for token_id in sampling.logit_bias:
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(
                 f"token ids must be 0 to {vocab_size - 1}, got {token_id}",
                 field="logit_bias",
             )
-        _between("logit_bias", bias, lowest_bias, highest_bias)
     biases = sampling.logit_bias.values()
-    if len(biases) >= vocab_size and max(biases) <= lowest_bias:
+    if len(biases) >= vocab_size and max(biases) <= SAMPLING_RANGES["logit_bias"].lowest:
         raise InvalidRequest(
             f"logit_bias bans all {vocab_size} tokens of the model: no token is left to generate",
             field="logit_bias",

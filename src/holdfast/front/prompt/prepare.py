@@ -21,7 +21,7 @@ from holdfast.errors import InvalidRequest, PromptTooLong
 from holdfast.front.answers.choice import ChoiceRules, ChoiceText
 from holdfast.front.answers.pieces import TokenPieces
 from holdfast.front.output import TruncatedPart
-from holdfast.front.prompt.canonical import canonical, guarded, with_thoughts_apart
+from holdfast.front.prompt.canonical import canonical
 from holdfast.front.prompt.dialects import prompt_opens_thought
 from holdfast.front.prompt.images import (
     has_images,
@@ -229,18 +229,15 @@ def prompt_text(
             "a model that can chat, or send a text to complete",
             field=request.prompt_field,
         )
-    rendered = _rendered(request, asked, bundle, template)
-    prompt = rendered.prompt
+    rendered, prompt, past = _rendered(request, asked, bundle, template)
     text = rendered.text
     opening = None if prompt.continue_last else bundle.answer_frame.opening(text)
     if opening is None:
         in_reasoning = prompt_opens_thought(template, bundle.dialect, prompt, text)
     else:
         in_reasoning = opens_thought(opening, bundle.dialect)
-    return PromptText(
-        text=text,
-        answers=rendered.answers,
-        images=rendered.images,
+    return replace(
+        rendered,
         in_reasoning=in_reasoning,
         branch_points=(
             template.branch_points(prompt, text) if info.fixed_bytes_per_sequence else ()
@@ -249,42 +246,39 @@ def prompt_text(
             asked, prompt, text, template=template, guard=bundle.tokenizer.guard
         ),
         opening=opening,
-        dropped_tokens=bundle.known_answers.count(rendered.past, placed=len(rendered.answers)),
+        dropped_tokens=bundle.known_answers.count(past, placed=len(rendered.answers)),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rendered:
-    prompt: ChatPrompt  # as passed to the template
-    past: PastAnswers
-    text: str
-    answers: tuple[PlacedAnswer, ...]
-    images: tuple[PlacedImage, ...]
 
 
 def _rendered(
     request: GenerationRequest, prompt: ChatPrompt, bundle: TokenizerBundle, template: ChatTemplate
-) -> _Rendered:
+) -> tuple[PromptText, ChatPrompt, PastAnswers]:
+    """The rendered conversation with its answers and images; the conversation as the template got
+    it; and its known answers.
+    """
     options = {
         **bundle.template_options,
         **bundle.thinking_switch.asked(request.thinking),
         **prompt.template_options,
     }
-    prompt = canonical(prompt, bundle.first_forms, tenant=request.tenant)
     reasoning = bundle.dialect.reasoning
     thought = ("", "") if reasoning is None else (reasoning.start.strip(), reasoning.end.strip())
-    if all(thought) and template.reads_thoughts(thought[1]):
-        prompt = with_thoughts_apart(prompt, thought=thought)
-    past = bundle.known_answers.recall(prompt.messages, tenant=request.tenant)
-    prompt = msgspec.structs.replace(prompt, messages=past.messages, template_options=options)
-    prompt = guarded(prompt, bundle.tokenizer.guard, thought=thought)
+    past = PastAnswers(bundle.known_answers)
+    prompt = canonical(
+        msgspec.structs.replace(prompt, template_options=options),
+        bundle.first_forms,
+        guard=bundle.tokenizer.guard,
+        thought=thought,
+        parts_thoughts=all(thought) and template.reads_thoughts(thought[1]),
+        past=past,
+        tenant=request.tenant,
+    )
     # the template writes the special tokens itself, BOS included
-    text = with_unescaped_breaks(template.render(prompt, field=request.prompt_field))
-    text = well_formed(text)
+    text, seen = template.rendered(prompt, field=request.prompt_field)
+    text = well_formed(with_unescaped_breaks(text))
     answers = past.places(text, frame=bundle.answer_frame, read=bundle.history_reader(prompt.tools))
-    seen = bundle.images
-    images = () if seen is None else _placed(text, seen.placeholder, template.images(prompt))
-    return _Rendered(prompt=prompt, past=past, text=text, answers=answers, images=images)
+    images = () if bundle.images is None else _placed(text, bundle.images.placeholder, seen)
+    return PromptText(text=text, answers=answers, images=images), prompt, past
 
 
 def _placed(text: str, placeholder: str, images: Sequence[str]) -> tuple[PlacedImage, ...]:
@@ -311,8 +305,7 @@ def conversation_tokens(
     """
     if bundle.template is None:
         return PromptTokens(token_ids=TokenIds())
-    rendered = _rendered(request, prompt, bundle, bundle.template)
-    text = PromptText(text=rendered.text, answers=rendered.answers, images=rendered.images)
+    text, _, _ = _rendered(request, prompt, bundle, bundle.template)
     return _encoded(text, bundle, tenant=request.tenant, layouts=layouts)
 
 
@@ -669,7 +662,7 @@ def _sequences(
     if thought_end is not None and request.thinking.budget_tokens is not None:
         budget = msgspec.structs.replace(thought_end, tokens=request.thinking.budget_tokens)
     predicted = _predicted_tokens(request, bundle, most=max_tokens, info=info)
-    banned = dict.fromkeys(grammar.banned_token_ids, SAMPLING_RANGES["logit_bias"][0])
+    banned = dict.fromkeys(grammar.banned_token_ids, SAMPLING_RANGES["logit_bias"].lowest)
     logit_bias = sampling.logit_bias | banned
     images = image_spans(tokens.images, layouts)
     return tuple(

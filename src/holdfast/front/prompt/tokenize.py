@@ -60,7 +60,8 @@ SAMPLES = {
 _BREAK: Final = "\ufdd5"
 _SPLIT: Final = "\ufdd4"
 _BREAKS: Final = re.compile(f"[{_BREAK}{_SPLIT}]")
-_ESCAPED_BREAKS: Final = {"\\ufdd5": _BREAK, "\\ufdd4": _SPLIT}
+_ESCAPED: Final = "\\ufdd"
+_ESCAPED_BREAKS: Final = {f"{_ESCAPED}5": _BREAK, f"{_ESCAPED}4": _SPLIT}
 # the usual form of markers, which distinguishes them from HTML elements
 _MARKER = re.compile(r"<[|｜].*|.*[|｜]>", re.DOTALL)
 _MARKUP = re.compile(r"[A-Za-z].*[^\w\s]|[^\w\s].*[A-Za-z]", re.DOTALL)
@@ -264,8 +265,9 @@ def without_breaks(text: str) -> str:
 
 def with_unescaped_breaks(text: str) -> str:
     """The rendered text, with break characters that a template escaped, as in JSON, restored."""
-    for escaped, character in _ESCAPED_BREAKS.items():
-        text = text.replace(escaped, character)
+    if _ESCAPED in text:
+        for escaped, character in _ESCAPED_BREAKS.items():
+            text = text.replace(escaped, character)
     return text
 
 

@@ -129,10 +129,12 @@ class TokenizerBundle:
             written = repr(tools).encode("utf-8", "surrogatepass")
             return hashlib.blake2b(written, digest_size=16).hexdigest()
 
+        def encode(text: str) -> str:
+            return without_breaks(self.dialect.markers.encode(self.without_hidden(text)))
+
         def read(text: str) -> AnswerMeaning:
-            encoded = without_breaks(self.dialect.markers.encode(self.without_hidden(text)))
             return self.read_texts.meaning(
-                encoded, lambda: self.answer_reader(tools), context=context()
+                text, lambda: self.answer_reader(tools), context=context(), encode=encode
             )
 
         return read

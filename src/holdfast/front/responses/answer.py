@@ -25,6 +25,7 @@ from holdfast.front.output import (
     OutputDelta,
     OutputEvent,
     TextDelta,
+    TokenCounts,
     ToolArgumentsDelta,
     ToolCallFinished,
     ToolCallStarted,
@@ -35,7 +36,6 @@ from holdfast.front.server.answers import (
     KEEP_ALIVE_COMMENT,
     AnswerFormat,
     Explanation,
-    TokenCounts,
 )
 from holdfast.front.server.problem import Advice, Problem, RequestRefused
 from holdfast.wire.requests import SamplingParams
@@ -337,7 +337,7 @@ class ResponseAnswer(AnswerFormat):
             ),
             output_tokens=counts.completion_tokens,
             output_tokens_details=OutputTokensDetails(reasoning_tokens=counts.reasoning_tokens),
-            total_tokens=counts.prompt_tokens + counts.completion_tokens,
+            total_tokens=counts.total_tokens,
         )
         changes: dict[str, Any] = {"usage": usage}
         if explanation is not None:

@@ -445,6 +445,11 @@ class ResponseRequest(SamplingFields):
         return offered_tools(self.tools or (), limits=limits, later=later)
 
     @property
+    def streams(self) -> bool:
+        """Whether the answer is sent as it is generated. A background answer is stored so."""
+        return super().streams or bool(self.background)
+
+    @property
     def conversation_id(self) -> str | None:
         """The id of the conversation to continue; None if the request continues none."""
         named = self.conversation

@@ -165,8 +165,8 @@ class ResponseRun(EventLog):
         self.stopped = asyncio.Event()
         self._key = RecordKey(tenant, form.id)
         self._items = stored_input(items)
-        self._store = services.responses
-        self._held = services.held
+        self._store = services.answers.responses
+        self._held = services.answers.held
         self._stored: asyncio.Future[None] | None = None
         form.record = self._record
 
@@ -293,7 +293,7 @@ async def delete_response(request: Request, services: Services) -> Response:
     run = _run(request, services)
     await _call(request, services, "response", ResponseFile.delete)
     key = _key(request, services, "response")
-    services.held.named.pop(key, None)
+    services.answers.held.named.pop(key, None)
     if run is not None and run.asked.background:
         run.stop()
     return json_response(Deleted(id=key.id, object="response"))
@@ -338,7 +338,7 @@ async def create_conversation(request: Request, services: Services) -> Response:
     key = RecordKey(_context(request, services).tenant, created.id, "conversation")
     items = _checked(asked.items or [])
     body = msgspec.to_builtins(created)
-    await services.responses.call(ResponseFile.put, key, body, items=items)
+    await services.answers.responses.call(ResponseFile.put, key, body, items=items)
     return json_response(created)
 
 
@@ -435,7 +435,7 @@ async def _call(
     """
     key = _key(request, services, kind)
     try:
-        return await services.responses.call(method, key, *args)
+        return await services.answers.responses.call(method, key, *args)
     except RecordMissing:
         raise _not_found(kind, key.id) from None
 
@@ -449,7 +449,7 @@ def _context(request: Request, services: Services) -> RequestContext:
 
 
 def _run(request: Request, services: Services) -> ResponseRun | None:
-    found = services.held.named.get(_key(request, services, "response"))
+    found = services.answers.held.named.get(_key(request, services, "response"))
     return found if isinstance(found, ResponseRun) else None
 
 

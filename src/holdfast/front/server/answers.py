@@ -1,5 +1,5 @@
-"""What the answers of all protocols have in common: the plan, the interface of the formats, the
-explanation of how much was cached, and the writer of a stream.
+"""What the answers of all protocols have in common: the interface of the formats, the explanation of
+how much was cached, and the writer of a stream.
 """
 
 from __future__ import annotations
@@ -7,8 +7,8 @@ from __future__ import annotations
 import abc
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
+from typing import ClassVar, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -19,10 +19,9 @@ from holdfast.front.output import (
     OutputDelta,
     OutputEvent,
     PromptProgress,
-    ThoughtEnder,
-    TruncatedPart,
+    TokenCounts,
 )
-from holdfast.front.request import GenerationRequest, MarkedPrefix
+from holdfast.front.request import GenerationRequest
 from holdfast.front.server.problem import Problem, problem_of
 from holdfast.wire.events import CacheOutcome
 from holdfast.wire.requests import SamplingParams
@@ -92,7 +91,7 @@ class Explanation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     unused_tokens: int  # further prompt tokens that are or were cached, but could not be used
     put_back_tokens: int  # tokens of earlier answers that the prompt contains as generated
     dropped_tokens: int  # tokens of earlier answers that the chat template or the client omitted
-    reason: str
+    reason: CacheOutcome
     explanation: str
     difference: Difference | None
     seconds: SecondsSpent
@@ -133,12 +132,12 @@ def explain_choice(
         moved_tokens=memory.moved_tokens,
         shared_tokens=memory.shared_tokens,
         disk_tokens=memory.disk_tokens,
-        read_tokens=event.prompt_tokens - memory.cached_tokens,
+        read_tokens=event.read_tokens,
         read_ahead_tokens=memory.read_ahead_tokens,
         unused_tokens=memory.unused_tokens,
         put_back_tokens=put_back_tokens,
         dropped_tokens=dropped_tokens,
-        reason=memory.outcome.value,
+        reason=memory.outcome,
         explanation=_in_words(event, difference, dropped_tokens=dropped_tokens),
         difference=difference,
         seconds=SecondsSpent(
@@ -197,14 +196,15 @@ _SENTENCES = {
         "prompt was prefilled instead."
     ),
     CacheOutcome.FORGOTTEN: "{unused} more tokens were cached, but were deleted on request.",
+    CacheOutcome.DIVERGED: "The prompt differs from the cached prompt{place}.",
 }
 
 
 def _in_words(event: ChoiceFinished, difference: Difference | None, *, dropped_tokens: int) -> str:
     memory = event.memory
     sentences: list[str] = []
-    if memory.outcome in _SENTENCES:  # otherwise, `difference` says why not more was cached
-        sentences.append(_SENTENCES[memory.outcome].format(unused=f"{memory.unused_tokens:,}"))
+    if memory.outcome is not CacheOutcome.DIVERGED:
+        sentences.append(_reason_in_words(memory.outcome, memory.unused_tokens))
     if difference is not None:
         sentences.append(
             f"The prompt differs from the cached prompt at token {difference.position:,}, after "
@@ -230,39 +230,13 @@ def _in_words(event: ChoiceFinished, difference: Difference | None, *, dropped_t
 
 def in_words_without_texts(explanation: Explanation) -> str:
     """The reason of an explanation in words that quote nothing of the prompt."""
-    outcome = CacheOutcome(explanation.reason)
-    if outcome in _SENTENCES:
-        return _SENTENCES[outcome].format(unused=f"{explanation.unused_tokens:,}")
-    if explanation.difference is None:
-        return "The prompt differs from the cached prompt."
-    position = explanation.difference.position
-    return f"The prompt differs from the cached prompt at token {position:,}."
+    difference = explanation.difference
+    place = "" if difference is None else f" at token {difference.position:,}"
+    return _reason_in_words(explanation.reason, explanation.unused_tokens, place=place)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenCounts:
-    """Exact token counts of one answer. A prompt counts once, however many choices it has."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int  # part of prompt_tokens that was not prefilled
-    reasoning_tokens: int = 0  # part of completion_tokens
-    accepted_tokens: int = 0  # part of completion_tokens that was drafted
-    rejected_tokens: int = 0  # drafted, but not part of the answer
-    thought_ended_by: ThoughtEnder | None = None  # None: no thought was interrupted
-    breakpoints: tuple[MarkedPrefix, ...] = ()  # the client's cache breakpoints, ascending
-    left_out: TruncatedPart | None = (
-        None  # part of the client's prompt that did not fit the context
-    )
-
-    def truncated_fields(self) -> dict[str, int]:
-        """The fields of an answer that say what was left out of the prompt; empty for nothing."""
-        if self.left_out is None:
-            return {}
-        return {
-            "truncated_tokens": self.left_out.tokens,
-            "truncated_messages": self.left_out.messages,
-        }
+def _reason_in_words(outcome: CacheOutcome, unused_tokens: int, *, place: str = "") -> str:
+    return _SENTENCES[outcome].format(unused=f"{unused_tokens:,}", place=place)
 
 
 class StreamFormat(abc.ABC):
@@ -340,14 +314,10 @@ class AnswerFormat(StreamFormat):
         """The whole answer as JSON, made from all events of the answer as its stream is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerPlan:
-    """A checked request: what to generate, and the format of the answer."""
-
-    requests: Sequence[GenerationRequest]  # one per prompt, all with as many choices
-    form: AnswerFormat
-    streams: bool = False
-    explains: bool = False  # whether the body asks for an `Explanation`
+Asked: TypeAlias = tuple[Sequence[GenerationRequest], AnswerFormat]
+"""A checked request: what to generate, one for each prompt and all with as many choices, and the
+format of the answer.
+"""
 
 
 class EventWriter:

@@ -39,7 +39,7 @@ class RequestContext:
     @property
     def seal(self) -> Seal:
         """Encrypts texts so that no other tenant can decrypt them."""
-        return self.services.seal.of(self.tenant)
+        return self.services.access.seal.of(self.tenant)
 
     @property
     def wants_explanation(self) -> bool:

@@ -12,6 +12,7 @@ import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TypeAlias
 
 from starlette.datastructures import Headers
@@ -83,6 +84,7 @@ _ONCE = frozenset(
 )
 
 
+@lru_cache(maxsize=256)
 def host_name(header: str) -> str | None:
     """The name or address in a Host header, as `normal_name` writes it; None if it is malformed.
 
@@ -131,6 +133,7 @@ def is_loopback(name: str) -> bool:
     return normal_name(name) == "localhost" or (address is not None and address.is_loopback)
 
 
+@lru_cache(maxsize=256)
 def _address(name: str) -> Address | None:
     try:
         return None if "%" in name else ipaddress.ip_address(name)

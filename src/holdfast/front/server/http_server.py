@@ -89,7 +89,7 @@ class HttpServer(uvicorn.Server):
         )
         services: Services = app.state.services
         self._services = services
-        self._drain = services.drain
+        self._drain = services.access.drain
         self._certificate = certificate
         self._on_started = on_started
         self._shutdown_seconds = settings.shutdown_seconds
@@ -125,8 +125,8 @@ class HttpServer(uvicorn.Server):
 
     async def _drained(self) -> None:
         self._drain.begin(self._shutdown_seconds)
-        self._services.library.stop()
-        await self._services.held.end_lost()
+        self._services.models.library.stop()
+        await self._services.answers.held.end_lost()
         self.server_state.default_headers = [
             *self.server_state.default_headers,
             (b"connection", b"close"),
@@ -136,7 +136,7 @@ class HttpServer(uvicorn.Server):
                 connection.shutdown()  # closes the connection after the answer
         # From now on, requests are short, because they are refused, only read some state, or end
         # something.
-        running = {*self.server_state.tasks, *self._services.held.tasks}
+        running = {*self.server_state.tasks, *self._services.answers.held.tasks}
         if running and not self.force_exit:
             _log.info(
                 "waiting for %s, at most %g s; press Ctrl-C again to exit now",

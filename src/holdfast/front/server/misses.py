@@ -32,13 +32,6 @@ MOST_BYTES = 8 << 20  # of all prompts together
 LONGEST_LINE = 240  # characters of a changed line that are shown
 LINES_BEFORE = 2
 LEAST_LOST = 256  # tokens
-_NO_MISS = {
-    CacheOutcome.COMPLETE.value,
-    CacheOutcome.NEW_TOKENS.value,
-    CacheOutcome.SCORED.value,
-    CacheOutcome.OFF.value,
-    CacheOutcome.NOTHING_STORED.value,
-}
 _PART_BYTES = 150  # of a `PromptPart` and its places in the tables, without its texts
 _PIECE = 4096  # characters that are compared at once
 _TOOL = "the definition of the tool "
@@ -160,7 +153,7 @@ class RecentMisses:
         tenant = self._tenants.setdefault(request.tenant, _Tenant())
         self._tenants.move_to_end(request.tenant)
         closest: Parts = ()
-        if explanation.reason not in _NO_MISS:
+        if explanation.reason.is_miss:
             closest = _closest(tenant.prompts.get(request.model, ()), parts)
         if lost_tokens(explanation, closest, parts) >= LEAST_LOST:
             tenant.misses.append(
@@ -246,9 +239,9 @@ def lost_tokens(explanation: Explanation, earlier: Parts, parts: Parts) -> int:
     that the most similar earlier prompt has, too: without the change, they would have been found.
     The latter are estimated from the number of characters.
     """
-    if explanation.reason in _NO_MISS:
+    if not explanation.reason.is_miss:
         return 0
-    if explanation.reason == CacheOutcome.FAILED.value:
+    if explanation.reason == CacheOutcome.FAILED:
         return explanation.read_tokens
     per_character = explanation.prompt_tokens / max(1, _characters(parts))
     at = _first_difference(earlier, parts)

@@ -21,6 +21,7 @@ from holdfast.front.structured.schema import (
     clean,
     join_place,
 )
+from holdfast.front.toolcalls.declared import named_types
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer
@@ -57,8 +58,7 @@ def _ends(node: Schema | bool, finite: set[str]) -> bool:
     for keyword in ("anyOf", "oneOf"):
         if keyword in node and not any(_ends(member, finite) for member in node[keyword]):
             return False
-    kinds = node.get("type", ())
-    kinds = (kinds,) if isinstance(kinds, str) else kinds
+    kinds = named_types(node)
     if not kinds or set(kinds) - {"object", "array"}:
         return True  # a value without members or items is possible
     return ("object" in kinds and _object_ends(node, finite)) or (

@@ -450,12 +450,13 @@ class CallParts:
         yield from stream.read()
         self.repair(*stream.repairs)
 
-    def end(self, *repairs: str, complete: bool = False) -> None:
+    def end(self, *repairs: str, closed: bool = True, complete: bool = False) -> None:
         """End the open call.
 
-        complete: True if the arguments were emitted as a whole object, including its last brace.
+        closed: whether its closing markup was there. complete: True if the arguments were emitted as
+        a whole object, including its last brace.
         """
-        self.repair(*repairs)
+        self.repair(*repairs, "" if closed else "unclosed_call")
         if not complete:
             self._write("}" if self.given else "{}")
         self.is_open = False

@@ -343,7 +343,7 @@ class KimiK3(CallFormat):
             if source.at_end or not (channel or parts.is_open):
                 break
         if parts.is_open:
-            parts.end("unclosed_call")
+            parts.end(closed=False)
         return True
 
     def _read_text(
@@ -396,7 +396,7 @@ class KimiK3(CallFormat):
             return _TEXTS.get(name)
         if name == "call":
             if parts.is_open:
-                parts.end("unclosed_call")
+                parts.end(closed=False)
             tool = parts.tools.named(attributes.get("tool", "")) if parts.reads_calls else None
             if tool is not None:
                 parts.begin(tool)

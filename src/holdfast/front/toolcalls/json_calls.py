@@ -134,7 +134,7 @@ class JsonCalls(CallFormat):
                 begun, repeated = True, 0
                 closed = yield from _close(source, parts, closing)
                 is_fine = closed or not opener or opener in endless
-                parts.end("" if is_fine else "unclosed_call", complete=True)
+                parts.end(closed=is_fine, complete=True)
                 source.drop_read()
         if begun:
             source.place = 0
@@ -474,7 +474,7 @@ class NamedJson(CallFormat):
                 closed = mark in last
             else:
                 break
-        parts.end("" if closed else "unclosed_call", complete=True)
+        parts.end(closed=closed, complete=True)
         source.drop_read()
 
 

@@ -80,7 +80,7 @@ class PythonCalls(CallFormat):
         while True:
             yield from source.skip_space()
             if source.at_end or (yield from source.standing(literals.stops)):
-                parts.end("unclosed_call")
+                parts.end(closed=False)
                 break
             if source.text[source.place] in ",)":
                 source.place += 1
@@ -193,7 +193,7 @@ class BracedCalls(CallFormat):
             source.drop_read()
             yield from source.skip_space()
             if source.at_end or (yield from source.standing(literals.stops)):
-                parts.end(*repairs, "unclosed_call")
+                parts.end(*repairs, closed=False)
                 return
             character = source.text[source.place]
             if character in ",}":

@@ -445,8 +445,8 @@ class TaggedParameters(CallFormat):
     ) -> Waiting[None]:
         """Read the closing tags of a call, which may be missing, and end the call."""
         yield from source.skip_space()
-        closed = yield from source.taken(self._close_call)
-        parts.end("" if closed else "unclosed_call", complete=complete)
+        closed = bool((yield from source.taken(self._close_call)))
+        parts.end(closed=closed, complete=complete)
         source.drop_read()
         yield from self._close_wrapper(source)
 

@@ -82,10 +82,10 @@ class Rotations(StepOperations):
 
     def __init__(self, *, transposes_once: bool = False) -> None:
         self._transposes_once = transposes_once
-        self._of_step: dict[tuple[Any, ...], _Factors] = {}
+        # both with the array whose id is part of the key, so that no other array gets that id
+        self._of_step: dict[tuple[Any, ...], tuple[_Factors, mx.array | None]] = {}
+        self._tables: dict[tuple[Any, ...], tuple[_Factors, mx.array | None]] = {}  # over steps
         self._shared: mx.array | None = None
-        # kept over steps; with the array whose id is part of the key
-        self._tables: dict[tuple[Any, ...], tuple[_Factors, mx.array | None]] = {}
 
     def share(self, offset: mx.array) -> mx.array:
         """Let all following rotations of this step at these positions share their factors, instead
@@ -132,15 +132,15 @@ class Rotations(StepOperations):
         """Requires `shares(offset)`. rotate: MLX's function."""
         kind = form.key(dtype)
         place = (offset if isinstance(offset, int) else None, tokens, *kind)
-        found = self._of_step.get(place)
-        if found is not None:
-            return found
+        known = self._of_step.get(place)
+        if known is not None:
+            return known[0]
         if tokens == 1 and isinstance(offset, int):
             index = offset % TABLE_POSITIONS
             found = self._table(rotate, form, offset - index, kind, dtype).at(index)
         else:
             found = _factors(rotate, form, offset, tokens=tokens, dtype=dtype)
-        self._of_step[place] = found
+        self._of_step[place] = found, form.freqs
         return found
 
     def _table(

@@ -31,7 +31,7 @@ from holdfast.worker.engine.sampling_draw import (
     largest,
 )
 
-BANNED_AT = SAMPLING_RANGES["logit_bias"][0]  # a bias this low means "never", not "rarely"
+BANNED_AT = SAMPLING_RANGES["logit_bias"].lowest  # a bias this low means "never", not "rarely"
 _ANY_TOKEN = np.int32(-1)  # a word with all bits set
 
 

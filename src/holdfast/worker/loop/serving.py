@@ -673,6 +673,9 @@ def _info(
         vision=_vision_info(loaded),
         draft_model="" if probed.draft is None else probed.draft.name,
         draft_weight_bytes=0 if probed.draft is None else probed.draft.weight_bytes,
+        kept_layers=loaded.kept_layers,
+        weights_note=loaded.note,
+        attention=runner.backend.describe_attention(loaded.model),
         warnings=warnings,
     )
 

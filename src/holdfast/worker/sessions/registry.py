@@ -22,7 +22,7 @@ from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.chain import Branch
 
 MOST_BRANCHES = 8  # several, so that an agent's side conversations do not displace its main one
-MOST_ALTERNATIVES = 128  # in addition; a session that is forgotten must know their blocks
+MOST_ALTERNATIVES = 128  # in addition; forgetting a session deletes their blocks too
 _RECORD_FORMAT = 2
 
 
@@ -39,9 +39,10 @@ class Session:
     metadata: dict[str, str] = field(default_factory=dict)
     forked_from: str = ""
     requests: int = 0
-    # the most recently used first, then the alternatives, oldest first
+    # the most recently used first, then the alternatives, the latest last
     branches: tuple[Branch, ...] = ()
-    alternatives: int = 0  # number of branches that are further choices of an answer (`n`)
+    # number of branches that are further choices of an answer (`n`) or were displaced by newer ones
+    alternatives: int = 0
 
     @property
     def expires_at(self) -> float | None:
@@ -101,7 +102,8 @@ class Session:
         return self.branches[:count], self.branches[count:]
 
     def _set_parts(self, main: Sequence[Branch], further: Sequence[Branch]) -> None:
-        further = further[-MOST_ALTERNATIVES:]
+        displaced = reversed(main[MOST_BRANCHES:])
+        further = (*further, *displaced)[-MOST_ALTERNATIVES:]
         self.branches = (*main[:MOST_BRANCHES], *further)
         self.alternatives = len(further)
 
