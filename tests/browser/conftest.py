@@ -8,9 +8,9 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.fakes.browser import Visitor, running_browser, visiting
-from tests.fakes.page_script import ANSWERS
+from tests.fakes.page_script import ANSWERS, MARKUP
 from tests.fakes.scripted_model import write_scripted
-from tests.fakes.server_process import ServerProcess, running_server
+from tests.fakes.server_process import ServerProcess, running_server, unhurried
 
 
 @pytest.fixture(scope="module")  # not longer: its event loop keeps others from running
@@ -23,18 +23,16 @@ def browser() -> Iterator[Browser]:
 def scripted_server(
     browser: Browser, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """A server whose model gives the answers of `page_script`; requested after the browser, so that
-    it does not start where the tests are skipped.
+    """A server whose model gives the answers of `page_script`, and whose store has a folder that
+    looks like markup; requested after the browser, so that it does not start where the tests are
+    skipped.
     """
     folder = write_scripted(tmp_path_factory.mktemp("scripted") / "model", ANSWERS)
-    store = tmp_path_factory.mktemp("store")
+    store = tmp_path_factory.mktemp("store") / MARKUP
     options = ("--name", "scripted", "--store", str(store), "--speculation", "off")
     options += ("--allowed-hosts", "harbour.example")
-    with pytest.MonkeyPatch.context() as patch:
-        # with kernels and drafts, long answers would end before a test can stop them
-        patch.setenv("HOLDFAST_KERNELS", "0")
-        with running_server(str(folder), *options) as server:
-            yield server
+    with running_server(str(folder), *options, environ=unhurried()) as server:
+        yield server
 
 
 @pytest.fixture

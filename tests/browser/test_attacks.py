@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,10 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from tests.fakes.browser import Visitor, visiting
-from tests.fakes.page_script import ANSWERS
-from tests.fakes.scripted_model import write_scripted
-from tests.fakes.server_process import ServerProcess, running_server
+from tests.fakes.page_script import MARKUP
+from tests.fakes.server_process import ServerProcess
 
 EVIL = "evil.example"
-MARKUP = "<img src=x onerror=document.title='stolen'>"
 SECRET = "the harbour master's secret"
 # actions of a page of another origin; each result is a text
 _TRIES = """async (server) => {
@@ -90,23 +87,15 @@ def elsewhere() -> Iterator[int]:
 
 
 @pytest.fixture(scope="module")
-def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server with a session, a secret, and a store whose folder looks like markup."""
-    model = write_scripted(tmp_path_factory.mktemp("scripted") / "model", ANSWERS)
-    store = tmp_path_factory.mktemp("store") / MARKUP
-    options = ("--name", "scripted", "--store", str(store), "--speculation", "off")
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        # with kernels, a long answer would end too early
-        patch.setenv("HOLDFAST_KERNELS", "0")
-        server = stack.enter_context(running_server(str(model), *options))
-        for session in ("kept", MARKUP):
-            body = {"model": "scripted", "prompt": f"{SECRET} {MARKUP}", "max_tokens": 1}
-            headers = {"X-Session-ID": session}
-            answer = httpx.post(
-                f"{server.url}/v1/completions", json=body, headers=headers, timeout=60
-            )
-            assert answer.status_code == 200, answer.text
-        yield server
+def server(scripted_server: ServerProcess) -> ServerProcess:
+    """A server with sessions and a secret."""
+    for session in ("kept", MARKUP):
+        body = {"model": "scripted", "prompt": f"{SECRET} {MARKUP}", "max_tokens": 1}
+        headers = {"X-Session-ID": session}
+        url = f"{scripted_server.url}/v1/completions"
+        answer = httpx.post(url, json=body, headers=headers, timeout=60)
+        assert answer.status_code == 200, answer.text
+    return scripted_server
 
 
 @pytest.fixture

@@ -16,11 +16,10 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from holdfast.front.server.access import named_key, write_keys
-from tests.fakes.browser import Visitor, visiting
+from tests.fakes.browser import Visitor, check_accessible, visiting
 from tests.fakes.cut_connection import relayed
 from tests.fakes.images import png
 from tests.fakes.page_script import ANSWERS
@@ -29,6 +28,7 @@ from tests.fakes.server_process import (
     ServerProcess,
     children_running,
     running_server,
+    unhurried,
     until,
 )
 
@@ -37,7 +37,7 @@ ADMIN, USER = "key-of-the-harbour-master", "key-of-a-sailor"
 PHONE = 390  # pixels
 SHORT_CONTEXT = 600  # tokens
 MOST_TOKENS = 16_384  # of an answer
-LONG = " ".join(f"word{number}" for number in range(4000))
+LONG = " ".join(f"word{number}" for number in range(600))
 TEXT = "When does the ferry to the island leave on Monday"
 
 
@@ -73,11 +73,9 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "model.speculation": "off",
     }
     options = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOLDFAST_KERNELS", "0")  # with kernels, long answers end too early
-        arguments = ("--models", str(folder / "models.toml"), "--store", "off", *options)
-        with running_server(*arguments) as server:
-            yield server
+    arguments = ("--models", str(folder / "models.toml"), "--store", "off", *options)
+    with running_server(*arguments, environ=unhurried()) as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)
@@ -139,6 +137,8 @@ _CLAIM = """
   };
 }
 """
+# stops an answer that another tab has deleted, which changes nothing
+_STOP_DELETED = "import('/page/files/chat-state.js').then(({ chat }) => chat.stop('deleted'))"
 _IS_STOP_SAVED = """async () => {
   const stored = await import('/page/files/conversations.js');
   return (await stored.runningTurns()).some(({ answer }) => answer.wantsStop);
@@ -178,11 +178,6 @@ def let_models_see(page: Page) -> None:
 
 def attached(page: Page) -> Locator:
     return page.get_by_role("list", name="Attached images").get_by_role("img")
-
-
-def check_accessible(page: Page) -> None:
-    found = Axe().run(page).response["violations"]
-    assert [(each["id"], each["nodes"][0]["html"]) for each in found] == []
 
 
 def test_a_message_is_sent_over_plain_http_from_another_host(
@@ -397,6 +392,8 @@ def test_an_answer_stopped_before_it_is_accepted_stays_stopped(
         visitor.until_answered()
         expect(page.get_by_text("Stopped.")).to_be_visible()
         assert len(held) == 2  # no message is sent again
+        page.evaluate(_STOP_DELETED)
+        assert page.get_by_role("article").count() == 1
 
 
 def test_a_full_context_is_explained_with_remedies(browser: Browser, server: ServerProcess) -> None:
@@ -615,12 +612,3 @@ def test_a_base_model_is_marked_as_unable_to_chat(
         expect(
             page.get_by_role("rowheader").or_(page.get_by_role("heading")).filter(has=mark)
         ).to_contain_text("base ")
-
-
-def test_stopping_a_deleted_answer_changes_nothing(visitor: Visitor) -> None:
-    visitor.ask("Hello")
-    visitor.until_answered()
-    visitor.page.evaluate(
-        "import('/page/files/chat-state.js').then(({ chat }) => chat.stop('deleted'))"
-    )
-    assert visitor.page.get_by_role("article").count() == 1

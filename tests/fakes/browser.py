@@ -1,7 +1,7 @@
 """A browser for tests of the page, confined to this machine.
 
-Chromium must be installed (on Debian: `apt install chromium`); tests that need it are skipped
-otherwise.
+Chromium must be installed (on Debian: `apt install chromium-headless-shell`, which needs half the
+processor time of `chromium`); tests that need it are skipped otherwise.
 """
 
 from __future__ import annotations
@@ -13,12 +13,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, Request, expect, sync_playwright
 
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+from tests.fakes.server_process import hurrying
+
+PROGRAMS = (
+    "chromium-headless-shell",
+    "chromium",
+    "chromium-browser",
+    "google-chrome-stable",
+    "google-chrome",
+)
 FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
+    "--in-process-gpu",
+    "--renderer-process-limit=1",
     "--disable-quic",
     "--no-first-run",
     "--disable-background-networking",
@@ -28,7 +39,7 @@ FLAGS = (
     # pages are not secure contexts. No other host is reached.
     "--host-resolver-rules=MAP *.example 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
-MISSING = "no Chromium is installed: `sudo apt install chromium`"
+MISSING = "no Chromium is installed: `sudo apt install chromium-headless-shell`"
 WAIT_MILLISECONDS = 30_000
 # messages that Chromium writes to the console although the page is correct
 HARMLESS = (
@@ -100,13 +111,25 @@ class Visitor:
         return bool(self.page.evaluate(_BRING, [kind, files, place]))
 
     def until_answered(self, answers: int = 1) -> str:
-        """Wait for the end of the last answer; returns its visible text, empty if it was stopped
-        before any.
+        """Wait for the end of the last answer, while unhurried servers hurry; returns its visible
+        text, empty if it was stopped before any.
         """
         article = self.page.get_by_role("article").nth(answers - 1)
-        article.get_by_role("button", name="Regenerate").wait_for()
+        with hurrying():
+            article.get_by_role("button", name="Regenerate").wait_for()
         expect(article.locator("markdown-text[aria-busy]")).to_have_count(0)  # all is drawn
         return "\n".join(article.locator("markdown-text").all_inner_texts())
+
+
+def check_accessible(page: Page) -> None:
+    found = Axe().run(page).response["violations"]
+    assert [(each["id"], node["html"]) for each in found for node in each["nodes"]] == []
+
+
+def check_fits(page: Page) -> None:
+    """The page cannot be scrolled sideways."""
+    document = page.locator("html")
+    assert document.evaluate("(html) => html.scrollWidth <= html.clientWidth")
 
 
 @contextlib.contextmanager

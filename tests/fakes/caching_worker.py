@@ -156,6 +156,21 @@ class CachingWorker:
             most_parked_bytes=most_parked_bytes,
         )
 
+    def loop(self, inbox: ScriptInbox) -> WorkerLoop:
+        return WorkerLoop(
+            engine=self.engine,
+            scheduler=self.scheduler,
+            inbox=inbox,
+            cache=self.cache,
+            sessions=self.sessions,
+            adapters=self._adapters,
+            memory=self.memory,
+            forms=self.forms,
+            speculates=self._speculates,
+            draft_model=self.draft_model,
+            costs=self.weights,
+        )
+
     def serve(
         self,
         script: Iterable[Sequence[Command]],
@@ -175,19 +190,7 @@ class CachingWorker:
             if isinstance(command, SequenceRequest)
         }
         inbox = ScriptInbox(script, in_turn=in_turn, on_receive=on_receive)
-        loop = WorkerLoop(
-            engine=self.engine,
-            scheduler=self.scheduler,
-            inbox=inbox,
-            cache=self.cache,
-            sessions=self.sessions,
-            adapters=self._adapters,
-            memory=self.memory,
-            forms=self.forms,
-            speculates=self._speculates,
-            draft_model=self.draft_model,
-            costs=self.weights,
-        )
+        loop = self.loop(inbox)
         loop.run()
         self.counters = loop.statistics()
         inbox.check_protocol(drawn_before=drawn_before)

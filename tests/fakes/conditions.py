@@ -29,7 +29,7 @@ from holdfast.files import compiled_code_folder, kernels_folder
 from holdfast.front.fleet.worker_files import of_this_machine
 from tests.fakes.volumes import read_only
 
-BUSY_PROCESSES = 12
+BUSY_PROCESSES = 6
 _BUSY = "while True: pass"
 # These headers belong to one connection, not to the message (RFC 9110, section 7.6.1).
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"}
@@ -50,7 +50,7 @@ def busy(processes: int = BUSY_PROCESSES) -> Iterator[None]:
 
 @pytest.fixture
 def busy_machine() -> Iterator[None]:
-    """12 other processes keep the cores busy during the test."""
+    """Other processes keep the cores busy during the test."""
     with busy():
         yield
 
@@ -171,11 +171,12 @@ def link_compiled(home: Path) -> None:
 
 @contextlib.contextmanager
 def read_only_home(folder: Path) -> Iterator[dict[str, str]]:
-    """Environment variables for a read-only home folder that contains compiled kernels."""
-    kernels = folder / ".cache" / "holdfast" / "kernels"
-    kernels.parent.mkdir(parents=True)
-    if (compiled := kernels_folder(os.environ)).is_dir():
-        shutil.copytree(compiled, kernels)
+    """Environment variables for a read-only home folder that contains compiled kernels and code."""
+    caches = folder / ".cache" / "holdfast"
+    caches.mkdir(parents=True)
+    for compiled in (kernels_folder(os.environ), Path(compiled_code_folder(os.environ))):
+        if compiled.is_dir():
+            shutil.copytree(compiled, caches / compiled.name)
     nowhere = dict.fromkeys(("XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"), "")
     with read_only(folder):
         yield {"HOME": str(folder), **nowhere}

@@ -106,7 +106,7 @@ def ask_always(monkeypatch: pytest.MonkeyPatch, *, seed: str) -> None:
     monkeypatch.setattr(drafts, "_LEAST_GENERATED", 1)
 
 
-def write_larger_demo(folder: Path, *, more_layers: int = 36) -> Path:
+def write_larger_demo(folder: Path, *, more_layers: int = 24) -> Path:
     """Write the bundled model with additional layers that change nothing: its answers are the same,
     but a step takes several times as long, so that a draft model is profitable.
     """

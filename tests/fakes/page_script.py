@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from tests.fakes.scripted_model import calls
 
-# different words, which take seconds to generate
-LONG = " ".join(f"word{number}" for number in range(1000))
+MARKUP = "<img src=x onerror=document.title='stolen'>"
+# different words
+LONG = " ".join(f"word{number}" for number in range(300))
 MARKDOWN = """# Ferry
 
 The ferry leaves at **noon**:

@@ -4,7 +4,6 @@ answer of each sequence alone.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from copy import copy
 from functools import cache, partial
@@ -16,7 +15,7 @@ from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.plan import BLOCK_TOKENS, Span, StepPlan
 from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.kv.bits import KVBits
-from tests.fakes.caching_worker import CachingWorker, greedy
+from tests.fakes.caching_worker import CachingWorker, greedy, random_prompt
 from tests.fakes.stepped_worker import SMALL_BLOCK
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
@@ -61,8 +60,7 @@ def worker(name: str, folder: Path | None = None, **more: Any) -> CachingWorker:
 
 
 def prompt_of(seed: str, tokens: int) -> tuple[int, ...]:
-    rng = random.Random(seed)
-    return tuple(rng.randrange(VOCAB_SIZE - 8) for _ in range(tokens))
+    return random_prompt(tokens, seed)
 
 
 @cache

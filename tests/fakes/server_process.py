@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -45,10 +47,12 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "holdfast.cli.main", "serve", *arguments]
 
 
+_SOURCE = str(Path(__file__).parents[2] / "src")
+
+
 def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of the server's process. changes: an empty value removes a variable."""
-    source = str(Path(__file__).parents[2] / "src")
-    own = {"PYTHONPATH": source, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    own = {"PYTHONPATH": _SOURCE, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     changed = {**os.environ, **own, **(changes or {})}
     return {name: value for name, value in changed.items() if value or name not in (changes or {})}
 
@@ -60,6 +64,30 @@ def python_output(code: str, **variables: str) -> str:
         command, env=environment(variables), capture_output=True, text=True, check=True
     )
     return done.stdout.strip()
+
+
+@functools.cache
+def _hurry() -> Path:
+    """The file that makes the unhurried servers of this process hurry."""
+    return Path(tempfile.mkdtemp(prefix="holdfast-tests-")) / "hurry"
+
+
+def unhurried() -> dict[str, str]:
+    """Changes to the environment with which every step of a worker takes longer, except while
+    `hurrying`.
+    """
+    folder = Path(__file__).parent / "unhurried"
+    return {"PYTHONPATH": f"{_SOURCE}:{folder}", "UNHURRIED_UNTIL": str(_hurry())}
+
+
+@contextlib.contextmanager
+def hurrying() -> Iterator[None]:
+    """Unhurried servers are as fast as others during the block."""
+    _hurry().touch()
+    try:
+        yield
+    finally:
+        _hurry().unlink()
 
 
 def _reading(pipe: IO[str], lines: list[str]) -> threading.Thread:
@@ -152,9 +180,11 @@ def unused_port() -> int:
 
 
 @contextlib.contextmanager
-def running_server(*arguments: str, port: int = 0) -> Iterator[ServerProcess]:
+def running_server(
+    *arguments: str, port: int = 0, environ: Mapping[str, str] | None = None
+) -> Iterator[ServerProcess]:
     """A ready server that ends in order when told to."""
-    server = ServerProcess(*arguments, port=port)
+    server = ServerProcess(*arguments, port=port, environ=environ)
     try:
         server.wait_ready()
         yield server

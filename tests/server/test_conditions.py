@@ -110,7 +110,7 @@ class MatrixServers:
         return self._stack.enter_context(proxy_before(self.open.url))
 
     def beside_busy_processes(self, feature: str) -> Any:
-        """The results of features next to 12 busy processes. All of one `make` run together, since
+        """The results of features next to busy processes. All of one `make` run together, since
         each alone would take several seconds.
         """
         if feature not in self._beside_busy_processes:
@@ -168,8 +168,8 @@ CONDITIONS = {
         caller=lambda places: replace(_plain(places), headers={"X-Holdfast-Tenant": "one"})
     ),
     BUSY: Condition(caller=_plain),
-    "a cache salt": Condition(caller=lambda places: replace(_plain(places), salt="of one chat")),
     "a slow disk": Condition(caller=lambda places: Caller(url=places.slow.url), place="slow"),
+    "a cache salt": Condition(caller=lambda places: replace(_plain(places), salt="of one chat")),
     "a read-only home": Condition(
         caller=lambda places: Caller(url=places.homeless.url),
         place="homeless",
@@ -215,7 +215,7 @@ def test_streams_equal_whole_answers(places: MatrixServers) -> None:
     assert places.expected("streams") == places.expected("chat")
 
 
-@pytest.mark.parametrize("name", ["keyed", "slow", *slow("open", "homeless")])
+@pytest.mark.parametrize("name", ["keyed", *slow("open", "slow", "homeless")])
 def test_a_restart_loses_nothing_in_any_condition(places: MatrixServers, name: str) -> None:
     server: ServerProcess = getattr(places, name)
     callers = [

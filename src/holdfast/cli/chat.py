@@ -46,6 +46,7 @@ from holdfast.errors import HoldfastError, ModelLoadError
 from holdfast.front.request import DEFAULT_ANSWER_TOKENS
 from holdfast.models.download import local_folder, source_of
 from holdfast.models.model_folder import DEFAULT_SAMPLING
+from holdfast.wire.requests import SAMPLING_RANGES
 from holdfast.worker.cpu.kernels.build import uncompiled
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ OwnServer: TypeAlias = Annotated[
 ]
 System: TypeAlias = Annotated[str, typer.Option("--system", help="System prompt.")]
 Temperature: TypeAlias = Annotated[
-    float | None, typer.Option(min=0, max=2, help="0 always takes the most likely token.")
+    float | None, typer.Option(min=0, max=2, help=SAMPLING_RANGES["temperature"].meaning)
 ]
 MaxTokens: TypeAlias = Annotated[
     int, typer.Option("--max-tokens", min=1, help="Maximum length of an answer in tokens.")
@@ -445,12 +446,15 @@ class ChatSession:
     def _without_images(self, text: str) -> str:
         """Attach the image files whose paths are in a message. Returns the rest of the message."""
         taken = take_images(text)
+        self._attach_files(taken.images)
+        return taken.text
+
+    def _attach_files(self, paths: Iterable[Path]) -> None:
         try:
-            for path in taken.images:
+            for path in paths:
                 self.attach(path, image_part(path))
         except ImageUnreadable as error:
             self._say(str(error))
-        return taken.text
 
     def ask(self, text: str) -> bool:
         """Send a message and print the answer as it arrives.
@@ -547,7 +551,7 @@ class ChatSession:
             case "/system":
                 self._say(self._system or "(no system prompt)")
             case "/image" if argument:
-                self._attach_typed(argument)
+                self._attach_files([typed_path(argument)])
             case "/image":
                 self._say("which image? /image PATH")
             case "/stats":
@@ -558,13 +562,6 @@ class ChatSession:
                 near = difflib.get_close_matches(command, _COMMANDS, n=1)
                 hint = f" did you mean {near[0]}?" if near else ""
                 self._say(f"there is no command {command};{hint} /help lists the commands")
-
-    def _attach_typed(self, typed: str) -> None:
-        path = typed_path(typed)
-        try:
-            self.attach(path, image_part(path))
-        except ImageUnreadable as error:
-            self._say(str(error))
 
     def _reset(self) -> None:
         self._messages.clear()

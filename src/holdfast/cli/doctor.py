@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import typer
 
-from holdfast.cli.output import BAD_INPUT, Json, complain, count_text, load_progress
+from holdfast.cli.output import BAD_INPUT, Json, complain, count_text, load_progress, print_json
 from holdfast.cli.quality import quality_text
 from holdfast.cli.settings import settings_command
 from holdfast.config import EffectiveSettings, ModelSettings, SchedulerSettings, StoreSettings
@@ -78,7 +78,7 @@ def doctor(
     with run_folder(os.environ), load_progress(effective.settings.log) as progress:
         found = diagnose(model, listed=listed, progress=progress)
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        print_json(found)
     else:
         _print_diagnosis(found)
     for problem in found.problems:

@@ -19,7 +19,14 @@ from typing import Annotated, TypeAlias
 import msgspec
 import typer
 
-from holdfast.cli.output import Json, load_progress, new_table, print_table, size_text
+from holdfast.cli.output import (
+    Json,
+    load_progress,
+    new_table,
+    print_json,
+    print_table,
+    size_text,
+)
 from holdfast.cli.settings import settings_command
 from holdfast.config import EffectiveSettings, ModelSettings
 from holdfast.errors import ConfigError, HoldfastError
@@ -110,7 +117,7 @@ def quality(
         progress("ready", 1.0)
     save_quality(report, os.environ)
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+        print_json(report)
     else:
         _print(report)
 

@@ -75,7 +75,7 @@ def list_models(folder: Folder = None, config: Config = None, as_json: Json = Fa
         path = Path(_store_settings(folder, config).folder)
         models = list_store(path)
     if as_json:
-        print_json([dataclasses.asdict(model) for model in models])
+        print_json(models)
         return
     _warn_of_other_store(path)
     if models:
@@ -95,7 +95,7 @@ def show_store(folder: Folder = None, config: Config = None, as_json: Json = Fal
         settings = _store_settings(folder, config)
         summary = summarize_store(Path(settings.folder), limits=store_limits(settings))
     if as_json:
-        print_json(dataclasses.asdict(summary))
+        print_json(summary)
         return
     _warn_of_other_store(Path(settings.folder))
     print_rows(_summary_rows(summary))

@@ -125,7 +125,7 @@ def recommended_sampling(config: Mapping[str, Any]) -> dict[str, float]:
 
     `do_sample: false` means temperature 0.
     """
-    read = {name: SAMPLING_RANGES[name].read(config.get(name)) for name in _RECOMMENDED}
+    read = {name: SAMPLING_RANGES[name].accepted(config.get(name)) for name in _RECOMMENDED}
     usable = {name: value for name, value in read.items() if value is not None}
     if config.get("do_sample") is False:
         usable["temperature"] = 0.0

@@ -122,7 +122,7 @@ class SamplingRange(NamedTuple):
     meaning: str
     kind: type[float] = float  # int: only whole numbers
 
-    def read(self, value: object) -> float | None:
+    def accepted(self, value: object) -> float | None:
         """Return a value from a file as a number; None if it is not one of the range."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None

@@ -444,7 +444,7 @@ def _sampling(entry: Mapping[str, Any]) -> dict[str, float]:
             hint = did_you_mean(key, _SAMPLING)
             raise ConfigError(f"unknown key sampling.{key}{hint}; keys: {', '.join(_SAMPLING)}")
         allowed = SAMPLING_RANGES[key]
-        if (read := allowed.read(value)) is None:
+        if (read := allowed.accepted(value)) is None:
             raise ConfigError(
                 f"sampling.{key} = {value} is not allowed; allowed: a number from "
                 f"{allowed.lowest:g} to {allowed.highest:g}"

@@ -21,7 +21,7 @@ from holdfast.front.structured.schema import (
     clean,
     join_place,
 )
-from holdfast.front.toolcalls.declared import named_types
+from holdfast.front.toolcalls.declared import definition_name, items_of, named_types
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer
@@ -51,7 +51,7 @@ def is_endless(clean: CleanSchema) -> bool:
 def _ends(node: Schema | bool, finite: set[str]) -> bool:
     if isinstance(node, bool) or "enum" in node or "const" in node:
         return True
-    if "$ref" in node and node["$ref"].rsplit("/", 1)[-1] not in finite:
+    if "$ref" in node and definition_name(node["$ref"]) not in finite:
         return False
     if not all(_ends(member, finite) for member in node.get("allOf", ())):
         return False
@@ -73,9 +73,7 @@ def _object_ends(node: Schema, finite: set[str]) -> bool:
 
 def _array_ends(node: Schema, finite: set[str]) -> bool:
     least = node.get("minItems", 0)
-    first, others = node.get("prefixItems", ()), node.get("items", True)
-    if isinstance(others, list):  # as in draft 7
-        first, others = others, node.get("additionalItems", True)
+    first, others = items_of(node)
     return all(_ends(item, finite) for item in first[:least]) and (
         least <= len(first) or _ends(others, finite)
     )
@@ -239,7 +237,7 @@ def _parts(
     for keyword, inner, key in children(node, place=place):
         if isinstance(inner, dict):  # `false`, which no value satisfies, is not a fault by itself
             yield join_place(place, keyword, *key), inner
-    name = node.get("$ref", "").rsplit("/", 1)[-1]
+    name = definition_name(node.get("$ref", ""))
     if name and name not in seen and isinstance(found.schema, dict):
         seen.add(name)
         yield found.origins[name], found.schema["$defs"][name]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from holdfast.front.structured.keywords import LISTS, MAPS, SINGLES, atoms
+from holdfast.front.toolcalls.declared import definition_name, listed_values, named_types
 
 _YEAR: Final = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
 _DAY: Final = "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
@@ -240,10 +241,10 @@ class Rules:
         """Return the text of the grammar that begins with this expression."""
         return "\n".join((f"start: {start}", *self._lines)) + "\n"
 
-    def _named(self, body: str, form: str) -> str:
-        key = form + body
+    def _named(self, body: str, spelling: str) -> str:
+        key = spelling + body
         if key not in self._names:
-            self._names[key] = form.format(len(self._names))
+            self._names[key] = spelling.format(len(self._names))
             self._lines.append(f"{self._names[key]}: {body}")
         return self._names[key].removesuffix("[lazy]")
 
@@ -314,10 +315,9 @@ def _levels_of(
     for keyword in ("anyOf", "oneOf", "allOf"):
         levels += [levels_of(inner, most) for inner in node.get(keyword, ())]
     if "$ref" in node:
-        levels.append(levels_of(definitions.get(node["$ref"].rpartition("/")[2]), most))
+        levels.append(levels_of(definitions.get(definition_name(node["$ref"])), most))
     if not levels and not {"enum", "const"} & node.keys():
-        kinds = node.get("type", "object")
-        is_nested = bool({"object", "array"} & ({kinds} if isinstance(kinds, str) else {*kinds}))
+        is_nested = bool({"object", "array"} & {*(named_types(node) or ("object",))})
         levels.append(most if is_nested else 0)  # any object or list
     known[key] = min(most, max(levels, default=0))
     return known[key]
@@ -412,8 +412,7 @@ def content_of(node: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
 
     Also returns the first keyword that the expressions do not express; empty if there is none.
     """
-    values = node.get("enum", [node["const"]] if "const" in node else None)
-    if values is not None:
+    if (values := listed_values(node)) is not None:
         listed = "|".join(escaped(value) for value in values if isinstance(value, str))
         return (f"({listed})",), ""
     found = []

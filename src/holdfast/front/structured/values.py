@@ -27,7 +27,13 @@ from holdfast.front.toolcalls.call_format import (
     TaggedValues,
     Values,
 )
-from holdfast.front.toolcalls.declared import References, named_types, types_of
+from holdfast.front.toolcalls.declared import (
+    References,
+    items_of,
+    listed_values,
+    named_types,
+    types_of,
+)
 
 _OF_STRINGS: Final = ("pattern", "minLength", "maxLength", "format")
 _OF_NUMBERS: Final = (
@@ -231,8 +237,7 @@ class _Tags:
 def _by_type(node: Schema) -> Iterator[Schema]:
     """Split a schema into one for strings and one for all other values."""
     kinds = named_types(node)
-    if "enum" in node or "const" in node:
-        values = node.get("enum", [node.get("const")])
+    if (values := listed_values(node)) is not None:
         texts = [value for value in values if isinstance(value, str)]
         if texts:
             yield {"type": "string", "enum": texts}
@@ -305,8 +310,7 @@ class _NestedTags:
         kind = node.get("type")
         if kind == "null":
             return ""
-        if "enum" in node or "const" in node:
-            values = node.get("enum", [node.get("const")])
+        if (values := listed_values(node)) is not None:
             listed = [value for value in values if isinstance(value, str | int | float)]
             written = (value if isinstance(value, str) else json.dumps(value) for value in listed)
             return f"{one_of(map(self._rules.literal, written))} {end}" if listed else ""
@@ -375,9 +379,8 @@ class _Literals:
             return self._any_value()
         if "$ref" in node:
             return self._definition(node["$ref"])
-        if "enum" in node or "const" in node:
+        if (values := listed_values(node)) is not None:
             write = self._rules.literal if self._syntax.quote else literal
-            values = node.get("enum", [node.get("const")])
             return one_of(write(self._syntax.value(value)) for value in values)
         for keyword in ("anyOf", "oneOf"):
             if keyword in node:
@@ -412,9 +415,7 @@ class _Literals:
         return f"{self._rules.literal(quote)} {self._rules.text_before(quote, content=content)}"
 
     def _array(self, node: Schema) -> str:
-        first, others = node.get("prefixItems", []), node.get("items", True)
-        if isinstance(others, list):  # as in draft 7
-            first, others = others, node.get("additionalItems", True)
+        first, others = items_of(node)
         least, most = node.get("minItems", 0), node.get("maxItems")
         comma = literal(self._syntax.comma)
         tail = ""

@@ -247,7 +247,9 @@ def _read_arguments(
     else:
         text, _ = yield from source.read_to(ends)
         if text.strip():
-            strings = [key for key in parts.types.properties if parts.types.of(key) == STRING]
+            strings = [
+                key for key in parts.types.properties if parts.types.of_parameter(key) == STRING
+            ]
             parts.key(strings[0] if len(strings) == 1 else "input")
             parts.json(json_text(text))
         parts.end("raw_arguments" if text.strip() else "no_arguments")
@@ -402,7 +404,7 @@ class KimiK3(CallFormat):
                 parts.begin(tool)
                 return None
         elif name == "argument" and parts.is_open and "key" in attributes:
-            types = parts.types.of(attributes["key"])
+            types = parts.types.of_parameter(attributes["key"])
             if "type" in attributes:
                 types = STRING if attributes["type"] == "string" else JSON_TYPES
             parts.key(attributes["key"])

@@ -41,14 +41,32 @@ def named_types(schema: Mapping[str, Any]) -> tuple[str, ...]:
     return (named,) if isinstance(named, str) else strings(named)
 
 
+def listed_values(schema: Mapping[str, Any]) -> Sequence[Any] | None:
+    """The only values that a schema allows (`enum`, `const`); None if it lists none."""
+    if isinstance(listed := schema.get("enum"), list | tuple):
+        return listed
+    return [schema["const"]] if "const" in schema else None
+
+
+def items_of(schema: Mapping[str, Any]) -> tuple[Sequence[Any], Any]:
+    """The schemas of an array's first items, one each, and the schema of all others."""
+    first, others = schema.get("prefixItems", []), schema.get("items", True)
+    if isinstance(others, list):  # as in draft 7
+        return others, schema.get("additionalItems", True)
+    return first, others
+
+
+def definition_name(reference: str) -> str:
+    """The name of the definition in `$defs` that a reference points to."""
+    return reference.rpartition("/")[2]
+
+
 def types_of(schema: Mapping[str, Any]) -> Iterator[str]:
     """Iterate over the types that a schema allows directly; none if it does not say."""
     if schema.get("type"):
         yield from named_types(schema)
-    elif isinstance(schema.get("enum"), list):
-        yield from map(type_of, schema["enum"])
-    elif "enum" in schema or "const" in schema:
-        yield type_of(schema.get("const"))
+    elif (values := listed_values(schema)) is not None:
+        yield from map(type_of, values)
     elif "properties" in schema or "required" in schema:
         yield "object"
     elif "items" in schema or "prefixItems" in schema:
@@ -180,7 +198,7 @@ class ParameterTypes:
         found = root.get("properties")
         self.properties: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
 
-    def of(self, key: str) -> frozenset[str]:
+    def of_parameter(self, key: str) -> frozenset[str]:
         """Return the JSON Schema names of a parameter's types; empty if they are unknown."""
         return self.allowed(self.properties.get(key))
 

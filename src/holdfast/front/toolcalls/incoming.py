@@ -121,6 +121,11 @@ class Incoming:
         """Move the reader's position past white space."""
         self.place = yield from self.after_space(self.place, spaces=spaces)
 
+    def taken_next(self, *marks: str) -> Waiting[str]:
+        """Move past white space, and then past one of the marks, as `taken` does."""
+        yield from self.skip_space()
+        return (yield from self.taken(*marks))
+
     def find(
         self, marks: Sequence[str], start: int, *, limit: int | None = None
     ) -> Waiting[tuple[int, str]]:

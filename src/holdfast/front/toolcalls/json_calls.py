@@ -388,8 +388,7 @@ class NamedJson(CallFormat):
             begun = True
         source.place = start
         if begun and in_section:
-            yield from source.skip_space()
-            yield from source.taken(self.section[1].strip())
+            yield from source.taken_next(self.section[1].strip())
         return begun
 
     def _read_call(self, source: Incoming, parts: CallParts) -> Waiting[bool]:

@@ -48,8 +48,7 @@ class PythonCalls(CallFormat):
         """Read the calls that start at an opener. Returns False if there are none."""
         close = self.wrapper[1]
         yield from source.taken(self.wrapper[0])
-        yield from source.skip_space()
-        yield from source.taken("[")
+        yield from source.taken_next("[")
         literals, begun = Literals(stops=(close,)), False
         while True:
             yield from source.skip_space()
@@ -63,8 +62,7 @@ class PythonCalls(CallFormat):
                 source.place = start
                 return begun
             begun = True
-        yield from source.skip_space()
-        yield from source.taken(close)
+        yield from source.taken_next(close)
         return begun
 
     def _read_call(self, source: Incoming, parts: CallParts, literals: Literals) -> Waiting[bool]:
@@ -160,15 +158,13 @@ class BracedCalls(CallFormat):
             return False
         while (yield from self._read_another(source, parts)):
             pass
-        yield from source.skip_space()
-        yield from source.taken(self.wrapper[1])
+        yield from source.taken_next(self.wrapper[1])
         return True
 
     def _read_another(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
         """Read another call between the same markers. Returns False if there is none."""
         start = source.place
-        yield from source.skip_space()
-        if (yield from source.taken(",")):
+        if (yield from source.taken_next(",")):
             yield from source.skip_space()
         if (yield from source.taken(self.lead)) and (yield from self._read_call(source, parts)):
             return True

@@ -73,8 +73,7 @@ class Literals:
 
         ends: the characters that end an unquoted value.
         """
-        yield from source.skip_space()
-        quote = yield from source.taken(*self.raw_quotes, *_QUOTES)
+        quote = yield from source.taken_next(*self.raw_quotes, *_QUOTES)
         if quote:
             return json_text((yield from self._string(source, repairs, quote)))
         opener = source.text[source.place : source.place + 1]
@@ -92,8 +91,7 @@ class Literals:
                 _note(repairs, "quoted_key")
         else:
             key = yield from _before(source, (":", ",", "}", *self.stops))
-        yield from source.skip_space()
-        yield from source.taken(":")
+        yield from source.taken_next(":")
         return key
 
     def _string(self, source: Incoming, repairs: list[str], quote: str) -> Waiting[str]:

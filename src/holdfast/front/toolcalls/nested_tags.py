@@ -147,7 +147,7 @@ class KeyValueTags(CallFormat):
         parts.begin(tool, repair="words_for_tags")
         for key, text in words.items():
             parts.key(key)
-            parts.typed(text, parts.types.of(key))
+            parts.typed(text, parts.types.of_parameter(key))
         closed = yield from self._close(source)
         parts.end(closed=closed)
         source.drop_read()
@@ -172,7 +172,9 @@ class KeyValueTags(CallFormat):
             opened = yield from source.taken(value_open)
             parts.repair("" if mark == key_close and opened else "missing_tag")
             parts.key(name.strip())
-            yield from read_value(source, parts, self._value_ends(), types=parts.types.of(name))
+            yield from read_value(
+                source, parts, self._value_ends(), types=parts.types.of_parameter(name)
+            )
             yield from source.skip_space(spaces=_SPACES)
         closed = yield from self._close(source)
         parts.end(closed=closed)
@@ -271,8 +273,7 @@ class NestedTags(CallFormat):
             yield from source.skip_space()
             if (yield from read_json_body(source, parts, stops=(self.mark,))):
                 parts.end(complete=True)
-                yield from source.skip_space()
-                yield from source.taken(f"{self.mark}</{self.call}>")
+                yield from source.taken_next(f"{self.mark}</{self.call}>")
                 return
             start = source.place
             tag = yield from self._tag(source)
@@ -282,7 +283,7 @@ class NestedTags(CallFormat):
                 parts.end(closed=closed)
                 return
             parts.key(tag.name)
-            if parts.types.of(tag.name) == STRING:
+            if parts.types.of_parameter(tag.name) == STRING:
                 yield from read_value(source, parts, self._string_ends(tag.name), types=STRING)
             else:
                 schema = parts.types.properties.get(tag.name)

@@ -332,8 +332,7 @@ class TaggedParameters(CallFormat):
             begun = begun or read
             if not read or not closers:
                 return begun
-            yield from source.skip_space()
-            if (yield from source.taken(*closers)):
+            if (yield from source.taken_next(*closers)):
                 return True
             if not (yield from source.standing(self.openers)):
                 return True
@@ -374,8 +373,7 @@ class TaggedParameters(CallFormat):
     def _read_values(self, source: Incoming, parts: CallParts) -> Waiting[None]:
         """Read the parameters of an open call, and the end of the call."""
         while True:
-            yield from source.skip_space()
-            form = yield from source.taken(*_forms(self._open_value))
+            form = yield from source.taken_next(*_forms(self._open_value))
             tag = (yield from header(source)) if form else None
             if tag is not None:
                 parts.repair("" if form == self._open_value else "parameter_form")
@@ -412,7 +410,7 @@ class TaggedParameters(CallFormat):
     def _types_of(self, tag: TagHeader, parts: CallParts) -> frozenset[str]:
         if self.types[0] and tag.type:
             return JSON_TYPES if tag.type.lower() == "false" else STRING
-        return parts.types.of(tag.name)
+        return parts.types.of_parameter(tag.name)
 
     def _read_value(self, source: Incoming, parts: CallParts, tag: TagHeader) -> Waiting[None]:
         types = self._types_of(tag, parts)
@@ -452,8 +450,7 @@ class TaggedParameters(CallFormat):
 
     def _close_wrapper(self, source: Incoming) -> Waiting[None]:
         if self.wrapper[1]:
-            yield from source.skip_space()
-            yield from source.taken(self.wrapper[1].strip())
+            yield from source.taken_next(self.wrapper[1].strip())
 
 
 def _may_wrap(name: str, parts: CallParts) -> bool:

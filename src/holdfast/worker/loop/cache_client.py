@@ -128,7 +128,7 @@ class CacheClient:
         return [
             sequence
             for sequence in self._ledger.live()
-            if sequence.scheduled.waits_for in reasons and not sequence.is_open
+            if not sequence.is_open and sequence.scheduled.waits_for in reasons
         ]
 
     @property
@@ -181,7 +181,7 @@ class CacheClient:
 
     @_guarded(
         "request %s is prefilled from its first token",
-        otherwise=lambda client, sequence: client.restart_cold(sequence),
+        otherwise=lambda client, sequence: client._restart_cold(sequence),
     )
     def look_up(self, sequence: LiveSequence) -> None:
         """Find the cached prefix of a waiting sequence. As soon as the prefix is in memory, the
@@ -191,7 +191,7 @@ class CacheClient:
         cache = self._cache_for(request)
         start = sequence.start
         if cache is None or start.trust is Trust.NOTHING:
-            self.restart_cold(sequence)
+            self._restart_cold(sequence)
             return
         if self._scheduler.admits_one_at_a_time and self._looked_up():
             self._postpone(sequence)
@@ -219,7 +219,7 @@ class CacheClient:
                 have=lookup.cached_tokens,
                 boundaries=self.boundaries(request) or None,
             )
-        self._take_fetched(cache, sequence)
+        self._take_fetched(sequence)
 
     def _wait(self, sequence: LiveSequence, reason: WaitReason) -> None:
         sequence.wait(reason, now=self._clock())
@@ -246,10 +246,11 @@ class CacheClient:
         self._wait(sequence, WaitReason.TWIN)
         return True
 
-    def _take_fetched(self, cache: PrefixCache, sequence: LiveSequence) -> None:
+    def _take_fetched(self, sequence: LiveSequence) -> None:
         """Take blocks that were read; the sequence may start if its cached prefix is in memory."""
+        assert self._cache is not None
         assert sequence.start.lookup is not None
-        if cache.advance(sequence.start.lookup):
+        if self._cache.advance(sequence.start.lookup):
             self._let_start(sequence)
         else:
             self._wait(sequence, WaitReason.DISK)
@@ -285,40 +286,40 @@ class CacheClient:
 
     @_guarded(
         "cached prefixes could not be restored; the requests prefill them",
-        otherwise=lambda client: client.restart_all_cold(),
+        otherwise=lambda client: client._restart_all_cold(),
     )
     def advance(self) -> None:
         """Take blocks that were read from disk, repeat lookups, prepare images, and do the cache's
         housekeeping.
         """
-        self._prepare_images()
-        if self._cache is None:
-            return
-        if self._scheduler.admits_one_at_a_time:
+        if self._cache is not None and self._scheduler.admits_one_at_a_time:
             for sequence in self._looked_up()[1:]:
                 self._postpone(sequence)
-        for sequence in self._waiting(WaitReason.LOOKUP):
-            self.look_up(sequence)
-        for sequence in self._waiting(WaitReason.DISK):
-            self._take_fetched(self._cache, sequence)
-        self._cache.tend()
+        if self.is_waited_for:
+            self._prepare_images()
+            for sequence in self._waiting(WaitReason.LOOKUP):
+                self.look_up(sequence)
+            for sequence in self._waiting(WaitReason.DISK):
+                self._take_fetched(sequence)
+        if self._cache is not None:
+            self._cache.tend()
 
-    def restart_cold(self, sequence: LiveSequence) -> None:
+    def _restart_cold(self, sequence: LiveSequence) -> None:
         """Let a waiting sequence start from its first token, without the cache."""
         sequence.start.release()
         self._let_start(sequence)
 
-    def restart_all_cold(self) -> None:
+    def _restart_all_cold(self) -> None:
         """Let every sequence that waits for the cache start from its first token."""
         for sequence in self._waiting(
             WaitReason.LOOKUP, WaitReason.DISK, WaitReason.TWIN, WaitReason.IMAGES
         ):
             self._in_flight.withdraw(sequence.id)
-            self.restart_cold(sequence)
+            self._restart_cold(sequence)
 
     @_guarded(
         "requests that waited for %s start from their first token",
-        otherwise=lambda client, sequence: client.restart_all_cold(),
+        otherwise=lambda client, sequence: client._restart_all_cold(),
     )
     def withdraw(self, sequence: LiveSequence) -> None:
         """Record that a sequence has ended, or is preempted or paused: it no longer looks up or
@@ -650,15 +651,12 @@ class CacheClient:
             self._cache.figures(), waiting=self._in_flight.waiting, waits=self._in_flight.waits
         )
 
-    @_guarded("some cached blocks could not be saved to disk")
-    def offer_rest(self) -> None:
-        """Save all unsaved blocks, because the worker is shutting down."""
+    def close(self, *, saves_all: bool) -> None:
+        """Write queued blocks to disk, or all unsaved ones, and close the cache."""
         if self._cache is not None:
-            self._cache.offer_rest()
-
-    def close(self) -> None:
-        """Write queued blocks to disk, and close the cache."""
-        if self._cache is not None:
+            if saves_all:
+                with costing_no_answer("some cached blocks could not be saved to disk"):
+                    self._cache.offer_rest()
             self._cache.close()
 
 

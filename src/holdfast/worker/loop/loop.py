@@ -192,7 +192,7 @@ class WorkerLoop:
         except Exception:
             self._send()
             self._close_sessions(is_complete=False)
-            self._cache.close()
+            self._cache.close(saves_all=False)
             raise
         finally:
             self._engine.close_images()
@@ -204,8 +204,7 @@ class WorkerLoop:
         self._send()
         self._cache.flush()
         self._close_sessions(is_complete=True)
-        self._cache.offer_rest()
-        self._cache.close()
+        self._cache.close(saves_all=True)
 
     def statistics(self, *, in_answer: bool = False) -> WorkerStatistics:
         """Counters since the start, and current gauges."""

@@ -54,7 +54,7 @@ _GOES_ON = Ending(1, None)  # the usual case: one token that is not the last
 
 
 @dataclass(slots=True)
-class GeneratedAnswer:
+class AnswerSoFar:
     """The answer so far, and the rule that ends it; or the scores or the embedding of a prompt."""
 
     max_tokens: int
@@ -196,7 +196,7 @@ class LiveSequence:
     request: SequenceRequest
     scheduled: ScheduledSequence
     times: Times
-    answer: GeneratedAnswer = field(init=False)
+    answer: AnswerSoFar = field(init=False)
     start: CachedStart = field(default_factory=CachedStart)
     drafts: SequenceDrafts = field(default_factory=SequenceDrafts)
     chain: bytearray = field(default_factory=bytearray)  # prompt and answer, packed
@@ -217,7 +217,7 @@ class LiveSequence:
         request = self.request
         # idle work has the form of its conversation; an answer that was begun keeps its form
         self.keeps_form = request.is_idle_work or bool(request.generated_token_ids)
-        self.answer = GeneratedAnswer(
+        self.answer = AnswerSoFar(
             request.max_tokens, frozenset(request.stop_token_ids), list(request.generated_token_ids)
         )
         self.chain += request.prompt_token_ids.packed + request.generated_token_ids.packed
