@@ -12,7 +12,14 @@ from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import CacheFigures, CacheOutcome
 from holdfast.worker.engine.plan import KeepPolicy, StepPlan
 from holdfast.worker.prefix.chain import ChainBlock, Cursor, Root, pack_tokens
-from holdfast.worker.prefix.lookup import HeldMemory, LiveChain, Lookup, ReusePlan, Shortfall
+from holdfast.worker.prefix.lookup import (
+    CachedStart,
+    HeldMemory,
+    LiveChain,
+    Lookup,
+    ReusePlan,
+    Shortfall,
+)
 from holdfast.worker.prefix.tiers import EvictionOrder
 from tests.fakes.fake_engine import FakeEngine
 
@@ -156,9 +163,13 @@ class FakeCache:
         self._called("gone")
         return tuple(key for key in keys if key not in self.blocks)
 
-    def forget_unsound(self, keys: Sequence[bytes], *, root: Root) -> tuple[bytes, ...]:
-        self._called("forget_unsound")
-        return ()
+    def distrust(self, start: CachedStart, computed: Sequence[bytes]) -> tuple[bytes, ...]:
+        self._called("distrust")
+        return self.forget(computed)
+
+    def blame(self, start: CachedStart) -> tuple[bytes, ...]:
+        self._called("blame")
+        return self.forget(start.blocks)
 
     def tend(self) -> None:
         self._called("tend")

@@ -25,7 +25,8 @@ METHODS = [
     "keep",
     "forget",
     "gone",
-    "forget_unsound",
+    "distrust",
+    "blame",
     "tend",
     "offer_rest",
 ]

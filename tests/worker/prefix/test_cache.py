@@ -22,6 +22,7 @@ from holdfast.worker.kv.layer import ArrayForm, SnapshotMismatch
 from holdfast.worker.kv.live import Snapshot
 from holdfast.worker.kv.quantized import quantized
 from holdfast.worker.prefix.chain import Cursor, pack_tokens
+from holdfast.worker.prefix.lookup import CachedStart
 from tests.fakes.architectures import KEEPABLE, each_of, probed
 from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.poison import Change, rewrite
@@ -98,7 +99,8 @@ def test_stored_blocks_have_the_measured_form_at_any_length(
             assert subject.cache.keep(cursor, sequence_of(subject.engine), kept)
         subject.engine.close("a")
     for key in tuple(subject.index._tree):
-        assert subject.cache.forget_unsound((key,), root=subject.index.root()) == ()
+        start = CachedStart(cursor=Cursor(subject.index.root()), blocks=(key,))
+        assert subject.cache.distrust(start, ()) == ()
 
 
 def left_by(engine: Engine) -> Kept:

@@ -27,10 +27,10 @@ from holdfast.wire.events import CacheFigures, CacheOutcome, CacheReport, WaitRe
 from holdfast.wire.requests import TOKEN_BYTES, RequestId, common_tokens
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.loop.device_steps import costing_no_answer
-from holdfast.worker.loop.sequences import Ledger, LiveSequence, Trust
+from holdfast.worker.loop.sequences import Ledger, LiveSequence
 from holdfast.worker.prefix.chain import Cursor, Root
 from holdfast.worker.prefix.in_flight import InFlightPrefills
-from holdfast.worker.prefix.lookup import LiveChain
+from holdfast.worker.prefix.lookup import LiveChain, Trust
 from holdfast.worker.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run time
@@ -475,35 +475,21 @@ class CacheClient:
 
     @_guarded("the blocks of request %s could not be forgotten")
     def distrust(self, sequence: LiveSequence) -> None:
-        """Forget the state that a failed sequence computed, and those of the blocks it started from
-        that are damaged.
-
-        Other blocks stay until the sequence has succeeded without them (`blame`), because a model
-        may fail on one prompt although the cached blocks are right.
+        """Forget the state that a failed sequence computed, and damaged state that it started
+        from.
         """
         self.discard((sequence,))
         if self._cache is None:
             return
-        gone = self._cache.forget(tuple(sequence.inserted))
-        start = sequence.start
-        if start.live is not None and start.trust is Trust.ALL:
-            start.live.is_stale = True
-        elif start.trust is not Trust.NOTHING:
-            unsound = self._cache.forget_unsound(start.blocks, root=_root(self._cache, sequence))
-            if unsound:
-                start.blocks = ()
-            gone += unsound
-        self._repeat_without(gone)
+        self._repeat_without(self._cache.distrust(sequence.start, tuple(sequence.inserted)))
 
     @_guarded("the blocks that request %s started from could not be forgotten")
     def blame(self, sequence: LiveSequence) -> None:
         """Forget the blocks that a sequence first started from, because it succeeded without the
         cache.
         """
-        blocks = sequence.start.blocks
-        sequence.start.blocks = ()
-        if self._cache is not None and blocks:
-            self._repeat_without(self._cache.forget(blocks))
+        if self._cache is not None:
+            self._repeat_without(self._cache.blame(sequence.start))
 
     @_guarded("requests may start from blocks of a forgotten session")
     def repeat_without_forgotten(self) -> None:

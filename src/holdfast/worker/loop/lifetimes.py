@@ -14,7 +14,7 @@ from holdfast.wire.requests import RequestId
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.device_steps import DeviceFailed, device_call
-from holdfast.worker.loop.sequences import Ledger, LiveSequence, Trust
+from holdfast.worker.loop.sequences import Ledger, LiveSequence
 from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
 
@@ -209,7 +209,7 @@ class Lifetimes:
             return
         self.close(sequence, is_healthy=False)
         sequence.reuse_nothing()
-        sequence.start.trust = Trust.BLOCKS if blames_live_state else Trust.NOTHING
+        sequence.start.lose_trust()
         self._restart(sequence)
         if blames_live_state:
             self._cache.look_up(sequence)

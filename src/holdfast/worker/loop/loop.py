@@ -52,7 +52,7 @@ from holdfast.worker.loop.idle_work import IdleWork
 from holdfast.worker.loop.inbox import Inbox, Pulse
 from holdfast.worker.loop.lifetimes import Lifetimes
 from holdfast.worker.loop.memory_budget import MemoryBudget
-from holdfast.worker.loop.sequences import Ledger, LiveSequence, Times, Trust
+from holdfast.worker.loop.sequences import Ledger, LiveSequence, Times
 from holdfast.worker.scheduler.draft_gain import NO_OFFERS, Offers
 from holdfast.worker.scheduler.queue import ScheduledSequence, SequenceCosts
 from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome
@@ -814,7 +814,7 @@ class WorkerLoop:
                     ledger.generate(sequence, result.token_ids[:count], result.logprobs[:count])
                     drawn[span.request_id] = count
                     repeated[span.request_id] = result.repeated
-                    if sequence.start.trust is Trust.NOTHING and sequence.start.blocks:
+                    if sequence.start.has_suspects:
                         self._cache.blame(sequence)
                     if end.reason is FinishReason.STOP:
                         ended.append((sequence, FinishReason.STOP, ""))

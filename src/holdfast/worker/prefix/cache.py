@@ -30,7 +30,7 @@ from holdfast.worker.prefix.cache_map import CacheUser, RecentMaps, cache_map
 from holdfast.worker.prefix.chain import Cursor, Root
 from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.prefix.live_tier import LiveTier
-from holdfast.worker.prefix.lookup import LiveChain, Lookup, ReusePlan, Shortfall
+from holdfast.worker.prefix.lookup import CachedStart, LiveChain, Lookup, ReusePlan, Shortfall
 from holdfast.worker.prefix.tiers import Residence
 
 MOST_BRANCH_POINTS = 8
@@ -196,7 +196,7 @@ class PrefixCache:
             if payload is None:
                 # a live state has the block, but its values are not finite
                 if self.index.residence(key) is Residence.RAM:
-                    self.forget((key,))
+                    self._forget((key,))
                 return False
             lookup.fetched[key] = payload
         return True
@@ -342,26 +342,38 @@ class PrefixCache:
 
     # -- forget
 
-    def forget(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
-        """Forget blocks that cannot be trusted and all blocks after them; returns the forgotten
+    def distrust(self, start: CachedStart, computed: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
+        """Forget what a failed sequence has computed, and damaged state that it started from; see
+        `CachedStart`. Returns the forgotten keys.
+        """
+        gone = self._forget(computed)
+        if start.may_blame_live and start.live is not None:
+            start.live.is_stale = True
+        elif start.may_be_blamed and start.cursor is not None:
+            root = start.cursor.root
+            first = next((key for key in start.blocks if not self._is_sound(key, root)), None)
+            if first is not None:
+                gone += self._forget((first,))
+                start.blocks = ()
+        return gone
+
+    def blame(self, start: CachedStart) -> tuple[BlockKey, ...]:
+        """Forget the suspects of a sequence that has succeeded without them; returns the forgotten
         keys.
         """
+        suspects = start.blocks
+        start.blocks = ()
+        return self._forget(suspects)
+
+    def _forget(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
         return self.index.forget(keys, cause=CacheOutcome.UNREADABLE)
 
     def gone(self, keys: Iterable[BlockKey]) -> tuple[BlockKey, ...]:
         """Those of the given keys that are no longer stored anywhere."""
         return tuple([key for key in keys if self.index.residence(key) is None])
 
-    def forget_unsound(self, keys: Sequence[BlockKey], *, root: Root) -> tuple[BlockKey, ...]:
-        """Forget the first block of a chain that is not known to be sound, and all blocks after it.
-
-        A sound block is in memory, has the model's form and contains only finite values. Returns
-        the forgotten keys.
-        """
-        first = next((key for key in keys if not self._is_sound(key, root)), None)
-        return () if first is None else self.forget((first,))
-
     def _is_sound(self, key: BlockKey, root: Root) -> bool:
+        """Whether a block is in memory, has the model's form and contains only finite values."""
         payload = self.payload(key)
         if payload is None:
             return False

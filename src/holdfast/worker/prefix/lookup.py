@@ -7,6 +7,7 @@ parked. Blocks that a live chain holds need no copy in RAM.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -474,3 +475,80 @@ class Lookup:
         self.fetched.clear()
         self.awaited.clear()
         self.drop_base()
+
+
+class Trust(enum.Enum):
+    """Which cached state a sequence may start from."""
+
+    ALL = enum.auto()
+    BLOCKS = enum.auto()
+    NOTHING = enum.auto()
+
+
+@dataclass(slots=True)
+class CachedStart:
+    """The cached state that a sequence starts from, and how far that is trusted.
+
+    A sequence may fail because of cached state or for another reason, and only another attempt
+    tells. Each failure costs one degree of trust, and what the sequence has computed is forgotten:
+
+    - ALL, after a start from a live state: that state becomes stale, so that no sequence starts
+      from it. The next attempt starts from BLOCKS only.
+    - ALL or BLOCKS, after a start from blocks: those from the first damaged one on are forgotten;
+      if none is damaged, they stay, but are suspects. The next attempt starts from NOTHING.
+    - NOTHING, or after a start without cached state: the request fails; suspects stay.
+
+    If an attempt from NOTHING succeeds, the suspects were to blame and are forgotten.
+    """
+
+    trust: Trust = Trust.ALL
+    lookup: Lookup | None = None  # what was found, until the engine has it
+    lookup_seconds: float = 0.0
+    report: CacheReport | None = None  # the cache hit when the sequence was opened first
+    cursor: Cursor | None = None  # how far the chain is known to be stored; None before the start
+    # what it has started from; blocks stay until they are known to be right or were forgotten
+    blocks: tuple[BlockKey, ...] = ()
+    live: LiveChain | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        """The tokens that need no prefill, as far as is known before the start."""
+        return 0 if self.lookup is None else self.lookup.cached_tokens
+
+    @property
+    def may_blame_live(self) -> bool:
+        """Whether the live state may be the cause of a failure."""
+        return self.live is not None and self.trust is Trust.ALL
+
+    @property
+    def may_be_blamed(self) -> bool:
+        """Whether the cached state may be the cause of a failure, so that the sequence may restart
+        without it.
+        """
+        return self.may_blame_live or (bool(self.blocks) and self.trust is not Trust.NOTHING)
+
+    @property
+    def has_suspects(self) -> bool:
+        """Whether a success tells that the blocks of an earlier attempt were to blame."""
+        return self.trust is Trust.NOTHING and bool(self.blocks)
+
+    def lose_trust(self) -> None:
+        """Record that the sequence has failed and is started again."""
+        self.trust = Trust.BLOCKS if self.may_blame_live else Trust.NOTHING
+
+    def release(self) -> None:
+        """Unpin the prefix that was found, because the sequence has started or never will."""
+        if self.lookup is not None:
+            self.lookup.release()
+            self.lookup = None
+
+    def begin(self) -> None:
+        """Record that the sequence starts from the prefix that was found, if there is one."""
+        self.live = None
+        if self.lookup is not None:
+            self.cursor = self.lookup.plan.cursor
+            self.blocks = self.lookup.plan.keys
+            if self.lookup.base is not None:
+                self.live = self.lookup.base.chain
+        elif self.trust is not Trust.NOTHING:
+            self.blocks = ()

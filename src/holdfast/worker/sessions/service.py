@@ -18,6 +18,7 @@ from holdfast.errors import SessionFailure, SessionRefused
 from holdfast.machine.clocks import RetentionClock
 from holdfast.store.block import BlockKey
 from holdfast.store.folder import ReadRecords
+from holdfast.wire.events import CacheOutcome
 from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.wire.sessions import (
     OperationName,
@@ -361,7 +362,8 @@ class SessionService:
             # keys in memory whose values are not finite
             index = self._cache.index
             known = [key for key in transfer.lost if index.residence(key) is not None]
-            self._cache.forget([key for key in known if self._cache.payload(key) is None])
+            damaged = [key for key in known if self._cache.payload(key) is None]
+            index.forget(damaged, cause=CacheOutcome.UNREADABLE)
             return self.carry_out(transfer.command)
         if transfer.failure is not None:
             return _refused(transfer.command, transfer.failure)
