@@ -93,7 +93,7 @@ class FakeCache:
 
     def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> KeepPolicy:
         self._called("policy")
-        return KeepPolicy(run_tokens=BLOCK)
+        return KeepPolicy(block_tokens=BLOCK)
 
     def lookup(
         self,

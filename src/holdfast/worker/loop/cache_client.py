@@ -121,15 +121,12 @@ class CacheClient:
     @property
     def is_waited_for(self) -> bool:
         """Whether a request waits for `advance`; if so, the loop must not sleep."""
-        return bool(self._waiting(WaitReason.LOOKUP, WaitReason.DISK, WaitReason.IMAGES))
+        reasons = (WaitReason.LOOKUP, WaitReason.DISK, WaitReason.IMAGES)
+        return bool(self._scheduler.waiting_for(*reasons))
 
     def _waiting(self, *reasons: WaitReason) -> list[LiveSequence]:
-        """The sequences that are not open and wait for one of these, oldest first."""
-        return [
-            sequence
-            for sequence in self._ledger.live()
-            if not sequence.is_open and sequence.scheduled.waits_for in reasons
-        ]
+        """The sequences in the scheduler's queue that wait for one of these, oldest first."""
+        return [self._ledger[request_id] for request_id in self._scheduler.waiting_for(*reasons)]
 
     @property
     def has_uncommitted(self) -> bool:
@@ -341,8 +338,8 @@ class CacheClient:
             lookup = sequence.start.lookup
             if (
                 lookup is not None
+                and (lookup.has_lost_its_base or (lost and not lost.isdisjoint(lookup.plan.keys)))
                 and not sequence.scheduled.is_running
-                and (lookup.has_lost_its_base or not lost.isdisjoint(lookup.plan.keys))
             ):
                 self._postpone(sequence)
 

@@ -266,7 +266,7 @@ def victims_for(
         if has_room():
             return gone
         gone.append(candidate)
-    return gone if has_room() else []
+    return gone if gone and has_room() else []
 
 
 def extra_bytes(sequence: ScheduledSequence, capacity_tokens: int) -> int:

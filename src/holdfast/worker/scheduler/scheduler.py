@@ -373,6 +373,12 @@ class Scheduler:
         elif not sequence.is_fully_planned:
             self._decoding.append(sequence)
 
+    def waiting_for(self, *reasons: WaitReason) -> list[RequestId]:
+        """The sequences in the queue that wait for one of these, oldest first."""
+        # few wait for anything but memory
+        unready = [each for each in self._queue if each.waits_for is not WaitReason.MEMORY]
+        return [each.request_id for each in unready if each.waits_for in reasons]
+
     def restart(self, request_id: RequestId) -> None:
         """Prefill a request again from its first token. The request joins the end of the queue.
 
