@@ -96,7 +96,7 @@ def test_preempted_sequences_continue_with_their_drafts(
     name: str, engine: type[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script: list[Sequence[Command]] = [
-        [greedy(name, random_prompt(10, name), max_tokens=30) for name in "abcd"]
+        [greedy(name, random_prompt(10, name), max_tokens=40) for name in "abcd"]
     ]
     answers = plain_answers(script, name=name)
     forced_drafts.force(monkeypatch, answers, seed="preempted")
