@@ -110,7 +110,7 @@ class OutputStream(Protocol):
 GenerateCall: TypeAlias = Callable[[GenerationRequest], Coroutine[Any, Any, OutputStream]]
 
 
-class Engine(Protocol):
+class GatewayCalls(Protocol):
     """Answers requests with the models, like `Gateway`."""
 
     async def generate(self, request: GenerationRequest) -> OutputStream:
@@ -296,7 +296,7 @@ class Services:
     """The objects that HTTP handlers use to answer requests."""
 
     settings: Settings
-    engine: Engine
+    engine: GatewayCalls
     models: ServedModels
     answers: Answers = field(default_factory=Answers)
     access: Access = field(default_factory=Access)
