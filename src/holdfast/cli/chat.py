@@ -116,7 +116,7 @@ Images: TypeAlias = Annotated[
 
 
 class NotAModel(HoldfastError):
-    """The argument MODEL is a question, or there is no question."""
+    """The argument MODEL is a question, or a question is missing."""
 
 
 @functools.partial(settings_command, shown=_SHOWN, left_out=_SERVER_ONLY)
@@ -522,7 +522,7 @@ class ChatSession:
         if stopped:
             answer.calls.clear()  # the arguments of the last call may be cut off
         if answer.is_empty:
-            # many chat templates allow no second question if the first one has no answer
+            # many chat templates allow no second question if the first one lacks an answer
             self._messages.pop()
         else:
             self._messages.append(answer.message())
@@ -664,7 +664,7 @@ class AnswerPiece(NamedTuple):
 async def answer_pieces(
     server: ServerClient, body: dict[str, Any], answer: Answer
 ) -> AsyncGenerator[AnswerPiece, None]:
-    """Stream one answer through OpenAI's API, and fill in `answer` meanwhile.
+    """Stream one answer through OpenAI's API, and fill in `answer` at the same time.
 
     To stop the answer, cancel the task that iterates. Raises ServerFailed.
     """

@@ -5,7 +5,7 @@ and the disk all use it. Its key is a hash of the block and of everything before
 mean equal chains. `Block` does not say where the keys and values are: in live state, in RAM, or in
 the store.
 
-The file of a block is a preamble, a header and the payload. Checksums cover every byte of it.
+The file of a block is a preamble, a header and the payload. Checksums cover every byte.
 
     0   8s   magic "HOLDFST" and a line feed
     8   u32  format version
@@ -157,14 +157,14 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_missing(self) -> bool:
-        """Whether the block has no file. The blocks after it become usable again once it is
+        """Whether the block lacks a file. The blocks after it become usable again once it is
         recomputed and stored.
         """
         return self.file_bytes == 0
 
 
 class StoreChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """What has happened to blocks since the last call of `changes`."""
+    """The changes of blocks since the last call of `changes`."""
 
     stored: tuple[BlockKey, ...] = ()  # durable by now
     lost: tuple[BlockKey, ...] = ()  # dropped, evicted, or found missing or damaged
@@ -188,10 +188,10 @@ def child_key(
 ) -> BlockKey:
     """The key of a block that follows the first `parent_tokens` tokens of block `parent`.
 
-    The parent of a first block is the root, with 0 tokens; a state has no tokens of its own.
+    The parent of a first block is the root, with 0 tokens; a state does not contain tokens.
 
     Keys separate tenants and models, so the hash must resist deliberate collisions. blake2b takes 2
-    µs for 256 tokens (blake3 is no faster at this size).
+    µs for 256 tokens (blake3 is not faster at this size).
     """
     if len(parent) != KEY_BYTES:
         raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(parent)}")

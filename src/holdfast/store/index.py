@@ -1,4 +1,4 @@
-"""The index: what is stored, when it was last used, what is pinned, how much was written today.
+"""The index: the stored blocks, their last uses and pins, and the number of bytes written today.
 
 SQLite, one thread per object.
 
@@ -302,7 +302,7 @@ class BlockIndex:
         self._write("DELETE FROM pins WHERE until <= ?", [(now,)])
 
     def newest_use(self) -> float | None:
-        """The time of the most recent use of any block; None if there are no blocks."""
+        """The time of the most recent use of any block; None without blocks."""
         (newest,) = self._database.execute("SELECT max(last_used) FROM blocks").fetchone()
         return float(newest) if isinstance(newest, float) else None
 
@@ -552,7 +552,7 @@ def index_files(folder: StoreFolder) -> list[Path]:
 
 
 def remove_index(path: Path) -> None:
-    """Remove an index file and the files that SQLite keeps beside it. Raises OSError."""
+    """Remove an index file and the files that SQLite keeps next to it. Raises OSError."""
     for suffix in ("", "-wal", "-shm", "-journal"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 

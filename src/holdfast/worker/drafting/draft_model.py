@@ -4,13 +4,13 @@ All sequences that want a draft get it together, one forward pass per drafted to
 with the parameters, the seed and the position of the request, so it uses the same random numbers as
 the model that verifies, and a sampled token is often the same in both.
 
-The draft model has a state of its own for each sequence. It is opened late, because a short answer
+The draft model has a separate state for each sequence. It is opened late, because a short answer
 never pays for prefilling a long prompt twice: `Drafts` asks for it when the answer has become long
 enough. Before each draft, the state follows the sequence: rejected tokens are dropped, and the new
 ones are part of the first pass. When a sequence ends or is preempted, its state is kept for a while,
 so that the next turn of the conversation, or the resumed sequence, need not prefill again. States of
-a draft model are never stored: prefilling with it is cheap by comparison, and nothing but the speed
-of answers depends on it.
+a draft model are never stored: prefilling with it is cheap by comparison, and only the speed of
+answers depends on it.
 
 Device thread only.
 """
@@ -120,8 +120,8 @@ class DraftModel:
             self._forget(draft)
 
     def begin_step(self, *, is_alone: bool = True) -> None:
-        """Call this before the drafts of each step. is_alone: whether the device has nothing else to
-        do, so that what the draft model does can be timed.
+        """Call this before the drafts of each step. is_alone: whether the device is otherwise
+        idle, so that what the draft model does can be timed.
         """
         self._is_alone = is_alone
         self._may_prefill = True
@@ -142,7 +142,7 @@ class DraftModel:
         self, request: SequenceRequest, generated: Sequence[int], draft: ModelDraft | None
     ) -> float:
         """How long prefilling would take that a draft of a sequence needs first, about; 0 if it can
-        be drafted at once.
+        be drafted immediately.
         """
         tokens = len(request.prompt_token_ids) + len(generated)
         if draft is not None:
@@ -153,7 +153,7 @@ class DraftModel:
 
     def chances(self, draft: ModelDraft | None) -> tuple[float, ...]:
         """For each token that the model would draft for a sequence, the chance that it and all tokens
-        before it are right. None: the sequence has no state yet.
+        before it are right. None: the sequence lacks a state.
         """
         rates = self._rates if draft is None else draft.rates
         matched = 0 if draft is None else draft.matched

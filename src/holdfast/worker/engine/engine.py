@@ -1,4 +1,4 @@
-"""Executes step plans: the forward passes of the layout, and sampling for all rows at once.
+"""Executes step plans: the forward passes of the layout, and sampling for all rows together.
 
 Device thread only.
 
@@ -288,7 +288,7 @@ class Engine:
     def has_unprepared_images(
         self, request: SequenceRequest, *, start: int, prepared: Container[str]
     ) -> bool:
-        """Whether a prompt has images, from a position on, that are not prepared and have no
+        """Whether a prompt has images, from a position on, that are not prepared and lack
         features.
         """
         if self.images is None or not request.images:
@@ -317,7 +317,7 @@ class Engine:
         self._sequences[request_id].live.reserve(capacity_tokens)
 
     def follow(self, request_id: RequestId, *, generated: Sequence[int], kept_tokens: int) -> None:
-        """Make `generated` what a sequence has generated, whatever it has sampled itself: its state
+        """Make `generated` the answer of a sequence, regardless of its own samples: its state
         keeps the first `kept_tokens` tokens, which must be part of both. No pending step may contain
         the sequence.
         """
@@ -346,9 +346,9 @@ class Engine:
     def conversions(
         self, request_ids: Iterable[RequestId], kv_bits: KVBits
     ) -> Iterator[tuple[tuple[RequestId, ...], Conversion]]:
-        """Yield what can be quantized at once, and what that would mean for memory: first each of
-        these open sequences alone, then each group of sequences that share tokens. Of both, the
-        longest come first. Sequences that `quantize` cannot convert are left out.
+        """Yield the sequences that can be quantized immediately, and the effect on memory: first
+        each of these open sequences alone, then each group of sequences that share tokens. Of both,
+        the longest come first. Sequences that `quantize` cannot convert are left out.
         """
         able: dict[RequestId, LiveState] = {}
         groups: dict[object, tuple[RequestId, ...]] = {}
@@ -380,7 +380,7 @@ class Engine:
         return before, sum(array.nbytes for array in sequence.live.arrays())
 
     def is_whole(self, request_id: RequestId) -> bool:
-        """Whether an open sequence can go on; False if a failed `quantize` has lost its state."""
+        """Whether an open sequence can continue; False if `quantize` has lost its state."""
         return self._sequences[request_id].live.is_whole
 
     def close(self, request_id: RequestId) -> None:
@@ -449,7 +449,7 @@ class Engine:
         """Copy the part of a sequence's state that is not copied yet, because the sequence is about
         to be closed. Does not wait.
 
-        Returns None if the sequence is empty or its layers have no snapshot form.
+        Returns None if the sequence is empty or its layers lack a snapshot form.
         """
         sequence = self._sequences[request_id]
         if sequence.live.tokens == 0 or sequence.live.is_foreign:
@@ -561,7 +561,7 @@ class Engine:
         pending.outputs.extend(drawn.arrays())
 
     def _pool(self, pending: PendingStep, hidden: Mapping[RequestId, mx.array]) -> None:
-        """Pool the hidden states of prompts that are to be embedded."""
+        """Pool the hidden states of prompts to embed."""
         for each in pending.spans:
             sequence = each.sequence
             request_id = each.span.request_id

@@ -382,8 +382,8 @@ def own_caches(model: Any) -> list[Any]:
 
 
 def own_kinds(model: Any) -> list[Layer]:
-    """Empty layers for a new sequence, which replace mlx-lm's caches. A layout may not support all
-    of them.
+    """Empty layers for a new sequence, which replace mlx-lm's caches. A layout may not support
+    all.
     """
     return [fresh_layer(cache) for cache in own_caches(model)]
 

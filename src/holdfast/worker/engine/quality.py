@@ -199,7 +199,7 @@ def _logits_of(runner: Runner, sequence: EngineSequence, *, start: int, tokens: 
 def _compared(
     logits: Mapping[KVBits, LaterLogits], targets: Sequence[int], *, vocab_size: int
 ) -> Iterator[tuple[KVBits, np.ndarray]]:
-    """Compare predictions, a few positions at once, because logits are large.
+    """Compare predictions, a few positions together, because logits are large.
 
     Yields a form and its figures, float32 [4, positions]: the surprise at the token that follows,
     the divergence from native, whether the most likely token is the same as with native, and

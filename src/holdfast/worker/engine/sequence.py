@@ -299,7 +299,7 @@ def keep_due(sequence: EngineSequence, policy: KeepPolicy, *, certain_tokens: in
     """Copy the state that is due for the cache after the last appended tokens. Lazy.
 
     certain_tokens: how many tokens the sequence certainly has; the others are drafted. Returns None
-    if nothing is due.
+    if none is due.
     """
     blocks = list(_full_blocks(sequence, policy.block_tokens, end=certain_tokens))
     if certain_tokens == sequence.live.tokens and certain_tokens in policy.boundaries:

@@ -97,7 +97,7 @@ def _decoded(
     sinks: mx.array | None,
     context: StepContext,
 ) -> mx.array | None:
-    """Attention of decoding sequences by the backend; None if MLX is to compute it.
+    """Attention of decoding sequences by the backend; None if MLX computes it.
 
     queries: scaled, [rows, heads, 1, head_dim]; returns […, value_dim].
     """
@@ -138,7 +138,7 @@ def _attend_each(
     direct: dict[int, mx.array] = {}
     spans: dict[int, list[AttentionSpan]] = {}
     single = [at for at, asking in enumerate(queries) if asking.shape[2] == 1]
-    if 0 < len(single) < len(queries):  # decoding sequences beside prompts
+    if 0 < len(single) < len(queries):  # decoding sequences with prompts
         decoded = _decoded(
             [layers[at] for at in single],
             mx.concatenate([queries[at] for at in single]),
@@ -508,7 +508,7 @@ class StateView:
         length: int,
         update: Callable[[mx.array | None, None], tuple[mx.array, ...]],
     ) -> tuple[mx.array, mx.array]:
-        """Replace the state in a slot by what `update` makes of it (mlx-vlm). Returns the output and
+        """Replace the state in a slot by the result of `update` (mlx-vlm). Returns the output and
         the new state.
         """
         output, state, *_ = update(self[index], None)

@@ -1,6 +1,6 @@
 """Converts snapshots to bytes for the store, and back.
 
-Snapshots are stored as live states hold them: keys and values as they were computed, or quantized
+Snapshots are stored as live states hold them: keys and values unquantized, or quantized
 (`worker/kv/quantized.py`), to 0.53 and 0.28 of the size of bf16. Windows and recurrent states are
 small and are never quantized.
 
@@ -99,6 +99,6 @@ def check_values(forms: Sequence[ArrayForm], parts: Sequence[Part]) -> None:
 def _is_finite(dtype: str, part: Part) -> bool:
     if (
         dtype == "bfloat16"
-    ):  # numpy has no bfloat16; non-finite values have only ones in the exponent
+    ):  # numpy does not know bfloat16; non-finite values have only ones in the exponent
         return bool(((np.frombuffer(part, np.uint16) & 0x7F80) != 0x7F80).all())
     return not dtype.startswith("float") or bool(np.isfinite(np.frombuffer(part, dtype)).all())

@@ -167,7 +167,7 @@ class FullKV(LayerKV):
             self._buffers = moved(self._buffers, like, capacity=capacity, start=0, end=self._end)
 
     def copy_arrays(self, start: int, end: int) -> tuple[mx.array, ...]:
-        """Lazy copies of the arrays of tokens `start` to `end`, as they were appended."""
+        """Lazy copies of the arrays of tokens `start` to `end`, in their appended form."""
         return self._copied(start, end)
 
     def freeze(self) -> None:
@@ -423,7 +423,7 @@ def _holders(parts: Sequence[tuple[FrozenPart, int]]) -> set[FullKV]:
 
 
 def _holds_beginning(holder: FullKV, parts: Sequence[tuple[FrozenPart, int]]) -> bool:
-    """Whether a holder has all tokens of these adjacent parts, or a prefix of them."""
+    """Whether a holder has all tokens of these adjacent parts, or their prefix."""
     is_whole = True
     for part, tokens in parts:
         held = holder.held_of(part)

@@ -149,7 +149,7 @@ def write(buffers: Sequence[mx.array], arrays: Sequence[mx.array], *, start: int
     end = start + arrays[0].shape[2]
     if len(arrays) == len(buffers):
         for buffer, array in zip(buffers, arrays, strict=True):
-            # if the buffer is replaced as a whole, MLX keeps the layout of what is written
+            # if the buffer is replaced as a whole, MLX keeps the layout of the new contents
             buffer[:, :, start:end] = mx.contiguous(array) if end == buffer.shape[2] else array
         return
     (buffer,) = buffers
@@ -228,7 +228,7 @@ class LayerState(Layer):
     bits: of the keys and of the values of earlier blocks; None: they are not quantized.
     drops_last: the tokens of the last append can always be dropped (`rewind`), but only tokens of the
         current block if earlier blocks are quantized.
-    returns: the state can return to what it was before the last append (`saved`, `return_to`).
+    returns: the state can return to its form before the last append (`saved`, `return_to`).
     can_share: several running sequences can hold the same frozen tokens (`fork`). A runner may set
         it to False; then only parked states share frozen tokens.
     """
@@ -282,12 +282,12 @@ class LayerState(Layer):
 
     def resumable(self, tokens: int) -> int:
         """The longest prefix, at most `tokens` long, from which another sequence can continue with
-        this state as it is now. Only for layers that grow.
+        the present state. Only for layers that grow.
         """
         return tokens
 
     def lasting(self, tokens: int) -> int:
-        """As `resumable`, but for a prefix that stays usable when this state gets more tokens."""
+        """As `resumable`, for a prefix that stays usable when this state gets more tokens."""
         return tokens
 
     def quantized_before(self, tokens: int) -> int:
@@ -313,7 +313,7 @@ class LayerState(Layer):
         raise self._no_snapshot()
 
     def restore(self, arrays: Iterator[mx.array], layout: CheckpointLayout, *, end: int) -> None:
-        """Restore what `copy_out` returned, taking as many arrays from `arrays` as needed. Lazy.
+        """Restore what `copy_out` returned, taking the needed arrays from `arrays`. Lazy.
 
         end: the number of tokens after which the layer's state was copied. A layer that grows
         appends one block after another; other layers must be empty. Raises SnapshotMismatch.
@@ -328,7 +328,7 @@ class LayerState(Layer):
     def reserve(self, tokens: int) -> None:
         """Make room for this many tokens in total; never shrinks.
 
-        Does nothing if the kind has no spare buffers.
+        Does nothing if the kind lacks spare buffers.
         """
 
     def trim(self) -> None:

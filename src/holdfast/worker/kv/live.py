@@ -180,12 +180,12 @@ class LiveState:
 
     def resumable(self, tokens: int) -> int:
         """The longest prefix, at most `tokens` long, from which another sequence can continue with
-        this state as it is now, apart from layers that need a checkpoint.
+        the present state, apart from layers that need a checkpoint.
         """
         return min((leaf.resumable(tokens) for leaf in self.growing), default=tokens)
 
     def lasting(self, tokens: int) -> int:
-        """As `resumable`, but for a prefix that stays usable when this state gets more tokens."""
+        """As `resumable`, for a prefix that stays usable when this state gets more tokens."""
         return min((leaf.lasting(tokens) for leaf in self.growing), default=tokens)
 
     def rewind(self, tokens: int) -> None:
@@ -224,7 +224,7 @@ class LiveState:
         those of the current block. Waits for the device. Requires `can_quantize`.
 
         fresh: empty layers of the same model that hold keys and values quantized. If the device
-        fails, the state is as it was before, unless `is_whole` is False.
+        fails, the state is unchanged, unless `is_whole` is False.
         """
         empty = LiveState(fresh).leaves
         for old, new in zip(self.leaves, empty, strict=True):
@@ -438,7 +438,7 @@ def start_from(base: LiveBase, fresh: list[Layer], *, is_restored: bool) -> Live
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """What it would mean for memory to quantize some sequences. Shared tokens count once.
+    """The effect on memory of quantizing some sequences. Shared tokens count once.
 
     tokens: all tokens of the sequences. shared_tokens: those whose native buffers would stay,
         because other sequences hold them. converted_tokens: those that another sequence holds

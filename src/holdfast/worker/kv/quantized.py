@@ -1,6 +1,6 @@
 """A layer that keeps every token quantized to 8, 5 or 4 bits, except those of the current block.
 
-Blocks begin at fixed positions. A query sees the tokens of its own block unquantized, and those of
+Blocks begin at fixed positions. A query sees the tokens of the same block unquantized, and those of
 all earlier blocks quantized, no matter whether they came from the cache or were just computed. So
 what a query sees depends only on its position: however a prompt is cut into chunks, and wherever a
 sequence is interrupted and restored, the result is the same.
@@ -86,7 +86,7 @@ def wrong_over_slices() -> frozenset[str]:
     results for them.
 
     Examples are `mx.dequantize` on Metal in some versions (mlx#4370), and `mx.quantized_matmul` on
-    CUDA, which has no kernel for slices. The test takes some milliseconds, once per process.
+    CUDA, which lacks a kernel for slices. The test takes some milliseconds, once per process.
     """
     stored = mx.random.normal((1, 4, 320, 128), key=mx.random.key(0))
     queries = mx.random.normal((1, 2, 3, 128), key=mx.random.key(1))

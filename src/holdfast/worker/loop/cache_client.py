@@ -137,7 +137,7 @@ class CacheClient:
         return bool(self._computing or self._computed)
 
     def is_computing_for(self, sequences: Container[LiveSequence]) -> bool:
-        """Whether one of these sequences has been closed, but the state copied out of it is still
+        """Whether one of these sequences has been closed, but the copied state is still
         being computed.
         """
         return any(rest.sequence in sequences for rest in self._computing)
@@ -439,7 +439,7 @@ class CacheClient:
 
     @_guarded("the parked state of request %s could not be freed")
     def could_not_begin(self, sequence: LiveSequence) -> None:
-        """Free the parked state that was to be moved to a sequence which the engine could not open,
+        """Free the parked state meant for a sequence which the engine could not open,
         because that state is no longer valid.
         """
         lookup = sequence.start.lookup
@@ -507,8 +507,8 @@ class CacheClient:
         self._free_twins(self._in_flight.withdraw(sequence.id))
 
     def quantize(self, sequence: LiveSequence, kv_bits: KVBits) -> tuple[int, int]:
-        """Quantize the state of an open sequence. No pending step may contain the sequence. What it
-        computes from then on is not cached. Raises what the device raises.
+        """Quantize the state of an open sequence. No pending step may contain the sequence. Its
+        later results are not cached. Raises what the device raises.
 
         Returns the bytes of its state before and after.
         """
@@ -571,7 +571,7 @@ class CacheClient:
         discarded = [rest.sequence for rest in rests if rest.sequence in sequences]
         self._computing = [rest for rest in self._computing if rest.sequence not in sequences]
         self._computed = [rest for rest in self._computed if rest.sequence not in sequences]
-        with ExitStack() as leaving:  # runs all of them, even if one raises
+        with ExitStack() as leaving:  # runs all, even if one raises
             for sequence in discarded:
                 leaving.callback(self._leave, sequence)
 

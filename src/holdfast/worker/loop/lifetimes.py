@@ -164,7 +164,7 @@ class Lifetimes:
         sequence.scheduled.held_tokens = 0
 
     def wait_for_room(self, sequence: LiveSequence) -> bool:
-        """If there is no memory for a sequence's own copy of the prefix that it shares with others,
+        """If memory is short for a sequence's own copy of the prefix that it shares with others,
         close the sequence and let it wait. Returns False if there is enough memory.
         """
         if self._scheduler.has_room_apart(sequence.id):
@@ -225,7 +225,7 @@ class Lifetimes:
     ) -> None:
         """Free a sequence's state in the engine, after copying what is not cached yet.
 
-        is_healthy: False if the state must not be cached. has_ended: False if it goes on later.
+        is_healthy: False if the state must not be cached. has_ended: False if it continues later.
         """
         if sequence.is_open:
             sequence.is_open = False

@@ -1,4 +1,4 @@
-"""The accepted requests that have no Finished event yet, and the events that are to be sent."""
+"""The accepted requests without a Finished event, and the events to send."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Ending:
     """
 
     counted_tokens: int  # including a stop token; the rest is dropped
-    reason: FinishReason | None  # STOP or LENGTH; None if the answer goes on
+    reason: FinishReason | None  # STOP or LENGTH; None if the answer continues
 
 
 _GOES_ON = Ending(1, None)  # the usual case: one token that is not the last
@@ -213,7 +213,7 @@ class LiveSequence:
 
 
 class Ledger:
-    """The live sequences (those without a Finished event) by id, the events that are to be sent,
+    """The live sequences (those without a Finished event) by id, the events to send,
     and the worker's counters. Device thread only.
     """
 
@@ -235,8 +235,8 @@ class Ledger:
         return self._live.get(request_id)
 
     def is_live(self, sequence: LiveSequence) -> bool:
-        """Whether this sequence has no Finished event yet. Another sequence may have got the same
-        id meanwhile.
+        """Whether this sequence lacks a Finished event. Another sequence may have got the same id
+        since then.
         """
         return self._live.get(sequence.id) is sequence
 
@@ -323,13 +323,13 @@ class Ledger:
         self._outbox.append(event)
 
     def take_outbox(self) -> list[Event]:
-        """Return and remove all events that are to be sent, in order."""
+        """Return and remove all events to send, in order."""
         events = self._outbox
         self._outbox = []
         return events
 
     def waits(self) -> dict[RequestId, WaitReason]:
-        """The live requests that wait, and what each waits for."""
+        """The live requests that wait, and the reason of each."""
         return {
             sequence.id: sequence.scheduled.waits_for
             for sequence in self._live.values()

@@ -39,7 +39,7 @@ BOUNDARY_TOKENS = 1024
 TEND_SECONDS = 0.25
 OFFER_AGAIN_SECONDS = 30.0
 BLOCKS_OFFERED_AGAIN = 64
-# at shutdown, for saving blocks that the store had no room for; the front waits twice as long
+# at shutdown, for saving blocks that the store lacked room for; the front waits twice as long
 CLOSING_SECONDS = 4.0
 BLOCKS_AT_A_TIME = 8
 
@@ -162,7 +162,7 @@ class PrefixCache:
             return False
         if lookup.awaited:
             return False
-        if not self._gather(lookup):  # a block was forgotten meanwhile because of another request
+        if not self._gather(lookup):  # a block was forgotten since then because of another request
             self._plan_again(lookup)
             return False
         if lookup.fetched_at is None:
@@ -207,7 +207,8 @@ class PrefixCache:
         return payload if isinstance(payload, Snapshot) else self.live.copied(key)
 
     def prefix(self, lookup: Lookup) -> Prefix | None:
-        """Assemble the prefix from which the engine starts the sequence; None if nothing is cached.
+        """Assemble the prefix from which the engine starts the sequence; None if the cache has
+        none.
 
         Records that the blocks were used. If a live state is moved, no other sequence may use it
         from now on.
@@ -421,7 +422,7 @@ class PrefixCache:
 
     def offer_rest(self) -> None:
         """At shutdown, offer the store the blocks that it refused before, and wait until it has
-        written all of them, accepts no more, or the time is up.
+        written all, accepts no more, or the time is up.
         """
         if (store := self.store) is None:
             return

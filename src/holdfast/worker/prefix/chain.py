@@ -154,7 +154,7 @@ class Node:
     def descendants(self) -> Iterator[Node]:
         """This node and all nodes below it, parents first.
 
-        Not recursive, because a chain of 100,000 tokens may have as many levels.
+        Not recursive, because a chain of 100,000 tokens may have that many levels.
         """
         pending = [self]
         while pending:
@@ -191,7 +191,7 @@ def follow(
 ) -> list[tuple[Node, int]]:
     """Follow packed tokens through the tree, starting after the first `cut` own tokens of a node.
 
-    Returns the visited nodes, each with the number of its own tokens that match. at, end: the range
+    Returns the visited nodes, each with the number of its tokens that match. at, end: the range
     of bytes of `packed` to follow; all by default.
     """
     path: list[tuple[Node, int]] = []
@@ -220,7 +220,7 @@ class Cursor:
     `node`.
 
     The next block is added there. Without a node, the cursor is at the root. The node may be
-    evicted meanwhile; `PrefixTree.is_valid` tells whether the cursor is still valid.
+    evicted at any time; `PrefixTree.is_valid` tells whether the cursor is still valid.
     """
 
     root: Root

@@ -10,7 +10,7 @@ lost. A block that a live chain holds has a payload in RAM only while that paylo
 A lost block stays in the tree, marked as missing, while the disk has blocks after it: reuse ends
 before it, but a sequence that recomputes its tokens fills the gap (`fill`), and the blocks after it
 become usable again. A block whose file could not be read is not lost but suspect: later plans use
-it again, and a sequence that recomputes its tokens meanwhile offers it to the store again.
+it again, and a sequence that recomputes its tokens offers it to the store again.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class PrefixIndex:
         return self._ram.pinned(self._tree.with_ancestors(keys))
 
     def pinned(self, plan: ReusePlan) -> ExitStack:
-        """As `hold`, but for all keys of a plan, which include their ancestors."""
+        """As `hold`, for all keys of a plan, which include their ancestors."""
         return self._ram.pinned(plan.keys)
 
     # -- add
@@ -198,7 +198,7 @@ class PrefixIndex:
 
         The cursor must have just been advanced; it moves past these tokens. With a disk, the caller
         gives the returned block to the store and reports the outcome to `disk_changed`. Returns
-        None if there is no room and no disk. holder: a live chain that also has the tokens.
+        None without room and disk. holder: a live chain that also has the tokens.
         """
         return self._add(cursor, "kv", packed, payload, holder=holder)
 
@@ -316,7 +316,7 @@ class PrefixIndex:
     def begin_holding(self, chain: LiveChain, keys: Iterable[BlockKey]) -> None:
         """Record that a live chain holds every token of these blocks.
 
-        RAM drops those that the disk has; without a disk, it drops all of them.
+        RAM drops those that the disk has; without a disk, it drops all.
         """
         for key in keys:
             if self._tree.has_node(key):
@@ -372,8 +372,8 @@ class PrefixIndex:
         return Branch(blocks=match.blocks, states=match.states[-MOST_STATES:], form=root.form)
 
     def kept_part(self, branch: Branch) -> Branch:
-        """The part of a branch that is still stored: its beginning, up to the first block that is
-        gone.
+        """The part of a branch that is still stored: its beginning, up to the first lost
+        block.
         """
         blocks = tuple(
             itertools.takewhile(lambda block: self.residence(block.key) is not None, branch.blocks)

@@ -29,7 +29,7 @@ from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.prefix.lookup import HeldMemory, LiveChain, LiveClaim, Lookup
 
 LEAST_SHARED_TOKENS = BLOCK_TOKENS  # a shorter prefix is copied
-# when a parked state is moved, it may lose 1/8 as many tokens as are reused, or one block
+# when a parked state is moved, it may lose an eighth of the number of reused tokens, or one block
 MOST_LOST_SHARE = 8
 CUE_TOKENS = 16  # tokens at a prompt's end that the next turn may contain in another form
 
@@ -49,7 +49,7 @@ class LiveChains:
 
     @property
     def parked(self) -> list[LiveChain]:
-        """The parked chains, in the order in which they are to be dropped."""
+        """The parked chains, in the order in which they will be dropped."""
         parked = [chain for chain in self._chains if chain.is_parked]
         return sorted(
             parked, key=lambda chain: (not chain.is_stale, bool(chain.claims), chain.used)
@@ -179,7 +179,7 @@ class LiveTier:
         if chain is None or chain.state is None:
             return None
         moved = [claim.tokens for claim in chain.claims if claim.use == "moved"]
-        tokens = min([tokens, *moved])  # a state that is to be moved will lose all later tokens
+        tokens = min([tokens, *moved])  # a state that will be moved will lose all later tokens
         resumable = chain.state.resumable if chain.is_parked else chain.state.lasting
         tokens = resumable(tokens)
         form = self._form

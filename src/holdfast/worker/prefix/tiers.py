@@ -53,7 +53,7 @@ class EvictionOrder:
         self._children: dict[BlockKey, int] = {}
         # for any key, so that a hold remains when a key is removed and added again
         self._holds: dict[BlockKey, int] = {}
-        # contains, at least once, every member that has no children and no holds
+        # contains, at least once, every member without children and holds
         self._leaves: list[tuple[int, BlockKey]] = []
         self._uses = 0
 
@@ -97,8 +97,8 @@ class EvictionOrder:
                 self._last_used[key] = self._uses
 
     def hold(self, keys: Iterable[BlockKey]) -> None:
-        """Hold keys, which may become members later, until they are released as often as they were
-        held.
+        """Hold keys, which may become members later, until they are released once for each
+        hold.
         """
         for key in keys:
             self._holds[key] = self._holds.get(key, 0) + 1

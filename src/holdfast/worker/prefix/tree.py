@@ -28,7 +28,7 @@ class PrefixMatch:
 
     blocks: tuple[ChainBlock, ...]
     states: tuple[ChainState, ...]
-    # None if nothing is stored after the match, or if all tokens match
+    # None if no block is stored after the match, or if all tokens match
     divergence: Divergence | None
     end: Cursor
 

@@ -90,7 +90,7 @@ class SessionService:
         self._dirty: dict[str, Session] = {}
         self._unreadable: set[str] = set()
         self._asked_records: Future[ReadRecords | None] | None = None
-        # Names of earlier workers' records that could not be read yet; None: all of them. They are
+        # Names of earlier workers' records that could not be read yet; None: all. They are
         # not overwritten before they have been read.
         self._unread: frozenset[str] | None = None
         self._read_at = 0.0

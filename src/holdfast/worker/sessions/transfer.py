@@ -235,7 +235,7 @@ class Transfers:
                     except BlockUnreadable:
                         raise  # the block is not lost: the next export may read it
                     except ReadFailed as error:
-                        # the export has failed, but goes on, to find all other lost blocks
+                        # the export has failed, but continues, to find all other lost blocks
                         failure = error
                         transfer.lost.append(error.key)
                         continue
@@ -294,7 +294,7 @@ class Transfers:
         checked: queue.Queue[tuple[SessionFile, list[bytes]]],
         blocks: queue.Queue[StoredBlock],
     ) -> Steps:
-        """Import the blocks from the queue; register the session when all of them are there."""
+        """Import the blocks from the queue; register the session when all are there."""
         command = transfer.command
         file, chains = yield from self._next(transfer, checked)
         self._check_room(command, file)
