@@ -209,7 +209,7 @@ def make_room(
         if sequence.request_id not in running:
             continue  # preempted in favor of a more urgent sequence
         least_bytes = extra_bytes(sequence, ledger.capacities_for_growth(sequence)[-1])
-        while ledger.free_bytes - claimed_bytes < least_bytes:
+        while (spare_bytes := ledger.free_bytes - claimed_bytes) < least_bytes:
             victim = preemption_order(running, ranks)[0]
             if victim is sequence and len(running) == 1 and sequence.held_tokens:
                 # The shared state may take more memory than the sequence's own tokens need, and no
@@ -227,7 +227,7 @@ def make_room(
             made.preempted.append(victim.request_id)
             preempt(victim)
         else:
-            _grow(ledger, sequence, spare_bytes=ledger.free_bytes - claimed_bytes)
+            _grow(ledger, sequence, spare_bytes=spare_bytes)
             made.grown.append(sequence.request_id)
     return made
 
