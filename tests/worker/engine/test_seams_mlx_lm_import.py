@@ -39,6 +39,14 @@ def test_models_are_imported_without_transformers_and_the_hub() -> None:
     assert loaded == ["True", "False", "False", "False"]
 
 
+def test_a_worker_imports_what_it_uses_only() -> None:
+    loaded = run(
+        "import holdfast.worker.loop.process, holdfast.worker.loop.serving\n"
+        "seams.mlx_lm_utils(); loaded('asyncio', 'ssl', 'jinja2')"
+    )
+    assert loaded == ["False", "False", "False"]
+
+
 def test_model_modules_hold_the_attention_seam() -> None:
     assert run("seams.prepare(); import mlx_lm.models.llama as m; has_seam(m)") == ["True"]
 

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from holdfast.machine.clocks import RetentionClock
+from holdfast.machine.retention_clock import RetentionClock
 
 # the finest duration that is told apart, and the buckets per doubling: a percentile is exact up to
 # the width of a bucket, a factor of 1.19
