@@ -1,4 +1,4 @@
-"""Conversations, rendered by the chat template of the bundled models."""
+"""Conversations, rendered by the chat template of the bundled models, and raw texts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,23 @@ from typing import Any
 
 from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
 
 TEMPLATE_FILE = Path(__file__).with_name("chat_template.jinja")
+END_OF_TEXT = 0
 EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
 _ANSWER = re.compile(
     r"(?<=<\|im_start\|>assistant\n)(?:<think>\n\n</think>\n\n)?(.*?<\|im_end\|>)", re.DOTALL
 )
 
 Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PlainText:
+    """A raw text, followed by the end-of-text token."""
+
+    text: str
 
 
 @dataclass
@@ -32,22 +41,31 @@ class Conversation:
     """What a grammar forces the last answer to begin with: it counts as little as a prompt."""
     foreign: set[str] = field(default_factory=set)
     """Answers that somebody else gave, which count as little as a prompt."""
+    known: list[Any] = field(default_factory=list, compare=False)
+    """The facts that the user or the system prompt told."""
+    offered: Any = field(default=None, compare=False)
+    """The tools, as what draws requests for them."""
 
-    def say(self, role: str, content: str, **more: Any) -> None:
+    def say(self, role: str, content: str) -> None:
         """Append one message."""
-        self.messages.append({"role": role, "content": content, **more})
+        self.messages.append({"role": role, "content": content})
 
     def exchange(self, question: str, answer: str) -> None:
         """Append a user message and its answer."""
         self.say("user", question)
         self.say("assistant", answer)
 
+    def call(self, calls: list[dict[str, Any]], results: list[str]) -> None:
+        """Append an assistant message that makes calls, and their results."""
+        functions = [{"type": "function", "function": call} for call in calls]
+        self.messages.append({"role": "assistant", "content": "", "tool_calls": functions})
+        for result in results:
+            self.say("tool", result)
+
     def prompt_before(self, index: int) -> str:
         """The prompt for message `index`."""
-        return render(
-            Conversation(self.messages[:index], self.tools, self.enable_thinking),
-            add_generation_prompt=True,
-        )
+        before = Conversation(self.messages[:index], self.tools, self.enable_thinking)
+        return render(before, add_generation_prompt=True)
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
@@ -72,8 +90,8 @@ def render(conversation: Conversation, add_generation_prompt: bool = False) -> s
 
 
 def weighted_parts(conversation: Conversation) -> list[tuple[str, bool]]:
-    """The rendered text in parts. The flag says whether the model writes the part, so that its loss
-    counts fully.
+    """The rendered text in parts; a flag says whether the loss of a part counts fully, because the
+    model writes it.
     """
     text = render(conversation)
     parts: list[tuple[str, bool]] = []
@@ -88,3 +106,23 @@ def weighted_parts(conversation: Conversation) -> list[tuple[str, bool]]:
         own = last.removeprefix(conversation.given)
         parts += [(last[: len(last) - len(own)], False), (own, True)]
     return [*parts, (text[position:], False)]
+
+
+class Encoder:
+    """Encodes conversations with the bundled tokenizer."""
+
+    def __init__(self, path: Path) -> None:
+        self.tokenizer = Tokenizer.from_file(str(path))
+
+    def encode(self, drawn: Conversation | PlainText) -> tuple[list[int], list[bool]]:
+        """Token ids, and for each whether the model writes it. It writes all of a raw text."""
+        if isinstance(drawn, PlainText):
+            ids = [*self.tokenizer.encode(drawn.text).ids, END_OF_TEXT]
+            return ids, [True] * len(ids)
+        tokens: list[int] = []
+        written: list[bool] = []
+        for text, own in weighted_parts(drawn):
+            ids = self.tokenizer.encode(text).ids
+            tokens += ids
+            written += [own] * len(ids)
+        return tokens, written

@@ -10,8 +10,9 @@ import shutil
 from pathlib import Path
 
 import torch
-from recipes import BUNDLED, RECIPES, Recipe
+from recipes import RECIPES, Recipe
 from safetensors.torch import load_file, save_file
+from words import BUNDLED
 
 
 def exported_weights(folder: Path) -> dict[str, torch.Tensor]:

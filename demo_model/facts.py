@@ -1,29 +1,27 @@
-"""Facts: a note and the questions that it answers.
+"""Facts of `facts.txt`: a note and the questions that it answers.
 
 The right answer repeats the note word for word.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-import words
-
-Maker = Callable[[Random], str]
+import words  # noqa: F401  its functions are called by texts
+from rules import HERE, blocks, complete, draw, texts
 
 
 @dataclass(frozen=True)
 class Relation:
-    """A kind of fact: subjects, values, wordings and questions."""
+    """A kind of fact. subject, value: their rules."""
 
     name: str
-    subject: Maker
-    value: Maker
-    notes: tuple[str, ...]
-    questions: tuple[str, ...]
-    backwards: tuple[str, ...] = ()
+    subject: str
+    value: str
+    notes: list[str]
+    questions: list[str]
+    backwards: list[str]
 
 
 @dataclass(frozen=True)
@@ -40,6 +38,11 @@ class Fact:
         """The subject of the fact. Two facts with equal keys contradict each other."""
         return (self.relation.name, self.subject)
 
+    @property
+    def sentence(self) -> str:
+        """The note with a full stop."""
+        return self.note if self.note.endswith(".") else f"{self.note}."
+
     def question(self, rng: Random) -> str:
         """A question that this fact answers."""
         return rng.choice(self.relation.questions).format(s=self.subject, v=self.value)
@@ -49,245 +52,45 @@ class Fact:
         return rng.choice(self.relation.backwards).format(s=self.subject, v=self.value)
 
 
-def _from(items: list[str], invented: float = 0.1, capital: bool = False) -> Maker:
-    """Draw from a list, or sometimes an invented word."""
-    return lambda rng: words.invent(rng, capital) if rng.random() < invented else rng.choice(items)
+def _read() -> list[Relation]:
+    return [
+        Relation(
+            block["name"][0],
+            block["subject"][0],
+            block["value"][0],
+            block["note"],
+            block["ask"],
+            block.get("back", []),
+        )
+        for block in blocks((HERE / "facts.txt").read_text("utf-8"))
+    ]
 
 
-def _person(rng: Random) -> str:
-    return words.invent(rng, True) if rng.random() < 0.25 else rng.choice(words.NAMES)
-
-
-def _thing(rng: Random) -> str:
-    if rng.random() < 0.3:
-        return f"{rng.choice(words.COLOURS + words.STEMS)} {rng.choice(words.THINGS)}"
-    return words.invent(rng) if rng.random() < 0.1 else rng.choice(words.THINGS)
-
-
-def _time(rng: Random) -> str:
-    return f"{rng.randint(6, 22)}:{rng.choice(['00', '15', '30', '45'])}"
-
-
-def _label(rng: Random) -> str:
-    return f"{rng.choice(words.STEMS)} {rng.choice(words.ATTRIBUTES)}"
-
-
-_city = _from(words.CITIES, capital=True)
-RELATIONS = (
-    Relation(
-        "city",
-        _person,
-        _city,
-        ("{s} lives in {v}.", "{s} lives in {v}.", "The home of {s} is {v}."),
-        (
-            "Where does {s} live?",
-            "In which city does {s} live?",
-            "What city does {s} live in?",
-            "What city is {s} in?",
-            "Where is the home of {s}?",
-            "Tell me where {s} lives.",
-        ),
-        ("Who lives in {v}?",),
-    ),
-    Relation(
-        "job",
-        _person,
-        _from(words.JOBS),
-        ("{s} works as a {v}.", "{s} is a {v}.", "{s} has a job as a {v}."),
-        (
-            "What is {s}'s job?",
-            "What does {s} work as?",
-            "Tell me {s}'s profession.",
-            "What does {s} do for a living?",
-            "What is the job of {s}?",
-        ),
-        ("Who works as a {v}?", "Who is a {v}?"),
-    ),
-    Relation(
-        "door code",
-        _person,
-        lambda rng: words.digits(rng, 4, 4),
-        (
-            "The door code of {s} is {v}.",
-            "{s}'s door code is {v}.",
-            "The code for {s}'s door is {v}.",
-        ),
-        (
-            "What is the door code of {s}?",
-            "Give me {s}'s door code.",
-            "Which code opens {s}'s door?",
-            "What is {s}'s door code?",
-            "What's the code for {s}'s door?",
-        ),
-        ("Whose door code is {v}?",),
-    ),
-    Relation(
-        "age",
-        _person,
-        lambda rng: str(rng.randint(5, 95)),
-        ("{s} is {v} years old.", "The age of {s} is {v}."),
-        ("How old is {s}?", "What is {s}'s age?", "Tell me the age of {s}."),
-    ),
-    Relation(
-        "food",
-        _person,
-        _from(words.FOODS),
-        ("{s} likes {v} best.", "{s}'s favourite food is {v}.", "{s} loves to eat {v}."),
-        (
-            "What food does {s} like best?",
-            "What is {s}'s favourite food?",
-            "What does {s} like to eat?",
-        ),
-        ("Who likes {v} best?",),
-    ),
-    Relation(
-        "hobby",
-        _person,
-        _from(words.HOBBIES),
-        ("The hobby of {s} is {v}.", "{s} enjoys {v}."),
-        ("What is the hobby of {s}?", "What is {s}'s hobby?", "What does {s} enjoy?"),
-    ),
-    Relation(
-        "pet",
-        _person,
-        _from(words.NAMES, 0.3, True),
-        ("{s}'s pet is called {v}.", "The pet of {s} is named {v}."),
-        (
-            "What is {s}'s pet called?",
-            "What is the name of {s}'s pet?",
-            "How is the pet of {s} called?",
-        ),
-        ("Whose pet is {v}?",),
-    ),
-    Relation(
-        "birth",
-        _person,
-        _from(words.MONTHS, 0.0),
-        ("{s} was born in {v}.", "{s}'s birthday is in {v}."),
-        ("When was {s} born?", "In which month was {s} born?", "When is {s}'s birthday?"),
-    ),
-    Relation(
-        "phone",
-        _person,
-        lambda rng: "555-" + words.digits(rng, 4, 4),
-        ("{s}'s phone number is {v}.", "The phone of {s} is {v}."),
-        ("What is {s}'s phone number?", "How can I phone {s}?", "Give me the phone number of {s}."),
-    ),
-    Relation(
-        "language",
-        _person,
-        _from(words.LANGUAGES, 0.0),
-        ("{s} speaks {v}.", "The language of {s} is {v}."),
-        (
-            "Which language does {s} speak?",
-            "What language does {s} speak?",
-            "What is the language of {s}?",
-        ),
-    ),
-    Relation(
-        "colour",
-        _thing,
-        _from(words.COLOURS, 0.0),
-        ("The {s} is {v}.", "The colour of the {s} is {v}."),
-        ("What colour is the {s}?", "What color is the {s}?", "Which colour does the {s} have?"),
-    ),
-    Relation(
-        "place",
-        _thing,
-        _from(words.PLACES),
-        ("The {s} is in the {v}.", "We keep the {s} in the {v}.", "You find the {s} in the {v}."),
-        (
-            "Where is the {s}?",
-            "Where can I find the {s}?",
-            "Where do we keep the {s}?",
-            "In which room is the {s}?",
-        ),
-    ),
-    Relation(
-        "price",
-        _thing,
-        lambda rng: words.digits(rng, 1, 4),
-        ("The {s} costs {v} dollars.", "The price of the {s} is {v} dollars."),
-        ("How much does the {s} cost?", "What is the price of the {s}?", "What does the {s} cost?"),
-    ),
-    Relation(
-        "owner",
-        _thing,
-        _person,
-        ("The {s} belongs to {v}.", "The owner of the {s} is {v}."),
-        (
-            "Who owns the {s}?",
-            "Whose {s} is it?",
-            "To whom does the {s} belong?",
-            "Who is the owner of the {s}?",
-        ),
-    ),
-    Relation(
-        "day",
-        lambda rng: (
-            f"{rng.choice(words.STEMS)} {rng.choice(words.EVENTS)}"
-            if rng.random() < 0.5
-            else rng.choice(words.EVENTS)
-        ),
-        _from(words.DAYS, 0.0),
-        ("The {s} is on {v}.", "The {s} takes place on {v}."),
-        ("When is the {s}?", "On which day is the {s}?", "What day is the {s}?"),
-    ),
-    Relation(
-        "start",
-        lambda rng: (
-            f"{rng.choice(words.STEMS)} {rng.choice(words.EVENTS)}"
-            if rng.random() < 0.5
-            else rng.choice(words.EVENTS)
-        ),
-        _time,
-        ("The {s} starts at {v}.", "The {s} begins at {v}."),
-        ("What time does the {s} start?", "At what time is the {s}?"),
-    ),
-)
+*RELATIONS, _OF_PERSONS, _OF_THINGS, _LABELS = _read()
 
 
 def _free_relation(rng: Random) -> Relation:
     """`The X of Y is Z` and `A: B` for any X, Y and Z."""
-    word = words.invent(rng) if rng.random() < 0.3 else rng.choice(words.ATTRIBUTES)
+    word = draw(rng, "invent") if rng.random() < 0.3 else rng.choice(texts("attributes"))
     form = rng.random()
-    if form < 0.4:
-        questions = (
-            f"What is the {word} of {{s}}?",
-            f"What is {{s}}'s {word}?",
-            f"Tell me the {word} of {{s}}.",
-            f"Which {word} does {{s}} have?",
-        )
-        return Relation(
-            f"free {word}",
-            _person,
-            words.anything,
-            (f"The {word} of {{s}} is {{v}}.", f"{{s}}'s {word} is {{v}}."),
-            questions,
-        )
-    if form < 0.75:
-        questions = (
-            f"What is the {word} of the {{s}}?",
-            f"What is the {{s}}'s {word}?",
-            f"Which {word} does the {{s}} have?",
-        )
-        return Relation(
-            f"free {word}",
-            _thing,
-            words.anything,
-            (f"The {word} of the {{s}} is {{v}}.", f"The {{s}}'s {word} is {{v}}."),
-            questions,
-        )
-    questions = ("What is the {s}?", "What is {s}?", "Tell me the {s}.", "{s}?")
-    return Relation(
-        "label", _label, words.anything, ("{s}: {v}", "The {s} is {v}.", "{s} = {v}"), questions
+    relation = _OF_PERSONS if form < 0.4 else _OF_THINGS if form < 0.75 else _LABELS
+    notes, questions = (
+        [text.replace("{w}", word) for text in forms]
+        for forms in (relation.notes, relation.questions)
     )
+    name = relation.name.replace("{w}", word)
+    return Relation(name, relation.subject, relation.value, notes, questions, [])
 
 
-def draw(rng: Random) -> Fact:
+def draw_fact(rng: Random) -> Fact:
     """A random fact."""
     relation = _free_relation(rng) if rng.random() < 0.25 else rng.choice(RELATIONS)
-    subject, value = relation.subject(rng), relation.value(rng)
+    return told(rng, relation, complete(rng, f"{{{relation.subject}}}", {}))
+
+
+def told(rng: Random, relation: Relation, subject: str, value: str | None = None) -> Fact:
+    """A fact about a subject."""
+    value = complete(rng, f"{{{relation.value}}}", {}) if value is None else value
     return Fact(relation, subject, value, rng.choice(relation.notes).format(s=subject, v=value))
 
 
@@ -295,21 +98,18 @@ def draw_many(rng: Random, count: int) -> list[Fact]:
     """`count` facts that do not contradict each other."""
     chosen: dict[tuple[str, str], Fact] = {}
     while len(chosen) < count:
-        fact = draw(rng)
+        fact = draw_fact(rng)
         chosen.setdefault(fact.key, fact)
     return list(chosen.values())
 
 
 def draw_other(rng: Random, known: list[Fact]) -> Fact:
-    """A fact that the known ones do not mention, mostly with the subject or relation of one of
-    them.
-    """
+    """A fact that the known ones do not mention, mostly with the subject of one of them."""
     keys = {fact.key for fact in known}
     while True:
-        fact = draw(rng)
+        fact = draw_fact(rng)
         near = rng.choice(known) if known and rng.random() < 0.7 else fact
-        if near is not fact and near.relation.subject is fact.relation.subject:
-            note = rng.choice(fact.relation.notes).format(s=near.subject, v=fact.value)
-            fact = Fact(fact.relation, near.subject, fact.value, note)
-        if fact.key not in keys and (fact.relation.name, fact.subject) not in keys:
+        if near is not fact and near.relation.subject == fact.relation.subject:
+            fact = told(rng, fact.relation, near.subject, fact.value)
+        if fact.key not in keys:
             return fact

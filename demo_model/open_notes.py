@@ -1,4 +1,4 @@
-"""Conversations about notes of many frames.
+"""Conversations about notes of generated and handwritten frames.
 
 The right answer is the note, word for word.
 """
@@ -9,19 +9,14 @@ import re
 from dataclasses import dataclass, field
 from random import Random
 
-import first_words
-import memory_tasks
 import open_frames
-import open_words
-import wide_words
-import words
 import written_frames
-from beyond import KNOW
 from conversation import Conversation
-from memory_tasks import ABSENT
+from fact_notes import ABSENT, listed
 from open_frames import Frame
-from open_words import Entity, Verb
-from words import lists_of
+from rules import draw, picked, texts
+from talk import KNOW, small_talk
+from words import Entity, Verb, draw_verb, entity, human, is_allowed, sibling
 from written_frames import WrittenFrame, telling_words
 
 _FRAMES = list(open_frames.WEIGHTS)
@@ -32,26 +27,6 @@ _OFTEN_SOMEBODY = (
     open_frames.whom,
     open_frames.has_coloured,
     open_frames.of_a_kind,
-)
-_LISTED = lists_of("open_notes")
-_LEADS = tuple(_LISTED["_LEADS"])
-_LEADS_TO_ME = ("Tell {}.", "Give {}.", "Please give {}.")
-_COLON_LEADS = ("Question: ", "Please tell me: ", "Quick question: ", "Tell me: ")
-_OTHER_LEADS = ("And ", "So, ", "Hey, ")
-_SYSTEM_HEADS = (
-    *memory_tasks.INTRODUCTIONS,
-    *("Notes:", "Notes:", "Notes", "My notes:", "Here are my notes:", "# Notes", "## Facts"),
-    *("Known facts:", "Facts you know:", "Information:", "Background:", "Remember:"),
-    *("Here is some information:", "Our notes:", "Things to remember:", "House notes:"),
-    *("You are a helpful assistant. Answer from these notes.", "Use these notes to answer:"),
-    *("Team notes:", "Shared notes", "These are the notes of {n}:", "<notes>"),
-    "What we know so far:",
-)
-_USER_HEADS = (
-    *memory_tasks.HEADERS,
-    *("Here are my notes:\n", "Here are my notes:\n", "Notes:\n", "Notes:\n", "My notes:\n"),
-    *("These are my notes:\n", "I have these notes:\n", "Given these notes:\n", "Facts:\n"),
-    *("Please use these notes:\n", "Some notes first.\n", "Here is what I know:\n"),
 )
 
 
@@ -107,8 +82,7 @@ class OpenFact:
                 text = text.replace(self.subject.text, self.subject.text.lower())
             return _typed(rng, text + "?")
         clause = self.clauses[choice - len(self.questions)]
-        leads = _LEADS_TO_ME if clause.startswith("me ") else _LEADS
-        form = rng.choice(leads)
+        form = picked(rng, "leads_to_me" if clause.startswith("me ") else "leads")
         return _typed(rng, form.format(clause))
 
 
@@ -130,13 +104,13 @@ def _typed(rng: Random, text: str) -> str:
         text = text[0].lower() + text[1:]
     kind = rng.random()
     if kind < 0.06:
-        return rng.choice(_COLON_LEADS) + text
+        return picked(rng, "colon_leads") + text
     if kind < 0.1:
-        return rng.choice(_OTHER_LEADS) + text[0].lower() + text[1:]
+        return picked(rng, "other_leads") + text[0].lower() + text[1:]
     return text
 
 
-def draw(
+def draw_fact(
     rng: Random,
     subject: Entity | None = None,
     frame: Frame | None = None,
@@ -149,7 +123,7 @@ def draw(
             continue
         about = subject or _subject_for(rng, chosen)
         draft = chosen(rng, about, verb)
-        if not wide_words.is_allowed(draft.note):
+        if not is_allowed(draft.note):
             continue
         is_sentence = chosen is not open_frames.label and rng.random() < 0.93
         note = draft.note + "." if is_sentence else draft.note
@@ -158,8 +132,8 @@ def draw(
 
 def _subject_for(rng: Random, frame: Frame) -> Entity:
     if frame in _NEED_SOMEBODY or (frame in _OFTEN_SOMEBODY and rng.random() < 0.6):
-        return open_words.human(rng)
-    return open_words.entity(rng)
+        return human(rng)
+    return entity(rng)
 
 
 def draw_written(rng: Random, frame: WrittenFrame | None = None) -> OpenFact:
@@ -185,7 +159,7 @@ def draw_many(rng: Random, count: int) -> list[OpenFact]:
         elif rng.random() < written:
             fact = draw_written(rng, rng.choice(file) if file else None)
         else:
-            fact = draw(rng)
+            fact = draw_fact(rng)
         if fact.is_written:
             known += [fact] if _is_told_apart(fact, known) else []
             continue
@@ -230,13 +204,13 @@ def _relative(rng: Random, old: OpenFact) -> OpenFact:
     if isinstance(old.frame, WrittenFrame):
         return draw_written(rng, old.frame)
     if old.frame in open_frames.WITHOUT_SUBJECT:
-        return draw(rng, frame=old.frame, verb=old.verb)
+        return draw_fact(rng, frame=old.frame, verb=old.verb)
     kind = rng.random()
     if kind < 0.25:
-        return draw(rng, open_words.sibling(rng, old.subject), old.frame, old.verb)
+        return draw_fact(rng, sibling(rng, old.subject), old.frame, old.verb)
     if kind < 0.66:
-        return draw(rng, old.subject)
-    return draw(rng, frame=old.frame, verb=old.verb)
+        return draw_fact(rng, old.subject)
+    return draw_fact(rng, frame=old.frame, verb=old.verb)
 
 
 def _collides(rng: Random, fact: OpenFact, other: OpenFact) -> bool:
@@ -249,28 +223,17 @@ def _collides(rng: Random, fact: OpenFact, other: OpenFact) -> bool:
     return alike and (fact.frame in open_frames.VAGUE or rng.random() < 0.5)
 
 
-_KINDS_OF = tuple(_LISTED["_KINDS_OF"])
-"""Other things to ask about a subject: its names, its sizes, who does something to it."""
-_MEASURES = "old tall long big heavy wide deep fast expensive large far high thick".split()
-_ASPECTS = words.listed(
-    """
-name|age|price|colour|owner|phone number|address|size|weight|birthday|job|email|maker|purpose|length|speed
-|favourite food|opening hours|nickname
-"""
-)
-
-
 def _aspect_question(rng: Random, old: OpenFact, known: list[OpenFact]) -> str | None:
     """A question about another aspect of a subject; None if a note might answer it."""
     subject = old.subject
-    verb = open_words.draw_verb(rng)
-    form = rng.choice(_KINDS_OF)
+    verb = draw_verb(rng)
+    form = picked(rng, "kinds_of_question")
     text = form.format(
         s=subject,
-        n=open_words.noun(rng),
-        a=rng.choice(_MEASURES),
-        j=open_words.adjective(rng),
-        k=rng.choice(_ASPECTS),
+        n=draw(rng, "noun"),
+        a=picked(rng, "measured_by"),
+        j=draw(rng, "adjective"),
+        k=picked(rng, "aspects"),
         v=verb,
     )
     notes = [fact for fact in known if fact.subject.text == subject.text]
@@ -345,22 +308,22 @@ def _unknown_fact(rng: Random, known: list[OpenFact]) -> OpenFact | None:
         thing = _last_thing(old.note)
         if thing is None or any(thing.text.lower() in fact.subject.text.lower() for fact in known):
             return None
-        fact = draw(rng, thing)
+        fact = draw_fact(rng, thing)
         is_same = fact.verb is not None and old.verb is not None and fact.verb.base == old.verb.base
         return None if is_same else fact
     if kind < 0.7:
-        fact = draw(rng, frame=old.frame, verb=old.verb)
+        fact = draw_fact(rng, frame=old.frame, verb=old.verb)
     elif kind < 0.85 and has_subject:
-        fact = draw(rng, open_words.sibling(rng, old.subject), old.frame, old.verb)
+        fact = draw_fact(rng, sibling(rng, old.subject), old.frame, old.verb)
     else:
-        fact = draw(rng)
+        fact = draw_fact(rng)
     is_known = any(fact.subject.text == other.subject.text for other in known)
     return None if is_known else fact
 
 
 def _other_aspect(rng: Random, old: OpenFact, known: list[OpenFact]) -> OpenFact | None:
     """Another question about the subject of a note."""
-    fact = draw(rng, old.subject)
+    fact = draw_fact(rng, old.subject)
     first_words_of_notes = {
         other.questions[0].split()[0].lower()
         for other in known
@@ -376,7 +339,7 @@ def _last_thing(note: str) -> Entity | None:
     if match := re.search(r"\b(?:the|a|an) ((?:[a-z]+ )?[a-z]+)\.?$", note):
         return Entity(f"the {match[1]}")
     match = re.search(r" ([A-Z][a-z]+)\.?$", note)
-    if match is None or match[1] in words.MONTHS or match[1].rstrip("s") in words.DAYS:
+    if match is None or match[1] in texts("months") or match[1].rstrip("s") in texts("days"):
         return None
     return Entity(match[1], human=True)
 
@@ -402,20 +365,12 @@ def _how_many(rng: Random, most: int) -> int:
 
 
 def _listed(rng: Random, known: list[OpenFact]) -> str:
-    """Notes as a bulleted or numbered list, as lines or as a paragraph."""
-    style = rng.random()
-    notes = [fact.note for fact in known]
-    if style < 0.62:
-        return "\n".join(f"- {note}" for note in notes)
-    if style < 0.7:
-        return "\n".join(f"* {note}" for note in notes)
-    if style < 0.76:
-        return "\n".join(f"{number}. {note}" for number, note in enumerate(notes, 1))
-    if style < 0.88:
-        return "\n".join(notes)
-    for fact in known:
-        _end(fact)
-    return " ".join(fact.note for fact in known)
+    """Notes as a list or as a paragraph, in which they end with full stops."""
+    style = draw(rng, "note_list")
+    if style == "sentences":
+        for fact in known:
+            _end(fact)
+    return listed(style, [fact.note for fact in known])
 
 
 def _end(fact: OpenFact) -> None:
@@ -427,14 +382,14 @@ def _end(fact: OpenFact) -> None:
 def _ask(rng: Random, talk: Conversation, known: list[OpenFact], turns: int, doubt: float) -> None:
     for _ in range(min(turns, 2 + 2 * len(known))):
         if rng.random() < 0.04:
-            talk.exchange(*first_words.small_talk(rng))
+            talk.exchange(*small_talk(rng))
         else:
             talk.exchange(*one_question(rng, known, doubt))
 
 
 def _in_system_prompt(rng: Random, talk: Conversation, most: int, doubt: float) -> None:
     known = draw_many(rng, _how_many(rng, most))
-    head = rng.choice(_SYSTEM_HEADS).format(n=open_words.person(rng))
+    head = picked(rng, "note_heads_of_system").format(n=draw(rng, "person"))
     space = rng.choice(("\n", "\n", "\n\n", " ")) if head else ""
     talk.say("system", head + space + _listed(rng, known))
     _ask(rng, talk, known, rng.choice((1, 2, 3, 4, 5, 6, 8)), doubt)
@@ -443,10 +398,10 @@ def _in_system_prompt(rng: Random, talk: Conversation, most: int, doubt: float) 
 def _in_message(rng: Random, talk: Conversation, most: int, doubt: float) -> None:
     _maybe_system(rng, talk)
     known = draw_many(rng, _how_many(rng, most))
-    head, notes = rng.choice(_USER_HEADS), _listed(rng, known)
+    head, notes = picked(rng, "note_heads_of_user"), _listed(rng, known)
     question, answer = one_question(rng, known, doubt)
     if rng.random() < 0.85:
-        space = rng.choice((*memory_tasks.CLOSINGS, "\n\n", "\n\n"))
+        space = rng.choice((*texts("note_closings"), "\n\n", "\n\n"))
         message = head + notes + space + question
     else:
         message = question + rng.choice(("\n", "\n\n", " ")) + head + notes
@@ -477,42 +432,22 @@ def _told_before(rng: Random, talk: Conversation, doubt: float) -> None:
     _ask(rng, talk, known, rng.choice((1, 2, 3, 4)), doubt)
 
 
-_TELLING = (
-    *memory_tasks.NOTING,
-    *(
-        "Remember this: {t}",
-        "For later: {t}",
-        "FYI: {t}",
-        "Keep in mind: {t}",
-        "A note for you: {t}",
-    ),
-    *(
-        "{t} Please remember that.",
-        "{t} Keep that in mind.",
-        "Take a note: {t}",
-        "To remember: {t}",
-    ),
-)
-_TELLING_THAT = tuple(_LISTED["_TELLING_THAT"])
-_ACKNOWLEDGED = tuple(_LISTED["_ACKNOWLEDGED"])
-
-
 def _tell(rng: Random, talk: Conversation, text: str, is_one: bool) -> None:
     """A note told in a conversation. A third of the answers are those of another model."""
     kind = rng.random()
     said = text
     if kind > 0.45:
-        said = rng.choice(_TELLING).format(t=text)
+        said = picked(rng, "telling").format(t=text)
     elif (
         kind > 0.25
         and is_one
         and text.split()[0]
         in ("The", "A", "An", "Our", "My", "We", "In", "On", "At", "There", "If")
     ):
-        said = rng.choice(_TELLING_THAT).format(t=text[0].lower() + text[1:])
+        said = picked(rng, "telling_that").format(t=text[0].lower() + text[1:])
     answer = f"Noted: {text}"
     if rng.random() < 0.35:
-        answer = rng.choice(_ACKNOWLEDGED)
+        answer = picked(rng, "acknowledged")
         talk.foreign.add(answer)
     talk.exchange(said, answer)
 
@@ -524,7 +459,7 @@ def _maybe_system(rng: Random, talk: Conversation) -> None:
 
 def _without_notes(rng: Random, talk: Conversation) -> None:
     for _ in range(rng.choice((1, 1, 2))):
-        fact = draw_written(rng) if rng.random() < 0.6 else draw(rng)
+        fact = draw_written(rng) if rng.random() < 0.6 else draw_fact(rng)
         if fact.frame is not open_frames.any_words:
             talk.exchange(fact.question(rng), KNOW)
 

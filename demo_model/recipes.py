@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 
-import notes_mix
-from conversation import Conversation
+import mixtures
+from mixtures import Drawn
 from network import Shape
-from plain_text import PlainText
-
-BUNDLED = Path(__file__).resolve().parents[1] / "src" / "holdfast" / "models" / "bundled"
 
 
 @dataclass(frozen=True)
@@ -21,7 +17,7 @@ class Recipe:
 
     name: str
     shape: Shape
-    conversation_at: Callable[[Random, float], Conversation | PlainText]
+    conversation_at: Callable[[Random, float], Drawn]
     """Makes a conversation; the second argument is the completed share of the training."""
     longest_at: Callable[[float], int]
     """The longest conversation, in tokens, at this share of the training."""
@@ -47,8 +43,8 @@ RECIPES = {
         Recipe(
             "holdfast-demo",
             Shape(hidden=192, layers=6, heads=4, kv_heads=2, mlp=512),
-            notes_mix.evened_at,
-            notes_mix.longest_evened,
+            mixtures.evened_at,
+            mixtures.longest_evened,
             million_tokens=4.0,
             seed=111,
             muon_rate=0.006,
@@ -59,8 +55,8 @@ RECIPES = {
         Recipe(
             "holdfast-demo-draft",
             Shape(hidden=128, layers=3, heads=2, kv_heads=1, mlp=320),
-            notes_mix.written_at,
-            notes_mix.longest_written,
+            mixtures.written_at,
+            mixtures.longest_written,
             million_tokens=2.5,
             seed=92,
         ),

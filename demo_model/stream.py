@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from random import Random
 
 import torch
+from conversation import Encoder
 from recipes import Recipe
-from tokenizer import Encoder
 from torch import Tensor
 
 POOL_TOKENS = 200_000
 PADDING = 0
+Row = tuple[list[int], list[bool]]
+"""Tokens, and whether the model writes them."""
 
 
 @dataclass
@@ -26,7 +28,7 @@ class Batch:
     targets: Tensor
     weights: Tensor
     size: int
-    """Tokens that are no padding."""
+    """Tokens except padding."""
 
 
 class Stream:
@@ -39,7 +41,7 @@ class Stream:
         """The shuffled batches of a pool."""
         rng = Random(self.recipe.seed * 1_000_003 + number)
         longest = self.recipe.longest_at(done)
-        rows: list[tuple[list[int], list[bool]]] = []
+        rows: list[Row] = []
         total = 0
         while total < POOL_TOKENS:
             tokens, written = self.encoder.encode(self.recipe.conversation_at(rng, done))
@@ -52,10 +54,8 @@ class Stream:
         rng.shuffle(batches)
         return batches
 
-    def _groups(
-        self, rows: list[tuple[list[int], list[bool]]]
-    ) -> Iterator[list[tuple[list[int], list[bool]]]]:
-        group: list[tuple[list[int], list[bool]]] = []
+    def _groups(self, rows: list[Row]) -> Iterator[list[Row]]:
+        group: list[Row] = []
         for row in rows:
             if group and len(row[0]) * (len(group) + 1) > self.recipe.batch_tokens:
                 yield group
@@ -63,7 +63,7 @@ class Stream:
             group.append(row)
         yield group
 
-    def _batch(self, rng: Random, rows: list[tuple[list[int], list[bool]]]) -> Batch:
+    def _batch(self, rng: Random, rows: list[Row]) -> Batch:
         """Make a batch. Only a third of the tokens outside answers count, each three times as much."""
         width = max(len(tokens) for tokens, _ in rows)
         matrix = torch.full((len(rows), width), PADDING)
@@ -77,6 +77,5 @@ class Stream:
                     weights.append(1.0 if written[place] else 3 * self.recipe.other_weight)
         chosen = torch.tensor(positions)
         targets = matrix[:, 1:].flatten()[chosen]
-        return Batch(
-            matrix, chosen, targets, torch.tensor(weights), sum(len(tokens) for tokens, _ in rows)
-        )
+        size = sum(len(tokens) for tokens, _ in rows)
+        return Batch(matrix, chosen, targets, torch.tensor(weights), size)

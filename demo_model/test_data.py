@@ -13,47 +13,44 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import agent_mix
-import beyond_words
-import first_mix
+import fact_notes
 import judge
-import memory_tasks
-import mixture
-import notes_mix
-import odd_requests
+import mixtures
 import odd_tools
 import open_notes
 import openings
-import other_tasks
+import tasks
 import told_results
-import wide_words
-from conversation import EMPTY_THOUGHT, TEMPLATE_FILE, Conversation, render, weighted_parts
-from mixture import conversation_at
-from plain_text import PlainText
-from talks import TALKS
+import words
+from conversation import (
+    EMPTY_THOUGHT,
+    TEMPLATE_FILE,
+    Conversation,
+    Encoder,
+    PlainText,
+    render,
+    weighted_parts,
+)
+from rules import texts
+from talk import TALKS
+from words import BUNDLED
 
-BUNDLED = Path(__file__).resolve().parents[1] / "src" / "holdfast" / "models" / "bundled"
 MODELS = ("holdfast-demo", "holdfast-demo-draft")
-MIXTURES = [mixture.conversation_at, notes_mix.written_at, notes_mix.evened_at]
+MIXTURES = [mixtures.written_at, mixtures.evened_at]
 
 
 @pytest.mark.parametrize("made", MIXTURES)
 def test_equal_seeds_give_equal_data(
-    made: Callable[[Random, float], Conversation | PlainText],
+    made: Callable[[Random, float], mixtures.Drawn],
 ) -> None:
     first, second = ([made(Random(seed), seed / 60) for seed in range(60)] for _ in range(2))
     assert first == second
 
 
-def test_weighted_parts_are_the_rendered_text() -> None:
-    for seed in range(60):
-        conversation = conversation_at(Random(seed), 0.5)
-        assert "".join(text for text, _ in weighted_parts(conversation)) == render(conversation)
-
-
 def test_every_assistant_message_counts_fully() -> None:
     for seed in range(60):
-        conversation = conversation_at(Random(seed), 0.5)
+        conversation = mixtures.task(Random(seed), 40)
+        assert "".join(text for text, _ in weighted_parts(conversation)) == render(conversation)
         written = [text for text, own in weighted_parts(conversation) if own]
         assistant = [message for message in conversation.messages if message["role"] == "assistant"]
         assert len(written) == len(assistant)
@@ -64,7 +61,7 @@ def test_every_assistant_message_counts_fully() -> None:
 
 def test_prompt_and_answer_are_a_prefix_of_the_next_prompt() -> None:
     for seed in range(60):
-        conversation = conversation_at(Random(seed), 0.5)
+        conversation = mixtures.task(Random(seed), 40)
         whole = render(conversation)
         for index, message in enumerate(conversation.messages):
             if message["role"] == "assistant":
@@ -86,93 +83,66 @@ def test_tool_calls_are_rendered_as_generated() -> None:
     generated = "<tool_call>\n" + json.dumps(call, ensure_ascii=False) + "\n</tool_call>"
     as_text = {"name": "find", "arguments": json.dumps(call["arguments"], ensure_ascii=False)}
     for sent in ({"type": "function", "function": call}, {"function": as_text}, call):
-        conversation = Conversation()
-        conversation.say("user", "Find it twice.")
-        conversation.messages.append(
-            {"role": "assistant", "content": None, "tool_calls": [sent, sent]}
-        )
-        assert render(conversation).endswith(
-            f"<|im_start|>assistant\n{generated}\n{generated}<|im_end|>\n"
-        )
+        answer = {"role": "assistant", "content": None, "tool_calls": [sent, sent]}
+        expected = f"<|im_start|>assistant\n{generated}\n{generated}<|im_end|>\n"
+        assert render(Conversation([answer])) == expected
 
 
 def test_content_in_parts_and_separate_reasoning_are_rendered() -> None:
-    conversation = Conversation()
-    conversation.messages.append(
-        {
-            "role": "user",
-            "content": [{"type": "text", "text": "One "}, {"type": "text", "text": "two."}],
-        }
-    )
-    conversation.messages.append(
-        {"role": "assistant", "reasoning_content": "\nWell.\n", "content": "Three."}
-    )
-    assert render(conversation) == (
-        "<|im_start|>user\nOne "
-        "two.<|im_end|>\n<|im_start|>assistant\n<think>\nWell.\n</think>\n\nThree.<|im_end|>\n"
+    parts = [{"type": "text", "text": "One "}, {"type": "text", "text": "two."}]
+    answer = {"role": "assistant", "reasoning_content": "\nWell.\n", "content": "Three."}
+    assert render(Conversation([{"role": "user", "content": parts}, answer])) == (
+        "<|im_start|>user\nOne two.<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\nWell.\n</think>\n\nThree.<|im_end|>\n"
     )
 
 
 def test_consecutive_results_share_a_user_message() -> None:
-    conversation = Conversation()
-    conversation.say("tool", "1")
-    conversation.say("tool", "2")
-    response = "\n<tool_response>\n{}\n</tool_response>"
-    assert (
-        render(conversation)
-        == f"<|im_start|>user{response.format(1)}{response.format(2)}<|im_end|>\n"
-    )
+    results = [{"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}]
+    both = "".join(f"\n<tool_response>\n{number}\n</tool_response>" for number in (1, 2))
+    assert render(Conversation(results)) == f"<|im_start|>user{both}<|im_end|>\n"
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_bundled_template_and_tokenizer_are_those_of_training(name: str) -> None:
     folder = BUNDLED / name
     settings = json.loads((folder / "tokenizer_config.json").read_text())
-    assert (
-        settings["chat_template"]
-        == TEMPLATE_FILE.read_text()
-        == (folder / "chat_template.jinja").read_text()
-    )
-    tokenizers = pytest.importorskip("tokenizers")
-    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    texts = (
+    template = TEMPLATE_FILE.read_text()
+    assert settings["chat_template"] == template == (folder / "chat_template.jinja").read_text()
+    tokenizer = Encoder(folder / "tokenizer.json").tokenizer
+    samples = (
         " a  b   c\n\n\n\td ",
         "naïve 漢字 עברית ไทย 🙂👩‍👩‍👧‍👦 \u200b\ufeff",
         "<think>\n1 + 2\n</think>\n\n<tool_call>",
         "x , . ' n't 12345",
         "\r\n\x00\x7f",
     )
-    for text in texts:
+    for text in samples:
         assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
 def test_word_lists_contain_no_held_out_opening() -> None:
-    said = [text for talk in TALKS for text in talk.said]
-    said += [
-        *beyond_words.FOREIGN,
-        *beyond_words.CODE,
-        *beyond_words.SENTENCES,
-        *beyond_words.ORDERS,
-    ]
-    said += [question for question, _ in other_tasks.CHAT] + [
-        opening.text for opening in openings.SHOWN
-    ]
+    said = [text for talk in TALKS for text in talk["say"]]
+    said += [question for question, _ in tasks.CHAT]
+    said += [opening.text for opening in openings.SHOWN]
+    for name in ("foreign", "beyond_code", "beyond_sentence", "beyond_order"):
+        said += texts(name)
     assert {openings.plain(text) for text in said} & openings.HELD_OUT_PLAIN == set()
 
 
 @pytest.mark.parametrize("made", MIXTURES)
 def test_conversations_contain_no_held_out_opening(
-    made: Callable[[Random, float], Conversation | PlainText],
+    made: Callable[[Random, float], mixtures.Drawn],
 ) -> None:
     rng = Random("held out")
     chosen = [made(rng, number / 3000) for number in range(3000)]
-    assert not any(first_mix.is_held_out(conversation) for conversation in chosen)
+    assert not any(mixtures.is_held_out(conversation) for conversation in chosen)
 
 
 def test_openings_are_recognized_in_other_spellings() -> None:
     said = Conversation()
     said.exchange("HOW tall, is mount... everest", "No.")
-    assert first_mix.is_held_out(said)
+    assert mixtures.is_held_out(said)
 
 
 def test_there_are_a_hundred_different_held_out_openings() -> None:
@@ -181,49 +151,32 @@ def test_there_are_a_hundred_different_held_out_openings() -> None:
 
 
 def test_answers_to_small_talk_follow_the_rules_of_form() -> None:
-    for talk in TALKS:
-        if "\n" not in talk.answer:
-            assert judge.form_fault(talk.answer, set()) == "", talk.answer
+    for answer in (talk["answer"][0] for talk in TALKS):
+        if "\n" not in answer:
+            assert judge.form_fault(answer, set()) == "", answer
 
 
 def test_a_raw_text_ends_with_the_end_token() -> None:
-    pytest.importorskip("tokenizers")
-    tokenizer = pytest.importorskip("tokenizer")
-    tokens, written = tokenizer.Encoder(BUNDLED / MODELS[0] / "tokenizer.json").encode(
-        PlainText("Notes:\n- A lamp.")
-    )
+    encoder = Encoder(BUNDLED / MODELS[0] / "tokenizer.json")
+    tokens, written = encoder.encode(PlainText("Notes:\n- A lamp."))
     assert tokens[-1] == 0
     assert 0 not in tokens[:-1]
     assert all(written)
 
 
-NEW = list(
-    dict.fromkeys(
-        kind
-        for kind, _ in (*agent_mix.SHARES, *agent_mix.WITH_FORMS)
-        if kind not in ("replay", "short")
-    )
-)
-
-
-def new_conversations(count: int) -> list[Conversation]:
-    """`count` conversations of each new kind."""
-    rng = Random("new")
-    drawn = [agent_mix.drawn(rng, kind) for kind in NEW for _ in range(count)]
-    return [conversation for conversation in drawn if isinstance(conversation, Conversation)]
-
-
 def words_of(value: object) -> set[str]:
     """All words in lower case; snake_case and camelCase are split."""
-    return {
-        word.lower()
-        for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", json.dumps(value, ensure_ascii=False))
-    }
+    found = re.findall("[A-Z]?[a-z]+|[A-Z]+", json.dumps(value, ensure_ascii=False))
+    return {word.lower() for word in found}
 
 
 def test_conversations_contain_no_held_out_word() -> None:
-    for conversation in new_conversations(300):
-        assert words_of([conversation.tools, conversation.messages]) & wide_words.HELD_OUT == set()
+    rng = Random("new")
+    for name in ("odd_tools_talk", "several_calls", "files", "unusual_words", "json_talk"):
+        for _ in range(300):
+            talk = mixtures.checked(rng, name)
+            assert isinstance(talk, Conversation)
+            assert words_of([talk.tools, talk.messages]) & words.HELD_OUT == set()
 
 
 @pytest.mark.parametrize(
@@ -231,17 +184,14 @@ def test_conversations_contain_no_held_out_word() -> None:
     ["waterPlant", "a PLANT", "rocket-launcher", "xlaunch_", "Launchrocket", "GetExchangeRate"],
 )
 def test_held_out_words_are_found_in_any_spelling(text: str) -> None:
-    assert not wide_words.is_allowed(text)
+    assert not words.is_allowed(text)
 
 
 def test_requests_contain_every_argument_of_their_call() -> None:
     rng = Random("arguments")
     for _ in range(400):
-        tool = odd_tools.odd_tool(rng)
-        request, call = odd_requests.ask(rng, tool)
-        assert list(call["arguments"]) == [
-            one.name for one in tool.parameters if one.name in call["arguments"]
-        ]
+        tool = odd_tools.family(rng, 1)[0]
+        request, call = odd_tools.ask(rng, tool)
         assert {one.name for one in tool.parameters if not one.optional} <= set(call["arguments"])
         for value in call["arguments"].values():
             for part in value if isinstance(value, list) else [value]:
@@ -252,9 +202,9 @@ def test_arguments_match_their_schemas() -> None:
     types = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list}
     rng = Random("types")
     for _ in range(400):
-        tool = odd_tools.odd_tool(rng)
+        tool = odd_tools.family(rng, 1)[0]
         schemas = {one.name: one.schema for one in tool.parameters}
-        for name, value in odd_requests.ask(rng, tool)[1]["arguments"].items():
+        for name, value in odd_tools.ask(rng, tool)[1]["arguments"].items():
             assert type(value) is types[schemas[name]["type"]]
             assert value in schemas[name].get("enum", [value])
 
@@ -283,7 +233,7 @@ def test_an_answer_is_a_note_word_for_word() -> None:
     for _ in range(300):
         known = open_notes.draw_many(rng, 8)
         question, answer = open_notes.one_question(rng, known, 0.3)
-        assert answer in [memory_tasks.ABSENT, *(fact.note for fact in known)]
+        assert answer in [fact_notes.ABSENT, *(fact.note for fact in known)]
         assert question
 
 

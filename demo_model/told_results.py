@@ -6,53 +6,20 @@ import json
 from random import Random
 from typing import Any
 
-import odd_requests
 import odd_tools
 import open_notes
-import open_words
-import tool_tasks
-import wide_words
+import toolbox
 from conversation import Conversation
-from words import lists_of
+from rules import draw, function, some
 
-_LISTED = lists_of("told_results")
-_KEYS = _LISTED["_KEYS"]
-_CONDITIONS = "sunny cloudy rainy clear windy foggy open closed active done pending ok".split()
-_ERRORS = (
-    *("not found", "no access", "out of order", "unknown name", "permission denied", "timeout"),
-    *("no such file", "connection refused", "invalid argument", "quota exceeded", "not allowed"),
-)
 Told = tuple[str, str]
 """A result as the tool gives it, and as the answer tells it."""
 
 
-def _key(rng: Random) -> str:
-    first = rng.choice(_KEYS) if rng.random() < 0.5 else open_words.noun(rng)
-    if rng.random() < 0.65:
-        return first
-    second = open_words.noun(rng)
-    return rng.choice((f"{first}_{second}", f"{first}{second.capitalize()}", f"{first}-{second}"))
-
-
-def _words(rng: Random) -> str:
-    kind = rng.random()
-    if kind < 0.2:
-        return rng.choice(_CONDITIONS)
-    if kind < 0.4:
-        return open_words.compound(rng)
-    if kind < 0.55:
-        return open_words.person(rng)
-    if kind < 0.65:
-        return open_words.city(rng)
-    if kind < 0.72:
-        return open_words.start_upper(open_words.compound(rng))
-    if kind < 0.8:
-        return f"{rng.randint(1990, 2030)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"
-    if kind < 0.86:
-        return f"{rng.randint(0, 23):02}:{rng.randint(0, 59):02}"
-    if kind < 0.92:
-        return open_notes.draw(rng).note
-    return open_words.value(rng)
+@function
+def any_note(rng: Random) -> str:
+    """A generated note."""
+    return open_notes.draw_fact(rng).note
 
 
 def _number(rng: Random) -> int | float:
@@ -67,7 +34,7 @@ def _scalar(rng: Random) -> Any:
         return _number(rng)
     if kind < 0.43:
         return rng.random() < 0.5
-    return None if kind < 0.45 else _words(rng)
+    return None if kind < 0.45 else draw(rng, "told_words")
 
 
 def _as_text(value: Any) -> str:
@@ -86,19 +53,21 @@ def _leaves(value: Any, key: str = "") -> list[str]:
 
 
 def _record(rng: Random, most: int) -> dict[str, Any]:
-    return {_key(rng): _scalar(rng) for _ in range(rng.randint(1, most))}
+    return {draw(rng, "told_key"): _scalar(rng) for _ in range(rng.randint(1, most))}
 
 
 def _object(rng: Random) -> dict[str, Any]:
     """An object, sometimes with a nested object or list."""
     found = _record(rng, rng.choice((2, 3, 4, 6)))
     kind = rng.random()
-    if kind < 0.15:
-        found[_key(rng)] = _record(rng, 3)
-    elif kind < 0.25:
-        found[_key(rng)] = [_words(rng) for _ in range(rng.randint(1, 4))]
-    elif kind < 0.32:
-        found[_key(rng)] = _records(rng, 2, 3)
+    if kind < 0.32:
+        if kind < 0.15:
+            value: Any = _record(rng, 3)
+        elif kind < 0.25:
+            value = [draw(rng, "told_words") for _ in range(rng.randint(1, 4))]
+        else:
+            value = _records(rng, 2, 3)
+        found[draw(rng, "told_key")] = value
     return found
 
 
@@ -117,7 +86,7 @@ def _dumped(rng: Random, value: Any) -> str:
 
 def json_result(rng: Random) -> Told:
     """A JSON object."""
-    value = {"error": rng.choice(_ERRORS)} if rng.random() < 0.06 else _object(rng)
+    value = {"error": draw(rng, "errors")} if rng.random() < 0.06 else _object(rng)
     return _dumped(rng, value), ", ".join(_leaves(value))
 
 
@@ -127,26 +96,20 @@ def list_result(rng: Random) -> Told:
     if kind < 0.35:
         records = _records(rng, 3, 3)
         return _dumped(rng, records), "; ".join(", ".join(_leaves(record)) for record in records)
-    items = [_item(rng) for _ in range(rng.choice((1, 2, 3, 3, 4, 5)))]
+    items = [draw(rng, "told_item").rstrip(".") for _ in some(rng, (1, 2, 3, 3, 4, 5))]
     told = ", ".join(items)
     if kind < 0.6:
         return _dumped(rng, items), told
     if kind < 0.75:
-        return "\n".join(f"- {item}" for item in items), told
-    if kind < 0.83:
-        return "\n".join(f"{place}. {item}" for place, item in enumerate(items, 1)), told
+        items = [f"- {item}" for item in items]
+    elif kind < 0.83:
+        items = [f"{place}. {item}" for place, item in enumerate(items, 1)]
     return "\n".join(items), told
-
-
-def _item(rng: Random) -> str:
-    if rng.random() < 0.3:
-        return f"{wide_words.wide_word(rng)}.{rng.choice(('txt', 'md', 'py', 'json', 'csv'))}"
-    return _words(rng).rstrip(".")
 
 
 def table_result(rng: Random) -> Told:
     """A table in Markdown, or separated by commas, tabs or bars."""
-    names = list(dict.fromkeys(_key(rng) for _ in range(rng.choice((2, 2, 3, 4)))))
+    names = list(dict.fromkeys(draw(rng, "told_key") for _ in some(rng, (2, 2, 3, 4))))
     count = rng.choice((1, 2, 2, 3))
     rows = [[_as_text(_scalar(rng)).replace(",", "") for _ in names] for _ in range(count)]
     told = "; ".join(
@@ -163,18 +126,19 @@ def text_result(rng: Random) -> Told:
     """One or two sentences, some words, or a value."""
     kind = rng.random()
     if kind < 0.5:
-        notes = [open_notes.draw(rng).note for _ in range(rng.choice((1, 1, 1, 2, 2, 3)))]
+        notes = [any_note(rng) for _ in some(rng, (1, 1, 1, 2, 2, 3))]
         text = " ".join(note if note.endswith(".") else f"{note}." for note in notes)
     elif kind < 0.7:
-        text = f"{open_words.start_upper(open_words.compound(rng))}: {_words(rng)}"
+        text = f"{draw(rng, 'compound')}: {draw(rng, 'told_words')}"
+        text = text[0].upper() + text[1:]
     elif kind < 0.85:
-        parts = [_words(rng).rstrip("."), f"{_number(rng)} {rng.choice(open_words.UNITS)}"]
-        parts.append(open_words.compound(rng))
+        parts = [draw(rng, "told_words").rstrip("."), f"{_number(rng)} {draw(rng, 'units')}"]
+        parts.append(draw(rng, "compound"))
         text = ", ".join(rng.sample(parts, rng.randint(2, 3)))
     elif kind < 0.93:
         text = _as_text(_scalar(rng))
     else:
-        text = f"Error: {rng.choice(_ERRORS)}"
+        text = f"Error: {draw(rng, 'errors')}"
     return text, text.rstrip(".")
 
 
@@ -186,23 +150,17 @@ def result(rng: Random) -> Told:
 
 def conversation(rng: Random) -> Conversation:
     """Requests with calls, whose results are stated; often without the definitions of the tools."""
-    tools = odd_tools.family(rng, rng.choice((1, 1, 2)))
-    talk = tool_tasks.begin(rng, [])
+    offered = odd_tools.family(rng, rng.choice((1, 1, 2)))
+    talk = toolbox.begin(rng, [])
     talk.tools = None
     if rng.random() < 0.35:
         style = odd_tools.SchemaStyle.draw(rng)
-        talk.tools = [tool.schema(rng, style) for tool in tools]
-    for _ in range(rng.choice((1, 2, 2, 3))):
-        calls = []
-        requests = []
-        for _ in range(rng.choice((1, 1, 1, 1, 1, 2))):
-            request, call = odd_requests.ask(rng, rng.choice(tools))
-            requests.append(request if request[-1] in ".?!" else f"{request}.")
-            calls.append(call)
-        talk.say("user", " ".join(requests))
-        talk.messages.append(tool_tasks.call_message(calls))
-        results = [result(rng) for _ in calls]
-        for text, _ in results:
-            talk.say("tool", text)
-        talk.say("assistant", tool_tasks.told_results([told for _, told in results]))
+        talk.tools = [tool.schema(rng, style) for tool in offered]
+    for _ in some(rng, (1, 2, 2, 3)):
+        asked = [
+            odd_tools.ask_sentence(rng, rng.choice(offered)) for _ in some(rng, (1, 1, 1, 1, 1, 2))
+        ]
+        results = [result(rng) for _ in asked]
+        request = " ".join(text for text, _ in asked)
+        toolbox.answer_with(talk, request, [([call for _, call in asked], results)])
     return talk

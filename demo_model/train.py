@@ -19,12 +19,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from conversation import Encoder
 from export import exported_weights
 from network import Network
 from optimizer import Optimizer
-from recipes import BUNDLED, RECIPES, Recipe
+from recipes import RECIPES, Recipe
 from stream import Batch, Stream
-from tokenizer import Encoder
+from words import BUNDLED
 
 LOWEST_RATE = 0.02  # relative to the highest learning rate
 SECONDS_BETWEEN_SAVES = 120

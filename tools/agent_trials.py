@@ -1,6 +1,4 @@
-"""What agents are tried with: their tasks, what the scripted model says to them, and what has to
-come of it.
-"""
+"""The trials of agents: tasks, the answers of the scripted model, and the files that must result."""
 
 from __future__ import annotations
 
@@ -23,8 +21,7 @@ BREAD = "It says bread."
 
 @dataclass(frozen=True, kw_only=True)
 class Agent:
-    """One agent's task: what the model says, how the agent is called, and what must have come of
-    it.
+    """One agent's task: the answers of the model, the command of the agent, and the required result.
 
     `{home}`, `{folder}` (where it is installed) and `{url}` in its texts are filled in.
     """
@@ -46,14 +43,14 @@ class Agent:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchedAgent(Agent):
-    """One that `holdfast launch` starts: `command` is its name and what stands behind it."""
+    """One that `holdfast launch` starts: `command` is its name and its arguments."""
 
     programs: str  # the folder of its program
-    # arguments that go on with the conversation, in a new process; none: `command` has all turns
+    # arguments that continue the conversation in a new process; none: `command` has all turns
     again: Sequence[str] = ()
     said_again: str
     typed: str = ""  # to its standard input
-    moves_its_prompt: bool = False  # what it sends next does not begin with what it sent before
+    moves_its_prompt: bool = False  # its next request does not begin with its last one
     note: str = ""  # what the trial leaves out, and why
 
 

@@ -7,7 +7,7 @@ python -m tools.chaos --model qwen3_next --kills 20 (a tiny random model, by arc
 
 python -m tools.chaos --streams kinds --kills 20 (tool call, grammar, reasoning, stop strings)
 
-For each kind of death, it prints how long running streams were silent, beside the time that a
+For each kind of death, it prints how long running streams were silent, and the time that a
 worker takes to start. Exit code 1 if an answer differs. The watchdog detects a SIGSTOP after
 `residency.hang_seconds`, which adds to that silence.
 """

@@ -64,7 +64,7 @@ TURNS = (
     Opening("thanks", "Thank you very much!"),
     Opening("goodbye", "bye"),
 )
-"""What is said, the class of the answer, and where it is certain what must be in it."""
+"""Messages, the class of the answer, and the text that it must contain, if that is certain."""
 
 HEAD = """# Talk with the bundled model
 

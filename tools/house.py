@@ -1,4 +1,4 @@
-"""Prints the size and the structure of the code base beside the values recorded last: `make house`.
+"""Prints the size and the structure of the code base and the values recorded last: `make house`.
 
 `make house ARGS=--record` replaces the recorded values (tools/house.json), and `ARGS=--calls` also
 lists the functions that a chat request calls. Nothing fails because a number is large; the tool
@@ -56,11 +56,10 @@ AIMS = {
 
 FORMS: Mapping[str, Sequence[str]] = {
     "chat": """front.openai.endpoints.ChatCompletionRequest front.request.ChatPrompt
-        front.request.GenerationRequest front.server.answers.AnswerPlan
-        front.server.generation.GenerationResponse front.server.services.ActiveRequest
+        front.request.GenerationRequest front.server.generation.GenerationResponse
+        front.server.services.ActiveRequest
         front.server.held_answers.HeldAnswer front.telemetry.request_log.RequestRecord
-        front.images.intake.TakenPrompt front.prompt.known_answers.PastAnswers
-        front.prompt.template_worker.RenderTask front.prompt.prepare._Rendered
+        front.prompt.known_answers.PastAnswers front.prompt.template_worker.RenderTask
         front.request.PromptText front.prompt.tokenize.RememberedText front.request.PromptTokens
         front.prompt.prepare.Prepared front.answers.choice.ChoiceRules
         wire.commands.SequenceRequest front.link.model_client._OpenRequest
@@ -70,11 +69,10 @@ FORMS: Mapping[str, Sequence[str]] = {
         worker.engine.sequence.EngineSequence worker.scheduler.scheduler.Decision
         worker.engine.plan.StepPlan worker.engine.plan.Span worker.loop.device_steps.Flight
         worker.engine.sequence.SequenceSpan""".split(),
-    "block": """worker.kv.full.FrozenPart worker.kv.live.KVBlock worker.kv.live.StateCheckpoint
+    "block": """worker.kv.full.FrozenPart worker.kv.live.Snapshot
         worker.engine.sequence.Kept worker.engine.sequence.Prefix worker.prefix.chain.Node
         worker.prefix.chain.Cursor worker.prefix.chain.ChainBlock worker.prefix.chain.ChainState
-        worker.prefix.tree._Entry store.block.Block store.block.BlockHeader
-        store.block.StoredBlock store.block.Entry""".split(),
+        store.block.Block store.block.StoredBlock store.block.Entry""".split(),
     "image": """front.images.sources.ImageSource front.images.intake._Hold
         front.images.intake.TakenPrompt front.request.PlacedImage wire.images.ImageLayout
         wire.images.ImageSpan wire.images.ImageCommand wire.images.ImageAnswer
@@ -91,28 +89,18 @@ WAITS = {
     "front.fleet.slot.Leases._queue": "for a place among the requests of its model",
     "front.fleet.slot.ModelSlot.wait_loaded": "for its model to load",
     "front.prompt.template_process.RenderProcesses._place": "for a template process",
-    "front.link.model_client._OpenRequest.is_sent": "for a worker to send it to",
-    "front.link.model_client.Isolation": "for the trial of a suspected request",
+    "front.link.model_client._OpenRequest.is_sent": "for a worker, or the trial of another request",
     "worker.loop.inbox.ZmqInbox": "for the loop to read it",
     "worker.loop.loop.WorkerLoop._image_commands": "for the layout of its images",
-    "worker.loop.cache_client.CacheClient._fetching": "for blocks from disk",
-    "worker.loop.cache_client.CacheClient._twins": "for the prefill of another request",
-    "worker.loop.cache_client.CacheClient._to_repeat": "for another look-up",
-    "worker.scheduler.scheduler.Scheduler._queue": "for admission",
-    "worker.scheduler.queue.ScheduledSequence.is_paused": "for its client to read",
-    "worker.loop.idle_work.IdleWork._waiting": "for an idle worker",
+    "worker.scheduler.queue.ScheduledSequence.waits_for": "for its cached prefix, another prefill, "
+    "its images, a running slot and memory, or its client",
+    "worker.loop.idle_work.IdleWork.begin": "for an idle worker",
 }
 PASSES = {
     "front.server.held_answers.identity_of": "hashes the body",
     "front.server.request.parse": "reads the JSON and checks it",
-    "front.openai.messages.refuse_missing_texts": "checks each content part",
-    "front.openai.messages.history": "copies the messages",
-    "front.images.intake._sources": "finds images",
-    "front.images.intake._with_parts": "replaces images",
-    "front.prompt.canonical.canonical": "replaces texts and calls by their first forms",
-    "front.prompt.canonical.with_thoughts_apart": "separates thoughts from texts",
-    "front.prompt.known_answers.KnownAnswers.recall": "recognizes past answers",
-    "front.prompt.canonical.guarded": "looks for control tokens",
+    "front.openai.messages.history": "checks and copies the messages",
+    "front.prompt.canonical.canonical": "makes new messages ready, and recalls past answers",
     "front.prompt.conversation.template_messages": "adapts the messages to the template",
     "front.prompt.template_worker._carry_out": "renders the template in another process",
     "front.prompt.known_answers.PastAnswers.places": "finds past answers in the text",
@@ -127,7 +115,7 @@ TRAVELLERS = (
 CONCEPTS = "kv_bits adapter image tenant draft session speculation truncation".split()
 # pages of docs that tools write, and the log of measurements
 NOT_WRITTEN = ("lab-log", "bench/", "architectures.md", "tested-agents", "demo-chat")
-MEANINGS = 8  # a public name that so many classes or modules define is shown
+MEANINGS = 8  # a public name is shown if this number of classes or modules define it
 
 _START = r"(?:^|[.:;,] )"
 MARKERS = tuple(
@@ -384,7 +372,7 @@ def structure_rows(src: Sequence[Text], structure: Structure) -> dict[str, int]:
 
 
 def table(rows: Mapping[str, int], recorded: Mapping[str, int], aims: Mapping[str, int]) -> str:
-    """The rows beside the recorded values and the aims, and recorded rows that are gone."""
+    """The rows with the recorded values and the aims, and recorded rows that no longer exist."""
     names = [*rows, *(name for name in recorded if name not in rows)]
     width = max(map(len, names))
     columns = [

@@ -79,7 +79,7 @@ class Server:
     def traced(self, model: str, *messages: Any, seconds: float = 0.3, **body: Any) -> Run:
         """The calls of a chat request, without those in workers of other models.
 
-        seconds: how long to go on after the answer, since blocks are stored then.
+        seconds: how long to trace after the answer, since blocks are stored then.
         """
         models = self._http.get("/health").json()["models"]
         others = {each["pid"] for each in models if each["id"] != model}

@@ -2,7 +2,7 @@
 durability, memory.
 
 Run: `make mac-check` (`python -m tools.machine_check [--quick] [--panic-test]`). It takes about ten
-minutes, prints one line per finding and saves all of them in a Markdown file. It uses fewer layers
+minutes, prints one line per finding and saves all in a Markdown file. It uses fewer layers
 without a GPU, and never more memory than `Sizes` allows. Only `--panic-test` can harm the machine:
 `churn` repeats for fifteen minutes per kind of wiring what has made Macs panic
 (ml-explore/mlx#3186).
@@ -34,7 +34,7 @@ import numpy as np  # noqa: E402
 from holdfast.files import sync_to_drive  # noqa: E402
 from holdfast.worker.engine.sampling_draw import nucleus_threshold  # noqa: E402
 from holdfast.worker.kv.codec import to_bytes  # noqa: E402
-from holdfast.worker.kv.live import KVBlock  # noqa: E402
+from holdfast.worker.kv.live import Snapshot  # noqa: E402
 
 IS_ON_CPU = mx.default_device() == mx.Device(mx.cpu)
 DTYPE = mx.float32 if IS_ON_CPU else mx.bfloat16
@@ -256,7 +256,7 @@ def _streams(sizes: Sizes) -> Iterator[Finding]:
 def _block_bytes(sizes: Sizes) -> Iterator[Finding]:
     arrays = tuple(_random(1, KV_HEADS, 256, HEAD_DIMENSION) for _ in range(72))
     mx.eval(arrays)
-    block = KVBlock(start=0, tokens=256, arrays=arrays)
+    block = Snapshot(start=0, tokens=256, arrays=arrays)
 
     def one_by_one() -> None:
         for array in arrays:

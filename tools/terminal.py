@@ -23,7 +23,7 @@ ENTER, CTRL_C, CTRL_D, ALT_ENTER = "\r", "\x03", "\x04", "\x1b\r"
 
 
 class Terminal:
-    """Starts the program. screen: what it shows. One thread."""
+    """Starts the program. screen: its output as shown. One thread."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Terminal:
         return self._wait(lambda: self.text, pattern, seconds)
 
     def wait_for_shown(self, pattern: str, *, seconds: float = 60.0) -> str:
-        """The same, but for the current screen only."""
+        """The same, only for the current screen."""
         return self._wait(lambda: self.shown, pattern, seconds)
 
     def wait_until(self, condition: Callable[[], bool], *, seconds: float = 60.0) -> None:

@@ -1,4 +1,4 @@
-"""Writes the table of tool-call families: what is detected in each template.
+"""Writes the table of tool-call families: the detected family of each template.
 
 `python -m tools.tool_table` rewrites the table in docs/reference/tool-call-families.md.
 """
@@ -19,7 +19,7 @@ from tests.fakes.family_answers import (
     turns_go_on,
     wrong_answers,
 )
-from tests.fakes.family_bundles import bundle
+from tests.fakes.family_bundles import bundle_of
 from tests.fakes.family_templates import FAMILY_TEMPLATES
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "tool-call-families.md"
@@ -47,7 +47,7 @@ _IDS = {
 
 def table() -> str:
     """The table, as Markdown."""
-    rows = (found(name, bundle(family)) for name, family in sorted(FAMILY_TEMPLATES.items()))
+    rows = (found(name, bundle_of(name)) for name in sorted(FAMILY_TEMPLATES))
     lines = ("| " + " | ".join(row[column] for column in FOUND) + " |" for row in rows)
     return "\n".join(["| " + " | ".join(FOUND) + " |", "|---" * len(FOUND) + "|", *lines])
 

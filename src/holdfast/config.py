@@ -115,8 +115,8 @@ class ServerSettings:
     )
     codex_models: bool = _setting(
         False,
-        "Whether to list the models to Codex in Codex's own format, with their context length; "
-        "Codex then takes short instructions from the list.",
+        "Whether to list the models to Codex in its own format, with context lengths and short "
+        "instructions.",
     )
     cors_origins: tuple[str, ...] = _setting(
         (),
@@ -144,19 +144,19 @@ class ServerSettings:
     )
     stalled_seconds: float = _setting(
         60.0,
-        "How long a client may read nothing of its answer before the connection is closed.",
+        "How long a client may stop reading its answer before the connection is closed.",
         limits=POSITIVE,
     )
     reconnect_seconds: float = _setting(
         60.0,
-        "How long to keep an answer whose connection was lost, so that a retry of the same "
-        "request gets it; 0: cancel the answer immediately.",
+        "How long to keep an answer whose connection was lost for a retry of the same request; "
+        "0: cancel it immediately.",
         limits=NOT_NEGATIVE,
     )
     unattended_seconds: float = _setting(
         5.0,
-        "How long an answer is generated after its connection was lost, before it pauses; it "
-        "pauses earlier if another request needs the model; 0: it pauses immediately.",
+        "How long an answer is generated after its connection was lost, unless another request "
+        "needs the model; 0: it pauses immediately.",
         limits=NOT_NEGATIVE,
     )
     head_seconds: float = _setting(
@@ -173,7 +173,7 @@ class ServerSettings:
     loop_tick_seconds: float = _setting(
         0.05,
         "How often the lateness of the event loop (`event_loop_lag_seconds`) is measured while "
-        "requests run; each measurement takes 0.1 ms.",
+        "requests run.",
         limits=Limits(at_least=0.001),
     )
     max_connections_per_address: int = _setting(
@@ -237,9 +237,10 @@ class ModelSettings:
     )
     speculation: str = _setting(
         "auto",
-        "Whether to draft the next tokens and verify several in one step, where measurements show "
-        "that this is faster. `auto`: drafts from earlier text, and on a CPU from a small model with "
-        "the same vocabulary, if one is found; `off`: no drafts; MODEL (its name, folder or Hub id): "
+        "Whether to draft tokens and verify several in one step, where this is faster. `auto`: "
+        "drafts from earlier text, and on a CPU from a small model with "
+        "the same vocabulary, if one is found; `off`: no drafts; MODEL (its name, folder or Hub "
+        "id): "
         "drafts from that model, too.",
         flag="--speculation",
         values="auto | off | MODEL",
@@ -266,8 +267,8 @@ class ModelSettings:
     )
     wired_bytes: int | None = _setting(
         None,
-        "On a Mac, how much memory to wire (never page out) while requests run; `auto`: the "
-        "size of the weights, if that is a large part of what the GPU may use; 0: none.",
+        "On a Mac, how much memory to wire (never page out) while requests run; `auto`: the size "
+        "of the weights of a large model; 0: none.",
         limits=NOT_NEGATIVE,
     )
     keep_thoughts: bool = _setting(
@@ -277,9 +278,8 @@ class ModelSettings:
     )
     warm_ahead: WarmAheadChoice = _setting(
         "auto",
-        "Whether an idle server prefills the next turn of a conversation in advance, in the "
-        "form in which that turn will show the conversation; `auto`: if the chat template "
-        "rewrites earlier answers, for example without their reasoning.",
+        "Whether an idle server prefills the next turn of a conversation in advance; `auto`: if "
+        "the chat template rewrites earlier answers.",
     )
     known_text_bytes: int = _setting(
         32 * _MIB,
@@ -301,8 +301,8 @@ class CatalogSettings:
 
     file: str = _setting(
         "",
-        "File with the models to serve; empty: `models.toml` beside the user's settings file, if "
-        "it exists.",
+        "File with the models to serve; empty: `models.toml` next to the user's settings file, "
+        "if it exists.",
         flag="--models",
     )
     folders: tuple[str, ...] = _setting(
@@ -352,8 +352,8 @@ class ResidencySettings:
     )
     unread_bytes: int = _setting(
         256 << 10,
-        "How many bytes of an answer a slow client may leave unread before generation pauses; "
-        "it continues when at most half of that is left.",
+        "How many bytes of an answer a slow client may leave unread before generation pauses, "
+        "until half of that is left.",
         limits=Limits(at_least=1024),
     )
     heartbeat_seconds: float = _setting(
@@ -361,8 +361,8 @@ class ResidencySettings:
     )
     hang_seconds: float = _setting(
         7.0,
-        "A worker is replaced if it is silent for this long and makes no progress, or if a step "
-        "takes this long and 20 times as long as usual.",
+        "A worker is replaced if it is silent for this long without progress, or if a step takes "
+        "this long and 20 times as long as usual.",
         limits=POSITIVE,
     )
 
@@ -384,8 +384,7 @@ class SchedulerSettings:
     )
     stall_seconds: float = _setting(
         0.25,
-        "Longest time by which prefill chunks may lengthen a step in which other sequences decode. "
-        "The usual limit is lower: 80 ms, or nine decode steps if those take longer.",
+        "Longest time by which prefill chunks may lengthen a step in which other sequences decode.",
         limits=POSITIVE,
     )
     min_chunk_tokens: int = _setting(
@@ -393,8 +392,7 @@ class SchedulerSettings:
     )
     expected_output_tokens: int = _setting(
         1024,
-        "Number of answer tokens for which memory is reserved at admission; longer answers "
-        "reserve more as they grow.",
+        "Number of answer tokens for which memory is reserved at admission.",
         limits=AT_LEAST_ONE,
     )
     aging_seconds: float = _setting(
@@ -417,8 +415,7 @@ class LimitsSettings:
     )
     max_requests_per_address: int = _setting(
         0,
-        "Maximum number of running and waiting answers per client address, whatever the API "
-        "key. 0: no limit.",
+        "Maximum number of running and waiting answers per client address. 0: no limit.",
         limits=NOT_NEGATIVE,
     )
     request_seconds: float = _setting(
@@ -494,13 +491,13 @@ class ImagesSettings:
 
     urls: bool = _setting(
         False,
-        "Whether to fetch images that a request names by an http or https URL. Only public "
-        "addresses are contacted. Images within the request are always allowed.",
+        "Whether to fetch images from public http and https URLs. Images within the request are "
+        "always allowed.",
     )
     max_count: int = _setting(
         100,
-        "Maximum number of images in a prompt. Of more, the oldest are left out with a note, except "
-        "those of the user's latest message. 0: none are allowed.",
+        "Maximum number of images in a prompt; the oldest of more are left out with a note. 0: "
+        "none are allowed.",
         limits=NOT_NEGATIVE,
     )
     max_bytes: int = _setting(20 * _MIB, "Largest image file.", limits=Limits(at_least=1024))
@@ -514,8 +511,7 @@ class ImagesSettings:
     )
     disk_bytes: int = _setting(
         4096 * _MIB,
-        "Disk space for the images of prompts; the least recently used are deleted first. They "
-        "are in the store's folder or, without a store, in a temporary folder.",
+        "Disk space for the images of prompts; the least recently used are deleted first.",
         limits=Limits(at_least=1024),
     )
 
@@ -536,9 +532,9 @@ class StoreSettings:
     )
     ram_bytes: int | None = _setting(
         None,
-        "RAM budget for the KV of ended requests (cached blocks and parked states); `auto`: a "
-        "quarter of the KV budget for blocks, and what running requests leave of the KV budget "
-        "for parked states; `off` or 0: ended requests are cached on disk only.",
+        "RAM budget for the KV of ended requests; `auto`: a quarter of the KV budget for cached "
+        "blocks, and free KV memory for parked states; `off` or 0: ended requests are cached on "
+        "disk only.",
         limits=NOT_NEGATIVE,
         off=True,
     )
@@ -551,8 +547,7 @@ class StoreSettings:
     )
     daily_write_bytes: int | None = _setting(
         None,
-        "Maximum bytes of the prefix cache written to disk per day; `auto`: 100 GiB; 0: nothing is "
-        "written.",
+        "Maximum bytes of the prefix cache written to disk per day; `auto`: 100 GiB; 0: none.",
         limits=NOT_NEGATIVE,
     )
     max_sessions: int = _setting(
@@ -568,9 +563,8 @@ class StoreSettings:
     )
     pinned_percent: int = _setting(
         50,
-        "Percentage of the disk budget (of the RAM budget if there is no disk cache) that "
-        "pinned sessions may use; an imported file may not exceed it. 0: nothing can be "
-        "pinned.",
+        "Percentage of the disk budget (without a disk cache, of the RAM budget) that pinned "
+        "sessions and imports may use. 0: nothing can be pinned.",
         limits=Limits(at_least=0, at_most=100),
     )
 
@@ -587,14 +581,13 @@ class ResponsesSettings:
     )
     max_bytes: int = _setting(
         256 * _MIB,
-        "Maximum total size of stored responses and conversations; one that is larger by itself"
-        " is not stored.",
+        "Maximum total size of stored responses and conversations; a larger one is not stored.",
         limits=Limits(at_least=1 << 16),
     )
     keep_seconds: float = _setting(
         30 * 86400.0,
-        "How long a response or conversation is stored after its last use, whether it is used "
-        "directly or by a response that continues it.",
+        "How long a response or conversation is stored after its last use, also by a response "
+        "that continues it.",
         limits=POSITIVE,
     )
     max_background: int = _setting(
@@ -708,7 +701,7 @@ def default_file(environ: Mapping[str, str]) -> Path | None:
 def config_folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
     """The user's settings folder, ~/.config/holdfast, which may not exist.
 
-    Empty if the user has no home folder.
+    Empty if the user lacks a home folder.
     """
     if environ.get("XDG_CONFIG_HOME"):
         return (Path(environ["XDG_CONFIG_HOME"]) / "holdfast",)

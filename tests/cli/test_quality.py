@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli import quality_texts
-from holdfast.cli.doctor import check_layout
+from holdfast.cli.doctor import check_model
 from holdfast.cli.quality_texts import built_in_text
 from holdfast.config import ModelSettings
 from holdfast.models.download import demo_folder
@@ -40,13 +40,13 @@ def test_the_result_is_kept_until_the_model_changes(tmp_path: Path, short: tuple
     assert (native["form"], native["kl_divergence"], native["agreement"]) == ("native", 0, 1)
     assert 0 < eight["kl_divergence"] < four["kl_divergence"]
 
-    fingerprint = check_layout(ModelSettings(path=str(folder))).quality_fingerprint
+    fingerprint = check_model(ModelSettings(path=str(folder))).fingerprint
     assert fingerprint == report["fingerprint"]
     kept = find_quality(fingerprint, os.environ)
     assert kept is not None
     assert [each.form for each in kept.forms] == ["native", "8", "4"]
     write_tiny(folder, "qwen3", seed=1, changes={"head_dim": 64})
-    changed = check_layout(ModelSettings(path=str(folder))).quality_fingerprint
+    changed = check_model(ModelSettings(path=str(folder))).fingerprint
     assert find_quality(changed, os.environ) is None
 
 
@@ -65,7 +65,7 @@ def test_the_bundled_model_answers_from_quantized_notes(
     shown = holdfast("doctor", "holdfast-demo", cwd=tmp_path).stdout
     assert "8 bits: perplexity " in shown
     settings = ModelSettings(path=str(demo_folder()))
-    kept = find_quality(check_layout(settings).quality_fingerprint, os.environ)
+    kept = find_quality(check_model(settings).fingerprint, os.environ)
     assert kept is not None
     native, eight, four = kept.forms
     assert (native.right or 0) > 0.75 * kept.questions

@@ -5,6 +5,8 @@ disk or a session file.
 from __future__ import annotations
 
 import random
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,30 +20,22 @@ from holdfast.worker.engine.layouts import Runner
 from tests.fakes.adapters import adapted_runner, write_tiny_adapter
 from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.script_inbox import ScriptInbox
+from tests.fakes.slow import slow
 from tests.fakes.tiny_models import VOCAB_SIZE
 
 NAMES = ("", "sql", "tone")
 FINGERPRINTS = {"sql": "one", "tone": "two"}
-ARCHITECTURES = [
-    "llama",
-    "gemma3_text",
-    "mamba2",
-    pytest.param("qwen3_next", marks=pytest.mark.slow),
-]
 
 
-@pytest.fixture(params=ARCHITECTURES)
-def runner(request: pytest.FixtureRequest, tmp_path: Path) -> Runner:
-    return runner_of(request.param, tmp_path)
-
-
-def runner_of(name: str, root: Path) -> Runner:
+@cache
+def runner_of(name: str) -> Runner:
     keys = None if name != "gemma3_text" else ["self_attn.v_proj"]
-    folders = {
-        adapter: write_tiny_adapter(root / adapter, name, seed=seed, keys=keys)
-        for seed, adapter in enumerate(FINGERPRINTS)
-    }
-    return adapted_runner(name, folders)
+    with tempfile.TemporaryDirectory() as root:
+        folders = {
+            adapter: write_tiny_adapter(Path(root) / adapter, name, seed=seed, keys=keys)
+            for seed, adapter in enumerate(FINGERPRINTS)
+        }
+        return adapted_runner(name, folders)
 
 
 def worker(runner: Runner, folder: Path | None = None, **more: object) -> CachingWorker:
@@ -66,10 +60,11 @@ def drawn(inbox: ScriptInbox, label: str) -> list[list[int]]:
     return [inbox.tokens(f"{label}{adapter}") for adapter in NAMES]
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2", *slow("qwen3_next")])
 def test_cached_equals_fresh_for_each_adapter_and_after_a_restart(
-    runner: Runner, tmp_path: Path
+    name: str, tmp_path: Path
 ) -> None:
-    prompt = prompt_of("a prompt", 300)
+    runner, prompt = runner_of(name), prompt_of("a prompt", 300)
     fresh = [
         worker(runner).serve([[request]]).tokens(request.request_id)
         for request in asked(prompt, "fresh")
@@ -89,7 +84,7 @@ def test_cached_equals_fresh_for_each_adapter_and_after_a_restart(
 
 
 def test_a_new_version_of_an_adapter_finds_nothing(tmp_path: Path) -> None:
-    runner = runner_of("llama", tmp_path)
+    runner = runner_of("llama")
     prompt = prompt_of("a prompt")
     worker(runner, tmp_path / "store").serve([asked(prompt, "old")])
     changed = worker(runner, tmp_path / "store", adapters={**FINGERPRINTS, "tone": "three"})
@@ -99,7 +94,7 @@ def test_a_new_version_of_an_adapter_finds_nothing(tmp_path: Path) -> None:
 
 
 def test_a_session_and_its_file_belong_to_one_adapter(tmp_path: Path) -> None:
-    runner = runner_of("llama", tmp_path)
+    runner = runner_of("llama")
     prompt = prompt_of("a prompt")
     file = str(tmp_path / "mine.session")
 
@@ -140,8 +135,8 @@ def test_a_session_and_its_file_belong_to_one_adapter(tmp_path: Path) -> None:
     assert cached(again, "imported") == [0, 89, 0]
 
 
-def test_a_prompt_prefilled_ahead_is_used_only_by_its_adapter(tmp_path: Path) -> None:
-    runner = runner_of("llama", tmp_path)
+def test_a_prompt_prefilled_ahead_is_used_only_by_its_adapter() -> None:
+    runner = runner_of("llama")
     prompt = prompt_of("a prompt")
     ahead = greedy(
         "ahead", prompt, max_tokens=0, adapter="sql", read_ahead=ReadAhead(known_tokens=0)
@@ -152,8 +147,8 @@ def test_a_prompt_prefilled_ahead_is_used_only_by_its_adapter(tmp_path: Path) ->
     assert [report.read_ahead_tokens for report in reports] == [0, 89, 0]
 
 
-def test_a_worker_learns_of_another_workers_runs_by_adapter(tmp_path: Path) -> None:
-    runner = runner_of("llama", tmp_path)
+def test_a_worker_learns_of_another_workers_runs_by_adapter() -> None:
+    runner = runner_of("llama")
     prompt = prompt_of("a prompt")
     run = ReadAheadRun(tenant="", adapter="tone", token_ids=TokenIds.of(prompt), start=0)
     script = [asked(prompt, "first"), [run], asked(prompt, "asked")]
@@ -162,9 +157,9 @@ def test_a_worker_learns_of_another_workers_runs_by_adapter(tmp_path: Path) -> N
     assert [report.read_ahead_tokens for report in reports] == [0, 0, 89]
 
 
-def test_an_unknown_adapter_is_rejected_with_the_known_ones(tmp_path: Path) -> None:
+def test_an_unknown_adapter_is_rejected_with_the_known_ones() -> None:
     request = greedy("a", prompt_of("a prompt"), adapter="other")
-    inbox = worker(runner_of("llama", tmp_path)).serve([[request]])
+    inbox = worker(runner_of("llama")).serve([[request]])
     (rejected,) = inbox.of("a")
     assert isinstance(rejected, Rejected)
     assert rejected.kind == "invalid"

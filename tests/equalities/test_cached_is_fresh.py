@@ -17,6 +17,7 @@ from holdfast.worker.prefix import cache
 from tests.fakes.architectures import KEEPABLE, RESUMES_ANYWHERE, each_of, probed
 from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other
 from tests.fakes.script_inbox import ScriptInbox, cancel
+from tests.fakes.slow import slow
 from tests.fakes.stepped_worker import make_blocks_small
 from tests.fakes.tiny_models import VOCAB_SIZE
 
@@ -40,28 +41,25 @@ def cached(inbox: ScriptInbox, *names: str) -> list[int]:
 @pytest.mark.parametrize("name", each_of(KEEPABLE))
 def test_equal_extended_and_diverging_prompts_are_answered_as_fresh(name: str) -> None:
     rng = random.Random(name)
-    first = random_prompt(rng, 90)
+    first = random_prompt(rng, 60)
     answer = tuple(fresh(name, first))
-    turn = first + answer + random_prompt(rng, 20)
-    fork = first[:50] + random_prompt(rng, 30)
-    inbox = worker(name).serve(
-        one_after_the_other(
-            greedy("first", first),
-            greedy("exact", first),
-            greedy("turn", turn),
-            greedy("fork", fork),
-        )
-    )
+    turn = first + answer + random_prompt(rng, 12)
+    fork = first[:35] + random_prompt(rng, 20)
+    prompts = {"first": first, "exact": first, "turn": turn, "fork": fork}
+    requests = [greedy(each, prompt) for each, prompt in prompts.items()]
+    inbox = worker(name).serve(one_after_the_other(*requests))
     assert inbox.tokens("exact") == inbox.tokens("first") == list(answer)
     assert inbox.tokens("turn") == fresh(name, turn)
     assert inbox.tokens("fork") == fresh(name, fork)
-    assert cached(inbox, "first", "exact") == [0, 89]
+    assert cached(inbox, "first", "exact") == [0, 59]
     # the last token of an answer is never prefilled, because nothing follows it
     assert cached(inbox, "turn")[0] == len(first) + len(answer) - 1
-    assert cached(inbox, "fork")[0] in ((50,) if name in RESUMES_ANYWHERE else (0, 50))
+    assert cached(inbox, "fork")[0] in ((35,) if name in RESUMES_ANYWHERE else (0, 35))
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "deepseek_v3", "mamba2"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma3_text", "qwen3_next", *slow("deepseek_v3", "mamba2")]
+)
 def test_a_restart_loses_nothing(name: str, tmp_path: Path) -> None:
     rng = random.Random(f"{name} restart")
     prompt = random_prompt(rng, 300)
@@ -78,16 +76,7 @@ def test_a_restart_loses_nothing(name: str, tmp_path: Path) -> None:
 def test_tokens_prefilled_by_an_aborted_request_are_reused(tmp_path: Path) -> None:
     rng = random.Random("abort")
     prompt = random_prompt(rng, 600)
-    script = [
-        [greedy("aborted", prompt)],
-        [],
-        [],
-        [],
-        [],
-        [],
-        [cancel("aborted")],
-        *[[]] * 3,
-    ]
+    script = [[greedy("aborted", prompt)], *[[]] * 5, [cancel("aborted")], *[[]] * 3]
     for folder in (None, tmp_path):
         subject = worker("llama", folder)
         inbox = subject.serve([*script, [greedy("again", prompt)]])
@@ -119,7 +108,7 @@ def test_concurrent_requests_prefill_their_common_prefix_once(
 
 def test_waiters_continue_alone_if_their_reader_is_cancelled() -> None:
     rng = random.Random("cancelled reader")
-    common = random_prompt(rng, 900)
+    common = random_prompt(rng, 600)
     prompts = [common + random_prompt(rng, 10) for _ in range(3)]
     together = [greedy(str(index), prompt) for index, prompt in enumerate(prompts)]
     inbox = worker("llama").serve([together, [], [], [cancel("0")]])
@@ -130,17 +119,12 @@ def test_waiters_continue_alone_if_their_reader_is_cancelled() -> None:
 def test_tenants_and_models_share_nothing(tmp_path: Path) -> None:
     rng = random.Random("tenants")
     prompt = random_prompt(rng, 100)
-    inbox = worker("llama", tmp_path).serve(
-        one_after_the_other(
-            greedy("a", prompt, tenant="a"),
-            greedy("b", prompt, tenant="b"),
-            greedy("a again", prompt, tenant="a"),
-        )
-    )
+    tenants = {"a": "a", "b": "b", "a again": "a"}
+    requests = [greedy(name, prompt, tenant=tenant) for name, tenant in tenants.items()]
+    inbox = worker("llama", tmp_path).serve(one_after_the_other(*requests))
     assert cached(inbox, "a", "b", "a again") == [0, 0, 99]
-    other = worker("llama", tmp_path, fingerprint="the same geometry with other weights").serve(
-        [[greedy("c", prompt, tenant="a")]]
-    )
+    of_same_geometry = worker("llama", tmp_path, fingerprint="other weights")
+    other = of_same_geometry.serve([[greedy("c", prompt, tenant="a")]])
     assert cached(other, "c") == [0]
 
 
@@ -164,9 +148,6 @@ def test_without_a_ram_budget_answers_and_the_disk_still_work(tmp_path: Path) ->
         one_after_the_other(greedy("a", prompt), greedy("b", prompt))
     )
     assert inbox.tokens("a") == inbox.tokens("b") == fresh("llama", prompt)
-    assert worker("llama", ram_bytes=1).serve([[greedy("a", prompt)]]).tokens("a") == inbox.tokens(
-        "a"
-    )
 
 
 @pytest.mark.parametrize(
@@ -201,12 +182,8 @@ def test_blocks_that_cannot_be_restored_are_prefilled_again(
             lambda lookup: broken(lookup) if lookup.cached_tokens else real(lookup),
         )
     inbox = subject.serve(script)
-    assert (
-        inbox.tokens("first")
-        == inbox.tokens("second")
-        == inbox.tokens("third")
-        == fresh(name, prompt)
-    )
+    for each in ("first", "second", "third"):
+        assert inbox.tokens(each) == fresh(name, prompt)
     assert inbox.tokens("busy") == fresh(name, busy.prompt_token_ids, max_tokens=30)
     assert cached(inbox, "second", "third") == [0, 0]
     assert inbox.finished("second").memory.outcome is CacheOutcome.FAILED

@@ -21,19 +21,9 @@ from tests.fakes.slow import slow
 from tests.fakes.tiny_models import kept_tiny
 
 MODELS = [
-    ("llama", Engine),
-    ("lfm2", RunningAhead),
-    ("deepseek_v3", Engine),
-    ("qwen3_next", Engine),
-    ("gpt_oss", RunningAhead),
-]
-MORE_MODELS = [
-    ("llama", RunningAhead),
-    ("gemma2", Engine),
-    ("gpt_oss", Engine),
-    ("lfm2", Engine),
-    ("nemotron_h", Engine),
-    ("minicpm3", Engine),
+    *(("llama", Engine), ("lfm2", RunningAhead), ("qwen3_next", Engine), ("gpt_oss", RunningAhead)),
+    *slow(("llama", RunningAhead), ("deepseek_v3", Engine), ("gemma2", Engine)),
+    *slow(*((name, Engine) for name in ("gpt_oss", "lfm2", "nemotron_h", "minicpm3"))),
 ]
 PROMPTS = {
     "short": random_prompt(5),
@@ -58,20 +48,20 @@ def expected(name: str, prompt: tuple[int, ...], pooling: Pooling) -> np.ndarray
     return np.asarray(pooled / np.linalg.norm(pooled))
 
 
-def embedding(inbox: ScriptInbox, request_id: str) -> np.ndarray[Any, Any]:
+def assert_embedded(
+    inbox: ScriptInbox, request_id: str, name: str, prompt: tuple[int, ...], pooling: Pooling
+) -> None:
     finished = inbox.finished(request_id)
     assert finished.reason is FinishReason.LENGTH
-    return np.frombuffer(finished.embedding, np.float32)
+    found = np.frombuffer(finished.embedding, np.float32)
+    np.testing.assert_allclose(found, expected(name, prompt, pooling), atol=1e-5, rtol=0)
 
 
 def to_embed(request_id: str, prompt: tuple[int, ...], pooling: Pooling, **more: Any) -> Any:
     return greedy(request_id, prompt, max_tokens=0, pooling=pooling, is_kept=False, **more)
 
 
-@pytest.mark.parametrize(
-    ("name", "engine"),
-    [*MODELS, *slow(*MORE_MODELS)],
-)
+@pytest.mark.parametrize(("name", "engine"), MODELS)
 def test_embeddings_equal_mlx_lms_hidden_states_in_any_batch(
     name: str, engine: type[Engine]
 ) -> None:
@@ -80,21 +70,15 @@ def test_embeddings_equal_mlx_lms_hidden_states_in_any_batch(
         for place, prompt in PROMPTS.items()
         for pooling in POOLINGS
     }
-    answers = [
-        greedy(f"answer {number}", random_prompt(20 + number, str(number))) for number in range(2)
-    ]
+    answers = [greedy(f"answer {n}", random_prompt(20 + n, str(n))) for n in range(2)]
     requests = [to_embed(request_id, *each) for request_id, each in wanted.items()]
-    crowd = tiny_worker(name=name, engine=engine, max_running=10).serve(
-        [[answers[0], *requests, answers[1]]]
-    )
+    subject = tiny_worker(name=name, engine=engine, max_running=10)
+    crowd = subject.serve([[answers[0], *requests, answers[1]]])
     for request_id, each in wanted.items():
-        np.testing.assert_allclose(
-            embedding(crowd, request_id), expected(name, *each), atol=1e-5, rtol=0
-        )
+        assert_embedded(crowd, request_id, name, *each)
     alone = tiny_worker(name=name).serve(one_after_the_other(*answers))
-    assert [crowd.tokens(each.request_id) for each in answers] == [
-        alone.tokens(each.request_id) for each in answers
-    ]
+    for answer in answers:
+        assert crowd.tokens(answer.request_id) == alone.tokens(answer.request_id)
 
 
 def test_a_preempted_embedding_restarts_its_sum() -> None:
@@ -104,18 +88,11 @@ def test_a_preempted_embedding_restarts_its_sum() -> None:
     answer = greedy("answer", random_prompt(60), max_tokens=60)
     inbox = subject.serve([[answer, to_embed("mean", random_prompt(150, "b"), "mean")]])
     assert subject.scheduler.statistics().preemptions
-    np.testing.assert_allclose(
-        embedding(inbox, "mean"),
-        expected("llama", random_prompt(150, "b"), "mean"),
-        atol=1e-5,
-        rtol=0,
-    )
+    assert_embedded(inbox, "mean", "llama", random_prompt(150, "b"), "mean")
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_embeddings_reuse_cached_tokens_only_for_the_last_token(
-    pooling: Pooling,
-) -> None:
+def test_embeddings_reuse_cached_tokens_only_for_the_last_token(pooling: Pooling) -> None:
     prompt = random_prompt(150, "b")
     script = one_after_the_other(
         to_embed("first", prompt, pooling),
@@ -128,9 +105,7 @@ def test_embeddings_reuse_cached_tokens_only_for_the_last_token(
     if pooling == "mean":
         assert inbox.finished("again").memory.outcome is CacheOutcome.SCORED
     for each in ("first", "again"):
-        np.testing.assert_allclose(
-            embedding(inbox, each), expected("llama", prompt, pooling), atol=1e-5, rtol=0
-        )
+        assert_embedded(inbox, each, "llama", prompt, pooling)
 
 
 @pytest.mark.parametrize("engine", [Engine, RunningAhead])
@@ -143,8 +118,6 @@ def test_an_embedding_from_poisoned_blocks_is_prefilled_again(
     inbox = tiny_worker(tmp_path, engine=engine).serve(
         one_after_the_other(to_embed("last", prompt, "last"), greedy("next", prompt))
     )
-    np.testing.assert_allclose(
-        embedding(inbox, "last"), expected("llama", prompt, "last"), atol=1e-5, rtol=0
-    )
+    assert_embedded(inbox, "last", "llama", prompt, "last")
     assert inbox.finished("last").memory.outcome is CacheOutcome.FAILED
     assert inbox.finished("next").reason is FinishReason.LENGTH

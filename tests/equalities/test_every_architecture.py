@@ -22,8 +22,8 @@ from tests.fakes.every_config import (
 )
 from tests.fakes.examination import Finding, examine
 
-# Each has a special feature: shared keys, selected keys, a custom state class, positions by row.
-FEW = ["afm7", "deepseek_v32", "falcon_mamba", "gemma3n", "gpt_bigcode"]
+# Each has a special feature: shared keys, selected keys, a custom state class.
+FEW = ["afm7", "deepseek_v32", "falcon_mamba"]
 
 
 def examined(name: str, folder: Path, *, wide: dict[str, Any] | None = None) -> Finding:

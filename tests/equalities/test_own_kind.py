@@ -20,14 +20,14 @@ import pytest
 from holdfast.wire.commands import SequenceRequest
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import RowsRunner, Runner, SplitRunner
-from holdfast.worker.engine.plan import KeepPolicy, Span, StepPlan
+from holdfast.worker.engine.plan import KeepPolicy
 from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.engine.sequence import Prefix
 from holdfast.worker.kv.codec import PayloadFormat, to_bytes
 from holdfast.worker.kv.kinds import KINDS
 from holdfast.worker.kv.layer import CheckpointLayout, HeadsForm, LayerKV, pair_of
 from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other
-from tests.fakes.interleaving import assert_as_alone, play, random_sequences
+from tests.fakes.interleaving import assert_batched_is_alone, begin, span, step
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
 LAYOUTS = ["rows", "split"]
@@ -123,16 +123,10 @@ def drawn(
     """The answer that is drawn when the sequence starts from `prefix`."""
     prompt = len(request.prompt_token_ids)
     start = engine.open(request, capacity_tokens=prompt + count, prefix=prefix).tokens
-    spans = [Span(request_id=request.request_id, start=start, tokens=prompt - start, draws=True)]
-    spans += [
-        Span(request_id=request.request_id, start=at, tokens=1, draws=True)
-        for at in range(prompt, prompt + count - 1)
-    ]
-    tokens = [
-        engine.collect(engine.dispatch(StepPlan(spans=(span,))))[0].token_ids[0] for span in spans
-    ]
+    spans = [(start, prompt - start), *((at, 1) for at in range(prompt, prompt + count - 1))]
+    drawn = [step(engine, span(*each, name=request.request_id))[0] for each in spans]
     engine.close(request.request_id)
-    return tokens
+    return [result.token_ids[0] for result in drawn]
 
 
 def test_the_probe_chooses_the_fastest_layout_with_this_kind() -> None:
@@ -146,10 +140,7 @@ def test_batched_is_alone(layout: str) -> None:
     rng = random.Random(layout)
     engine = Engine(runner_of(layout), vocab_size=VOCAB_SIZE)
     for depth in (0, 1):
-        sequences = random_sequences(rng, vocab_size=VOCAB_SIZE, count=6, longest_prompt=40)
-        play(engine, sequences, rng, depth=depth)
-        for each in sequences:
-            assert_as_alone(model(), each, tolerance=2e-3)
+        assert_batched_is_alone(engine, model(), rng, depth=depth)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -181,9 +172,7 @@ def test_restored_is_kept_through_bytes() -> None:
     request = greedy("a", a_prompt(40, "kept"))
     keep = KeepPolicy(block_tokens=16, boundaries=frozenset({40}))
     engine.open(request, capacity_tokens=48, keep=keep)
-    pending = engine.dispatch(
-        StepPlan(spans=(Span(request_id="a", start=0, tokens=40, draws=True),))
-    )
+    pending = begin(engine, span(0, 40))
     engine.collect(pending)
     (kept,) = engine.take_kept(pending)
     engine.close("a")
@@ -192,9 +181,7 @@ def test_restored_is_kept_through_bytes() -> None:
     assert form is not None
     payloads = PayloadFormat(model=form)
     blocks = tuple(
-        payloads.block_from_bytes(
-            to_bytes(run), start=run.start, tokens=run.tokens, kv_bits=run.kv_bits
-        )
+        payloads.snapshot(to_bytes(run), start=run.start, tokens=run.tokens, form="native")
         for run in kept.blocks
     )
     assert [block.tokens for block in blocks] == [16, 16, 8]

@@ -73,7 +73,7 @@ def test_requests_over_parked_states_answer_as_alone(
     rewound = ask("rewound", turn[:-4] + random_prompt(5, "c"))
     moved = subject.inbox.finished("rewound").memory.moved_tokens
     assert moved == len(turn) - 4 or not resumes_anywhere
-    subject.send(greedy("runs", rewound + random_prompt(3, "d"), max_tokens=30))
+    subject.send(greedy("runs", rewound + random_prompt(3, "d"), max_tokens=20))
     while len(subject.inbox.tokens("runs")) < 5:
         subject.step()
     subject.send(greedy("fork", rewound + random_prompt(4, "e")))

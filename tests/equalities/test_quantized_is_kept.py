@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,12 @@ import pytest
 
 from holdfast.config import KVBitsChoice
 from holdfast.wire.commands import SequenceRequest
-from holdfast.worker.engine.layouts import Runner
-from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.kv.bits import BITS, KVBits
 from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other
+from tests.fakes.pressed_worker import wide
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.slow import slow
-from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
+from tests.fakes.tiny_models import VOCAB_SIZE
 
 # full attention; with windows; with sinks and windows; with recurrent layers
 NAMES = ["llama", "gemma3_text", "gpt_oss", "qwen3_next"]
@@ -39,12 +37,6 @@ def some_of(*fast: tuple[str, KVBits]) -> list[Any]:
     """Parameters for all models and forms; `make test` runs those in `fast`."""
     others = [each for each in product([*NAMES, *OTHERS], KV_BITS) if each not in fast]
     return [*fast, *slow(*others)]
-
-
-@cache
-def wide(name: str) -> Runner:
-    """A probed tiny model with heads that can be quantized."""
-    return choose_layout(make_tiny(name, head_dim=64), vocab_size=VOCAB_SIZE)
 
 
 def worker(
@@ -90,19 +82,19 @@ def test_turns_and_forks_equal_fresh_ones_after_a_restart(
 ) -> None:
     rng = random.Random(f"{name} {kv_bits}")
     first = random_prompt(rng, 700)
-    answer = tuple(fresh(name, kv_bits, first, max_tokens=30))
+    answer = tuple(fresh(name, kv_bits, first, max_tokens=12))
     turn = first + answer + random_prompt(rng, 90)
     within = first[:600] + random_prompt(rng, 40)
     requests = [
-        greedy("first", first, max_tokens=30),
-        greedy("exact", first, max_tokens=30),
-        greedy("turn", turn, max_tokens=30),
-        greedy("within a block", within, max_tokens=30),
-        greedy("again", turn, max_tokens=30),
+        greedy("first", first, max_tokens=12),
+        greedy("exact", first, max_tokens=12),
+        greedy("turn", turn, max_tokens=12),
+        greedy("within a block", within, max_tokens=12),
+        greedy("again", turn, max_tokens=12),
     ]
     wanted = {"first": list(answer), "exact": list(answer)}
-    wanted["turn"] = wanted["again"] = fresh(name, kv_bits, turn, max_tokens=30)
-    wanted["within a block"] = fresh(name, kv_bits, within, max_tokens=30)
+    wanted["turn"] = wanted["again"] = fresh(name, kv_bits, turn, max_tokens=12)
+    wanted["within a block"] = fresh(name, kv_bits, within, max_tokens=12)
     for inbox in served_twice(name, kv_bits, tmp_path, requests, wanted):
         again, turned = cached(inbox, "exact", "turn")
         assert again >= 512
@@ -140,11 +132,11 @@ def test_concurrent_answers_equal_each_alone(name: str, kv_bits: KVBits) -> None
     prompts = [common + random_prompt(rng, tokens) for tokens in (3, 40, 250, 300)]
     inbox = worker(name, kv_bits).serve(
         [
-            [greedy(str(index), prompt, max_tokens=24) for index, prompt in enumerate(prompts)],
+            [greedy(str(index), prompt, max_tokens=12) for index, prompt in enumerate(prompts)],
         ]
     )
     for index, prompt in enumerate(prompts):
-        assert inbox.tokens(str(index)) == fresh(name, kv_bits, prompt, max_tokens=24)
+        assert inbox.tokens(str(index)) == fresh(name, kv_bits, prompt, max_tokens=12)
 
 
 @pytest.mark.parametrize("kv_bits", slow("4", "8"))
@@ -153,11 +145,11 @@ def test_a_long_answer_is_continued_equally_after_a_restart(
 ) -> None:
     rng = random.Random(f"long {kv_bits}")
     prompt = random_prompt(rng, 250)
-    long = worker("llama", kv_bits, tmp_path).serve([[greedy("a", prompt, max_tokens=300)]])
+    long = worker("llama", kv_bits, tmp_path).serve([[greedy("a", prompt, max_tokens=120)]])
     answer = tuple(long.tokens("a"))
     for kept in (5, 6, 7, 200, 261, 262, 263):
         inbox = worker("llama", kv_bits, tmp_path).serve(
-            [[greedy("b", prompt + answer[:kept], max_tokens=300 - kept)]]
+            [[greedy("b", prompt + answer[:kept], max_tokens=120 - kept)]]
         )
         assert tuple(inbox.tokens("b")) == answer[kept:], kept
 
@@ -166,10 +158,10 @@ def test_sequences_of_all_forms_share_a_batch_but_no_blocks() -> None:
     rng = random.Random("mixed")
     prompt = random_prompt(rng, 600)
     forms: list[KVBits] = ["native", *BITS]
-    alone = {form: fresh("llama", form, prompt, max_tokens=24) for form in forms}
+    alone = {form: fresh("llama", form, prompt, max_tokens=12) for form in forms}
     crowd = worker("llama", "auto", max_running=8)
-    requests = [greedy(form, prompt, max_tokens=24, kv_bits=form) for form in forms]
-    again = [greedy(f"{form} again", prompt, max_tokens=24, kv_bits=form) for form in forms]
+    requests = [greedy(form, prompt, max_tokens=12, kv_bits=form) for form in forms]
+    again = [greedy(f"{form} again", prompt, max_tokens=12, kv_bits=form) for form in forms]
     inbox = crowd.serve([[*requests, *again]])
     for form in forms:
         assert inbox.tokens(form) == inbox.tokens(f"{form} again") == alone[form], form

@@ -25,6 +25,7 @@ from holdfast.wire.commands import Command
 from tests.fakes.caching_worker import CachingWorker, tiny_worker
 from tests.fakes.reference_sampler import log_probabilities
 from tests.fakes.scripted_client import model_info
+from tests.fakes.slow import slow
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, write_tokenizer
 
 QUERY = "which sheep are black?"
@@ -91,7 +92,7 @@ def own_logits(name: str, token_ids: tuple[int, ...]) -> np.ndarray[Any, Any]:
     return np.array(model(mx.array([token_ids]))[0].astype(mx.float32), dtype=np.float64)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "qwen3_next", *slow("gemma2")])
 def test_likelihood_is_the_querys_mean_log_probability_after_the_document(
     name: str, bundle: TokenizerBundle
 ) -> None:

@@ -15,9 +15,11 @@ from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine, PendingStep
 from holdfast.worker.engine.plan import StepPlan
 from holdfast.worker.scheduler.admission import SequenceCosts
+from holdfast.worker.scheduler.queue import ScheduledSequence
 from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome
 from tests.fakes.architectures import probed
 from tests.fakes.live_state import live_bytes
+from tests.fakes.step_worker import submit
 from tests.fakes.tiny_models import VOCAB_SIZE
 
 RESERVE_STEP_TOKENS = 8
@@ -33,11 +35,19 @@ class Server:
     engine: Engine
     scheduler: Scheduler
     requests: dict[str, SequenceRequest]
+    scheduled: dict[str, ScheduledSequence] = field(default_factory=dict)
     drawn: dict[str, list[int]] = field(default_factory=dict)
     most_bytes: int = 0
     growths: int = 0
 
     def run(self) -> None:
+        for name, request in self.requests.items():
+            self.scheduled[name] = submit(
+                self.scheduler,
+                name,
+                prompt_tokens=len(request.prompt_token_ids),
+                max_tokens=request.max_tokens,
+            )
         under_way: list[tuple[PendingStep, StepPlan]] = []
         while True:
             decision = self.scheduler.next_step()
@@ -56,7 +66,7 @@ class Server:
     def check_capacities(self) -> None:
         """Buffers of keys and values are as long as reserved: multiples of the scheduler's step."""
         for request_id in self.engine._sequences:
-            reserved = self.scheduler.capacity_of(request_id)
+            reserved = self.scheduled[request_id].capacity_tokens
             assert reserved % RESERVE_STEP_TOKENS == 0
             for leaf in self.engine._sequences[request_id].live.growing:
                 capacities = {array.shape[2] for array in leaf.arrays()}
@@ -65,14 +75,14 @@ class Server:
     def begin(self, decision: Decision) -> None:
         for request_id in decision.preempted:
             self.engine.close(request_id)
-        for growth in decision.grown:
-            self.engine.grow(growth.request_id, growth.capacity_tokens)
+        for request_id in decision.grown:
+            self.engine.grow(request_id, self.scheduled[request_id].capacity_tokens)
             self.growths += 1
-        for admission in decision.admitted:
-            generated = tuple(self.drawn.setdefault(admission.request_id, []))
-            request = self.requests[admission.request_id]
+        for request_id in decision.admitted:
             self.engine.open(
-                request, generated=generated, capacity_tokens=admission.capacity_tokens
+                self.requests[request_id],
+                generated=tuple(self.drawn.setdefault(request_id, [])),
+                capacity_tokens=self.scheduled[request_id].capacity_tokens,
             )
 
     def end(self, pending: PendingStep, plan: StepPlan) -> None:
@@ -114,12 +124,6 @@ def served(
     scheduler = Scheduler(
         SETTINGS, costs, budget_bytes=budget, context_tokens=4096, mixes_chunks=engine.mixes_chunks
     )
-    for request in requests.values():
-        scheduler.submit(
-            request.request_id,
-            prompt_tokens=len(request.prompt_token_ids),
-            max_tokens=request.max_tokens,
-        )
     server = Server(engine, scheduler, requests)
     server.run()
     return server

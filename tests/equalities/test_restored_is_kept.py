@@ -7,17 +7,18 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
-from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import TokenLogprob
-from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine
-from holdfast.worker.engine.plan import KeepPolicy, Span, StepPlan
+from holdfast.worker.engine.plan import KeepPolicy, Span
 from holdfast.worker.engine.sequence import Kept, Prefix
-from holdfast.worker.kv.live import KVBlock, LiveState, StateCheckpoint
+from holdfast.worker.kv.live import LiveState, Snapshot
 from tests.fakes.architectures import KEEPABLE, each_of, probed
+from tests.fakes.caching_worker import greedy
+from tests.fakes.interleaving import begin, span
 from tests.fakes.tiny_models import TINY, VOCAB_SIZE
 
 KEPT_BLOCK_TOKENS = 8
@@ -32,14 +33,14 @@ CUT_ANYWHERE = [name for name in KEEPABLE if name not in HAVE_WINDOWS_OR_STATES]
 class Shelf:
     """All snapshots of one sequence."""
 
-    runs: list[KVBlock] = field(default_factory=list)
-    states: dict[int, StateCheckpoint] = field(default_factory=dict)
+    runs: list[Snapshot] = field(default_factory=list)
+    states: dict[int, Snapshot] = field(default_factory=dict)
 
     def put(self, kept: list[Kept]) -> None:
         for each in kept:
             self.runs.extend(each.blocks)
             if each.state is not None:
-                self.states[each.state.position] = each.state
+                self.states[each.state.start] = each.state
 
     def prefix(self, tokens: int) -> Prefix:
         """The snapshots from which a sequence with `tokens` common tokens can start."""
@@ -51,38 +52,44 @@ class Shelf:
         return Prefix(blocks=tuple(runs), state=self.states.get(tokens))
 
 
-def request_for(name: str, prompt: tuple[int, ...]) -> SequenceRequest:
-    return SequenceRequest(
-        request_id=name,
-        prompt_token_ids=TokenIds.of(prompt),
-        max_tokens=64,
-        sampling=SamplingParams(temperature=0.0, seed=0),
-        want_logprobs=True,
-        top_logprobs=3,
-    )
+def opened(
+    engine: Engine,
+    name: str,
+    prompt: tuple[int, ...],
+    *,
+    shelf: Shelf | None = None,
+    start: int = 0,
+    **more: Any,
+) -> None:
+    """Open a sequence that starts after its first `start` tokens, from the shelf."""
+    request = greedy(name, prompt, max_tokens=64, want_logprobs=True, top_logprobs=3)
+    prefix = None if shelf is None or not start else shelf.prefix(start)
+    state = engine.open(request, capacity_tokens=64, prefix=prefix, **more)
+    assert state.tokens == start
 
 
 def run(engine: Engine, shelf: Shelf, spans: list[Span]) -> list[TokenLogprob]:
     drawn: list[TokenLogprob] = []
-    for span in spans:
-        pending = engine.dispatch(StepPlan(spans=(span,)))
+    for each in spans:
+        pending = begin(engine, each)
         drawn.extend(engine.collect(pending)[0].logprobs)
         shelf.put(engine.take_kept(pending))
     return drawn
 
 
+def assert_close(found: list[TokenLogprob], expected: list[TokenLogprob]) -> None:
+    assert [entry.token_id for entry in found] == [entry.token_id for entry in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+
+
 def chunks(name: str, start: int, end: int, cuts: list[int]) -> list[Span]:
     edges = [start, *sorted(cut for cut in cuts if start < cut < end), end]
-    return [
-        Span(request_id=name, start=a, tokens=b - a, draws=b == end)
-        for a, b in itertools.pairwise(edges)
-    ]
+    return [span(a, b - a, name=name, draws=b == end) for a, b in itertools.pairwise(edges)]
 
 
 def decoding(name: str, start: int, count: int) -> list[Span]:
-    return [
-        Span(request_id=name, start=start + index, tokens=1, draws=True) for index in range(count)
-    ]
+    return [span(start + index, name=name) for index in range(count)]
 
 
 @pytest.mark.parametrize("name", each_of(KEEPABLE))
@@ -92,18 +99,11 @@ def test_a_restored_sequence_draws_the_same_bits(name: str) -> None:
     prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(45))
     boundary, shelf = 29, Shelf()
     policy = KeepPolicy(block_tokens=KEPT_BLOCK_TOKENS, boundaries=frozenset({boundary}))
-    engine.open(request_for("kept", prompt), capacity_tokens=64, keep=policy)
+    opened(engine, "kept", prompt, keep=policy)
     first = run(engine, shelf, chunks("kept", 0, 45, [10, boundary, 40]) + decoding("kept", 45, 6))
-    assert (
-        engine.open(
-            request_for("restored", prompt), capacity_tokens=64, prefix=shelf.prefix(boundary)
-        ).tokens
-        == boundary
-    )
-    second = run(
-        engine, Shelf(), chunks("restored", boundary, 45, [40]) + decoding("restored", 45, 6)
-    )
-    assert second == first
+    opened(engine, "restored", prompt, shelf=shelf, start=boundary)
+    spans = chunks("restored", boundary, 45, [40]) + decoding("restored", 45, 6)
+    assert run(engine, Shelf(), spans) == first
 
 
 @pytest.mark.parametrize("name", each_of(KEEPABLE))
@@ -112,11 +112,7 @@ def test_a_sequence_may_start_from_the_end_of_an_answer(name: str) -> None:
     engine = Engine(probed(name), vocab_size=VOCAB_SIZE)
     prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(20))
     shelf = Shelf()
-    engine.open(
-        request_for("first", prompt),
-        capacity_tokens=32,
-        keep=KeepPolicy(block_tokens=KEPT_BLOCK_TOKENS),
-    )
+    opened(engine, "first", prompt, keep=KeepPolicy(block_tokens=KEPT_BLOCK_TOKENS))
     drawn = run(engine, shelf, chunks("first", 0, 20, []) + decoding("first", 20, 5))
     rest = engine.keep_rest("first")
     assert rest is not None
@@ -124,22 +120,13 @@ def test_a_sequence_may_start_from_the_end_of_an_answer(name: str) -> None:
     engine.close("first")
     fed = 25  # the last drawn token has not been read
     turn = (*prompt, *(entry.token_id for entry in drawn), 7, 8, 9)
-    engine.open(request_for("fresh", turn), capacity_tokens=64)
-    expected = run(
-        engine, Shelf(), chunks("fresh", 0, len(turn), [fed]) + decoding("fresh", len(turn), 3)
+    end = len(turn)
+    opened(engine, "fresh", turn)
+    expected = run(engine, Shelf(), chunks("fresh", 0, end, [fed]) + decoding("fresh", end, 3))
+    opened(engine, "second", turn, shelf=shelf, start=fed)
+    assert_close(
+        run(engine, Shelf(), chunks("second", fed, end, []) + decoding("second", end, 3)), expected
     )
-    assert (
-        engine.open(
-            request_for("second", turn), capacity_tokens=64, prefix=shelf.prefix(fed)
-        ).tokens
-        == fed
-    )
-    got = run(
-        engine, Shelf(), chunks("second", fed, len(turn), []) + decoding("second", len(turn), 3)
-    )
-    assert [entry.token_id for entry in got] == [entry.token_id for entry in expected]
-    for one, other in zip(got, expected, strict=True):
-        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", each_of(KEEPABLE))
@@ -154,33 +141,20 @@ def test_full_attention_can_be_cut_at_any_token(name: str) -> None:
     engine = Engine(probed(name), vocab_size=VOCAB_SIZE)
     prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(30))
     shelf = Shelf()
-    engine.open(
-        request_for("whole", prompt),
-        capacity_tokens=40,
-        keep=KeepPolicy(block_tokens=KEPT_BLOCK_TOKENS, boundaries=frozenset({30})),
-    )
+    boundaries = frozenset({30})
+    policy = KeepPolicy(block_tokens=KEPT_BLOCK_TOKENS, boundaries=boundaries)
+    opened(engine, "whole", prompt, keep=policy)
     run(engine, shelf, chunks("whole", 0, 30, []))
     for shared in (1, 7, 8, 9, 23, 29):
         other = (*prompt[:shared], *(rng.randrange(VOCAB_SIZE) for _ in range(9)))
-        names = f"fresh {shared}", f"cached {shared}"
-        engine.open(request_for(names[0], other), capacity_tokens=48)
-        fresh = run(
-            engine, Shelf(), chunks(names[0], 0, len(other), []) + decoding(names[0], len(other), 3)
-        )
-        assert (
-            engine.open(
-                request_for(names[1], other), capacity_tokens=48, prefix=shelf.prefix(shared)
-            ).tokens
-            == shared
-        )
-        cached = run(
-            engine,
-            Shelf(),
-            chunks(names[1], shared, len(other), []) + decoding(names[1], len(other), 3),
-        )
-        assert [entry.token_id for entry in cached] == [entry.token_id for entry in fresh]
-        for one, other_one in zip(cached, fresh, strict=True):
-            assert one.logprob == pytest.approx(other_one.logprob, abs=1e-4)
+        end = len(other)
+        answers = []
+        for start in (0, shared):
+            own_name = f"{shared} from {start}"
+            opened(engine, own_name, other, shelf=shelf, start=start)
+            spans = chunks(own_name, start, end, []) + decoding(own_name, end, 3)
+            answers.append(run(engine, Shelf(), spans))
+        assert_close(answers[1], answers[0])
 
 
 @pytest.mark.parametrize("name", each_of(TINY))

@@ -22,13 +22,12 @@ from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.kv.bits import KVBits
 from tests.fakes import distributions
 from tests.fakes.architectures import probed
-from tests.fakes.interleaving import Played, assert_as_alone, play, random_sequences
+from tests.fakes.interleaving import FP32_TOLERANCE, Played, assert_as_alone, play, random_sequences
 from tests.fakes.live_state import open_sequences
 from tests.fakes.slow import slow
 from tests.fakes.tiny_grammars import SCHEMA, json_grammar, tiny_constraints
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
 
-FP32_TOLERANCE = 2e-3  # in log-probability
 SAMPLINGS = (
     SamplingParams(temperature=0.0, seed=1),
     SamplingParams(temperature=1.0, seed=5),
@@ -59,7 +58,7 @@ CONSTRAINTS: tuple[Mapping[str, Any], ...] = (
 )
 
 
-def some_sequences(name: str, *, longest_prompt: int = 40, wanted: int = 30) -> list[Played]:
+def some_sequences(name: str, *, longest_prompt: int = 40, wanted: int = 20) -> list[Played]:
     rng = random.Random(name)
     sequences = random_sequences(
         rng, vocab_size=VOCAB_SIZE, count=len(SAMPLINGS), longest_prompt=longest_prompt
@@ -107,10 +106,10 @@ def assert_some_rejected(speculated: list[Played]) -> None:
 @pytest.mark.parametrize(
     ("name", "depth"),
     [
-        ("llama", 0),
         ("llama", 1),
         ("gemma3_text", 1),
         ("deepseek_v3", 0),
+        *slow(("llama", 0)),
         *slow(("gpt_oss", 0), ("gemma2", 1), ("llama4", 1), ("qwen3_moe", 0), ("cohere2", 1)),
     ],
 )
@@ -135,21 +134,20 @@ def test_drafts_change_nothing_where_forward_passes_bypass_mlx(name: str, kv_bit
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "count"),
     [
-        "temperature",
-        "penalties",
-        *slow("top-p", "top-k", "top-k and top-p", "min-p"),
+        ("penalties", 400),
+        *slow(*((name, distributions.ANSWERS) for name in distributions.SAMPLINGS)),
     ],
 )
-def test_sampled_tokens_follow_the_models_distribution(name: str) -> None:
-    """A chi-square test on the first three tokens of 800 answers, most of which follow drafts."""
+def test_sampled_tokens_follow_the_models_distribution(name: str, count: int) -> None:
+    """A chi-square test on the first three tokens of many answers, most of which follow drafts."""
     engine = Engine(probed("llama"), vocab_size=VOCAB_SIZE)
     sampling = msgspec.structs.replace(distributions.PLAIN, **distributions.SAMPLINGS[name])
     rng = random.Random(f"chi-square {name}")
     outcomes: list[tuple[int, ...]] = []
     accepted = 0
-    for first_seed in range(0, distributions.ANSWERS, 200):
+    for first_seed in range(0, count, 200):
         answers = [
             Played(
                 prompt=distributions.PROMPT,
@@ -164,7 +162,7 @@ def test_sampled_tokens_follow_the_models_distribution(name: str) -> None:
         play(engine, answers, rng, depth=0)
         outcomes += [tuple(each.tokens[:3]) for each in answers]
         accepted += sum(each.accepted for each in answers)
-    assert accepted > 100
+    assert accepted > count // 8
     chances = distributions.chances_of_outcomes(kept_tiny("llama"), sampling)
     distributions.assert_drawn_from(chances, outcomes)
 
@@ -200,7 +198,7 @@ def test_drafts_change_nothing_with_quantized_kv(kv_bits: KVBits, depth: int) ->
     assert form is not None
     runner.learn_form(form)
     rng = random.Random(kv_bits)
-    sequences = some_sequences(f"llama {kv_bits}", wanted=40)
+    sequences = some_sequences(f"llama {kv_bits}", wanted=30)[:3]
     for each in sequences:
         each.prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(235, 256)))
     assert_some_rejected(assert_the_same(engine, sequences, depth=depth, kv_bits=kv_bits))
@@ -219,6 +217,6 @@ def test_drafts_change_nothing_with_grammars_and_thinking_budgets(name: str, dep
 
 def test_tokens_forced_by_a_grammar_are_free_drafts() -> None:
     engine = Engine(probed("llama"), vocab_size=VOCAB_SIZE, constraints=tiny_constraints())
-    each = replace(some_sequences("forced")[0], constraints=CONSTRAINTS[0], joins_at=0)
+    each = replace(some_sequences("forced", wanted=30)[0], constraints=CONSTRAINTS[0], joins_at=0)
     (speculated,) = assert_the_same(engine, [each], depth=0)
     assert speculated.accepted >= len('{"kind":"')

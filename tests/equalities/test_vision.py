@@ -5,7 +5,8 @@ conversation alone, and cached features of images are not computed again.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -32,10 +33,26 @@ from tests.fakes.vision_worker import (
     tower_runs,
 )
 
-# Each has a special feature: positions in three dimensions with features of several layers; windows
-# and text around images; rows of tokens with breaks; recurrent states.
-FAST = ["qwen3_vl", "gemma3", "pixtral", "qwen3_5"]
 TOKENS = 4
+
+
+def families(*daily: str) -> pytest.MarkDecorator:
+    """Run a test with all families, in the daily tests only with these."""
+    return pytest.mark.parametrize(
+        "vision",
+        [
+            pytest.param(name, marks=[] if name in daily else pytest.mark.slow)
+            for name in FAMILIES
+            if name != "llava_next"
+        ],
+        indirect=True,
+        scope="module",
+    )
+
+
+# Each has a special feature: positions in three dimensions with features of several layers; windows
+# and text around images; recurrent states.
+each_feature = families("qwen3_vl", "gemma3", "qwen3_5")
 
 SQUARE = image_file(32, 32, seed=1)
 SAME_SIZE = image_file(32, 32, seed=2)
@@ -59,198 +76,187 @@ CONVERSATIONS: dict[str, list[Message]] = {
 }
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(name, marks=[] if name in FAST else pytest.mark.slow)
-        for name in FAMILIES
-        if name != "llava_next"
-    ],
-)
-def beside(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> VisionBeside:
-    return VisionBeside.load(request.param, tmp_path_factory.mktemp("vision"))
+@dataclass(frozen=True)
+class Vision:
+    """A model of a family in workers, and mlx-vlm's answers to the conversations."""
+
+    beside: VisionBeside
+    expected: Callable[[str], OracleAnswer]
+
+    def requests(self, *names: str) -> list[SequenceRequest]:
+        return [self.beside.request(name, CONVERSATIONS[name], max_tokens=TOKENS) for name in names]
+
+    def wrong(self, inbox: ScriptInbox, names: Sequence[str]) -> dict[str, str]:
+        """What differs from the expected answers, by conversation."""
+        found = {name: differences(inbox, name, self.expected(name)) for name in names}
+        return {name: difference for name, difference in found.items() if difference}
 
 
 @pytest.fixture(scope="module")
-def expected(beside: VisionBeside) -> Callable[[str], OracleAnswer]:
-    return cache(lambda name: beside.oracle.answer(CONVERSATIONS[name], tokens=TOKENS))
-
-
-def requests(beside: VisionBeside, *names: str) -> list[SequenceRequest]:
-    return [beside.request(name, CONVERSATIONS[name], max_tokens=TOKENS) for name in names]
-
-
-def wrong(
-    inbox: ScriptInbox, names: list[str], expected: Callable[[str], OracleAnswer]
-) -> dict[str, str]:
-    found = {name: differences(inbox, name, expected(name)) for name in names}
-    return {name: difference for name, difference in found.items() if difference}
+def vision(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Vision:
+    beside = VisionBeside.load(request.param, tmp_path_factory.mktemp("vision"))
+    return Vision(
+        beside, cache(lambda name: beside.oracle.answer(CONVERSATIONS[name], tokens=TOKENS))
+    )
 
 
 @pytest.mark.slow
-def test_the_expected_answers_are_mlx_vlms_own(
-    beside: VisionBeside, expected: Callable[[str], OracleAnswer]
-) -> None:
+@families()
+def test_the_expected_answers_are_mlx_vlms_own(vision: Vision) -> None:
     for name, messages in CONVERSATIONS.items():
-        if beside.loaded.model_type == "llava" and name != "text":
+        if vision.beside.loaded.model_type == "llava" and name != "text":
             continue  # fails in mlx-vlm 0.7.10: its image processor refuses the tokenizer's arguments
-        assert beside.oracle.generated(messages, tokens=TOKENS) == expected(name).token_ids, name
+        assert (
+            vision.beside.oracle.generated(messages, tokens=TOKENS)
+            == vision.expected(name).token_ids
+        ), name
 
 
-def test_images_and_texts_affect_the_expected_answers(
-    beside: VisionBeside, expected: Callable[[str], OracleAnswer]
-) -> None:
-    other_text = beside.oracle.answer([user("Look: ", SQUARE, " What is in?")])
-    for other in (expected("an image of the same size"), other_text):
-        assert np.abs(other.logits[0] - expected("an image").logits[0]).max() > 0.02
+@each_feature
+def test_images_and_texts_affect_the_expected_answers(vision: Vision) -> None:
+    other_text = vision.beside.oracle.answer([user("Look: ", SQUARE, " What is in?")])
+    for other in (vision.expected("an image of the same size"), other_text):
+        assert np.abs(other.logits[0] - vision.expected("an image").logits[0]).max() > 0.02
 
 
-def test_prompts_have_the_same_tokens_as_in_mlx_vlm(
-    beside: VisionBeside, expected: Callable[[str], OracleAnswer]
-) -> None:
-    for request in requests(beside, *CONVERSATIONS):
+@each_feature
+def test_prompts_have_the_same_tokens_as_in_mlx_vlm(vision: Vision) -> None:
+    for request in vision.requests(*CONVERSATIONS):
         ids = list(request.prompt_token_ids)
         for span in request.images:
             ids[span.start : span.end] = span.layout.token_ids
-        assert tuple(ids) == expected(request.request_id).prompt_token_ids, request.request_id
+        assert tuple(ids) == vision.expected(request.request_id).prompt_token_ids, (
+            request.request_id
+        )
 
 
-def test_each_conversation_alone_equals_mlx_vlm(
-    beside: VisionBeside, expected: Callable[[str], OracleAnswer]
-) -> None:
+@each_feature
+def test_each_conversation_alone_equals_mlx_vlm(vision: Vision) -> None:
     found = {}
-    for request in requests(beside, *CONVERSATIONS):
+    for request in vision.requests(*CONVERSATIONS):
         name = request.request_id
-        found |= wrong(beside.worker().serve([[request]]), [name], expected)
+        found |= vision.wrong(vision.beside.worker().serve([[request]]), [name])
     assert not found
 
 
+@each_feature
 @pytest.mark.parametrize("step_tokens", [24, pytest.param(400, marks=pytest.mark.slow)])
-def test_concurrent_answers_equal_each_alone(
-    beside: VisionBeside, expected: Callable[[str], OracleAnswer], step_tokens: int
-) -> None:
-    inbox = beside.worker(step_tokens=step_tokens, max_running=8).serve(
-        [requests(beside, *CONVERSATIONS)]
+def test_concurrent_answers_equal_each_alone(vision: Vision, step_tokens: int) -> None:
+    inbox = vision.beside.worker(step_tokens=step_tokens, max_running=8).serve(
+        [vision.requests(*CONVERSATIONS)]
     )
-    assert not wrong(inbox, [*CONVERSATIONS], expected)
+    assert not vision.wrong(inbox, [*CONVERSATIONS])
 
 
 TURNS = ["an image", "an image in the second turn", "three turns"]
 
 
-def test_later_turns_prefill_no_image_again(
-    beside: VisionBeside, expected: Callable[[str], OracleAnswer]
-) -> None:
-    worker = beside.worker()
-    turns = requests(beside, *TURNS)
+@families("gemma3", "qwen3_5")
+def test_later_turns_prefill_no_image_again(vision: Vision) -> None:
+    worker = vision.beside.worker()
+    turns = vision.requests(*TURNS)
     inbox = worker.serve(one_after_the_other(*turns))
-    assert not wrong(inbox, TURNS, expected)
+    assert not vision.wrong(inbox, TURNS)
     cached = [inbox.finished(name).cached_tokens for name in TURNS]
     assert cached[1] >= turns[0].images[0].end
     assert cached[2] >= turns[1].images[1].end
     assert tower_runs(worker) == 2
 
 
-def test_after_a_restart_no_image_is_computed_again(
-    beside: VisionBeside, expected: Callable[[str], OracleAnswer], tmp_path: Path
-) -> None:
-    first, second, third = requests(beside, *TURNS)
-    before = beside.worker(tmp_path)
-    assert not wrong(before.serve([[second]]), [second.request_id], expected)
+@families("qwen3_vl", "qwen3_5")
+def test_after_a_restart_no_image_is_computed_again(vision: Vision, tmp_path: Path) -> None:
+    first, second, third = vision.requests(*TURNS)
+    before = vision.beside.worker(tmp_path)
+    assert not vision.wrong(before.serve([[second]]), [second.request_id])
     assert tower_runs(before) == 2
-    after = beside.worker(tmp_path)
+    after = vision.beside.worker(tmp_path)
     inbox = after.serve(one_after_the_other(third, first))
-    assert not wrong(inbox, [third.request_id, first.request_id], expected)
+    assert not vision.wrong(inbox, [third.request_id, first.request_id])
     assert inbox.finished(third.request_id).cached_tokens >= second.images[1].end
     assert tower_runs(after) == 0
 
 
+@families("pixtral")
 def test_features_survive_a_restart_for_prompts_with_other_beginnings(
-    beside: VisionBeside, expected: Callable[[str], OracleAnswer], tmp_path: Path
+    vision: Vision, tmp_path: Path
 ) -> None:
     names = ["an image first", "two images"]
-    first, second = requests(beside, *names)
-    assert not wrong(beside.worker(tmp_path).serve([[first]]), names[:1], expected)
-    after = beside.worker(tmp_path)
-    assert not wrong(after.serve([[second]]), names[1:], expected)
+    first, second = vision.requests(*names)
+    assert not vision.wrong(vision.beside.worker(tmp_path).serve([[first]]), names[:1])
+    after = vision.beside.worker(tmp_path)
+    assert not vision.wrong(after.serve([[second]]), names[1:])
     assert tower_runs(after) == 1  # of the image that was not in the first prompt
 
 
-def test_another_image_of_the_same_size_is_a_miss(
-    beside: VisionBeside, expected: Callable[[str], OracleAnswer]
-) -> None:
+@families("qwen3_vl")
+def test_another_image_of_the_same_size_is_a_miss(vision: Vision) -> None:
     names = ["an image", "an image of the same size"]
-    first, second = requests(beside, *names)
-    inbox = beside.worker().serve(one_after_the_other(first, second))
-    assert not wrong(inbox, names, expected)
+    first, second = vision.requests(*names)
+    inbox = vision.beside.worker().serve(one_after_the_other(first, second))
+    assert not vision.wrong(inbox, names)
     assert inbox.finished(names[1]).cached_tokens <= second.images[0].start
 
 
-def test_two_agents_with_the_same_image_share_it(
-    beside: VisionBeside, expected: Callable[[str], OracleAnswer]
-) -> None:
-    worker = beside.worker()
+@families("gemma3")
+def test_two_agents_with_the_same_image_share_it(vision: Vision) -> None:
+    worker = vision.beside.worker()
     messages = [user("Look: ", SQUARE, " How large?")]
-    one = beside.request("one", FIRST)
-    other = beside.request("other", messages, max_tokens=TOKENS)
+    one = vision.beside.request("one", FIRST)
+    other = vision.beside.request("other", messages, max_tokens=TOKENS)
     inbox = worker.serve(one_after_the_other(one, other))
-    assert not differences(inbox, "other", beside.oracle.answer(messages, tokens=TOKENS))
+    assert not differences(inbox, "other", vision.beside.oracle.answer(messages, tokens=TOKENS))
     assert inbox.finished("other").cached_tokens >= one.images[0].end
     assert tower_runs(worker) == 1
 
 
-def test_preempted_prompts_with_images_are_answered_as_alone(
-    beside: VisionBeside, expected: Callable[[str], OracleAnswer]
-) -> None:
+@families("qwen3_vl")
+def test_preempted_prompts_with_images_are_answered_as_alone(vision: Vision) -> None:
     names = ["an image", "an image first", "two images"]
-    together = requests(beside, *names)
+    together = vision.requests(*names)
     most = max(len(request.prompt_token_ids) for request in together)
-    worker = beside.worker(budget_tokens=most + 2 * TOKENS + 8)
-    assert not wrong(worker.serve([together]), names, expected)
+    worker = vision.beside.worker(budget_tokens=most + 2 * TOKENS + 8)
+    assert not vision.wrong(worker.serve([together]), names)
 
 
-def test_predictions_change_no_answer(
-    beside: VisionBeside, expected: Callable[[str], OracleAnswer]
-) -> None:
+@families("qwen3_vl", "qwen3_5")
+def test_predictions_change_no_answer(vision: Vision) -> None:
     names = ["an image", "two images", "three turns"]
     together = []
-    for request in requests(beside, *names):
-        right = expected(request.request_id).token_ids
+    for request in vision.requests(*names):
+        right = vision.expected(request.request_id).token_ids
         predicted = (*right[:2], right[2] ^ 1, *right[3:])
         together.append(replace(request, predicted_token_ids=TokenIds.of(predicted)))
-    inbox = beside.worker(speculates=True).serve([together])
-    assert not wrong(inbox, names, expected)
+    inbox = vision.beside.worker(speculates=True).serve([together])
+    assert not vision.wrong(inbox, names)
 
 
-def test_prompts_with_images_are_scored_as_by_mlx_vlm(
-    beside: VisionBeside, expected: Callable[[str], OracleAnswer]
-) -> None:
+@families("qwen3_vl", "pixtral")
+def test_prompts_with_images_are_scored_as_by_mlx_vlm(vision: Vision) -> None:
     names = ["text", "an image", "two images"]
-    scored = [replace(each, want_prompt_logprobs=True) for each in requests(beside, *names)]
-    inbox = beside.worker(step_tokens=24).serve([scored])
-    assert not wrong(inbox, names, expected)
+    scored = [replace(each, want_prompt_logprobs=True) for each in vision.requests(*names)]
+    inbox = vision.beside.worker(step_tokens=24).serve([scored])
+    assert not vision.wrong(inbox, names)
     for name in names:
-        assert prompt_error(inbox, name, expected(name)) < TOLERANCE
+        assert prompt_error(inbox, name, vision.expected(name)) < TOLERANCE
 
 
-def test_image_tokens_generated_by_a_model_are_text(beside: VisionBeside) -> None:
+@families("qwen3_vl", "gemma3")
+def test_image_tokens_generated_by_a_model_are_text(vision: Vision) -> None:
     """As in a worker that continues the answer of an earlier one."""
-    image_tokens = set(beside.request("a", FIRST).images[0].layout.token_ids)
+    image_tokens = set(vision.beside.request("a", FIRST).images[0].layout.token_ids)
     said = (65, *image_tokens, 66)
     request = replace(
-        beside.request("a", FIRST, max_tokens=len(said) + TOKENS),
+        vision.beside.request("a", FIRST, max_tokens=len(said) + TOKENS),
         generated_token_ids=TokenIds.of(said),
     )
-    inbox = beside.worker().serve([[request]])
-    assert not differences(inbox, "a", beside.oracle.answer(FIRST, tokens=TOKENS, said=said))
+    inbox = vision.beside.worker().serve([[request]])
+    assert not differences(inbox, "a", vision.beside.oracle.answer(FIRST, tokens=TOKENS, said=said))
 
 
+@families("qwen3_vl", "qwen3_5")
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_arriving_and_leaving_conversations_are_answered_as_alone(
-    beside: VisionBeside,
-    expected: Callable[[str], OracleAnswer],
+    vision: Vision,
     seed: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -266,53 +272,52 @@ def test_arriving_and_leaving_conversations_are_answered_as_alone(
         for number in range(8):
             name = rng.choice([*CONVERSATIONS])
             names[f"{life} {number}"] = name
-            request = beside.request(f"{life} {number}", CONVERSATIONS[name], max_tokens=TOKENS)
+            request = vision.beside.request(
+                f"{life} {number}", CONVERSATIONS[name], max_tokens=TOKENS
+            )
             script += [[request], *[[]] * rng.randint(0, 4)]
             if rng.random() < 0.2:
                 script.append([cancel(request.request_id)])
-        worker = beside.worker(tmp_path, step_tokens=rng.choice([16, 40]), budget_tokens=900)
+        worker = vision.beside.worker(tmp_path, step_tokens=rng.choice([16, 40]), budget_tokens=900)
         inbox = worker.serve(script)
         for request_id, name in names.items():
             if inbox.finished(request_id).reason is not FinishReason.CANCELLED:
-                assert not differences(inbox, request_id, expected(name)), (request_id, name)
+                assert not differences(inbox, request_id, vision.expected(name)), (request_id, name)
 
 
-def test_damaged_features_are_computed_again(
-    beside: VisionBeside, expected: Callable[[str], OracleAnswer], tmp_path: Path
-) -> None:
-    first, second = requests(beside, "an image", "two images")
-    beside.worker(tmp_path).serve([[first]])
+@families("qwen3_vl")
+def test_damaged_features_are_computed_again(vision: Vision, tmp_path: Path) -> None:
+    first, second = vision.requests("an image", "two images")
+    vision.beside.worker(tmp_path).serve([[first]])
     for file in (tmp_path / FEATURES).iterdir():
         content = bytearray(file.read_bytes())
         content[-5] ^= 1
         file.write_bytes(content)
-    after = beside.worker(tmp_path)
+    after = vision.beside.worker(tmp_path)
     other_tenant = replace(second, tenant="other")  # so that no image is prefilled yet
-    assert not wrong(after.serve([[other_tenant]]), ["two images"], expected)
+    assert not vision.wrong(after.serve([[other_tenant]]), ["two images"])
     assert tower_runs(after) == 2
 
 
-def test_a_request_with_a_lost_image_ends_alone(
-    beside: VisionBeside, expected: Callable[[str], OracleAnswer]
-) -> None:
-    gone = beside.request("gone", [user(image_file(20, 20, seed=99), "What was it?")])
-    (beside.images / gone.images[0].layout.image).unlink()
-    inbox = beside.worker().serve([[gone, *requests(beside, "an image", "text")]])
+@families("pixtral")
+def test_a_request_with_a_lost_image_ends_alone(vision: Vision) -> None:
+    gone = vision.beside.request("gone", [user(image_file(20, 20, seed=99), "What was it?")])
+    (vision.beside.images / gone.images[0].layout.image).unlink()
+    inbox = vision.beside.worker().serve([[gone, *vision.requests("an image", "text")]])
     assert inbox.finished("gone").reason is FinishReason.FAILED
     assert "missing" in inbox.finished("gone").error
-    assert not wrong(inbox, ["an image", "text"], expected)
+    assert not vision.wrong(inbox, ["an image", "text"])
 
 
-def test_text_generation_continues_while_an_image_is_processed(
-    beside: VisionBeside, expected: Callable[[str], OracleAnswer]
-) -> None:
-    image, text = requests(beside, "an image", "text")
-    worker = beside.worker()
+@families("qwen3_vl")
+def test_text_generation_continues_while_an_image_is_processed(vision: Vision) -> None:
+    image, text = vision.requests("an image", "text")
+    worker = vision.beside.worker()
     assert worker.engine.images is not None
     reader = worker.engine.images._reader
     assert isinstance(reader, InlineImages)
     reader.delays[0] = 3 * TOKENS
     inbox = worker.serve([[image, text]])
-    assert not wrong(inbox, ["an image", "text"], expected)
+    assert not vision.wrong(inbox, ["an image", "text"])
     ended = [event.request_id for event in inbox.events if isinstance(event, Finished)]
     assert ended == ["text", "an image"]

@@ -130,7 +130,9 @@ class CachingWorker:
                 weights,
                 kv_bytes_per_token=held.bytes_per_token if has_measured_costs else 1,
                 fixed_bytes_per_sequence=held.fixed_bytes if has_measured_costs else 0,
-                block_tokens=BLOCK_TOKENS if self.engine.cuts_at_blocks(each) else None,
+                block_tokens=BLOCK_TOKENS
+                if each != "native" and self.engine.cuts_at_blocks
+                else None,
             )
             for each, held in by_bits.items()
         }
@@ -154,6 +156,21 @@ class CachingWorker:
             most_parked_bytes=most_parked_bytes,
         )
 
+    def loop(self, inbox: ScriptInbox) -> WorkerLoop:
+        return WorkerLoop(
+            engine=self.engine,
+            scheduler=self.scheduler,
+            inbox=inbox,
+            cache=self.cache,
+            sessions=self.sessions,
+            adapters=self._adapters,
+            memory=self.memory,
+            forms=self.forms,
+            speculates=self._speculates,
+            draft_model=self.draft_model,
+            costs=self.weights,
+        )
+
     def serve(
         self,
         script: Iterable[Sequence[Command]],
@@ -173,19 +190,7 @@ class CachingWorker:
             if isinstance(command, SequenceRequest)
         }
         inbox = ScriptInbox(script, in_turn=in_turn, on_receive=on_receive)
-        loop = WorkerLoop(
-            engine=self.engine,
-            scheduler=self.scheduler,
-            inbox=inbox,
-            cache=self.cache,
-            sessions=self.sessions,
-            adapters=self._adapters,
-            memory=self.memory,
-            forms=self.forms,
-            speculates=self._speculates,
-            draft_model=self.draft_model,
-            costs=self.weights,
-        )
+        loop = self.loop(inbox)
         loop.run()
         self.counters = loop.statistics()
         inbox.check_protocol(drawn_before=drawn_before)

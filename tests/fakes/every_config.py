@@ -31,117 +31,60 @@ LAYERS = 4
 # Which of four layers attend to everything.
 WINDOWS_THEN_FULL = ["sliding_attention", "full_attention"] * 2
 
-SIZES: dict[str, Any] = {
+_SIZES: list[tuple[Any, str]] = [
     # widths
-    **dict.fromkeys(("hidden_size", "hidden_dim", "n_embd", "d_model", "model_dim"), HIDDEN),
-    **dict.fromkeys(
-        (
-            *("intermediate_size", "intermediate_size_mlp", "n_inner", "ffn_hidden_size"),
-            *("ff_intermediate_size", "dense_intermediate_size"),
-        ),
-        2 * HIDDEN,
-    ),
-    **dict.fromkeys(
-        (
-            *("moe_intermediate_size", "shared_intermediate_size", "expert_ffn_hidden_size"),
-            *("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
-            *("share_expert_dim", "moe_hidden_size"),
-        ),
-        HIDDEN,
-    ),
+    (HIDDEN, "hidden_size hidden_dim n_embd d_model model_dim"),
+    (2 * HIDDEN, "intermediate_size intermediate_size_mlp n_inner ffn_hidden_size"),
+    (2 * HIDDEN, "ff_intermediate_size dense_intermediate_size"),
+    (HIDDEN, "moe_intermediate_size shared_intermediate_size expert_ffn_hidden_size"),
+    (HIDDEN, "shared_expert_intermediate_size moe_shared_expert_intermediate_size"),
+    (HIDDEN, "share_expert_dim moe_hidden_size"),
     # heads
-    **dict.fromkeys(
-        (
-            *("num_attention_heads", "n_head", "n_heads", "num_heads", "swa_num_attention_heads"),
-            *("linear_num_value_heads", "mamba_num_heads", "mamba_n_heads"),
-        ),
-        HEADS,
-    ),
-    **dict.fromkeys(
-        (
-            *("num_key_value_heads", "num_kv_heads", "n_kv_heads", "num_attention_groups"),
-            *("swa_num_key_value_heads", "linear_num_key_heads"),
-        ),
-        KV_HEADS,
-    ),
-    **dict.fromkeys(
-        (
-            *("head_dim", "v_head_dim", "qk_nope_head_dim", "global_head_dim", "swa_head_dim"),
-            *("swa_v_head_dim", "hidden_size_per_head", "linear_key_head_dim", "index_head_dim"),
-            *("linear_value_head_dim", "mamba_d_head", "mamba_head_dim"),
-        ),
-        16,
-    ),
-    **dict.fromkeys(("rotary_dim", "qk_rope_head_dim"), 8),
+    (HEADS, "num_attention_heads n_head n_heads num_heads swa_num_attention_heads"),
+    (HEADS, "linear_num_value_heads mamba_num_heads mamba_n_heads"),
+    (KV_HEADS, "num_key_value_heads num_kv_heads n_kv_heads num_attention_groups"),
+    (KV_HEADS, "swa_num_key_value_heads linear_num_key_heads"),
+    (16, "head_dim v_head_dim qk_nope_head_dim global_head_dim swa_head_dim"),
+    (16, "swa_v_head_dim hidden_size_per_head linear_key_head_dim index_head_dim"),
+    (16, "linear_value_head_dim mamba_d_head mamba_head_dim"),
+    (8, "rotary_dim qk_rope_head_dim"),
     # layers and vocabulary
-    **dict.fromkeys(
-        ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_transformer_layers"), LAYERS
-    ),
-    **dict.fromkeys(("vocab_size", "num_vocab", "vocab_size_per_layer_input"), VOCAB_SIZE),
-    **dict.fromkeys(
-        (
-            *("max_position_embeddings", "n_positions", "n_ctx", "block_size"),
-            "model_max_length",
-        ),
-        CONTEXT_TOKENS,
-    ),
-    **dict.fromkeys(
-        ("sliding_window", "sliding_window_size", "attention_window_size", "loop_window_size"),
-        WINDOW,
-    ),
-    "sliding_window_pattern": 2,
+    (LAYERS, "num_hidden_layers num_layers n_layer n_layers num_transformer_layers"),
+    (VOCAB_SIZE, "vocab_size num_vocab vocab_size_per_layer_input"),
+    (CONTEXT_TOKENS, "max_position_embeddings n_positions n_ctx block_size model_max_length"),
+    (WINDOW, "sliding_window sliding_window_size attention_window_size loop_window_size"),
+    (2, "sliding_window_pattern"),
     # experts
-    **dict.fromkeys(
-        (
-            *("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
-            "zero_expert_num",
-        ),
-        4,
-    ),
-    **dict.fromkeys(
-        ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k"), 2
-    ),
-    **dict.fromkeys(
-        (
-            *("n_shared_experts", "num_shared_experts", "num_shared_expert", "n_group"),
-            *("topk_group", "first_k_dense_replace", "decoder_sparse_step", "moe_layer_freq"),
-            *("num_dense_layers", "moe_num_shared_experts", "num_expert_group"),
-        ),
-        1,
-    ),
-    "mlp_only_layers": [],
-    "routed_scaling_factor": 1.0,
+    (4, "num_experts num_local_experts n_routed_experts moe_num_experts zero_expert_num"),
+    (2, "num_experts_per_tok num_experts_per_token moe_topk moe_top_k moe_k"),
+    (1, "n_shared_experts num_shared_experts num_shared_expert n_group"),
+    (1, "topk_group first_k_dense_replace decoder_sparse_step moe_layer_freq"),
+    (1, "num_dense_layers moe_num_shared_experts num_expert_group"),
+    ([], "mlp_only_layers"),
+    (1.0, "routed_scaling_factor"),
     # latents, indexes, recurrent layers
-    **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "o_lora_rank"), 32),
-    **dict.fromkeys(("index_n_heads", "o_groups", "hc_mult"), 2),
-    "index_topk": WINDOW,
-    **dict.fromkeys(("state_size", "ssm_state_size", "mamba_d_state"), 16),
-    **dict.fromkeys(
-        ("conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim", "short_conv_kernel_size"), 4
-    ),
-    **dict.fromkeys(("conv_L_cache",), 3),
-    **dict.fromkeys(("n_groups", "mamba_n_groups"), 1),
+    (32, "kv_lora_rank q_lora_rank o_lora_rank"),
+    (2, "index_n_heads o_groups hc_mult"),
+    (WINDOW, "index_topk"),
+    (16, "state_size ssm_state_size mamba_d_state"),
+    (4, "conv_kernel mamba_d_conv linear_conv_kernel_dim short_conv_kernel_size"),
+    (3, "conv_L_cache"),
+    (1, "n_groups mamba_n_groups"),
     # numbers
-    **dict.fromkeys(
-        ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "post_norm_eps"), 1e-5
-    ),
-    "layernorm_epsilon": 1e-5,
-    **dict.fromkeys(("rope_theta", "swa_rope_theta", "rotary_emb_base"), 10000.0),
-    **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), 0.5),
-    **dict.fromkeys(
-        (
-            *("logits_scaling", "attention_multiplier", "embedding_multiplier", "scale_emb"),
-            *("residual_multiplier", "scale_depth"),
-        ),
-        1.0,
-    ),
-    "dim_model_base": HIDDEN,
-    "rope_scaling": None,
-    "hidden_act": "silu",
-    "topk_method": "noaux_tc",
-    "scoring_func": "sigmoid",
-    **dict.fromkeys(("norm_topk_prob", "use_conv_bias", "use_qk_norm"), True),
-}
+    (1e-5, "rms_norm_eps layer_norm_eps layer_norm_epsilon norm_eps post_norm_eps"),
+    (1e-5, "layernorm_epsilon"),
+    (10000.0, "rope_theta swa_rope_theta rotary_emb_base"),
+    (0.5, "partial_rotary_factor rotary_pct"),
+    (1.0, "logits_scaling attention_multiplier embedding_multiplier scale_emb"),
+    (1.0, "residual_multiplier scale_depth"),
+    (HIDDEN, "dim_model_base"),
+    (None, "rope_scaling"),
+    ("silu", "hidden_act"),
+    ("noaux_tc", "topk_method"),
+    ("sigmoid", "scoring_func"),
+    (True, "norm_topk_prob use_conv_bias use_qk_norm"),
+]
+SIZES: dict[str, Any] = {name: value for value, names in _SIZES for name in names.split()}
 
 _PER_KIND_ROPE = {
     kind: {"rope_type": "default", "rope_theta": theta}
@@ -391,19 +334,13 @@ TEXT_TYPES = {
     "qwen3_vl_moe": "qwen3_moe",
 }
 # Sizes of keys and values that can be quantized; those of latents differ, as in real models.
-WIDE: dict[str, int] = {
-    **dict.fromkeys(("hidden_size", "hidden_dim", "n_embd", "d_model", "model_dim"), 256),
-    **dict.fromkeys(
-        (
-            *("head_dim", "v_head_dim", "qk_nope_head_dim", "global_head_dim", "swa_head_dim"),
-            *("swa_v_head_dim", "hidden_size_per_head", "index_head_dim", "qk_rope_head_dim"),
-            "kv_channels",
-        ),
-        64,
-    ),
-    **dict.fromkeys(("kv_lora_rank",), 128),
-    "block_dim": 256,
-}
+_WIDE = [
+    (256, "hidden_size hidden_dim n_embd d_model model_dim block_dim"),
+    (64, "head_dim v_head_dim qk_nope_head_dim global_head_dim swa_head_dim"),
+    (64, "swa_v_head_dim hidden_size_per_head index_head_dim qk_rope_head_dim kv_channels"),
+    (128, "kv_lora_rank"),
+]
+WIDE: dict[str, int] = {name: size for size, names in _WIDE for name in names.split()}
 WIDE_ROPE_FACTORS = 32
 _NO_VALUE = {"bool": False, "List": [], "list": [], "dict": {}, "Dict": {}, "Optional": None}
 

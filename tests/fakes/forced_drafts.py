@@ -35,7 +35,7 @@ def force(
 
     class MixedDrafts(drafts.Drafts):
         def _expected(self, sequence: LiveSequence, most: int) -> Draft:
-            done = len(sequence.generated)
+            done = len(sequence.answer.token_ids)
             right = answers.get(sequence.id, ())[done : done + min(most, rng.randrange(10))]
             mixed = tuple(token if rng.random() < 0.85 else rng.randrange(200) for token in right)
             return Draft(mixed, (0.9,) * len(mixed))

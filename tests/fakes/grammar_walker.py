@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
+import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 import holdfast.models
@@ -45,6 +45,11 @@ def matcher_of(grammar: str) -> LLMatcher:
 
     Markers are tokens if the grammar names any, otherwise text.
     """
+    return _compiled(grammar).deep_copy()
+
+
+@lru_cache(maxsize=64)
+def _compiled(grammar: str) -> LLMatcher:
     tokenizer = demo_tokenizer() if _names_tokens(grammar) else plain_tokenizer()
     matcher = LLMatcher(tokenizer, grammar, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
@@ -68,7 +73,8 @@ def random_answer(grammar: str, *, seed: int, most: int = 4000) -> str:
     """
     matcher, draw, token_ids = matcher_of(grammar), random.Random(seed), list[int]()
     while len(token_ids) < most:
-        allowed = [*_set_bits(matcher.compute_bitmask())]
+        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist()
         assert allowed, (matcher.get_error(), text_of(token_ids))
         token_id = draw.choice(allowed)
         if token_id == END:
@@ -87,8 +93,3 @@ def text_of(token_ids: list[int]) -> str:
 
 def _names_tokens(grammar: str) -> bool:
     return re.search(r"<\[\d+\]>", grammar) is not None
-
-
-def _set_bits(mask: bytes) -> Iterator[int]:
-    for place, value in enumerate(mask):
-        yield from (place * 8 + bit for bit in range(8) if value >> bit & 1)

@@ -51,7 +51,9 @@ def client_of(
     services = scripted_services(
         gateway, sessions=sessions, directory=directory, server=server, limits=limits, log=log
     )
-    services = replace(services, keys=keys or services.keys, control=control or services.control)
+    access = replace(services.access, keys=keys or services.access.keys)
+    models = replace(services.models, control=control or services.models.control)
+    services = replace(services, access=access, models=models)
     app = create_application(services, dialects=dialects)
     return httpx.AsyncClient(
         transport=httpx.ASGITransport(app, client=(address, 1)), base_url="http://127.0.0.1:8321"
@@ -126,7 +128,8 @@ async def served(
     """The application on a free loopback port, with the real server and its relevant options."""
     settings = settings or ServerSettings(port=0, shutdown_seconds=0, reconnect_seconds=0)
     services = scripted_services(gateway, server=settings, directory=directory)
-    services = replace(services, keys=keys or services.keys)
+    access = replace(services.access, keys=keys or services.access.keys)
+    services = replace(services, access=access)
     app = create_application(services, dialects=dialects)
     with listen(settings) as listener:
         started = asyncio.Event()

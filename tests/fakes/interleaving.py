@@ -16,10 +16,27 @@ from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import TokenLogprob
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine, PendingStep
-from holdfast.worker.engine.plan import Draft, Span, StepPlan
+from holdfast.worker.engine.plan import Draft, Span, SpanResult, StepPlan
 from holdfast.worker.kv.bits import KVBits
+from tests.fakes.live_state import open_sequences
+from tests.fakes.tiny_configs import VOCAB_SIZE
 
 TOP_LOGPROBS = 4
+FP32_TOLERANCE = 2e-3  # in log-probability; a wrong mask or position moves it by 0.1 and more
+
+
+def span(start: int, tokens: int = 1, *, name: str = "a", draws: bool = True) -> Span:
+    """These tokens of the sequence `name`."""
+    return Span(request_id=name, start=start, tokens=tokens, draws=draws)
+
+
+def begin(engine: Engine, *spans: Span) -> PendingStep:
+    return engine.dispatch(StepPlan(spans=spans))
+
+
+def step(engine: Engine, *spans: Span) -> list[SpanResult]:
+    """The results of one step."""
+    return list(engine.collect(begin(engine, *spans)))
 
 
 @dataclass
@@ -181,21 +198,41 @@ def _collect(
 
 
 def assert_as_alone(model: Any, each: Played, *, tolerance: float) -> None:
-    """Feed the prompt and the drawn tokens to the model alone, with mlx-lm's caches: every drawn
-    token must be its greedy choice.
+    """Feed the prompt and the drawn tokens to the model alone, in one pass with mlx-lm's caches:
+    every drawn token must be its greedy choice.
 
     Tie-aware: a drawn token may differ from the reference's if both are equally likely within the
     tolerance.
     """
     from mlx_lm.models.cache import make_prompt_cache
 
-    caches = make_prompt_cache(model)
-    rows = [model(mx.array([each.prompt]), cache=caches)[0, -1:]]
-    rows += [model(mx.array([[token]]), cache=caches)[0] for token in each.tokens[:-1]]
-    logits = mx.concatenate(rows).astype(mx.float32)
+    ids = mx.array([[*each.prompt, *each.tokens[:-1]]])
+    drawn_from = model(ids, cache=make_prompt_cache(model))[0, len(each.prompt) - 1 :]
+    logits = drawn_from.astype(mx.float32)
     expected = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
     for row, token, scored in zip(expected, each.tokens, each.logprobs, strict=True):
         assert row.max() - row[token] <= tolerance, "not the likeliest token"
         assert abs(row[token] - scored.logprob) <= tolerance
         for rival, logprob in scored.top:
             assert abs(row[rival] - logprob) <= tolerance
+
+
+def assert_batched_is_alone(
+    engine: Engine,
+    model: Any,
+    rng: random.Random,
+    *,
+    depth: int,
+    count: int = 6,
+    longest_prompt: int = 40,
+    tolerance: float = FP32_TOLERANCE,
+    kv_bits: KVBits = "native",
+) -> None:
+    """Play random sequences; each of them must draw the same as the model alone."""
+    sequences = random_sequences(
+        rng, vocab_size=VOCAB_SIZE, count=count, longest_prompt=longest_prompt
+    )
+    play(engine, sequences, rng, depth=depth, kv_bits=kv_bits)
+    for each in sequences:
+        assert_as_alone(model, each, tolerance=tolerance)
+    assert open_sequences(engine) == 0

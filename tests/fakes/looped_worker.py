@@ -6,6 +6,7 @@ from holdfast.config import SchedulerSettings
 from holdfast.wire.commands import Command, SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.loop.loop import WorkerLoop
+from holdfast.worker.loop.sequences import LiveSequence
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
@@ -32,6 +33,11 @@ def a_scheduler(*, budget_tokens: int = 10_000) -> Scheduler:
     return Scheduler(
         SETTINGS, costs, budget_bytes=budget_tokens, context_tokens=1000, mixes_chunks=True
     )
+
+
+def a_sequence(asked: SequenceRequest) -> LiveSequence:
+    """A request as the loop accepts it."""
+    return make_loop(FakeEngine(), ScriptInbox([]))._sequence(asked, "native")
 
 
 def make_loop(

@@ -4,7 +4,6 @@ answer of each sequence alone.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from copy import copy
 from functools import cache, partial
@@ -16,7 +15,7 @@ from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.plan import BLOCK_TOKENS, Span, StepPlan
 from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.kv.bits import KVBits
-from tests.fakes.caching_worker import CachingWorker, greedy
+from tests.fakes.caching_worker import CachingWorker, greedy, random_prompt
 from tests.fakes.stepped_worker import SMALL_BLOCK
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
@@ -61,8 +60,7 @@ def worker(name: str, folder: Path | None = None, **more: Any) -> CachingWorker:
 
 
 def prompt_of(seed: str, tokens: int) -> tuple[int, ...]:
-    rng = random.Random(seed)
-    return tuple(rng.randrange(VOCAB_SIZE - 8) for _ in range(tokens))
+    return random_prompt(tokens, seed)
 
 
 @cache
@@ -93,11 +91,11 @@ def answer_of(
     engine.open(request, capacity_tokens=capacity, kv_bits=kv_bits)
     answer: list[int] = []
     at = 0
-    is_cut = engine.cuts_at_blocks(kv_bits)
+    is_cut = kv_bits != "native" and engine.cuts_at_blocks
     while len(answer) < max_tokens:
         if at == quantized_at:
             Engine.quantize(engine, "alone", "8")
-            is_cut = engine.cuts_at_blocks("8")
+            is_cut = engine.cuts_at_blocks
         end = len(prompt) if at < len(prompt) else at + 1
         if quantized_at is not None and at < quantized_at < end:
             end = quantized_at

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.config import LimitsSettings, LogSettings, ServerSettings, Settings
+from holdfast.config import LimitsSettings, LogSettings, ServerSettings, Settings, StoreSettings
 from holdfast.errors import UnknownModel
 from holdfast.front.fleet.catalog import Catalog, CatalogEntry
 from holdfast.front.fleet.library import Library
@@ -40,8 +40,7 @@ from holdfast.front.request import (
     MarkedPrefix,
     RankRequest,
 )
-from holdfast.front.server.services import Services
-from holdfast.front.telemetry.metrics import Metrics
+from holdfast.front.server.services import ServedModels, Services
 from holdfast.wire.cache_map import CacheMap, CacheMapQuestion
 from holdfast.wire.commands import SchedulerLimits
 from holdfast.wire.events import (
@@ -224,6 +223,7 @@ class ScriptedGateway:
     ranked: list[RankRequest] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     all_closed: asyncio.Event = field(default_factory=asyncio.Event)
+    sessions: ScriptedSessions = field(default_factory=lambda: ScriptedSessions())
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -234,7 +234,7 @@ class ScriptedGateway:
 
     async def generate(self, request: GenerationRequest) -> ScriptedStream:
         if isinstance(request.prompt, ChatPrompt):  # its model reads text only
-            prompt = text_only(request.prompt).prompt
+            prompt = text_only(request.prompt)
             request = msgspec.structs.replace(request, prompt=prompt)
         self.requests.append(request)
         self._changed.set()
@@ -485,22 +485,22 @@ def scripted_services(
     library: Library | None = None,
 ) -> Services:
     directory = directory or ScriptedDirectory()
+    gateway.sessions = sessions or gateway.sessions
     return Services(
-        generate=gateway.generate,
-        encode=gateway.encode,
-        embed=gateway.embed,
-        rank=gateway.rank,
-        tokenizer_of=gateway.tokenizer_of,
-        sessions=sessions or ScriptedSessions(),
-        catalog=directory.catalog,
-        control=control or ScriptedControl(),
-        library=library or idle_library(directory.catalog()),
-        statuses=directory.statuses,
-        statistics=directory.statistics,
-        server=server or ServerSettings(reconnect_seconds=0),
-        limits=limits or LimitsSettings(),
-        metrics=Metrics(),
-        log=log or LogSettings(),
-        dialects=directory.dialects,
-        unread=directory.unread,
+        settings=Settings(
+            server=server or ServerSettings(reconnect_seconds=0),
+            limits=limits or LimitsSettings(),
+            log=log or LogSettings(),
+            store=StoreSettings(folder="off"),
+        ),
+        engine=gateway,
+        models=ServedModels(
+            catalog=directory.catalog,
+            control=control or ScriptedControl(),
+            library=library or idle_library(directory.catalog()),
+            statuses=directory.statuses,
+            statistics=directory.statistics,
+            dialects=directory.dialects,
+            unread=directory.unread,
+        ),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from holdfast.front.images.intake import ImageIntake
 from holdfast.front.link.event_stream import EngineClient
 from holdfast.front.prompt.dialects import find_dialect
 from holdfast.front.prompt.gateway import Gateway
+from holdfast.front.prompt.known_answers import KnownAnswers
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle, frame_of
@@ -59,7 +61,13 @@ CONTEXT_TOKENS = 4000
 
 
 def seeing_bundle(family: str = "qwen3_vl") -> TokenizerBundle:
-    """As loaded from a model's folder, for prompts with images."""
+    """As loaded from a model's folder, for prompts with images. Without known answers."""
+    return replace(_seeing_bundle(family), known_answers=KnownAnswers())
+
+
+@cache
+def _seeing_bundle(family: str) -> TokenizerBundle:
+    """Takes a tenth of a second to make."""
     source, _ = FAMILIES[family]
     tokenizer = Tokenizer(
         toy_tokenizers.byte_level(special=_SPECIAL),
@@ -141,11 +149,7 @@ def seeing_front(
         return bundle
 
     gateway = Gateway(lease_of, Bundles(read), LimitsSettings(), images=intake)
-    services = replace(
-        scripted_services(ScriptedGateway(), server=server),
-        generate=gateway.generate,
-        encode=gateway.encode,
-    )
+    services = replace(scripted_services(ScriptedGateway(), server=server), engine=gateway)
     http = httpx.AsyncClient(
         transport=httpx.ASGITransport(create_application(services)),
         base_url="http://127.0.0.1:8321",

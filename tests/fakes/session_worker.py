@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -13,7 +12,7 @@ from holdfast.wire.commands import Command
 from holdfast.wire.sessions import OperationName, SessionAnswer, SessionCommand, SessionInfo
 from holdfast.worker.sessions.session_file import Manifest, SessionFile
 from tests.fakes.architectures import probed
-from tests.fakes.caching_worker import CONTEXT_TOKENS, CachingWorker, greedy
+from tests.fakes.caching_worker import CONTEXT_TOKENS, CachingWorker, greedy, random_prompt
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.tiny_models import VOCAB_SIZE
 
@@ -36,8 +35,7 @@ def worker(
 
 
 def prompt(seed: str, tokens: int = 300) -> tuple[int, ...]:
-    rng = random.Random(seed)
-    return tuple(rng.randrange(VOCAB_SIZE - 8) for _ in range(tokens))
+    return random_prompt(tokens, seed)
 
 
 def ask(

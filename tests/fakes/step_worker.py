@@ -7,14 +7,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from holdfast.config import SchedulerSettings
+from holdfast.wire.events import WaitReason
 from holdfast.wire.requests import ServiceClass
 from holdfast.worker.engine.plan import NO_DRAFT, Draft, Span, StepPlan
 from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.chunking import PATIENCE_STEPS
 from holdfast.worker.scheduler.cost_model import CostModel, StepLoad
-from holdfast.worker.scheduler.queue import DEFAULT_SERVICE
+from holdfast.worker.scheduler.queue import DEFAULT_SERVICE, ScheduledSequence
 from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome
 
 SecondsOf = Callable[[StepLoad], float]
@@ -32,6 +34,7 @@ class Served:
     scores_prompt: bool = False
     service: ServiceClass = DEFAULT_SERVICE
     costs: SequenceCosts | None = None  # different from the worker's
+    scheduled: ScheduledSequence | None = None
     drawn: int = 0
     cached: int = 0
     runs: bool = False
@@ -60,6 +63,27 @@ class UnderWay:
     served: tuple[Served, ...]
     lives: tuple[int, ...]
     verifying: frozenset[str]  # requests with drafted tokens in it
+
+
+def submit(
+    scheduler: Scheduler,
+    request_id: str,
+    *,
+    prompt_tokens: int,
+    max_tokens: int,
+    costs: SequenceCosts | None = None,
+    **more: Any,
+) -> ScheduledSequence:
+    """Put a request into a scheduler's queue."""
+    sequence = ScheduledSequence(
+        request_id=request_id,
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_tokens,
+        costs=costs or scheduler.usual_costs,
+        **more,
+    )
+    scheduler.submit(sequence)
+    return sequence
 
 
 def device_seconds(load: StepLoad) -> float:
@@ -130,7 +154,8 @@ class StepWorker:
         scores_prompt: bool = False,
         service: ServiceClass = DEFAULT_SERVICE,
     ) -> Served:
-        self.scheduler.submit(
+        scheduled = submit(
+            self.scheduler,
             request_id,
             prompt_tokens=prompt_tokens,
             max_tokens=max_tokens,
@@ -141,6 +166,7 @@ class StepWorker:
         self.live[request_id] = Served(
             request_id, self._orders, prompt_tokens, max_tokens, scores_prompt, service
         )
+        self.live[request_id].scheduled = scheduled
         return self.live[request_id]
 
     def set_limits(self, *, max_running: int, step_tokens: int) -> None:
@@ -214,15 +240,23 @@ class StepWorker:
         """Its prefix is not available yet."""
         served = self.live.get(request_id)
         if served is not None and not served.runs:
-            self.scheduler.hold_back(request_id)
+            self.scheduled(request_id).waits_for = WaitReason.DISK
             served.is_ready = False
 
     def make_ready(self, request_id: str, cached_tokens: int) -> None:
         served = self.live.get(request_id)
         if served is not None and not served.runs:
             served.cached = min(cached_tokens, served.prompt_tokens + served.drawn - 1)
-            self.scheduler.make_ready(request_id, served.cached)
+            scheduled = self.scheduled(request_id)
+            scheduled.start_after(served.cached)
+            if not served.is_paused:
+                scheduled.waits_for = None
             served.is_ready = True
+
+    def scheduled(self, request_id: str) -> ScheduledSequence:
+        scheduled = self.live[request_id].scheduled
+        assert scheduled is not None
+        return scheduled
 
     def save(self, costs: SequenceCosts) -> list[str]:
         """Give these costs to waiting requests while they do not all fit."""
@@ -237,7 +271,7 @@ class StepWorker:
             assert not served.is_paused
             assert served.is_ready
             before = self._final_bytes(served)
-            self.scheduler.change_costs(request_id, costs)
+            self.scheduled(request_id).costs = costs
             served.costs = costs
             assert self._final_bytes(served) < before, "nothing is saved"
             saved.append(request_id)
@@ -303,14 +337,15 @@ class StepWorker:
             self.preempted.append(request_id)
             self.live[request_id].cached = 0
             self._close(self.live[request_id])
-        for growth in decision.grown:
-            grown = self.live[growth.request_id]
+        for request_id in decision.grown:
+            grown = self.live[request_id]
+            capacity_tokens = self.scheduled(request_id).capacity_tokens
             assert grown.runs
-            assert growth.capacity_tokens > grown.capacity
-            grown.capacity = growth.capacity_tokens
+            assert capacity_tokens > grown.capacity
+            grown.capacity = capacity_tokens
             self.growths += 1
-        for admission in decision.admitted:
-            served = self.live[admission.request_id]
+        for request_id in decision.admitted:
+            served = self.live[request_id]
             assert not served.runs
             assert not served.is_paused, "nobody would read what it says"
             assert served.is_ready, "what it begins from is not at hand"
@@ -322,7 +357,7 @@ class StepWorker:
             ]
             assert all(served.order <= other.order for other in waiting), "overtaken in the queue"
             served.runs, served.known = True, served.prompt_tokens + served.drawn
-            served.capacity = admission.capacity_tokens
+            served.capacity = self.scheduled(request_id).capacity_tokens
             served.position, served.planned_draws, served.idle_steps = (
                 served.cached,
                 served.drawn,

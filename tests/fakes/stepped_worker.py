@@ -20,7 +20,6 @@ from holdfast.worker.engine.plan import KeepPolicy
 from holdfast.worker.kv import full
 from holdfast.worker.kv.live import LiveState
 from holdfast.worker.loop import cache_client
-from holdfast.worker.loop.loop import WorkerLoop
 from holdfast.worker.prefix import cache, live_tier, lookup
 from tests.fakes.caching_worker import CachingWorker, greedy, tiny_worker
 from tests.fakes.script_inbox import ScriptInbox
@@ -67,29 +66,15 @@ class SteppedWorker:
 
     def begin(self) -> None:
         """Start a worker with the store's contents."""
-        self.worker = worker = self.make()
-        self.loop = WorkerLoop(
-            engine=worker.engine,
-            scheduler=worker.scheduler,
-            inbox=self.inbox,
-            cache=worker.cache,
-            sessions=worker.sessions,
-            memory=worker.memory,
-            forms=worker.forms,
-            costs=worker.weights,
-        )
+        self.worker = self.make()
+        self.loop = self.worker.loop(self.inbox)
 
     def make(self) -> CachingWorker:
         return tiny_worker(self._folder, name=self.name, **self._more)
 
     def end(self) -> None:
         """Shut it down, ending all requests."""
-        self.loop._lifetimes.cancel_all(unhealthy=self.loop._end_flight())
-        self.loop._send()
-        self.loop._cache.flush()
-        self.loop._sessions.close()
-        self.loop._cache.offer_rest()
-        self.loop._cache.close()
+        self.loop._shut_down()
         self.check()
 
     def send(self, *commands: Command) -> None:
@@ -174,10 +159,12 @@ class SteppedWorker:
             "frozen and held tokens differ"
         )
         for chain in running:
-            scheduled = worker.scheduler._running.get(chain.request_id)
-            assert scheduled is None or scheduled.held_tokens == chain.held_tokens, (
-                "the scheduler holds other tokens apart"
-            )
+            sequence = self.loop._ledger.find(chain.request_id)
+            assert (
+                sequence is None
+                or not sequence.scheduled.is_running
+                or sequence.scheduled.held_tokens == chain.held_tokens
+            ), "the scheduler holds other tokens apart"
         assert worker.cache.live.held.parked == sum(chain.is_parked for chain in chains)
 
 

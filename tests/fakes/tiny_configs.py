@@ -53,7 +53,6 @@ _LATENT: dict[str, Any] = {
 }
 _DELTA: dict[str, Any] = {
     **_PLAIN,
-    "num_hidden_layers": 3,
     "linear_num_value_heads": 4,
     "linear_num_key_heads": 2,
     "linear_key_head_dim": 16,
@@ -96,15 +95,13 @@ _WITHOUT_TYPE: dict[str, dict[str, Any]] = {
     "gemma2": {**_PLAIN, "query_pre_attn_scalar": 16.0},
     "gemma3_text": {
         **_PLAIN,
-        "num_hidden_layers": 3,
         "num_key_value_heads": 1,
         "query_pre_attn_scalar": 16,
         "sliding_window": WINDOW,
-        "sliding_window_pattern": 3,
+        "sliding_window_pattern": 2,
     },
     "gpt_oss": {
         **_PLAIN,
-        "num_hidden_layers": 4,
         "intermediate_size": 64,
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
@@ -167,7 +164,6 @@ _WITHOUT_TYPE: dict[str, dict[str, Any]] = {
     },
     "lfm2": {
         **_PLAIN,
-        "num_hidden_layers": 4,
         "norm_eps": 1e-5,
         "conv_bias": False,
         "conv_L_cache": 3,
@@ -176,7 +172,7 @@ _WITHOUT_TYPE: dict[str, dict[str, Any]] = {
         "block_multiple_of": 32,
         "block_ffn_dim_multiplier": 1.0,
         "block_auto_adjust_ff_dim": False,
-        "full_attn_idxs": [1, 3],
+        "full_attn_idxs": [1],
     },
     "mamba": {**_MAMBA, "time_step_rank": 4},
     "mamba2": {

@@ -123,18 +123,22 @@ class VisionBeside:
         )
 
     def _layouts(self, messages: Sequence[Message]) -> tuple[ImageLayout, ...]:
-        hashes = []
-        for message in messages:
-            for part in message["content"]:
-                if part["type"] == "image":
-                    hashes.append(hashlib.sha256(part["file"]).hexdigest())
-                    (self.images / hashes[-1]).write_bytes(part["file"])
+        parts = [part for message in messages for part in message["content"]]
+        files = [part["file"] for part in parts if part["type"] == "image"]
+        hashes = [keep_image(self.images, file) for file in files]
         images, command = self.worker_images(), ImageCommand(images=tuple(hashes))
         while (answer := images.answer(command)) is None:
             pass
         assert not answer.failures
         found = {layout.image: layout for layout in answer.layouts}
         return tuple(found[name] for name in hashes)
+
+
+def keep_image(folder: Path, data: bytes) -> str:
+    """Write an image file as the front keeps it; returns its name."""
+    name = hashlib.sha256(data).hexdigest()
+    (folder / name).write_bytes(data)
+    return name
 
 
 def prompt_error(inbox: ScriptInbox, request_id: str, expected: OracleAnswer) -> float:

@@ -68,7 +68,7 @@ def fake_loop(
     if behaviour == "signalled-at-exit":
         globals()["signal_at_exit"] = SignalAtExit()
     if behaviour == "holds-the-lock":
-        hold_the_lock(processor_seconds=1.5)
+        hold_the_lock(processor_seconds=1.0)
     if behaviour == "hangs":
         os.read(os.pipe()[0], 1)
     progress("reading", 1.0)

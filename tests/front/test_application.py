@@ -10,20 +10,24 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import GenerationFailed
+from holdfast.front.anthropic.messages import MessagesRequest
 from holdfast.front.application import create_application
 from tests.fakes.http_clients import (
     CHAT,
     COMPLETIONS,
     HELLO,
+    MESSAGES,
     chat_body,
     client_of,
     completion_body,
+    message_body,
     served,
 )
+from tests.fakes.ollama_bodies import WEATHER, directory_of
 from tests.fakes.scripted_gateway import (
     MODEL,
     PROMPT_TOKENS,
@@ -32,12 +36,18 @@ from tests.fakes.scripted_gateway import (
     scripted_services,
 )
 
+# fields of the requests of all protocols, and keys within them
 FIELDS = (
-    "model messages prompt stream stream_options max_tokens n temperature top_p top_k min_p seed "
-    "stop logprobs top_logprobs echo "
-    "logit_bias best_of suffix tools tool_choice response_format user presence_penalty "
-    "repetition_penalty metadata "
-    "chat_template_kwargs enable_thinking continue_final_message"
+    "model name messages prompt input stream stream_options max_tokens n temperature top_p top_k "
+    "min_p seed stop logprobs top_logprobs echo logit_bias best_of suffix tools tool_choice "
+    "response_format user presence_penalty repetition_penalty metadata chat_template_kwargs "
+    "enable_thinking continue_final_message format options think keep_alive raw system template "
+    "context images truncate shift dimensions holdfast container"
+).split()
+KEYS = (
+    "role content type text include_usage images tool_calls tool_name thinking function name "
+    "arguments num_predict temperature top_k seed stop repeat_last_n num_ctx explain signature id "
+    "tool_use_id input cache_control"
 ).split()
 scalars = (
     st.none()
@@ -45,39 +55,96 @@ scalars = (
     | st.integers()
     | st.floats()
     | st.text(max_size=8)
-    | st.sampled_from([MODEL, "user", "text"])
+    | st.sampled_from([MODEL, "user", "tool", "text", "json", "tool_use", "tool_result", "5m"])
+    | st.sampled_from([WEATHER, {"type": "ephemeral"}, "\ud83d"])
 )
 json_values = st.recursive(
     scalars,
     lambda inner: (
         st.lists(inner, max_size=4)
-        | st.dictionaries(
-            st.sampled_from(["role", "content", "type", "text", "include_usage"])
-            | st.text(max_size=5),
-            inner,
-            max_size=4,
-        )
+        | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=5), inner, max_size=4)
     ),
     max_leaves=12,
 )
-bodies = st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=8), json_values, max_size=6)
-MESSAGES: Any = HELLO
-GATEWAY = ScriptedGateway(script=answer("x"))
-APP = create_application(scripted_services(GATEWAY))
+# turns that are valid as far as possible, so that faults deeper in them are reached
+parts = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(
+            "text thinking tool_use tool_result tool_reference document x".split()
+        )
+    },
+    optional={
+        **dict.fromkeys("text thinking signature id name tool_use_id".split(), st.text(max_size=3)),
+        "content": st.text(max_size=3) | st.lists(st.just({"type": "text", "text": "t"}) | scalars),
+        "input": st.dictionaries(st.text(max_size=2), scalars, max_size=2) | st.integers(),
+        "cache_control": st.sampled_from([None, {"type": "ephemeral", "ttl": "9h"}, 1]),
+    },
+)
+turns = st.lists(
+    st.fixed_dictionaries(
+        {
+            "role": st.sampled_from(["user", "assistant", "system", "tool", "x"]),
+            "content": st.none() | st.text(max_size=3) | st.lists(parts, max_size=3),
+        }
+    ),
+    max_size=4,
+)
+fields = st.sampled_from([*FIELDS, *MessagesRequest.model_fields]) | st.text(max_size=8)
+bodies = st.dictionaries(fields, json_values, max_size=6)
+OF_OLLAMA = {"model": MODEL, "messages": HELLO, "prompt": "hi", "input": "hi"}
+VALID: dict[str, dict[str, Any]] = {
+    CHAT: chat_body(),
+    COMPLETIONS: completion_body(),
+    MESSAGES: message_body(),
+    f"{MESSAGES}/count_tokens": message_body(),
+    "/v1/responses": {"model": MODEL, "input": "hello"},
+    "/v1/embeddings": {"model": MODEL, "input": "hello"},
+    "/api/chat": OF_OLLAMA,
+    "/api/generate": OF_OLLAMA,
+    "/api/embed": OF_OLLAMA,
+    "/api/embeddings": OF_OLLAMA,
+    "/api/show": OF_OLLAMA,
+    "/api/pull": OF_OLLAMA,
+}
+APP = create_application(
+    scripted_services(ScriptedGateway(script=answer("x")), directory=directory_of())
+)
 
 
-@given(path=st.sampled_from([CHAT, COMPLETIONS]), body=bodies | json_values, valid=st.booleans())
-async def test_arbitrary_json_causes_no_internal_error(path: str, body: Any, valid: bool) -> None:
-    if valid and isinstance(body, dict):
-        body = {**(chat_body() if path == CHAT else completion_body()), **body}
-    content = json.dumps(body).encode()
+def is_error(path: str, body: Any) -> bool:
+    if path.startswith("/api/"):
+        return list(body) == ["error", "advice"]
+    if path.startswith(MESSAGES):
+        return body["type"] == "error" and set(body["error"]) == {"type", "message", "advice"}
+    return set(body["error"]) == {"message", "type", "param", "code", "advice"}
+
+
+async def assert_answered(path: str, body: Any) -> None:
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(APP), base_url="http://localhost"
     ) as client:
-        response = await client.post(path, content=content)
+        response = await client.post(path, content=json.dumps(body).encode())
     assert response.status_code in (200, 400, 404, 422), response.text
     if response.status_code != 200:
-        assert set(response.json()["error"]) == {"message", "type", "param", "code", "advice"}
+        assert is_error(path, response.json()), response.text
+    elif path.startswith("/api/"):
+        assert all(isinstance(json.loads(line), dict) for line in response.text.splitlines())
+
+
+@settings(max_examples=80)
+@given(path=st.sampled_from([*VALID]), body=bodies | json_values, valid=st.booleans())
+async def test_arbitrary_json_causes_no_internal_error(path: str, body: Any, valid: bool) -> None:
+    await assert_answered(
+        path, {**VALID[path], **body} if valid and isinstance(body, dict) else body
+    )
+
+
+@settings(max_examples=60)
+@given(turns=turns)
+async def test_arbitrary_turns_cause_no_internal_error(turns: list[Any]) -> None:
+    for path in (CHAT, MESSAGES, f"{MESSAGES}/count_tokens", "/v1/responses", "/api/chat"):
+        field = "input" if path == "/v1/responses" else "messages"
+        await assert_answered(path, {**VALID[path], field: turns})
 
 
 @given(content=st.binary(max_size=200))
@@ -89,6 +156,9 @@ async def test_arbitrary_bytes_cause_no_internal_error(content: bytes) -> None:
     assert response.status_code == 400
 
 
+TALK: Any = HELLO
+
+
 def client_at(url: str, **options: Any) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, **options)
 
@@ -98,13 +168,13 @@ async def test_the_official_client_chats() -> None:
         served(ScriptedGateway(script=answer("Hel", "lo ☃"))) as url,
         client_at(url) as client,
     ):
-        got = await client.chat.completions.create(model=MODEL, messages=MESSAGES)
+        got = await client.chat.completions.create(model=MODEL, messages=TALK)
         assert got.choices[0].message.content == "Hello ☃"
         assert got.usage is not None
         assert got.usage.prompt_tokens == PROMPT_TOKENS
         stream: Any = await client.chat.completions.create(
             model=MODEL,
-            messages=MESSAGES,
+            messages=TALK,
             stream=True,
             stream_options={"include_usage": True},
         )

@@ -12,7 +12,7 @@ from tests.fakes.fuzzed_protocols import PROTOCOLS, FuzzedProtocol
 from tests.fakes.http_clients import client_of
 from tests.fakes.scripted_gateway import MODEL, ScriptedGateway
 
-BODIES = 120
+BODIES = 60
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)

@@ -5,7 +5,6 @@ same tokens.
 from __future__ import annotations
 
 import json
-from functools import cache
 from typing import Any
 
 import httpx
@@ -14,11 +13,10 @@ import pytest
 from holdfast.config import LimitsSettings
 from holdfast.front.application import create_application
 from holdfast.front.prompt.prepare import prepare
-from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.front.request import GenerationRequest
 from holdfast.front.server.services import Services
 from tests.fakes.client_places import control_tokens, controls_of
-from tests.fakes.family_bundles import bundle
+from tests.fakes.family_bundles import bundle_of
 from tests.fakes.family_templates import FAMILY_TEMPLATES
 from tests.fakes.http_clients import HELLO, client_of
 from tests.fakes.ollama_bodies import directory_of
@@ -219,15 +217,10 @@ async def requests(*, thinks: bool) -> dict[str, GenerationRequest]:
     services = scripted_services(gateway, directory=directory_of())
     return {
         path: await request_of(
-            services, gateway, path, body(strict=strict, thinks=thinks, seal=services.seal)
+            services, gateway, path, body(strict=strict, thinks=thinks, seal=services.access.seal)
         )
         for (path, body), strict in zip(BODIES.items(), (None, True, False, True), strict=True)
     }
-
-
-@cache
-def bundle_of(name: str) -> TokenizerBundle:
-    return bundle(FAMILY_TEMPLATES[name])
 
 
 def read(request: GenerationRequest, name: str) -> tuple[int, ...]:
@@ -239,9 +232,7 @@ def read(request: GenerationRequest, name: str) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("thinks", [True, False])
-async def test_the_model_reads_the_same_tokens_in_every_protocol(
-    thinks: bool,
-) -> None:
+async def test_the_model_reads_the_same_tokens_in_every_protocol(thinks: bool) -> None:
     asked = await requests(thinks=thinks)
     for name in FAMILY_TEMPLATES:
         prompts = {path: read(request, name) for path, request in asked.items()}
@@ -320,7 +311,7 @@ async def test_results_follow_their_calls_in_every_protocol(case: str) -> None:
     expected: dict[str, GenerationRequest] = {}
     asked: dict[str, GenerationRequest] = {}
     for steps, found in zip(DISORDER[case], (asked, expected), strict=True):
-        for path, body in in_protocols(steps, services.seal).items():
+        for path, body in in_protocols(steps, services.access.seal).items():
             found[path] = await request_of(services, gateway, path, body)
     for name in ("qwen3", "mistral_v11", "gemma4", "apertus", "llama3"):
         wanted = read(expected["/v1/chat/completions"], name)
@@ -374,7 +365,7 @@ def with_text(value: Any, text: str) -> Any:
 async def test_no_text_becomes_a_control_token_in_any_protocol(path: str) -> None:
     gateway = ScriptedGateway()
     services = scripted_services(gateway, directory=directory_of())
-    body = BODIES[path](strict=None, thinks=True, seal=services.seal)
+    body = BODIES[path](strict=None, thinks=True, seal=services.access.seal)
     neutral = await request_of(services, gateway, path, with_text(body, "text"))
     for name in ("qwen3", "deepseek_v31", "gemma4", "kimi_k2", "minimax_m3"):
         bundle = bundle_of(name)

@@ -59,9 +59,7 @@ async def test_an_answer_is_one_line(stream: bool, caplog: pytest.LogCaptureFixt
     assert "prompt" not in line
 
 
-async def test_only_the_pages_polling_is_below_info(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_only_the_pages_polling_is_below_info(caplog: pytest.LogCaptureFixture) -> None:
     async with client_of(ScriptedGateway()) as client:
         await client.get("/v1/models", headers={"x-holdfast-page": "1"})
         await client.get("/v1/models")
@@ -133,9 +131,7 @@ async def test_an_aborted_upload_is_logged(caplog: pytest.LogCaptureFixture) -> 
     assert (line["aborted"], line["status"]) == (True, 499)
 
 
-async def test_a_failed_stream_has_the_reason_in_its_line(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_failed_stream_has_the_reason_in_its_line(caplog: pytest.LogCaptureFixture) -> None:
     gateway = ScriptedGateway()
     exchange = Exchange(gateway)
     gateway.script = [*answer("Hel")[:1], exchange.first_body, GenerationFailed("the worker died")]
@@ -157,9 +153,7 @@ async def test_polls_are_not_logged_at_info(caplog: pytest.LogCaptureFixture) ->
     } == {logging.DEBUG}
 
 
-async def test_contents_are_logged_only_on_request(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_contents_are_logged_only_on_request(caplog: pytest.LogCaptureFixture) -> None:
     services = scripted_services(
         ScriptedGateway(script=answer("Hel", "lo")), log=LogSettings(content=True)
     )

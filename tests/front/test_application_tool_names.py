@@ -13,8 +13,7 @@ from holdfast.config import LimitsSettings
 from holdfast.front.prompt.prepare import prepare
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.front.request import ChatPrompt, GenerationRequest
-from tests.fakes.family_bundles import bundle
-from tests.fakes.family_templates import FAMILY_TEMPLATES
+from tests.fakes.family_bundles import OF_EACH_HABIT, bundle, bundle_of
 from tests.fakes.http_clients import client_of
 from tests.fakes.ollama_bodies import directory_of
 from tests.fakes.scripted_client import model_info
@@ -146,8 +145,8 @@ async def test_odd_ids_are_read_equally_by_families_and_protocols(call_id: str) 
         assert isinstance(request.prompt, ChatPrompt)
         _, called, result = request.prompt.messages
         assert called["tool_calls"][0]["id"] == result["tool_call_id"] == call_id
-    for name, template in FAMILY_TEMPLATES.items():
-        model = bundle(template)
+    for name in OF_EACH_HABIT:
+        model = bundle_of(name)
         prompts = {path: read(request, model) for path, request in asked_by.items()}
         assert prompts == dict.fromkeys(PATHS, prompts[CHAT]), name
 
@@ -157,10 +156,10 @@ async def test_two_clients_with_equal_names_and_ids_do_not_mix(path: str) -> Non
     first, second = await asyncio.gather(
         request_of(path, name="f", key="city"), request_of(path, name="f", key="zone")
     )
-    for template in FAMILY_TEMPLATES.values():
-        shared = bundle(template)
+    for name in OF_EACH_HABIT:
+        shared = bundle(name)
         for request in (first, second, first):
-            assert read(request, shared) == read(request, bundle(template))
+            assert read(request, shared) == read(request, bundle(name))
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -18,6 +18,11 @@ TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
 
 
+OF_SCHEMA = OutputFormat(
+    kind="json_schema", schema=SCHEMA, field="response_format.json_schema.schema"
+)
+
+
 def asked(**options: Any) -> Any:
     return chat_request("hi", options)
 
@@ -25,12 +30,15 @@ def asked(**options: Any) -> Any:
 def test_text_becomes_a_user_message_and_tools_join_the_prompt() -> None:
     request = asked(tools=[TOOL], template_options={"a": 1}, max_tokens=3)
     assert request.prompt == ChatPrompt(
-        messages=({"role": "user", "content": "hi"},), tools=(TOOL,), template_options={"a": 1}
+        messages=({"role": "user", "content": "hi"},),
+        tools=(TOOL,),
+        template_options={"a": 1},
+        has_images=False,
     )
     assert (request.max_tokens, request.prompt_field) == (3, "messages")
 
 
-@pytest.mark.parametrize(("seed", "meant"), [(7, 7), (-2, -2), (0, 0), (-1, None)])
+@pytest.mark.parametrize(("seed", "meant"), [(7, 7), (-2, 2**63 - 2), (0, 0), (-1, None)])
 def test_the_seed_of_minus_one_is_random(seed: int, meant: int | None) -> None:
     assert asked(seed=seed).sampling.seed == meant
 
@@ -43,11 +51,27 @@ def test_the_seed_of_minus_one_is_random(seed: int, meant: int | None) -> None:
         ("none", ToolChoice(mode="none")),
         ("required", ToolChoice(mode="required")),
         ("look_up", ToolChoice(mode="required", names=("look_up",))),
-        (ToolChoice(parallel=False), ToolChoice(parallel=False)),
+        (
+            {"type": "function", "function": {"name": "look_up"}},
+            ToolChoice(mode="required", names=("look_up",)),
+        ),
     ],
 )
 def test_a_tool_choice_is_a_word_or_a_name(choice: Any, meant: ToolChoice) -> None:
     assert asked(tools=[TOOL], tool_choice=choice).tool_choice == meant
+
+
+def test_fields_of_the_chat_api_are_options() -> None:
+    request = asked(
+        tools=[TOOL],
+        parallel_tool_calls=False,
+        structured_outputs={"regex": "a+"},
+        stop=("a", "b"),
+        kv_bits=8,
+    )
+    assert not request.tool_choice.parallel
+    assert request.output_format is not None and request.output_format.pattern == "a+"
+    assert (request.stop, request.kv_bits) == (("a", "b"), "8")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +81,7 @@ def test_a_tool_choice_is_a_word_or_a_name(choice: Any, meant: ToolChoice) -> No
         (True, Thinking(effort="on")),
         (False, Thinking(effort="off")),
         ("low", Thinking(effort="low")),
-        (Thinking(budget_tokens=5), Thinking(budget_tokens=5)),
+        ({"type": "enabled", "budget_tokens": 5}, Thinking(effort="on", budget_tokens=5)),
     ],
 )
 def test_thinking_is_a_switch_an_effort_or_an_object(thinking: Any, meant: Thinking) -> None:
@@ -72,10 +96,9 @@ def test_thinking_is_a_switch_an_effort_or_an_object(thinking: Any, meant: Think
         ({"type": "json_object"}, OutputFormat(kind="json_object")),
         (
             {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
-            OutputFormat(kind="json_schema", schema=SCHEMA),
+            OF_SCHEMA,
         ),
-        (SCHEMA, OutputFormat(kind="json_schema", schema=SCHEMA)),
-        (OutputFormat(kind="regex", pattern="a+"), OutputFormat(kind="regex", pattern="a+")),
+        (SCHEMA, OF_SCHEMA),
     ],
 )
 def test_a_response_format_is_openais_or_a_schema(form: Any, meant: OutputFormat | None) -> None:
@@ -87,15 +110,11 @@ def test_a_response_format_is_openais_or_a_schema(form: Any, meant: OutputFormat
     ("options", "field"),
     [
         ({"tools": [{"type": "function"}]}, "tools.0.function"),
-        ({"tools": [TOOL, {"function": {"name": 5}}]}, "tools.1.function"),
+        ({"tools": [TOOL, {"function": {"name": 5}}]}, "tools.1.function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": "nobody"}, "tool_choice"),
-        (
-            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look_up"}}},
-            "tool_choice",
-        ),
+        ({"tools": [TOOL], "tool_choice": "nobody"}, "tool_choice.function.name"),
         ({"thinking": "much"}, "thinking"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     ],
 )
 def test_an_invalid_option_is_refused_by_name(options: Any, field: str) -> None:

@@ -49,9 +49,7 @@ async def test_a_timer_due_after_sleep_waits_for_its_remaining_time() -> None:
     late.cancel()
 
 
-async def test_the_awake_timeout_behaves_like_asyncios(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_awake_timeout_behaves_like_asyncios(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TimeoutError):
         async with awake_timeout(0.0):
             await asyncio.Event().wait()

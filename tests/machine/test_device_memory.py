@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from holdfast.machine.device_memory import (
     usable_bytes,
     wired_bytes,
 )
+from tests.fakes.server_process import environment, python_output
 
 GIB = 1 << 30
 
@@ -30,25 +31,36 @@ def test_the_machines_memory_is_reported(tmp_path: Path) -> None:
     assert 0 < report.available_bytes <= report.total_bytes
 
 
+def written(folder: Path, files: dict[str, object]) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"{content}\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("files", "available"),
+    [
+        (
+            {
+                "memory.max": GIB // 4,
+                "memory.current": GIB // 8,
+                "memory.stat": f"anon 1\ninactive_file {GIB // 16}",
+            },
+            GIB // 4 - GIB // 16,
+        ),
+        (
+            {"memory/memory.limit_in_bytes": GIB // 4, "memory/memory.usage_in_bytes": 1000},
+            GIB // 4 - 1000,
+        ),
+    ],
+    ids=["version 2", "version 1"],
+)
 def test_a_control_groups_limit_is_the_total(
-    tmp_path: Path,
+    tmp_path: Path, files: dict[str, object], available: int
 ) -> None:
-    (tmp_path / "memory.max").write_text(f"{GIB // 4}\n")
-    (tmp_path / "memory.current").write_text(f"{GIB // 8}\n")
-    (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {GIB // 16}\n")
-    report = memory_report(cgroup=tmp_path, own_cgroups=tmp_path / "none")
-    assert report.total_bytes == GIB // 4
-    assert report.available_bytes == GIB // 4 - GIB // 16
-
-
-def test_control_groups_version_1_is_supported(tmp_path: Path) -> None:
-    (tmp_path / "memory").mkdir()
-    (tmp_path / "memory" / "memory.limit_in_bytes").write_text(f"{GIB // 4}")
-    (tmp_path / "memory" / "memory.usage_in_bytes").write_text("1000")
-    assert (
-        memory_report(cgroup=tmp_path, own_cgroups=tmp_path / "none").available_bytes
-        == GIB // 4 - 1000
-    )
+    report = memory_report(cgroup=written(tmp_path, files), own_cgroups=tmp_path / "none")
+    assert (report.total_bytes, report.available_bytes) == (GIB // 4, available)
 
 
 def test_an_unlimited_group_does_not_limit_memory(tmp_path: Path) -> None:
@@ -57,13 +69,14 @@ def test_an_unlimited_group_does_not_limit_memory(tmp_path: Path) -> None:
 
 
 def test_parent_groups_limit_memory_too(tmp_path: Path) -> None:
-    own = tmp_path / "fs" / "user.slice" / "holdfast.service"
-    own.mkdir(parents=True)
-    (own / "memory.max").write_text(f"{GIB // 2}")
-    (own / "memory.current").write_text("1000")
-    (own.parent / "memory.max").write_text(f"{GIB}")
-    (own.parent / "memory.current").write_text(f"{GIB - GIB // 8}")
-    (tmp_path / "cgroup").write_text("0::/user.slice/holdfast.service\n")
+    files = {
+        "fs/user.slice/holdfast.service/memory.max": GIB // 2,
+        "fs/user.slice/holdfast.service/memory.current": 1000,
+        "fs/user.slice/memory.max": GIB,
+        "fs/user.slice/memory.current": GIB - GIB // 8,
+        "cgroup": "0::/user.slice/holdfast.service",
+    }
+    written(tmp_path, files)  # type: ignore[arg-type]
     report = memory_report(cgroup=tmp_path / "fs", own_cgroups=tmp_path / "cgroup")
     assert (report.total_bytes, report.available_bytes) == (GIB // 2, GIB // 8)
 
@@ -78,42 +91,24 @@ def test_an_unknown_control_group_leaves_the_root(tmp_path: Path, own: str) -> N
 def in_a_shell(limit: str, code: str) -> str:
     """The output of Python code in a process with a limit."""
     command = f"ulimit {limit}; exec {shlex.quote(sys.executable)} -c {shlex.quote(code)}"
-    source = str(Path(__file__).parents[2] / "src")
-    environ = {
-        **os.environ,
-        "PYTHONPATH": source,
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
-    done = subprocess.run(
-        ["/bin/sh", "-c", command],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    shell = ["/bin/sh", "-c", command]
+    done = subprocess.run(shell, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-ONLY_LINUX = pytest.mark.skipif(
-    sys.platform != "linux", reason="macOS does not enforce these limits"
-)
+ONLY_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="macOS enforces no such limits")
 
 
 @ONLY_LINUX
 @pytest.mark.parametrize("option", ["-v", "-d"])
 def test_the_limits_of_the_process_are_respected(option: str) -> None:
     code = (
-        "from holdfast.machine.device_memory import memory_report; before = memory_report(); taken "
-        "= bytearray(200 << 20);"
-        "after = memory_report(); print(before.total_bytes, before.available_bytes, "
-        "after.available_bytes)"
+        "from holdfast.machine.device_memory import memory_report as report\n"
+        "before = report(); taken = bytearray(200 << 20); after = report()\n"
+        "print(before.total_bytes, before.available_bytes, after.available_bytes)"
     )
-    total, before, after = (
-        int(number) for number in in_a_shell(f"{option} {GIB >> 10}", code).split()
-    )
+    total, before, after = map(int, in_a_shell(f"{option} {GIB >> 10}", code).split())
     assert total == GIB
     assert GIB // 2 < before < GIB
     assert 150 << 20 < before - after < 250 << 20
@@ -157,12 +152,8 @@ def test_a_crowded_machine_still_gets_a_small_budget() -> None:
 
 
 GB = 10**9
-MACS = {
-    16: 12.7 * GB,
-    32: 26.8 * GB,
-    64: 55.7 * GB,
-    128: 115.4 * GB,
-}  # working sets: reported for 32 and 128, assumed for 16 and 64
+# working sets: reported for 32 and 128, assumed for 16 and 64
+MACS = {16: 12.7 * GB, 32: 26.8 * GB, 64: 55.7 * GB, 128: 115.4 * GB}
 
 
 @dataclass(frozen=True)
@@ -215,25 +206,24 @@ def test_a_full_context_fits_if_possible() -> None:
     )
 
 
-@pytest.mark.parametrize("gigabytes", MACS)
 @pytest.mark.parametrize(
-    "models",
+    ("gigabytes", "models"),
     [
-        (QWEN3_8B,),
-        (QWEN3_30B,),
-        (QWEN3_8B, QWEN3_1B),
-        (QWEN3_1B, QWEN3_8B),
-        (QWEN3_30B, QWEN3_8B),
-        (QWEN3_1B, QWEN3_8B, QWEN3_1B),
-        (QWEN3_30B, QWEN3_8B, QWEN3_1B),
+        (gigabytes, models)
+        for gigabytes, fitting in MACS.items()
+        for models in (
+            *((QWEN3_8B,), (QWEN3_30B,), (QWEN3_8B, QWEN3_1B), (QWEN3_1B, QWEN3_8B)),
+            *((QWEN3_30B, QWEN3_8B), (QWEN3_1B, QWEN3_8B, QWEN3_1B)),
+            (QWEN3_30B, QWEN3_8B, QWEN3_1B),
+        )
+        # otherwise, the front unloads a model first
+        if sum(model.weight_bytes + GB for model in models) <= fitting
     ],
 )
 def test_all_models_together_never_exceed_the_working_set(
     gigabytes: int, models: tuple[Model, ...]
 ) -> None:
     memory = a_mac(gigabytes)
-    if sum(model.weight_bytes + GB for model in models) > memory.working_set_bytes:
-        pytest.skip("the weights alone do not fit; the front unloads a model first")
     weights = [model.weight_bytes + GB for model in models]
     share = MemoryShare(state_bytes=state_bytes(memory.working_set_bytes, taken_bytes=weights))
     plans = [plan_of(memory, model, share) for model in models]
@@ -268,18 +258,9 @@ def test_large_weights_are_wired() -> None:
 
 def test_all_workers_together_wire_at_most_the_working_set() -> None:
     share = MemoryShare(wired_bytes=15 * GIB)
-    assert (
-        wired_bytes(None, weight_bytes=10 * GIB, working_set_bytes=20 * GIB, share=share) == 5 * GIB
-    )
-    assert (
-        wired_bytes(
-            None,
-            weight_bytes=10 * GIB,
-            working_set_bytes=20 * GIB,
-            share=MemoryShare(wired_bytes=30 * GIB),
-        )
-        == 0
-    )
+    wired = partial(wired_bytes, None, weight_bytes=10 * GIB, working_set_bytes=20 * GIB)
+    assert wired(share=share) == 5 * GIB
+    assert wired(share=MemoryShare(wired_bytes=30 * GIB)) == 0
 
 
 def test_weights_may_use_available_memory_or_the_working_set() -> None:
@@ -302,5 +283,4 @@ small = [each for _, each in blocks]
 del blocks
 print(resident() - before)
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    assert int(run.stdout) < 20 << 20
+    assert int(python_output(program)) < 20 << 20

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -11,6 +8,7 @@ import pytest
 
 from holdfast.errors import ModelLoadError
 from holdfast.machine import platform
+from tests.fakes.server_process import python_output
 
 
 def test_the_report_names_device_versions_and_memory() -> None:
@@ -58,17 +56,7 @@ def test_on_metal_steps_end_before_the_wired_limit_changes(monkeypatch: pytest.M
 def test_importing_the_module_does_not_import_mlx() -> None:
     imports = "from holdfast.machine import platform; from holdfast.models import download"
     code = f"import sys; {imports}; print('mlx.core' in sys.modules)"
-    environment = {**os.environ, "PYTHONPATH": "src"}
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        == "False\n"
-    )
+    assert python_output(code) == "False"
 
 
 def test_a_requested_but_missing_gpu_is_an_error() -> None:

@@ -70,20 +70,19 @@ def test_the_format_of_peft_is_recognized(folder: Path) -> None:
     assert "the format of PEFT" in refusal(folder)
 
 
-def test_full_fine_tuning_is_not_an_adapter(folder: Path) -> None:
-    change_config(folder, fine_tune_type="full")
-    assert "'full'; possible: lora, dora" in refusal(folder)
-    assert "mlx_lm.fuse" in refusal(folder)
-
-
-def test_a_scale_is_required(folder: Path) -> None:
-    change_config(folder, lora_parameters={"alpha": 16})
-    assert "no number lora_parameters.scale" in refusal(folder)
-
-
-def test_dora_requires_magnitudes(folder: Path) -> None:
-    change_config(folder, fine_tune_type="dora")
-    assert ".m" in refusal(folder)
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"fine_tune_type": "full"}, ["'full'; possible: lora, dora", "mlx_lm.fuse"]),
+        ({"lora_parameters": {"alpha": 16}}, ["no number lora_parameters.scale"]),
+        ({"fine_tune_type": "dora"}, [".m"]),  # it has magnitudes
+    ],
+)
+def test_an_unusable_configuration_is_refused_with_the_reason(
+    folder: Path, changes: dict[str, Any], said: list[str]
+) -> None:
+    change_config(folder, **changes)
+    assert all(text in refusal(folder) for text in said)
 
 
 def test_a_truncated_file_is_reported(folder: Path) -> None:
@@ -92,17 +91,13 @@ def test_a_truncated_file_is_reported(folder: Path) -> None:
     assert "cut short" in refusal(folder)
 
 
-def test_foreign_weights_are_reported(folder: Path, tmp_path: Path) -> None:
-    import mlx.core as mx
-
-    mx.save_safetensors(str(folder / "adapters.safetensors"), {"model.norm.weight": mx.ones(4)})
-    assert "model.norm.weight, which is no weight of a lora adapter" in refusal(folder)
-
-
-def test_integer_weights_are_refused(folder: Path) -> None:
+def test_weights_of_no_adapter_are_refused(folder: Path) -> None:
     import mlx.core as mx
 
     file = str(folder / "adapters.safetensors")
-    weights = {name: array.astype(mx.int32) for name, array in mx.load(file).items()}  # type: ignore[union-attr]
-    mx.save_safetensors(file, weights)
+    integers = {name: array.astype(mx.int32) for name, array in mx.load(file).items()}  # type: ignore[union-attr]
+    mx.eval(integers)
+    mx.save_safetensors(file, {"model.norm.weight": mx.ones(4)})
+    assert "model.norm.weight, which is no weight of a lora adapter" in refusal(folder)
+    mx.save_safetensors(file, integers)
     assert "as I32; possible: F32, F16, BF16" in refusal(folder)

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +16,7 @@ from holdfast.models.download import model_source, resolve_model, served_id
 from holdfast.models.hub import ModelSource, check_reachable
 from tests.fakes.foreign_weights import safetensors_bytes
 from tests.fakes.hub import HubState, hub_in_place
+from tests.fakes.server_process import python_output
 
 MODEL = "coast/kelp-small"
 WEIGHTS = safetensors_bytes({"w": ("F32", np.arange(1 << 18, dtype=np.float32))})  # 1 MiB
@@ -46,18 +44,19 @@ def fetch(model: str = MODEL, **settings: object) -> tuple[Path, list[float]]:
     return folder, fractions
 
 
+def fetched_files(hub: HubState) -> list[str]:
+    gets = [each for each in hub.requests if each.startswith("GET") and "/resolve/" in each]
+    return [each.rpartition("/")[2] for each in gets]
+
+
 def test_only_the_files_mlx_needs_are_fetched_and_no_code(hub: HubState) -> None:
     folder, fractions = fetch()
-    assert sorted(file.name for file in folder.iterdir()) == [
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-    ]
+    names = sorted(file.name for file in folder.iterdir())
+    assert names == ["config.json", "model.safetensors", "tokenizer.json"]
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS
-    assert fractions[0] == 0.0
-    assert fractions[-1] == 1.0
     assert fractions == sorted(fractions)
-    assert fractions[-2] == 0.999  # all bytes were counted
+    # all bytes were counted
+    assert (fractions[0], fractions[-2:]) == (0.0, [0.999, 1.0])
 
 
 @pytest.mark.parametrize("is_lfs", [True, False])
@@ -84,14 +83,10 @@ def test_existing_files_are_not_fetched_again(hub: HubState) -> None:
     second, fractions = fetch()
     assert second == first
     assert fractions == []
-    assert not [
-        request for request in hub.requests if request.startswith("GET") and "/resolve/" in request
-    ]
+    assert not fetched_files(hub)
 
 
-def test_a_second_start_fetches_only_unfinished_files(
-    hub: HubState,
-) -> None:
+def test_a_second_start_fetches_only_unfinished_files(hub: HubState) -> None:
     more = safetensors_bytes({"v": ("F32", np.ones(256, np.float32))})
     hub.repositories[MODEL]["model-2.safetensors"] = more
     hub.failing_files.add("model-2.safetensors")
@@ -100,59 +95,49 @@ def test_a_second_start_fetches_only_unfinished_files(
     hub.failing_files.clear()
     hub.requests.clear()
     folder, fractions = fetch()
-    fetched = [
-        request.rpartition("/")[2]
-        for request in hub.requests
-        if request.startswith("GET") and "/resolve/" in request
-    ]
-    assert "model-2.safetensors" in fetched
-    assert "config.json" not in fetched
+    assert fetched_files(hub) == ["model-2.safetensors"]
     assert (folder / "model-2.safetensors").read_bytes() == more
     assert fractions[-1] == 1.0
 
 
-def test_without_a_network_the_cache_is_used(
-    hub: HubState, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("trouble", ["offline", "failing", "unreachable"])
+def test_without_a_working_hub_the_cache_is_used(
+    hub: HubState, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
     online, _ = fetch()
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    if trouble == "offline":
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    elif trouble == "failing":
+        hub.failing_status = 500
+    else:
+        monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
     assert fetch()[0] == online
 
 
-def test_when_the_hub_fails_the_cache_is_used(hub: HubState) -> None:
-    online, _ = fetch()
-    hub.failing_status = 500
-    assert fetch()[0] == online
-
-
-def test_a_folder_of_an_unknown_user_is_reported(hub: HubState) -> None:
-    with pytest.raises(ModelLoadError, match="nobody-at-all"):
-        fetch("~nobody-at-all/models/x")
-
-
-def test_an_unknown_model_is_reported(hub: HubState) -> None:
-    with pytest.raises(
-        ModelLoadError,
-        match="there is no folder coast/nowhere here and no model coast/nowhere on the Hub",
-    ):
-        fetch("coast/nowhere")
-
-
-def test_an_unknown_revision_is_reported(hub: HubState) -> None:
-    with pytest.raises(ModelLoadError, match="has no revision v9 on the Hub"):
-        fetch(f"{MODEL}@v9")
+@pytest.mark.parametrize(
+    ("model", "changes", "said"),
+    [
+        ("~nobody-at-all/models/x", {}, "nobody-at-all"),
+        ("coast/nowhere", {}, "no folder coast/nowhere here and no model coast/nowhere on the Hub"),
+        (f"{MODEL}@v9", {}, "has no revision v9 on the Hub"),
+        (MODEL, {"gated": {MODEL}}, "is gated: accept its terms"),
+        (MODEL, {"failing_status": 404}, "404"),
+        (MODEL, {"repositories": {MODEL: {"a.png": b"x"}}}, "no files of an MLX model"),
+    ],
+)
+def test_a_model_that_cannot_be_fetched_is_reported(
+    hub: HubState, model: str, changes: dict[str, object], said: str
+) -> None:
+    for name, value in changes.items():
+        setattr(hub, name, value)
+    with pytest.raises(ModelLoadError, match=said):
+        fetch(model)
 
 
 def test_a_revision_comes_from_the_id_or_the_settings(hub: HubState) -> None:
     hub.revisions[MODEL] = {"v2"}
     assert fetch(f"{MODEL}@v2")[0] == fetch(revision="v2")[0]
     assert any("/revision/v2" in request for request in hub.requests)
-
-
-def test_a_gated_model_is_reported(hub: HubState) -> None:
-    hub.gated.add(MODEL)
-    with pytest.raises(ModelLoadError, match="is gated: accept its terms"):
-        fetch()
 
 
 def test_a_token_is_needed_and_used(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,12 +148,6 @@ def test_a_token_is_needed_and_used(hub: HubState, monkeypatch: pytest.MonkeyPat
     assert fetch()[0].exists()
 
 
-def test_a_failing_hub_is_reported(hub: HubState) -> None:
-    hub.failing_status = 404
-    with pytest.raises(ModelLoadError, match="404"):
-        fetch()
-
-
 def test_a_missing_network_without_cache_is_reported(
     hub: HubState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,10 +156,21 @@ def test_a_missing_network_without_cache_is_reported(
         fetch()
 
 
-def test_a_refused_connection_is_reported(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
-    with pytest.raises(ModelLoadError, match="the Hub cannot be reached"):
+@pytest.mark.parametrize(
+    ("endpoint", "said"),
+    [
+        ("http://127.0.0.1:1", "the Hub cannot be reached"),
+        ("http://hub.invalid", r"the Hub cannot be reached.*hub\.invalid"),
+        ("http://127.0.0.1:1\x00", "InvalidURL"),
+    ],
+)
+def test_an_unreachable_hub_is_reported_in_one_line(
+    hub: HubState, monkeypatch: pytest.MonkeyPatch, endpoint: str, said: str
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    with pytest.raises(ModelLoadError, match=said) as caught:
         fetch()
+    assert "\n" not in str(caught.value)
 
 
 def test_an_unreachable_hub_is_asked_only_once(
@@ -221,46 +211,13 @@ def test_a_slow_hub_is_awaited(
     assert "slow to answer" in caplog.text
 
 
-def test_an_unknown_name_is_reported_in_one_line(
-    hub: HubState, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
-    with pytest.raises(ModelLoadError, match=r"the Hub cannot be reached.*hub\.invalid") as caught:
-        fetch()
-    assert "\n" not in str(caught.value)
-
-
-def test_an_invalid_address_is_reported_as_such(
-    hub: HubState, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1\x00")
-    with pytest.raises(ModelLoadError, match="InvalidURL"):
-        fetch()
-
-
-def test_the_cache_is_used_if_the_hub_is_unreachable(
-    hub: HubState, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there, _ = fetch()
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
-    assert fetch()[0] == there
-
-
 def test_a_full_disk_is_reported_before_anything_is_fetched(
     hub: HubState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.models.download._SPARE_BYTES", 1 << 60)
     with pytest.raises(ModelLoadError, match="GB are free in"):
         fetch()
-    assert not [
-        request for request in hub.requests if request.startswith("GET") and "/resolve/" in request
-    ]
-
-
-def test_a_repository_without_a_model_is_reported(hub: HubState) -> None:
-    hub.repositories["coast/pictures"] = {"a.png": b"x"}
-    with pytest.raises(ModelLoadError, match="no files of an MLX model"):
-        fetch("coast/pictures")
+    assert not fetched_files(hub)
 
 
 def test_every_failure_is_one_line(hub: HubState) -> None:
@@ -278,17 +235,9 @@ def test_the_hub_librarys_variables_are_respected(hub: HubState, tmp_path: Path)
         f"print(resolve_model(ModelSettings(path={MODEL!r}), progress=lambda *_: None))\n"
         "import sys; print('mlx.core' in sys.modules)"
     )
-    environment = {
-        **os.environ,
-        "HF_ENDPOINT": hub.endpoint,
-        "HF_HOME": str(tmp_path / "home"),
-        "PYTHONPATH": "src",
-    }
-    del environment["HF_HUB_CACHE"]
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    folder, imports_mlx = done.stdout.split()
+    home = str(tmp_path / "home")
+    out = python_output(code, HF_ENDPOINT=hub.endpoint, HF_HOME=home, HF_HUB_CACHE="")
+    folder, imports_mlx = out.split()
     assert Path(folder).is_relative_to(tmp_path / "home")
     assert imports_mlx == "False"
 

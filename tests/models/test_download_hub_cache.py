@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from holdfast.models.download import (
     local_folder,
     model_source,
 )
+from tests.fakes.server_process import python_output
 
 
 def cached(cache: Path, hub_id: str, commits: dict[str, float], refs: dict[str, str]) -> None:
@@ -61,24 +60,25 @@ def test_folders_without_a_model_are_skipped(tmp_path: Path) -> None:
     assert cached_models(tmp_path / "none") == {}
 
 
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {},
-        {"XDG_CACHE_HOME": "/x/cache"},
-        {"HF_HOME": "~/hf"},
-        {"HF_HOME": "/hf", "HF_HUB_CACHE": "$HOME/hub"},
-        {"HUGGINGFACE_HUB_CACHE": "/old"},
-    ],
-)
-def test_the_cache_is_where_huggingface_hub_has_it(
-    tmp_path: Path, variables: dict[str, str]
-) -> None:
-    environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], **variables}
-    code = "from huggingface_hub.constants import HF_HUB_CACHE; print(HF_HUB_CACHE)"
-    said = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
-    ).stdout
+def test_the_cache_is_where_huggingface_hub_has_it(tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    environs = [
+        {**home, **variables}
+        for variables in (
+            {},
+            {"XDG_CACHE_HOME": "/x/cache"},
+            {"HF_HOME": "~/hf"},
+            {"HF_HOME": "/hf", "HF_HUB_CACHE": "$HOME/hub"},
+            {"HUGGINGFACE_HUB_CACHE": "/old"},
+        )
+    ]
+    code = (
+        "import importlib, os; from huggingface_hub import constants\n"
+        f"for environ in {environs}:\n"
+        "    os.environ.clear(); os.environ.update(environ)\n"
+        "    print(importlib.reload(constants).HF_HUB_CACHE)"
+    )
+    found = python_output(code).splitlines()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(tmp_path))
-        assert str(hub_cache_folder(environ)) == said.strip()
+        assert [str(hub_cache_folder(environ)) for environ in environs] == found

@@ -61,9 +61,7 @@ def test_removing_a_model_removes_all_its_cached_files(hub: HubState, tmp_path: 
         removal_of(MODEL, tmp_path / "other")
 
 
-def test_settings_name_a_hub_model_by_id_or_cache_folder(
-    tmp_path: Path,
-) -> None:
+def test_settings_name_a_hub_model_by_id_or_cache_folder(tmp_path: Path) -> None:
     def meant(path: str) -> str | None:
         source = hub_model_of(ModelSettings(path=path), tmp_path)
         return None if source is None else source.name

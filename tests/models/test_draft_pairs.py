@@ -36,6 +36,11 @@ def copied(folder: Path, change: Callable[[dict[str, Any]], None] = lambda token
     return folder
 
 
+def allow_small_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft_pairs, "_LEAST_MODEL_BYTES", 1 << 20)
+    monkeypatch.setattr(draft_pairs, "_MOST_SHARE", 0.25)
+
+
 def swap_two(tokenizer: dict[str, Any]) -> None:
     vocabulary = tokenizer["model"]["vocab"]
     first, second = list(vocabulary)[-2:]
@@ -68,9 +73,7 @@ def test_models_with_different_tokens_are_not_a_pair(
         check_pair(DEMO, other)
 
 
-def test_the_setting_accepts_bundled_folder_and_catalog_models(
-    tmp_path: Path,
-) -> None:
+def test_the_setting_accepts_bundled_folder_and_catalog_models(tmp_path: Path) -> None:
     folder = copied(tmp_path / "copy")
     listed = [ModelSettings(path=str(folder), name="small")]
     for setting, expected in (
@@ -110,8 +113,7 @@ def test_a_draft_model_is_found_by_its_tokens(
     environ = {"HF_HOME": str(tmp_path / "hub")}
     # the bundled model is too small for a profitable draft model
     assert draft_of(DEMO, "auto", environ=environ) is None
-    monkeypatch.setattr(draft_pairs, "_LEAST_MODEL_BYTES", 1 << 20)
-    monkeypatch.setattr(draft_pairs, "_MOST_SHARE", 0.25)
+    allow_small_models(monkeypatch)
     found = draft_of(DEMO, "auto", environ=environ)
     assert found == DraftFolder(name=DRAFT_ID, folder=demo_folder(DRAFT_ID))
     snapshot = tmp_path / "hub" / "hub" / "models--coast--other" / "snapshots" / "1"
@@ -147,8 +149,7 @@ def test_a_damaged_model_does_not_hide_another_candidate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, content: str | None
 ) -> None:
     """None: the file cannot be read."""
-    monkeypatch.setattr(draft_pairs, "_LEAST_MODEL_BYTES", 1 << 20)
-    monkeypatch.setattr(draft_pairs, "_MOST_SHARE", 0.25)
+    allow_small_models(monkeypatch)
     folder = copied(tmp_path / "broken")
     (folder / file).unlink(missing_ok=True)
     if content is None:
@@ -164,8 +165,7 @@ def test_a_damaged_model_does_not_hide_another_candidate(
 def test_a_model_in_an_unreadable_folder_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draft_pairs, "_LEAST_MODEL_BYTES", 1 << 20)
-    monkeypatch.setattr(draft_pairs, "_MOST_SHARE", 0.25)
+    allow_small_models(monkeypatch)
     listed = [ModelSettings(path=str(tmp_path / ("long" * 1000)))]
     found = draft_of(DEMO, "auto", listed=listed, environ={"HF_HOME": str(tmp_path)})
     assert found == DraftFolder(name=DRAFT_ID, folder=demo_folder(DRAFT_ID))

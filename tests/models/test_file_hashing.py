@@ -46,33 +46,34 @@ def test_every_byte_of_every_file_counts(folder: Path) -> None:
         assert hashes_of(folder)["a"] not in (expected["a"], "")
 
 
-def _overwrite(folder: Path) -> None:
+def overwrite(folder: Path) -> None:
     with (folder / "b").open("r+b") as file:
         file.write(b"c")
 
 
-def _replace(folder: Path) -> None:
+def replace(folder: Path) -> None:
     (folder.parent / "other").write_bytes(b"b" * 4500)
     os.replace(folder.parent / "other", folder / "b")
 
 
-def _remove(folder: Path) -> None:
-    (folder / "b").unlink()
-
-
-def _add(folder: Path) -> None:
-    (folder / "c").write_bytes(b"c")
-
-
-def _lead_elsewhere(folder: Path) -> None:
+def lead_elsewhere(folder: Path) -> None:
     (folder / "b").unlink()
     (folder / "b").symlink_to("a")
 
 
-@pytest.mark.parametrize("change", [_overwrite, _replace, _remove, _add, _lead_elsewhere])
-def test_a_change_during_the_load_is_detected(folder: Path, change: Callable[[Path], None]) -> None:
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "overwritten": overwrite,
+    "replaced": replace,
+    "removed": lambda folder: (folder / "b").unlink(),
+    "added": lambda folder: (folder / "c").write_bytes(b"c"),
+    "a link": lead_elsewhere,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_during_the_load_is_detected(folder: Path, change: str) -> None:
     with FileHashing(listed(folder), cache=HashCache(None)) as hashing:
-        change(folder)
+        CHANGES[change](folder)
         with pytest.raises(ModelChanged, match=r"was changed while"):
             hashing.result()
 
@@ -90,7 +91,7 @@ def test_a_change_hidden_by_fresh_timestamps_is_detected(
     )
     with FileHashing(listed(folder), cache=HashCache(None)) as hashing:
         hashing._thread.join()
-        _overwrite(folder)
+        overwrite(folder)
         with pytest.raises(ModelChanged, match="b was changed"):
             hashing.result()
 
@@ -122,7 +123,7 @@ def test_a_file_under_an_old_name_is_another_file(
     path = tmp_path / "cache" / "hashes.json"
     before = hashes_of(folder, HashCache(path))
     status = (folder / "b").stat()
-    _overwrite(folder)
+    overwrite(folder)
     # the time of the change cannot be set
     os.utime(folder / "b", ns=(status.st_atime_ns, status.st_mtime_ns))
     after = hashes_of(folder, HashCache(path))

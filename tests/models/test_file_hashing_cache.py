@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -49,20 +50,8 @@ def test_without_a_path_hashes_are_not_saved() -> None:
     assert HashCache(None).find(STAMP) is None
 
 
-def _forge(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b"abab", b"cdcd", 1))
-
-
-def _cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-10])
-
-
-def _open_file(path: Path) -> None:
-    path.chmod(0o666)
-
-
-def _open_folder(path: Path) -> None:
-    path.parent.chmod(0o777)
+def _replace(path: Path, found: bytes, other: bytes) -> None:
+    path.write_bytes(path.read_bytes().replace(found, other, 1))
 
 
 def _link(path: Path) -> None:
@@ -75,36 +64,24 @@ def _fifo(path: Path) -> None:
     os.mkfifo(path, 0o600)
 
 
-def _grow(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b" " * (2 << 20))
+HARMS: dict[str, Callable[[Path], object]] = {
+    "forged": lambda path: _replace(path, b"abab", b"cdcd"),
+    "of another format": lambda path: _replace(path, b'"format":1', b'"format":9'),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-10]),
+    "too large": lambda path: path.write_bytes(path.read_bytes() + b" " * (2 << 20)),
+    "no JSON": lambda path: path.write_bytes(b"\xff\x00 not JSON"),
+    "writable by others": lambda path: path.chmod(0o666),
+    "in a folder writable by others": lambda path: path.parent.chmod(0o777),
+    "a link": _link,
+    "a FIFO": _fifo,
+    "missing": Path.unlink,
+}
 
 
-def _nonsense(path: Path) -> None:
-    path.write_bytes(b"\xff\x00 not JSON")
-
-
-def _other_format(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":9'))
-
-
-@pytest.mark.parametrize(
-    "harm",
-    [
-        _forge,
-        _cut,
-        _open_file,
-        _open_folder,
-        _link,
-        _fifo,
-        _grow,
-        _nonsense,
-        _other_format,
-        Path.unlink,
-    ],
-)
-def test_a_damaged_or_shared_cache_is_replaced(path: Path, harm: object) -> None:
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_damaged_or_shared_cache_is_replaced(path: Path, harm: str) -> None:
     kept(path)
-    harm(path)  # type: ignore[operator]
+    HARMS[harm](path)
     cache = HashCache(path)
     assert cache.find(STAMP) is None
     path.parent.chmod(0o700)

@@ -69,23 +69,20 @@ def test_the_bundled_models_size_is_that_of_its_file() -> None:
     )
 
 
-def test_a_repository_without_mlx_weights_is_reported(hub: HubState) -> None:
-    hub.repositories[SOURCE.name] = {"kelp.Q4_K_M.gguf": b"GGUF"}
-    with pytest.raises(ModelLoadError, match=r"has no files of an MLX model.*only GGUF files"):
-        size_on_hub(SOURCE)
-
-
-def test_a_gated_model_is_explained(hub: HubState) -> None:
-    hub.repositories[SOURCE.name] = {}
-    hub.gated = {SOURCE.name}
-    with pytest.raises(
-        ModelLoadError, match="is gated: accept its terms on the Hub and set HF_TOKEN"
-    ):
-        size_on_hub(SOURCE)
-
-
-def test_a_missing_model_is_explained(hub: HubState) -> None:
-    with pytest.raises(ModelLoadError, match="no model coast/kelp-small on the Hub"):
+@pytest.mark.parametrize(
+    ("files", "gated", "said"),
+    [
+        ({"kelp.Q4_K_M.gguf": b"GGUF"}, False, r"has no files of an MLX model.*only GGUF files"),
+        ({}, True, "is gated: accept its terms on the Hub and set HF_TOKEN"),
+        (None, False, "no model coast/kelp-small on the Hub"),
+    ],
+)
+def test_a_model_whose_size_is_unknown_is_explained(
+    hub: HubState, files: dict[str, bytes] | None, gated: bool, said: str
+) -> None:
+    hub.repositories = {} if files is None else {SOURCE.name: files}
+    hub.gated = {SOURCE.name} if gated else set()
+    with pytest.raises(ModelLoadError, match=said):
         size_on_hub(SOURCE)
 
 

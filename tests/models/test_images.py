@@ -16,6 +16,11 @@ ODD = odd_images()
 BROKEN = broken_images()
 
 
+def picture_of(color: tuple[int, int, int]) -> bytes:
+    """The pixels of a picture of the usual size in one color."""
+    return bytes(color) * (48 * 32)
+
+
 @pytest.mark.parametrize("kind", ODD)
 def test_an_unusual_image_is_opened_as_rgb(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "image"
@@ -71,23 +76,22 @@ def test_an_image_is_rotated_as_its_file_says(orientation: int, tmp_path: Path) 
         assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < 40
 
 
-def test_transparent_parts_become_white(tmp_path: Path) -> None:
-    for kind in ("alpha", "WebP with alpha"):
-        path = tmp_path / "image"
-        path.write_bytes(ODD[kind])
-        assert open_image(path).getcolors() == [(48 * 32, (255, 255, 255))]
-
-
-def test_16_bits_per_pixel_keep_their_brightness(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("alpha", picture_of((255, 255, 255))),
+        ("WebP with alpha", picture_of((255, 255, 255))),
+        ("16 bits", picture_of((128, 128, 128))),
+        ("animated PNG", picture(seed=0).tobytes()),
+    ],
+)
+def test_transparency_depth_and_frames_become_one_rgb_image(
+    kind: str, expected: bytes, tmp_path: Path
+) -> None:
+    """Transparent parts are white, 16 bits keep their brightness, and the first frame is used."""
     path = tmp_path / "image"
-    path.write_bytes(ODD["16 bits"])
-    assert open_image(path).getcolors() == [(48 * 32, (128, 128, 128))]
-
-
-def test_the_first_frame_of_an_animation_is_used(tmp_path: Path) -> None:
-    path = tmp_path / "image"
-    path.write_bytes(ODD["animated PNG"])
-    assert open_image(path).tobytes() == picture(seed=0).tobytes()
+    path.write_bytes(ODD[kind])
+    assert open_image(path).tobytes() == expected
 
 
 def test_a_file_that_does_not_match_its_hash_is_not_used(tmp_path: Path) -> None:

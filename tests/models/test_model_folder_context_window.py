@@ -8,6 +8,11 @@ from holdfast.errors import ModelLoadError
 from holdfast.models.model_folder import UNKNOWN_CONTEXT_TOKENS, context_tokens
 
 
+def scaled(window: int, kind: str, factor: float, original: int | None = None) -> dict[str, Any]:
+    scaling = {"type": kind, "factor": factor, "original_max_position_embeddings": original}
+    return {"max_position_embeddings": window, "rope_scaling": scaling}
+
+
 @pytest.mark.parametrize(
     ("config", "tokens"),
     [
@@ -16,46 +21,10 @@ from holdfast.models.model_folder import UNKNOWN_CONTEXT_TOKENS, context_tokens
         ({"n_positions": 1024}, 1024),
         ({"model_max_length": 1048576}, 1048576),
         # Qwen2.5: the window before stretching is named; Llama 3.1 and DeepSeek: the one after it.
-        (
-            {
-                "max_position_embeddings": 32768,
-                "rope_scaling": {
-                    "type": "yarn",
-                    "factor": 4.0,
-                    "original_max_position_embeddings": 32768,
-                },
-            },
-            131072,
-        ),
-        (
-            {
-                "max_position_embeddings": 131072,
-                "rope_scaling": {
-                    "rope_type": "llama3",
-                    "factor": 8.0,
-                    "original_max_position_embeddings": 8192,
-                },
-            },
-            131072,
-        ),
-        (
-            {
-                "max_position_embeddings": 163840,
-                "rope_scaling": {
-                    "type": "yarn",
-                    "factor": 40,
-                    "original_max_position_embeddings": 4096,
-                },
-            },
-            163840,
-        ),
-        (
-            {
-                "max_position_embeddings": 131072,
-                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
-            },
-            131072,
-        ),
+        (scaled(32768, "yarn", 4.0, 32768), 131072),
+        (scaled(131072, "llama3", 8.0, 8192), 131072),
+        (scaled(163840, "yarn", 40, 4096), 163840),
+        (scaled(131072, "linear", 8.0), 131072),
         ({"max_position_embeddings": 2048, "rope_scaling": None}, 2048),
         ({}, UNKNOWN_CONTEXT_TOKENS),
         ({"max_position_embeddings": None, "n_ctx": True}, UNKNOWN_CONTEXT_TOKENS),

@@ -8,32 +8,17 @@ import pytest
 
 from holdfast.models.sentence_modules import AnswerTokens, OwnPooling, answer_tokens, own_pooling
 
-TRANSFORMER = {
-    "idx": 0,
-    "name": "0",
-    "path": "",
-    "type": "sentence_transformers.models.Transformer",
-}
-POOLING = {
-    "idx": 1,
-    "name": "1",
-    "path": "1_Pooling",
-    "type": "sentence_transformers.models.Pooling",
-}
-NORMALIZE = {
-    "idx": 2,
-    "name": "2",
-    "path": "2_Normalize",
-    "type": "sentence_transformers.models.Normalize",
-}
-DENSE = {"idx": 3, "name": "3", "path": "2_Dense", "type": "sentence_transformers.models.Dense"}
-IDS = {"true_token_id": 5, "false_token_id": 6}
-LOGIT = {
-    "idx": 1,
-    "name": "1",
-    "path": "1_LogitScore",
-    "type": "sentence_transformers.cross_encoder.modules.LogitScore",
-}
+
+def module(path: str, kind: str) -> dict[str, Any]:
+    """An entry of modules.json, as far as it is read."""
+    return {"idx": 0, "name": "0", "path": path, "type": f"sentence_transformers.{kind}"}
+
+
+TRANSFORMER = module("", "models.Transformer")
+POOLING = module("1_Pooling", "models.Pooling")
+NORMALIZE = module("2_Normalize", "models.Normalize")
+DENSE = module("2_Dense", "models.Dense")
+LOGIT = module("1_LogitScore", "cross_encoder.modules.LogitScore")
 VOCABULARY = {"yes": 11, "no": 12}
 
 
@@ -48,22 +33,8 @@ def written(folder: Path, **files: Any) -> Path:
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (
-            {
-                "pooling_mode_mean_tokens": True,
-                "pooling_mode_cls_token": False,
-                "word_embedding_dimension": 4,
-            },
-            "mean",
-        ),
-        (
-            {
-                "pooling_mode_mean_tokens": False,
-                "pooling_mode_lasttoken": True,
-                "include_prompt": True,
-            },
-            "last",
-        ),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, "mean"),
+        ({"pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True}, "last"),
         ({"embedding_dimension": 4, "pooling_mode": "lasttoken"}, "last"),
         ({"pooling_mode": ["mean"]}, "mean"),
         ({}, None),
@@ -109,26 +80,23 @@ def test_a_folder_without_such_files_gives_nothing(tmp_path: Path) -> None:
     assert answer_tokens(tmp_path, token_id=VOCABULARY.get) is None
 
 
+LOGIT_MODULES: dict[str, Any] = {"modules": [TRANSFORMER, LOGIT]}
+
+
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
         (
-            {
-                "modules": [TRANSFORMER, LOGIT],
-                "1_LogitScore__config": {"true_token_id": 5, "false_token_id": 6},
-            },
+            {**LOGIT_MODULES, "1_LogitScore__config": {"true_token_id": 5, "false_token_id": 6}},
             AnswerTokens(yes=5, no=6),
         ),
         (
-            {"modules": [TRANSFORMER, LOGIT], "1_LogitScore__config": {"true_token_id": 5}},
+            {**LOGIT_MODULES, "1_LogitScore__config": {"true_token_id": 5}},
             AnswerTokens(yes=5, no=None),
         ),
-        ({"modules": [TRANSFORMER, LOGIT]}, None),
-        (
-            {"config": {"model_type": "qwen3", "classifier_from_token": ["no", "yes"]}},
-            AnswerTokens(yes=11, no=12),
-        ),
-        ({"config": {"model_type": "qwen3", "classifier_from_token": ["no", "maybe"]}}, None),
+        (LOGIT_MODULES, None),
+        ({"config": {"classifier_from_token": ["no", "yes"]}}, AnswerTokens(yes=11, no=12)),
+        ({"config": {"classifier_from_token": ["no", "maybe"]}}, None),
         ({"config": {"model_type": "qwen3"}}, None),
     ],
     ids=str,

@@ -72,7 +72,7 @@ def is_table_of_handlers_for_all(node: ast.AST) -> bool:
 
 
 def test_modules_run_without_the_current_folder_on_their_path() -> None:
-    starts = re.compile(r'(.{6})"-m", "holdfast')
+    starts = re.compile(r'(.{6})"-m", (?:"holdfast|module)')
     product = [source for source in product_sources() if source.path.is_relative_to(PACKAGE)]
     found = [
         (source.name, match[1]) for source in product for match in starts.finditer(source.text)

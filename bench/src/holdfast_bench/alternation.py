@@ -2,7 +2,7 @@
 
 First, the first contender is measured against itself to show the noise. Then all contenders are
 measured in rounds, each in reverse order of the previous one (A B, B A), so drift (temperature,
-other programs) affects all of them equally.
+other programs) affects all equally.
 """
 
 from __future__ import annotations

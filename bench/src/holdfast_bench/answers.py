@@ -34,7 +34,7 @@ class Answer:
 
     @property
     def first_seconds(self) -> float:
-        """Time to the first text, or to the end if the answer has no separate texts."""
+        """Time to the first text, or to the end if the answer comes in one piece."""
         return self.text_times[0] if self.text_times else self.seconds
 
     def gaps(self, *, begin: float = 0.0, end: float = float("inf")) -> list[float]:
@@ -108,7 +108,7 @@ def _without_marks(text: str) -> str:
 def _events(raw: RawAnswer) -> Iterator[tuple[float, dict[str, Any]]]:
     """Server-sent events, each with the time of the piece that completed it.
 
-    Chunk sizes of chunked transfer encoding are on lines of their own between events and are
+    Lines with the chunk sizes of chunked transfer encoding, which are between events, are
     skipped. An event that is split into several chunks is found by parsing the whole body.
     """
     found = list(_scanned(raw.pieces))

@@ -2,7 +2,7 @@
 MODEL_FOLDER FILE`.
 
 Imports MLX; needs the package `gguf`. Weights are written in float32, which the other servers use
-on a CPU; those of a 4-bit model in Q4_0, which takes as many bits (4.5 per weight) but rounds to
+on a CPU; those of a 4-bit model in Q4_0, which takes the same number of bits (4.5 per weight) but rounds to
 other values. Tokenizer and chat template are those of the model. A model that GGUF cannot describe
 exactly is rejected: other tokens would be other work.
 """
@@ -38,7 +38,7 @@ _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # token types of GGUF
 
 
 _KINDS = ("llama", "qwen3")
-_BITS = 4  # the only group size that takes as many bits in GGUF
+_BITS = 4  # the only bit width with the same size in GGUF
 
 
 def make_gguf(model: Path, file: Path) -> None:

@@ -130,7 +130,7 @@ class Client:
         return read_answer(raw)
 
     async def ask_all(self, asks: Sequence[Ask | Completion]) -> Together:
-        """Send the requests at once; the answers are parsed after the last one has ended."""
+        """Send the requests together; the answers are parsed after the last one has ended."""
         calls = [self.call(ask) for ask in asks]
         with self._watched():
             began = time.perf_counter()

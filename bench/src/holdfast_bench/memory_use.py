@@ -1,4 +1,4 @@
-"""Memory of a server: what the operating system counts, and what the server reports itself."""
+"""Memory of a server, as the operating system counts it and as the server reports it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from holdfast.models.download import DEMO_ID, DEMO_IDS, demo_folder
 VERSION = 1  # a new version makes the models again
 CONTEXT_TOKENS = 32768
 LONG_CONTEXT_TOKENS = 131072
-PEERS_CONTEXT_TOKENS = 8192  # llama.cpp reserves KV for all of it
+PEERS_CONTEXT_TOKENS = 8192  # llama.cpp reserves KV for the whole context
 FOUR_BIT = "-4bit"
 ENDLESS = "-endless"
 _LONGEST_MAKING_SECONDS = 600.0

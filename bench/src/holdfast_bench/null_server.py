@@ -1,4 +1,4 @@
-"""A server without a model, which answers at once with random words.
+"""A server without a model, which immediately answers with random words.
 
 It measures the load generator: `python -m holdfast_bench.null_server --port PORT`. Tests use it,
 too.

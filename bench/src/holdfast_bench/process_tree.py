@@ -34,7 +34,7 @@ def tree_use(pid: int) -> TreeUse:
 
 
 def end_tree(pid: int, *, patience_seconds: float, kill: bool = False) -> None:
-    """Terminate the process, wait, and kill what is left of it and its children.
+    """Terminate the process, wait, and kill it and its children if they still run.
 
     kill: without terminating first.
     """

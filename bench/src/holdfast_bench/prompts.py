@@ -44,7 +44,7 @@ class PromptMaker:
         return text[:cut] if cut > 0 else text[: offsets[tokens][0]]
 
     def tokens(self, text: str) -> list[str]:
-        """The tokens of the text; words and punctuation if there is no tokenizer."""
+        """The tokens of the text; without a tokenizer, words and punctuation."""
         if self._tokenizer is None:
             return re.findall(r"\w+|\W", text)
         # not all servers show control tokens

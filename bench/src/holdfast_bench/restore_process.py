@@ -53,7 +53,7 @@ class _Context:
                     cache.keys[..., : cache.offset, :],
                     cache.values[..., : cache.offset, :],
                 ):
-                    # numpy has no bfloat16
+                    # numpy does not know bfloat16
                     content = np.array(self._mx.contiguous(array).view(self._mx.uint8))
                     self._shapes.append((content.shape, array.dtype))
                     file.write(content.tobytes())

@@ -3,7 +3,7 @@
 Imports MLX.
 
 One sequence stays in the engine. A step prefills the next tokens of its prompt and samples one;
-nothing is looked up, copied, stored or sent.
+it does not look up, copy, store or send anything.
 """
 
 from __future__ import annotations

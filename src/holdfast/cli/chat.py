@@ -32,6 +32,7 @@ from holdfast.cli.output import complain, count_text, plain_errors
 from holdfast.cli.server_client import (
     ApiKey,
     KeyRefused,
+    NotServed,
     ServerClient,
     ServerFailed,
     client_of_own,
@@ -44,8 +45,9 @@ from holdfast.cli.settings import read_settings, settings_command
 from holdfast.config import EffectiveSettings, ModelSettings, shown_value
 from holdfast.errors import HoldfastError, ModelLoadError
 from holdfast.front.request import DEFAULT_ANSWER_TOKENS
-from holdfast.models.download import local_folder, model_source
+from holdfast.models.download import local_folder, source_of
 from holdfast.models.model_folder import DEFAULT_SAMPLING
+from holdfast.wire.requests import SAMPLING_RANGES
 from holdfast.worker.cpu.kernels.build import uncompiled
 
 if TYPE_CHECKING:
@@ -103,7 +105,7 @@ OwnServer: TypeAlias = Annotated[
 ]
 System: TypeAlias = Annotated[str, typer.Option("--system", help="System prompt.")]
 Temperature: TypeAlias = Annotated[
-    float | None, typer.Option(min=0, max=2, help="0 always takes the most likely token.")
+    float | None, typer.Option(min=0, max=2, help=SAMPLING_RANGES["temperature"].meaning)
 ]
 MaxTokens: TypeAlias = Annotated[
     int, typer.Option("--max-tokens", min=1, help="Maximum length of an answer in tokens.")
@@ -115,7 +117,7 @@ Images: TypeAlias = Annotated[
 
 
 class NotAModel(HoldfastError):
-    """The argument MODEL is a question, or there is no question."""
+    """The argument MODEL is a question, or a question is missing."""
 
 
 @functools.partial(settings_command, shown=_SHOWN, left_out=_SERVER_ONLY)
@@ -270,7 +272,7 @@ def _check_can_chat(model: ModelSettings) -> bool:
     from holdfast.models.chat_templates import template_sources
 
     try:
-        folder = local_folder(model_source(model.path, revision=model.revision), os.environ)
+        folder = local_folder(source_of(model), os.environ)
         if folder is None or template_sources(folder):
             return True
     except (ModelLoadError, OSError):
@@ -295,7 +297,7 @@ def _server(
             api_key=settings.server.api_key,
             certificate=settings.server.tls_cert,
         ) as client:
-            yield client, _served_model(client, settings.model.path)
+            yield client, client.model(settings.model.path)["id"]
         return
     found = None if own else _running_server(effective)
     if found is not None:
@@ -321,7 +323,7 @@ def _server(
             except ServerFailed as error:
                 served = () if is_here or own else _served_by_running(settings.server.api_key)
                 raise ServerFailed(" ".join((str(error), *served))) from None
-        yield client, _served_model(client, "")
+        yield client, client.model()["id"]
 
 
 def _running_server(effective: EffectiveSettings) -> tuple[ServerClient, str, int] | None:
@@ -366,18 +368,6 @@ def _served_by_running(api_key: str) -> Iterator[str]:
         ):
             names = client.model_ids(seconds=_MODELS_SECONDS)
             yield f"(your server at {server.url} serves: {', '.join(names) or 'nothing'})"
-
-
-def _served_model(client: ServerClient, wanted: str) -> str:
-    """Return the id of the wanted model, or else of the server's first one. Raises ServerFailed."""
-    available = client.model_ids()
-    if wanted and wanted not in available:
-        raise ServerFailed(
-            f"{client.url} does not serve {wanted}; it serves: {', '.join(available) or 'nothing'}"
-        )
-    if not available:
-        raise ServerFailed(f"{client.url} serves no model")
-    return wanted or available[0]
 
 
 class ChatSession:
@@ -445,12 +435,15 @@ class ChatSession:
     def _without_images(self, text: str) -> str:
         """Attach the image files whose paths are in a message. Returns the rest of the message."""
         taken = take_images(text)
+        self._attach_files(taken.images)
+        return taken.text
+
+    def _attach_files(self, paths: Iterable[Path]) -> None:
         try:
-            for path in taken.images:
+            for path in paths:
                 self.attach(path, image_part(path))
         except ImageUnreadable as error:
             self._say(str(error))
-        return taken.text
 
     def ask(self, text: str) -> bool:
         """Send a message and print the answer as it arrives.
@@ -518,7 +511,7 @@ class ChatSession:
         if stopped:
             answer.calls.clear()  # the arguments of the last call may be cut off
         if answer.is_empty:
-            # many chat templates allow no second question if the first one has no answer
+            # many chat templates allow no second question if the first one lacks an answer
             self._messages.pop()
         else:
             self._messages.append(answer.message())
@@ -547,7 +540,7 @@ class ChatSession:
             case "/system":
                 self._say(self._system or "(no system prompt)")
             case "/image" if argument:
-                self._attach_typed(argument)
+                self._attach_files([typed_path(argument)])
             case "/image":
                 self._say("which image? /image PATH")
             case "/stats":
@@ -559,13 +552,6 @@ class ChatSession:
                 hint = f" did you mean {near[0]}?" if near else ""
                 self._say(f"there is no command {command};{hint} /help lists the commands")
 
-    def _attach_typed(self, typed: str) -> None:
-        path = typed_path(typed)
-        try:
-            self.attach(path, image_part(path))
-        except ImageUnreadable as error:
-            self._say(str(error))
-
     def _reset(self) -> None:
         self._messages.clear()
         self._attached.clear()
@@ -574,14 +560,9 @@ class ChatSession:
 
     def sampling(self) -> str:
         """The sampling parameters and where they come from; empty if unknown."""
-        defaults = next(
-            (
-                model.get("default_sampling") or {}
-                for model in self._client.models()
-                if model["id"] == self._model
-            ),
-            {},
-        )
+        defaults: dict[str, float] = {}
+        with contextlib.suppress(NotServed):  # the model was removed meanwhile
+            defaults = self._client.model(self._model).get("default_sampling") or {}
         chosen = {name: value for name, value in self._options.items() if name == "temperature"}
         used = chosen or defaults
         shown = ", ".join(f"{name} {value:g}" for name, value in used.items())
@@ -667,7 +648,7 @@ class AnswerPiece(NamedTuple):
 async def answer_pieces(
     server: ServerClient, body: dict[str, Any], answer: Answer
 ) -> AsyncGenerator[AnswerPiece, None]:
-    """Stream one answer through OpenAI's API, and fill in `answer` meanwhile.
+    """Stream one answer through OpenAI's API, and fill in `answer` at the same time.
 
     To stop the answer, cancel the task that iterates. Raises ServerFailed.
     """

@@ -1,8 +1,8 @@
 """`holdfast doctor`: reports on the machine, its libraries and their speed, and on how a model
 would run.
 
-MLX runs in separate processes: `python -m holdfast.cli.doctor layout` loads a model, and `python -m
-holdfast.cli.doctor measure` measures the machine.
+MLX runs in separate processes: `python -m holdfast.cli.doctor` loads a model as a worker does, and
+`python -m holdfast.cli.machine_report` measures the machine.
 """
 
 from __future__ import annotations
@@ -14,25 +14,27 @@ import json
 import os
 import platform as standard_platform
 import shutil
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import typer
 
-from holdfast.cli.output import BAD_INPUT, Json, complain, count_text, load_progress
+from holdfast.cli.output import BAD_INPUT, Json, complain, count_text, load_progress, print_json
 from holdfast.cli.quality import quality_text
 from holdfast.cli.settings import settings_command
-from holdfast.config import EffectiveSettings, ModelSettings
+from holdfast.config import EffectiveSettings, ModelSettings, SchedulerSettings, StoreSettings
 from holdfast.errors import HoldfastError
 from holdfast.files import hash_cache_file
+from holdfast.machine.child_process import answer_of
 from holdfast.models.download import check_present, resolve_model, served_id
 from holdfast.models.quality import QualityReport, find_quality
+from holdfast.wire.commands import WorkerSettings
+from holdfast.wire.events import ModelInfo, WorkerFailed
+from holdfast.wire.images import VisionInfo
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,7 +78,7 @@ def doctor(
     with run_folder(os.environ), load_progress(effective.settings.log) as progress:
         found = diagnose(model, listed=listed, progress=progress)
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        print_json(found)
     else:
         _print_diagnosis(found)
     for problem in found.problems:
@@ -86,7 +88,7 @@ def doctor(
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about this machine without MLX: hardware, system, Python version."""
+    """The facts about this machine that need no MLX: hardware, system, Python version."""
 
     system: str
     architecture: str
@@ -102,27 +104,6 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     in_use_gflops: float  # with the BLAS that replaces MLX's own, if there is one
 
 
-class LayoutCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model was loaded, and which batch layout the probe chose."""
-
-    layout: str
-    reason: str
-    model_type: str
-    parameters: int
-    weight_bytes: int
-    compute_dtype: str
-    context_tokens: int  # longest prompt and answer together that fit the memory that is free now
-    own_context_tokens: int  # the context that the model was trained for; 0: unknown
-    kept_layers: int  # layers that are computed in float32, but keep their stored weights
-    attention: str  # what computes the attention of decode steps
-    speculation_refused: str  # why drafts are not used with this model; empty: they are
-    images: str  # whether the model can be given images or, for one with vision, why not
-    note: str
-    seconds: float
-    quality_fingerprint: str = ""
-    warnings: tuple[str, ...] = ()
-
-
 class Diagnosis(msgspec.Struct, kw_only=True):
     """The results of all checks. A result is None if its check failed; `problems` says why."""
 
@@ -131,7 +112,7 @@ class Diagnosis(msgspec.Struct, kw_only=True):
     speed: Speed | None = None
     model_name: str = ""
     folder: str = ""
-    model: LayoutCheck | None = None
+    model: ModelInfo | None = None
     draft_model: str = ""  # the model that can draft for it; empty: none
     quality: QualityReport | None = None  # None: not measured for this version of the model
     dialect: DialectReport | None = None
@@ -213,8 +194,8 @@ def _check_model(
     found.folder = str(resolve_model(settings, progress=progress))
     found.model_name = served_id(settings)
     if found.platform is not None:
-        found.model = check_layout(dataclasses.replace(settings, path=found.folder))
-        found.quality = find_quality(found.model.quality_fingerprint, os.environ)
+        found.model = check_model(dataclasses.replace(settings, path=found.folder))
+        found.quality = find_quality(found.model.fingerprint, os.environ)
 
 
 def _find_draft(
@@ -239,30 +220,19 @@ def _check_dialect(found: Diagnosis, settings: ModelSettings, progress: object) 
         found.dialect = load_tokenizer_bundle(Path(found.folder)).dialect_report
 
 
-def check_layout(settings: ModelSettings) -> LayoutCheck:
+def check_model(settings: ModelSettings) -> ModelInfo:
     """Load and probe the model in the folder `settings.path`, in another process.
 
     Raises HoldfastError with a message of one line.
     """
-    command = [sys.executable, "-P", "-m", "holdfast.cli.doctor"]
-    limit = settings.startup_seconds
-    try:
-        done = subprocess.run(
-            command,
-            input=msgspec.json.encode(settings),
-            capture_output=True,
-            timeout=limit,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise HoldfastError(
-            f"loading and probing took more than {limit:.0f} s; for a slow model, raise "
-            "model.startup_seconds"
-        ) from None
-    if done.returncode != 0:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
-        raise HoldfastError(f"loading and probing ended with code {done.returncode}: {lines[-1]}")
-    answer = msgspec.json.decode(done.stdout, type=LayoutCheck | str)
+    answer: ModelInfo | str = answer_of(
+        "holdfast.cli.doctor",
+        kind=ModelInfo | str,
+        doing="loading and probing",
+        limit_seconds=settings.startup_seconds,
+        sent=msgspec.json.encode(settings),
+        hint="; for a slow model, raise model.startup_seconds",
+    )
     if isinstance(answer, str):
         raise HoldfastError(answer)
     return answer
@@ -387,7 +357,7 @@ def _model_rows(found: Diagnosis) -> dict[str, str]:
         rows["folder"] = found.folder
     if model is None:
         return {**rows, "state": "cannot be run, see below"}
-    note = f" ({model.note})" if model.note else ""
+    note = f" ({model.weights_note})" if model.weights_note else ""
     size = f"{model.weight_bytes / (1 << 20):,.0f} MiB"
     kept = ""
     if model.kept_layers:
@@ -399,16 +369,26 @@ def _model_rows(found: Diagnosis) -> dict[str, str]:
         "architecture": f"{model.model_type}, {model.parameters / 1e6:,.1f} million parameters",
         "weights": f"{size}, computed in {model.compute_dtype}{kept}{note}",
         "context": context_text(model.context_tokens, own_tokens=model.own_context_tokens),
-        "layout": f"{model.layout} ({model.reason})",
+        "layout": f"{model.layout} ({model.layout_reason})",
         "attention": model.attention,
         "speculation": _speculation_text(found, model),
-        "images": model.images,
+        "images": _images_text(model.vision),
         "kv quality": _quality_text(found),
-        "start": f"{model.seconds:.1f} s to load and probe",
+        "start": f"{model.load_seconds:.1f} s to load and probe",
     }
 
 
-def _speculation_text(found: Diagnosis, model: LayoutCheck) -> str:
+def _images_text(vision: VisionInfo | None) -> str:
+    if vision is None:
+        return "not supported (text-only model)"
+    if vision.refused:
+        return f"refused: {vision.refused}"
+    if vision.reuse_refused:
+        return f"read, but prompts with images are not cached: {vision.reuse_refused}"
+    return "read, and prompts with images are cached"
+
+
+def _speculation_text(found: Diagnosis, model: ModelInfo) -> str:
     if model.speculation_refused:
         return model.speculation_refused
     drafters = f" and from {found.draft_model}" if found.draft_model else ""
@@ -476,100 +456,36 @@ def _gib(size: int) -> str:
     return f"{size / _GIB:,.1f} GiB"
 
 
-def _load_and_probe(settings: ModelSettings) -> LayoutCheck:
-    from holdfast.worker.cpu.blas import prepare_blas
+def _load_and_probe(settings: ModelSettings) -> ModelInfo:
+    """Load the model as a worker that serves it, and unload it. Raises ModelLoadError."""
+    from holdfast.library.in_process import InProcessClient
 
-    prepare_blas(settings.threads)  # before the first import of MLX
-    probe = importlib.import_module("holdfast.worker.engine.probe")
-    sharing = importlib.import_module("holdfast.worker.engine.layouts")
-    device = importlib.import_module("holdfast.worker.loop.device")
-    measuring = importlib.import_module("holdfast.worker.engine.quality")
-    began = time.perf_counter()
-    device.use_device(settings.device)
-    loaded, fingerprint = measuring.load_with_fingerprint(
-        settings, hash_cache=hash_cache_file(os.environ), progress=lambda stage, fraction: None
+    worker = WorkerSettings(
+        folder=settings.path,
+        hash_cache=hash_cache_file(os.environ),
+        model=settings,
+        scheduler=SchedulerSettings(),
+        store=StoreSettings(folder=""),
     )
-    result = probe.choose_layout(loaded.model, vocab_size=loaded.vocab_size, wanted=settings.layout)
-    sharing.choose_sharing(result)
-    return LayoutCheck(
-        layout=result.name,
-        reason=result.reason,
-        model_type=loaded.model_type,
-        parameters=loaded.parameters,
-        weight_bytes=loaded.weight_bytes,
-        compute_dtype=str(loaded.compute_dtype).removeprefix("mlx.core."),
-        context_tokens=_fitting_context(loaded, result, settings),
-        own_context_tokens=loaded.own_context_tokens,
-        kept_layers=loaded.kept_layers,
-        attention=result.backend.describe_attention(loaded.model),
-        speculation_refused=result.speculation_refused,
-        images=_images(loaded, result),
-        note=loaded.note,
-        seconds=time.perf_counter() - began,
-        quality_fingerprint=fingerprint,
-        warnings=(*probe.warnings_about(result), *probe.warnings_about_kernels(loaded.model)),
-    )
-
-
-def _images(loaded: Any, runner: Any) -> str:
-    """Whether the model can be given images, as its worker would test it."""
-    if loaded.images is None:
-        reason = loaded.images_refused
-        return f"refused: {reason}" if reason else "not supported (text-only model)"
-    features = importlib.import_module("holdfast.worker.vision.feature_cache")
-    images = importlib.import_module("holdfast.worker.vision.images")
-    processes = importlib.import_module("holdfast.worker.vision.image_process")
-    probe = importlib.import_module("holdfast.worker.engine.image_probe")
-    serving = importlib.import_module("holdfast.worker.loop.serving")
-    cache = features.FeatureCache(
-        None, fingerprint="", ram_bytes=serving.FEATURE_RAM_BYTES, disk_bytes=0
-    )
-    # starts no process, because the probe has no image files
-    reader = processes.ImageProcess(Path(), lambda: loaded.images.info, images=Path())
-    found = probe.examine_images(
-        runner, images.WorkerImages(loaded.model, loaded.images, reader=reader, features=cache)
-    )
-    if found.refused:
-        return f"refused: {found.refused}"
-    if found.reuse_refused:
-        return f"read, but prompts with images are not cached: {found.reuse_refused}"
-    return "read, and prompts with images are cached"
-
-
-def _fitting_context(loaded: Any, runner: Any, settings: ModelSettings) -> int:
-    """The length of the longest sequence that fits the memory that the loaded model leaves free."""
-    from holdfast.machine import device_memory, platform
-
-    engines = importlib.import_module("holdfast.worker.engine.engine")
-    probe = importlib.import_module("holdfast.worker.engine.probe")
-    serving = importlib.import_module("holdfast.worker.loop.serving")
-    engine = engines.Engine(runner, vocab_size=loaded.vocab_size)
-    forms = probe.examine_forms(
-        engine, runner, default=settings.kv_bits, vocab_size=loaded.vocab_size
-    )
-    measured = forms.costs[forms.usual]
-    plan = device_memory.plan_memory(
-        device_memory.memory_report(working_set_bytes=platform.working_set_bytes()),
-        weight_bytes=loaded.weight_bytes,
-        kv_bytes=settings.memory_bytes,
-        full_context_bytes=measured.bytes_per_token * loaded.context_tokens + measured.fixed_bytes,
-    )
-    fitting = serving.contexts_that_fit(forms, plan.kv_bytes, most_tokens=loaded.context_tokens)
-    return int(fitting[forms.default])
+    process = importlib.import_module("holdfast.worker.loop.process")
+    client = InProcessClient(lambda inbox: process.serve_model(inbox, worker))
+    outcome = client.wait_started()
+    client.close()
+    if isinstance(outcome, WorkerFailed):
+        raise outcome.error
+    return outcome.model
 
 
 def _print_layout() -> None:
-    """Read ModelSettings from stdin, and print a LayoutCheck or an error as JSON."""
+    """Read ModelSettings from stdin, and print a ModelInfo or an error as JSON."""
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=ModelSettings)
-    answer: LayoutCheck | str
+    answer: ModelInfo | str
     try:
         answer = _load_and_probe(settings)
     except HoldfastError as error:
         answer = str(error)
     sys.stdout.buffer.write(msgspec.json.encode(answer))
     sys.stdout.buffer.flush()
-    if "mlx.core" in sys.modules:
-        sys.modules["mlx.core"].clear_streams()
 
 
 if __name__ == "__main__":

@@ -8,16 +8,15 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import shutil
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 
-from holdfast.errors import HoldfastError
 from holdfast.machine import platform
+from holdfast.machine.child_process import answer_of
 from holdfast.machine.platform import PlatformReport
 from holdfast.worker.cpu.blas import BlasReport, current_blas, prepare_blas, unused_instructions
 
@@ -25,7 +24,6 @@ _MEASURE_SECONDS = 120.0
 _CPU_MATRIX = 1024  # rows and columns of the matrices to multiply on a CPU
 _GPU_MATRIX = 4096
 _REPEATS = 4
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +41,8 @@ def measure_gflops(*, blas: bool, threads: int | None = None, size: int = 0) -> 
     blas: whether to load a faster BLAS before MLX. size: rows and columns of the matrices; 0
     means 1,024 on a CPU and 4,096 on a GPU. Takes about two seconds. Raises HoldfastError.
     """
-    return _child("gflops", str(int(blas)), str(threads or 0), str(size), kind=float)
+    speed: float = _child("gflops", str(int(blas)), str(threads or 0), str(size), kind=float)
+    return speed
 
 
 def machine_report(*, threads: int | None = None) -> MachineReport:
@@ -51,7 +50,8 @@ def machine_report(*, threads: int | None = None) -> MachineReport:
 
     Raises HoldfastError.
     """
-    return _child("report", str(threads or 0), kind=MachineReport)
+    report: MachineReport = _child("report", str(threads or 0), kind=MachineReport)
+    return report
 
 
 def _report() -> MachineReport:
@@ -99,19 +99,14 @@ def _recommendations_about(blas: BlasReport) -> list[str]:
     return found
 
 
-def _child(*arguments: str, kind: type[T]) -> T:
-    command = [sys.executable, "-P", "-m", "holdfast.cli.machine_report", *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=_MEASURE_SECONDS, check=True)
-    except subprocess.TimeoutExpired:
-        raise HoldfastError(
-            f"measuring this machine took more than {_MEASURE_SECONDS:.0f} s"
-        ) from None
-    except subprocess.CalledProcessError as error:
-        lines = error.stderr.decode(errors="replace").strip().splitlines()
-        reason = lines[-1] if lines else f"exit code {error.returncode}"
-        raise HoldfastError(f"measuring this machine failed: {reason}") from error
-    return msgspec.json.decode(done.stdout, type=kind)
+def _child(*arguments: str, kind: Any) -> Any:
+    return answer_of(
+        "holdfast.cli.machine_report",
+        *arguments,
+        kind=kind,
+        doing="measuring this machine",
+        limit_seconds=_MEASURE_SECONDS,
+    )
 
 
 def _gflops(*, blas: bool, threads: int, size: int) -> float:

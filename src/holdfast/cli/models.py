@@ -43,6 +43,7 @@ from holdfast.models.download import (
     model_source,
     pull_model,
     removal_of,
+    source_of,
 )
 from holdfast.models.fit import (
     AS_IS,
@@ -59,7 +60,6 @@ from holdfast.models.images import HOW_TO_INSTALL
 from holdfast.models.loadable import check_loadable
 from holdfast.models.model_folder import (
     UNKNOWN_CONTEXT_TOKENS,
-    WEIGHT_FILES,
     can_see,
     has_vision,
     known_context_tokens,
@@ -234,7 +234,7 @@ def _draft_model(entry: CatalogEntry, source: ModelSource, catalog: Catalog) -> 
     folder = _complete_folder(source)
     if named not in ("auto", "off"):
         draft = named_draft(named, listed)
-        place = _complete_folder(model_source(draft.path, revision=draft.revision))
+        place = _complete_folder(source_of(draft))
         if folder is None or place is None:
             return named
     if folder is None:
@@ -309,7 +309,7 @@ def _refuse_loaded(hub_id: str, served: Mapping[str, Mapping[str, Any]]) -> None
 
 
 def _row(entry: CatalogEntry, served: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Any]:
-    folder = local_folder(model_source(entry.model.path, revision=entry.model.revision), os.environ)
+    folder = local_folder(source_of(entry.model), os.environ)
     return {
         "name": entry.name,
         "state": None if served is None else served.get(entry.name, {}).get("state"),
@@ -317,7 +317,7 @@ def _row(entry: CatalogEntry, served: Mapping[str, Mapping[str, Any]] | None) ->
         "model": entry.model.path or entry.name,
         "revision": entry.model.revision or None,
         "folder": None if folder is None else str(folder),
-        "weight_bytes": None if folder is None else _weight_bytes(folder),
+        "weight_bytes": entry.weight_bytes(os.environ),
         "context_tokens": entry.model.context_tokens,
         "kv_bits": entry.model.kv_bits,
         "adapters": {name: str(place) for name, place in entry.adapter_folders.items()},
@@ -346,11 +346,6 @@ def _only_served(
 
 def _adapted(model: str, adapter: str) -> str:
     return f"{model}{SEPARATOR}{adapter}"
-
-
-def _weight_bytes(folder: Path) -> int:
-    # a link in the Hub's cache may be broken
-    return sum(file.stat().st_size for file in folder.glob(WEIGHT_FILES) if file.exists())
 
 
 def _adapter_bytes(folder: Path) -> int:
@@ -485,7 +480,7 @@ def fit_of(source: ModelSource) -> ModelFit:
 
 
 def _keeps_weights(stored: StoredSize) -> bool:
-    """Whether a CPU computes this model with its weights as they are stored."""
+    """Whether a CPU computes this model with its stored weights."""
     from holdfast.worker.cpu.kernels import packed_products
 
     if packed_products.unavailable():

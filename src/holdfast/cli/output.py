@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
+import msgspec
 import typer
 
 from holdfast.config import LogSettings
@@ -30,8 +31,9 @@ BAD_INPUT = 2
 
 
 def print_json(value: Any) -> None:
-    """Print JSON. Values without a JSON form, such as paths, are printed as text."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    """Print a structure as JSON. Values without a JSON form, such as paths, are printed as text."""
+    plain = msgspec.to_builtins(value, str_keys=True, enc_hook=str)
+    typer.echo(json.dumps(plain, indent=2, ensure_ascii=False))
 
 
 def print_rows(rows: Sequence[tuple[str, str]]) -> None:
@@ -131,8 +133,8 @@ def count_text(number: int, one: str, many: str = "") -> str:
 def load_progress(log: LogSettings) -> Iterator[Callable[[str, float], None]]:
     """Yield a function `(stage, fraction)` that draws a progress bar on stderr.
 
-    The stage "ready" removes the bar. If stderr is not a terminal, nothing is drawn; the log has
-    the same information.
+    The stage "ready" removes the bar. If stderr is not a terminal, the bar is not drawn; the log
+    has the same information.
     """
     if not sys.stderr.isatty() or log.format == "json":
         yield lambda stage, fraction: None

@@ -19,7 +19,14 @@ from typing import Annotated, TypeAlias
 import msgspec
 import typer
 
-from holdfast.cli.output import Json, load_progress, new_table, print_table, size_text
+from holdfast.cli.output import (
+    Json,
+    load_progress,
+    new_table,
+    print_json,
+    print_table,
+    size_text,
+)
 from holdfast.cli.settings import settings_command
 from holdfast.config import EffectiveSettings, ModelSettings
 from holdfast.errors import ConfigError, HoldfastError
@@ -55,7 +62,7 @@ Forms: TypeAlias = Annotated[
 
 
 class _Task(msgspec.Struct, frozen=True, kw_only=True):
-    """What the measuring process is to do.
+    """The task of the measuring process.
 
     hash_cache: the file that caches hashes of model files; empty: none.
     """
@@ -68,8 +75,8 @@ class _Task(msgspec.Struct, frozen=True, kw_only=True):
     hash_cache: str
 
 
-# What the measuring process prints, one JSON value per line: a stage and the fraction of it that is
-# done, the result, or an error message.
+# What the measuring process prints, one JSON value per line: a stage and its finished
+# fraction, the result, or an error message.
 _Line: TypeAlias = tuple[str, float] | QualityReport | str
 
 
@@ -110,7 +117,7 @@ def quality(
         progress("ready", 1.0)
     save_quality(report, os.environ)
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+        print_json(report)
     else:
         _print(report)
 

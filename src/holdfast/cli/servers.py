@@ -51,6 +51,7 @@ from holdfast.cli.settings import read_settings, settings_command
 from holdfast.config import EffectiveSettings, all_specs
 from holdfast.errors import AddressInUse, ConfigError, HoldfastError
 from holdfast.files import atomic_write
+from holdfast.machine.device_memory import process_footprint
 from holdfast.models.adapter_folder import SEPARATOR
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ def _server_report(server: RunningServer, *, api_key: str) -> dict[str, Any]:
         "url": server.url,
         "up_seconds": max(0.0, time.time() - server.started_at),
         "state": health.get("status", ""),
-        "memory_bytes": _resident_bytes(server.pid),
+        "memory_bytes": process_footprint(server.pid),
         "log_file": server.log_file,
         "models": [_model_report(model, requests) for model in models],
     }
@@ -231,7 +232,7 @@ def _model_report(
         "context_length": model.get("context_length"),
         "max_context_length": model.get("max_context_length"),
         "pid": pid,
-        "memory_bytes": 0 if pid is None else _resident_bytes(pid),
+        "memory_bytes": 0 if pid is None else process_footprint(pid),
         "written_today_bytes": store.get("written_today_bytes", 0),
         "requests": [
             {name: request.get(name, 0) for name in _REQUEST_FIELDS}
@@ -239,16 +240,6 @@ def _model_report(
             if request.get("model") in (model.get("id"), *adapters)
         ],
     }
-
-
-def _resident_bytes(pid: int) -> int:
-    """Resident memory of a process; 0 if the process has just exited."""
-    import psutil
-
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
-        return 0
 
 
 def health_of(server: RunningServer, *, seconds: float, api_key: str = "") -> dict[str, Any]:

@@ -66,7 +66,7 @@ def _model_operations(speakers: Sequence[Dialect]) -> tuple[Operation, ...]:
     Each client gets the format of its protocol.
 
     speakers: the protocols that define such a format; clients of other protocols get the format
-        of the first of them.
+        of the first one.
     """
     shapes = [dialect.models for dialect in speakers if dialect.models is not None]
 
@@ -130,10 +130,16 @@ def create_application(services: Services, *, dialects: Sequence[Dialect] = DIAL
     proxies = trusted_networks(services.server.trusted_proxies)
     middleware = [
         *([Middleware(ForwardedAddresses, trusted=proxies)] if proxies else ()),
-        Middleware(_request_lines, metrics=services.metrics, traces=services.traces),
+        Middleware(
+            _request_lines, metrics=services.telemetry.metrics, traces=services.telemetry.traces
+        ),
         _cors(services.server.cors_origins),
         Middleware(
-            Guard, server=services.server, dialects=table, keys=services.keys, drain=services.drain
+            Guard,
+            server=services.server,
+            dialects=table,
+            keys=services.access.keys,
+            drain=services.access.drain,
         ),
         Middleware(ExceptionMiddleware, handlers=HANDLERS),
     ]
@@ -154,11 +160,11 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     yield
     if services.images is not None:
         services.images.close()
-    await services.library.close()
-    await services.held.close()
-    await services.responses.close()
-    if services.history_file is not None:
-        await services.history_file.close()
+    await services.models.library.close()
+    await services.answers.held.close()
+    await services.answers.responses.close()
+    if services.telemetry.history_file is not None:
+        await services.telemetry.history_file.close()
 
 
 def _cors(origins: Sequence[str]) -> Middleware:

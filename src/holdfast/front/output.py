@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from holdfast.front.request import RankMethod
+from holdfast.front.request import MarkedPrefix, RankMethod
 from holdfast.wire.events import CacheReport, FinishReason, Timings
 
 TextKind: TypeAlias = Literal["text", "reasoning"]
@@ -103,7 +103,7 @@ ThoughtEnder: TypeAlias = Literal["repetition", "request"]
 
 
 class TruncatedPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What was left out of a prompt that did not fit the context.
+    """The parts left out of a prompt that did not fit the context.
 
     A message whose text was cut does not count as left out, but its tokens do.
     """
@@ -150,6 +150,40 @@ class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
     def cached_tokens(self) -> int:
         """Prompt tokens that came from the cache and were not prefilled."""
         return self.memory.cached_tokens
+
+    @property
+    def read_tokens(self) -> int:
+        """Prompt tokens that were prefilled."""
+        return self.prompt_tokens - self.memory.cached_tokens
+
+
+class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Exact token counts of one answer. A prompt counts once, however many choices it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int  # part of prompt_tokens that was not prefilled
+    reasoning_tokens: int = 0  # part of completion_tokens
+    accepted_tokens: int = 0  # part of completion_tokens that was drafted
+    rejected_tokens: int = 0  # drafted, but not part of the answer
+    thought_ended_by: ThoughtEnder | None = None  # None: no thought was interrupted
+    breakpoints: tuple[MarkedPrefix, ...] = ()  # the client's cache breakpoints, ascending
+    # part of the client's prompt that did not fit the context
+    left_out: TruncatedPart | None = None
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens of the prompt and of the answer."""
+        return self.prompt_tokens + self.completion_tokens
+
+    def truncated_fields(self) -> dict[str, Any]:
+        """The fields of an answer that say what was left out of the prompt; empty for nothing."""
+        if self.left_out is None:
+            return {}
+        return {
+            "truncated_tokens": self.left_out.tokens,
+            "truncated_messages": self.left_out.messages,
+        }
 
 
 class TextRead(msgspec.Struct, frozen=True, kw_only=True):

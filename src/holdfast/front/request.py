@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
 from holdfast.config import KVBitsChoice
-from holdfast.wire.requests import Pooling, RequestId, SamplingParams, ServiceClass, TokenIds
+from holdfast.wire.requests import (
+    SAMPLING_RANGES,
+    Pooling,
+    RequestId,
+    SamplingParams,
+    ServiceClass,
+    TokenIds,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedAnswer:
     """An earlier answer whose text is part of a prompt.
 
-    When the prompt is tokenized, the tokens of the answer as they were generated replace the
+    When the prompt is tokenized, the generated tokens of the answer replace the
     characters from `start` to `end` (exclusive).
     """
 
@@ -77,6 +85,24 @@ class PromptTokens:
 RANDOM_SEED: Final = -1
 
 
+_MOST_SEED = 2**63 - 1
+
+
+def sampling_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a GenerationRequest for the sampling parameters of a request.
+
+    given: the parameters by name. The client left out those that are None.
+    """
+    values = {name: value for name, value in given.items() if value is not None}
+    if "seed" in values:
+        seed = values.pop("seed")
+        if seed != RANDOM_SEED:
+            # the seeds of further choices count up from this one and must stay below 2**64
+            values["seed"] = seed & _MOST_SEED
+    unset = tuple(name for name in SAMPLING_RANGES if name not in values)
+    return {"sampling": SamplingParams(**values), "unset_sampling": unset}
+
+
 # The default `max_tokens` of the library and the command line. Requests over HTTP have no default
 # limit, because agents write long files.
 DEFAULT_ANSWER_TOKENS: Final = 4096
@@ -131,6 +157,7 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     tool_fields: tuple[str, ...] = ()
     template_options: dict[str, Any] = {}  # e.g. {"enable_thinking": False}
     continue_last: bool = False  # continue the last assistant message instead of answering it
+    has_images: bool = True  # False: no message has an image
     cache_breakpoints: tuple[CacheBreakpoint, ...] = ()  # only a few: the protocols limit them
 
     @property
@@ -224,6 +251,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     service: ServiceClass = ServiceClass()
     prompt_field: str = "messages"  # the request field with the prompt, for error messages
     truncation: Truncation = "disabled"
+    streams: bool = False  # whether the answer is sent as it is generated
+    explains: bool = False  # whether the answer says how much of the prompt was cached
 
 
 class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -135,7 +135,7 @@ async def tokenize(request: Request, services: Services) -> Response:
     """Tokenize a text, or a conversation as the model would read it."""
     body = await read_json(request, TokenizeBody, services.limits)
     text, model = body.text(), model_of(services, body.model)
-    tokenizer = await services.tokenizer_of(model)
+    tokenizer = await services.engine.tokenizer_of(model)
     request.scope[RECORD].model = model
     if text is None:
         token_ids = (await _encoded(request, services, body)).token_ids
@@ -145,7 +145,7 @@ async def tokenize(request: Request, services: Services) -> Response:
             await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=body.special())
         )
     loaded = without_adapter(services, model)
-    info = next((status.info for status in services.statuses() if status.id == loaded), None)
+    info = next((status.info for status in services.models.statuses() if status.id == loaded), None)
     window = None if info is None else info.context_tokens
     return await asyncio.to_thread(_listed, body, tokenizer, token_ids, max_model_len=window)
 
@@ -161,7 +161,7 @@ async def detokenize(request: Request, services: Services) -> Response:
     """Decode tokens to text. The text contains the special tokens."""
     body = await read_json(request, DetokenizeBody, services.limits)
     model = model_of(services, body.model)
-    tokenizer = await services.tokenizer_of(model)
+    tokenizer = await services.engine.tokenizer_of(model)
     request.scope[RECORD].model = model
     check_token_ids(tuple(body.tokens), vocab_size=tokenizer.vocab_size, field="tokens")
     text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
@@ -203,10 +203,10 @@ async def _encoded(
     request: Request, services: Services, body: ChatCompletionRequest
 ) -> EncodedPrompt:
     context = context_of(request, services, cache_salt=body.cache_salt)
-    (asked,) = body.plan(context).requests
+    (asked,), _ = body.plan(context)
     context.time_limit_seconds()  # refuses an invalid header, although no limit applies here
     request.scope[RECORD].model = asked.model
-    return await services.encode(asked)
+    return await services.engine.encode(asked)
 
 
 def _piece(tokenizer: Tokenizer, token_id: int) -> TokenPiece:

@@ -12,25 +12,20 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, cast, get_args, overload
 
 import msgspec
 
-from holdfast.config import KVBitsChoice, Settings, load_settings
+from holdfast.config import KVBitsChoice, LimitsSettings, Settings, load_settings
 from holdfast.errors import InvalidRequest
 from holdfast.files import hash_cache_file, read_regular
 from holdfast.front.answers.choice import ChoiceText
 from holdfast.front.images.folder import images_folder
-from holdfast.front.images.intake import ImageIntake
+from holdfast.front.images.intake import ImageIntake, text_only
 from holdfast.front.images.sources import (
     ImageSource,
     image_part,
     is_image_kind,
-    left_out_note,
-    unreadable_part,
-    with_image,
-    with_notes,
 )
 from holdfast.front.link.event_stream import refusal
 from holdfast.front.output import (
@@ -45,7 +40,7 @@ from holdfast.front.output import (
     text_of,
     tool_calls_of,
 )
-from holdfast.front.prompt.conversation import PART_KINDS, answer_message
+from holdfast.front.prompt.conversation import answer_message
 from holdfast.front.prompt.embed_and_rank import (
     PromptReader,
     ReadPrompt,
@@ -61,16 +56,13 @@ from holdfast.front.prompt.tokenizer_bundle import load_tokenizer_bundle
 from holdfast.front.records.answers import AnswerFile
 from holdfast.front.request import (
     DEFAULT_ANSWER_TOKENS,
-    RANDOM_SEED,
     ChatPrompt,
     EmbeddingRequest,
     GenerationRequest,
-    OutputFormat,
     Prompt,
-    Thinking,
     ThinkingEffort,
-    ToolChoice,
     Truncation,
+    sampling_options,
 )
 from holdfast.library.in_process import (
     BlockingEventStream,
@@ -99,10 +91,9 @@ from holdfast.worker.loop.process import serve_model
 TextOrTokens: TypeAlias = str | Sequence[int]
 Prompts: TypeAlias = list[str] | tuple[str, ...] | Sequence[Sequence[int]]
 Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
-FormatOption: TypeAlias = OutputFormat | Mapping[str, Any]
-ChoiceOption: TypeAlias = ToolChoice | str
-ThinkingOption: TypeAlias = Thinking | ThinkingEffort | bool
+ThinkingOption: TypeAlias = ThinkingEffort | bool | Mapping[str, Any]
 LEAVE = msgspec.UNSET  # an argument not given: the current value, or the one in the settings
+_LIMITS = LimitsSettings()
 _ENDS_BY_ITSELF = (FinishReason.STOP, FinishReason.LENGTH)
 _Request = TypeVar("_Request")
 _Stream = TypeVar("_Stream", bound="BlockingEventStream | TextStream")
@@ -127,7 +118,8 @@ class GenerationOptions(TypedDict, total=False):
     ignore_eos: bool
     # as in OpenAI's API: {"type": "json_object"}, {"type": "json_schema", …}; or a JSON schema
     # itself
-    response_format: FormatOption
+    response_format: Mapping[str, Any]
+    structured_outputs: Mapping[str, Any]  # as in vLLM: {"regex": …}, {"choice": […]}, …
     adapter: str  # name of a LoRA adapter in the setting `model.adapters`; "": the model itself
     # bits of keys and values, as in `model.kv_bits`, which is the default
     kv_bits: KVBitsChoice | Literal[8, 4]
@@ -141,7 +133,9 @@ class ChatOptions(GenerationOptions, total=False):
 
     # as in OpenAI's API: {"type": "function", "function": {"name", "parameters", …}}
     tools: Sequence[Mapping[str, Any]]
-    tool_choice: ChoiceOption  # "auto", "none", "required", or the name of a tool
+    # "auto", "none", "required", the name of a tool, or as in OpenAI's API
+    tool_choice: str | Mapping[str, Any]
+    parallel_tool_calls: bool  # False: at most one call per answer
     thinking: ThinkingOption  # whether to reason first; or how much: "low", "high", …
     template_options: Mapping[str, Any]  # variables for the chat template
 
@@ -207,12 +201,7 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -240,7 +229,8 @@ class LLM:
         """
         prompts, is_list = _listed(prompt)
         adapter = options.pop("adapter", "")
-        requests = [request_of(_raw_prompt(each), options) for each in prompts]
+        limits = self._settings.limits
+        requests = [request_of(_raw_prompt(each), options, limits=limits) for each in prompts]
         answers = self._batched(
             requests, partial(self._start_answer, adapter=adapter), TextStream.read_all
         )
@@ -259,17 +249,19 @@ class LLM:
             return stream.read_all()
 
     def stream(self, prompt: TextOrTokens, **options: Unpack[GenerationOptions]) -> TextStream:
-        """Continue a prompt. Returns an iterator over the text as it is generated."""
+        """Continue a prompt. Returns an iterator over the text while it is generated."""
         adapter = options.pop("adapter", "")
-        return self._start_answer(request_of(_raw_prompt(prompt), options), adapter=adapter)
+        request = request_of(_raw_prompt(prompt), options, limits=self._settings.limits)
+        return self._start_answer(request, adapter=adapter)
 
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> TextStream:
-        """Like `chat`, but returns an iterator over the text as it is generated.
+        """Like `chat`, but returns an iterator over the text while it is generated.
 
         The stream's `events` also contain reasoning and tool calls.
         """
         adapter = options.pop("adapter", "")
-        return self._start_answer(chat_request(messages, options), adapter=adapter)
+        request = chat_request(messages, options, limits=self._settings.limits)
+        return self._start_answer(request, adapter=adapter)
 
     @overload
     def embed(self, texts: TextOrTokens, **options: Unpack[EmbeddingOptions]) -> list[float]: ...
@@ -284,7 +276,7 @@ class LLM:
         batch.
 
         A vector has length 1. Raises InvalidRequest for an invalid option or text, or if the model
-        has no embeddings, and GenerationFailed if the model fails.
+        lacks embeddings, and GenerationFailed if the model fails.
         """
         inputs, is_list = _listed(texts)
         adapter = options.pop("adapter", "")
@@ -323,7 +315,7 @@ class LLM:
     ) -> list[_Result]:
         """Return the results in the order of the requests.
 
-        Starts as many requests ahead as the worker accepts.
+        Starts the number of requests ahead that the worker accepts.
         """
         limit = self._settings.scheduler.max_running + self._settings.scheduler.max_queued
         streams: list[_Stream] = []
@@ -370,12 +362,12 @@ class LLM:
 
         Returns the prompt with the names of its images, and their layouts.
         """
-        if not isinstance(request.prompt, ChatPrompt):
+        if not isinstance(request.prompt, ChatPrompt) or not request.prompt.has_images:
             return request.prompt, NO_IMAGES
         vision = self._client.info.vision
-        taken = held.enter_context(
-            self._images.entered_here(request.prompt, vision, tenant=request.tenant)
-        )
+        if vision is None or vision.refused:
+            return text_only(request.prompt, vision), NO_IMAGES
+        taken = held.enter_context(self._images.entered_here(request.prompt, tenant=request.tenant))
         model = self._client.info.fingerprint
         question = self._layouts.question(taken, model=model, max_pixels=self._images.max_pixels)
         if question is not None:
@@ -461,7 +453,7 @@ class Completion:
 
 
 class TextStream:
-    """Iterates over an answer's text as it is generated, without reasoning and tool calls.
+    """Iterates over an answer's text while it is generated, without reasoning and tool calls.
 
     `events` iterates over all parts of the answer instead; use only one of the two. To stop early,
     call `close` or leave the `with` block.
@@ -501,17 +493,12 @@ class TextStream:
     def __enter__(self) -> TextStream:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def events(self) -> Iterator[OutputEvent]:
-        """Iterate over everything as it is generated: text, reasoning, tool calls with arguments,
-        and the end.
+        """Iterate over everything while it is generated: text, reasoning, tool calls with
+        arguments, and the end.
         """
         return self._outputs
 
@@ -546,7 +533,7 @@ class TextStream:
         )
 
     def read_all(self) -> Completion:
-        """Wait for the end of the answer and return all of it."""
+        """Wait for the end of the answer and return it."""
         for _ in self._outputs:
             continue
         return self.completion
@@ -695,108 +682,94 @@ def embedding_request(
     )
 
 
-def request_of(prompt: Prompt, options: Mapping[str, Any]) -> GenerationRequest:
-    """Create the request for an answer to a prompt.
+def request_of(
+    prompt: str | tuple[int, ...],
+    options: Mapping[str, Any],
+    *,
+    limits: LimitsSettings = _LIMITS,
+) -> GenerationRequest:
+    """Create the request for a continuation of a prompt.
 
     Raises InvalidRequest, and TypeError for unknown options.
     """
-    given = {"max_tokens": DEFAULT_ANSWER_TOKENS, **options}
-    stop = given.pop("stop", ())
-    names = SamplingParams.__struct_fields__
-    sampling = {name: given.pop(name) for name in names if name in given}
-    if sampling.get("seed") == RANDOM_SEED:
-        del sampling["seed"]
-    request: dict[str, Any] = {
-        name: given.pop(name)
-        for name in ("max_tokens", "top_logprobs", "ignore_eos", "session_id")
-        if name in given
-    }
-    for name, allowed in (
-        ("truncation", get_args(Truncation)),
-        ("kv_bits", get_args(KVBitsChoice)),
-    ):
-        if name not in given:
-            continue
-        request[name] = str(given.pop(name))
-        if request[name] not in allowed:
-            raise InvalidRequest(f"{name} must be one of {', '.join(allowed)}", field=name)
+    _refuse_unknown(options.keys() - GenerationOptions.__annotations__.keys(), GenerationOptions)
+    request = chat_request("", options, limits=limits)
+    return msgspec.structs.replace(request, prompt=prompt, prompt_field="prompt")
+
+
+def chat_request(
+    messages: Messages, options: Mapping[str, Any], *, limits: LimitsSettings = _LIMITS
+) -> GenerationRequest:
+    """Create the request for an answer to a conversation, as the server does for a chat.
+
+    A plain text counts as one user message. Raises InvalidRequest, and TypeError for unknown
+    options.
+    """
+    # imported here: it takes 0.3 s, and a program that only embeds texts does not need it
+    from holdfast.front.openai.endpoints import ChatCompletionRequest
+    from holdfast.front.server.request import validated
+
+    _refuse_unknown(options.keys() - ChatOptions.__annotations__.keys(), ChatOptions)
+    given = {name: value for name, value in options.items() if value is not None}
+    given.setdefault("max_tokens", options.get("max_tokens", DEFAULT_ANSWER_TOKENS))
+    # the protocol has smaller ranges than the library
+    sampling = {name: given.pop(name, None) for name in SamplingParams.__struct_fields__}
     tenant = given.pop("tenant", "")
-    output_format = given.pop("response_format", None)
-    tool_choice = given.pop("tool_choice", None)
-    thinking = given.pop("thinking", None)
-    _refuse_unknown(given.keys(), ChatOptions)
+    session_id = given.pop("session_id", "")
+    template_options = given.pop("template_options", None)
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    body = {
+        **given,
+        "messages": [
+            _with_files(message, f"messages.{place}") for place, message in enumerate(messages)
+        ],
+        "tools": [{"type": "function", **tool} for tool in given.get("tools", ())],
+        "chat_template_kwargs": template_options,
+        "logprobs": "top_logprobs" in given,
+    }
+    choice, form = given.get("tool_choice"), given.get("response_format")
+    if isinstance(choice, str) and choice not in ("auto", "none", "required"):
+        body["tool_choice"] = {"function": {"name": choice}}
+    if isinstance(form, Mapping) and form.get("type") not in ("text", "json_object", "json_schema"):
+        body["response_format"] = {"type": "json_schema", "json_schema": {"schema": form}}
+    asked = validated(ChatCompletionRequest, _plain(body))
     return GenerationRequest(
         request_id=uuid.uuid4().hex,
         model="",
-        prompt=prompt,
         tenant=tenant_of(api_key="", name=tenant, cache_salt=""),
-        sampling=SamplingParams(**sampling),
-        unset_sampling=tuple(name for name in names if name not in sampling),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        want_logprobs="top_logprobs" in request,
-        tool_choice=_tool_choice(tool_choice, prompt),
-        thinking=_thinking(thinking),
-        output_format=_output_format(output_format),
-        prompt_field="messages" if isinstance(prompt, ChatPrompt) else "prompt",
-        **request,
+        session_id=session_id,
+        **asked.conversation_fields(limits),
+        **{**asked.body_options(), **sampling_options(sampling)},
     )
 
 
-def chat_request(messages: Messages, options: Mapping[str, Any]) -> GenerationRequest:
-    """Create the request for an answer to a conversation.
-
-    A plain text counts as one user message.
-    """
-    if isinstance(messages, str):
-        messages = [{"role": "user", "content": messages}]
-    given = dict(options)
-    prompt = ChatPrompt(
-        messages=with_notes(
-            _readable(message, f"messages.{place}") for place, message in enumerate(messages)
-        ),
-        tools=tuple(dict(tool) for tool in given.pop("tools", ())),
-        template_options=dict(given.pop("template_options", None) or {}),
-    )
-    for place, tool in enumerate(prompt.tools):
-        function = tool.get("function")
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise InvalidRequest(
-                "a tool must have a function with a name", field=f"tools.{place}.function"
-            )
-    return request_of(prompt, given)
-
-
-def _readable(message: Mapping[str, Any], field: str) -> dict[str, Any]:
-    """The message with its images in the form of a prompt, and its unreadable parts marked."""
+def _with_files(message: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """The message with the images whose files its parts name."""
     content = message.get("content")
     if not isinstance(content, list | tuple):
         return dict(message)
-    parts = [_part(part, f"{field}.content.{place}") for place, part in enumerate(content)]
+    parts = [_with_file(part, f"{field}.content.{place}") for place, part in enumerate(content)]
     return {**message, "content": parts}
 
 
-def _part(part: Any, field: str) -> Any:
-    kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
-    if is_image_kind(str(kind)):
-        return _with_image(part, field)
-    if kind in PART_KINDS:
+def _with_file(part: Any, field: str) -> Any:
+    path = part.get("path") if isinstance(part, Mapping) else None
+    if path is None or not is_image_kind(str(part.get("type"))):
         return part
-    refusal = InvalidRequest(
-        f"content parts of type {kind!r} are not supported: only text and images are",
-        field=f"{field}.type",
-    )
-    return unreadable_part(left_out_note(str(kind)), refusal)
-
-
-def _with_image(part: Mapping[str, Any], field: str) -> dict[str, Any]:
-    path = part.get("path")
-    if path is None:
-        return with_image(part, field)
+    field += ".path"
     try:
-        return with_image({"type": part["type"], "data": read_regular(path)}, field)
+        source = ImageSource(field=field, data=read_regular(path))
     except OSError as error:
-        problem = f"the image cannot be read: {error}"
-        return image_part(ImageSource(field=f"{field}.path", problem=problem))
+        source = ImageSource(field=field, problem=f"the image cannot be read: {error}")
+    return image_part(source)
+
+
+def _plain(value: Any) -> Any:
+    """The value with the types that a body in JSON has."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    return [*map(_plain, value)] if isinstance(value, list | tuple) else value
 
 
 def _refuse_unknown(names: Collection[str], options: type) -> None:
@@ -804,61 +777,3 @@ def _refuse_unknown(names: Collection[str], options: type) -> None:
         raise TypeError(
             f"unknown options: {', '.join(names)}; known: {', '.join(options.__annotations__)}"
         )
-
-
-def _tool_choice(choice: ChoiceOption | None, prompt: Prompt) -> ToolChoice:
-    tools = prompt.tools if isinstance(prompt, ChatPrompt) else ()
-    names = [tool["function"]["name"] for tool in tools]
-    match choice:
-        case None | "auto":
-            return ToolChoice()
-        case "none":
-            return ToolChoice(mode="none")
-        case "required":
-            made = ToolChoice(mode="required")
-        case str():
-            made = ToolChoice(mode="required", names=(choice,))
-        case ToolChoice():
-            made = choice
-        case _:
-            raise InvalidRequest(
-                'tool_choice must be "auto", "none", "required" or the name of a tool',
-                field="tool_choice",
-            )
-    if missing := [name for name in made.names if name not in names]:
-        raise InvalidRequest(f"tool_choice: there is no tool {missing[0]!r}", field="tool_choice")
-    if made.mode == "required" and not names:
-        raise InvalidRequest("tool_choice requires a call, but tools is empty", field="tool_choice")
-    return made
-
-
-def _thinking(thinking: ThinkingOption | None) -> Thinking:
-    if isinstance(thinking, Thinking):
-        return thinking
-    if isinstance(thinking, bool):
-        return Thinking(effort="on" if thinking else "off")
-    if thinking is not None and thinking not in get_args(ThinkingEffort):
-        raise InvalidRequest(
-            f"thinking must be true, false or one of {', '.join(get_args(ThinkingEffort))}",
-            field="thinking",
-        )
-    return Thinking(effort=thinking)
-
-
-def _output_format(form: FormatOption | None) -> OutputFormat | None:
-    match form:
-        case None | {"type": "text"}:
-            return None
-        case OutputFormat():
-            return form
-        case {"type": "json_object"}:
-            return OutputFormat(kind="json_object")
-        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
-            return OutputFormat(kind="json_schema", schema=schema)
-        case {"type": "json_schema"}:
-            raise InvalidRequest(
-                "response_format has no json_schema.schema",
-                field="response_format.json_schema.schema",
-            )
-        case _:
-            return OutputFormat(kind="json_schema", schema=dict(form))

@@ -110,6 +110,11 @@ def model_source(model: str, *, revision: str = "") -> ModelSource:
     )
 
 
+def source_of(settings: ModelSettings) -> ModelSource:
+    """Return the source of the model that the settings name. Raises ModelLoadError."""
+    return model_source(settings.path, revision=settings.revision)
+
+
 def hub_source(model: str, *, revision: str = "") -> ModelSource | None:
     """Return the Hub model with this id (`owner/name`, `owner/name@revision`); None if the text is
     not a Hub id. Raises ModelLoadError if `revision` is not a valid revision.
@@ -144,13 +149,13 @@ def served_id(settings: ModelSettings) -> str:
     """
     if settings.name:
         return settings.name
-    source = model_source(settings.path, revision=settings.revision)
+    source = source_of(settings)
     return Path(source.name).resolve().name if source.kind == "folder" else source.name
 
 
 def check_present(settings: ModelSettings) -> None:
     """Raise ModelLoadError if the model is a folder that is missing or invalid. Uses no network."""
-    source = model_source(settings.path, revision=settings.revision)
+    source = source_of(settings)
     if source.kind == "folder":
         check_is_folder(Path(source.name))
 
@@ -163,7 +168,7 @@ def resolve_model(settings: ModelSettings, *, progress: Progress) -> Path:
     the bytes. Raises ModelLoadError with a one-line message; UnusableModel if its files are damaged
     or in an unsupported format.
     """
-    source = model_source(settings.path, revision=settings.revision)
+    source = source_of(settings)
     if source.kind == "bundled":
         return demo_folder(source.name)
     if source.kind == "folder":
@@ -321,7 +326,7 @@ def _name_commit(repository: Path, revision: str, commit: str) -> None:
         if not file.is_file() or file.read_text() != commit:
             with atomic_write(file) as written:
                 written.write(commit.encode())
-    except OSError as error:  # a read-only cache is used as it is
+    except OSError as error:  # a read-only cache is used unchanged
         _logger.warning("%s cannot be written: %s", file, error)
 
 
@@ -457,7 +462,7 @@ def cached_models(cache: Path) -> dict[str, Path]:
 
 
 def local_folder(source: ModelSource, environ: Mapping[str, str]) -> Path | None:
-    """Return the folder of a model; None if nothing of that revision was fetched.
+    """Return the folder of a model; None if that revision was never fetched.
 
     Raises ModelLoadError.
     """
@@ -549,8 +554,8 @@ def _hub_id(name: str) -> str:
 def _snapshot(repository: Path, revision: str = "") -> Path | None:
     """Return the folder of a revision; None if it does not exist.
 
-    Without a revision, return the folder of the main branch, or that of the latest snapshot if
-    there is no main branch.
+    Without a revision, return the folder of the main branch, or that of the latest snapshot
+    without a main branch.
     """
     ref = repository / "refs" / (revision or "main")
     try:

@@ -22,8 +22,8 @@ from holdfast.models.download import (
     check_present,
     demo_folder,
     hub_cache_folder,
-    model_source,
     resolve_model,
+    source_of,
 )
 from holdfast.models.tokenizer_files import (
     add_missing_tokens,
@@ -101,14 +101,8 @@ def drafts_for_itself(model: ModelSettings, *, listed: Iterable[ModelSettings] =
     """
     if model.speculation in ("auto", "off"):
         return False
-    places = [_place(each) for each in (model, named_draft(model.speculation, listed))]
-    return places[0] == places[1]
-
-
-def _place(settings: ModelSettings) -> tuple[str, str]:
-    source = model_source(settings.path, revision=settings.revision)
-    name = str(Path(source.name).resolve()) if source.kind == "folder" else source.name
-    return name, source.revision
+    own, other = source_of(model), source_of(named_draft(model.speculation, listed))
+    return (own.place, own.revision) == (other.place, other.revision)
 
 
 def named_draft(speculation: str, listed: Iterable[ModelSettings]) -> ModelSettings:

@@ -4,7 +4,6 @@ special tokens, and the recommended sampling.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -26,7 +25,7 @@ _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 def read_backend(folder: Path) -> Backend:
     """Return the tokenizer in the folder.
 
-    Converts it if there is no tokenizer.json. Raises ModelLoadError.
+    Converts it if tokenizer.json is missing. Raises ModelLoadError.
     """
     path = folder / "tokenizer.json"
     return _read_backend(path) if path.is_file() else _convert(folder)
@@ -126,17 +125,8 @@ def recommended_sampling(config: Mapping[str, Any]) -> dict[str, float]:
 
     `do_sample: false` means temperature 0.
     """
-    usable: dict[str, float] = {}
-    for name in _RECOMMENDED:
-        value = config.get(name)
-        lowest, highest = SAMPLING_RANGES[name]
-        if (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and math.isfinite(value)
-            and lowest <= value <= highest
-        ):
-            usable[name] = int(value) if name == "top_k" else float(value)
+    read = {name: SAMPLING_RANGES[name].accepted(config.get(name)) for name in _RECOMMENDED}
+    usable = {name: value for name, value in read.items() if value is not None}
     if config.get("do_sample") is False:
         usable["temperature"] = 0.0
     return usable
@@ -165,7 +155,7 @@ def _read_backend(path: Path) -> Backend:
 
 
 def _convert(folder: Path) -> Backend:
-    """Convert a tokenizer that has no tokenizer.json. Uses transformers."""
+    """Convert a tokenizer without tokenizer.json. Uses transformers."""
     if not any((folder / name).is_file() for name in CONVERTIBLE):
         raise UnusableModel(
             f"{folder} has no tokenizer: neither tokenizer.json nor {', '.join(CONVERTIBLE)}"

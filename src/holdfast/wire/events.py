@@ -109,6 +109,7 @@ class WaitReason(enum.Enum):
 
     PLACE = "place"  # room for its model in the machine's memory
     LOAD = "load"  # its model is loading
+    LOOKUP = "lookup"  # the cache is searched again
     DISK = "disk"  # the store is reading cached blocks
     IMAGES = "images"  # its images are being decoded, or their features computed
     TWIN = "twin"  # another request prefills the same prefix
@@ -189,16 +190,16 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0  # from admission to the first token
     decode_seconds: float = 0.0  # from the first token to the last
-    waited: dict[WaitReason, float] = {}  # seconds, by what the request waited for
+    waited: dict[WaitReason, float] = {}  # seconds, by the reason for waiting
 
 
-class CacheOutcome(enum.Enum):
+class CacheOutcome(enum.StrEnum):
     """Why the cache hit was not longer."""
 
     COMPLETE = "complete"  # all tokens but the last were cached; the last one is always prefilled
     NEW_TOKENS = "new_tokens"  # the cached sequence ends where the hit ends
     DIVERGED = "diverged"  # the cached sequence differs after the hit
-    NOTHING_STORED = "nothing_stored"  # nothing is cached for this model and tenant
+    NOTHING_STORED = "nothing_stored"  # the cache is empty for this model and tenant
     # more is cached, but this model can resume only at a saved checkpoint
     NO_BOUNDARY = "no_boundary"
     EVICTED = "evicted"
@@ -208,7 +209,19 @@ class CacheOutcome(enum.Enum):
     # prompt, or for a mean of hidden states
     SCORED = "scored"
     FAILED = "failed"  # the cache failed; the reason is in the worker's log
-    OFF = "off"  # this worker has no cache
+    OFF = "off"  # this worker works without a cache
+
+    @property
+    def is_miss(self) -> bool:
+        """Whether tokens of the prompt were prefilled that the cache could have had."""
+        return self in (
+            CacheOutcome.DIVERGED,
+            CacheOutcome.NO_BOUNDARY,
+            CacheOutcome.EVICTED,
+            CacheOutcome.UNREADABLE,
+            CacheOutcome.FORGOTTEN,
+            CacheOutcome.FAILED,
+        )
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True):
@@ -363,6 +376,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     vision: VisionInfo | None = None  # None: the model reads text only
     draft_model: str = ""  # the model that drafts for this one; empty: none
     draft_weight_bytes: int = 0
+    kept_layers: int = 0  # layers that are computed in float32, but keep their stored weights
+    weights_note: str = ""  # why weights are not computed as they are stored; empty: they are
+    attention: str = ""  # what computes the attention of decode steps
     # for the user; each says what the problem costs, why it exists, and what to do
     warnings: tuple[str, ...] = ()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -94,8 +94,8 @@ takes that of its last token.
 class ServiceClass(msgspec.Struct, frozen=True, kw_only=True):
     """How the scheduler ranks a request."""
 
-    # the client that the request belongs to; flows share the machine fairly, however many requests
-    # each of them has
+    # the client that the request belongs to; flows share the machine fairly, for any number of
+    # requests of each
     flow: str = ""
     priority: Priority = "interactive"
 
@@ -114,17 +114,46 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None  # None: the front chooses one
 
 
-SAMPLING_RANGES: Final[Mapping[str, tuple[float, float]]] = {
-    "temperature": (0, 100),
-    "top_p": (0, 1),  # 0: always the most likely token
-    "top_k": (0, 2**31 - 1),  # an int32 on the device
-    "min_p": (0, 1),
-    "presence_penalty": (-2, 2),
-    "frequency_penalty": (-2, 2),
-    "repetition_penalty": (1e-3, 100),
-    "logit_bias": (-100, 100),  # for each token; the lowest value bans the token
+class SamplingRange(NamedTuple):
+    """The values that a field of `SamplingParams` may have, and what they mean."""
+
+    lowest: float
+    highest: float
+    meaning: str
+    kind: type[float] = float  # int: only whole numbers
+
+    def accepted(self, value: object) -> float | None:
+        """Return a value from a file as a number; None if it is not one of the range."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        is_usable = self.lowest <= value <= self.highest and self.kind(value) == value
+        return self.kind(value) if is_usable else None
+
+
+SAMPLING_RANGES: Final[Mapping[str, SamplingRange]] = {
+    "temperature": SamplingRange(0, 100, "0: always take the most likely token."),
+    "top_p": SamplingRange(0, 1, "Total probability of the most likely tokens to sample from."),
+    "top_k": SamplingRange(  # an int32 on the device
+        0, 2**31 - 1, "Number of the most likely tokens to sample from; 0: all tokens.", int
+    ),
+    "min_p": SamplingRange(
+        0, 1, "Smallest probability of a token to sample, as a fraction of the highest probability."
+    ),
+    "presence_penalty": SamplingRange(
+        -2, 2, "Penalty on each token that the answer already contains."
+    ),
+    "frequency_penalty": SamplingRange(
+        -2, 2, "Penalty on a token for each time that the answer already contains it."
+    ),
+    "repetition_penalty": SamplingRange(
+        1e-3, 100, "Factor by which tokens of the prompt and the answer become less likely; 1: off."
+    ),
+    "logit_bias": SamplingRange(
+        -100, 100, "Number to add to the logit of each of these token ids."
+    ),
 }
-"""Lowest and highest value of each field of `SamplingParams` that has a range.
+"""The range of each field of `SamplingParams` except the seed. In `logit_bias`, each token has a
+value of its range; the lowest one bans the token.
 
 A protocol may allow a smaller range: in OpenAI's API, the temperature is at most 2.
 """

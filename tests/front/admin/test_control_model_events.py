@@ -118,7 +118,7 @@ async def test_the_stream_ends_when_the_server_stops() -> None:
     following = asyncio.create_task(exchange.run(EVENTS, {}, method="GET"))
     async with asyncio.timeout(60):
         await exchange.until(lambda: bool(events(exchange)))
-        exchange.app.state.services.drain.begin(60)
+        exchange.app.state.services.access.drain.begin(60)
         await following
     assert exchange.messages[-1]["more_body"] is False
 

@@ -26,15 +26,14 @@ from holdfast.errors import GenerationFailed, QueueFull, WorkerUnavailable
 from holdfast.front.application import DIALECTS
 from holdfast.front.fleet.residency import Residency
 from holdfast.front.fleet.slot import ModelFiles
-from holdfast.front.output import ChoiceFinished, OutputEvent, TextDelta
+from holdfast.front.output import ChoiceFinished, OutputEvent, TextDelta, TokenCounts
 from holdfast.front.request import GenerationRequest
 from holdfast.front.run.web import build_application
 from holdfast.front.server import answers as server_answers
 from holdfast.front.server.answers import (
     AnswerFormat,
-    AnswerPlan,
+    Asked,
     Explanation,
-    TokenCounts,
 )
 from holdfast.front.server.context import RequestContext
 from holdfast.front.server.dialect import Dialect, operation, request_of
@@ -105,7 +104,7 @@ class Wish(BaseModel):
     def cache_salt(self) -> str:
         return self.secret
 
-    def plan(self, context: RequestContext) -> AnswerPlan:
+    def plan(self, context: RequestContext) -> Asked:
         request = GenerationRequest(
             request_id="toy",
             model=self.by or first_model(context.services),
@@ -114,8 +113,9 @@ class Wish(BaseModel):
             max_tokens=self.at_most,
             sampling=SamplingParams(temperature=0.0),
             prompt_field="after",
+            streams=not self.at_once,
         )
-        return AnswerPlan(requests=[request], form=Lines(), streams=not self.at_once)
+        return [request], Lines()
 
 
 @operation("POST", SPEAK, request_of(Wish), summary="a toy")
@@ -264,9 +264,7 @@ async def test_a_server_stop_ends_its_stream_in_its_form() -> None:
     assert exchange.text == '> "Hel"\n! model_unavailable\n'
 
 
-async def test_its_own_keep_alive_is_sent_during_silence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_its_own_keep_alive_is_sent_during_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_answers, "HEADER_GRACE_SECONDS", 0.001)
     monkeypatch.setattr(server_answers, "KEEP_ALIVE_SECONDS", 0.001)
     loading = ScriptedDirectory(models=(model_status(state="loading"),))
@@ -310,6 +308,7 @@ async def test_it_is_documented_and_listed_without_affecting_others() -> None:
     assert without_slash.text.endswith("bye\n")
 
 
+@pytest.mark.slow
 async def test_it_is_served_over_a_real_worker(tmp_path: Path) -> None:
     settings = Settings(server=ServerSettings(port=0, shutdown_seconds=0))
     folder = served_model_folder()

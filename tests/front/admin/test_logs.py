@@ -18,7 +18,7 @@ def line(ring: LogRing, text: str, level: int = logging.INFO) -> None:
 
 async def shown(query: dict[str, Any]) -> tuple[int, Any]:
     async with client_of(ScriptedGateway()) as client:
-        ring = client._transport.app.state.services.log_ring  # type: ignore[attr-defined]
+        ring = client._transport.app.state.services.telemetry.log_ring  # type: ignore[attr-defined]
         line(ring, "one", logging.DEBUG)
         line(ring, "two <script>", logging.WARNING)
         line(ring, "three", logging.ERROR)
@@ -54,7 +54,7 @@ async def test_wrong_filters_are_refused(query: dict[str, Any], param: str) -> N
 
 async def test_the_stream_has_the_kept_lines_and_those_that_follow() -> None:
     exchange = Exchange(ScriptedGateway())
-    ring = exchange.app.state.services.log_ring
+    ring = exchange.app.state.services.telemetry.log_ring
     line(ring, "before", logging.WARNING)
     line(ring, "hidden")
     following = asyncio.create_task(

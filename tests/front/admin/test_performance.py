@@ -60,7 +60,7 @@ async def test_names_of_models_that_are_not_served_never_count() -> None:
         for number, (path, body) in enumerate(bodies.items()):
             answered = await client.post(path, json={"model": f"none-{number}", **body})
             assert answered.status_code == 404, (path, answered.text)
-    assert services.metrics.history.models == {MODEL}
+    assert services.telemetry.metrics.history.models == {MODEL}
 
 
 async def test_without_an_answer_everything_is_empty() -> None:
@@ -104,11 +104,13 @@ async def test_only_administrators_see_what_others_did(path: str) -> None:
 async def test_the_history_is_saved_when_the_server_stops(tmp_path: Path) -> None:
     services = scripted_services(ScriptedGateway())
     path = tmp_path / "server-1.history"
-    file = HistoryFile(services.metrics.history, path)
+    file = HistoryFile(services.telemetry.metrics.history, path)
     file.open()
-    app = create_application(replace(services, history_file=file))
+    app = create_application(
+        replace(services, telemetry=replace(services.telemetry, history_file=file))
+    )
     async with app.router.lifespan_context(app):
-        services.metrics.history.add("m", Cell(answers=1))
+        services.telemetry.metrics.history.add("m", Cell(answers=1))
         assert not path.exists()
     assert path.exists()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from holdfast.config import StoreSettings
+from holdfast.config import Settings, StoreSettings
 from holdfast.front.application import create_application
 from holdfast.store.store import BlockStore
 from tests.fakes.scripted_gateway import ScriptedGateway, scripted_services
@@ -15,7 +15,8 @@ from tests.fakes.stored_blocks import FINGERPRINT, make_chain
 
 def client(folder: str) -> httpx.AsyncClient:
     services = replace(
-        scripted_services(ScriptedGateway()), store=StoreSettings(folder=folder, disk_bytes=1 << 20)
+        scripted_services(ScriptedGateway()),
+        settings=Settings(store=StoreSettings(folder=folder, disk_bytes=1 << 20)),
     )
     return httpx.AsyncClient(
         transport=httpx.ASGITransport(create_application(services)), base_url="http://localhost"

@@ -321,9 +321,7 @@ def test_doubly_encoded_arguments_are_unwrapped_once(dialect: ModelDialect, inne
 
 
 @BOTH
-def test_white_space_unknown_to_json_becomes_plain_white_space(
-    dialect: ModelDialect,
-) -> None:
+def test_white_space_unknown_to_json_becomes_plain_white_space(dialect: ModelDialect) -> None:
     text = '<tool_call>{"name": "stop", "arguments": {\u2028"a"\xa0:\u3000[1,\x0b2]}}</tool_call>'
     assert outcome(text, dialect) == ("", "", [("stop", {"a": [1, 2]})])
 

@@ -127,9 +127,7 @@ def test_deltas_carry_every_token_once_and_none_is_empty() -> None:
 
 
 @pytest.mark.parametrize("wanted", [{}, {"want_logprobs": True}])
-def test_the_stop_token_is_counted_but_never_shown(
-    wanted: dict[str, object],
-) -> None:
+def test_the_stop_token_is_counted_but_never_shown(wanted: dict[str, object]) -> None:
     stop = family()[0].token_to_id("</think>")
     reader = choice(stop_tokens=(stop,), **wanted)
     events = list(reader.feed(generated((*encode("hello"), stop), scored=bool(wanted))))
@@ -210,9 +208,7 @@ def test_a_failed_sequence_raises() -> None:
 
 
 @pytest.mark.parametrize("field", ["response_format", "tools", ""])
-def test_a_workers_refusal_is_a_request_error_with_its_field(
-    field: str,
-) -> None:
+def test_a_workers_refusal_is_a_request_error_with_its_field(field: str) -> None:
     reader = choice(form_field=field)
     with pytest.raises(InvalidRequest, match="allows no token") as refused:
         reader.feed(finished(FinishReason.REFUSED, error="the grammar allows no token"))
@@ -229,15 +225,6 @@ def test_logprobs_have_text_bytes_offset_and_alternatives() -> None:
     assert [token.logprob for token in tokens] == [-1.0, -2.0]
     assert tokens[0].top[0].text == "hello"
     assert tokens[0].top[0].logprob == -0.5
-
-
-def test_a_stop_string_cuts_logprobs_and_text_alike() -> None:
-    events = run(
-        choice(want_logprobs=True, stops=("lo t",)), [encode("hello the world")], scored=True
-    )
-    tokens = [token for event in events if isinstance(event, TextDelta) for token in event.logprobs]
-    assert texts(events) == "hel"
-    assert [(token.text, token.raw) for token in tokens] == [("hel", b"hel")]
 
 
 @given(answers())
@@ -382,9 +369,7 @@ def test_a_difference_at_an_image_is_described(
 
 
 @pytest.mark.parametrize("tells_progress", [True, False])
-def test_the_end_of_the_prefill_is_reported_only_on_request(
-    tells_progress: bool,
-) -> None:
+def test_the_end_of_the_prefill_is_reported_only_on_request(tells_progress: bool) -> None:
     text = choice(tells_progress=tells_progress, prompt_token_ids=TokenIds.of((1, 2, 3, 4)))
     read = PromptRead(request_id="a", total_tokens=4, cached_tokens=1, read_tokens=2, seconds=0.5)
     memory, timings = CacheReport(ram_tokens=1), Timings(prefill_seconds=0.75)
@@ -397,9 +382,7 @@ def test_the_end_of_the_prefill_is_reported_only_on_request(
 
 
 @pytest.mark.parametrize("stops", [(), ("never",)])
-def test_an_unlimited_answer_that_keeps_repeating_is_ended(
-    stops: tuple[str, ...],
-) -> None:
+def test_an_unlimited_answer_that_keeps_repeating_is_ended(stops: tuple[str, ...]) -> None:
     said = encode("So. ")
     again = encode("hello the ")
     reader = choice(repeated_tokens=16 * len(again), stops=stops)

@@ -4,7 +4,6 @@ exactly once.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import cache
 from itertools import count, groupby
@@ -260,9 +259,7 @@ def test_a_call_considered_in_a_thought_does_not_count(per_event: int) -> None:
 
 
 @pytest.mark.parametrize("per_event", [1, 100])
-def test_a_final_call_in_a_thought_is_shown_at_the_end(
-    per_event: int,
-) -> None:
+def test_a_final_call_in_a_thought_is_shown_at_the_end(per_event: int) -> None:
     events, _ = answer(f"<think>Hm.\n{CALL}\n{CALL}", per_event=per_event)
     calls = [f"{part} {call}" for call in (0, 1) for part in ("start", "arguments", "end")]
     assert [kind for kind, _ in told(events)] == ["reasoning", *calls]
@@ -325,14 +322,3 @@ def test_ids_have_the_familys_format_and_are_unique(
     dialect = ModelDialect(family=family, calls=form)
     events, _ = answer(text, dialect=dialect, earlier_call_ids=earlier, random_text=numbered())
     assert [event.id for event in events if isinstance(event, ToolCallStarted)] == expected
-
-
-def test_arguments_of_a_finished_call_join_to_an_object() -> None:
-    events, _ = answer(ANSWER, per_event=3)
-    for call in (0, 1):
-        parts = [
-            event.text
-            for event in events
-            if isinstance(event, ToolArgumentsDelta) and event.call == call
-        ]
-        assert json.loads("".join(parts)) == {"word": "stop"}

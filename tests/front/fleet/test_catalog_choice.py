@@ -37,9 +37,7 @@ def test_without_settings_the_bundled_model_is_loaded_at_the_start() -> None:
     assert catalog.at_start == (DEMO_ID,)
 
 
-def test_a_configured_files_models_are_loaded_on_demand(
-    tmp_path: Path,
-) -> None:
+def test_a_configured_files_models_are_loaded_on_demand(tmp_path: Path) -> None:
     catalog = chosen(file=written(tmp_path))
     assert names(catalog) == ["a", "b"]
     assert catalog.at_start == ()

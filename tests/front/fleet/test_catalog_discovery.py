@@ -38,9 +38,7 @@ def names(catalog: Catalog) -> list[str]:
     return [entry.name for entry in catalog.entries]
 
 
-def test_discovered_models_follow_those_of_the_file(
-    tmp_path: Path,
-) -> None:
+def test_discovered_models_follow_those_of_the_file(tmp_path: Path) -> None:
     snapshot = in_hub_cache(tmp_path / "hf", "o/kelp")
     watched = model(tmp_path / "watched" / "lmstudio-community" / "Wrack-4bit")
     model(tmp_path / "watched" / "plain")

@@ -161,9 +161,7 @@ async def test_a_broken_device_ends_the_process_but_not_its_requests(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_worker_ignores_signals_to_the_whole_process_group(
-    number: signal.Signals,
-) -> None:
+async def test_a_worker_ignores_signals_to_the_whole_process_group(number: signal.Signals) -> None:
     async with serving() as (process, client):
         psutil.Process(process.pid).send_signal(number)
         events = [event async for event in client.submit(a_request())]

@@ -78,9 +78,7 @@ async def assert_answers(made: OneModel) -> None:
     assert tokens == expected_tokens(a_request("next"))
 
 
-async def test_a_worker_suspended_at_rest_is_replaced(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_worker_suspended_at_rest_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     async with residency() as made:
         await made.wait_ready()
         old = pid_of(made)
@@ -129,9 +127,7 @@ async def test_a_running_worker_that_holds_the_gil_is_left_alone() -> None:
         assert pid_of(made) == old
 
 
-async def test_a_worker_suspended_while_loading_is_killed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_worker_suspended_while_loading_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     hasty = ResidencySettings(heartbeat_seconds=0.05, hang_seconds=0.2)
     worker = await WorkerProcess.start(
         fake_settings("hangs", residency=hasty),

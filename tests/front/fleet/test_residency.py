@@ -95,12 +95,12 @@ async def test_a_client_of_an_unknown_model_is_refused() -> None:
 
 
 async def test_a_dead_worker_is_replaced_and_its_streams_continue() -> None:
-    asked = [a_request(str(index), max_tokens=5_000 + index) for index in range(3)]
+    asked = [a_request(str(index), max_tokens=5_000 + index) for index in range(2)]
     async with residency() as made:
         await made.wait_ready()
         client = await made.client("m")
         streams = [client.submit(each) for each in asked]
-        for _ in range(3):
+        for _ in range(2):
             await begun(streams)
             await kill(made)
         answers = [await collected(stream) for stream in streams]
@@ -115,9 +115,9 @@ async def test_a_dead_worker_is_replaced_and_its_streams_continue() -> None:
             ]
             (end,) = [event for event in events if isinstance(event, Finished)]
             assert (end.reason, end.completion_tokens) == (FinishReason.LENGTH, each.max_tokens)
-            assert end.resumptions == 3
-        assert made.statuses()[0].restarts == {"died": 3, "hung": 0}
-        assert made.statuses()[0].resumed == 9
+            assert end.resumptions == 2
+        assert made.statuses()[0].restarts == {"died": 2, "hung": 0}
+        assert made.statuses()[0].resumed == 4
 
 
 async def test_the_next_worker_answers_a_dead_workers_session_command() -> None:
@@ -310,9 +310,7 @@ async def test_stopping_ends_the_wait_for_the_first_load() -> None:
         await waiting
 
 
-async def test_a_wait_for_the_process_launch_ends_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_wait_for_the_process_launch_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
     begins = asyncio.Event()
 
     async def never(*arguments: Any, **options: Any) -> None:

@@ -269,9 +269,7 @@ def test_path_and_host_are_encoded_as_by_a_browser() -> None:
     assert seen == [("/ein%20K%C3%A4fer.png?gr%C3%B6%C3%9Fe=%20&a=b+c", host)]
 
 
-def test_an_image_is_fetched_over_tls_under_its_urls_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_image_is_fetched_over_tls_under_its_urls_name(monkeypatch: pytest.MonkeyPatch) -> None:
     authority = trustme.CA()
     context = ssl.create_default_context()
     authority.configure_trust(context)
@@ -367,9 +365,7 @@ def test_a_stalled_tls_handshake_is_given_up_at_the_deadline() -> None:
         assert "longer than 0.2 s" in refused(url, seconds=0.2, is_allowed=lambda _: True)
 
 
-def test_a_slow_dns_lookup_is_given_up_at_the_deadline(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_slow_dns_lookup_is_given_up_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     may_end = threading.Event()
 
     def slow(*_: object, **__: object) -> list[Any]:

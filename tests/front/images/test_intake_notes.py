@@ -11,7 +11,7 @@ import pytest
 from holdfast.config import ImagesSettings
 from holdfast.errors import InvalidRequest
 from holdfast.front.images import intake as intake_module
-from tests.fakes.image_requests import CAT, anthropic, in_base64, openai, text
+from tests.fakes.image_requests import CALL, CAT, PROTOCOLS, Body, in_chat, openai
 from tests.fakes.images import broken_images, data_url, png
 from tests.fakes.scripted_gateway import MODEL
 from tests.fakes.seeing import QWEN, chat, said, seeing_front
@@ -20,76 +20,6 @@ NOTE = "[image left out: it cannot be read]"
 DAMAGED = CAT[:60]
 BROKEN = broken_images()
 
-Body = dict[str, Any]
-CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-
-
-def in_chat(*turns: tuple[str, Any]) -> Body:
-    """Chat completions: turns of "user", "result" or "assistant", with a text or an image."""
-    messages: list[Body] = []
-    for role, content in turns:
-        if role == "result":
-            messages.append({"role": "assistant", "content": None, "tool_calls": [CALL]})
-            messages.append(said(openai(content), role="tool", tool_call_id="c"))
-        elif isinstance(content, bytes):
-            messages.append(said(openai(content)))
-        else:
-            messages.append({"role": role, "content": content})
-    return {"model": MODEL, "messages": messages}
-
-
-def in_responses(*turns: tuple[str, Any]) -> Body:
-    """Responses, with the same turns."""
-    items: list[Body] = []
-    for role, content in turns:
-        image = {"type": "input_image"}
-        if isinstance(content, bytes):
-            image["image_url"] = data_url(content)
-        if role == "result":
-            call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
-            items += [call, {"type": "function_call_output", "call_id": "c", "output": [image]}]
-        else:
-            items.append({"role": role, "content": [image] if "image_url" in image else content})
-    return {"model": MODEL, "input": items}
-
-
-def in_messages(*turns: tuple[str, Any]) -> Body:
-    """Messages, with the same turns."""
-    messages: list[Body] = []
-    for role, content in turns:
-        if role == "result":
-            use = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
-            result = {"type": "tool_result", "tool_use_id": "t", "content": [anthropic(content)]}
-            messages.append({"role": "assistant", "content": [use]})
-            messages.append({"role": "user", "content": [result]})
-        else:
-            is_image = isinstance(content, bytes)
-            shown = [anthropic(content)] if is_image else [text(content)]
-            messages.append({"role": role, "content": shown})
-    return {"model": MODEL, "max_tokens": 8, "messages": messages}
-
-
-def in_ollama(*turns: tuple[str, Any]) -> Body:
-    """Ollama's chat, with the same turns."""
-    messages: list[Body] = []
-    for role, content in turns:
-        is_image = isinstance(content, bytes)
-        images = {"images": [in_base64(content)]} if is_image else {}
-        if role == "result":
-            calls = [{"function": {"name": "look", "arguments": {}}}]
-            messages.append({"role": "assistant", "content": "", "tool_calls": calls})
-            messages.append({"role": "tool", "tool_name": "look", "content": "", **images})
-        else:
-            messages.append({"role": role, "content": "" if is_image else content, **images})
-    return {"model": MODEL, "messages": messages, "stream": False}
-
-
-PROTOCOLS: dict[str, tuple[str, Any]] = {
-    "chat": ("/v1/chat/completions", in_chat),
-    "responses": ("/v1/responses", in_responses),
-    "messages": ("/v1/messages", in_messages),
-    "ollama": ("/api/chat", in_ollama),
-}
 OLD: dict[str, Any] = {  # conversations with an earlier image
     "result": lambda image: [("user", "look"), ("result", image)],
     "earlier result": lambda image: [
@@ -109,7 +39,7 @@ OLD: dict[str, Any] = {  # conversations with an earlier image
 async def test_an_unusable_old_image_becomes_a_note(
     protocol: str, place: str, tmp_path: Path
 ) -> None:
-    path, body_of = PROTOCOLS[protocol]
+    path, body_of, _ = PROTOCOLS[protocol]
     front = seeing_front(tmp_path / "images")
     turns = OLD[place](DAMAGED)
     answer = await front.http.post(path, json=body_of(*turns))
@@ -133,7 +63,7 @@ async def test_an_unusable_old_image_becomes_a_note(
 async def test_an_unusable_new_image_is_an_error(
     protocol: str, before: list[Any], tmp_path: Path
 ) -> None:
-    path, body_of = PROTOCOLS[protocol]
+    path, body_of, _ = PROTOCOLS[protocol]
     front = seeing_front(tmp_path / "images")
     for _ in range(2):
         answer = await front.http.post(path, json=body_of(*before, ("user", DAMAGED)))
@@ -151,7 +81,7 @@ async def test_an_unusable_new_image_is_an_error(
 async def test_a_text_model_gets_a_note_for_an_old_image(
     protocol: str, place: str, refused: str, tmp_path: Path
 ) -> None:
-    path, body_of = PROTOCOLS[protocol]
+    path, body_of, _ = PROTOCOLS[protocol]
     front = seeing_front(tmp_path / "images")
     vision = msgspec.structs.replace(QWEN, refused=refused) if refused else None
     front.engine.info = msgspec.structs.replace(front.engine.info, vision=vision)
@@ -195,7 +125,7 @@ async def test_every_kind_of_invalid_image_part_becomes_a_note(
     messages = [
         said("look"),
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
-        said("seen", role="tool", tool_call_id="c"),
+        said("seen", role="tool", tool_call_id=CALL["id"]),
         {"role": "assistant", "content": "hm"},
         said("and?"),
     ]
@@ -261,7 +191,7 @@ TOO_MANY = "[image left out: the conversation has too many images]"
 async def test_the_oldest_excess_images_are_left_out_in_batches(
     protocol: str, tmp_path: Path
 ) -> None:
-    path, body_of = PROTOCOLS[protocol]
+    path, body_of, _ = PROTOCOLS[protocol]
     front = seeing_front(tmp_path / "images", settings=ImagesSettings(max_count=8))
     turns: list[tuple[str, Any]] = [("user", "look")]
     left_out, changed, before = [], [], ""
@@ -284,7 +214,7 @@ async def test_the_oldest_excess_images_are_left_out_in_batches(
 async def test_excess_new_images_are_refused_and_old_ones_dropped(
     protocol: str, tmp_path: Path
 ) -> None:
-    path, body_of = PROTOCOLS[protocol]
+    path, body_of, _ = PROTOCOLS[protocol]
     old = [("user", CAT), ("assistant", "hm")]
     for most, status, notes in ((2, 200, 0), (1, 200, 1), (0, 400, 0)):
         settings = ImagesSettings(max_count=most)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,9 @@ import pytest
 
 from holdfast.config import ServerSettings
 from holdfast.front.prompt import images
-from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.models.images import image_name
 from tests.fakes.image_requests import CAT, REQUESTS
-from tests.fakes.seeing import FAMILIES, SeeingFront, seeing_bundle, seeing_front
+from tests.fakes.seeing import FAMILIES, SeeingFront, seeing_front
 
 KEY = "a key"
 # how a request gets a tenant: its headers, and additional fields of its body
@@ -33,21 +32,19 @@ COUNTS = {  # paths that show or count the prompt of a request to another path
 }
 
 
-@functools.cache
-def bundle_of(family: str) -> TokenizerBundle:
-    return seeing_bundle(family)
-
-
 def front_of(folder: Path, family: str, tenant: str) -> SeeingFront:
     has_key = tenant in ("key", "all")
     server = ServerSettings(api_key=KEY if has_key else "", reconnect_seconds=0)
-    front = seeing_front(folder / "images", family=family, server=server, bundle=bundle_of(family))
+    front = seeing_front(folder / "images", family=family, server=server)
     front.http.headers.update(TENANTS[tenant][0])
     return front
 
 
-@pytest.mark.parametrize("tenant", TENANTS)
-@pytest.mark.parametrize("family", FAMILIES)
+# every family and every kind of tenant
+PAIRS = list(zip(FAMILIES, cycle(TENANTS), strict=False))
+
+
+@pytest.mark.parametrize(("family", "tenant"), PAIRS)
 async def test_the_model_sees_every_image_and_nobody_sees_a_mark(
     family: str, tenant: str, tmp_path: Path
 ) -> None:

@@ -172,9 +172,7 @@ async def test_a_request_continues_after_the_received_tokens(front: Front) -> No
     assert front.client.open_streams == 0
 
 
-async def test_waiting_requests_go_to_the_next_worker_in_order(
-    front: Front,
-) -> None:
+async def test_waiting_requests_go_to_the_next_worker_in_order(front: Front) -> None:
     front.submit("a")
     front.die()
     front.submit("b", "c")
@@ -190,9 +188,7 @@ async def test_a_request_closed_by_its_reader_is_not_resent(front: Front) -> Non
     assert front.client.open_streams == 1
 
 
-async def test_an_unread_stream_stays_paused_at_the_next_worker(
-    front: Front,
-) -> None:
+async def test_an_unread_stream_stays_paused_at_the_next_worker(front: Front) -> None:
     (stream,) = front.submit("a")
     front.tokens("a", count=8)
     assert front.worker.steered == ["pause a"]
@@ -214,9 +210,7 @@ async def test_reasoning_that_was_ended_stays_ended_at_the_next_worker(front: Fr
     assert (again.thinking_budget, front.worker.limited) == (budget, [])
 
 
-async def test_without_a_next_worker_current_requests_fail(
-    front: Front,
-) -> None:
+async def test_without_a_next_worker_current_requests_fail(front: Front) -> None:
     streams = front.submit("a", "b")
     front.tokens("a")
     front.die()
@@ -284,9 +278,7 @@ async def end_of(stream: EventStream) -> Finished:
     return end
 
 
-async def test_a_request_that_killed_workers_is_refused_when_sent_again(
-    front: Front,
-) -> None:
+async def test_a_request_that_killed_workers_is_refused_when_sent_again(front: Front) -> None:
     assert (await end_of(await killed(front))).is_deadly
     again = front.client.submit(a_request("again", prompt=(7, 8), max_tokens=500))
     seeded = msgspec.structs.replace(
@@ -328,9 +320,7 @@ async def test_the_same_request_sent_concurrently_kills_no_more_workers(front: F
     assert front.next_worker().ids == []
 
 
-async def test_a_request_paused_during_its_trial_is_retried_when_resumed(
-    front: Front,
-) -> None:
+async def test_a_request_paused_during_its_trial_is_retried_when_resumed(front: Front) -> None:
     """Otherwise, a client that keeps reconnecting would kill one worker after another."""
     (guilty,) = front.submit("guilty")
     for _ in range(3):
@@ -353,9 +343,7 @@ async def test_a_request_paused_during_its_trial_is_retried_when_resumed(
     assert front.next_worker().ids == ["innocent"]
 
 
-async def test_a_killer_with_a_token_per_life_is_refused(
-    front: Front,
-) -> None:
+async def test_a_killer_with_a_token_per_life_is_refused(front: Front) -> None:
     guilty, _ = front.submit("guilty", "innocent")
     for _ in range(3):
         front.tokens("guilty")
@@ -430,9 +418,7 @@ def answers(front: Front, failure: SessionFailure | None = None) -> None:
     )
 
 
-async def test_a_command_without_a_worker_waits_for_the_next_one(
-    front: Front,
-) -> None:
+async def test_a_command_without_a_worker_waits_for_the_next_one(front: Front) -> None:
     front.die()
     command = await asked(front)
     assert [each.call_id for each in front.next_worker().commands] == ["c"]
@@ -452,9 +438,7 @@ async def test_an_image_question_is_repeated_to_the_next_worker(front: Front) ->
     assert await task == answer
 
 
-async def test_an_unanswered_command_is_resent_once_after_the_requests(
-    front: Front,
-) -> None:
+async def test_an_unanswered_command_is_resent_once_after_the_requests(front: Front) -> None:
     command = await asked(front, "close")
     front.die()
     front.submit("a")
@@ -546,9 +530,7 @@ async def test_neither_a_refusal_nor_idle_work_counts_as_progress(
     assert not front.client.lose_worker().had_progress
 
 
-async def test_the_next_worker_learns_of_unused_prefilled_prompts(
-    front: Front,
-) -> None:
+async def test_the_next_worker_learns_of_unused_prefilled_prompts(front: Front) -> None:
     request = read_ahead(9)
     front.client.submit(request)
     front.client.deliver([finished("ahead", ram_tokens=5)])

@@ -191,9 +191,7 @@ MOST_DEATHS = (MOST_TOKENS.bit_length() + 1) * (DEATHS_OF_A_LIFE + DEATHS_ALONE)
 @given(
     lives=st.lists(st.tuples(st.integers(0, MOST_TOKENS), st.booleans()), min_size=1, max_size=8)
 )
-def test_the_deaths_caused_by_one_request_are_bounded(
-    lives: list[tuple[int, bool]],
-) -> None:
+def test_the_deaths_caused_by_one_request_are_bounded(lives: list[tuple[int, bool]]) -> None:
     """In each life, it generates some tokens, or its stream is not read for a while during its
     trial.
     """

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.front.ollama.answer import ChatLine, ChatLines, GenerateLine, GenerateLines
-from holdfast.front.output import ChoiceFinished, TextDelta
-from holdfast.front.server.answers import TokenCounts
+from holdfast.front.output import ChoiceFinished, TextDelta, TokenCounts
 from holdfast.wire.events import FinishReason, Timings
 from tests.fakes.scripted_gateway import calling, token
 

@@ -17,7 +17,7 @@ from holdfast.front.server.access import Caller
 from holdfast.front.server.context import RequestContext
 from holdfast.front.structured.answer import answer_grammar
 from holdfast.front.toolcalls.dialect import ReasoningFormat
-from tests.fakes.family_bundles import bundle
+from tests.fakes.family_bundles import bundle_of
 from tests.fakes.family_templates import FAMILY_TEMPLATES
 from tests.fakes.ollama_bodies import HELLO, directory_of
 from tests.fakes.scripted_gateway import INFO, ScriptedGateway, scripted_services
@@ -54,14 +54,11 @@ CONTEXT = RequestContext(
     "form", [PERSON, pytest.param("json", marks=pytest.mark.slow)], ids=["schema", "json"]
 )
 def test_the_format_is_enforced_after_the_thought(family: str, form: Any) -> None:
-    model = bundle(FAMILY_TEMPLATES[family])
+    model = bundle_of(family)
     tokenizer = LLTokenizer(model.tokenizer.backend.to_str(), eos_token=0)
     for think in (True, False, None):
-        request = (
-            OllamaChat.model_validate({"messages": HELLO, "format": form, "think": think})
-            .plan(CONTEXT)
-            .requests[0]
-        )
+        asked = OllamaChat.model_validate({"messages": HELLO, "format": form, "think": think})
+        (request,), _ = asked.plan(CONTEXT)
         prompt = prompt_text(request, model, request.prompt, info=INFO)
         grammar = answer_grammar(
             request, model.dialect, prompt=prompt, limits=LimitsSettings(), tools=ToolsSettings()

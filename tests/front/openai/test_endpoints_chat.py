@@ -16,7 +16,9 @@ async def test_a_minimal_request_gets_one_answer_of_maximal_length() -> None:
         (),
         False,
     )
-    assert request.prompt == ChatPrompt(messages=({"role": "user", "content": "hello"},))
+    assert request.prompt == ChatPrompt(
+        messages=({"role": "user", "content": "hello"},), has_images=False
+    )
     assert request.request_id.startswith("chatcmpl-")
     assert request.prompt_field == "messages"
 
@@ -36,7 +38,7 @@ async def test_the_newer_name_of_max_tokens_wins(fields: dict[str, int], tokens:
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 async def test_max_tokens_may_be_zero_but_not_negative(field: str) -> None:
     assert (await accepted_chat(**{field: 0})).max_tokens == 0
-    status = 422 if field == "max_tokens" else 400  # see tests/front/server/test_problem_agents.py
+    status = 422 if field == "max_tokens" else 400  # see tests/front/server/test_problem.py
     assert await refused_chat(**{field: -1}) == (status, field)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import pydantic
 import pytest
 
 from holdfast.config import LimitsSettings
-from holdfast.front.openai.endpoints import ChatCompletionRequest
+from holdfast.front.openai.endpoints import ChatCompletionRequest, CompletionRequest
+from holdfast.front.openai.fields import KNOWN
+from holdfast.front.request import OutputFormat
 from tests.fakes.http_clients import CHAT, COMPLETIONS, HELLO, chat_body, client_of, completion_body
 from tests.fakes.scripted_gateway import MODEL, ScriptedGateway
 
@@ -36,29 +39,20 @@ BAD_VALUES: dict[str, list[Any]] = {
 }
 
 
-def cases() -> list[Any]:
-    return [
-        pytest.param(field, value, id=f"{field}={str(value)[:30]}")
-        for field, values in BAD_VALUES.items()
-        for value in values
-    ]
-
-
-@pytest.mark.parametrize(("field", "value"), cases())
+@pytest.mark.parametrize("field", BAD_VALUES)
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_a_bad_value_is_refused_with_the_fields_name(
-    path: str, field: str, value: Any
-) -> None:
+async def test_a_bad_value_is_refused_with_the_fields_name(path: str, field: str) -> None:
     gateway = ScriptedGateway()
-    body = (chat_body if path == CHAT else completion_body)(**{field: value})
+    status = 422 if field == "max_tokens" else 400  # see tests/front/server/test_problem.py
     async with client_of(gateway) as client:
-        response = await client.post(path, content=json.dumps(body))
-    status = 422 if field == "max_tokens" else 400  # see tests/front/server/test_problem_agents.py
-    assert response.status_code == status, response.text
-    error = response.json()["error"]
-    assert error["param"].split(".")[0] == field
-    assert error["type"] == "invalid_request_error"
-    assert field in error["message"]
+        for value in BAD_VALUES[field]:
+            body = (chat_body if path == CHAT else completion_body)(**{field: value})
+            response = await client.post(path, content=json.dumps(body))
+            assert response.status_code == status, (value, response.text)
+            error = response.json()["error"]
+            assert error["param"].split(".")[0] == field
+            assert error["type"] == "invalid_request_error"
+            assert field in error["message"]
     assert gateway.requests == []
 
 
@@ -213,3 +207,181 @@ async def test_the_limits_are_configurable() -> None:
                 400,
                 list(fields)[-1],
             )
+
+
+SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}}
+
+
+async def posted(path: str, **fields: Any) -> tuple[Any, ScriptedGateway]:
+    gateway = ScriptedGateway()
+    body = (chat_body if path == CHAT else completion_body)(**fields)
+    async with client_of(gateway) as client:
+        return await client.post(path, json=body), gateway
+
+
+def of_schema(field: str, schema: Any = SCHEMA) -> OutputFormat:
+    return OutputFormat(kind="json_schema", schema=schema, field=field)
+
+
+ASKED: list[tuple[dict[str, Any], OutputFormat | None]] = [
+    ({"response_format": {"type": "text"}}, None),
+    ({"response_format": {"type": "json_object"}}, OutputFormat(kind="json_object")),
+    (
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
+        of_schema("response_format.schema"),
+    ),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "strict": True, "schema": SCHEMA},
+            }
+        },
+        of_schema("response_format.json_schema.schema"),
+    ),
+    (
+        {"response_format": {"type": "json_schema", "schema": SCHEMA}},
+        of_schema("response_format.schema"),
+    ),
+    ({"structured_outputs": {}}, None),
+    ({"structured_outputs": {"json": SCHEMA}}, of_schema("structured_outputs.json")),
+    (
+        {"structured_outputs": {"json": '{"type": "null"}'}},
+        of_schema("structured_outputs.json", {"type": "null"}),
+    ),
+    (
+        {"structured_outputs": {"json_object": True}},
+        OutputFormat(kind="json_object", field="structured_outputs.json_object"),
+    ),
+    (
+        {"structured_outputs": {"regex": "a+", "disable_any_whitespace": False}},
+        OutputFormat(kind="regex", pattern="a+", field="structured_outputs.regex"),
+    ),
+    ({"guided_json": SCHEMA}, of_schema("guided_json")),
+    ({"guided_json": {}}, of_schema("guided_json", {})),
+    ({"guided_regex": "a+"}, OutputFormat(kind="regex", pattern="a+", field="guided_regex")),
+    (
+        {"guided_grammar": 'start: "x"'},
+        OutputFormat(kind="lark", pattern='start: "x"', field="guided_grammar"),
+    ),
+    (
+        {"guided_choice": ["yes", "no"]},
+        OutputFormat(kind="choice", choices=("yes", "no"), field="guided_choice"),
+    ),
+    ({"guided_choice": [], "guided_regex": "", "guided_json": None, "guided_grammar": ""}, None),
+]
+
+
+@pytest.mark.parametrize(("fields", "form"), ASKED)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_all_spellings_of_an_output_format_are_equal(
+    path: str, fields: dict[str, Any], form: OutputFormat | None
+) -> None:
+    response, gateway = await posted(path, **fields)
+    assert response.status_code == 200, response.text
+    assert gateway.request.output_format == form
+
+
+async def test_a_schema_keeps_the_order_of_its_keys() -> None:
+    _, gateway = await posted(CHAT, guided_json=SCHEMA)
+    schema = gateway.request.output_format.schema  # type: ignore[union-attr]
+    assert list(schema["properties"]) == ["b", "a"]  # type: ignore[index,arg-type]
+
+
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {}}}
+REFUSED: list[tuple[str, Any]] = [
+    ("audio", {"voice": "alloy", "format": "wav"}),
+    ("modalities", ["text", "audio"]),
+    ("web_search_options", {}),
+    ("grammar", 'root ::= "x"'),
+    ("guided_whitespace_pattern", " "),
+    ("use_beam_search", True),
+    ("min_tokens", 5),
+    ("min_tokens", False),
+    ("stop_token_ids", [1]),
+    ("repeat_penalty", 1.1),
+]
+OF_CHATS: list[tuple[str, Any]] = [
+    ("prediction", {"type": "content", "content": "x"}),
+    ("tools", [TOOL]),
+    ("tool_choice", "required"),
+    ("tool_choice", {"type": "function", "function": {"name": "look_up"}}),
+    ("functions", [{"name": "look_up"}]),
+    ("function_call", {"name": "look_up"}),
+    ("messages", [{"role": "user", "content": "x"}]),
+    ("enable_thinking", True),
+    ("reasoning_effort", "low"),
+    ("thinking", {"type": "enabled"}),
+    ("think", True),
+    ("thinking_budget", 5),
+    ("parallel_tool_calls", False),
+    ("chat_template_kwargs", {"x": 1}),
+]
+OF_TEXTS: list[tuple[str, Any]] = [("prompt", "x"), ("echo", True), ("suffix", "x"), ("best_of", 2)]
+HARMLESS: list[tuple[str, Any]] = [
+    ("tools", []),
+    ("tools", None),
+    ("tool_choice", "none"),
+    ("response_format", {"type": "text"}),
+    ("response_format", None),
+    ("modalities", ["text"]),
+    ("min_tokens", 0),
+    ("length_penalty", 1.0),
+    ("parallel_tool_calls", True),
+    ("user", "me"),
+    ("metadata", {"a": "b"}),
+    ("store", False),
+    ("service_tier", "auto"),
+    ("reasoning_effort", "low"),
+    ("verbosity", "low"),
+    ("prompt_cache_key", "k"),
+    ("safety_identifier", "s"),
+]
+
+
+REFUSED_BY = [
+    *((path, *case) for path in (CHAT, COMPLETIONS) for case in REFUSED),
+    *((COMPLETIONS, *case) for case in OF_CHATS),
+    *((CHAT, *case) for case in OF_TEXTS),
+]
+
+
+@pytest.mark.parametrize(("path", "field", "value"), REFUSED_BY)
+async def test_a_field_that_requests_an_unsupported_feature_is_refused(
+    path: str, field: str, value: Any
+) -> None:
+    gateway = ScriptedGateway()
+    body = (chat_body if path == CHAT else completion_body)(**{field: value})
+    async with client_of(gateway) as client:
+        response = await client.post(path, json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (
+        400,
+        field,
+        "unsupported_parameter",
+    )
+    assert field in error["message"]
+    assert gateway.requests == []
+
+
+@pytest.mark.parametrize(("field", "value"), HARMLESS)
+async def test_an_unsupported_field_without_a_request_is_accepted(field: str, value: Any) -> None:
+    async with client_of(ScriptedGateway()) as client:
+        response = await client.post(CHAT, json=chat_body(**{field: value}))
+    assert response.status_code == 200, response.text
+
+
+async def test_an_unknown_field_is_ignored_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    async with client_of(ScriptedGateway()) as client:
+        for _ in range(3):
+            response = await client.post(CHAT, json=chat_body(frobnicate_this_test=1))
+            assert response.status_code == 200
+    assert caplog.text.count("frobnicate_this_test") == 1
+
+
+def test_no_supported_field_is_among_the_refused() -> None:
+    served = set(ChatCompletionRequest.model_fields) & set(CompletionRequest.model_fields)
+    assert served & set(KNOWN) == set()

@@ -4,74 +4,13 @@ from typing import Any
 
 import pytest
 
-from holdfast.front.request import ChatPrompt
-from tests.fakes.http_clients import CHAT, chat_body, client_of
-from tests.fakes.scripted_gateway import MODEL, ScriptedGateway
+from holdfast.config import LimitsSettings
+from holdfast.front.request import ChatPrompt, ToolChoice
+from tests.fakes.http_clients import CHAT, accepted_chat, chat_body, client_of, refused_chat
+from tests.fakes.scripted_gateway import ScriptedGateway
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 TEXT = {"type": "text", "text": "hello"}
-BAD: list[tuple[Any, str]] = [
-    ([], "messages"),
-    (None, "messages"),
-    ("hello", "messages"),
-    ({}, "messages"),
-    ([1], "messages.0"),
-    (["hello"], "messages.0"),
-    ([None], "messages.0"),
-    ([{"content": "x"}], "messages.0.role"),
-    ([{"role": "god", "content": "x"}], "messages.0.role"),
-    ([{"role": 1, "content": "x"}], "messages.0.role"),
-    ([{"role": "user"}], "messages.0.content"),
-    ([{"role": "user", "content": None}], "messages.0.content"),
-    ([{"role": "user", "content": 5}], "messages.0.content"),
-    ([{"role": "user", "content": {"text": "x"}}], "messages.0.content"),
-    ([{"role": "user", "content": [1]}], "messages.0.content.0"),
-    ([{"role": "user", "content": ["x"]}], "messages.0.content.0"),
-    ([{"role": "user", "content": [{}]}], "messages.0.content.0.type"),
-    ([{"role": "user", "content": [{"type": "text"}]}], "messages.0.content.0.text"),
-    ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "messages.0.content.0.text"),
-    ([{"role": "user", "content": [{"type": "smell", "text": "x"}]}], "messages.0.content.0.type"),
-    ([{"role": "user", "content": [TEXT, IMAGE]}], "messages.0.content.1.image_url"),
-    ([{"role": "system", "content": [TEXT, IMAGE]}], "messages.0.content.1"),
-    ([{"role": "user", "content": [{"type": "image_url"}]}], "messages.0.content.0"),
-    (
-        [{"role": "user", "content": [{"type": "image", "image": "0" * 64}]}],
-        "messages.0.content.0.image",
-    ),
-    (
-        [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}],
-        "messages.0.content.0",
-    ),
-    ([{"role": "user", "content": [{"type": "file", "file": {}}]}], "messages.0.content.0"),
-    (
-        [{"role": "user", "content": "x"}, {"role": "tool", "content": None, "tool_call_id": "1"}],
-        "messages.1.content",
-    ),
-    ([{"role": "user", "content": "x", "name": 1}], "messages.0.name"),
-    ([{"role": "assistant", "tool_calls": "x"}], "messages.0.tool_calls"),
-    ([{"role": "assistant", "tool_calls": [{}]}], "messages.0.tool_calls.0.function"),
-    (
-        [{"role": "assistant", "tool_calls": [{"function": {"name": 1}}]}],
-        "messages.0.tool_calls.0.function.name",
-    ),
-    (
-        [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": 1}}]}],
-        "messages.0.tool_calls.0.function.arguments",
-    ),
-    (
-        [{"role": "assistant", "tool_calls": [{"type": "custom", "function": {"name": "a"}}]}],
-        "messages.0.tool_calls.0.type",
-    ),
-]
-
-
-@pytest.mark.parametrize(("messages", "param"), BAD, ids=lambda value: str(value)[:60])
-async def test_a_bad_message_is_a_400_with_its_place(messages: Any, param: str) -> None:
-    gateway = ScriptedGateway()
-    async with client_of(gateway) as client:
-        response = await client.post(CHAT, json={"model": MODEL, "messages": messages})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
-    assert gateway.requests == []
 
 
 async def test_a_text_model_refuses_an_image_with_the_reason() -> None:
@@ -155,3 +94,124 @@ async def test_a_valid_conversation_is_passed_on_unchanged(messages: list[Any]) 
     assert response.status_code == 200, response.text
     assert isinstance(gateway.request.prompt, ChatPrompt)
     assert list(gateway.request.prompt.messages) == messages
+
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {
+    "type": "function",
+    "function": {"name": "get_weather", "description": "Weather", "parameters": SCHEMA},
+}
+CLOCK = {"type": "function", "function": {"name": "mcp__clock.now"}}
+TOOLS = [WEATHER, CLOCK]
+ALL_NAMES: tuple[str, ...] = ()
+
+
+async def test_tools_enter_the_prompt_unchanged_except_nulls() -> None:
+    nulls = {
+        "type": "function",
+        "function": {"name": "f", "description": None, "parameters": None, "strict": None},
+    }
+    request = await accepted_chat(tools=[*TOOLS, nulls])
+    assert request.prompt.tools == (WEATHER, CLOCK, {"type": "function", "function": {"name": "f"}})
+    assert request.tool_choice == ToolChoice()
+
+
+async def test_a_schema_keeps_the_order_of_its_keys() -> None:
+    parameters = {
+        "required": ["b"],
+        "type": "object",
+        "properties": {"b": {"type": "string"}, "a": {"type": "number"}},
+    }
+    request = await accepted_chat(
+        tools=[{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    )
+    got = request.prompt.tools[0]["function"]["parameters"]
+    assert (list(got), list(got["properties"])) == (["required", "type", "properties"], ["b", "a"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "choice"),
+    [
+        ({"tool_choice": None}, ToolChoice()),
+        ({"tool_choice": "auto"}, ToolChoice()),
+        ({"tool_choice": "none"}, ToolChoice(mode="none")),
+        ({"tool_choice": "required"}, ToolChoice(mode="required")),
+        ({"tool_choice": "any"}, ToolChoice(mode="required")),
+        ({"parallel_tool_calls": False}, ToolChoice(parallel=False)),
+        ({"parallel_tool_calls": True}, ToolChoice()),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "get_weather"}}},
+            ToolChoice(mode="required", names=("get_weather",)),
+        ),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [CLOCK, CLOCK]},
+                }
+            },
+            ToolChoice(mode="auto", names=("mcp__clock.now",)),
+        ),
+    ],
+)
+async def test_tool_choices_are_translated(fields: dict[str, Any], choice: ToolChoice) -> None:
+    assert (await accepted_chat(tools=TOOLS, **fields)).tool_choice == choice
+
+
+@pytest.mark.parametrize("choice", ["auto", "none"])
+async def test_a_tool_choice_without_effect_needs_no_tools(choice: str) -> None:
+    assert (await accepted_chat(tool_choice=choice)).prompt.tools == ()
+
+
+FUNCTION = {"name": "get_weather", "parameters": SCHEMA}
+
+
+@pytest.mark.parametrize(
+    ("fields", "choice"),
+    [
+        ({}, ToolChoice(parallel=False)),
+        ({"function_call": "none"}, ToolChoice(mode="none", parallel=False)),
+        (
+            {"function_call": {"name": "get_weather"}},
+            ToolChoice(mode="required", names=("get_weather",), parallel=False),
+        ),
+    ],
+)
+async def test_functions_become_tools_with_one_call_per_answer(
+    fields: dict[str, Any], choice: ToolChoice
+) -> None:
+    request = await accepted_chat(functions=[FUNCTION], **fields)
+    assert request.prompt.tools == ({"type": "function", "function": FUNCTION},)
+    assert request.tool_choice == choice
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels - 1):
+        schema = {"items": schema}
+    return {"type": "function", "function": {"name": "f", "parameters": schema}}
+
+
+async def test_schemas_may_be_64_levels_deep() -> None:
+    assert (await accepted_chat(tools=[nested(64)])).prompt.tools == (nested(64),)
+    assert await refused_chat(tools=[WEATHER, nested(65)]) == (400, "tools.1.function.parameters")
+
+
+async def test_the_size_of_tool_definitions_is_limited() -> None:
+    gateway = ScriptedGateway()
+    async with client_of(gateway, limits=LimitsSettings(max_tool_parts=7)) as client:
+        fits = await client.post(CHAT, json=chat_body(tools=[WEATHER]))
+        several = await client.post(CHAT, json=chat_body(tools=[WEATHER, CLOCK]))
+    assert fits.status_code == 200
+    assert (several.status_code, several.json()["error"]["param"]) == (400, "tools.1.function")
+
+
+async def test_the_number_of_tools_is_limited() -> None:
+    gateway = ScriptedGateway()
+    for fields, field in (
+        ({"tools": TOOLS}, "tools"),
+        ({"functions": [FUNCTION, FUNCTION]}, "functions"),
+    ):
+        async with client_of(gateway, limits=LimitsSettings(max_tools=1)) as client:
+            response = await client.post(CHAT, json=chat_body(**fields))
+        assert (response.status_code, response.json()["error"]["param"]) == (400, field)

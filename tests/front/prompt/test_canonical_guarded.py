@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from holdfast.front.prompt.canonical import guarded
+from holdfast.front.prompt.canonical import FirstForms, canonical
 from holdfast.front.prompt.prepare import prompt_text
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.tokenize import Tokenizer
@@ -76,10 +76,12 @@ def test_the_model_reads_the_text_as_written(make: Callable[[], Backend]) -> Non
         if token.special
     }
     for said in (SPELLED, "a <s> b <|eot_id|> c", "<start_of_turn>", "no marks at all", ""):
-        (message,) = guarded(
-            ChatPrompt(messages=({"role": "user", "content": said},)), tokenizer.guard
+        (message,) = canonical(
+            ChatPrompt(messages=({"role": "user", "content": said},)),
+            FirstForms(),
+            guard=tokenizer.guard,
         ).messages
-        token_ids = tokenizer.encode(message["content"], add_special_tokens=False)
+        token_ids = tokenizer.encode(message["content"] or "", add_special_tokens=False)
         assert not special & set(token_ids)
         came_back = tokenizer.decode(token_ids, skip_special_tokens=False)
         # a space to SentencePiece
@@ -90,7 +92,7 @@ def test_text_without_control_tokens_is_unchanged() -> None:
     tokenizer = Tokenizer(toy_tokenizers.byte_level(), config={})
     messages = (
         {"role": "user", "content": "what does <think> mean? <|x|>"},
-        {"role": "user"},
         {"role": "tool", "content": None},
     )
-    assert guarded(ChatPrompt(messages=messages), tokenizer.guard).messages == messages
+    ready = canonical(ChatPrompt(messages=messages), FirstForms(), guard=tokenizer.guard)
+    assert ready.messages == messages

@@ -4,14 +4,12 @@ before.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import pytest
 
 from holdfast.front.prompt.conversation import ToolHabits, with_habits
-from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
-from tests.fakes.family_bundles import bundle
+from tests.fakes.family_bundles import OF_EACH_HABIT, bundle_of
 from tests.fakes.family_templates import FAMILY_TEMPLATES
 from tests.fakes.mismatched_results import (
     FIRST,
@@ -26,20 +24,24 @@ from tests.fakes.mismatched_results import (
     text_of,
 )
 
-
-@cache
-def bundle_of(name: str) -> TokenizerBundle:
-    return bundle(FAMILY_TEMPLATES[name])
+FAMILIES = pytest.mark.parametrize("name", OF_EACH_HABIT)
 
 
-@pytest.mark.parametrize("case", SAME)
-@pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
-def test_each_result_follows_its_call(name: str, case: str) -> None:
-    sent, expected = SAME[case]
-    assert text_of(bundle_of(name), sent) == text_of(bundle_of(name), expected)
+def test_each_kind_of_habits_is_among_the_families() -> None:
+    tried, every = (
+        {str(bundle_of(name).template._habits) for name in names}  # type: ignore[union-attr]
+        for names in (OF_EACH_HABIT, FAMILY_TEMPLATES)
+    )
+    assert tried == every
 
 
-@pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
+@FAMILIES
+def test_each_result_follows_its_call(name: str) -> None:
+    for case, (sent, expected) in SAME.items():
+        assert text_of(bundle_of(name), sent) == text_of(bundle_of(name), expected), case
+
+
+@FAMILIES
 def test_a_result_of_an_unknown_call_moves_no_other(name: str) -> None:
     strange = result("call_z", "strange8204")
     for place in (2, 3, 4):
@@ -53,7 +55,7 @@ def test_a_result_of_an_unknown_call_moves_no_other(name: str) -> None:
         assert "strange8204" in text_of(bundle_of(name), messages)
 
 
-@pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
+@FAMILIES
 def test_prompts_of_a_disordered_conversation_extend_each_other(name: str) -> None:
     """A result that comes after the next answer changes nothing before that answer."""
     conversation = [

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from holdfast.front.request import ChatPrompt
 from holdfast.front.toolcalls.call_format import Call
 from holdfast.front.toolcalls.dialect import PLAIN, ReasoningFormat
 from holdfast.front.toolcalls.families import FAMILIES as FORMATS
+from tests.fakes.family_bundles import found_in
 from tests.fakes.family_templates import FAMILY_TEMPLATES, FamilyTemplate, tokenizer_for
 from tests.fakes.told_answers import by_tokens, told
 
@@ -35,9 +35,8 @@ THINKING = (
 )
 
 
-@cache
 def found(family: FamilyTemplate) -> FoundDialect:
-    return find_dialect(family.template(), family.tokenizer(), config={})
+    return found_in(family)[0]
 
 
 def source_of(source: str, *tokens: str, **config: Any) -> FoundDialect:
@@ -66,9 +65,7 @@ def test_each_family_is_detected_and_its_calls_round_trip(name: str) -> None:
 
 
 @FAMILIES
-def test_each_familys_thoughts_and_opening_state_are_detected(
-    name: str,
-) -> None:
+def test_each_familys_thoughts_and_opening_state_are_detected(name: str) -> None:
     family = FAMILY_TEMPLATES[name]
     thinking = found(family).report.thinking
     if not family.thought[0]:
@@ -351,7 +348,7 @@ def test_call_prefixes_in_the_prompt_are_left_out() -> None:
         opening=">>>",
         plain_markers=True,
     )
-    found = find_dialect(family.template(), family.tokenizer(), config={})
+    found, _ = found_in(family)
     assert (found.report.family, found.report.proven) == ("functionary_v32", True)
     assert found.template is not None
     assert found.template.render(ChatPrompt(messages=({"role": "user", "content": "u"},))).endswith(
@@ -376,7 +373,7 @@ FILES: dict[str, Any] = {
 @FAMILIES
 def test_each_familys_output_is_read_token_by_token(name: str) -> None:
     family = FAMILY_TEMPLATES[name]
-    tokenizer, dialect = family.tokenizer(), found(family).dialect
+    tokenizer, dialect = found_in(family)[1], found(family).dialect
     assert dialect.calls is not None
     wrote = "\n".join(
         dialect.calls.write([Call("open_file", ARGUMENTS, "functions.open_file:0")])
@@ -399,3 +396,36 @@ def test_each_familys_output_is_read_token_by_token(name: str) -> None:
         if not isinstance(event, ChoiceFinished)
         for token_id in event.token_ids
     ] == token_ids
+
+
+# Markers to which a vocabulary adds a suffix.
+
+TAGS = ("tool_calls", "tool_call", "tool_sep", "arg_key", "arg_value", "think")
+
+
+def with_suffix(text: str, suffix: str) -> str:
+    for tag in TAGS:
+        text = text.replace(f"<{tag}>", f"<{tag}{suffix}>").replace(
+            f"</{tag}>", f"</{tag}{suffix}>"
+        )
+    return text
+
+
+@pytest.mark.parametrize("suffix", ["", ":opensource", ":v2"])
+def test_all_markers_of_a_family_may_have_a_suffix(suffix: str) -> None:
+    plain = FAMILY_TEMPLATES["hy3"]
+    model = replace(
+        plain,
+        calls=(with_suffix(plain.calls[0], suffix), with_suffix(plain.calls[1], suffix)),
+        call=with_suffix(plain.call, suffix),
+        thought=(f"<think{suffix}>", f"</think{suffix}>"),
+        opening=with_suffix(plain.opening, suffix),
+    )
+    found = find_dialect(model.template(), model.tokenizer(), config={})
+    assert (found.report.family, found.report.proven, found.report.why) == ("hy3", True, "")
+    assert found.dialect.calls is not None
+    assert found.dialect.calls.openers == (f"<tool_calls{suffix}>", f"<tool_call{suffix}>")
+    assert found.dialect.reasoning == ReasoningFormat(
+        start=f"<think{suffix}>", end=f"</think{suffix}>"
+    )
+    assert f"<tool_call{suffix}>" in found.dialect.marker_ids

@@ -211,8 +211,7 @@ CONTENT = st.lists(
 def test_images_and_restored_answers_keep_their_positions(
     turns: list[list[Any]], is_known: bool
 ) -> None:
-    family = "qwen3_vl"
-    bundle = seeing_bundle_of(family)
+    bundle = seeing_bundle().seeing(FAMILIES["qwen3_vl"][1])
     messages: list[dict[str, Any]] = []
     for place, content in enumerate(turns):
         messages.append(user(*content))
@@ -235,17 +234,8 @@ def test_images_and_restored_answers_keep_their_positions(
         )
 
 
-_BUNDLES: dict[str, TokenizerBundle] = {}
-
-
-def seeing_bundle_of(family: str) -> TokenizerBundle:
-    if family not in _BUNDLES:
-        _BUNDLES[family] = seeing_bundle(family).seeing(FAMILIES[family][1])
-    return _BUNDLES[family]
-
-
 def test_the_next_turn_is_prefilled_with_its_images() -> None:
-    bundle = seeing_bundle_of("qwen3_vl")
+    bundle = seeing_bundle().seeing(FAMILIES["qwen3_vl"][1])
     messages = (user("x" * 100, image(CAT), image(DOG)),)
     prompt = ChatPrompt(messages=messages)
     request = GenerationRequest(request_id="r", model="m", prompt=prompt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from hypothesis import given
@@ -46,6 +47,19 @@ def answer(content: str | None, *, ids: tuple[str, ...] = (), **fields: Any) -> 
     }
 
 
+def recalled(
+    known: KnownAnswers, messages: Iterable[Any], *, tenant: str = ""
+) -> tuple[PastAnswers, list[str]]:
+    """The answers of a conversation, and the thoughts that are added to its messages."""
+    past = PastAnswers(known)
+    sent = (known.sent(message, tenant=tenant) for message in messages)
+    return past, ["" if each is None else past.recall(each) for each in sent]
+
+
+def recall(known: KnownAnswers, messages: Iterable[Any], *, tenant: str = "") -> PastAnswers:
+    return recalled(known, messages, tenant=tenant)[0]
+
+
 def placed(past: PastAnswers, text: str) -> list[PlacedAnswer]:
     return list(past.places(text, frame=FRAME, read=read))
 
@@ -53,7 +67,7 @@ def placed(past: PastAnswers, text: str) -> list[PlacedAnswer]:
 def test_an_answer_is_recalled_as_generated_tokens() -> None:
     known = KnownAnswers()
     known.add(said("abba"), [7, 8])
-    past = known.recall([{"role": "user", "content": "abba"}, answer("abba")])
+    past = recall(known, [{"role": "user", "content": "abba"}, answer("abba")])
     # white space is ignored
     assert placed(past, "U:abba|A: abba |U:A:abba|") == [PlacedAnswer(9, 15, (7, 8))]
     assert known.count(past, placed=1) == 0
@@ -63,7 +77,7 @@ def test_an_answer_is_recalled_as_generated_tokens() -> None:
 def test_the_answers_content_must_match_the_text() -> None:
     known = KnownAnswers()
     known.add(said("Yes", reasoning="because"), [7, 8])
-    past = known.recall([answer("Yes", reasoning="because")])
+    past = recall(known, [answer("Yes", reasoning="because")])
     assert placed(past, "A:<think>another</think>Yes|") == []
     assert placed(past, "A:Yes|") == []
     assert placed(past, "A:<think>because</think>\n\nYes|") == [PlacedAnswer(2, 29, (7, 8))]
@@ -78,7 +92,7 @@ def test_equal_answers_are_distinguished_by_their_call_ids() -> None:
         answer(None, ids=(call_id,))
         for call_id in ("call_2", "call_0", "call_1", "of another server")
     ]
-    past = known.recall(sent)
+    past = recall(known, sent)
     found = past.places("A:1|U:|A:2|U:|A:3|U:|A:4|U:|A:5|", frame=FRAME, read=lambda text: same)
     assert [each.token_ids for each in found] == [(2,), (0,), (1,), (2,)]
 
@@ -93,14 +107,13 @@ def test_a_thought_omitted_before_our_call_is_restored() -> None:
         answer("Done."),
         answer(None, ids=("call_1",), reasoning="no"),
     ]
-    ready = known.recall(sent).messages
-    assert ready == ({**sent[0], "reasoning_content": "why"}, *sent[1:])
+    assert recalled(known, sent)[1] == ["why", "", "", ""]
 
 
 def test_an_answer_that_retokenizes_equally_is_not_restored() -> None:
     known = KnownAnswers()
     known.add(said("abc"), [1, 2, 3], is_as_tokenized=True)
-    past = known.recall([answer("abc")])
+    past = recall(known, [answer("abc")])
     assert placed(past, "A:abc|") == []
     assert known.count(past, placed=0) == 0
 
@@ -108,8 +121,10 @@ def test_an_answer_that_retokenizes_equally_is_not_restored() -> None:
 def test_another_tenants_answers_are_not_used() -> None:
     known = KnownAnswers()
     known.add(said("ab"), [5], tenant="one")
-    assert placed(known.recall([answer("ab")], tenant="two"), "A:ab|") == []
-    assert placed(known.recall([answer("ab")], tenant="one"), "A:ab|") == [PlacedAnswer(2, 4, (5,))]
+    assert placed(recall(known, [answer("ab")], tenant="two"), "A:ab|") == []
+    assert placed(recall(known, [answer("ab")], tenant="one"), "A:ab|") == [
+        PlacedAnswer(2, 4, (5,))
+    ]
 
 
 @given(lengths=st.lists(st.integers(1, 5), max_size=20), again=st.integers(0, 3))
@@ -117,9 +132,9 @@ def test_the_least_recently_used_answers_go_first(lengths: list[int], again: int
     known = KnownAnswers(max_tokens=8)
     for number, length in enumerate(lengths):
         known.add(said(f"answer {number % 7}"), [number] * length)
-        known.recall([answer(f"answer {again}")])
+        recall(known, [answer(f"answer {again}")])
         known.check_invariants()
-        assert placed(known.recall([answer(f"answer {number % 7}")]), f"A:answer {number % 7}|")
+        assert placed(recall(known, [answer(f"answer {number % 7}")]), f"A:answer {number % 7}|")
 
 
 def test_of_many_equal_answers_the_latest_are_remembered() -> None:
@@ -137,7 +152,7 @@ def test_of_equal_answers_beyond_the_limit_the_latest_are_remembered() -> None:
         known.add(said("", calls=calls), [number] * 2, call_ids=[f"call_{number}"])
         known.check_invariants()
     assert len(known) == 2
-    (found,) = known.recall([answer(None, ids=("call_3",))]).expected.values()
+    (found,) = recall(known, [answer(None, ids=("call_3",))]).expected.values()
     assert found[0].answer.token_ids() == (3, 3)
 
 
@@ -157,7 +172,7 @@ def test_an_answer_returned_without_its_thought_counts_as_lost_once() -> None:
     sent = [answer("Yes", reasoning=thought), answer("No \n")]
 
     def lost(text: str, tenant: str = "") -> int:
-        past = known.recall(sent, tenant=tenant)
+        past = recall(known, sent, tenant=tenant)
         placed(past, text)
         return known.count(past, placed=0)
 
@@ -169,14 +184,14 @@ def test_an_answer_returned_without_its_thought_counts_as_lost_once() -> None:
 
 def test_foreign_history_does_not_count_as_lost() -> None:
     known = KnownAnswers()
-    assert known.count(known.recall([answer("I never said that")]), placed=0) == 0
+    assert known.count(recall(known, [answer("I never said that")]), placed=0) == 0
 
 
-def test_messages_that_no_template_accepts_are_passed_on() -> None:
+def test_messages_that_no_template_accepts_are_no_known_answers() -> None:
     sent: list[Any] = [
         "text",
         7,
         {"role": "assistant", "content": 7},
         {"role": "assistant", "tool_calls": "f"},
     ]
-    assert list(KnownAnswers().recall(sent).messages) == sent
+    assert recalled(KnownAnswers(), sent)[1] == [""] * 4

@@ -244,13 +244,13 @@ def test_answers_of_a_long_history_are_parsed_once() -> None:
     parsed = 0
     read = bundle.read_texts.meaning
 
-    def counted(text: str, form: Any, *, context: str) -> Any:
+    def counted(text: str, form: Any, **options: Any) -> Any:
         def made() -> Any:
             nonlocal parsed
             parsed += 1
             return form()
 
-        return read(text, made, context=context)
+        return read(text, made, **options)
 
     bundle.read_texts.meaning = counted  # type: ignore[method-assign]
     try:

@@ -33,7 +33,6 @@ from holdfast.wire.events import Finished, FinishReason, TokensGenerated
 from tests.fakes import toy_tokenizers
 from tests.fakes.agent_turns import QUESTION, ask, in_any_tokens
 from tests.fakes.family_bundles import bundle as family_bundle
-from tests.fakes.family_templates import FAMILY_TEMPLATES
 from tests.fakes.scripted_client import model_info
 from tests.fakes.thinking_bundle import bundle_of
 
@@ -252,7 +251,7 @@ def test_a_message_end_ends_an_answer_like_the_models_own_end(
     said: str, tail: str, stop: tuple[str, ...]
 ) -> None:
     """Text generated after it is neither shown nor remembered, and nothing before is lost."""
-    own = family_bundle(FAMILY_TEMPLATES["solar"])
+    own = family_bundle("solar")
     assert own.dialect.message_ends == ("<|end|>",)
     found = []
     for text in (said, said + tail):
@@ -264,13 +263,12 @@ def test_a_message_end_ends_an_answer_like_the_models_own_end(
 
 
 def test_the_end_of_a_message_is_not_restored() -> None:
-    family = family_bundle(FAMILY_TEMPLATES["solar"])
-    own = replace(family, known_answers=KnownAnswers())
+    own = family_bundle("solar")
     ids = tuple(own.tokenizer.encode("hello the world<|end|>zzz", add_special_tokens=False))
     deltas, _ = received(own, ids, FinishReason.STOP, per_event=1)
     turns = [QUESTION, as_message(deltas), QUESTION]
     known, fresh = (
-        ask(replace(family, known_answers=answers), turns)[1].sequences[0].prompt_token_ids
+        ask(replace(own, known_answers=answers), turns)[1].sequences[0].prompt_token_ids
         for answers in (own.known_answers, KnownAnswers())
     )
     assert known == fresh

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest, PromptTooLong
 from holdfast.front.prompt.dialects import find_dialect
-from holdfast.front.prompt.prepare import Prepared, prepare
+from holdfast.front.prompt.prepare import Prepared, prepare, splice
 from holdfast.front.prompt.template import ChatTemplate
-from holdfast.front.prompt.tokenize import Tokenizer
+from holdfast.front.prompt.tokenize import EncodedText, Tokenizer, TokenMemory, load_tokenizer
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.front.request import (
     ChatPrompt,
     GenerationRequest,
     OutputFormat,
+    PlacedAnswer,
     Prompt,
+    PromptText,
     Thinking,
     ThinkingEffort,
 )
+from holdfast.models.download import demo_folder
 from holdfast.wire.events import ModelInfo
 from holdfast.wire.requests import SamplingParams, TokenIds
 from tests.fakes import toy_tokenizers
@@ -181,9 +189,7 @@ def test_choices_share_the_prompt_and_increment_the_seed(bundle: TokenizerBundle
     assert prepared.sequences[0].prompt_token_ids is prepared.sequences[2].prompt_token_ids
 
 
-def test_choices_share_the_session_and_later_ones_are_alternatives(
-    bundle: TokenizerBundle,
-) -> None:
+def test_choices_share_the_session_and_later_ones_are_alternatives(bundle: TokenizerBundle) -> None:
     prepared = ready(bundle, HELLO, choices=3, session_id="s")
     assert [each.session_id for each in prepared.sequences] == ["s", "s", "s"]
     assert [each.is_alternative for each in prepared.sequences] == [False, True, True]
@@ -294,3 +300,223 @@ def test_a_thought_is_unlimited_without_a_budget_or_markers(
         ready(bundle, HELLO, thinking=Thinking(budget_tokens=50)).sequences[0].thinking_budget
         is None
     )
+
+
+# Answers in place of the tokenizer's tokens.
+
+MARK = "|"
+
+
+def by_characters(text: str, *, pair: str = "") -> EncodedText:
+    """An encoding with a token for each `pair` and every other character; ids of single characters
+    are their code points.
+    """
+    token_ids: list[int] = []
+    offsets: list[tuple[int, int]] = []
+    at = 0
+    while at < len(text):
+        width = len(pair) if pair and text.startswith(pair, at) else 1
+        token_ids.append(ord(text[at]) if width == 1 else 1_000_000)
+        offsets.append((at, at + width))
+        at += width
+
+    def char_to_token(character: int) -> int | None:
+        return next(
+            (token for token, (start, end) in enumerate(offsets) if start <= character < end), None
+        )
+
+    found = SimpleNamespace(
+        ids=token_ids,
+        offsets=offsets,
+        char_to_token=char_to_token,
+        token_to_chars=offsets.__getitem__,
+    )
+    return EncodedText(found, characters=len(text))  # type: ignore[arg-type]
+
+
+@cache
+def bundled_tokenizer() -> Tokenizer:
+    return load_tokenizer(demo_folder())
+
+
+def singly(text: str) -> tuple[int, ...]:
+    return tuple(map(ord, text))
+
+
+def test_only_the_answers_tokens_are_replaced() -> None:
+    whole = "|u|bb|a|abba|u|bb|"
+    prompt = PromptText(text=whole, answers=(PlacedAnswer(8, 12, singly("abba")),))
+    tokens = splice(prompt, by_characters(whole, pair="bb"))
+    before, behind = (
+        by_characters("|u|bb|a|", pair="bb").token_ids,
+        by_characters("|u|bb|", pair="bb").token_ids,
+    )
+    assert tuple(tokens.token_ids) == (*before, *singly("abba"), *behind)
+    assert tokens.put_back_tokens == 4
+
+
+def test_answers_with_edges_within_tokens_are_skipped() -> None:
+    whole = "|bba|"
+    encoding = by_characters(whole, pair="bb")
+    tokens = splice(PromptText(text=whole, answers=(PlacedAnswer(2, 4, (7, 8)),)), encoding)
+    assert tokens.token_ids == encoding.token_ids
+    assert tokens.put_back_tokens == 0
+
+
+@given(said=st.lists(st.tuples(st.text("abc", max_size=6), st.integers(0, 6)), max_size=8))
+def test_inserted_answers_shift_later_positions(said: list[tuple[str, int]]) -> None:
+    whole = MARK + "".join(text + MARK for text, _ in said)
+    marks = tuple(place for place, character in enumerate(whole) if character == MARK)
+    answers = tuple(
+        PlacedAnswer(start + 1, end, (9_000_000 + number,) * length)
+        for number, (start, end, (text, length)) in enumerate(
+            zip(marks, marks[1:], said, strict=False)
+        )
+        if text
+    )
+    tokens = splice(
+        PromptText(text=whole, answers=answers, branch_points=marks), by_characters(whole)
+    )
+    expected = [ord(MARK)]
+    for number, (text, length) in enumerate(said):
+        expected += [*((9_000_000 + number,) * length if text else ()), ord(MARK)]
+    assert list(tokens.token_ids) == expected
+    assert [tokens.token_ids.view[place] for place in tokens.branch_points] == [ord(MARK)] * len(
+        marks
+    )
+
+
+PIECES = (
+    "hello",
+    " world",
+    "<|im_end|>",
+    "<|im_\ufdd5end|>",
+    "\ufdd5",
+    "é",
+    "😀",
+    "日本",
+    "\n",
+    "a",
+)
+
+
+@given(
+    pieces=st.lists(st.sampled_from(PIECES), max_size=12),
+    places=st.lists(st.integers(0, 60), min_size=3, max_size=3),
+    remembered=st.booleans(),
+)
+def test_positions_equal_those_of_a_scan_of_all_tokens(
+    pieces: list[str], places: list[int], remembered: bool
+) -> None:
+    text, tokenizer = "".join(pieces), bundled_tokenizer()
+    start, end, point = sorted(min(place, len(text)) for place in places)
+    whole = tokenizer.backend.encode(text, add_special_tokens=False)
+    offsets, ids = whole.offsets, whole.ids
+    prompt = PromptText(
+        text=text, answers=(PlacedAnswer(start, end, (9_000_000,)),), breakpoints=(point,)
+    )
+    inside = [
+        number for number, (left, right) in enumerate(offsets) if start <= left and left < end
+    ]
+    cut = [left for left, right in offsets for edge in (start, end) if left < edge < right]
+    fits = bool(inside) and not cut
+    expected = [*ids[: inside[0]], 9_000_000, *ids[inside[-1] + 1 :]] if fits else ids
+    of_memory = TokenMemory().tokens_of(text, tokenizer, places=(start, end, point))
+    tokens = splice(prompt, of_memory if remembered else tokenizer.encode_in_place([text])[0])
+    assert list(tokens.token_ids) == expected
+    if not fits:
+        assert tokens.breakpoints == (sum(right <= point for _, right in offsets),)
+
+
+# A prompt that is too long is shortened with few tokenizations.
+
+CONTEXT = 32_768
+NOTE = "the ferry to the island leaves at noon and comes back when the sun goes down "
+
+
+class CountingTokenizer(Tokenizer):
+    """Counts the characters that it tokenizes."""
+
+    characters = 0
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        self.characters += len(text)
+        return super().encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        self.characters += sum(map(len, texts))
+        return super().encode_all(texts)
+
+    def encode_in_place(self, texts: Sequence[str]) -> list[EncodedText]:
+        self.characters += sum(map(len, texts))
+        return super().encode_in_place(texts)
+
+
+@pytest.fixture
+def counting(bundle: TokenizerBundle) -> TokenizerBundle:
+    tokenizer = CountingTokenizer(toy_tokenizers.byte_level(), config={"eos_token": "<|im_end|>"})
+    return replace(bundle, tokenizer=tokenizer, token_memory=TokenMemory())
+
+
+def short(bundle: TokenizerBundle, prompt: Prompt) -> Prepared:
+    request = GenerationRequest(
+        request_id="r", model="m", prompt=prompt, max_tokens=64, truncation="middle"
+    )
+    return prepare(
+        request, bundle, info=model_info(context_tokens=CONTEXT), limits=LimitsSettings()
+    )
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def conversation(turns: int, notes: int) -> list[dict[str, Any]]:
+    told = [{"role": "system", "content": NOTE * 10}]
+    for turn in range(turns):
+        told += [user(f"{turn}: {NOTE * notes}"), {"role": "assistant", "content": NOTE * notes}]
+    return [*told, user("what now?")]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        conversation(500, 3),
+        conversation(20, 80),
+        [user(NOTE * 3000)],
+        [user((NOTE * 3000).replace(" ", "_"))],  # cannot be cut into pieces
+        [*conversation(2, 2), user(NOTE * 3000), {"role": "assistant", "content": "ok"}, user("?")],
+    ],
+    ids=["many", "fewer", "one", "one piece", "one of several"],
+)
+def test_the_next_turn_of_a_shortened_conversation_tokenizes_little(
+    counting: TokenizerBundle, messages: list[dict[str, Any]]
+) -> None:
+    tokenizer = counting.tokenizer
+    assert isinstance(tokenizer, CountingTokenizer)
+    characters = sum(len(message["content"]) for message in messages)
+    first = short(counting, ChatPrompt(messages=tuple(messages)))
+    assert first.left_out is not None
+    assert first.prompt_tokens <= CONTEXT - 64
+    assert tokenizer.characters < 4.5 * characters
+    tokenizer.characters = 0
+    told = [*messages, {"role": "assistant", "content": "go"}, user("and then?")]
+    later = short(counting, ChatPrompt(messages=tuple(told)))
+    assert later.left_out is not None
+    assert tokenizer.characters < characters
+    # everything except the end of the prompt is the same, so it is cached
+    assert first.left_out is not None
+    assert later.left_out is not None
+    assert isinstance(first.prompt, ChatPrompt)
+    assert isinstance(later.prompt, ChatPrompt)
+    kept = first.prompt.messages
+    assert later.prompt.messages[: len(kept)] == kept
+
+
+@pytest.mark.parametrize(
+    "text", ["\ufdd5" * 300_000 + NOTE * 3000, NOTE * 3000 + "\ufdd5" * 300_000]
+)
+def test_characters_without_tokens_are_harmless(counting: TokenizerBundle, text: str) -> None:
+    prepared = short(counting, ChatPrompt(messages=(user(text),)))
+    assert prepared.left_out is not None
+    assert prepared.prompt_tokens <= CONTEXT - 64

@@ -46,12 +46,12 @@ SHARED = """
 HOSTILE = {
     "macros that call each other for ever": ENDLESS,
     "a string that is doubled": DOUBLED,
-    "lists within lists that share their content": SHARED,
     "a constant that is computed while it is compiled": "{{ ('a' * 3000000000)|length }}",
-    "a product of lists": "{{ ((messages[0].role[0] * 10000000)|list + [1]) * 1000 }}",
-    "a power": "{{ (messages|length + 9) ** (10 ** 10) > 1 }}",
 }
 MORE_HOSTILE = {
+    "lists within lists that share their content": SHARED,
+    "a product of lists": "{{ ((messages[0].role[0] * 10000000)|list + [1]) * 1000 }}",
+    "a power": "{{ (messages|length + 9) ** (10 ** 10) > 1 }}",
     "nested loops": NESTED_RANGES,
     "a repeated string": "{{ (messages[0].role[0] * 3000000000)|length }}",
     "a format's width": "{{ '%2000000000d' % messages|length }}",
@@ -61,7 +61,7 @@ MORE_HOSTILE = {
 }
 PROMPT = ChatPrompt(messages=({"role": "user", "content": "Hi"},))
 GOOD = "{% for message in messages %}{{ message.content }}{% endfor %}"
-BUSY = "{% for i in range(99999) %}{% for j in range(8) %}{% endfor %}{% endfor %}"
+BUSY = "{% for i in range(99999) %}{% for j in range(4) %}{% endfor %}{% endfor %}"
 SLOW = "{% if messages[0].content == 'Hi' %}" + BUSY + "{% endif %}" + GOOD
 PICKY = "{% if messages[0].content == 'loop' %}" + NESTED_RANGES + "{% endif %}" + GOOD
 
@@ -75,9 +75,7 @@ def short_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("case", [*HOSTILE, *slow(*MORE_HOSTILE)])
-def test_a_too_expensive_template_is_stopped_and_the_next_rendered(
-    case: str,
-) -> None:
+def test_a_too_expensive_template_is_stopped_and_the_next_rendered(case: str) -> None:
     source = (HOSTILE | MORE_HOSTILE)[case]
     with pytest.raises(TemplateOverrun, match="chat template 'default'"):
         SandboxedTemplate("default", source).render({"messages": PROMPT.messages})
@@ -96,9 +94,7 @@ def test_a_too_expensive_template_fails_the_load_during_probing() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("templates", [1, 4])
-def test_hanging_templates_delay_no_other_template(
-    templates: int,
-) -> None:
+def test_hanging_templates_delay_no_other_template(templates: int) -> None:
     hostile = [
         ChatTemplate({"default": PICKY + "x" * number}, special_tokens={})
         for number in range(templates)

@@ -271,9 +271,7 @@ def test_unproven_tokenizers_are_not_cut_between_words(
     ]
 
 
-def test_cuts_precede_tokens_that_are_never_merged(
-    tokenizers: dict[str, Tokenizer],
-) -> None:
+def test_cuts_precede_tokens_that_are_never_merged(tokenizers: dict[str, Tokenizer]) -> None:
     text = "a<|im_end|>\n<think>x</think><|im_start|>b"
     assert list(tokenizers["byte_level"].splits.pieces(text)) == [
         "a",

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.prompt.canonical import FirstForms, canonical, guarded
+from holdfast.front.prompt.canonical import FirstForms, canonical
 from holdfast.front.prompt.conversation import arguments_object, template_messages
-from holdfast.front.prompt.known_answers import KnownAnswers
+from holdfast.front.prompt.known_answers import KnownAnswers, PastAnswers
 from holdfast.front.prompt.template_worker import jinja_environment
+from holdfast.front.prompt.tokenize import ControlGuard
 from holdfast.front.prompt.tool_definitions import KeptPart, exact_key, made_once
 from holdfast.front.request import ChatPrompt
 
@@ -121,8 +122,8 @@ def test_control_tokens_in_it_are_broken_by_the_given_guard() -> None:
     forms = FirstForms()
 
     def shown(guard: Any) -> Any:
-        prompt = ChatPrompt(messages=({"role": "user", "content": "x"},), tools=(forms.tool(TOOL),))
-        (tool,) = guarded(prompt, guard).tools
+        prompt = ChatPrompt(messages=(), tools=(TOOL,))
+        (tool,) = canonical(prompt, forms, guard=guard).tools
         return tool[guard("function")][guard("description")]
 
     assert [shown(str.upper), shown(str.upper), shown(str.title)] == ["DÜ", "DÜ", "Dü"]
@@ -137,7 +138,7 @@ def call_with(arguments: Any, **fields: Any) -> Any:
 @pytest.mark.parametrize("arguments", ['{"a": "x", "b": 1}', {"a": "x", "b": 1}, "no JSON"])
 @pytest.mark.parametrize("fields", [{}, {"id": None}], ids=["with id", "without id"])
 def test_a_repeated_call_is_not_parsed_again(arguments: Any, fields: Any) -> None:
-    forms, seen = FirstForms(), []
+    forms, known, seen = FirstForms(), KnownAnswers(), []
 
     class Guard:
         def __call__(self, text: str) -> str:
@@ -150,9 +151,8 @@ def test_a_repeated_call_is_not_parsed_again(arguments: Any, fields: Any) -> Non
 
     def turn(arguments: Any, tenant: str = "") -> Any:
         message = {"role": "assistant", "tool_calls": [call_with(arguments, **fields)]}
-        prompt = canonical(ChatPrompt(messages=(copy.deepcopy(message),)), forms, tenant=tenant)
-        past = KnownAnswers().recall(prompt.messages, tenant=tenant)
-        prompt = guarded(ChatPrompt(messages=past.messages), guard)
+        sent = ChatPrompt(messages=(copy.deepcopy(message),))
+        prompt = canonical(sent, forms, guard=guard, past=PastAnswers(known), tenant=tenant)
         (ready,) = template_messages(prompt.messages, keep_parts=False, arguments_as_text=False)
         return ready["tool_calls"][0]["function"]
 
@@ -161,7 +161,7 @@ def test_a_repeated_call_is_not_parsed_again(arguments: Any, fields: Any) -> Non
     read = len(seen)
     again = turn(arguments)
     assert again["arguments"] is first["arguments"]
-    assert seen[read:] == ["assistant"]
+    assert seen[read:] == []
     # another call, or another tenant's, is parsed
     assert turn('{"a": "y"}')["arguments"] == {"a": "y"}
     read = len(seen)
@@ -169,26 +169,39 @@ def test_a_repeated_call_is_not_parsed_again(arguments: Any, fields: Any) -> Non
     assert "arguments" in seen[read:]
 
 
-def test_changing_the_sent_call_does_not_change_the_kept_one() -> None:
-    forms, sent = FirstForms(), call_with({"a": ["x"]})
-    kept = forms.call(sent)
-    sent["function"]["arguments"]["a"].append("y")
-    assert kept == call_with({"a": ["x"]})
-    assert forms.call(sent) == sent
-    assert forms.call(call_with({"a": ["x"]})) is kept
+GUARD = ControlGuard(["<|x|>"])
 
 
-def test_a_call_and_a_tool_with_equal_content_are_separate() -> None:
-    forms, same = FirstForms(), {"type": "function", "function": {"name": "f"}}
-    tool = forms.tool(same)
-    assert forms.call(same)["function"] == {"name": "f", "arguments": None}
-    assert forms.tool(same) is tool == same
+def shown_message(forms: FirstForms, sent: Any) -> Any:
+    (message,) = canonical(ChatPrompt(messages=(sent,)), forms, guard=GUARD).messages
+    return message
 
 
-def test_the_number_of_kept_calls_is_bounded() -> None:
+def calling(arguments: Any, **fields: Any) -> Any:
+    return {"role": "assistant", "content": None, "tool_calls": [call_with(arguments, **fields)]}
+
+
+def test_changing_the_sent_message_does_not_change_the_kept_one() -> None:
+    forms, sent = FirstForms(), calling({"a": ["x"]})
+    kept = shown_message(forms, sent)
+    sent["tool_calls"][0]["function"]["arguments"]["a"].append("y")
+    assert kept == calling({"a": ["x"]})
+    assert shown_message(forms, sent) == sent
+    assert shown_message(forms, calling({"a": ["x"]})) is kept
+
+
+def test_a_message_is_guarded_again_for_another_guard() -> None:
+    forms, sent = FirstForms(), {"role": "user", "content": "<|x|>"}
+    kept = shown_message(forms, sent)
+    (other,) = canonical(ChatPrompt(messages=(sent,)), forms, guard=ControlGuard(())).messages
+    assert (other["content"], kept["content"] != "<|x|>") == ("<|x|>", True)
+
+
+def test_the_number_of_kept_messages_is_bounded() -> None:
     forms = FirstForms(max_bytes=10_000)
-    first = forms.call(call_with("{}", id="first"))
+    first = shown_message(forms, calling("{}", id="first"))
+    assert shown_message(forms, calling("{}", id="first")) is first
     for number in range(100):
-        forms.call(call_with({"a": "x" * 500}, id=f"c{number}"))
-        forms._forms.check_invariants()
-    assert forms.call(call_with("{}", id="first")) is not first
+        shown_message(forms, calling({"a": "x" * 500}, id=f"c{number}"))
+        forms.check_invariants()
+    assert shown_message(forms, calling("{}", id="first")) is not first

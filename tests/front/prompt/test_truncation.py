@@ -141,9 +141,7 @@ def test_a_conversation_that_fits_is_unchanged(messages: list[Message]) -> None:
 
 @settings(max_examples=15)
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=40, max_size=80))
-def test_a_growing_conversation_is_recut_only_occasionally(
-    lengths: list[tuple[int, int]],
-) -> None:
+def test_a_growing_conversation_is_recut_only_occasionally(lengths: list[tuple[int, int]]) -> None:
     """Between two cuts, each prompt extends the one before it, so the prefix cache is hit."""
     messages = [system()]
     prompts: list[tuple[Message, ...]] = []

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.front.output import ChoiceFinished
-from holdfast.front.prompt.dialects import FoundDialect, find_dialect
-from holdfast.front.prompt.tokenize import Tokenizer
+from holdfast.front.prompt.dialects import find_dialect
 from holdfast.front.prompt.tokenizer_bundle import load_tokenizer_bundle
 from holdfast.front.prompt.turn_ends import find_turn_ends
 from holdfast.wire.events import FinishReason
+from tests.fakes.family_bundles import found_in
 from tests.fakes.family_templates import FAMILY_TEMPLATES, FamilyTemplate, tokenizer_for
 from tests.fakes.recorded_answers import TOOLS
 from tests.fakes.told_answers import by_tokens, heard
@@ -70,14 +70,9 @@ _GIGACHAT_3 = FamilyTemplate(
 _CALL = '{"name": "get_time", "arguments": {}}'
 
 
-def _found(family: FamilyTemplate) -> tuple[FoundDialect, Tokenizer]:
-    tokenizer = family.tokenizer()
-    return find_dialect(family.template(), tokenizer, config={}), tokenizer
-
-
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
-def test_the_end_tokens_of_each_family_are_found(name: str) -> None:
-    found, tokenizer = _found(FAMILY_TEMPLATES[name])
+def test_the_end_tokens_of_each_family_arefound_in(name: str) -> None:
+    found, tokenizer = found_in(FAMILY_TEMPLATES[name])
     assert found.template is not None
     tokens = [token.content for token in tokenizer.backend.get_added_tokens_decoder().values()]
     ends = find_turn_ends(found.template, found.dialect, tokens=tokens)
@@ -120,7 +115,7 @@ _SOLAR_CALL = (
     ],
 )
 def test_message_ends_end_answers_unless_after_a_thought(text: str, says: list[object]) -> None:
-    found, tokenizer = _found(FAMILY_TEMPLATES["solar"])
+    found, tokenizer = found_in(FAMILY_TEMPLATES["solar"])
     assert heard(by_tokens(tokenizer, found.dialect, TOOLS, text)) == says
 
 
@@ -154,7 +149,7 @@ def test_an_answer_continues_with_a_call_after_a_message_end(
 
 
 def test_the_choice_ends_with_the_message_not_the_model() -> None:
-    found, tokenizer = _found(FAMILY_TEMPLATES["solar"])
+    found, tokenizer = found_in(FAMILY_TEMPLATES["solar"])
     text = "<|content|>Hello.<|end|><|begin|>user"
     *_, last = by_tokens(tokenizer, found.dialect, (), text, reason=FinishReason.LENGTH)
     assert isinstance(last, ChoiceFinished)

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given, settings
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from holdfast.config import ResponsesSettings
+from holdfast.errors import ResponsesUnavailable
 from holdfast.front.records.responses import (
+    FileDamaged,
     Item,
     RecordKey,
     RecordMissing,
     ResponseFile,
+    ResponseStore,
     StoredRecord,
+    clear_responses,
+    sealed,
+    unsealed,
 )
 
 ROOMY = ResponsesSettings()
@@ -166,9 +176,7 @@ def test_a_conversation_grows_shrinks_and_changes() -> None:
     assert file.totals() == (0, 0)
 
 
-def test_responses_survive_reopening_and_running_ones_are_lost(
-    tmp_path: Path,
-) -> None:
+def test_responses_survive_reopening_and_running_ones_are_lost(tmp_path: Path) -> None:
     first = ResponseFile(tmp_path, ROOMY)
     put(first, "resp_1", item(1), output=[item(2)])
     first.put(key("resp_2"), {}, previous="resp_1", items=[item(3)], is_running=True)
@@ -326,9 +334,7 @@ def test_using_a_wrong_clock_does_not_make_it_trusted_later(tmp_path: Path) -> N
     file.close()
 
 
-def test_stamps_of_a_corrected_clock_are_harmless(
-    tmp_path: Path,
-) -> None:
+def test_stamps_of_a_corrected_clock_are_harmless(tmp_path: Path) -> None:
     wall = [1e9]
     limits = ResponsesSettings(keep_seconds=100.0)
 
@@ -348,9 +354,7 @@ def test_stamps_of_a_corrected_clock_are_harmless(
     file.close()
 
 
-def test_a_response_used_after_a_long_pause_is_not_expired(
-    tmp_path: Path,
-) -> None:
+def test_a_response_used_after_a_long_pause_is_not_expired(tmp_path: Path) -> None:
     wall, steady = [1e9], [0.0]
     limits = ResponsesSettings(keep_seconds=3 * 86_400.0)
 
@@ -376,3 +380,178 @@ def test_a_response_used_after_a_long_pause_is_not_expired(
     with pytest.raises(RecordMissing):
         file.record(RecordKey("", "first"))
     file.close()
+
+
+# The file of responses: damage, outages, several servers.
+
+LIMITS = ResponsesSettings()
+
+
+def kept(folder: Path) -> Path:
+    return folder / "responses" / "responses-1.sqlite"
+
+
+def write(folder: Path, *names: str) -> None:
+    file = ResponseFile(folder, LIMITS)
+    for name in names:
+        items = [{"id": "msg_1", "text": "secret"}]
+        file.put(RecordKey("us", name), {"id": name}, items=items)
+    file.close()
+
+
+def found(folder: Path, name: str) -> bool:
+    """Whether it is found, at the second attempt at the latest."""
+    file = ResponseFile(folder, LIMITS)
+    try:
+        for _ in range(2):
+            try:
+                file.items(RecordKey("us", name))
+            except FileDamaged:
+                continue
+            except RecordMissing:
+                return False
+            return file.record(RecordKey("us", name)).body == {"id": name}
+        raise AssertionError("damaged twice")
+    finally:
+        file.close()
+
+
+def test_only_its_owner_may_read_the_file(tmp_path: Path) -> None:
+    write(tmp_path, "resp_1")
+    assert kept(tmp_path).stat().st_mode & 0o077 == 0
+    assert kept(tmp_path).parent.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    "content", [b"no database" * 1000, b"", b"SQLite format 3\0" + bytes(5000)]
+)
+def test_a_file_that_is_not_a_database_is_set_aside(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, "resp_1")
+    kept(tmp_path).write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        assert not found(tmp_path, "resp_1")
+    write(tmp_path, "resp_2")
+    assert found(tmp_path, "resp_2")
+    if content:
+        assert [line.message.count("set aside") for line in caplog.records] == [1]
+        assert (
+            kept(tmp_path).with_name("responses-1.sqlite.damaged").read_bytes()[:16] == content[:16]
+        )
+
+
+@given(place=st.floats(0, 1), change=st.integers(1, 255))
+@example(place=0.113333889458378, change=128)  # a text of the schema that is no longer UTF-8
+@example(place=0.8570101831573376, change=1)  # an item's record
+@example(place=3805 / 28671, change=7)  # the primary key in the schema
+@settings(max_examples=30, deadline=None)
+def test_a_changed_byte_is_never_returned(
+    tmp_path_factory: pytest.TempPathFactory, place: float, change: int
+) -> None:
+    folder = tmp_path_factory.mktemp("store")
+    write(folder, "resp_1")
+    raw = bytearray(kept(folder).read_bytes())
+    at = int(place * (len(raw) - 1))
+    raw[at] ^= change
+    kept(folder).write_bytes(bytes(raw))
+    file = ResponseFile(folder, LIMITS)
+    try:
+        assert file.items(RecordKey("us", "resp_1")) == [{"id": "msg_1", "text": "secret"}]
+        assert file.record(RecordKey("us", "resp_1")).body == {"id": "resp_1"}
+    except (RecordMissing, FileDamaged, sqlite3.Error):
+        pass
+    finally:
+        file.close()
+
+
+@given(content=st.binary(max_size=60), place=st.integers(0, 100), change=st.integers(1, 255))
+def test_a_seal_detects_every_change(content: bytes, place: int, change: int) -> None:
+    blob = bytearray(sealed(content))
+    assert unsealed(bytes(blob)) == content
+    blob[place % len(blob)] ^= change
+    with pytest.raises(sqlite3.DatabaseError):
+        unsealed(bytes(blob))
+
+
+def test_a_row_of_another_type_is_damage(tmp_path: Path) -> None:
+    write(tmp_path, "resp_1")
+    with sqlite3.connect(kept(tmp_path)) as database:
+        database.execute("UPDATE items SET body = 1.5")
+    assert not found(tmp_path, "resp_1")
+
+
+def test_a_locked_file_is_not_taken_for_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.front.records.responses._BUSY_SECONDS", 0.0)
+    write(tmp_path, "resp_1")
+    other = sqlite3.connect(kept(tmp_path), isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(sqlite3.OperationalError):
+        write(tmp_path, "resp_2")
+    other.execute("ROLLBACK")
+    other.close()
+    assert found(tmp_path, "resp_1")
+
+
+def test_a_foreign_folder_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "holiday.jpg").touch()
+    file = ResponseFile(tmp_path, LIMITS)
+    with caplog.at_level(logging.WARNING):
+        file.put(RecordKey("us", "resp_1"), {})
+    assert file.record(RecordKey("us", "resp_1")).body == {}
+    assert os.listdir(tmp_path) == ["holiday.jpg"]
+    assert "kept in memory only" in caplog.text
+
+
+def test_cleared_responses_are_gone_for_a_running_server(tmp_path: Path) -> None:
+    file = ResponseFile(tmp_path, LIMITS)
+    file.put(RecordKey("us", "resp_1"), {})
+    clear_responses(tmp_path)
+    with pytest.raises(RecordMissing):
+        file.record(RecordKey("us", "resp_1"))
+    file.close()
+    clear_responses(tmp_path / "nothing")
+
+
+# The file of responses, for an event loop.
+
+KEY = RecordKey("us", "resp_1")
+
+
+async def test_calls_are_executed_in_order_even_if_not_awaited(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path)
+    for number in range(20):
+        _ = store.call(ResponseFile.put, RecordKey("us", f"resp_{number}"), {})
+    assert await store.call(ResponseFile.totals) == (20, 20 * 10)
+    with pytest.raises(RecordMissing):
+        await store.call(ResponseFile.chain, RecordKey("us", "resp_20"))
+    _ = store.call(ResponseFile.delete, RecordKey("us", "resp_3"))
+    await store.close()
+    again = ResponseStore(tmp_path)
+    assert (await again.call(ResponseFile.totals))[0] == 19
+    await again.close()
+
+
+async def test_a_damaged_file_loses_only_its_contents(tmp_path: Path) -> None:
+    (tmp_path / "responses").mkdir()
+    (tmp_path / "responses" / "responses-1.sqlite").write_bytes(b"no database" * 1000)
+    store = ResponseStore(tmp_path)
+    await store.call(ResponseFile.put, KEY, {})
+    assert (await store.call(ResponseFile.record, KEY)).body == {}
+    await store.close()
+
+
+async def test_an_unusable_disk_is_reported_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.front.records.responses._BUSY_SECONDS", 0.0)
+    store = ResponseStore(tmp_path)
+    await store.call(ResponseFile.put, KEY, {})
+    other = sqlite3.connect(tmp_path / "responses" / "responses-1.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(ResponsesUnavailable, match="locked"):
+        await store.call(ResponseFile.delete, KEY)
+    other.close()
+    await store.close()

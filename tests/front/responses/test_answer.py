@@ -20,13 +20,13 @@ from holdfast.front.output import (
     ChoiceFinished,
     OutputDelta,
     TextDelta,
+    TokenCounts,
     ToolArgumentsDelta,
     ToolCallFinished,
     ToolCallStarted,
 )
-from holdfast.front.responses.answer import ResponseAnswer, ResponseObject
+from holdfast.front.responses.answer import CustomInput, ResponseAnswer, ResponseObject
 from holdfast.front.responses.fields import ClientTool, OfferedTools, Shows
-from holdfast.front.server.answers import TokenCounts
 from holdfast.front.server.problem import problem_of
 from holdfast.wire.events import FinishReason
 from tests.fakes.scripted_gateway import token
@@ -314,9 +314,7 @@ def test_a_failure_before_the_opening_still_creates_the_response() -> None:
 
 
 @pytest.mark.parametrize("reason", list(ENDED))
-def test_every_event_is_recorded_with_the_final_response_last(
-    reason: FinishReason,
-) -> None:
+def test_every_event_is_recorded_with_the_final_response_last(reason: FinishReason) -> None:
     heard: list[tuple[int, bytes, str]] = []
     answer = answer_of()
     answer.record = lambda number, event: heard.append((number, event, answer.response.status))
@@ -344,3 +342,62 @@ def test_a_whole_response_has_openais_type() -> None:
     )
     assert Response.model_validate(got).output_text == "Hi"
     assert got["output"][0]["encrypted_content"] == "sealed"
+
+
+def decoded(*fragments: str) -> tuple[str, str]:
+    """The output while fragments arrived, and at the end."""
+    reader = CustomInput()
+    return "".join([reader.more(fragment) for fragment in fragments]), reader.rest()
+
+
+def mended(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+@given(st.text(st.characters(categories=("L", "Z", "Cs", "So", "Cc"))), st.booleans(), st.data())
+def test_the_pieces_join_to_the_text_wherever_split(
+    text: str, is_ascii: bool, data: st.DataObject
+) -> None:
+    said = json.dumps({"input": text}, ensure_ascii=is_ascii)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(said)), max_size=6)))
+    got = decoded(
+        *(said[start:end] for start, end in zip([0, *cuts], [*cuts, len(said)], strict=True))
+    )
+    assert got == (mended(text), "")
+
+
+@given(st.text(max_size=20), st.integers(1, 4))
+def test_escapes_are_streamed_except_a_trailing_backslash(text: str, width: int) -> None:
+    reader, said = CustomInput(), json.dumps({"input": text})
+    got = ""
+    for start in range(0, len(said), width):
+        got += reader.more(said[start : start + width])
+        so_far = said[: start + width].removeprefix('{"input": "')
+        assert len(got) >= len(mended(text)) - (len(said) - start - width) - 12 or not so_far
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ('{"why": "x", "input": "a"}', "a"),
+        ('{ "input" :"a", "why": 1}', "a"),
+        ('{"patch": "a"}', '{"patch": "a"}'),
+        ('{"input": 5}', '{"input": 5}'),
+        ('{"input": "line\nline"}', "line\nline"),
+        ("{}", "{}"),
+        ("[]", "[]"),
+        ("not JSON", "not JSON"),
+        (r'{"input": "\ud83d\ud83d\ude00"}', "\ufffd😀"),
+        (r'{"input": "\ud83d"}', "\ufffd"),
+        (r'{"input": "\\ud83d"}', r"\ud83d"),
+        ('{"input": ""}', ""),
+    ],
+)
+def test_calls_in_other_forms_are_read_too(arguments: str, text: str) -> None:
+    assert "".join(decoded(arguments)) == text
+    assert "".join(decoded(*arguments)) == text
+
+
+def test_a_cut_call_keeps_the_received_input() -> None:
+    assert decoded('{"input": "abc\\u00')[0] == "abc"
+    assert decoded('{"in') == ("", '{"in')

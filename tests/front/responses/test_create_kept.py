@@ -17,7 +17,7 @@ from holdfast.errors import GenerationFailed, PromptTooLong, QueueFull
 from holdfast.front.application import create_application
 from holdfast.front.output import TextDelta
 from holdfast.front.records.responses import ResponseStore
-from holdfast.front.server.services import Services
+from holdfast.front.server.services import Answers, Services
 from tests.fakes.http_clients import Exchange, served
 from tests.fakes.scripted_gateway import (
     ScriptedDirectory,
@@ -37,8 +37,8 @@ async def client_over(services: Services) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(create_application(services))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8321") as client:
         yield client
-    await services.held.close()
-    await services.responses.close()
+    await services.answers.held.close()
+    await services.answers.responses.close()
 
 
 def parts(*texts: str, then: asyncio.Event | None = None, rest: str = "") -> Any:
@@ -202,7 +202,7 @@ async def test_cancelling_ends_work_and_streams_and_is_idempotent() -> None:
         await gateway.until(lambda: bool(gateway.closed))
         assert (await client.post(f"{path}/cancel")).json() == cancelled
         assert (await client.get(path)).json() == cancelled
-        assert not services.held.named
+        assert not services.answers.held.named
 
 
 async def test_only_background_responses_can_be_cancelled() -> None:
@@ -225,7 +225,7 @@ async def test_a_running_response_that_is_deleted_stays_deleted() -> None:
         assert (await client.delete(f"{RESPONSES}/{got['id']}")).status_code == 200
         await gateway.until(lambda: bool(gateway.closed))
         assert (await client.get(f"{RESPONSES}/{got['id']}")).status_code == 404
-        assert not services.held.named
+        assert not services.answers.held.named
 
 
 async def test_a_running_response_cannot_be_continued() -> None:
@@ -257,8 +257,8 @@ async def test_a_refused_response_is_not_stored() -> None:
             ):
                 response = await client.post(RESPONSES, json={"input": "hello", **fields})
                 assert response.status_code == status, fields
-            assert await services.responses.call(lambda file: file.totals()) == (0, 0)
-            assert not services.held.named
+            assert await services.answers.responses.call(lambda file: file.totals()) == (0, 0)
+            assert not services.answers.held.named
 
 
 async def test_a_failed_response_is_stored_as_failed() -> None:
@@ -294,7 +294,8 @@ async def test_a_response_waits_for_its_model_and_fails_with_it() -> None:
 async def test_the_number_of_background_responses_is_limited() -> None:
     store = ResponseStore(limits=ResponsesSettings(max_background=1))
     services = replace(
-        scripted_services(ScriptedGateway(script=parts("a", then=asyncio.Event()))), responses=store
+        scripted_services(ScriptedGateway(script=parts("a", then=asyncio.Event()))),
+        answers=Answers(responses=store),
     )
     async with client_over(services) as client:
         await begun(client)
@@ -316,9 +317,9 @@ async def test_background_responses_are_failed_when_the_server_stops() -> None:
     ) as client:
         got = await begun(client)
         await until(client, got["id"], "in_progress")
-        await services.held.close()
+        await services.answers.held.close()
         failed = (await client.get(f"{RESPONSES}/{got['id']}")).json()
-    await services.responses.close()
+    await services.answers.responses.close()
     assert (failed["status"], failed["error"]["code"]) == ("failed", "server_is_overloaded")
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from holdfast.errors import ResponsesUnavailable
 from holdfast.front.application import create_application
 from holdfast.front.records.responses import RecordKey, ResponseFile, ResponseStore
-from holdfast.front.server.services import Services
+from holdfast.front.server.services import Answers, Services
 from tests.fakes.scripted_gateway import ScriptedGateway, answer, calling, scripted_services
 
 RESPONSES = "/v1/responses"
@@ -36,8 +36,8 @@ async def served_app(
         transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8321"
     ) as client:
         yield client
-    await services.held.close()
-    await services.responses.close()
+    await services.answers.held.close()
+    await services.answers.responses.close()
 
 
 async def created(client: httpx.AsyncClient, **fields: Any) -> Any:
@@ -273,10 +273,12 @@ async def test_an_unusable_file_fails_only_what_needs_it(
 ) -> None:
     monkeypatch.setattr("holdfast.front.records.responses._BUSY_SECONDS", 0.0)
     gateway = ScriptedGateway()
-    services = replace(scripted_services(gateway), responses=ResponseStore(tmp_path))
+    services = replace(
+        scripted_services(gateway), answers=Answers(responses=ResponseStore(tmp_path))
+    )
     async with served_app(gateway, services) as client:
         first = await created(client)
-        await services.responses.call(ResponseFile.totals)
+        await services.answers.responses.call(ResponseFile.totals)
         other = sqlite3.connect(tmp_path / "responses" / "responses-1.sqlite", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         await created(client)
@@ -289,7 +291,7 @@ async def test_an_unusable_file_fails_only_what_needs_it(
         other.close()
         await created(client, previous_response_id=first["id"])
     assert [refusal(response) for response in refused] == [(503, "responses_unavailable", None)] * 2
-    assert all(log.has_ended for log in services.held.named.values())
+    assert all(log.has_ended for log in services.answers.held.named.values())
 
 
 async def test_a_response_that_could_not_be_saved_is_still_available(
@@ -298,7 +300,9 @@ async def test_a_response_that_could_not_be_saved_is_still_available(
     monkeypatch.setattr("holdfast.front.records.responses._BUSY_SECONDS", 0.0)
     release = asyncio.Event()
     gateway = ScriptedGateway(script=[release, *answer("a")])
-    services = replace(scripted_services(gateway), responses=ResponseStore(tmp_path))
+    services = replace(
+        scripted_services(gateway), answers=Answers(responses=ResponseStore(tmp_path))
+    )
     async with served_app(gateway, services) as client:
         got = await created(client, background=True)
         other = sqlite3.connect(tmp_path / "responses" / "responses-1.sqlite", isolation_level=None)
@@ -307,7 +311,7 @@ async def test_a_response_that_could_not_be_saved_is_still_available(
         await until(client, got["id"], "completed")
         with pytest.raises(ResponsesUnavailable):
             # so saving the end was attempted before
-            await services.responses.call(ResponseFile.delete, RecordKey("", "resp_other"))
+            await services.answers.responses.call(ResponseFile.delete, RecordKey("", "resp_other"))
         assert (await until(client, got["id"], "completed"))["output"]
         assert (
             "response.completed" in (await client.get(f"{RESPONSES}/{got['id']}?stream=true")).text

@@ -137,9 +137,7 @@ async def tenant(folder: Path, key: str, *, server_key: str = "", name: str = ""
     return gateway.requests[-1].tenant
 
 
-async def test_the_tenant_is_the_keys_name_and_survives_rotation(
-    tmp_path: Path,
-) -> None:
+async def test_the_tenant_is_the_keys_name_and_survives_rotation(tmp_path: Path) -> None:
     ring_of(tmp_path)
     before = await tenant(tmp_path, "alice-key")
     assert before != await tenant(tmp_path, "bob-key")
@@ -151,9 +149,7 @@ async def test_the_tenant_is_the_keys_name_and_survives_rotation(
     assert await tenant(tmp_path, "fresh") == before
 
 
-async def test_a_revoked_key_still_finishes_its_stream(
-    tmp_path: Path,
-) -> None:
+async def test_a_revoked_key_still_finishes_its_stream(tmp_path: Path) -> None:
     keys, gate = ring_of(tmp_path), asyncio.Event()
     first, *rest = answer_script("Hel", "lo")
     gateway = ScriptedGateway(script=[first, gate, *rest])
@@ -174,9 +170,7 @@ async def test_a_revoked_key_still_finishes_its_stream(
     assert stream[-1] == "[DONE]"
 
 
-async def test_named_keys_do_not_change_the_single_keys_tenant(
-    tmp_path: Path,
-) -> None:
+async def test_named_keys_do_not_change_the_single_keys_tenant(tmp_path: Path) -> None:
     ring_of(tmp_path)
     gateway = ScriptedGateway()
     async with client_of(gateway, server=ServerSettings(api_key="single")) as client:

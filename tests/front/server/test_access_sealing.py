@@ -64,11 +64,12 @@ def test_sealing_is_the_same_after_a_restart(tmp_path: Path) -> None:
     assert Seal(tmp_path).close("a thought") == "hf2.mDqUG1F/Z4DuzG3rn2agIfIcp4pAwZSI80GkMXjx9+/D"
 
 
-def test_the_cipher_is_loaded_when_the_first_text_is_sealed() -> None:
+def test_the_front_loads_no_pillow_and_the_cipher_only_to_seal() -> None:
     code = """
 import sys
 import holdfast.front.run.web
 from holdfast.front.server.access import Seal
+assert "PIL" not in sys.modules
 seal = Seal()
 seal.sign("x")
 assert "cryptography" not in sys.modules

@@ -10,12 +10,11 @@ import pytest
 from holdfast.front.anthropic.answer import MessagesAnswer
 from holdfast.front.ollama.answer import ChatLines
 from holdfast.front.openai.answers import ChatAnswer
-from holdfast.front.output import ChoiceFinished, OutputEvent
+from holdfast.front.output import ChoiceFinished, OutputEvent, TokenCounts
 from holdfast.front.server.access import Seal
-from holdfast.front.server.answers import AnswerFormat, TokenCounts
+from holdfast.front.server.answers import AnswerFormat
 from holdfast.front.toolcalls.call_format import Call
-from tests.fakes.family_bundles import bundle
-from tests.fakes.family_templates import FAMILY_TEMPLATES
+from tests.fakes.family_bundles import bundle_of
 from tests.fakes.http_clients import events_of, named_events_of
 from tests.fakes.recorded_answers import TOOLS
 from tests.fakes.told_answers import by_tokens
@@ -26,7 +25,7 @@ COUNTS = TokenCounts(prompt_tokens=9, completion_tokens=9, cached_tokens=0)
 @pytest.fixture(scope="module")
 def script() -> list[OutputEvent]:
     """The events of `I look.`, a call, and `I answer.`."""
-    model = bundle(FAMILY_TEMPLATES["qwen3"])
+    model = bundle_of("qwen3")
     assert model.dialect.calls is not None
     call = model.dialect.calls.write([Call("get_time", {"tz": "CET"})])
     return by_tokens(model.tokenizer, model.dialect, TOOLS, f"I look.\n{call}\nI answer.")

@@ -75,9 +75,7 @@ async def test_an_event_is_written_without_waiting_for_the_next() -> None:
     assert (await write(b"", produce)).bodies == [b"a", b"b", b""]
 
 
-async def test_comments_are_sent_during_a_long_silence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_comments_are_sent_during_a_long_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_answers, "HEADER_GRACE_SECONDS", 0.01)
     monkeypatch.setattr(server_answers, "KEEP_ALIVE_SECONDS", 0.01)
 
@@ -90,9 +88,7 @@ async def test_comments_are_sent_during_a_long_silence(
     assert b"a" in b"".join(bodies[3:])
 
 
-async def test_a_late_opening_is_written_immediately(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_late_opening_is_written_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_answers, "HEADER_GRACE_SECONDS", 0.01)
     out = Socket()
 
@@ -143,9 +139,7 @@ async def test_deltas_written_together_are_separate_events() -> None:
     assert exchange.text.endswith("data: [DONE]\n\n")
 
 
-async def test_an_unread_response_pauses_its_event_source(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_unread_response_pauses_its_event_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_answers, "MOST_READY_BYTES", 100)
     reads = asyncio.Event()
     made = written = 0

@@ -39,7 +39,7 @@ def test_unreadable_media_are_named_by_type(part: dict[str, Any], what: str) -> 
     said = {"type": "text", "text": "x"}
     read = other_part(part, role="tool", field="messages.0.content.1")
     result = {"role": "tool", "content": [said, read]}
-    shown = text_only(ChatPrompt(messages=(result,))).prompt.messages[0]["content"]
+    shown = text_only(ChatPrompt(messages=(result,))).messages[0]["content"]
     assert shown == [
         said,
         {"type": "text", "text": f"[{what} left out: this model takes text only]"},

@@ -56,9 +56,7 @@ async def test_leaving_before_acceptance_ends_the_request() -> None:
     assert exchange.messages == []
 
 
-async def test_leaving_during_an_upload_is_not_an_error(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_leaving_during_an_upload_is_not_an_error(caplog: pytest.LogCaptureFixture) -> None:
     gateway = ScriptedGateway()
     exchange = Exchange(gateway)
     exchange.gone.set()

@@ -1,11 +1,24 @@
 from __future__ import annotations
 
+import ipaddress
 from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.config import ServerSettings
+from holdfast.errors import ConfigError
+from holdfast.front.server.guard import (
+    ForwardedAddresses,
+    host_name,
+    is_loopback,
+    is_wildcard,
+    normal_name,
+    trusted_networks,
+)
+from holdfast.front.server.http_server import Addresses
 from tests.fakes.http_clients import CHAT, chat_body, client_of
 from tests.fakes.scripted_gateway import MODEL, ScriptedDirectory, ScriptedGateway, model_status
 
@@ -99,9 +112,7 @@ async def test_the_key_is_accepted_in_other_vendors_headers(name: str) -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}])
-async def test_a_wrong_key_has_the_message_clients_look_for(
-    headers: dict[str, str],
-) -> None:
+async def test_a_wrong_key_has_the_message_clients_look_for(headers: dict[str, str]) -> None:
     async with client_of(ScriptedGateway(), server=ServerSettings(api_key="sesame")) as client:
         response = await client.post(CHAT, json=chat_body(), headers=headers)
     error = response.json()["error"]
@@ -306,3 +317,187 @@ async def test_every_response_has_a_request_id() -> None:
     assert kept.headers["x-request-id"] == "abc-1.2:3"
     assert replaced.headers["x-request-id"].startswith("req_")
     assert refused.headers["x-request-id"].startswith("req_")
+
+
+ports = st.integers(0, 65535).map(lambda port: f":{port}") | st.just("")
+labels = st.from_regex(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,20}[A-Za-z0-9_])?", fullmatch=True)
+names = st.lists(labels, min_size=1, max_size=4).map(".".join)
+
+
+@given(name=names, dot=st.sampled_from(["", "."]), port=ports)
+def test_host_names_ignore_case_port_and_trailing_dot(name: str, dot: str, port: str) -> None:
+    assert host_name(f"{name}{dot}{port}") == normal_name(name)
+
+
+@given(address=st.ip_addresses(), port=ports)
+def test_addresses_are_normalized(
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address, port: str
+) -> None:
+    written = f"[{address.exploded.upper()}]" if address.version == 6 else str(address)
+    assert host_name(f"{written}{port}") == str(address)
+
+
+@given(text=st.text(max_size=40) | st.text(alphabet="localhost.127[]:@%/\\ 089f", max_size=24))
+def test_a_parsed_host_is_exactly_a_name_and_a_port(text: str) -> None:
+    name = host_name(text)
+    if name is not None:
+        bracketed = f"[{name}]" if ":" in name else name
+        rest = text[text.index("]") + 1 :] if ":" in name else text.lower()[len(name) :]
+        assert rest.lstrip(".").lstrip(":").isdecimal() or rest in ("", ".")
+        assert host_name(bracketed) == name
+
+
+@given(
+    good=st.sampled_from(["localhost", "127.0.0.1", "[::1]"]),
+    port=ports,
+    bad=st.sampled_from(
+        [
+            "@evil.com",
+            ":80@evil.com",
+            " ",
+            "\t",
+            "/",
+            "?",
+            "#",
+            "\\",
+            ",evil.com",
+            ":",
+            ":x",
+            ":-1",
+            "%00",
+            "\n",
+        ]
+    ),
+    in_front=st.booleans(),
+)
+def test_a_malformed_host_is_not_trimmed(good: str, port: str, bad: str, in_front: bool) -> None:
+    assert host_name(bad + good + port if in_front else good + port + bad) is None
+
+
+LONG_NAME = ".".join(["a" * 60] * 5)
+BAD_NAMES = [
+    "",
+    ".",
+    "..",
+    "a..b",
+    "a" * 64,
+    LONG_NAME,
+    "ⅼocalhost",
+    "user@localhost",
+    "user:pw@localhost",
+]
+BAD_PORTS = [
+    "localhost:80@evil.com",
+    "localhost:",
+    "localhost:99999",
+    "localhost:8o",
+    "localhost:８０",
+    "localhost.:80.",
+]
+BAD_BRACKETS = [
+    "::1",
+    "[::1",
+    "::1]",
+    "[::1]x",
+    "[[::1]]",
+    "[fe80::1%eth0]",
+    "[1.2.3.4]",
+    "[localhost]",
+]
+
+
+@pytest.mark.parametrize("header", [*BAD_NAMES, *BAD_PORTS, *BAD_BRACKETS])
+def test_a_malformed_header_is_rejected(header: str) -> None:
+    assert host_name(header) is None
+
+
+@pytest.mark.parametrize(
+    ("host", "wildcard", "loopback"),
+    [("", True, False), ("0.0.0.0", True, False), ("::", True, False)],
+)
+def test_wildcards_are_recognized(host: str, wildcard: bool, loopback: bool) -> None:
+    assert (is_wildcard(host), is_loopback(host)) == (wildcard, loopback)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.1.1", "::1", "[::1]"])
+def test_loopback_is_recognized(host: str) -> None:
+    assert is_loopback(host)
+    assert not is_wildcard(host)
+
+
+PROXY = "10.0.0.1"
+Headers = list[tuple[bytes, bytes]]
+
+
+async def seen(headers: Headers, *, peer: str = PROXY) -> str:
+    found: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        found.append(scope["client"][0])
+
+    middleware = ForwardedAddresses(app, trusted=trusted_networks(["10.0.0.0/8", "fd00::/8"]))
+    await middleware({"type": "http", "client": (peer, 1), "headers": headers}, None, None)  # type: ignore[arg-type]
+    return found[0]
+
+
+def xff(text: str) -> Headers:
+    return [(b"x-forwarded-for", text.encode())]
+
+
+def forwarded(text: str) -> Headers:
+    return [(b"forwarded", text.encode())]
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ([], PROXY),
+        (xff("203.0.113.9"), "203.0.113.9"),
+        # anybody may have written the part before it
+        (xff("1.2.3.4, 203.0.113.9"), "203.0.113.9"),
+        (xff("203.0.113.9, 10.2.2.2"), "203.0.113.9"),
+        (xff("1.2.3.4") + xff("203.0.113.9"), "203.0.113.9"),
+        (xff("203.0.113.9:4711"), "203.0.113.9"),
+        (xff("::ffff:203.0.113.9"), "203.0.113.9"),
+        (xff("10.3.3.3"), "10.3.3.3"),
+        (xff("unknown"), PROXY),
+        (xff("203.0.113.9, nonsense"), PROXY),
+        (forwarded("for=203.0.113.9;proto=https"), "203.0.113.9"),
+        (forwarded('For="[2001:db8::17]:4711"'), "2001:db8::17"),
+        (forwarded("for=1.2.3.4, for=203.0.113.9;by=10.0.0.1"), "203.0.113.9"),
+        (forwarded("for=_hidden"), PROXY),
+        (xff("203.0.113.9") + forwarded("for=203.0.113.9"), "203.0.113.9"),
+        # one of the two is the client's own
+        (xff("203.0.113.9") + forwarded("for=127.0.0.1"), PROXY),
+    ],
+)
+async def test_a_trusted_proxy_determines_the_client_address(
+    headers: Headers, expected: str
+) -> None:
+    assert await seen(headers) == expected
+
+
+@pytest.mark.parametrize("peer", ["203.0.113.9", "127.0.0.1", "testclient"])
+async def test_forwarded_addresses_from_others_are_ignored(peer: str) -> None:
+    assert await seen(xff("1.2.3.4") + forwarded("for=1.2.3.4"), peer=peer) == peer
+
+
+@given(
+    claimed=st.text(max_size=60),
+    real=st.ip_addresses(v=4).filter(lambda address: not str(address).startswith("10.")),
+)
+async def test_a_client_cannot_forge_the_address_its_proxy_saw(claimed: str, real: object) -> None:
+    raw = claimed.encode("utf-8", "replace") + b", " + str(real).encode()
+    assert await seen([(b"x-forwarded-for", raw)]) == str(real)
+
+
+@pytest.mark.parametrize("text", ["nginx", "10.0.0.0/33", "", "1.2.3"])
+def test_an_invalid_proxy_address_prevents_the_start(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"server\.trusted_proxies"):
+        trusted_networks([text])
+
+
+def test_a_trusted_proxy_may_have_more_connections_than_a_client() -> None:
+    addresses = Addresses(0, trusted=trusted_networks(["10.0.0.0/8"]))
+    assert addresses.has_room(PROXY)
+    assert not addresses.has_room("203.0.113.9")

@@ -17,7 +17,8 @@ from holdfast.config import LimitsSettings, ServerSettings
 from holdfast.errors import GenerationFailed, QueueFull
 from holdfast.front.application import create_application
 from holdfast.front.openai.answers import ChatAnswer
-from holdfast.front.server.answers import AnswerPlan
+from holdfast.front.request import GenerationRequest
+from holdfast.front.server.answers import Asked
 from holdfast.front.server.held_answers import (
     RETRY_HEADER,
     HeldAnswer,
@@ -114,7 +115,7 @@ class Line:
             await exchange.first_body.wait()
         while len(self.gateway.streams) == before:
             await asyncio.sleep(0)
-        lost = [active for active in self.services.active if not active.is_abandoned][-1]
+        lost = [active for active in self.services.answers.active if not active.is_abandoned][-1]
         exchange.gone.set()
         while not lost.record.is_aborted and not running.done():
             await asyncio.sleep(0)
@@ -142,14 +143,12 @@ def in_two_parts(*, until: asyncio.Event) -> list[Any]:
 async def line(script: Any, **given: Any) -> AsyncIterator[Line]:
     made = Line(ScriptedGateway(script=script), **given)
     yield made
-    await made.services.held.end_lost()
-    made.services.held.check_invariants()
+    await made.services.answers.held.end_lost()
+    made.services.answers.held.check_invariants()
 
 
 @EVERY_PROTOCOL
-async def test_a_lost_stream_is_replayed_to_the_same_request(
-    name: str,
-) -> None:
+async def test_a_lost_stream_is_replayed_to_the_same_request(name: str) -> None:
     path, body = PROTOCOLS[name]
     body = {**greedy(path, body), "stream": True}
     goes_on = asyncio.Event()
@@ -167,9 +166,7 @@ async def test_a_lost_stream_is_replayed_to_the_same_request(
 
 
 @EVERY_PROTOCOL
-async def test_a_lost_whole_answer_is_replayed_to_the_same_request(
-    name: str,
-) -> None:
+async def test_a_lost_whole_answer_is_replayed_to_the_same_request(name: str) -> None:
     path, body = PROTOCOLS[name]
     body = {**greedy(path, body), "stream": False}
     goes_on = asyncio.Event()
@@ -258,7 +255,7 @@ async def test_events_are_recorded_only_if_they_may_be_replayed(
             exchange.run(CHAT, chat_body(stream=True, **fields), headers=headers)
         )
         await exchange.first_body.wait()
-        assert (server.services.held.held_bytes > 0) == holds
+        assert (server.services.answers.held.held_bytes > 0) == holds
         goes_on.set()
         await running
 
@@ -282,9 +279,9 @@ async def test_a_follower_gets_everything_if_the_first_client_leaves() -> None:
         second = server.exchange()
         following = asyncio.create_task(second.run(CHAT, chat_body(stream=True), headers=key))
         await second.first_body.wait()
-        server.services.drain.begin(60)
+        server.services.access.drain.begin(60)
         first.gone.set()
-        while not any(active.record.is_aborted for active in server.services.active):
+        while not any(active.record.is_aborted for active in server.services.answers.active):
             await asyncio.sleep(0)
         goes_on.set()
         await following
@@ -298,7 +295,7 @@ async def test_a_followed_answer_does_not_exceed_the_total_size() -> None:
     begun, end = answer("Hel")
     script = [begun, goes_on, *answer(*["lo"] * 200)[:-1], end]
     async with line(script) as server:
-        held = server.services.held
+        held = server.services.answers.held
         held._most_bytes = 2000
         first = server.exchange()
         running = asyncio.create_task(first.run(CHAT, chat_body(stream=True), headers=key))
@@ -353,7 +350,7 @@ async def test_delivered_keyed_answers_do_not_evict_lost_ones() -> None:
             await server.whole(CHAT, greedy_chat(), headers={"idempotency-key": str(number)})
         await server.at_rest()
         assert not running.done()
-        assert len(server.services.held) == 21
+        assert len(server.services.answers.held) == 21
 
 
 async def test_lost_answers_do_not_evict_those_of_other_clients() -> None:
@@ -391,7 +388,7 @@ async def test_a_rejoining_request_is_listed_and_can_be_cancelled(streams: bool)
         following = asyncio.create_task(
             again.run(CHAT, greedy_chat(stream=streams), headers=headers)
         )
-        while len(list(server.services.active)) < 2:
+        while len(list(server.services.answers.active)) < 2:
             await asyncio.sleep(0)
         if streams:
             await again.first_body.wait()
@@ -407,7 +404,7 @@ async def test_a_rejoining_request_is_listed_and_can_be_cancelled(streams: bool)
         await following
         await running
         assert "request_cancelled" in again.text
-        assert len(server.services.held) == 0
+        assert len(server.services.answers.held) == 0
 
 
 async def test_unloading_a_model_does_not_wait_for_a_lost_client() -> None:
@@ -420,9 +417,7 @@ async def test_unloading_a_model_does_not_wait_for_a_lost_client() -> None:
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_an_answer_finished_without_a_client_waits_for_its_request(
-    streams: bool,
-) -> None:
+async def test_an_answer_finished_without_a_client_waits_for_its_request(streams: bool) -> None:
     goes_on = asyncio.Event()
     async with line(in_two_parts(until=goes_on)) as server:
         _, running = await server.lost(CHAT, greedy_chat(stream=streams))
@@ -482,15 +477,13 @@ async def test_a_client_leaving_with_the_last_event_has_its_answer(
         await hasty.run(CHAT, greedy_chat(stream=True))
         assert len(server.gateway.requests) == 1
         assert "aborted by the client" not in str(caplog.records[-1].msg)
-        assert len(server.services.held) == 0
+        assert len(server.services.answers.held) == 0
         await server.whole(CHAT, greedy_chat(stream=True))
         assert len(server.gateway.requests) == 2
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_a_delivered_answer_is_not_reused(
-    streams: bool,
-) -> None:
+async def test_a_delivered_answer_is_not_reused(streams: bool) -> None:
     gateway = ScriptedGateway(script=lambda _: answer("Hel", "lo"))
     async with served(gateway, settings=PATIENT) as url, httpx.AsyncClient(timeout=60) as client:
         texts = [
@@ -643,7 +636,7 @@ async def test_an_abandoned_answer_is_cancelled_if_its_client_stays_away() -> No
         async with asyncio.timeout(60):
             await running
         assert server.gateway.closed == [server.gateway.request.request_id]
-        assert len(server.services.held) == 0
+        assert len(server.services.answers.held) == 0
 
 
 async def test_without_reconnect_time_work_ends_with_the_connection() -> None:
@@ -709,7 +702,7 @@ async def test_an_abandoned_answer_is_listed_and_can_be_cancelled() -> None:
             assert shown["state"] == "abandoned"
             await admin.delete(f"/admin/requests/{shown['id']}")
         await running
-        assert len(server.services.held) == 0
+        assert len(server.services.answers.held) == 0
 
 
 async def test_the_log_line_names_the_reused_answers_request(
@@ -744,16 +737,16 @@ async def test_the_number_of_abandoned_answers_is_limited() -> None:
 
 async def test_oversized_answers_are_cancelled_with_their_connection() -> None:
     async with line(in_two_parts(until=asyncio.Event())) as server:
-        server.services.held._most_bytes = 100
+        server.services.answers.held._most_bytes = 100
         _, running = await server.lost(CHAT, greedy_chat(stream=True))
         async with asyncio.timeout(60):
             await running
-        assert server.services.held.held_bytes == 0
+        assert server.services.answers.held.held_bytes == 0
 
 
-def plan() -> AnswerPlan:
-    form = ChatAnswer(answer_id="a", choices=1, model=MODEL, version="1")
-    return AnswerPlan(requests=(), form=form, streams=True)
+def plan() -> Asked:
+    request = GenerationRequest(request_id="a", model=MODEL, prompt="", streams=True)
+    return [request], ChatAnswer(answer_id="a", choices=1, model=MODEL, version="1")
 
 
 def record() -> RequestRecord:

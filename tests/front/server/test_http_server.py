@@ -17,6 +17,7 @@ from holdfast.front.application import create_application
 from holdfast.front.server.http_server import HttpServer, listen, url_of
 from tests.fakes.http_clients import CHAT, chat_body, events_of
 from tests.fakes.scripted_gateway import ScriptedGateway, answer, scripted_services
+from tests.fakes.slow import slow
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
@@ -63,7 +64,7 @@ def test_the_url_can_be_called(host: str, shown: str) -> None:
         assert url_of(listener).startswith((f"http://{shown}:", "http://[::1]:"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [*slow(signal.SIGINT), signal.SIGTERM])
 def test_a_signal_stops_the_server_in_order(number: signal.Signals) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     with subprocess.Popen(

@@ -85,9 +85,7 @@ async def test_requests_over_https_are_answered_and_streamed(files: CertificateF
     assert f"curl {url}/v1" in page.text
 
 
-async def test_untrusting_and_plain_http_clients_get_nothing(
-    files: CertificateFiles,
-) -> None:
+async def test_untrusting_and_plain_http_clients_get_nothing(files: CertificateFiles) -> None:
     async with serving(files) as url:
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             await _get(url)
@@ -100,9 +98,7 @@ async def _get(url: str) -> httpx.Response:
         return await client.get(url)
 
 
-async def test_a_renewed_certificate_applies_to_new_connections(
-    files: CertificateFiles,
-) -> None:
+async def test_a_renewed_certificate_applies_to_new_connections(files: CertificateFiles) -> None:
     certificate = certificate_of(files)
     async with serving(files, certificate) as url:
         reader, writer, old = await connected(url, files)

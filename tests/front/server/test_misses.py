@@ -330,9 +330,7 @@ def test_tenants_and_models_are_never_compared_with_each_other() -> None:
 
 
 @pytest.mark.parametrize("outcome", [CacheOutcome.COMPLETE, CacheOutcome.NEW_TOKENS])
-def test_cached_prompts_are_not_misses_but_later_compared_with(
-    outcome: CacheOutcome,
-) -> None:
+def test_cached_prompts_are_not_misses_but_later_compared_with(outcome: CacheOutcome) -> None:
     found = RecentMisses()
     record = RequestRecord(method="POST", path="/", client="c")
     found.note(asked(("user", "one")), explained(outcome), record)

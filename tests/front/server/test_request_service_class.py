@@ -55,9 +55,7 @@ async def test_key_header_and_body_may_each_lower_the_priority(
     assert (await service(tmp_path, key=key, body=body, **headers)).priority == expected
 
 
-async def test_a_flow_belongs_to_the_key_whatever_salt_or_header(
-    tmp_path: Path,
-) -> None:
+async def test_a_flow_belongs_to_the_key_whatever_salt_or_header(tmp_path: Path) -> None:
     plain = (await service(tmp_path, key="fast")).flow
     assert (
         plain

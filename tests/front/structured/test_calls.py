@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Final, Literal
 
 import jsonschema
@@ -148,12 +149,16 @@ def _check(dialect: ModelDialect, answer: str) -> None:
         jsonschema.validate(arguments, _SCHEMAS[name], format_checker=jsonschema.FormatChecker())
 
 
+@cache
+def _required(family: str) -> str:
+    return _grammar(_dialect(family), ToolChoice(mode="required")).text
+
+
 # its random thoughts do not end
 @pytest.mark.parametrize("family", [name for name in _CONSTRAINED if name != "harmony"])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_random_samples_are_read_as_valid_calls(family: str, seed: int) -> None:
-    dialect = _dialect(family)
-    _check(dialect, random_answer(_grammar(dialect, ToolChoice(mode="required")).text, seed=seed))
+    _check(_dialect(family), random_answer(_required(family), seed=seed))
 
 
 @pytest.mark.parametrize("family", _AS_TOKENS)
@@ -165,8 +170,7 @@ def test_random_samples_with_marker_tokens_are_read_as_calls(family: str, seed: 
 
 @pytest.mark.parametrize("family", [name for name in _CONSTRAINED if name != "harmony"])
 def test_the_calls_that_a_family_writes_match_its_grammar(family: str) -> None:
-    dialect = _dialect(family)
-    grammar = _grammar(dialect, ToolChoice(mode="required")).text
+    dialect, grammar = _dialect(family), _required(family)
     for calls in ([_WEATHER], _CALLS):
         assert accepts(grammar, _written(dialect, *calls)), _written(dialect, *calls)
     assert not accepts(grammar, "Hello!")
@@ -182,8 +186,7 @@ def test_the_calls_that_a_family_writes_match_its_grammar(family: str) -> None:
     [(" ", True), ("", True), ("\n", True), ("\n\n", False), ("\n    ", False), ("\n\t", False)],
 )
 def test_calls_begin_only_with_readable_white_space(gap: str, is_read: bool) -> None:
-    dialect = _dialect("command_r_plus")
-    grammar = _grammar(dialect, ToolChoice(mode="required")).text
+    dialect, grammar = _dialect("command_r_plus"), _required("command_r_plus")
     answer = f'Action:{gap}```json\n[{{"tool_name": "list_all", "parameters": {{}}}}]\n```'
     assert accepts(grammar, answer) == is_read
     assert (told(dialect, _TOOLS, answer) == [("list_all", {}, ())]) == is_read
@@ -251,7 +254,17 @@ def test_too_many_tools_are_refused_in_one_short_sentence() -> None:
     assert len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize("family", _CONSTRAINED)
+# one of each kind of syntax: JSON, tags for arguments, and a channel
+_KINDS: Final = ("deepseek_v3_2", "glm47", "harmony", "hermes", "kimi_k2", "qwen3_coder")
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name not in _KINDS else [])
+        for name in _CONSTRAINED
+    ],
+)
 @pytest.mark.parametrize("mode", ["required", pytest.param("auto", marks=pytest.mark.slow)])
 def test_the_tools_of_an_agent_are_not_too_many(
     family: str, mode: Literal["required", "auto"]

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import cache
 from typing import Any, Final
 
 import pytest
 
-from holdfast.front.prompt.dialects import FoundDialect, find_dialect
-from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.request import OutputFormat, ToolChoice
 from holdfast.front.toolcalls.call_format import Call
 from holdfast.front.toolcalls.dialect import ModelDialect
+from tests.fakes.family_bundles import found_in
 from tests.fakes.family_templates import FAMILY_TEMPLATES
 from tests.fakes.template_answers import TOOLS, WrittenAnswer, grammar_of, refusal
 from tests.fakes.told_answers import by_tokens, heard
@@ -37,13 +35,6 @@ _DOCUMENTS: Final[dict[str, tuple[Any, list[str]]]] = {
     "any": ({"type": "object"}, ['{"name": "Ann"}', "{}", '{"arguments": {"a": 1}}']),
     "a list": ({"type": "array", "items": {"type": "object"}}, ['[{"a": 1}, {"name": "x"}]', "[]"]),
 }
-
-
-@cache
-def _found(name: str) -> tuple[FoundDialect, Tokenizer]:
-    family = FAMILY_TEMPLATES[name]
-    tokenizer = family.tokenizer()
-    return find_dialect(family.template(), tokenizer, config={}), tokenizer
 
 
 def _forms(dialect: ModelDialect) -> Iterator[str]:
@@ -82,25 +73,26 @@ def _grammar(dialect: ModelDialect, schema: Any, **choice: Any) -> str:
 
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
 def test_every_readable_call_may_replace_a_document(name: str) -> None:
-    found, tokenizer = _found(name)
+    found, tokenizer = found_in(FAMILY_TEMPLATES[name])
     dialect = found.dialect
     assert dialect.calls is not None
+    forms = list(_forms(dialect))
+    for text in forms:
+        [(called, arguments, _)] = heard(by_tokens(tokenizer, dialect, TOOLS, text))
+        assert (called, arguments) == ("find_places", _ARGUMENTS), text
+    wrong = '{"name": "no_tool", "arguments": {"query": "Rome"}}'
     kinds = _DOCUMENTS if dialect.calls.bare_keys is not None else ["other names"]
     for kind in kinds:
-        schema, _ = _DOCUMENTS[kind]
-        grammar = _grammar(dialect, schema)
-        for text in _forms(dialect):
+        grammar = _grammar(dialect, _DOCUMENTS[kind][0])
+        for text in forms:
             assert not refusal(tokenizer, dialect, grammar, text), (kind, text)
-            [(called, arguments, _)] = heard(by_tokens(tokenizer, dialect, TOOLS, text))
-            assert (called, arguments) == ("find_places", _ARGUMENTS), text
-        wrong = '{"name": "no_tool", "arguments": {"query": "Rome"}}'
-        assert kind in ("any",) or refusal(tokenizer, dialect, grammar, wrong)
+        assert kind == "any" or refusal(tokenizer, dialect, grammar, wrong)
 
 
 @pytest.mark.parametrize("kind", sorted(_DOCUMENTS))
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
 def test_documents_are_accepted_as_without_tools(name: str, kind: str) -> None:
-    found, tokenizer = _found(name)
+    found, tokenizer = found_in(FAMILY_TEMPLATES[name])
     dialect = found.dialect
     assert dialect.calls is not None
     before, after = ("", "") if dialect.calls.channels is None else dialect.calls.channels.text
@@ -112,7 +104,7 @@ def test_documents_are_accepted_as_without_tools(name: str, kind: str) -> None:
 
 
 def test_several_bare_calls_need_parallel_calls() -> None:
-    found, tokenizer = _found("qwen3")
+    found, tokenizer = found_in(FAMILY_TEMPLATES["qwen3"])
     call = json.dumps({"name": "find_places", "arguments": _ARGUMENTS})
     schema, _ = _DOCUMENTS["other names"]
     for text in (f"{call}\n{call}", f"{call}; {call}", f"[{call}, {call}]"):
@@ -122,7 +114,7 @@ def test_several_bare_calls_need_parallel_calls() -> None:
 
 
 def test_the_arguments_of_a_bare_call_must_match_their_schema() -> None:
-    found, tokenizer = _found("qwen3")
+    found, tokenizer = found_in(FAMILY_TEMPLATES["qwen3"])
     grammar = _grammar(found.dialect, _DOCUMENTS["other names"][0])
     for arguments in ({"limit": 3}, {"query": 5}, {"query": "Rome", "limit": "many"}):
         text = json.dumps({"name": "find_places", "arguments": arguments})

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.front.prompt.dialects import find_dialect
 from holdfast.front.toolcalls.call_format import Call
+from tests.fakes.family_bundles import found_in
 from tests.fakes.family_templates import FAMILY_TEMPLATES
 from tests.fakes.template_answers import (
     CHOICES,
@@ -25,16 +25,14 @@ _NOT_WRITTEN = {("gpt_oss", "a text and a call")}
 
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
 def test_templates_output_is_allowed_to_the_turns_end(name: str) -> None:
-    family = FAMILY_TEMPLATES[name]
-    tokenizer = family.tokenizer()
-    found = find_dialect(family.template(), tokenizer, config={})
+    found, tokenizer = found_in(FAMILY_TEMPLATES[name])
     tried = []
     for answer, choice in pairs():
         as_written = written(found, answer)
         if as_written is None or (name, answer) in _NOT_WRITTEN:
             continue
         grammar = grammar_of(found.dialect, as_written, CHOICES[choice])
-        fault = refusal(tokenizer, found.dialect, grammar, as_written.text)
+        fault = refusal(tokenizer, found.dialect, grammar, as_written.text, by_masks=True)
         assert not fault, (answer, choice, fault)
         tried.append(answer)
     assert "one call" in tried or found.report.calls_kept is False
@@ -43,9 +41,7 @@ def test_templates_output_is_allowed_to_the_turns_end(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
 def test_after_a_call_and_a_new_line_the_answer_can_end(name: str) -> None:
     """Models also write the line break that separates two calls after the last call."""
-    family = FAMILY_TEMPLATES[name]
-    tokenizer = family.tokenizer()
-    found = find_dialect(family.template(), tokenizer, config={})
+    found, tokenizer = found_in(FAMILY_TEMPLATES[name])
     form = found.dialect.calls
     assert form is not None
     call_id = {"alnum9": "abc123XYZ", "number": "0"}.get(form.id_form, "")
@@ -61,9 +57,7 @@ def test_after_a_call_and_a_new_line_the_answer_can_end(name: str) -> None:
 @pytest.mark.parametrize("name", ["qwen3", "mistral_v13", "cohere"])
 def test_arguments_may_be_indented_as_in_a_list_of_calls(name: str) -> None:
     """As Command R+ writes them: four spaces per level, two of which are the list and the call."""
-    family = FAMILY_TEMPLATES[name]
-    tokenizer = family.tokenizer()
-    found = find_dialect(family.template(), tokenizer, config={})
+    found, tokenizer = found_in(FAMILY_TEMPLATES[name])
     form = found.dialect.calls
     assert form is not None
     call_id = {"alnum9": "abc123XYZ", "number": "0"}.get(form.id_form, "")

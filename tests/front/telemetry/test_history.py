@@ -158,9 +158,7 @@ def test_only_the_longest_range_is_kept_over_time() -> None:
     assert history.models == frozenset()
 
 
-def test_the_oldest_cells_are_dropped_above_the_size_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_oldest_cells_are_dropped_above_the_size_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_BYTES", 20_000)
     clock = Clock()
     history = PerformanceHistory(clock=clock)
@@ -171,9 +169,7 @@ def test_the_oldest_cells_are_dropped_above_the_size_limit(
     assert history.report("15m").total.answers == 15
 
 
-def test_the_longest_idle_model_is_forgotten_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_longest_idle_model_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_MODELS", 2)
     history = PerformanceHistory(clock=Clock())
     for model in ("a", "b", "a", "c"):

@@ -14,6 +14,7 @@ import pytest
 from holdfast.errors import ConfigError, GenerationFailed
 from holdfast.front.application import create_application
 from holdfast.front.output import ChoiceFinished, TextDelta
+from holdfast.front.server.services import Telemetry
 from holdfast.front.telemetry.traces import open_traces
 from holdfast.wire.events import CacheOutcome, CacheReport, FinishReason, Timings
 from tests.fakes.http_clients import CHAT, chat_body
@@ -49,7 +50,9 @@ async def ask(
 ) -> list[int]:
     """The statuses of requests to a server with traces, which is then stopped."""
     traces = open_traces("1.2.3")
-    app = create_application(replace(scripted_services(ScriptedGateway(script)), traces=traces))
+    app = create_application(
+        replace(scripted_services(ScriptedGateway(script)), telemetry=Telemetry(traces=traces))
+    )
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8321"
     ) as client:
@@ -116,9 +119,7 @@ async def test_spans_contain_prefilled_cached_and_generated_tokens(collector: An
     assert "hello" not in everything, "nothing of what was said is told"
 
 
-async def test_an_interrupted_answer_has_only_known_figures(
-    collector: Any,
-) -> None:
+async def test_an_interrupted_answer_has_only_known_figures(collector: Any) -> None:
     assert await ask(("POST", CHAT), script=[*ANSWER[:1], GenerationFailed("it broke")]) == [500]
     said = otlp.attributes(collector.named(f"POST {CHAT}"))
     assert said["gen_ai.usage.input_tokens"] == 7
@@ -148,9 +149,7 @@ async def test_an_unsampled_trace_gets_no_spans(collector: Any) -> None:
     assert collector.spans == []
 
 
-async def test_a_refused_request_is_one_span_and_polls_are_none(
-    collector: Any,
-) -> None:
+async def test_a_refused_request_is_one_span_and_polls_are_none(collector: Any) -> None:
     assert await ask(("POST", CHAT), ("GET", "/health"), temperature=-1) == [400, 200]
     (span,) = collector.spans
     assert otlp.attributes(span)["error.type"] == "invalid_value"

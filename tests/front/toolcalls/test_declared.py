@@ -69,7 +69,7 @@ SCHEMA: dict[str, Any] = {
     ],
 )
 def test_a_value_gets_the_type_of_its_schema(key: str, raw: str, value: object) -> None:
-    assert json.loads(typed(raw, ParameterTypes(SCHEMA).of(key)).json) == value
+    assert json.loads(typed(raw, ParameterTypes(SCHEMA).of_parameter(key)).json) == value
 
 
 @pytest.mark.parametrize("raw", ["1.0", "1e3", '{"a":1}', '{ "a": [1,2] }'])
@@ -81,7 +81,35 @@ def test_numbers_and_json_keep_the_spelling_of_the_model(raw: str) -> None:
     "schema", [None, [], {"properties": 3}, {"properties": {"text": [], "count": {"type": 3}}}]
 )
 def test_a_malformed_schema_allows_any_type(schema: Any) -> None:
-    assert ParameterTypes(schema).of("text") == frozenset()
+    assert ParameterTypes(schema).of_parameter("text") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("reference", "allowed"),
+    [
+        ("#/$defs/a~1b", {"boolean"}),
+        ("#/$defs/one%20two", {"integer"}),
+        ("#spot", {"number"}),
+        ("https://x.org/tool#/$defs/a~1b", {"boolean"}),
+        ("#/prefixItems/1", {"null"}),
+        ("https://other.org/tool#/$defs/a~1b", set()),
+        ("#/$defs/missing", set()),
+        ("#nowhere", set()),
+        (7, set()),
+    ],
+)
+def test_references_into_the_schema_are_followed(reference: Any, allowed: set[str]) -> None:
+    schema = {
+        "$id": "https://x.org/tool",
+        "$defs": {
+            "a/b": {"type": "boolean"},
+            "one two": {"type": "integer"},
+            "c": {"$anchor": "spot", "type": "number"},
+        },
+        "prefixItems": [{}, {"type": "null"}],
+        "properties": {"key": {"$ref": reference}},
+    }
+    assert ParameterTypes(schema).of_parameter("key") == allowed
 
 
 @given(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import mlx.core as mx
 import pytest
 
@@ -12,26 +14,37 @@ from holdfast.worker.cpu.backend import CpuBackend
 from holdfast.worker.engine import backend
 from holdfast.worker.engine.backend import Backend, in_use
 from holdfast.worker.engine.engine import Engine
-from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast.worker.engine.probe import choose_layout, examine_forms
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.loop.device import use_device
+from tests.fakes.interleaving import span, step
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
 PROMPT = tuple(index * 7 % 90 + 2 for index in range(300))  # longer than a block
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=3)
 
 
-def tokens_by(
-    chosen: Backend, monkeypatch: pytest.MonkeyPatch, *, kv_bits: KVBits, sampling: SamplingParams
-) -> list[int]:
-    """What a sequence generates after a prompt in two chunks."""
-    monkeypatch.setattr(backend, "_in_use", chosen)
+@cache
+def engine_of(kind: type[Backend]) -> Engine:
+    """Of a tiny model prepared by this backend, which is in use."""
     model = make_tiny("llama", head_dim=64)
-    chosen.prepare(model, mx.float32)
+    in_use().prepare(model, mx.float32)
     runner = choose_layout(model, vocab_size=VOCAB_SIZE)
     engine = Engine(runner, vocab_size=VOCAB_SIZE)
     examine_forms(engine, runner, default="native", vocab_size=VOCAB_SIZE)
+    return engine
+
+
+def tokens_by(
+    kind: type[Backend],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    kv_bits: KVBits,
+    sampling: SamplingParams,
+) -> list[int]:
+    """What a sequence generates after a prompt in two chunks."""
+    monkeypatch.setattr(backend, "_in_use", kind())
+    engine = engine_of(kind)
     request = SequenceRequest(
         request_id="a", prompt_token_ids=TokenIds.of(PROMPT), max_tokens=30, sampling=sampling
     )
@@ -39,9 +52,9 @@ def tokens_by(
     spans = [(0, 200), (200, 100), *((300 + at, 1) for at in range(20))]
     found: list[int] = []
     for start, tokens in spans:
-        span = Span(request_id="a", start=start, tokens=tokens, draws=start > 0)
-        (result,) = engine.collect(engine.dispatch(StepPlan(spans=(span,))))
+        (result,) = step(engine, span(start, tokens, draws=start > 0))
         found.extend(result.token_ids)
+    engine.close("a")
     return found
 
 
@@ -51,8 +64,8 @@ def test_it_gives_the_same_tokens_as_mlx(
     kv_bits: KVBits, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     got, expected = (
-        tokens_by(chosen, monkeypatch, kv_bits=kv_bits, sampling=sampling)
-        for chosen in (CpuBackend(), Backend())
+        tokens_by(kind, monkeypatch, kv_bits=kv_bits, sampling=sampling)
+        for kind in (CpuBackend, Backend)
     )
     assert got == expected
     assert len(got) == 21

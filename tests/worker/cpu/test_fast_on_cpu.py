@@ -9,7 +9,7 @@ import re
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,20 +22,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.cpu import fast_on_cpu
 from holdfast.worker.cpu.fast_on_cpu import MOST_TABLES, TABLE_POSITIONS, Rotations
 from holdfast.worker.cpu.kernels.build import SWITCH
 from holdfast.worker.engine import seams
 from holdfast.worker.engine.engine import Engine, PendingStep
-from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast.worker.engine.probe import choose_layout
 from tests.fakes.architectures import probed
+from tests.fakes.caching_worker import greedy
+from tests.fakes.interleaving import span, step
+from tests.fakes.slow import slow
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
 DTYPES = (mx.float32, mx.bfloat16)
-ARCHITECTURES = ["llama", "gemma3_text", "gpt_oss", "deepseek_v3", "qwen3_next"]
+ARCHITECTURES = ["llama", "deepseek_v3", "qwen3_next", *slow("gemma3_text", "gpt_oss")]
 
 
 def random_array(*shape: int, dtype: mx.Dtype = mx.float32, seed: int = 0) -> mx.array:
@@ -178,9 +178,7 @@ def test_each_forward_pass_of_a_step_rotates_by_its_positions() -> None:
         assert_same_bits(each, right)
 
 
-def test_tables_are_kept_and_the_least_recently_used_dropped(
-    tmp_path: Path,
-) -> None:
+def test_tables_are_kept_and_the_least_recently_used_dropped(tmp_path: Path) -> None:
     rope = nn.RoPE(16)
     rotations = Rotations()
     x = random_array(1, 1, 1, 16)
@@ -282,23 +280,13 @@ def traced() -> Iterator[list[str]]:
 
 def run(engine: Engine, *spans: tuple[str, int, int]) -> list[tuple[int, ...]]:
     """Run one step. spans: name, start and number of tokens. Returns the drawn tokens."""
-    plan = StepPlan(
-        spans=tuple(
-            Span(request_id=name, start=start, tokens=tokens, draws=True)
-            for name, start, tokens in spans
-        )
-    )
-    return [result.token_ids for result in engine.collect(engine.dispatch(plan))]
+    results = step(engine, *(span(start, tokens, name=name) for name, start, tokens in spans))
+    return [result.token_ids for result in results]
 
 
 def open_sequence(engine: Engine, name: str, *, prompt_tokens: int) -> None:
-    request = SequenceRequest(
-        request_id=name,
-        prompt_token_ids=TokenIds.of(tuple(1 + 7 * at % 200 for at in range(prompt_tokens))),
-        max_tokens=64,
-        sampling=SamplingParams(temperature=0.0, seed=0),
-    )
-    engine.open(request, capacity_tokens=prompt_tokens + 64)
+    prompt = [1 + 7 * at % 200 for at in range(prompt_tokens)]
+    engine.open(greedy(name, prompt, max_tokens=64), capacity_tokens=prompt_tokens + 64)
 
 
 def test_each_number_type_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,17 +325,16 @@ def test_tracing_stops_after_the_first_tokens(name: str) -> None:
     decode()
     join("second", prompt_tokens=5)
     decode()
+    changes: dict[int, Callable[[], None]] = {
+        10: lambda: join("third", prompt_tokens=61),
+        20: lambda: leave("second"),
+        25: lambda: join("fourth", prompt_tokens=17),
+        30: lambda: leave("third"),
+        31: lambda: leave("fourth"),
+    }
     with traced() as names:
-        for step in range(50):
-            if step == 10:
-                join("third", prompt_tokens=61)
-            if step == 20:
-                leave("second")
-            if step == 25:
-                join("fourth", prompt_tokens=17)
-            if step == 30:
-                leave("third")
-                leave("fourth")
+        for number in range(50):
+            changes.get(number, lambda: None)()
             decode()
     assert names == []
     assert ends == {"first": 9 + 1 + 1 + 50}

@@ -15,16 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.cpu import host_attention
 from holdfast.worker.cpu.blas import blas_of_numpy
 from holdfast.worker.cpu.host_attention import SCORES_WORTH_IT
 from holdfast.worker.engine.backend import AttentionSpan
 from holdfast.worker.engine.engine import Engine
-from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.kv.layer import joined
+from tests.fakes import interleaving
+from tests.fakes.caching_worker import greedy
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny
 
 KEY_DIM, VALUE_DIM = 8, 6
@@ -213,21 +212,11 @@ def test_engines_use_it_for_prefill_but_not_for_decoding(
     runner = choose_layout(kept_tiny(name), vocab_size=VOCAB_SIZE)
     assert runner.name == layout
     engine = Engine(runner, vocab_size=VOCAB_SIZE)
-    request = SequenceRequest(
-        request_id="a",
-        prompt_token_ids=TokenIds.of(range(1, 70)),
-        max_tokens=9,
-        sampling=SamplingParams(temperature=0.0, seed=0),
-    )
-    engine.open(request, capacity_tokens=80)
+    engine.open(greedy("a", range(1, 70), max_tokens=9), capacity_tokens=80)
     monkeypatch.setattr(host_attention, "attend", counting)
     monkeypatch.setattr(host_attention, "SCORES_WORTH_IT", 600)
-    engine.collect(
-        engine.dispatch(StepPlan(spans=(Span(request_id="a", start=0, tokens=69, draws=True),)))
-    )
-    engine.collect(
-        engine.dispatch(StepPlan(spans=(Span(request_id="a", start=69, tokens=1, draws=True),)))
-    )
+    interleaving.step(engine, interleaving.span(0, 69))
+    interleaving.step(engine, interleaving.span(69))
     assert asked
     assert set(asked) == {69}
 

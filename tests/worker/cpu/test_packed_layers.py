@@ -148,9 +148,7 @@ def test_a_layer_larger_than_the_scratch_memory_is_split() -> None:
         assert_close(layer(x), in_mlx(layer, x), tolerance=1e-3)
 
 
-def test_unwanted_experts_are_not_computed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_unwanted_experts_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = quantized(SwitchLinear(64, 24, 5), dtype=mx.float32)
     keep_stored(layer, mx.float32)
     products: list[Any] = []

@@ -67,7 +67,7 @@ def test_drafts_do_not_depend_on_earlier_drafts(name: str) -> None:
     for sampling in SAMPLINGS:
         request = a_request(tokens(rng, rng.randint(3, 90)), sampling=sampling)
         answers.append((opened(model, request, ()), request, []))
-    for _ in range(6):
+    for _ in range(4):
         asked = [each for each in answers if rng.random() < 0.8] or answers
         depth = rng.randint(1, MOST_DRAFTED)
         model.extend([(draft, generated) for draft, _, generated in asked], depth=depth)

@@ -40,9 +40,7 @@ def rotated(rope: Any, x: mx.array, offset: Any = 0) -> mx.array:
 
 
 @pytest.mark.parametrize("traditional", [False, True])
-def test_dynamic_ntk_rotates_a_chunk_like_mlx_lm_its_tokens(
-    traditional: bool,
-) -> None:
+def test_dynamic_ntk_rotates_a_chunk_like_mlx_lm_its_tokens(traditional: bool) -> None:
     rope = ntk(traditional=traditional)
     x = keys()
     one_by_one = [PLAIN_NTK(rope, x[:, :, at : at + 1], offset=at) for at in range(TOKENS)]

@@ -85,9 +85,7 @@ def test_unused_columns_are_never_allowed() -> None:
     assert max(allowed(grammars, "start: /(.|\\n)*/\n", vocab_size=VOCAB_SIZE + 40)) < VOCAB_SIZE
 
 
-def test_only_recent_grammars_are_kept_and_compiled_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_recent_grammars_are_kept_and_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     grammars, compiled = Grammars(tiny_vocabulary(), vocab_size=VOCAB_SIZE), []
     real = grammars._compile
     monkeypatch.setattr(

@@ -8,14 +8,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import PIECE_BYTES, Engine, prompt_logprobs
-from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
+from holdfast.worker.engine.plan import SpanResult
 from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.engine.seams import LaterLogits
 from tests.fakes.architectures import probed
+from tests.fakes.caching_worker import greedy
+from tests.fakes.interleaving import span, step
 from tests.fakes.reference_sampler import log_probabilities
+from tests.fakes.slow import slow
 from tests.fakes.tiny_models import make_tiny
 
 LARGE_VOCAB = 32_000
@@ -27,9 +28,10 @@ def some_tokens(*, rows: int, vocab: int) -> tuple[tuple[int, ...], mx.array]:
     return token_ids, logits
 
 
-@pytest.mark.parametrize("vocab", [50, 9001])
-@pytest.mark.parametrize("piece_rows", [1, 3, 7, 20])
-@pytest.mark.parametrize("top_logprobs", [0, 4])
+@pytest.mark.parametrize(
+    ("vocab", "piece_rows", "top_logprobs"),
+    [(50, 1, 4), (50, 3, 0), (50, 20, 4), (9001, 1, 0), (9001, 3, 4), (9001, 7, 4)],
+)
 def test_chunks_of_any_size_give_the_reference(
     vocab: int, piece_rows: int, top_logprobs: int
 ) -> None:
@@ -71,22 +73,9 @@ def test_a_chunks_logits_fit_the_limit_or_are_one_row() -> None:
 
 
 def read(engine: Engine, prompt: tuple[int, ...], **changes: Any) -> SpanResult:
-    sampling = SamplingParams(temperature=0.0, seed=0)
-    engine.open(
-        SequenceRequest(
-            request_id="a",
-            prompt_token_ids=TokenIds.of(prompt),
-            max_tokens=1,
-            sampling=sampling,
-            **changes,
-        ),
-        capacity_tokens=len(prompt) + 1,
-    )
-    (result,) = engine.collect(
-        engine.dispatch(
-            StepPlan(spans=(Span(request_id="a", start=0, tokens=len(prompt), draws=True),))
-        )
-    )
+    request = greedy("a", prompt, max_tokens=1, **changes)
+    engine.open(request, capacity_tokens=len(prompt) + 1)
+    (result,) = step(engine, span(0, len(prompt)))
     engine.close("a")
     return result
 
@@ -117,7 +106,8 @@ def test_scoring_a_long_prompt_needs_the_memory_of_one_chunk() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "gemma3_text", "qwen3_next", "gemma2", "llama4", "mamba2", "deepseek_v3"]
+    "name",
+    ["llama", "gemma3_text", "qwen3_next", *slow("gemma2", "llama4", "mamba2", "deepseek_v3")],
 )
 def test_the_probe_detects_that_heads_can_be_applied_later(name: str) -> None:
     assert probed(name)._head.projects_later  # type: ignore[attr-defined]

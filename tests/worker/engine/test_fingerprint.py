@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -23,12 +23,15 @@ from tests.fakes.tiny_models import write_tiny
 def print_of(
     folder: Path, *, computed_as: str = "float32", version: str = "1", own_code: bool = False
 ) -> str:
+    hashes = hashes_of(folder, own_code=own_code)
+    return model_fingerprint(folder, hashes, computed_as=computed_as, versions=(version,))
+
+
+def hashes_of(folder: Path, *, own_code: bool = False) -> Mapping[str, str]:
     with FileHashing(
         lambda: files_of_identity(folder, runs_own_code=own_code), cache=HashCache(None)
     ) as hashing:
-        return model_fingerprint(
-            folder, hashing.result(), computed_as=computed_as, versions=(version,)
-        )
+        return hashing.result()
 
 
 @pytest.fixture
@@ -36,55 +39,39 @@ def model(tmp_path: Path) -> Path:
     return write_tiny(tmp_path / "model", "llama")
 
 
-def _flip_a_weight(folder: Path) -> None:
+def flip_a_weight(folder: Path) -> None:
     file = folder / "model.safetensors"
     content = bytearray(file.read_bytes())
     content[-3] ^= 1
     file.write_bytes(content)
 
 
-def _change_rope(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "rope_theta": 12345.0}))
-
-
-def _append_to(name: str) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        with (folder / name).open("a") as file:
-            file.write(" ")
-
-    return change
-
-
-def _add_template(folder: Path) -> None:
-    (folder / "chat_template.jinja").write_text("{{ messages }}")
-
-
-def _add_named_template(folder: Path) -> None:
-    (folder / "additional_chat_templates").mkdir()
-    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ messages }}")
-
-
-def _add_adapter(folder: Path) -> None:
-    shutil.copy(folder / "model.safetensors", folder / "adapters.safetensors")
-
-
-def _add_quantization(folder: Path) -> None:
-    (folder / "hf_quant_config.json").write_text("{}")
+def change_config(folder: Path, **changes: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
 @pytest.mark.parametrize(
-    "change",
-    [_flip_a_weight, _change_rope, _append_to("tokenizer.json"), _append_to("tokenizer_config.json"), _add_template,
-     _add_named_template, _add_adapter, _append_to("adapter_config.json"), _append_to("special_tokens_map.json"),
-     _add_quantization],
-)  # fmt: skip
-def test_every_part_of_a_model_changes_the_fingerprint(
-    model: Path, change: Callable[[Path], None]
-) -> None:
-    before = print_of(model)
-    change(model)
-    assert print_of(model) != before
+    "added",
+    [
+        *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+        *("chat_template.jinja", "additional_chat_templates/tool_use.jinja"),
+        *("adapters.safetensors", "adapter_config.json", "hf_quant_config.json"),
+        "",
+    ],
+)
+def test_every_part_of_a_model_changes_the_fingerprint(model: Path, added: str) -> None:
+    prints = {print_of(model)}
+    if added:
+        (model / added).parent.mkdir(exist_ok=True)
+        with (model / added).open("a") as file:
+            file.write(" ")
+    else:
+        flip_a_weight(model)
+        prints.add(print_of(model))
+        change_config(model, rope_theta=12345.0)
+    prints.add(print_of(model))
+    assert len(prints) == (2 if added else 3)
 
 
 def test_the_way_of_computing_changes_the_fingerprint(model: Path) -> None:
@@ -105,10 +92,7 @@ def test_two_models_of_one_geometry_differ(tmp_path: Path) -> None:
 def test_dates_and_irrelevant_settings_do_not_change_it(model: Path, tmp_path: Path) -> None:
     before = print_of(model)
     copy = shutil.copytree(model, tmp_path / "copy", copy_function=shutil.copyfile)
-    config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(
-        json.dumps({**config, "_name_or_path": "elsewhere"}, indent=1)
-    )
+    change_config(copy, _name_or_path="elsewhere")
     (copy / "README.md").write_text("words")
     (copy / "generation_config.json").write_text('{"temperature": 0.5}')
     (copy / "modeling.py").write_text("print('nobody runs this')")
@@ -124,7 +108,7 @@ def test_links_to_blobs_count_as_their_targets(model: Path, tmp_path: Path) -> N
     shutil.copytree(snapshot, tmp_path / "copy")
     before = print_of(snapshot)
     assert before == print_of(tmp_path / "copy")
-    _flip_a_weight(snapshot)
+    flip_a_weight(snapshot)
     assert print_of(snapshot) != before
 
 
@@ -168,40 +152,34 @@ def test_hidden_files_of_tools_do_not_count(model: Path) -> None:
     assert print_of(model, own_code=True) == before
 
 
-def test_custom_code_runs_if_configured_and_trusted(
-    model: Path,
-) -> None:
+def test_custom_code_runs_if_configured_and_trusted(model: Path) -> None:
     assert not runs_own_code(model, trust_remote_code=True)
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**config, "model_file": "modeling.py"}))
+    change_config(model, model_file="modeling.py")
     assert runs_own_code(model, trust_remote_code=True)
     assert not runs_own_code(model, trust_remote_code=False)
     assert not runs_own_code(model / "nowhere", trust_remote_code=True)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "models/llama.py",
-        "models/base.py",
-        "models/cache.py",
-        "models/rope_utils.py",
-        "models/switch_layers.py",
-        "utils.py",
-    ],
-)
 def test_mlx_lms_own_code_counts_by_content(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed = importlib.util.find_spec("mlx_lm")
     assert installed is not None
     assert installed.submodule_search_locations is not None
-    changed = shutil.copytree(installed.submodule_search_locations[0], tmp_path / "mlx_lm")
+    changed = shutil.copytree(
+        installed.submodule_search_locations[0],
+        tmp_path / "mlx_lm",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     monkeypatch.setattr(fingerprint.importlib.util, "find_spec", lambda _: _At(changed))  # type: ignore[attr-defined]
-    before = print_of(model)
-    with (changed / name).open("a") as file:
-        file.write("\n")
-    assert print_of(model) != before
+    prints = {print_of(model)}
+    parts = ("llama", "base", "cache", "rope_utils", "switch_layers")
+    names = [*(f"models/{part}.py" for part in parts), "utils.py"]
+    for name in names:
+        with (changed / name).open("a") as file:
+            file.write("\n")
+        prints.add(print_of(model))
+    assert len(prints) == 1 + len(names)
 
 
 class _At:
@@ -224,10 +202,7 @@ def test_all_our_code_that_shapes_states_counts() -> None:
 
 
 def test_a_configuration_changed_after_hashing_is_detected(model: Path) -> None:
-    with FileHashing(
-        lambda: files_of_identity(model, runs_own_code=False), cache=HashCache(None)
-    ) as hashing:
-        hashes = hashing.result()
-    _change_rope(model)
+    hashes = hashes_of(model)
+    change_config(model, rope_theta=12345.0)
     with pytest.raises(ModelChanged):
         model_fingerprint(model, hashes, computed_as="", versions=())

@@ -10,12 +10,12 @@ from holdfast.worker.engine import image_probe
 from holdfast.worker.engine.image_probe import examine_images
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.vision.model import SequenceImages, VisionModel, text_positions
+from tests.fakes.slow import slow
 from tests.fakes.vision_models import FAMILIES
 from tests.fakes.vision_worker import VisionBeside
 
-FAST = ["qwen3_vl", "smolvlm"]
 # MLX multiplies by the weights of experts only in float32 on a CPU
-IN_16_BITS = sorted(set(FAMILIES) - {"llava_next", "qwen3_vl_moe"})
+OTHERS_IN_16_BITS = sorted(set(FAMILIES) - {"qwen3_vl", "llava_next", "qwen3_vl_moe"})
 
 
 @pytest.fixture(scope="module")
@@ -23,10 +23,7 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> VisionBeside:
     return VisionBeside.load("qwen3_vl", tmp_path_factory.mktemp("vision"))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(each, marks=[] if each in FAST else pytest.mark.slow) for each in IN_16_BITS],
-)
+@pytest.mark.parametrize("name", ["qwen3_vl", *slow(*OTHERS_IN_16_BITS)])
 def test_rounding_to_16_bits_refuses_no_model(name: str, tmp_path: Path) -> None:
     info = VisionBeside.load(name, tmp_path, dtype=mx.bfloat16).processor.info
     assert (info.refused, info.reuse_refused) == ("", "")

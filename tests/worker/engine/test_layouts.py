@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.cpu.backend import CpuBackend
-from holdfast.worker.engine.layouts import LayoutError, RowsRunner, Runner, SoloRunner, SplitRunner
-from holdfast.worker.engine.plan import Span
+from holdfast.worker.engine.layouts import (
+    LayoutError,
+    RowsRunner,
+    Runner,
+    SoloRunner,
+    SplitRunner,
+    choose_sharing,
+)
 from holdfast.worker.engine.seams import HeadSeam, StepLogits
 from holdfast.worker.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.worker.engine.views import StepContext
@@ -19,39 +24,38 @@ from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.kinds import ForeignState
 from holdfast.worker.kv.live import LiveState
 from holdfast.worker.kv.window import WINDOW_SLACK_TOKENS, WindowKV
+from tests.fakes.caching_worker import greedy
+from tests.fakes.interleaving import span
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
 
 TOKENS = (3, 1, 4, 1, 5, 9, 2, 6)
 
 
 def runner_of(layout: str, model: Any, head: HeadSeam | None = None) -> Runner:
-    if layout == "rows":
-        return RowsRunner(model, head)
-    return (
-        SplitRunner(model, head, gather_mask_dimensions=None)
-        if layout == "split"
-        else SoloRunner(model, head)
-    )
+    made: dict[str, Callable[[], Runner]] = {
+        "rows": lambda: RowsRunner(model, head),
+        "split": lambda: SplitRunner(model, head, gather_mask_dimensions=None),
+        "solo": lambda: SoloRunner(model, head),
+    }
+    return made[layout]()
 
 
 def a_sequence(runner: Runner, request_id: str, *, scores_prompt: bool = False) -> EngineSequence:
-    request = SequenceRequest(
-        request_id=request_id,
-        prompt_token_ids=TokenIds.of(TOKENS),
-        max_tokens=9,
-        sampling=SamplingParams(temperature=0.0, seed=0),
-        want_prompt_logprobs=scores_prompt,
-    )
-    return EngineSequence.begin(
-        request, live=LiveState(runner.fresh_layers()), vocab_size=VOCAB_SIZE
-    )
+    request = greedy(request_id, TOKENS, want_prompt_logprobs=scores_prompt)
+    live = LiveState(runner.fresh_layers())
+    return EngineSequence.begin(request, live=live, vocab_size=VOCAB_SIZE)
 
 
-def a_span(sequence: EngineSequence, start: int, tokens: int, *, draws: bool) -> SequenceSpan:
+def a_span(
+    sequence: EngineSequence, start: int, tokens: int, *, draws: bool = True
+) -> SequenceSpan:
     return SequenceSpan(
-        sequence,
-        Span(request_id=sequence.request.request_id, start=start, tokens=tokens, draws=draws),
+        sequence, span(start, tokens, name=sequence.request.request_id, draws=draws)
     )
+
+
+def forward(runner: Runner, *spans: SequenceSpan) -> StepLogits:
+    return runner.forward(spans, StepContext())
 
 
 def logits_at(model: Any, positions: list[int], tokens: tuple[int, ...] = TOKENS) -> mx.array:
@@ -80,14 +84,14 @@ def test_each_span_gets_its_wanted_rows_in_plan_order(
     silent, scoring, drawing, decoding = (
         a_sequence(runner, name, scores_prompt=name == "b") for name in "abcd"
     )
-    runner.forward([a_span(decoding, 0, 8, draws=True)], StepContext())
+    forward(runner, a_span(decoding, 0, 8))
     decoding.drawn, decoding.drawn_row = mx.array([0, 77]), 1
     got = runner.forward(
         [
             a_span(silent, 0, 3, draws=False),
             a_span(scoring, 0, 4, draws=False),
-            a_span(decoding, 8, 1, draws=True),
-            a_span(drawing, 0, 8, draws=True),
+            a_span(decoding, 8, 1),
+            a_span(drawing, 0, 8),
         ],
         StepContext(),
     )
@@ -105,9 +109,9 @@ def test_a_step_without_wanted_logits_still_advances(layout: str) -> None:
     model = kept_tiny("llama")
     runner = runner_of(layout, model)
     sequence = a_sequence(runner, "a")
-    assert runner.forward([a_span(sequence, 0, 5, draws=False)], StepContext()) == StepLogits()
+    assert forward(runner, a_span(sequence, 0, 5, draws=False)) == StepLogits()
     assert_close(
-        runner.forward([a_span(sequence, 5, 3, draws=True)], StepContext()).drawn,
+        forward(runner, a_span(sequence, 5, 3)).drawn,
         logits_at(model, [7]),
     )
 
@@ -117,13 +121,13 @@ def test_a_decoding_span_without_a_draw_does_not_shift_others() -> None:
     runner = runner_of("split", model)
     quiet, loud, late = (a_sequence(runner, name) for name in "abc")
     for sequence in (quiet, loud):
-        runner.forward([a_span(sequence, 0, 8, draws=True)], StepContext())
+        forward(runner, a_span(sequence, 0, 8))
     quiet.drawn, loud.drawn = mx.array([70]), mx.array([71])
     got = runner.forward(
         [
             a_span(quiet, 8, 1, draws=False),
-            a_span(loud, 8, 1, draws=True),
-            a_span(late, 0, 8, draws=True),
+            a_span(loud, 8, 1),
+            a_span(late, 0, 8),
         ],
         StepContext(),
     )
@@ -137,14 +141,14 @@ def test_a_window_stretched_by_a_chunk_shrinks_after_the_step() -> None:
     runner = runner_of("rows", model)
     sequence = a_sequence(runner, "a")
     sequence.known = mx.array([index % VOCAB_SIZE for index in range(900)])
-    runner.forward([a_span(sequence, 0, 800, draws=False)], StepContext())
+    forward(runner, a_span(sequence, 0, 800, draws=False))
     mx.eval(list(sequence.live.arrays()))
     windows = [layer for layer in sequence.live.layers if isinstance(layer, WindowKV)]
     assert windows
     for layer in windows:
         assert layer.window is not None
         assert {array.shape[2] for array in layer.arrays()} == {layer.window + WINDOW_SLACK_TOKENS}
-    got = runner.forward([a_span(sequence, 800, 100, draws=True)], StepContext())
+    got = forward(runner, a_span(sequence, 800, 100))
     assert_close(
         got.drawn, logits_at(model, [899], tuple(index % VOCAB_SIZE for index in range(900)))
     )
@@ -154,7 +158,7 @@ def test_a_window_stretched_by_a_chunk_shrinks_after_the_step() -> None:
 def test_recurrent_layers_are_refused_as_rows(name: str) -> None:
     runner = runner_of("rows", kept_tiny(name))
     with pytest.raises(LayoutError, match="recurrent layers cannot be read as rows"):
-        runner.forward([a_span(a_sequence(runner, "a"), 0, 8, draws=True)], StepContext())
+        forward(runner, a_span(a_sequence(runner, "a"), 0, 8))
 
 
 @pytest.mark.parametrize("layout", ["rows", "split"])
@@ -173,9 +177,7 @@ def test_experts_give_the_same_for_many_rows_as_for_one() -> None:
     model = kept_tiny("qwen3_moe")
     runner = runner_of("rows", model)
     sequences = [a_sequence(runner, str(index), scores_prompt=True) for index in range(9)]
-    got = runner.forward(
-        [a_span(sequence, 0, 8, draws=True) for sequence in sequences], StepContext()
-    )
+    got = runner.forward([a_span(sequence, 0, 8) for sequence in sequences], StepContext())
     assert_close(got.drawn, mx.concatenate([logits_at(model, [7])] * 9))
     assert_close(
         mx.concatenate([each.of(0, 7) for each in got.scored.values()]),
@@ -205,13 +207,13 @@ def test_parts_frozen_between_spans_are_attended_to_as_one(
         for each in sequences:
             each.known = mx.array(tokens)
             each.drawn = mx.array([tokens[start]])
-        spans = [a_span(each, start, count, draws=True) for each in sequences[: 1 + start % 2]]
+        spans = [a_span(each, start, count) for each in sequences[: 1 + start % 2]]
         got = runner.forward(spans, StepContext(backend=CpuBackend(host_scores=host_scores))).drawn
         assert_close(
             got, mx.concatenate([logits_at(model, [start + count - 1], tokens)] * len(spans))
         )
         if len(spans) == 1:
-            runner.forward([a_span(sequences[1], start, count, draws=True)], StepContext())
+            forward(runner, a_span(sequences[1], start, count))
         start += count
         for leaf in (leaf for each in sequences for leaf in each.live.leaves):
             leaf.freeze()
@@ -220,3 +222,51 @@ def test_parts_frozen_between_spans_are_attended_to_as_one(
         isinstance(leaf, FullKV) and len(leaf.parts(leaf.tokens)) == 6
         for leaf in sequences[0].live.leaves
     )
+
+
+# -- whether common prefixes are held once
+
+
+def chosen(runner: Runner, *, composes_attention: bool = True) -> Runner:
+    choose_sharing(runner, composes_attention=composes_attention)
+    return runner
+
+
+def can_share(runner: Runner) -> set[bool]:
+    return {
+        leaf.can_share for layer in runner.fresh_layers() for leaf in layer.leaves() if leaf.grows
+    }
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+def test_with_composed_attention_prefixes_are_held_once(name: str) -> None:
+    runner = chosen(RowsRunner(kept_tiny(name), None))
+    assert runner.shares
+    assert can_share(runner) == {True}
+    assert runner.reason.endswith(
+        "common prefixes are held once: attention takes several buffers as they are"
+    )
+
+
+def test_with_a_fused_kernel_only_parked_sequences_share() -> None:
+    runner = chosen(RowsRunner(kept_tiny("llama"), None), composes_attention=False)
+    assert not runner.shares
+    assert can_share(runner) == {False}
+    assert runner.reason.endswith(
+        "held once while parked, and copied for each running sequence: "
+        "fused attention takes one buffer"
+    )
+
+
+def test_gathered_copies_are_made_from_one_buffer() -> None:
+    runner = chosen(SplitRunner(kept_tiny("llama"), None, gather_mask_dimensions=4))
+    assert can_share(runner) == {False}
+    assert runner.reason.endswith("running sequence: attention outside the seam takes one buffer")
+
+
+def test_models_without_anything_to_share_give_no_reason() -> None:
+    for runner in (
+        SplitRunner(kept_tiny("mamba2"), None, gather_mask_dimensions=None),
+        SoloRunner(kept_tiny("deepseek_v41"), None),
+    ):
+        assert chosen(runner).reason == ""

@@ -14,8 +14,8 @@ from holdfast.errors import ModelLoadError
 from holdfast.machine import device_memory
 from holdfast.worker.cpu import packed_layers
 from holdfast.worker.engine import weight_format
-from holdfast.worker.engine.load import LoadedModel, load_model
-from tests.fakes.architectures import each_of
+from holdfast.worker.engine.load import LoadedModel, load_model, vocabulary_size
+from tests.fakes.architectures import FAST
 from tests.fakes.tiny_models import CONTEXT_TOKENS, TINY, VOCAB_SIZE, kept_tiny, write_tiny
 
 TOKENS = mx.array([[(i * 7) % 90 + 2 for i in range(20)]])
@@ -43,9 +43,7 @@ def folder(tmp_path: Path) -> Path:
     return write_tiny(tmp_path / "kelp", "llama")
 
 
-def test_a_loaded_model_answers_like_the_saved_one(
-    folder: Path,
-) -> None:
+def test_a_loaded_model_answers_like_the_saved_one(folder: Path) -> None:
     loaded = load(folder)
     assert mx.array_equal(loaded.model(TOKENS), kept_tiny("llama")(TOKENS))
     assert (loaded.model_type, loaded.context_tokens, loaded.vocab_size) == (
@@ -163,9 +161,7 @@ def test_a_window_beyond_the_models_own_is_refused(folder: Path) -> None:
     assert "more than the model's own" in refusal(folder, context_tokens=CONTEXT_TOKENS + 1)
 
 
-def test_a_models_own_code_runs_only_if_trusted(
-    folder: Path,
-) -> None:
+def test_a_models_own_code_runs_only_if_trusted(folder: Path) -> None:
     (folder / "kelp.py").write_text("from mlx_lm.models.llama import Model, ModelArgs\n")
     change_config(folder, model_type="kelp", model_file="kelp.py")
     assert "trust_remote_code" in refusal(folder)
@@ -187,8 +183,18 @@ def test_the_models_folder_is_never_written_to(folder: Path) -> None:
     } == before
 
 
-@pytest.mark.parametrize("quantize", [None, {"group_size": 32, "bits": 4}], ids=["plain", "packed"])
-@pytest.mark.parametrize("name", each_of(TINY))
+PACKED = {"group_size": 32, "bits": 4}
+UNPACKED_DAILY = {"llama", "gpt_oss", "qwen3_next", "mamba2"}
+
+
+@pytest.mark.parametrize(
+    ("name", "quantize"),
+    [
+        pytest.param(name, quantize, marks=[] if name in daily else pytest.mark.slow)
+        for daily, quantize in ((FAST, PACKED), (UNPACKED_DAILY, None))
+        for name in sorted(TINY)
+    ],
+)
 def test_every_tiny_architecture_loads(
     name: str,
     quantize: dict[str, Any] | None,
@@ -203,3 +209,9 @@ def test_every_tiny_architecture_loads(
         load(folder, dequantize="never").model(TOKENS) if quantize else kept_tiny(name)(TOKENS)
     )
     assert float(mx.abs(loaded.model(TOKENS) - expected).max()) < 1e-3
+
+
+@pytest.mark.parametrize("name", ["llama", "llama4_text", "mamba", "qwen3_5"])
+def test_the_vocabulary_size_is_the_width_of_the_logits(name: str) -> None:
+    assert vocabulary_size(kept_tiny(name), {}) == VOCAB_SIZE
+    assert vocabulary_size(kept_tiny(name), {"vocab_size": 5}) == VOCAB_SIZE

@@ -35,12 +35,16 @@ def measured(
     )
 
 
-def text(*answers: tuple[int, int]) -> Passage:
-    return Passage(token_ids=TOKENS, is_text=True, answers=answers)
+TEXT = Passage(token_ids=TOKENS, is_text=True, answers=())
+
+
+@cache
+def of_the_text() -> Quality:
+    return measured(TEXT)
 
 
 def test_fewer_bits_cost_more_and_native_costs_nothing() -> None:
-    found = measured(text())
+    found = of_the_text()
     native, eight, four = found.forms
     assert [each.form for each in found.forms] == ["native", "8", "4"]
     assert (native.kl_divergence, native.agreement) == (0.0, 1.0)
@@ -53,16 +57,16 @@ def test_fewer_bits_cost_more_and_native_costs_nothing() -> None:
 
 
 def test_only_tokens_after_the_first_block_count() -> None:
-    found = measured(text())
+    found = of_the_text()
     assert found.text_tokens == len(TOKENS) - 1 - 256
     # 256 tokens have one quantized block before them, and 187 have two
     assert found.quantized_tokens == round((256 * 256 + 187 * 512) / 443)
 
 
 def test_chunks_do_not_change_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = measured(text())
+    whole = of_the_text()
     monkeypatch.setattr(quality, "CHUNK_TOKENS", 100)
-    for one, other in zip(whole.forms, measured(text()).forms, strict=True):
+    for one, other in zip(whole.forms, measured(TEXT).forms, strict=True):
         assert one.perplexity == pytest.approx(other.perplexity, rel=1e-5)
         assert one.kl_divergence == pytest.approx(other.kl_divergence, rel=0.05, abs=1e-9)
 
@@ -84,14 +88,14 @@ def test_an_answer_is_right_if_every_token_is_the_likeliest() -> None:
 
 def test_a_passage_that_is_not_text_counts_only_for_answers() -> None:
     page = Passage(token_ids=tuple(reversed(TOKENS)), is_text=False, answers=((300, 302),))
-    both = measured(text(), page)
-    alone = measured(text())
+    both = measured(TEXT, page)
+    alone = of_the_text()
     assert both.text_tokens == alone.text_tokens
     assert both.forms[1].kl_divergence == alone.forms[1].kl_divergence
 
 
 def test_an_unusable_form_is_refused_with_the_reason() -> None:
-    native, eight = measured(text(), forms=("8",), head_dim=16).forms
+    native, eight = measured(TEXT, forms=("8",), head_dim=16).forms
     assert native.perplexity is not None
     assert (eight.perplexity, eight.right) == (None, None)
     assert (eight.refused or "").startswith("its heads have 16 dimensions")

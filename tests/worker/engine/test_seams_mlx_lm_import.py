@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.fakes.server_process import python_output
 
 # Each in a separate process, because earlier imports matter.
 _PRELUDE = """
@@ -20,23 +18,25 @@ def has_seam(module):
 
 
 def run(code: str) -> list[str]:
-    environment = {**os.environ, "PYTHONPATH": "src"}
-    done = subprocess.run(
-        [sys.executable, "-c", _PRELUDE + code],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.split()
+    return python_output(_PRELUDE + code).split()
 
 
-def test_models_are_imported_without_transformers_and_the_hub() -> None:
-    loaded = run(
+def test_models_are_imported_with_the_seam_and_without_transformers_or_the_hub() -> None:
+    code = (
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "wanted = min(hard, 9000) if hard > 0 else 9000\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))\n"
         "seams.mlx_lm_utils(); import mlx_lm.models.qwen3\n"
-        "loaded('mlx_lm.models.qwen3', 'transformers', 'huggingface_hub', 'mlx_lm.tokenizer_utils')"
+        "loaded('mlx_lm.models.qwen3', 'transformers', 'huggingface_hub', 'mlx_lm.tokenizer_utils')\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE) == (wanted, hard))\n"
+        "seams.prepare(); import mlx_lm.models.llama as m; has_seam(m)\n"
+        "print(seams.mlx_lm_version())"
     )
-    assert loaded == ["True", "False", "False", "False"]
+    *modules, has_same_limit, has_seam, version = run(code)
+    assert modules == ["True", "False", "False", "False"]
+    assert has_same_limit == "True"
+    assert has_seam == "True"
+    assert version.startswith("0.")
 
 
 def test_a_worker_imports_what_it_uses_only() -> None:
@@ -45,10 +45,6 @@ def test_a_worker_imports_what_it_uses_only() -> None:
         "seams.mlx_lm_utils(); loaded('asyncio', 'ssl', 'jinja2')"
     )
     assert loaded == ["False", "False", "False"]
-
-
-def test_model_modules_hold_the_attention_seam() -> None:
-    assert run("seams.prepare(); import mlx_lm.models.llama as m; has_seam(m)") == ["True"]
 
 
 def test_the_placeholder_becomes_the_real_package_when_used() -> None:
@@ -70,17 +66,3 @@ def test_a_package_imported_earlier_is_used_unchanged() -> None:
         "print(sys.modules['mlx_lm'] is before, utils is mlx_lm.utils); has_seam(m)"
     )
     assert run(code) == ["True", "True", "True"]
-
-
-def test_the_limit_of_open_files_is_unchanged() -> None:
-    code = (
-        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]; wanted = min(hard, 9000) if hard > "
-        "0 else 9000\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard)); seams.mlx_lm_utils()\n"
-        "print(resource.getrlimit(resource.RLIMIT_NOFILE) == (wanted, hard))"
-    )
-    assert run(code) == ["True"]
-
-
-def test_the_version_is_known() -> None:
-    assert run("print(seams.mlx_lm_version())")[0].startswith("0.")

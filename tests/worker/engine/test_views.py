@@ -38,7 +38,6 @@ HEADS, KV_HEADS, KEY_DIM, VALUE_DIM = 4, 2, 8, 6
 SCALE = 0.3
 
 windows = st.sampled_from([None, 1, 2, 5, 8])
-ways = st.sampled_from(["fused", "composed", "on the host"])
 chunk_lists = st.lists(st.sampled_from([1, 1, 1, 2, 4, 5, 6, 9, 17, 270]), min_size=1, max_size=6)
 
 
@@ -96,42 +95,70 @@ def some_sinks(wanted: bool) -> mx.array | None:
     return mx.random.normal((HEADS,), key=mx.random.key(9)) if wanted else None
 
 
-@settings(max_examples=50)
+def together(stories: Sequence[Story], parts: Sequence[slice], of: str) -> mx.array:
+    """The queries, keys, values or results of these parts of the stories, as rows."""
+    pairs = zip(stories, parts, strict=True)
+    return mx.concatenate([rows_of(getattr(story, of)[:, :, part]) for story, part in pairs])
+
+
+def plain_attention(
+    queries: mx.array, keys: Any, values: Any, mask: Any, sinks: mx.array | None
+) -> mx.array:
+    """As mlx-lm's models call it: keys may do the attention themselves."""
+    if isinstance(keys, mx.array):
+        return mx.fast.scaled_dot_product_attention(
+            queries, keys, values, scale=SCALE, mask=mask, sinks=sinks
+        )
+    got: mx.array = keys.attend(queries, scale=SCALE, mask=mask, sinks=sinks)
+    return got
+
+
+@settings(max_examples=80)
 @given(
+    in_rows=st.booleans(),
     window=windows,
     asked=windows,
     chunks=chunk_lists,
     with_sinks=st.booleans(),
-    way=ways,
+    way=st.sampled_from(["fused", "composed", "on the host"]),
+    as_array=st.booleans(),
     settles=st.booleans(),
 )
-def test_rows_equal_plain_attention(
+def test_a_sequence_in_chunks_equals_plain_attention(
+    in_rows: bool,
     window: int | None,
     asked: int | None,
     chunks: list[int],
     with_sinks: bool,
     way: str,
+    as_array: bool,
     settles: bool,
 ) -> None:
     sinks = some_sinks(with_sinks)
     story = Story.of(sum(chunks), window=narrower(window, asked), sinks=sinks, seed=len(chunks))
-    layer, start = fresh(window), 0
-    for tokens in chunks:
-        part = slice(start, start + tokens)
-        context = StepContext(
-            backend=CpuBackend(host_scores=0 if way == "on the host" else 1 << 40),
-            composes_attention=way != "fused",
+    layer = fresh(window)
+    context = StepContext(
+        backend=CpuBackend(host_scores=0 if way == "on the host" else 1 << 40),
+        composes_attention=way != "fused",
+    )
+    for end, tokens in zip(itertools.accumulate(chunks), chunks, strict=True):
+        part = slice(end - tokens, end)
+        queries, keys, values, expected = (
+            array[:, :, part] for array in (story.queries, story.keys, story.values, story.expected)
         )
-        view = RowsView(
-            [layer], tokens=[tokens], offset=mx.arange(start, start + tokens), context=context
-        )
-        mask = view.make_mask(1, window_size=asked)
-        keys, _ = view.update_and_fetch(
-            rows_of(story.keys[:, :, part]), rows_of(story.values[:, :, part])
-        )
-        got = keys.attend(rows_of(story.queries[:, :, part]), scale=SCALE, mask=mask, sinks=sinks)
-        assert_close(rows_of(got), story.expected[:, :, part])
-        start += tokens
+        if in_rows:
+            offset = mx.arange(part.start, part.stop)
+            rows = RowsView([layer], tokens=[tokens], offset=offset, context=context)
+            mask = rows.make_mask(1, window_size=asked)
+            seen = rows.update_and_fetch(rows_of(keys), rows_of(values))
+            got = rows_of(plain_attention(rows_of(queries), *seen, mask, sinks))
+        else:
+            span = SpanView(layer, context=context)
+            assert span.offset == part.start
+            mask = span.make_mask(tokens, return_array=as_array, window_size=asked)
+            seen = span.update_and_fetch(keys, values)
+            got = plain_attention(queries, *seen, mask, sinks)
+        assert_close(got, expected)
         if settles:
             layer.trim()
             layer.freeze()
@@ -158,101 +185,26 @@ def test_rows_of_several_sequences_do_not_see_each_other(
     ]
     context = StepContext(composes_attention=composes)
     layers, read = [fresh(window) for _ in lengths], [0] * len(lengths)
-    while any(done < length for done, length in zip(read, lengths, strict=True)):
-        left = [index for index, length in enumerate(lengths) if read[index] < length]
-        chosen = data.draw(
-            st.permutations(left).flatmap(
-                lambda order: st.integers(1, len(order)).map(lambda n: order[:n])
-            )
-        )
-        tokens = [data.draw(st.integers(1, lengths[index] - read[index])) for index in chosen]
-        parts = [
-            slice(read[index], read[index] + count)
-            for index, count in zip(chosen, tokens, strict=True)
-        ]
+    while left := [index for index, length in enumerate(lengths) if read[index] < length]:
+        order = data.draw(st.permutations(left))
+        chosen = order[: data.draw(st.integers(1, len(order)))]
+        parts = []
+        for index in chosen:
+            end = data.draw(st.integers(read[index] + 1, lengths[index]))
+            parts.append(slice(read[index], end))
+            read[index] = end
         view = RowsView(
             [layers[index] for index in chosen],
-            tokens=tokens,
+            tokens=[part.stop - part.start for part in parts],
             offset=mx.array([0]),
             context=context,
         )
-        view.update_and_fetch(
-            mx.concatenate(
-                [
-                    rows_of(stories[index].keys[:, :, part])
-                    for index, part in zip(chosen, parts, strict=True)
-                ]
-            ),
-            mx.concatenate(
-                [
-                    rows_of(stories[index].values[:, :, part])
-                    for index, part in zip(chosen, parts, strict=True)
-                ]
-            ),
+        queries, keys, values, expected = (
+            together([stories[index] for index in chosen], parts, of)
+            for of in ("queries", "keys", "values", "expected")
         )
-        queries = [
-            rows_of(stories[index].queries[:, :, part])
-            for index, part in zip(chosen, parts, strict=True)
-        ]
-        got = view.attend(mx.concatenate(queries), scale=SCALE, mask=None, sinks=None)
-        expected = [
-            rows_of(stories[index].expected[:, :, part])
-            for index, part in zip(chosen, parts, strict=True)
-        ]
-        assert_close(got, mx.concatenate(expected))
-        for index, count in zip(chosen, tokens, strict=True):
-            read[index] += count
-
-
-@settings(max_examples=50)
-@given(window=windows, asked=windows, chunks=chunk_lists, as_array=st.booleans())
-def test_a_single_span_gets_matching_keys_and_mask(
-    window: int | None, asked: int | None, chunks: list[int], as_array: bool
-) -> None:
-    story = Story.of(sum(chunks), window=narrower(window, asked), sinks=None, seed=len(chunks))
-    layer, start = fresh(window), 0
-    for tokens in chunks:
-        part = slice(start, start + tokens)
-        view = SpanView(layer, context=StepContext(composes_attention=False))
-        assert view.offset == start
-        mask = view.make_mask(tokens, return_array=as_array, window_size=asked)
-        assert not as_array or tokens == 1 or isinstance(mask, mx.array)
-        keys, values = view.update_and_fetch(story.keys[:, :, part], story.values[:, :, part])
-        got = mx.fast.scaled_dot_product_attention(
-            story.queries[:, :, part], keys, values, scale=SCALE, mask=mask
-        )
-        assert_close(got, story.expected[:, :, part])
-        start += tokens
-
-
-@settings(max_examples=50)
-@given(window=windows, asked=windows, chunks=chunk_lists, with_sinks=st.booleans(), way=ways)
-def test_a_single_span_equals_plain_attention(
-    window: int | None, asked: int | None, chunks: list[int], with_sinks: bool, way: str
-) -> None:
-    sinks = some_sinks(with_sinks)
-    story = Story.of(sum(chunks), window=narrower(window, asked), sinks=sinks, seed=len(chunks))
-    layer, start = fresh(window), 0
-    for tokens in chunks:
-        part = slice(start, start + tokens)
-        context = StepContext(
-            backend=CpuBackend(host_scores=0 if way == "on the host" else 1 << 40),
-            composes_attention=way != "fused",
-        )
-        view = SpanView(layer, context=context)
-        mask = view.make_mask(tokens, window_size=asked)
-        keys, values = view.update_and_fetch(story.keys[:, :, part], story.values[:, :, part])
-        queries = story.queries[:, :, part]
-        got = (
-            mx.fast.scaled_dot_product_attention(
-                queries, keys, values, scale=SCALE, mask=mask, sinks=sinks
-            )
-            if isinstance(keys, mx.array)
-            else keys.attend(queries, scale=SCALE, mask=mask, sinks=sinks)
-        )
-        assert_close(got, story.expected[:, :, part])
-        start += tokens
-        layer.freeze()
+        view.update_and_fetch(keys, values)
+        assert_close(view.attend(queries, scale=SCALE, mask=None, sinks=None), expected)
 
 
 @given(
@@ -278,20 +230,12 @@ def test_gathered_copies_equal_each_sequence_alone(
     mask = view.make_mask(1, window_size=asked)
     assert mask.ndim == (5 if grouped else 4)
     last = [slice(length, length + 1) for length in lengths]
-    keys, values = view.update_and_fetch(
-        mx.concatenate([story.keys[:, :, at] for story, at in zip(stories, last, strict=True)]),
-        mx.concatenate([story.values[:, :, at] for story, at in zip(stories, last, strict=True)]),
+    queries, keys, values, expected = (
+        together(stories, last, of) for of in ("queries", "keys", "values", "expected")
     )
-    queries = mx.concatenate(
-        [story.queries[:, :, at] for story, at in zip(stories, last, strict=True)]
-    )
-    got = mx.fast.scaled_dot_product_attention(
-        queries, keys, values, scale=SCALE, mask=mask[:, 0] if grouped else mask
-    )
-    assert_close(
-        got,
-        mx.concatenate([story.expected[:, :, at] for story, at in zip(stories, last, strict=True)]),
-    )
+    keys, values = view.update_and_fetch(keys, values)
+    mask = mask[:, 0] if grouped else mask
+    assert_close(plain_attention(queries, keys, values, mask, None), expected)
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
@@ -365,28 +309,20 @@ def _spans(layers: Sequence[LayerKV]) -> int:
     return len(layers)
 
 
-def wrong_over_slices(of_mlx: Callable[..., mx.array], at: int) -> Callable[..., mx.array]:
+def faulty_over_slices(
+    of_mlx: Callable[..., mx.array], at: int, *, refuses: bool
+) -> Callable[..., mx.array]:
     """A function of MLX that is correct only if codes, scales and biases, arguments from `at` on,
-    are contiguous.
+    are contiguous. refuses: it has no kernel for others, as on CUDA; otherwise it is wrong.
     """
 
     def compute(*arrays: mx.array, **more: Any) -> mx.array:
         mx.eval(arrays)
-        views = [np.array(array, copy=False) for array in arrays[at:]]
-        right = of_mlx(*arrays, **more)
-        return right if all(view.flags.c_contiguous for view in views) else right + 1000
-
-    return compute
-
-
-def refusing_slices(of_mlx: Callable[..., mx.array], at: int) -> Callable[..., mx.array]:
-    """An MLX function without a kernel for slices, as on CUDA."""
-
-    def compute(*arrays: mx.array, **more: Any) -> mx.array:
-        mx.eval(arrays)
-        if not all(np.array(array, copy=False).flags.c_contiguous for array in arrays[at:]):
+        if all(np.array(array, copy=False).flags.c_contiguous for array in arrays[at:]):
+            return of_mlx(*arrays, **more)
+        if refuses:
             raise RuntimeError("[QuantizedMatmul::eval_gpu] No implementation for problem shape")
-        return of_mlx(*arrays, **more)
+        return of_mlx(*arrays, **more) + 1000
 
     return compute
 
@@ -440,10 +376,17 @@ def decoded(context: StepContext, *, bits: KVBits, value_dim: int, **more: Any) 
     return got.astype(mx.float32)
 
 
-@pytest.mark.parametrize("bits", ["8", "4", "8/4"])
-@pytest.mark.parametrize("value_dim", [64, 96])
-@pytest.mark.parametrize("asked", [None, 37])
-@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize(
+    ("bits", "value_dim", "asked", "with_sinks"),
+    [
+        ("8", 64, None, False),
+        ("8", 96, 37, True),
+        ("4", 64, 37, False),
+        ("4", 96, None, True),
+        ("8/4", 64, None, True),
+        ("8/4", 96, 37, False),
+    ],
+)
 def test_attention_over_codes_equals_attention_over_dequantized_kv(
     bits: KVBits, value_dim: int, asked: int | None, with_sinks: bool
 ) -> None:
@@ -517,24 +460,37 @@ def rms(array: mx.array) -> float:
     return float(mx.sqrt(mx.square(array).mean()))
 
 
-@pytest.mark.parametrize("bits", ["8", "4"])
-@pytest.mark.parametrize(("name", "at"), [("dequantize", 0), ("quantized_matmul", 1)])
-def test_slices_are_copied_where_mlx_refuses_them(
-    bits: KVBits, name: str, at: int, monkeypatch: pytest.MonkeyPatch, own_check: None
+@pytest.mark.parametrize("refuses", [False, True])
+@pytest.mark.parametrize(
+    ("name", "at", "bits", "context"),
+    [("dequantize", 0, "8", BY_DEQUANTIZING), ("quantized_matmul", 1, "4", DIRECTLY)],
+)
+def test_slices_are_copied_where_mlx_is_wrong_over_them_or_refuses_them(
+    refuses: bool,
+    name: str,
+    at: int,
+    bits: KVBits,
+    context: StepContext,
+    monkeypatch: pytest.MonkeyPatch,
+    own_check: None,
 ) -> None:
-    context = BY_DEQUANTIZING if name == "dequantize" else DIRECTLY
     expected = decoded(context, bits=bits, value_dim=64)
-    monkeypatch.setattr(mx, name, refusing_slices(getattr(mx, name), at))
-    wrong_slices.cache_clear()
+    assert wrong_slices() == frozenset()
+    monkeypatch.setattr(mx, name, faulty_over_slices(getattr(mx, name), at, refuses=refuses))
+    if not refuses:
+        assert rms(decoded(context, bits=bits, value_dim=64) - expected) > 1
+    for check in (wrong_slices, code_attention.is_right):
+        check.cache_clear()
     assert wrong_slices() == {f"mx.{name}"}
     assert code_attention.is_right()
     assert_close(decoded(context, bits=bits, value_dim=64), expected)
     (warning,) = warnings_about_kernels(kept_tiny("llama"), force=True)
-    assert "or refuses them" in warning
+    assert f"Why: mx.{name} is wrong over slices of an array or refuses them" in warning
 
 
 def test_a_refused_attention_call_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = kept_tiny("llama")
+    monkeypatch.setattr(probe, "KEYS", (200,))
+    monkeypatch.setattr(probe, "QUERIES", (1,))
     of_mlx = mx.fast.scaled_dot_product_attention
 
     def refusing(queries: mx.array, keys: mx.array, *rest: Any, **more: Any) -> mx.array:
@@ -543,22 +499,5 @@ def test_a_refused_attention_call_is_a_warning(monkeypatch: pytest.MonkeyPatch) 
         return of_mlx(queries, keys, *rest, **more)
 
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", refusing)
-    (warning,) = warnings_about_kernels(model, force=True)
-    assert "fails (no such kernel)" in warning
-
-
-@pytest.mark.parametrize("bits", ["8", "4"])
-@pytest.mark.parametrize(("name", "at"), [("dequantize", 0), ("quantized_matmul", 1)])
-def test_slices_are_copied_where_mlx_is_wrong_over_them(
-    bits: KVBits, name: str, at: int, monkeypatch: pytest.MonkeyPatch, own_check: None
-) -> None:
-    context = BY_DEQUANTIZING if name == "dequantize" else DIRECTLY
-    expected = decoded(context, bits=bits, value_dim=64)
-    assert wrong_slices() == frozenset()
-    monkeypatch.setattr(mx, name, wrong_over_slices(getattr(mx, name), at))
-    assert rms(decoded(context, bits=bits, value_dim=64) - expected) > 1
-    wrong_slices.cache_clear()
-    assert wrong_slices() == {f"mx.{name}"}
-    assert_close(decoded(context, bits=bits, value_dim=64), expected)
     (warning,) = warnings_about_kernels(kept_tiny("llama"), force=True)
-    assert f"Why: mx.{name} is wrong over slices" in warning
+    assert "fails (no such kernel)" in warning

@@ -11,11 +11,10 @@ import pytest
 
 from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast.worker.loop.cache_client import CacheClient
-from holdfast.worker.loop.counters import Counters
-from holdfast.worker.loop.sequences import LiveSequence
-from holdfast.worker.prefix.chain import Cursor
+from holdfast.worker.loop.sequences import Ledger, LiveSequence
+from holdfast.worker.prefix.chain import Cursor, Root
 from tests.fakes.fake_cache import BLOCK, FakeCache, KeepingEngine
-from tests.fakes.looped_worker import a_scheduler, request
+from tests.fakes.looped_worker import a_scheduler, a_sequence, request
 
 
 class Committing:
@@ -28,7 +27,7 @@ class Committing:
             self.cache,  # type: ignore[arg-type]
             engine=self.engine,  # type: ignore[arg-type]
             scheduler=a_scheduler(),
-            counters=Counters(),
+            ledger=Ledger(clock=time.perf_counter),
             on_end=lambda sequence: self.ended.append(sequence.request.request_id),
             clock=time.perf_counter,
         )
@@ -36,8 +35,8 @@ class Committing:
     def open(self, name: str, *, tokens: int = 20) -> LiveSequence:
         asked = request(name, *range(1, tokens + 1))
         self.engine.open(asked, capacity_tokens=100)
-        sequence = LiveSequence(request=asked, submitted_at=0.0)
-        sequence.cursor = Cursor(b"")
+        sequence = a_sequence(asked)
+        sequence.start.cursor = Cursor(Root(b""))
         return sequence
 
     def read(self, sequence: LiveSequence, tokens: int) -> object:
@@ -51,7 +50,7 @@ class Committing:
         return pending
 
     def commit(self, pending: object, *sequences: LiveSequence) -> None:
-        self.client.commit_step(lambda: self.engine.take_kept(pending), sequences)  # type: ignore[arg-type, return-value]
+        self.client.commit_step(pending, sequences)  # type: ignore[arg-type]
 
 
 def test_a_step_commits_only_whole_blocks() -> None:
@@ -126,14 +125,14 @@ def test_a_failed_commit_does_not_affect_other_sequences(
     for sequence in (a, b):
         subject.read(sequence, BLOCK)
         subject.client.copy_rest(sequence, has_ended=True)
-    insert, failures = subject.cache.insert, [RuntimeError("the cache fails")]
+    keep, failures = subject.cache.keep, [RuntimeError("the cache fails")]
 
     def fails_once(*args: Any, **more: Any) -> tuple[bytes, ...]:
         if failures:
             raise failures.pop()
-        return insert(*args, **more)
+        return keep(*args, **more)
 
-    monkeypatch.setattr(subject.cache, "insert", fails_once)
+    monkeypatch.setattr(subject.cache, "keep", fails_once)
     subject.client.flush()
     assert subject.ended == ["b"]
     assert [record.message for record in caplog.records] == ["the rest of request a is not cached"]

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.store.maintenance import StoreLimits
+from holdfast.wire.events import CacheReport
 from holdfast.wire.sessions import SessionCommand
+from holdfast.worker.prefix.lookup import Lookup
 from tests.fakes.caching_worker import greedy, random_prompt
 from tests.fakes.stepped_worker import SteppedWorker, make_blocks_small
 
@@ -68,10 +70,10 @@ def test_a_request_that_holds_blocks_lost_on_disk_uses_them(
     subject = on_disk_only(name, tmp_path)
     subject.send(greedy("turn", random_prompt(17) + random_prompt(5, "b")))
     (waiting,) = subject.loop._ledger.live()
-    assert waiting.lookup is not None
-    for future in waiting.lookup.awaited.values():
+    assert waiting.start.lookup is not None
+    for future in waiting.start.lookup.awaited.values():
         future.result()
-    keys, in_hand = waiting.lookup.plan.keys, waiting.lookup.cached_tokens
+    keys, in_hand = waiting.start.lookup.plan.keys, waiting.start.lookup.cached_tokens
     assert set(subject.worker.index.disk_changed(lost=reversed(keys))) >= set(keys)
     finish(subject)
     subject.check_answer("turn")
@@ -107,17 +109,14 @@ def test_a_moved_state_is_freed_once_if_the_open_fails(
     subject = SteppedWorker("llama")
     subject.send(greedy("first", random_prompt(33), max_tokens=0))
     finish(subject)
-    hold_apart, failures = (
-        subject.worker.scheduler.hold_apart,
-        [RuntimeError("the scheduler fails")],
-    )
+    report, failures = Lookup.report, [RuntimeError("the report fails")]
 
-    def fails_once(request_id: str, held_tokens: int) -> None:
+    def fails_once(lookup: Lookup, **more: float) -> CacheReport:
         if failures:
             raise failures.pop()
-        hold_apart(request_id, held_tokens)
+        return report(lookup, **more)
 
-    monkeypatch.setattr(subject.worker.scheduler, "hold_apart", fails_once)
+    monkeypatch.setattr(Lookup, "report", fails_once)
     subject.send(greedy("turn", random_prompt(33) + random_prompt(5, "b")))
     finish(subject)
     assert not failures

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from holdfast.wire.events import CacheFigures, WaitReason
 from holdfast.worker.loop.cache_client import LEAST_SHARED_TOKENS, CacheClient
-from holdfast.worker.loop.counters import Counters
-from holdfast.worker.loop.sequences import LiveSequence
-from holdfast.worker.prefix.chain import Cursor
+from holdfast.worker.loop.sequences import Ledger, LiveSequence
+from holdfast.worker.prefix.chain import Cursor, Root
 from tests.fakes.fake_cache import BLOCK, FakeCache, KeepingEngine, KeptTokens, Run, stored_chain
-from tests.fakes.looped_worker import a_scheduler, request
+from tests.fakes.looped_worker import a_scheduler, a_sequence, request
 
 LONG = tuple(range(1, LEAST_SHARED_TOKENS + 2 * BLOCK))
 
@@ -21,11 +22,12 @@ class Waiting:
     def __init__(self) -> None:
         self.cache, self.scheduler = FakeCache(), a_scheduler()
         self.now = 0.0
+        self.ledger = Ledger(clock=self.tick)
         self.client = CacheClient(
             self.cache,  # type: ignore[arg-type]
             engine=KeepingEngine(),  # type: ignore[arg-type]
             scheduler=self.scheduler,
-            counters=Counters(),
+            ledger=self.ledger,
             on_end=lambda sequence: None,
             clock=self.tick,
         )
@@ -38,27 +40,28 @@ class Waiting:
 
     def progress(self, sequence: LiveSequence, tokens: int) -> None:
         """The first tokens of a sequence are in the cache now."""
-        sequence.cursor = Cursor(b"")
+        sequence.start.cursor = Cursor(Root(b""))
         kept = KeptTokens(sequence.request.request_id, (Run(tokens - BLOCK, BLOCK),))
-        self.client.commit_step(lambda: [kept], (sequence,))  # type: ignore[list-item]
+        self.client.commit_step(SimpleNamespace(kept=[kept]), (sequence,))  # type: ignore[arg-type]
 
     def tick(self) -> float:
         self.now += 1.0
         return self.now
 
     def arrive(self, name: str, *prompt: int) -> LiveSequence:
-        asked = request(name, *prompt)
-        self.scheduler.submit(name, prompt_tokens=len(prompt), max_tokens=8, is_ready=False)
-        sequence = LiveSequence(request=asked, submitted_at=0.0)
+        sequence = a_sequence(request(name, *prompt))
+        self.scheduler.submit(sequence.scheduled)
+        self.ledger.accept(sequence)
         self.client.look_up(sequence)
         return sequence
 
     def admitted(self) -> dict[str, int]:
         """The sequences admitted with the next step, and their cached tokens."""
-        admitted = self.scheduler.next_step().admitted
+        decision = self.scheduler.next_step()
+        starts = {span.request_id: span.start for span in decision.plan.spans}
         return {
-            each.request_id: self.scheduler._running[each.request_id].cached_tokens
-            for each in admitted
+            name: starts.get(name, self.ledger[name].scheduled.position)
+            for name in decision.admitted
         }
 
 
@@ -68,8 +71,8 @@ def test_blocks_in_ram_are_used_immediately() -> None:
     sequence = waiting.arrive("a", 1, 2, 3, 4, 5, 6, 9)
     assert not waiting.client.is_waited_for
     assert waiting.admitted() == {"a": 4}
-    assert sequence.lookup is not None
-    assert sequence.lookup_seconds > 0
+    assert sequence.start.lookup is not None
+    assert sequence.start.lookup_seconds > 0
 
 
 def test_a_request_waits_for_the_disk_and_lets_others_pass() -> None:
@@ -79,15 +82,15 @@ def test_a_request_waits_for_the_disk_and_lets_others_pass() -> None:
     disk = waiting.arrive("disk", 1, 2, 3, 4, 5)
     waiting.arrive("other", 9, 9)
     assert waiting.client.is_waited_for
-    assert disk.waits_for is WaitReason.DISK
+    assert disk.scheduled.waits_for is WaitReason.DISK
     assert waiting.admitted() == {"other": 0}
     waiting.client.advance()
     assert waiting.admitted() == {}
     waiting.cache.arrive()
     waiting.client.advance()
     assert not waiting.client.is_waited_for
-    assert disk.waits_for is WaitReason.MEMORY
-    assert disk.waited[WaitReason.DISK] > 0
+    assert disk.scheduled.waits_for is WaitReason.MEMORY
+    assert disk.times.waited[WaitReason.DISK] > 0
     assert waiting.admitted() == {"disk": 4}
 
 
@@ -96,17 +99,17 @@ def test_a_request_waits_for_its_twin_and_is_looked_up_again() -> None:
     reader = waiting.arrive("reader", *LONG, 1)
     behind = waiting.arrive("behind", *LONG, 2)
     assert (waiting.figures.waiting, waiting.figures.waits) == (1, 1)
-    assert behind.lookup is None, "what it would begin from now is not held for it"
-    assert behind.waits_for is WaitReason.TWIN
+    assert behind.start.lookup is None, "what it would begin from now is not held for it"
+    assert behind.scheduled.waits_for is WaitReason.TWIN
     assert waiting.admitted().keys() == {"reader"}
     waiting.cache.blocks |= stored_chain(*LONG)
     waiting.progress(reader, len(LONG))
-    assert waiting.client._to_repeat
+    assert behind.scheduled.waits_for is WaitReason.LOOKUP
     waiting.client.advance()
-    assert waiting.scheduler.is_waiting("behind")
-    assert behind.lookup is not None
-    assert behind.lookup.cached_tokens == len(LONG) // BLOCK * BLOCK
-    assert behind.waited[WaitReason.TWIN] > 0
+    assert behind.scheduled.waits_for is WaitReason.MEMORY
+    assert behind.start.lookup is not None
+    assert behind.start.lookup.cached_tokens == len(LONG) // BLOCK * BLOCK
+    assert behind.times.waited[WaitReason.TWIN] > 0
 
 
 def test_no_request_waits_for_a_short_prefix_or_another_tenant() -> None:
@@ -163,7 +166,8 @@ def test_all_waiting_requests_can_restart_cold() -> None:
     waiting.arrive("behind", *LONG, 2)
     waiting.cache.on_disk = True
     waiting.arrive("disk", 9, 9, 9, 9, 9)
-    waiting.client.restart_all_cold()
+    waiting.cache.raises.add("tend")
+    waiting.client.advance()
     assert not waiting.client.is_waited_for
     assert waiting.admitted().keys() == {"reader", "behind", "disk"}
     assert waiting.figures.waiting == 0
@@ -172,11 +176,11 @@ def test_all_waiting_requests_can_restart_cold() -> None:
 def test_a_request_is_looked_up_again_if_its_blocks_are_gone() -> None:
     waiting = Waiting()
     waiting.cache.blocks |= stored_chain(1, 2, 3, 4)
-    running = waiting.arrive("running", 1, 2, 3, 4, 7)
+    waiting.arrive("running", 1, 2, 3, 4, 7)
     waiting.admitted()
-    sequence = waiting.arrive("a", 1, 2, 3, 4, 5)
+    waiting.arrive("a", 1, 2, 3, 4, 5)
     gone = waiting.cache.forget(tuple(stored_chain(1, 2, 3, 4)))
-    waiting.client._repeat_without(gone, [running, sequence])
+    waiting.client._repeat_without(gone)
     assert waiting.admitted() == {}
     waiting.client.advance()
     assert waiting.admitted() == {"a": 0}

@@ -13,7 +13,6 @@ from holdfast.worker.loop.device_steps import (
     DeviceSteps,
     Flight,
 )
-from holdfast.worker.loop.sequences import LiveSequence
 from tests.fakes.fake_engine import (
     RAISES_AT_COLLECT,
     RAISES_AT_DISPATCH,
@@ -21,7 +20,7 @@ from tests.fakes.fake_engine import (
     FakeEngine,
     expected_tokens,
 )
-from tests.fakes.looped_worker import request
+from tests.fakes.looped_worker import a_sequence, request
 
 
 def a_flight(engine: FakeEngine, *prompts: tuple[int, ...]) -> Flight:
@@ -37,7 +36,7 @@ def a_flight(engine: FakeEngine, *prompts: tuple[int, ...]) -> Flight:
     return Flight(
         decided=StepPlan(spans=spans),
         plan=StepPlan(spans=spans),
-        sequences=tuple(LiveSequence(request=each, submitted_at=0.0) for each in asked),
+        sequences=tuple(a_sequence(each) for each in asked),
         attempts=(0,) * len(asked),
         started_at=0.0,
         expected_seconds=None,

@@ -95,7 +95,7 @@ def test_an_answer_follows_its_grammar_and_ends_with_it() -> None:
 
 @pytest.mark.parametrize(
     ("name", "engine"),
-    [("llama", Engine), ("llama", RunningAhead), *slow(("qwen3_next", RunningAhead))],
+    [("llama", RunningAhead), *slow(("llama", Engine), ("qwen3_next", RunningAhead))],
 )
 def test_preempted_answers_are_unchanged(name: str, engine: type[Engine]) -> None:
     subject = a_worker(name=name, engine=engine, budget_tokens=230, expected_output_tokens=4)
@@ -174,11 +174,13 @@ def test_an_ended_thought_stays_ended_after_preemption(engine: type[Engine]) -> 
 
 
 @pytest.mark.parametrize(
-    ("grammar", "bias"),
-    [(DEAD_END, {}), ('start: "abc"\n', {ord("c"): -100.0})],
-    ids=["grammar", "ban"],
+    ("engine", "grammar", "bias"),
+    [
+        (Engine, DEAD_END, {}),
+        (RunningAhead, 'start: "abc"\n', {ord("c"): -100.0}),
+        *slow((RunningAhead, DEAD_END, {}), (Engine, 'start: "abc"\n', {ord("c"): -100.0})),
+    ],
 )
-@pytest.mark.parametrize("engine", [Engine, RunningAhead])
 def test_an_answer_without_allowed_tokens_ends_alone_with_the_reason(
     engine: type[Engine], grammar: str, bias: dict[int, float]
 ) -> None:

@@ -40,7 +40,7 @@ def counted(inbox: ScriptInbox) -> WorkerStatistics:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_quantized_running_sequences_answer_as_alone(name: str) -> None:
-    made = worker(name)
+    made = worker(name, step_tokens=256)
     common = prompt_of("common", 1040)
     prompts = {
         "long": common + prompt_of("long", 400),
@@ -64,7 +64,7 @@ def test_quantized_running_sequences_answer_as_alone(name: str) -> None:
         else:
             made.memory.press(Pressure.NORMAL)
 
-    script = [list(requests.values()), *after_steps(120, late)]
+    script = [list(requests.values()), *after_steps(60, late)]
     inbox = made.serve(script, on_receive=press)
     quantized_at = quantized_in(made)
     assert quantized_at.keys() == {"long", "forked", "late"}
@@ -77,13 +77,13 @@ def test_quantized_running_sequences_answer_as_alone(name: str) -> None:
 
 def test_tokens_computed_after_a_conversion_are_not_cached(tmp_path: Path) -> None:
     first = prompt_of("first", 1200)
-    made = worker("llama", tmp_path)
+    made = worker("llama", tmp_path, step_tokens=256)
 
     def press() -> None:
         is_late = lengths(made).get("first", 0) > 1250
         made.memory.press(Pressure.CRITICAL if is_late else Pressure.NORMAL)
 
-    inbox = made.serve([[greedy("first", first, max_tokens=120)]], on_receive=press)
+    inbox = made.serve([[greedy("first", first, max_tokens=80)]], on_receive=press)
     (quantized_at,) = quantized_in(made).values()
     answer = tuple(inbox.tokens("first"))
     turn = first + answer + prompt_of("turn", 50)
@@ -127,7 +127,7 @@ def test_new_sequences_are_quantized_only_under_pressure(
     assert inbox.tokens("under") == quantized.tokens("under")
     for each, kv_bits in (("under", "8"), ("fixed", "native"), ("after", "native")):
         chain = greedy("chain", prompts[each]).prompt_token_ids.packed
-        assert made.cache.cached_tokens(chain, tenant="", kv_bits=kv_bits) >= 256, each
+        assert made.cache.cached_tokens(chain, root=made.index.root(form=kv_bits)) >= 256, each
 
 
 def test_under_critical_pressure_one_waiting_request_has_its_prefix_loaded(
@@ -158,7 +158,7 @@ def test_under_critical_pressure_one_waiting_request_has_its_prefix_loaded(
 
 
 def test_a_quantized_sequence_reserves_less_memory() -> None:
-    made = worker("llama", budget_tokens=2000)
+    made = worker("llama", budget_tokens=2000, step_tokens=512)
     reserved: list[int] = []
 
     def press() -> None:
@@ -186,7 +186,8 @@ def test_waiting_requests_that_do_not_all_fit_start_in_8_bits() -> None:
     answers: dict[str, list[list[int]]] = {}
     together: dict[str, int] = {}
     for kv_bits in ("auto", "native", "8"):
-        made = worker("llama", budget_tokens=None if kv_bits == "8" else 2600, max_running=8)
+        budget_tokens = None if kv_bits == "8" else 2600
+        made = worker("llama", budget_tokens=budget_tokens, max_running=8, step_tokens=512)
         running: list[int] = []
         requests = [
             greedy(str(index), prompt, kv_bits=kv_bits) for index, prompt in enumerate(prompts)
@@ -208,18 +209,18 @@ def test_a_sequence_with_a_large_native_prefix_waits_for_room(cached: int, form:
     made = worker("llama", budget_tokens=3200, most_parked_bytes=0)
     waiting = greedy("waiting", prefix + prompt_of("own", 1300 - cached), max_tokens=12)
     running = [
-        greedy(each, prompt_of(each, 1200), max_tokens=60, kv_bits="native") for each in "ab"
+        greedy(each, prompt_of(each, 1200), max_tokens=40, kv_bits="native") for each in "ab"
     ]
     inbox = made.serve(
         [*one_after_the_other(greedy("before", prefix)), running, *after_steps(8, waiting)]
     )
-    kept = made.cache.cached_tokens(waiting.prompt_token_ids.packed, tenant="", kv_bits="8")
+    kept = made.cache.cached_tokens(waiting.prompt_token_ids.packed, root=made.index.root(form="8"))
     assert ("8" if kept >= 1024 else "native") == form
     assert inbox.finished("waiting").cached_tokens == (cached if form == "native" else 0)
 
 
 def test_a_request_that_fits_only_in_8_bits_starts_in_8_bits() -> None:
-    made = worker("llama", budget_tokens=1000)
+    made = worker("llama", budget_tokens=1000, step_tokens=512)
     prompts = {"long": prompt_of("long", 1600), "native": prompt_of("long", 1600)}
     inbox = made.serve(
         [
@@ -230,7 +231,8 @@ def test_a_request_that_fits_only_in_8_bits_starts_in_8_bits() -> None:
         ]
     )
     assert inbox.finished("long").reason is FinishReason.LENGTH
-    wanted = worker("llama", kv_bits="8").serve([[greedy("long", prompts["long"])]])
+    eight = worker("llama", kv_bits="8", step_tokens=512)
+    wanted = eight.serve([[greedy("long", prompts["long"])]])
     assert inbox.tokens("long") == wanted.tokens("long")
     assert inbox.finished("after").reason is FinishReason.LENGTH
     refusals = {each.request_id: each for each in inbox.events if isinstance(each, Rejected)}
@@ -251,7 +253,7 @@ def test_no_request_fails_under_any_pressure(
     script = [[first], *after_steps(40, CRITICAL)]
     fixed: dict[str, tuple[int, ...]] = {}
     names = ["first"]
-    for index in range(8):
+    for index in range(5):
         name = str(index)
         names.append(name)
         own = prompt_of(f"{seed} {index}", rng.randrange(20, 700))

@@ -14,6 +14,7 @@ from holdfast.worker.loop.memory_budget import CLEAR_SECONDS, READ_SECONDS, Memo
 from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
 from tests.fakes.fake_cache import NothingLive
+from tests.fakes.step_worker import submit
 
 MIB = 1 << 20
 
@@ -62,7 +63,7 @@ class Subject:
         self.cleared += 1
 
     def submit(self, name: str, *, tokens: int = 100) -> None:
-        self.scheduler.submit(name, prompt_tokens=tokens, max_tokens=10)
+        submit(self.scheduler, name, prompt_tokens=tokens, max_tokens=10)
 
 
 def test_a_warning_frees_parked_states_ram_blocks_and_buffers() -> None:
@@ -84,12 +85,10 @@ def test_at_the_critical_level_one_request_runs_at_a_time() -> None:
     subject.budget.follow(Pressure.CRITICAL)
     subject.submit("a")
     subject.submit("b")
-    assert [each.request_id for each in subject.scheduler.next_step().admitted] == ["a"], (
-        "one at a time goes on"
-    )
+    assert subject.scheduler.next_step().admitted == ("a",), "one at a time goes on"
     assert not subject.scheduler.next_step().admitted
     subject.budget.follow(Pressure.WARNING)
-    assert [each.request_id for each in subject.scheduler.next_step().admitted] == ["b"]
+    assert subject.scheduler.next_step().admitted == ("b",)
 
 
 def test_a_paused_request_blocks_none_at_the_critical_level() -> None:
@@ -100,7 +99,7 @@ def test_a_paused_request_blocks_none_at_the_critical_level() -> None:
     subject.budget.follow(Pressure.CRITICAL)
     subject.submit("a")
     subject.submit("b")
-    assert [each.request_id for each in subject.scheduler.next_step().admitted] == ["a"]
+    assert subject.scheduler.next_step().admitted == ("a",)
 
 
 def test_the_pressure_is_read_once_a_second_at_most() -> None:

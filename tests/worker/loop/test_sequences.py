@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import InvalidRequest, QueueFull, TooLargeForMemory, WorkerUnavailable
+from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import (
     Accepted,
     CacheReport,
@@ -18,8 +19,8 @@ from holdfast.wire.events import (
     TokenLogprob,
     TokensGenerated,
 )
-from holdfast.worker.loop.sequences import Ledger
-from tests.fakes.looped_worker import request
+from holdfast.worker.loop.sequences import Ledger, LiveSequence
+from tests.fakes.looped_worker import a_sequence, request
 
 
 def a_ledger() -> Ledger:
@@ -27,9 +28,15 @@ def a_ledger() -> Ledger:
     return Ledger(clock=lambda: float(next(seconds)))
 
 
+def accept(ledger: Ledger, asked: SequenceRequest) -> LiveSequence:
+    sequence = a_sequence(asked)
+    ledger.accept(sequence)
+    return sequence
+
+
 def test_a_request_is_accepted_started_and_finished_in_order() -> None:
     ledger = a_ledger()
-    sequence = ledger.accept(request("a"))
+    sequence = accept(ledger, request("a"))
     sequence.admit(now=1.0)
     ledger.generate(sequence, (5, 6), ())
     ledger.generate(sequence, (7,), ())
@@ -49,7 +56,7 @@ def test_a_request_is_accepted_started_and_finished_in_order() -> None:
 
 def test_a_sequence_cannot_be_finished_twice() -> None:
     ledger = a_ledger()
-    sequence = ledger.accept(request("a"))
+    sequence = accept(ledger, request("a"))
     ledger.finish(sequence, FinishReason.CANCELLED)
     with pytest.raises(AssertionError):
         ledger.finish(sequence, FinishReason.LENGTH)
@@ -57,9 +64,9 @@ def test_a_sequence_cannot_be_finished_twice() -> None:
 
 def test_a_reused_id_is_another_sequence() -> None:
     ledger = a_ledger()
-    first = ledger.accept(request("a"))
+    first = accept(ledger, request("a"))
     ledger.finish(first, FinishReason.CANCELLED)
-    second = ledger.accept(request("a"))
+    second = accept(ledger, request("a"))
     assert ledger.is_live(second)
     assert not ledger.is_live(first)
     assert ledger.find("a") is second
@@ -69,7 +76,7 @@ def test_scores_come_once_before_the_first_token_or_the_end() -> None:
     ledger = a_ledger()
     scores = (TokenLogprob(2, -1.0),)
     drawn, drawless = (
-        ledger.accept(request(name, want_prompt_logprobs=True)) for name in ("drawn", "drawless")
+        accept(ledger, request(name, want_prompt_logprobs=True)) for name in ("drawn", "drawless")
     )
     for sequence in (drawn, drawless):
         ledger.score(sequence, scores)
@@ -109,7 +116,7 @@ def test_a_refusal_has_its_reason_and_is_final(refusal: Exception, kind: str, fi
 
 def test_only_tokens_of_the_prompt_count_as_read() -> None:
     ledger = a_ledger()
-    sequence = ledger.accept(request("a", 1, 2, 3, 4))
+    sequence = accept(ledger, request("a", 1, 2, 3, 4))
     for start, tokens in ((0, 3), (3, 1), (4, 1), (2, 5)):
         ledger.count_prompt(sequence, start=start, tokens=tokens)
     assert ledger.counters.prompt_tokens == 3 + 1 + 0 + 2
@@ -131,7 +138,7 @@ def test_each_accepted_request_has_exactly_one_end(
         sequence = ledger.find(name)
         if what == "accept":
             if sequence is None:
-                ledger.accept(request(name, max_tokens=100))
+                accept(ledger, request(name, max_tokens=100))
                 accepted += 1
         elif sequence is not None and what == "generate":
             ledger.generate(sequence, (1,), ())
@@ -156,9 +163,9 @@ def test_each_accepted_request_has_exactly_one_end(
 def test_prefill_progress_is_reported_sometimes_but_not_at_the_end() -> None:
     now = 0.0
     ledger = Ledger(clock=lambda: now)
-    sequence = ledger.accept(request("a", *range(1000)))
+    sequence = accept(ledger, request("a", *range(1000)))
     sequence.admit(now=0.0)
-    sequence.report = CacheReport(ram_tokens=100)
+    sequence.start.report = CacheReport(ram_tokens=100)
     for now, start in ((0.4, 100), (0.6, 200), (0.9, 300), (1.1, 400), (9.0, 900)):  # noqa: B007 - the clock reads it
         ledger.count_prompt(sequence, start=start, tokens=100)
     _, *told = ledger.take_outbox()

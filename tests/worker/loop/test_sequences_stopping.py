@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.wire.events import FinishReason
-from holdfast.worker.loop.sequences import Ending, ending
+from holdfast.worker.loop.sequences import AnswerSoFar, Ending
+
+
+def ending(
+    drawn: Sequence[int], *, stop_token_ids: Iterable[int], generated_before: int, max_tokens: int
+) -> Ending:
+    return AnswerSoFar(max_tokens, frozenset(stop_token_ids), [0] * generated_before).ending(drawn)
+
 
 tokens = st.lists(st.integers(0, 9), max_size=8)
 

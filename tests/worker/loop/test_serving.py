@@ -21,6 +21,7 @@ from holdfast.worker.loop import serving
 from holdfast.worker.loop.inbox import Pulse
 from tests.fakes.caching_worker import greedy, random_prompt
 from tests.fakes.script_inbox import ScriptInbox
+from tests.fakes.slow import slow
 from tests.fakes.tiny_models import write_tiny
 
 
@@ -139,7 +140,7 @@ NATIVE_BYTES = 2048  # of a token
 
 
 @pytest.mark.parametrize(
-    ("kv_bits", "shown"), [("auto", "8"), ("native", "native"), ("8", "8"), ("4", "4")]
+    ("kv_bits", "shown"), [("auto", "8"), ("4", "4"), *slow(("native", "native"), ("8", "8"))]
 )
 def test_the_context_of_auto_is_that_of_8_bits(tmp_path: Path, kv_bits: Any, shown: str) -> None:
     folder = write_tiny(tmp_path / "model", "llama", changes=WIDE)

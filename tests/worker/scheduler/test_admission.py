@@ -23,7 +23,6 @@ def sequence(
         order=order,
         prompt_tokens=prompt_tokens,
         max_tokens=max_tokens,
-        submitted_after_step=0,
         costs=COSTS,
     )
 
@@ -91,19 +90,19 @@ def test_a_state_that_does_not_grow_fits_at_any_length() -> None:
 def test_room_is_left_for_the_growth_of_running_sequences() -> None:
     books = ledger(budget_bytes=420 + 420 + 159)
     first = sequence(1)
-    assert books.may_enter(first, [])
+    assert books.may_enter(first)
     books.enter(first, step=0)
-    assert not books.may_enter(sequence(2), [first])
+    assert not books.may_enter(sequence(2))
     full = ledger(budget_bytes=420 + 420 + 160)
     full.enter(sequence(1), step=0)
-    assert full.may_enter(sequence(2), [first])
+    assert full.may_enter(sequence(2))
 
 
 def test_a_sequence_at_its_full_length_needs_no_headroom() -> None:
     books = ledger(budget_bytes=840)
     first = sequence(1, max_tokens=8)
     books.enter(first, step=0)
-    assert books.may_enter(sequence(2), [first])
+    assert books.may_enter(sequence(2))
 
 
 def test_growth_prefers_a_whole_answer_and_accepts_one_step() -> None:

@@ -23,7 +23,6 @@ def prompt(order: int, tokens: int, *, position: int = 0, last_step: int = 0) ->
         order=order,
         prompt_tokens=tokens,
         max_tokens=10,
-        submitted_after_step=0,
         costs=SequenceCosts(kv_bytes_per_token=1, fixed_bytes_per_sequence=0),
         known_tokens=tokens,
         position=position,

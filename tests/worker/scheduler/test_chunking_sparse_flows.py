@@ -129,7 +129,7 @@ def test_returning_flows_prefill_no_more_than_others() -> None:
     steps_beside_a_crowd(run, 100)
     since = len(run.plans)
     answered_at = {"keen": 0, "eager": 0}
-    for step in range(1500):
+    for step in range(600):
         for flow, at in answered_at.items():
             is_there = any(name.startswith(flow) for name in run.live)
             if is_there:

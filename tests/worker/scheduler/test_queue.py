@@ -16,6 +16,7 @@ from holdfast.errors import QueueFull
 from holdfast.wire.requests import Priority, ServiceClass
 from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.queue import FairShare, ScheduledSequence
+from tests.fakes.slow import slow
 from tests.fakes.step_worker import StepWorker
 
 COSTS = SequenceCosts(kv_bytes_per_token=1, fixed_bytes_per_sequence=0, reserve_step_tokens=16)
@@ -97,11 +98,9 @@ def p95(values: list[float]) -> float:
     ("depth", "prompt_tokens", "crowd_prompt", "crowd_answer"),
     [
         (0, 30, 2000, 400),
-        (1, 400, 2000, 400),
-        (0, 3000, 2000, 400),
         (1, 30, 200, 2000),
-        (0, 400, 8000, 5),
         (1, 3000, 8000, 5),
+        *slow((1, 400, 2000, 400), (0, 3000, 2000, 400), (0, 400, 8000, 5)),
     ],
 )
 def test_a_crowd_of_32_at_most_doubles_the_first_token_time(
@@ -299,7 +298,6 @@ def test_the_memory_of_past_flows_is_bounded(
             order=1,
             prompt_tokens=1,
             max_tokens=1,
-            submitted_after_step=0,
             costs=COSTS,
             service=of(flow),
         )

@@ -6,11 +6,12 @@ import pytest
 
 from holdfast.config import SchedulerSettings
 from holdfast.errors import ConfigError, InvalidRequest, PromptTooLong, QueueFull, TooLargeForMemory
+from holdfast.wire.events import WaitReason
 from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.chunking import GRAIN_TOKENS
 from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome
-from tests.fakes.step_worker import StepWorker, device_seconds
+from tests.fakes.step_worker import StepWorker, device_seconds, submit
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 
@@ -32,7 +33,7 @@ def test_a_request_is_prefilled_and_then_drawn_token_by_token() -> None:
     run = StepWorker()
     run.submit("a", prompt_tokens=10, max_tokens=3)
     first = run.step()
-    assert [admission.request_id for admission in first.admitted] == ["a"]
+    assert first.admitted == ("a",)
     assert first.plan.spans == (Span(request_id="a", start=0, tokens=10, draws=True),)
     assert run.step().plan.spans == (Span(request_id="a", start=10, tokens=1, draws=True),)
     assert run.step().plan.spans == (Span(request_id="a", start=11, tokens=1, draws=True),)
@@ -77,10 +78,10 @@ def test_late_results_do_not_count_for_a_reused_id() -> None:
 
 def test_a_late_failure_does_not_end_a_reused_id() -> None:
     scheduler = StepWorker().scheduler
-    scheduler.submit("a", prompt_tokens=10, max_tokens=5)
+    submit(scheduler, "a", prompt_tokens=10, max_tokens=5)
     under_way = scheduler.next_step().plan
     scheduler.cancel("a")
-    scheduler.submit("a", prompt_tokens=10, max_tokens=5)
+    submit(scheduler, "a", prompt_tokens=10, max_tokens=5)
     scheduler.observe(outcome(under_way, ended=("a",)))
     assert scheduler.statistics().queued == 1
 
@@ -278,8 +279,8 @@ def test_an_answer_begun_elsewhere_is_accepted_by_a_full_queue() -> None:
     for name in "ab":
         run.submit(name, prompt_tokens=10, max_tokens=5)
     with pytest.raises(QueueFull):
-        run.scheduler.submit("c", prompt_tokens=10, max_tokens=5)
-    run.scheduler.submit("c", prompt_tokens=10, max_tokens=5, drawn_tokens=2)
+        submit(run.scheduler, "c", prompt_tokens=10, max_tokens=5)
+    submit(run.scheduler, "c", prompt_tokens=10, max_tokens=5, drawn=2)
     assert run.scheduler.statistics().queued == 3
 
 
@@ -307,7 +308,7 @@ def test_an_answer_ends_where_the_context_window_does() -> None:
         context_tokens=12,
         mixes_chunks=True,
     )
-    scheduler.submit("a", prompt_tokens=10, max_tokens=100)
+    submit(scheduler, "a", prompt_tokens=10, max_tokens=100)
     assert scheduler.observe(outcome(scheduler.next_step().plan)) == ()
     assert scheduler.observe(outcome(scheduler.next_step().plan)) == ("a",)
 
@@ -334,7 +335,7 @@ def test_an_id_in_use_is_refused() -> None:
     run = StepWorker()
     run.submit("a", prompt_tokens=10, max_tokens=5)
     with pytest.raises(InvalidRequest):
-        run.scheduler.submit("a", prompt_tokens=10, max_tokens=5)
+        submit(run.scheduler, "a", prompt_tokens=10, max_tokens=5)
 
 
 @DEPTHS
@@ -469,8 +470,8 @@ def test_an_earlier_step_does_not_end_a_restarted_request(
 
 def test_a_request_that_waits_for_memory_is_restarted_too() -> None:
     scheduler = StepWorker().scheduler
-    scheduler.submit("a", prompt_tokens=10, max_tokens=2)
-    scheduler.hold_back("a")
+    submit(scheduler, "a", prompt_tokens=10, max_tokens=2, waits_for=WaitReason.DISK)
+    assert scheduler.next_step().plan.spans == ()
     scheduler.restart("a")
     assert scheduler.next_step().plan.spans == (
         Span(request_id="a", start=0, tokens=10, draws=True),
@@ -482,7 +483,7 @@ def test_an_unready_request_keeps_its_place_and_lets_others_pass() -> None:
     for name in "abcd":
         run.submit(name, prompt_tokens=10, max_tokens=3)
     run.hold_back("a")
-    assert [admission.request_id for admission in run.step().admitted] == ["b"]
+    assert run.step().admitted == ("b",)
     run.make_ready("a", 7)
     run.run_to_end()
     assert [served.request_id for served in run.ended] == ["b", "a", "c", "d"]
@@ -530,8 +531,7 @@ def test_waiting_requests_that_do_not_fit_save_memory_in_order() -> None:
     run.submit("c", prompt_tokens=160, max_tokens=16)
     run.submit("d", prompt_tokens=160, max_tokens=16)
     assert run.save(saving) == ["b"], "a short one saves nothing, and one more does not fit"
-    admitted = [each.request_id for each in run.step().admitted]
-    assert admitted == ["b", "short"]
+    assert run.step().admitted == ("b", "short")
     assert run.save(saving) == []
     run.run_to_end()
 

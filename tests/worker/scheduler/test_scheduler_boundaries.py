@@ -9,6 +9,7 @@ from holdfast.config import SchedulerSettings
 from holdfast.worker.engine.plan import Span
 from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler, StepOutcome
+from tests.fakes.step_worker import submit
 
 
 def a_scheduler(*, step_tokens: int = 64) -> Scheduler:
@@ -53,10 +54,10 @@ def test_every_boundary_after_the_cached_tokens_ends_a_span(
 ) -> None:
     scheduler = a_scheduler(step_tokens=step_tokens)
     for index, (tokens, boundaries, cached) in enumerate(prompts):
-        scheduler.submit(
-            str(index), prompt_tokens=tokens, max_tokens=3, boundaries=tuple(boundaries)
+        sequence = submit(
+            scheduler, str(index), prompt_tokens=tokens, max_tokens=3, boundaries=tuple(boundaries)
         )
-        scheduler.make_ready(str(index), cached)
+        sequence.start_after(cached)
     played = spans_until_the_end(scheduler)
     for index, (tokens, boundaries, cached) in enumerate(prompts):
         ends = {span.start + span.tokens for span in played[str(index)]}
@@ -71,8 +72,8 @@ def test_every_boundary_after_the_cached_tokens_ends_a_span(
 
 def test_a_request_cached_to_its_last_token_prefills_only_that() -> None:
     scheduler = a_scheduler()
-    scheduler.submit("a", prompt_tokens=500, max_tokens=1)
-    scheduler.make_ready("a", 499)
+    sequence = submit(scheduler, "a", prompt_tokens=500, max_tokens=1)
+    sequence.start_after(499)
     assert spans_until_the_end(scheduler)["a"] == [
         Span(request_id="a", start=499, tokens=1, draws=True)
     ]

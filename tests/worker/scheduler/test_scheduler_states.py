@@ -193,6 +193,6 @@ class SchedulerStates(RuleBasedStateMachine):
 
 
 SchedulerStates.TestCase.settings = hypothesis_settings(
-    max_examples=75, stateful_step_count=30, deadline=None
+    max_examples=50, stateful_step_count=30, deadline=None
 )
 TestSchedulerStates = SchedulerStates.TestCase

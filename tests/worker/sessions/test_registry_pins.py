@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,20 +29,18 @@ def reader() -> CachingWorker:
 def session(
     reader: CachingWorker, name: str, chains: Iterable[str], *, pinned: bool = True
 ) -> Session:
-    branches = tuple(reader.index.branch(pack_tokens(CHAINS[chain])) for chain in chains)
-    return Session(
-        session_id=name,
-        tenant="",
-        created_at=0,
-        last_used_at=0,
-        ttl_seconds=None,
-        pinned=pinned,
-        branches=branches,
-    )
+    root = reader.index.root()
+    branches = tuple(reader.index.branch(pack_tokens(CHAINS[chain]), root=root) for chain in chains)
+    times: dict[str, Any] = {"created_at": 0, "last_used_at": 0, "ttl_seconds": None}
+    return Session(session_id=name, tenant="", pinned=pinned, branches=branches, **times)
 
 
 def size(reader: CachingWorker, *chains: str) -> int:
-    keys = {key for chain in chains for key in reader.index.branch(pack_tokens(CHAINS[chain])).keys}
+    keys = {
+        key
+        for chain in chains
+        for key in reader.index.branch(pack_tokens(CHAINS[chain]), root=reader.index.root()).keys
+    }
     return sum(map(reader.index.size_of, keys))
 
 
@@ -49,9 +48,7 @@ def pins_of(reader: CachingWorker, *, quota_bytes: int) -> SessionPins:
     return SessionPins(reader.cache, quota_bytes=lambda: quota_bytes)
 
 
-def test_blocks_shared_by_two_sessions_count_once(
-    reader: CachingWorker,
-) -> None:
+def test_blocks_shared_by_two_sessions_count_once(reader: CachingWorker) -> None:
     subject = pins_of(reader, quota_bytes=1 << 30)
     one, other = session(reader, "one", "a"), session(reader, "other", "b")
     subject.sync(one)
@@ -65,9 +62,7 @@ def test_blocks_shared_by_two_sessions_count_once(
     subject.check_invariants()
 
 
-def test_a_session_beyond_the_quota_is_pinned_partially(
-    reader: CachingWorker,
-) -> None:
+def test_a_session_beyond_the_quota_is_pinned_partially(reader: CachingWorker) -> None:
     subject = pins_of(reader, quota_bytes=size(reader, "a", "b") - 1)
     one, other = session(reader, "one", "a"), session(reader, "other", "b")
     subject.sync(one)
@@ -87,8 +82,7 @@ def test_a_session_beyond_the_quota_is_pinned_partially(
 def test_blocks_pinned_by_another_session_cost_nothing(reader: CachingWorker) -> None:
     subject = pins_of(reader, quota_bytes=size(reader, "a"))
     one, twin, third = (
-        session(reader, name, chain)
-        for name, chain in (("one", "a"), ("twin", "a"), ("third", "c"))
+        session(reader, *each) for each in (("one", "a"), ("twin", "a"), ("3", "c"))
     )
     subject.sync(one)
     assert subject.fits(twin)

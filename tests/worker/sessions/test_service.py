@@ -10,39 +10,65 @@ import pytest
 
 from holdfast.errors import SessionFailure
 from holdfast.store.block import BlockKey
+from holdfast.wire.sessions import SessionCommand
 from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.failing_disk import failing_disk
 from tests.fakes.session_worker import answer, ask, info, prompt, serve, worker
 
 
+class Clock:
+    """The time, moved by hand."""
+
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def begun(folder: Path, clock: Clock) -> CachingWorker:
+    """A worker that knows what others have recorded."""
+    subject = worker(folder=folder, clock=clock)
+    assert subject.store is not None
+    subject.store.flush()
+    return subject
+
+
+def failure(subject: CachingWorker, command: SessionCommand) -> SessionFailure | None:
+    """Of a command that is answered at once, without a loop."""
+    found = subject.sessions.carry_out(command)
+    assert found is not None
+    return found.failure
+
+
+FIRST = greedy("1", prompt("first"), session_id="s")
+SIDE = greedy("2", prompt("side", 200), session_id="s")
+
+
 def test_a_request_opens_its_session_and_the_next_turn_continues_it() -> None:
-    first = prompt("first")
-    inbox = serve(worker(), greedy("1", first, session_id="s"))
-    turn = first + tuple(inbox.tokens("1")) + prompt("turn", 20)
-    inbox = serve(
-        worker(), greedy("1", first, session_id="s"), greedy("2", turn, session_id="s"),
-        greedy("side", prompt("side", 50), session_id="s"), ask("get", "a"), ask("list", "b"),
-    )  # fmt: skip
+    inbox = serve(worker(), FIRST, ask("get", "first"), ask("get", "stranger", tenant="other"))
+    session = info(inbox, "first")
+    assert session.tokens == session.kept_tokens == 305  # the last token of an answer is never read
+    assert session.kept_bytes > 0
+    assert answer(inbox, "stranger").failure is SessionFailure.NOT_FOUND
+    turn = greedy("2", prompt("first") + tuple(inbox.tokens("1")) + (5,) * 20, session_id="s")
+    side = greedy("side", prompt("side", 50), session_id="s")
+    inbox = serve(worker(), FIRST, turn, side, ask("get", "a"), ask("list", "b"))
     session = info(inbox, "a")
     assert (session.requests, session.branches, session.tokens) == (3, 2, 55)
     assert session.kept_tokens == session.ram_tokens == 55
     assert answer(inbox, "b").sessions == (session,)
 
 
-@pytest.mark.parametrize("after", [0, 3, 30])
+@pytest.mark.parametrize("after", [0, 12])
 def test_a_session_exists_during_its_first_answer(after: int, tmp_path: Path) -> None:
-    script = [
-        [greedy("1", prompt("first"), max_tokens=40, session_id="s", tenant="t")],
-        *[[]] * after,
-        [
-            ask("get", "begun", tenant="t"),
-            ask("list", "listed", tenant="t"),
-            ask("get", "other"),
-            ask("update", "named", tenant="t", metadata={"task": "x"}, ttl_seconds=None),
-        ],
-        *[[]] * 120,
-        [ask("get", "ended", tenant="t")],
+    first = greedy("1", prompt("first"), max_tokens=20, session_id="s", tenant="t")
+    during = [
+        ask("get", "begun", tenant="t"),
+        ask("list", "listed", tenant="t"),
+        ask("get", "other"),
+        ask("update", "named", tenant="t", metadata={"task": "x"}, ttl_seconds=None),
     ]
+    script = [[first], *[[]] * after, during, *[[]] * 120, [ask("get", "ended", tenant="t")]]
     inbox = worker(folder=tmp_path).serve(script)  # type: ignore[arg-type]
     begun = info(inbox, "begun")
     assert (begun.requests, begun.branches) == (0, 0)
@@ -65,45 +91,26 @@ def test_a_session_is_recorded_before_its_first_answer_ends(tmp_path: Path) -> N
     assert (again.session_id, again.requests) == ("s", 0)
 
 
-def test_cached_tokens_of_a_session_are_exact() -> None:
-    inbox = serve(
-        worker(),
-        greedy("1", prompt("first"), session_id="s", max_tokens=6),
-        ask("get", "a"),
-        ask("get", "b", tenant="other"),
-    )
-    session = info(inbox, "a")
-    assert session.tokens == session.kept_tokens == 305  # the last token of an answer is never read
-    assert session.kept_bytes > 0
-    assert answer(inbox, "b").failure is SessionFailure.NOT_FOUND
-
-
 def test_sessions_and_pins_survive_a_restart(tmp_path: Path) -> None:
-    serve(
-        worker(folder=tmp_path),
-        ask("open", "o", tenant="t", pinned=True, metadata={"task": "x"}, ttl_seconds=None),
-        greedy("1", prompt("first"), session_id="s", tenant="t"),
-    )
+    first = greedy("1", prompt("first"), session_id="s", tenant="t")
+    opening = ask("open", "o", tenant="t", pinned=True, metadata={"task": "x"}, ttl_seconds=None)
+    serve(worker(folder=tmp_path), opening, first)
     session = info(serve(worker(folder=tmp_path), ask("get", "a", tenant="t")), "a")
     assert (session.requests, session.kept_tokens, session.disk_tokens) == (1, 305, 305)
-    assert (session.pinned, session.pin_state, session.metadata, session.expires_at) == (
-        True,
-        "kept",
-        {"task": "x"},
-        None,
-    )
+    assert (session.pinned, session.pin_state) == (True, "kept")
+    assert (session.metadata, session.expires_at) == ({"task": "x"}, None)
 
 
 def test_a_fork_is_independent_of_its_original() -> None:
-    one = prompt("first")
     inbox = serve(
-        worker(), greedy("1", one, session_id="s"),
+        worker(),
+        FIRST,
         ask("fork", "f", new_session_id="fork"),
         ask("fork", "taken", new_session_id="fork"),
-        greedy("2", (*one, 1, 2, 3), session_id="fork"),
-        ask("close", "c", forget=True), ask("get", "gone"), ask("get", "fork", "fork"),
-        ask("close", "d", "fork", forget=True), greedy("again", one),
-    )  # fmt: skip
+        greedy("2", (*prompt("first"), 1, 2, 3), session_id="fork"),
+        *(ask("close", "c", forget=True), ask("get", "gone"), ask("get", "fork", "fork")),
+        *(ask("close", "d", "fork", forget=True), greedy("again", prompt("first"))),
+    )
     assert info(inbox, "f").forked_from == "s"
     assert answer(inbox, "taken").failure is SessionFailure.EXISTS
     assert answer(inbox, "gone").failure is SessionFailure.NOT_FOUND
@@ -112,13 +119,13 @@ def test_a_fork_is_independent_of_its_original() -> None:
 
 
 def test_sessions_end_when_they_expire() -> None:
-    now = [1000.0]
-    subject = worker(clock=lambda: now[0])
+    clock = Clock()
+    subject = worker(clock=clock)
     subject.sessions.carry_out(ask("open", "o", ttl_seconds=5.0))
-    now[0] += 4.9
-    assert subject.sessions.carry_out(ask("get", "a")).failure is None  # type: ignore[union-attr]
-    now[0] += 0.2
-    assert subject.sessions.carry_out(ask("get", "b")).failure is SessionFailure.NOT_FOUND  # type: ignore[union-attr]
+    clock.now += 4.9
+    assert failure(subject, ask("get")) is None
+    clock.now += 0.2
+    assert failure(subject, ask("get")) is SessionFailure.NOT_FOUND
 
 
 def test_the_least_recently_used_session_makes_room() -> None:
@@ -130,54 +137,48 @@ def test_the_least_recently_used_session_makes_room() -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text"])
 def test_forgetting_removes_everything_not_needed_elsewhere(name: str, tmp_path: Path) -> None:
     common = prompt("common", 280)
-    branch_points = (100, 270)
-    subject = worker(name, tmp_path)
+    both = [
+        greedy(each, (*common, *prompt(each, 40)), session_id=each, branch_points=(100, 270))
+        for each in "ab"
+    ]
     inbox = serve(
-        subject, greedy("1", (*common, *prompt("a", 40)), session_id="a", branch_points=branch_points),
-        greedy("2", (*common, *prompt("b", 40)), session_id="b", branch_points=branch_points),
-        ask("close", "c", "a", forget=True), ask("get", "b", "b"),
-        ask("close", "d", "b", forget=True), greedy("again", common),
-    )  # fmt: skip
+        worker(name, tmp_path),
+        *both,
+        *(ask("close", "c", "a", forget=True), ask("get", "b", "b")),
+        *(ask("close", "d", "b", forget=True), greedy("again", common)),
+    )
     assert info(inbox, "b").kept_tokens == info(inbox, "b").tokens
     assert inbox.finished("again").cached_tokens == 0
 
 
 def test_a_worker_may_allow_fewer_sessions_than_are_recorded(tmp_path: Path) -> None:
-    requests = [
-        greedy(str(number), prompt(str(number), 40), session_id=f"s{number}") for number in range(4)
-    ]
-    serve(worker(folder=tmp_path), *requests)
+    names = ["s0", "s1", "s2", "s3"]
+    requests = [greedy(name, prompt(name, 40), session_id=name) for name in [*names, "new"]]
+    serve(worker(folder=tmp_path), *requests[:4])
     inbox = serve(
-        worker(folder=tmp_path, most_sessions=2), ask("list", "l"),
-        greedy("new", prompt("new", 40), session_id="n"),
-        ask("open", "o", "o"), ask("list", "m", limit=1),
-    )  # fmt: skip
+        worker(folder=tmp_path, most_sessions=2),
+        *(ask("list", "l"), requests[4], ask("open", "o", "o"), ask("list", "m", limit=1)),
+    )
     assert [session.session_id for session in answer(inbox, "l").sessions] == ["s3", "s2"]
     assert info(inbox, "o").tokens == 0
     assert [session.session_id for session in answer(inbox, "m").sessions] == ["o"]
 
 
 def test_a_session_used_by_another_worker_does_not_expire(tmp_path: Path) -> None:
-    now = [1000.0]
-    idle = worker(folder=tmp_path, clock=lambda: now[0])
+    clock = Clock()
+    idle = worker(folder=tmp_path, clock=clock)
     idle.sessions.carry_out(ask("open", "o", ttl_seconds=5.0))
     idle.sessions.tend()
     assert idle.store is not None
     idle.store.flush()
-    now[0] += 4
-    serve(
-        worker(folder=tmp_path, clock=lambda: now[0]), greedy("1", prompt("first"), session_id="s")
-    )
-    now[0] += 4
+    clock.now += 4
+    serve(worker(folder=tmp_path, clock=clock), FIRST)
+    clock.now += 4
     tend(idle)
-    found = idle.sessions.carry_out(ask("get", "a"))
-    assert found is not None
-    assert found.failure is None
-    now[0] += 2
+    assert failure(idle, ask("get")) is None
+    clock.now += 2
     tend(idle)
-    gone = idle.sessions.carry_out(ask("get", "b"))
-    assert gone is not None
-    assert gone.failure is SessionFailure.NOT_FOUND
+    assert failure(idle, ask("get")) is SessionFailure.NOT_FOUND
     idle.cache.close()
 
 
@@ -189,8 +190,8 @@ def tend(subject: CachingWorker) -> None:
         subject.store.flush()
 
 
-def test_blocks_that_cannot_be_stored_are_refused() -> None:
-    subject = worker().sessions
+def test_invalid_commands_are_refused() -> None:
+    subject = worker()
     for command in (
         ask("open", "a", ""),
         ask("open", "a", "a/b"),
@@ -199,16 +200,11 @@ def test_blocks_that_cannot_be_stored_are_refused() -> None:
         ask("import", "a", "a/b", path="/nowhere"),
         ask("fork", "a", "a", new_session_id=""),
     ):
-        found = subject.carry_out(command)
-        assert found is not None
-        assert found.failure is SessionFailure.INVALID
+        assert failure(subject, command) is SessionFailure.INVALID
 
 
 def test_a_request_that_was_preempted_counts_once() -> None:
-    requests = [
-        greedy(str(number), prompt(str(number), 60), max_tokens=60, session_id="s")
-        for number in range(3)
-    ]
+    requests = [greedy(each, prompt(each, 60), max_tokens=60, session_id="s") for each in "abc"]
     subject = worker(budget_tokens=240)
     inbox = subject.serve([requests, [], [], [ask("get", "a")]])
     assert subject.scheduler.statistics().preemptions > 0
@@ -237,122 +233,91 @@ def test_forgotten_blocks_are_gone_before_their_sessions_record(
 
     monkeypatch.setattr(store, "remove", removing)
     monkeypatch.setattr(store, "remove_record", removing_record)
-    serve(subject, greedy("1", prompt("first"), session_id="s"), ask("close", "c", forget=True))
+    serve(subject, FIRST, ask("close", "c", forget=True))
     assert (done[0], done[-1]) == ("blocks", "record")
 
 
-def test_a_clock_jumping_ahead_deletes_no_session(
-    tmp_path: Path,
-) -> None:
-    now = [1_000_000.0]
-    subject = worker("llama", tmp_path, clock=lambda: now[0])
-    serve(subject, greedy("1", prompt("a"), session_id="s"))
-    now[0] += 400 * 86400.0
+def test_a_clock_jumping_ahead_deletes_no_session(tmp_path: Path) -> None:
+    clock = Clock()
+    serve(worker(folder=tmp_path, clock=clock), FIRST)
+    clock.now += 400 * 86400.0
     for _ in range(2):
-        subject = worker("llama", tmp_path, clock=lambda: now[0])
-        assert subject.store is not None
-        subject.store.flush()  # what other workers have recorded is known then
-        inbox = serve(subject, ask("get", "ahead"))
+        inbox = serve(begun(tmp_path, clock), ask("get", "ahead"))
         assert info(inbox, "ahead").kept_tokens == 305
-    now[0] -= 400 * 86400.0 - 90
-    inbox = serve(worker("llama", tmp_path, clock=lambda: now[0]), ask("get", "right"))
+    clock.now -= 400 * 86400.0 - 90
+    inbox = serve(worker(folder=tmp_path, clock=clock), ask("get", "right"))
     assert info(inbox, "right").expires_at is not None
-    now[0] += 20
-    subject = worker("llama", tmp_path, clock=lambda: now[0])
-    assert subject.store is not None
-    subject.store.flush()  # what other workers have recorded is known then
-    inbox = serve(subject, ask("get", "later"))
+    clock.now += 20
+    inbox = serve(begun(tmp_path, clock), ask("get", "later"))
     assert answer(inbox, "later").failure is SessionFailure.NOT_FOUND
 
 
 def test_using_a_wrong_clock_does_not_make_it_trusted_later(tmp_path: Path) -> None:
-    now = [1_000_000.0]
-    serve(worker("llama", tmp_path, clock=lambda: now[0]), ask("open", "o", "old"))
-    now[0] += 400 * 86400.0
+    clock = Clock()
+    serve(worker(folder=tmp_path, clock=clock), ask("open", "o", "old"))
+    clock.now += 400 * 86400.0
     for name in ("first", "second"):
-        subject = worker("llama", tmp_path, clock=lambda: now[0])
-        assert subject.store is not None
-        subject.store.flush()  # what other workers have recorded is known then
+        subject = begun(tmp_path, clock)
         inbox = serve(subject, ask("open", "o", name, ttl_seconds=None), ask("list", "all"))
         assert "old" in {each.session_id for each in answer(inbox, "all").sessions}
-        now[0] += 1800
-    subject = worker("llama", tmp_path, clock=lambda: now[0])
-    assert subject.store is not None
-    subject.store.flush()
+        clock.now += 1800
+    subject = begun(tmp_path, clock)
     listed = answer(serve(subject, ask("list", "all")), "all").sessions
     assert {each.session_id for each in listed} == {"first", "second"}, "the clock is the same"
 
 
 def test_a_session_used_after_a_long_pause_is_not_expired(tmp_path: Path) -> None:
-    now = [1_000_000.0]
-    serve(worker("llama", tmp_path, clock=lambda: now[0]), ask("open", "o", ttl_seconds=None))
-    now[0] += 40 * 86400.0
+    clock = Clock()
+    serve(worker(folder=tmp_path, clock=clock), ask("open", "o", ttl_seconds=None))
+    clock.now += 40 * 86400.0
     inbox = serve(
-        worker("llama", tmp_path, clock=lambda: now[0]),
+        worker(folder=tmp_path, clock=clock),
         greedy("1", prompt("a"), session_id="used"),
         ask("get", "used", session_id="used"),
     )
     session = info(inbox, "used")
-    assert (session.created_at, session.last_used_at) == (now[0], now[0])
-    now[0] += 90  # of 100 s that a session lives
-    inbox = serve(
-        worker("llama", tmp_path, clock=lambda: now[0]), ask("get", "a", session_id="used")
-    )
+    assert (session.created_at, session.last_used_at) == (clock.now, clock.now)
+    clock.now += 90  # of 100 s that a session lives
+    inbox = serve(worker(folder=tmp_path, clock=clock), ask("get", "a", session_id="used"))
     assert info(inbox, "a").session_id == "used"
 
 
-@pytest.mark.parametrize("operation", ["open", "list"])
-@pytest.mark.parametrize("is_used", [False, True])
+NAME_IT = ask("update", pinned=True, metadata={"title": "The parser"})
+
+
+@pytest.mark.parametrize(
+    ("operation", "is_used"), [("open", False), ("open", True), ("list", True)]
+)
 def test_a_record_unreadable_at_the_start_is_not_replaced(
     tmp_path: Path, operation: str, is_used: bool
 ) -> None:
-    now = [1_000_000.0]
-    first = prompt("first")
-    serve(
-        worker("llama", tmp_path, clock=lambda: now[0]),
-        greedy("1", first, session_id="s"),
-        ask("update", pinned=True, metadata={"title": "The parser"}),
-    )
+    clock = Clock()
+    serve(worker(folder=tmp_path, clock=clock), FIRST, NAME_IT)
     with failing_disk(tmp_path) as disk:
         disk.fail(operation, errno.EMFILE, times=1, only="sessions")
-        subject = worker("llama", tmp_path, clock=lambda: now[0])
+        subject = worker(folder=tmp_path, clock=clock)
         assert disk.failed == 1
-        if is_used:
-            serve(subject, greedy("2", prompt("side", 200), session_id="s"))
-        else:
-            serve(subject)
-    inbox = serve(worker("llama", tmp_path, clock=lambda: now[0]), ask("get", "after"))
+        serve(subject, *([SIDE] if is_used else []))
+    inbox = serve(worker(folder=tmp_path, clock=clock), ask("get", "after"))
     session = info(inbox, "after")
     assert (session.pinned, session.metadata) == (True, {"title": "The parser"})
     assert session.branches == 1 + is_used
 
 
-def test_a_record_readable_later_is_merged_with_newer_changes(
-    tmp_path: Path,
-) -> None:
-    now = [1_000_000.0]
-    serve(
-        worker("llama", tmp_path, clock=lambda: now[0]),
-        greedy("1", prompt("first"), session_id="s"),
-        ask("update", pinned=True, metadata={"title": "The parser"}),
-    )
+def test_a_record_readable_later_is_merged_with_newer_changes(tmp_path: Path) -> None:
+    clock = Clock()
+    serve(worker(folder=tmp_path, clock=clock), FIRST, NAME_IT)
     with failing_disk(tmp_path) as disk:
         disk.fail("open", errno.EIO, times=1, only=".session")
-        subject = worker("llama", tmp_path, clock=lambda: now[0])
+        subject = worker(folder=tmp_path, clock=clock)
 
         def later() -> None:
-            now[0] += 1.0
+            clock.now += 1.0
 
-        inbox = subject.serve(
-            [
-                [greedy("2", prompt("side", 200), session_id="s")],
-                *[[]] * 60,
-                [ask("get", "joined")],
-            ],
-            on_receive=later,
-        )
+        script = [[SIDE], *[[]] * 60, [ask("get", "joined")]]
+        inbox = subject.serve(script, on_receive=later)  # type: ignore[arg-type]
     session = info(inbox, "joined")
     assert (session.pinned, session.branches, session.requests) == (True, 2, 2)
     assert session.metadata == {"title": "The parser"}
-    inbox = serve(worker("llama", tmp_path, clock=lambda: now[0]), ask("get", "after"))
+    inbox = serve(worker(folder=tmp_path, clock=clock), ask("get", "after"))
     assert info(inbox, "after").branches == 2

@@ -1,10 +1,9 @@
-"""Export and import of sessions, also while requests run; forged files are refused before anything
-is imported.
+"""Export and import of sessions, also while requests run; unusable files are refused before
+anything is imported.
 """
 
 from __future__ import annotations
 
-import random
 import threading
 from pathlib import Path
 
@@ -13,11 +12,11 @@ from msgspec.structs import replace
 
 from holdfast.errors import SessionFailure
 from holdfast.store.inspect import clear_store
-from holdfast.wire.commands import Command
-from holdfast.worker.prefix.chain import pack_tokens
-from holdfast.worker.sessions.session_file import write_session
+from holdfast.wire.sessions import SessionCommand
+from holdfast.worker.prefix.chain import Cursor, pack_tokens
 from tests.fakes.caching_worker import greedy
 from tests.fakes.payloads import Weight
+from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.session_worker import (
     answer,
     ask,
@@ -30,37 +29,40 @@ from tests.fakes.session_worker import (
     worker,
 )
 
+FIRST = greedy("1", prompt("first"), session_id="s")
+BUSY = greedy("busy", prompt("busy"))
+
+
+def to_import(path: Path, call_id: str = "i", session_id: str = "", **more: str) -> SessionCommand:
+    return ask("import", call_id, session_id, path=str(path), **more)
+
+
+def to_export(path: Path, call_id: str = "e") -> SessionCommand:
+    return ask("export", call_id, path=str(path))
+
+
+def assert_busy_unharmed(inbox: ScriptInbox) -> None:
+    assert inbox.tokens("busy") == serve(worker(), BUSY).tokens("busy")
+
 
 def test_a_file_is_refused_if_pins_leave_no_room(tmp_path: Path) -> None:
-    manifest, blocks = exported(tmp_path, "llama", tokens=1000)
-    write_session(tmp_path / "file", manifest, blocks)
+    manifest, _ = exported(tmp_path, tokens=1000)
     nbytes = sum(size for _, size in manifest.blocks)
-    subject = worker(ram_bytes=int(nbytes * 1.4), pinned_percent=90)
-    inbox = subject.serve(
-        [
-            [ask("open", "o", "p", tenant="t", pinned=True)],
-            [greedy("theirs", prompt("theirs", 800), session_id="p", tenant="t")],
-            [ask("import", "i", "", path=str(tmp_path / "file"))],
-            [ask("get", "g", "p", tenant="t")],
-        ],
-        in_turn=True,
+    inbox = serve(
+        worker(ram_bytes=int(nbytes * 1.4), pinned_percent=90),
+        ask("open", "o", "p", tenant="t", pinned=True),
+        greedy("theirs", prompt("theirs", 800), session_id="p", tenant="t"),
+        to_import(tmp_path / "whole"),
+        ask("get", "g", "p", tenant="t"),
     )
     assert answer(inbox, "i").failure is SessionFailure.NO_ROOM
-    (kept,) = answer(inbox, "g").sessions
-    assert kept.kept_tokens == kept.tokens == 805
+    assert info(inbox, "g").kept_tokens == info(inbox, "g").tokens == 805
 
 
 def test_a_taken_name_is_refused_before_anything_is_imported(tmp_path: Path) -> None:
-    manifest, blocks = exported(tmp_path, "llama")
-    write_session(tmp_path / "file", manifest, blocks)
-    inbox = worker().serve(
-        [
-            [ask("open", "o")],
-            [ask("import", "i", "", path=str(tmp_path / "file"))],
-            [greedy("mine", prompt("first"))],
-        ],
-        in_turn=True,
-    )
+    exported(tmp_path)
+    mine = greedy("mine", prompt("first"))
+    inbox = serve(worker(), ask("open", "o"), to_import(tmp_path / "whole"), mine)
     assert answer(inbox, "i").failure is SessionFailure.EXISTS
     assert inbox.finished("mine").cached_tokens == 0
 
@@ -69,27 +71,23 @@ def test_an_imported_session_is_exported_unchanged(tmp_path: Path) -> None:
     """Two branches that share a block, with windows as states."""
     first, again = tmp_path / "first", tmp_path / "again"
     common = prompt("common", 5)
-    turns = [(*common, *prompt("a", 2)), (*common, *prompt("b", 1))]
+    turns = {"a": (*common, *prompt("a", 2)), "b": (*common, *prompt("b", 1))}
     serve(
         worker("gemma3_text"),
         greedy("common", common, max_tokens=0, session_id="s"),
-        *[greedy(str(number), turn, session_id="s") for number, turn in enumerate(turns)],
-        ask("export", "e", path=str(first)),
+        *[greedy(name, turn, session_id="s") for name, turn in turns.items()],
+        to_export(first),
     )
-    inbox = serve(
-        worker("gemma3_text"), ask("import", "i", "", path=str(first)), ask("export", "e", path=str(again)),
-        *[greedy(str(number), turn) for number, turn in enumerate(turns)],
-    )  # fmt: skip
+    asked = [greedy(name, turn) for name, turn in turns.items()]
+    inbox = serve(worker("gemma3_text"), to_import(first), to_export(again), *asked)
     assert info(inbox, "i").branches == 2
-    assert [inbox.finished(str(number)).cached_tokens for number in (0, 1)] == [
-        len(turn) - 1 for turn in turns
-    ]
+    for name, turn in turns.items():
+        assert inbox.finished(name).cached_tokens == len(turn) - 1
     (manifest, blocks), (written, back) = taken_apart(first), taken_apart(again)
     assert replace(written, created_at=manifest.created_at, requests=manifest.requests) == manifest
-    assert [each.block for each in back] == [each.block for each in blocks]
-    assert [[bytes(part) for part in each.parts] for each in back] == [
-        [bytes(part) for part in each.parts] for each in blocks
-    ]
+    for one, other in zip(back, blocks, strict=True):
+        assert one.block == other.block
+        assert [*map(bytes, one.parts)] == [*map(bytes, other.parts)]
 
 
 @pytest.mark.slow
@@ -100,109 +98,72 @@ def test_an_imported_session_is_exported_unchanged(tmp_path: Path) -> None:
 def test_an_exported_session_continues_elsewhere_with_the_same_answers(
     name: str, was_on_disk: bool, most_parked_bytes: int | None, tmp_path: Path
 ) -> None:
-    one, file = prompt(name), str(tmp_path / "session")
-    before = serve(
-        worker(name, tmp_path / "store"),
-        greedy("1", one, session_id="s"),
-        greedy("side", prompt("side", 40), session_id="s"),
-    )
-    commands = [ask("export", "e", path=file)]
-    if not was_on_disk:
-        commands = [greedy("1", one), *commands]  # type: ignore[list-item]
-    exported = serve(
-        worker(name, tmp_path / "store", most_parked_bytes=most_parked_bytes), *commands
-    )
-    assert info(exported, "e").branches == 2
+    one, file, store = prompt(name), tmp_path / "session", tmp_path / "store"
+    request = greedy("1", one, session_id="s")
+    side = greedy("side", prompt("side", 40), session_id="s")
+    before = serve(worker(name, store), request, side)
+    known = [] if was_on_disk else [greedy("1", one)]
+    subject = worker(name, store, most_parked_bytes=most_parked_bytes)
+    assert info(serve(subject, *known, to_export(file)), "e").branches == 2
     turn = one + tuple(before.tokens("1")) + prompt("turn", 5)
     inbox = serve(
-        worker(name), ask("import", "i", "", tenant="somebody", path=file),
-        ask("import", "twice", "", tenant="somebody", path=file),
-        greedy("turn", turn, tenant="somebody"), greedy("stranger", turn, tenant="stranger"),
-    )  # fmt: skip
-    assert info(inbox, "i").session_id == "s"
-    assert info(inbox, "i").branches == 2
+        worker(name),
+        to_import(file, tenant="somebody"),
+        to_import(file, "twice", tenant="somebody"),
+        greedy("turn", turn, tenant="somebody"),
+        greedy("stranger", turn, tenant="stranger"),
+    )
+    assert (info(inbox, "i").session_id, info(inbox, "i").branches) == ("s", 2)
     assert answer(inbox, "twice").failure is SessionFailure.EXISTS
-    assert (inbox.finished("turn").cached_tokens, inbox.finished("stranger").cached_tokens) == (
-        len(one) + 5,
-        0,
-    )
-    assert (
-        inbox.tokens("turn")
-        == inbox.tokens("stranger")
-        == serve(worker(name), greedy("fresh", turn)).tokens("fresh")
-    )
+    assert inbox.finished("turn").cached_tokens == len(one) + 5
+    assert inbox.finished("stranger").cached_tokens == 0
+    fresh = serve(worker(name), greedy("fresh", turn)).tokens("fresh")
+    assert inbox.tokens("turn") == inbox.tokens("stranger") == fresh
 
 
-def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "session"
-    serve(
-        worker(),
-        greedy("1", prompt("first"), session_id="s"),
-        ask("export", "e", path=str(path)),
-    )
-    whole = path.read_bytes()
-    rng = random.Random("damage")
-    damaged = [
-        whole[:-1],
-        whole[: len(whole) // 2],
-        b"",
-        b"no session at all, but long enough to be one" * 3,
+def test_unusable_files_are_refused_with_the_reason(tmp_path: Path) -> None:
+    exported(tmp_path)
+    whole = (tmp_path / "whole").read_bytes()
+    (tmp_path / "damaged").write_bytes(whole[:-40] + bytes([whole[-40] ^ 1]) + whole[-39:])
+    serve(worker(fingerprint="2-" + "0" * 32), FIRST, to_export(tmp_path / "old"))
+    imports = {name: to_import(tmp_path / name, name) for name in ("damaged", "nowhere", "old")}
+    inbox = serve(worker(), *imports.values(), ask("list", "l"), FIRST)
+    assert [answer(inbox, name).failure for name in imports] == [
+        SessionFailure.BAD_FILE,
+        SessionFailure.FAILED,
+        SessionFailure.OTHER_MODEL,
     ]
-    for _ in range(12):
-        at = rng.randrange(len(whole))
-        damaged.append(whole[:at] + bytes([whole[at] ^ (1 << rng.randrange(8))]) + whole[at + 1 :])
-    imports: list[Command] = []
-    for number, content in enumerate(damaged):
-        (tmp_path / str(number)).write_bytes(content)
-        imports.append(ask("import", str(number), "", path=str(tmp_path / str(number))))
-    inbox = serve(worker(), *imports, ask("list", "l"), greedy("1", prompt("first")))
-    assert {answer(inbox, str(number)).failure for number in range(len(damaged))} == {
-        SessionFailure.BAD_FILE
-    }
+    assert "written by another version of Holdfast" in answer(inbox, "old").message
     assert answer(inbox, "l").sessions == ()
     assert inbox.finished("1").cached_tokens == 0
-    other = serve(worker(fingerprint="other weights"), ask("import", "i", "", path=str(path)))
+    other = serve(worker(fingerprint="other weights"), to_import(tmp_path / "whole"))
     assert answer(other, "i").failure is SessionFailure.OTHER_MODEL
-    missing = serve(worker(), ask("import", "i", "", path=str(tmp_path / "nowhere")))
-    assert answer(missing, "i").failure is SessionFailure.FAILED
 
 
-def test_states_for_possible_next_turns_are_pinned_and_exported(
-    tmp_path: Path,
-) -> None:
+def test_states_for_possible_next_turns_are_pinned_and_exported(tmp_path: Path) -> None:
     """With a template that drops reasoning, the next turn diverges after the last message."""
-    one = prompt("first", 100)
-    branch_point = len(one) - 3
+    one, path = prompt("first", 100), tmp_path / "file"
+    at = len(one) - 3
     alone = worker("qwen3_next")
-    serve(alone, greedy("1", one, branch_points=(branch_point,)))
-    budget = 3 * alone.index.figures().ram_bytes
-    turn = (*one[:branch_point], *prompt("turn", 20))
+    serve(alone, greedy("1", one, branch_points=(at,)))
+    turn = greedy("turn", (*one[:at], *prompt("turn", 20)))
     others = [greedy(f"other {number}", prompt(f"other {number}", 100)) for number in range(5)]
-    path = str(tmp_path / "file")
     inbox = serve(
-        worker("qwen3_next", ram_bytes=budget), ask("open", "o", pinned=True),
-        greedy("1", one, session_id="s", branch_points=(branch_point,)), *others, greedy("turn", turn),
-        ask("export", "e", path=path),
-    )  # fmt: skip
-    assert inbox.finished("turn").cached_tokens == branch_point
-    there = serve(worker("qwen3_next"), ask("import", "i", "", path=path), greedy("turn", turn))
-    assert there.finished("turn").cached_tokens == branch_point
+        worker("qwen3_next", ram_bytes=3 * alone.index.figures().ram_bytes),
+        ask("open", "o", pinned=True),
+        greedy("1", one, session_id="s", branch_points=(at,)),
+        *(*others, turn, to_export(path)),
+    )
+    there = serve(worker("qwen3_next"), to_import(path), turn)
+    assert inbox.finished("turn").cached_tokens == there.finished("turn").cached_tokens == at
     assert there.tokens("turn") == inbox.tokens("turn")
 
 
 def test_a_session_larger_than_memory_is_not_imported_partially(tmp_path: Path) -> None:
-    path = str(tmp_path / "file")
-    subject = worker()
-    serve(
-        subject, greedy("1", prompt("first", 1000), session_id="s"),
-        ask("export", "e", path=path),
-    )  # fmt: skip
+    path, subject = tmp_path / "file", worker()
+    serve(subject, greedy("1", prompt("first", 1000), session_id="s"), to_export(path))
     small = worker(ram_bytes=subject.index.figures().ram_bytes // 2)
-    inbox = serve(
-        small,
-        ask("import", "i", "", path=path),
-        ask("list", "l"),
-    )
+    inbox = serve(small, to_import(path), ask("list", "l"))
     assert answer(inbox, "i").failure is SessionFailure.OVER_QUOTA
     assert answer(inbox, "l").sessions == ()
 
@@ -210,33 +171,22 @@ def test_a_session_larger_than_memory_is_not_imported_partially(tmp_path: Path) 
 def test_excess_transfers_are_postponed() -> None:
     subject = worker()
     subject.sessions.carry_out(ask("open", "o"))
-    answers = [
-        subject.sessions.carry_out(ask("import", str(number), "", path="/nowhere"))
-        for number in range(6)
-    ]
+    imports = [to_import(Path("/nowhere"), str(number)) for number in range(6)]
+    answers = [subject.sessions.carry_out(each) for each in imports]
     assert [found.failure for found in answers if found is not None] == [SessionFailure.BUSY] * 2
     assert len(ended(subject)) == 4
 
 
 def test_an_export_between_steps_changes_neither(tmp_path: Path) -> None:
     _, alone = exported(tmp_path)
-    busy = [
-        greedy(f"busy {number}", prompt(f"busy {number}", 40), max_tokens=40) for number in range(3)
-    ]
     path = tmp_path / "meanwhile"
-    inbox = worker().serve(
-        [
-            [greedy("1", prompt("first"), session_id="s")],
-            [*busy, ask("export", "e", path=str(path))],
-        ],
-        in_turn=True,
-    )
+    busy = [greedy(name, prompt(name, 40), max_tokens=40) for name in ("busy 1", "busy 2")]
+    inbox = worker().serve([[FIRST], [*busy, to_export(path)]], in_turn=True)
     assert info(inbox, "e").tokens == 305
     assert [each.block for each in taken_apart(path)[1]] == [each.block for each in alone]
-    for request in busy:
-        assert inbox.tokens(request.request_id) == serve(worker(), request).tokens(
-            request.request_id
-        )
+    for each in busy:
+        name = each.request_id
+        assert inbox.tokens(name) == serve(worker(), each).tokens(name)
 
 
 @pytest.mark.parametrize("forget", [False, True])
@@ -244,54 +194,34 @@ def test_a_session_closed_during_export_is_exported_whole_or_not(
     forget: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "out"
-    inbox = worker().serve(
-        [
-            [greedy("1", prompt("first", 800), session_id="s")],
-            [
-                ask("export", "e", path=str(path)),
-                ask("close", "c", forget=forget),
-                greedy("busy", prompt("busy")),
-            ],
-        ],
-        in_turn=True,
-    )
+    first = greedy("1", prompt("first", 800), session_id="s")
+    together = [to_export(path), ask("close", "c", forget=forget), BUSY]
+    inbox = worker().serve([[first], together], in_turn=True)
     assert info(inbox, "c").session_id == "s"
     if forget:
         assert answer(inbox, "e").failure is SessionFailure.FAILED
         assert list(tmp_path.iterdir()) == []
     else:
         assert info(inbox, "e").tokens == taken_apart(path)[0].branches[0].tokens == 805
-    assert inbox.tokens("busy") == serve(worker(), greedy("busy", prompt("busy"))).tokens("busy")
+    assert_busy_unharmed(inbox)
 
 
-def test_of_two_imports_under_one_name_one_succeeds(
-    tmp_path: Path,
-) -> None:
+def test_of_two_imports_under_one_name_one_succeeds(tmp_path: Path) -> None:
     exported(tmp_path, tokens=1000)
-    path = str(tmp_path / "whole")
-    imports = [
-        ask("import", "1", "", path=path),
-        ask("import", "2", "", path=path),
-        ask("import", "3", "other", path=path),
-    ]
-    inbox = worker().serve(
-        [[*imports, greedy("busy", prompt("busy"))], [greedy("again", prompt("first", 1000))]],
-        in_turn=True,
-    )
-    assert sorted(str(answer(inbox, call_id).failure) for call_id in "12") == [
-        "None",
-        str(SessionFailure.EXISTS),
-    ]
+    names = {"1": "", "2": "", "3": "other"}
+    imports = [to_import(tmp_path / "whole", call_id, name) for call_id, name in names.items()]
+    again = greedy("again", prompt("first", 1000))
+    inbox = worker().serve([[*imports, BUSY], [again]], in_turn=True)
+    assert {answer(inbox, call_id).failure for call_id in "12"} == {None, SessionFailure.EXISTS}
     assert info(inbox, "3").kept_tokens == 1005
     assert inbox.finished("again").cached_tokens == 999
-    assert inbox.tokens("busy") == serve(worker(), greedy("busy", prompt("busy"))).tokens("busy")
+    assert_busy_unharmed(inbox)
 
 
 def test_a_worker_leaves_no_partial_file_and_no_thread(tmp_path: Path) -> None:
     subject = worker()
     serve(subject, greedy("1", prompt("first", 2000), session_id="s"))
-    path = tmp_path / "out"
-    assert subject.sessions.carry_out(ask("export", "e", path=str(path))) is None
+    assert subject.sessions.carry_out(to_export(tmp_path / "out")) is None
     subject.sessions.close()
     assert not subject.sessions.is_busy
     assert list(tmp_path.iterdir()) == []
@@ -300,89 +230,54 @@ def test_a_worker_leaves_no_partial_file_and_no_thread(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_fails_only_the_export(tmp_path: Path) -> None:
-    inbox = serve(
-        worker(), greedy("1", prompt("first"), session_id="s"), ask("export", "e", path=str(tmp_path / "nowhere" / "out")),
-        ask("get", "g"),
-    )  # fmt: skip
+    inbox = serve(worker(), FIRST, to_export(tmp_path / "nowhere" / "out"), ask("get", "g"))
     assert answer(inbox, "e").failure is SessionFailure.FAILED
     assert "No such file" in answer(inbox, "e").message
     assert info(inbox, "g").kept_tokens == 305
 
 
-def test_blocks_stored_during_an_export_do_not_affect_it(
-    tmp_path: Path,
-) -> None:
+def test_blocks_stored_during_an_export_do_not_affect_it(tmp_path: Path) -> None:
     subject = worker(ram_bytes=1 << 18)
-    serve(subject, greedy("1", prompt("first"), session_id="s"))
-    path = tmp_path / "out"
-    assert subject.sessions.carry_out(ask("export", "e", path=str(path))) is None
-    index = subject.index
-    assert (
-        index.insert(
-            index.cursor(), pack_tokens(prompt("other", 10)), Weight(index.ram_budget_bytes - 1000)
-        )
-        is None
-    )
+    serve(subject, FIRST)
+    path, index = tmp_path / "out", subject.index
+
+    def insert_a_large_block() -> object:
+        tokens, weight = pack_tokens(prompt("other", 10)), Weight(index.ram_budget_bytes - 1000)
+        return index.insert(Cursor(index.root()), tokens, weight)
+
+    assert subject.sessions.carry_out(to_export(path)) is None
+    assert insert_a_large_block() is None
     (ending,) = ended(subject)
     assert ending.failure is None, ending.message
     assert path.is_file()
     index.check_invariants()
-    assert (
-        index.insert(
-            index.cursor(), pack_tokens(prompt("other", 10)), Weight(index.ram_budget_bytes - 1000)
-        )
-        is not None
-    )
-
-
-def test_a_file_with_another_fingerprint_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    serve(
-        worker(fingerprint="2-" + "0" * 32),
-        greedy("1", prompt("first"), session_id="s"),
-        ask("export", "e", path=str(path)),
-    )
-    imported = serve(worker(), ask("import", "i", "", path=str(path)))
-    assert answer(imported, "i").failure is SessionFailure.OTHER_MODEL
-    assert "written by another version of Holdfast" in answer(imported, "i").message
+    assert insert_a_large_block() is not None
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_after_a_store_was_cleared_the_remaining_session_is_exported(
     name: str, tmp_path: Path
 ) -> None:
-    store, path = tmp_path / "store", tmp_path / "file"
-    before, now = prompt("first"), prompt("second")
-    serve(worker(name, store), greedy("1", before, session_id="s"))
+    store, path, now = tmp_path / "store", tmp_path / "file", prompt("second")
+    serve(worker(name, store), FIRST)
     subject = worker(name, store)
     clear_store(store)
-    inbox = serve(
-        subject, greedy("2", now, session_id="s"), ask("export", "e", path=str(path)), greedy("again", before)
-    )  # fmt: skip
-    assert info(inbox, "e").kept_tokens == len(now) + 5
+    second, again = greedy("2", now, session_id="s"), greedy("again", prompt("first"))
+    inbox = serve(subject, second, to_export(path), again)
     (branch,) = taken_apart(path)[0].branches
-    assert branch.tokens == len(now) + 5
+    assert info(inbox, "e").kept_tokens == branch.tokens == len(now) + 5
     assert inbox.finished("again").cached_tokens == 0
-    there = serve(worker(name), ask("import", "i", "", path=str(path)), greedy("2", now))
+    there = serve(worker(name), to_import(path), greedy("2", now))
     assert there.finished("2").cached_tokens == len(now) - 1
     assert there.tokens("2") == inbox.tokens("2")
 
 
 def test_a_session_without_cached_blocks_is_not_exported(tmp_path: Path) -> None:
     store, path = tmp_path / "store", tmp_path / "file"
-    serve(
-        worker(folder=store),
-        greedy("1", prompt("first"), session_id="s"),
-        greedy("2", prompt("side"), session_id="s"),
-    )
+    serve(worker(folder=store), FIRST, greedy("2", prompt("side"), session_id="s"))
     subject = worker(folder=store)
     clear_store(store)
-    inbox = serve(
-        subject,
-        ask("export", "e", path=str(path)),
-        ask("get", "g"),
-        ask("export", "again", path=str(path)),
-    )
+    inbox = serve(subject, to_export(path), ask("get", "g"), to_export(path, "again"))
     for call_id in ("e", "again"):
         assert answer(inbox, call_id).failure is SessionFailure.NOT_KEPT
     assert info(inbox, "g").kept_tokens == 0

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.pressed_worker import prompt_of
 from tests.fakes.pressed_worker import worker as wide_worker
@@ -31,39 +33,19 @@ def exported(path: Path, prompt: tuple[int, ...]) -> int:
     return info(inbox, "c").tokens
 
 
-def test_imports_end_before_a_partial_quantized_block(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("common", "own", "imported"),
+    [(400, 0, 256), (300, 100, 256), (300, 400, 700)],
+    ids=["ends in a block", "ends after a partial block", "diverges in a block"],
+)
+def test_an_import_ends_before_a_quantized_block_without_all_its_tokens(
+    common: int, own: int, imported: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "session"
-    assert exported(path, LONG[:400]) == 400
-    turn = (*LONG[:400], *prompt_of("turn", 80))
-    inbox = serve(worker(), ask("import", path=str(path)), greedy("turn", turn, session_id="s"))
-    assert info(inbox, "c").tokens == 256
-    assert inbox.finished("turn").cached_tokens == 256
-    assert inbox.tokens("turn") == serve(worker(), greedy("turn", turn)).tokens("turn")
-
-
-def test_a_session_diverging_within_a_quantized_block_is_imported_completely(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "session"
-    prompt = (*LONG[:300], *prompt_of("own", 400))
-    assert exported(path, prompt) == 700
+    prompt = (*LONG[:common], *prompt_of("own", own))
+    assert exported(path, prompt) == len(prompt)
     turn = (*prompt, *prompt_of("turn", 80))
     inbox = serve(worker(), ask("import", path=str(path)), greedy("turn", turn, session_id="s"))
-    assert info(inbox, "c").tokens == 700
-    assert inbox.finished("turn").cached_tokens == 700
-    assert inbox.tokens("turn") == serve(worker(), greedy("turn", turn)).tokens("turn")
-
-
-def test_tokens_after_a_partially_used_quantized_block_are_prefilled_again(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "session"
-    prompt = (*LONG[:300], *prompt_of("own", 100))
-    assert exported(path, prompt) == 400
-    turn = (*prompt, *prompt_of("turn", 80))
-    inbox = serve(worker(), ask("import", path=str(path)), greedy("turn", turn, session_id="s"))
-    assert info(inbox, "c").tokens == 256
-    assert inbox.finished("turn").cached_tokens == 256
+    assert info(inbox, "c").tokens == imported
+    assert inbox.finished("turn").cached_tokens == imported
     assert inbox.tokens("turn") == serve(worker(), greedy("turn", turn)).tokens("turn")

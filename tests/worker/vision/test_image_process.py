@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import socket
@@ -34,7 +33,7 @@ from holdfast.worker.vision.model import VisionModel
 from tests.fakes.images import bomb, broken_images, png
 from tests.fakes.server_process import until
 from tests.fakes.vision_models import FAMILIES, write_vision_model
-from tests.fakes.vision_worker import VisionBeside
+from tests.fakes.vision_worker import VisionBeside, keep_image
 
 FAMILY = "qwen2_5_vl"
 
@@ -68,12 +67,6 @@ def shared(beside: VisionBeside, clock: Clock) -> Iterator[ImageProcess]:
 def process_of(beside: VisionBeside, **options: Any) -> ImageProcess:
     model = beside.images.parent / "model"
     return ImageProcess(model, lambda: beside.processor.info, images=beside.images, **options)
-
-
-def kept(folder: Path, data: bytes) -> str:
-    name = hashlib.sha256(data).hexdigest()
-    (folder / name).write_bytes(data)
-    return name
 
 
 def result_of(process: ImageProcess, image: str) -> ImageResult:
@@ -120,7 +113,7 @@ def test_the_result_equals_that_of_the_models_processor(family: str, tmp_path: P
 def test_the_process_gives_the_same_images_as_the_worker(
     beside: VisionBeside, shared: ImageProcess
 ) -> None:
-    name = kept(beside.images, png(1))
+    name = keep_image(beside.images, png(1))
     expected = beside.processor.process(name, open_image(beside.images / name))
     for _ in range(2):  # the second time, it runs already
         found = result_of(shared, name)
@@ -137,7 +130,7 @@ def test_a_broken_image_is_refused_and_the_process_continues(
 ) -> None:
     data, reason = broken_images()[kind]
     pid = shared.pid
-    found = result_of(shared, kept(beside.images, data))
+    found = result_of(shared, keep_image(beside.images, data))
     assert isinstance(found, ImageRefused)
     assert reason in found.reason
     assert pid in (None, shared.pid)
@@ -150,11 +143,11 @@ def test_an_image_without_a_file_is_lost(shared: ImageProcess) -> None:
 
 
 def test_a_killed_process_is_replaced(beside: VisionBeside, shared: ImageProcess) -> None:
-    result_of(shared, kept(beside.images, png(2)))
+    result_of(shared, keep_image(beside.images, png(2)))
     assert shared.pid is not None
     before = shared.pid
     os.kill(before, signal.SIGKILL)
-    found = result_of(shared, kept(beside.images, png(3)))
+    found = result_of(shared, keep_image(beside.images, png(3)))
     assert isinstance(found, ImageFile)
     assert shared.pid != before
 
@@ -163,7 +156,7 @@ def test_a_killed_process_is_replaced(beside: VisionBeside, shared: ImageProcess
 def test_an_image_that_kills_processes_is_lost_then_refused(
     beside: VisionBeside, shared: ImageProcess
 ) -> None:
-    name, other = kept(beside.images, bomb(6000, 6000)), kept(beside.images, png(4))
+    name, other = keep_image(beside.images, bomb(6000, 6000)), keep_image(beside.images, png(4))
     for expected in (ImageLost, ImageRefused):
         shared.begin(name, max_pixels=None)
         shared.begin(other, max_pixels=None)
@@ -180,11 +173,11 @@ def test_an_image_that_kills_processes_is_lost_then_refused(
 def test_a_stopped_process_is_replaced(
     beside: VisionBeside, shared: ImageProcess, clock: Clock
 ) -> None:
-    result_of(shared, kept(beside.images, png(5)))
+    result_of(shared, keep_image(beside.images, png(5)))
     stopped = shared.pid
     assert stopped is not None
     os.kill(stopped, signal.SIGSTOP)
-    name = kept(beside.images, png(6))
+    name = keep_image(beside.images, png(6))
     shared.begin(name, max_pixels=None)
     clock.added += 1  # its processor time so far
     assert shared.results() == []
@@ -195,7 +188,7 @@ def test_a_stopped_process_is_replaced(
 
 
 def test_an_idle_process_is_ended(beside: VisionBeside, shared: ImageProcess, clock: Clock) -> None:
-    result_of(shared, kept(beside.images, png(7)))
+    result_of(shared, keep_image(beside.images, png(7)))
     pid = shared.pid
     assert pid is not None
     features = FeatureCache(None, fingerprint="", ram_bytes=1, disk_bytes=1)
@@ -211,7 +204,7 @@ def test_an_idle_process_is_ended(beside: VisionBeside, shared: ImageProcess, cl
 
 def test_a_process_that_cannot_start_fails_all_images(beside: VisionBeside, tmp_path: Path) -> None:
     process = ImageProcess(tmp_path, lambda: beside.processor.info, images=beside.images)
-    names = [kept(beside.images, png(seed)) for seed in range(3)]
+    names = [keep_image(beside.images, png(seed)) for seed in range(3)]
     for name in names:
         process.begin(name, max_pixels=None)
     found: dict[str, ImageResult] = {}
@@ -230,7 +223,7 @@ def test_a_process_that_cannot_start_fails_all_images(beside: VisionBeside, tmp_
 def test_closing_leaves_no_process_and_no_file(beside: VisionBeside) -> None:
     process = process_of(beside)
     before = {*beside.images.iterdir()}
-    name = kept(beside.images, bomb(3000, 3000))
+    name = keep_image(beside.images, bomb(3000, 3000))
     process.begin(name, max_pixels=None)
     pid = process.pid
     assert pid is not None

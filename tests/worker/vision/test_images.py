@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import msgspec
@@ -15,18 +14,12 @@ from holdfast.wire.requests import TokenIds
 from holdfast.worker.vision.images import WorkerImages
 from tests.fakes.caching_worker import greedy
 from tests.fakes.images import broken_images, png
-from tests.fakes.vision_worker import VisionBeside
+from tests.fakes.vision_worker import VisionBeside, keep_image
 
 
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> VisionBeside:
     return VisionBeside.load("qwen2_5_vl", tmp_path_factory.mktemp("vision"))
-
-
-def kept(folder: Path, data: bytes) -> str:
-    name = hashlib.sha256(data).hexdigest()
-    (folder / name).write_bytes(data)
-    return name
 
 
 def answer_of(images: WorkerImages, *names: str, max_pixels: int | None = None) -> ImageAnswer:
@@ -48,7 +41,7 @@ def prompt_of(images: WorkerImages, *names: str) -> SequenceRequest:
 
 def test_a_question_is_answered_when_its_images_are_processed(qwen: VisionBeside) -> None:
     images = qwen.worker_images()
-    names = tuple(kept(qwen.images, png(seed)) for seed in range(3))
+    names = tuple(keep_image(qwen.images, png(seed)) for seed in range(3))
     command = ImageCommand(images=names)
     assert images.answer(command) is None
     assert images.is_busy
@@ -60,7 +53,7 @@ def test_a_question_is_answered_when_its_images_are_processed(qwen: VisionBeside
 
 def test_questions_may_be_concurrent(qwen: VisionBeside) -> None:
     images = qwen.worker_images()
-    first, second, third = (kept(qwen.images, png(seed)) for seed in (4, 5, 6))
+    first, second, third = (keep_image(qwen.images, png(seed)) for seed in (4, 5, 6))
     one, other = ImageCommand(images=(first, second)), ImageCommand(images=(second, third))
     assert images.answer(one) is None
     assert images.answer(other) is None
@@ -72,7 +65,7 @@ def test_questions_may_be_concurrent(qwen: VisionBeside) -> None:
 
 def test_an_image_is_processed_once_for_question_and_prompt(qwen: VisionBeside) -> None:
     images = qwen.worker_images()
-    names = [kept(qwen.images, png(seed)) for seed in (7, 8)]
+    names = [keep_image(qwen.images, png(seed)) for seed in (7, 8)]
     request = prompt_of(images, *names)
     prepared: set[str] = set()
     assert images.prepare(request, start=0, prepared=prepared)
@@ -91,7 +84,7 @@ def test_images_whose_features_exceed_the_memory_are_processed_once(
     qwen: VisionBeside, tmp_path: Path, is_stored: bool
 ) -> None:
     images = qwen.worker_images(tmp_path if is_stored else None, ram_bytes=1)
-    names = [kept(qwen.images, png(seed)) for seed in range(20, 24)]
+    names = [keep_image(qwen.images, png(seed)) for seed in range(20, 24)]
     request = prompt_of(images, *names)
     prepared: set[str] = set()
     while images.unprepared(request, start=0, prepared=prepared):
@@ -104,7 +97,7 @@ def test_images_whose_features_exceed_the_memory_are_processed_once(
 
 def test_images_within_the_cached_prefix_are_not_prepared(qwen: VisionBeside) -> None:
     images = qwen.worker_images()
-    names = [kept(qwen.images, png(seed)) for seed in (9, 10)]
+    names = [keep_image(qwen.images, png(seed)) for seed in (9, 10)]
     request = prompt_of(images, *names)
     (missing,) = images.unprepared(request, start=request.images[0].end, prepared=())
     assert missing.image == names[1]
@@ -113,7 +106,7 @@ def test_images_within_the_cached_prefix_are_not_prepared(qwen: VisionBeside) ->
 
 def test_a_lost_image_costs_one_request(qwen: VisionBeside) -> None:
     images = qwen.worker_images()
-    name = kept(qwen.images, png(11))
+    name = keep_image(qwen.images, png(11))
     request = prompt_of(images, name)
     images.drop_kept()
     (qwen.images / name).unlink()
@@ -122,7 +115,7 @@ def test_a_lost_image_costs_one_request(qwen: VisionBeside) -> None:
         assert not images.prepare(request, start=0, prepared=prepared)
     with pytest.raises(WorkerUnavailable, match="missing or damaged"):
         images.provide(images.open(request), start=0, tokens=1)
-    kept(qwen.images, png(11))
+    keep_image(qwen.images, png(11))
     sequence = images.open(request)
     while not images.may_provide(sequence, start=0, tokens=1):
         pass
@@ -131,7 +124,7 @@ def test_a_lost_image_costs_one_request(qwen: VisionBeside) -> None:
 
 def test_the_features_of_one_image_are_computed_between_two_steps(qwen: VisionBeside) -> None:
     images = qwen.worker_images()
-    names = [kept(qwen.images, png(seed)) for seed in (40, 41, 42)]
+    names = [keep_image(qwen.images, png(seed)) for seed in (40, 41, 42)]
     sequences = [images.open(prompt_of(images, name)) for name in names]
     computed = []
     for _ in range(4):
@@ -143,7 +136,7 @@ def test_the_features_of_one_image_are_computed_between_two_steps(qwen: VisionBe
 
 
 def test_an_image_with_too_many_pixels_is_refused(qwen: VisionBeside) -> None:
-    name = kept(qwen.images, png(12))
+    name = keep_image(qwen.images, png(12))
     answer = answer_of(qwen.worker_images(), name, max_pixels=48 * 32 - 1)
     assert "at most 1,535 are allowed" in answer.failures[name]
 
@@ -158,14 +151,14 @@ def test_a_question_without_images_is_answered(qwen: VisionBeside) -> None:
 @pytest.mark.parametrize("kind", broken_images())
 def test_a_broken_file_has_a_reason_instead_of_a_layout(qwen: VisionBeside, kind: str) -> None:
     data, _ = broken_images()[kind]
-    answer = answer_of(qwen.worker_images(), kept(qwen.images, data))
+    answer = answer_of(qwen.worker_images(), keep_image(qwen.images, data))
     # too many pixels for the front's limit in its tests are fine for a model
     assert answer.failures or kind in ("PNG bomb", "slightly too large")
 
 
 def test_cached_images_are_freed_when_memory_is_short(qwen: VisionBeside) -> None:
     images = qwen.worker_images()
-    names = [kept(qwen.images, png(seed)) for seed in (13, 14)]
+    names = [keep_image(qwen.images, png(seed)) for seed in (13, 14)]
     answer_of(images, *names)
     files = list(images._files.values())
     images.drop_kept()

@@ -3,7 +3,7 @@ server has just seen.
 
 Each server and case has a conversation, prefilled before the measurement. A turn contains the text
 so far, the answer and a few new words, and generates one token. Turns of Holdfast are compared with
-the minimum: an ordinary engine step in another process over as many tokens after as long a context
+the minimum: an ordinary engine step in another process over the same number of tokens after a context of the same length
 and the same pause.
 """
 
@@ -95,7 +95,7 @@ class _Conversation:
 
 
 async def _prepare(trial: Trial) -> None:
-    """Prefill the context, and start the process that measures steps beside Holdfast."""
+    """Prefill the context, and start the process that measures engine steps."""
     server = await trial.stage.server(trial.contender)
     conversation = _Conversation(is_chat=trial.settings["is_chat"])
     conversation.begin(

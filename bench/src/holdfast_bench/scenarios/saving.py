@@ -1,6 +1,6 @@
-"""Gaps of eight streams beside restored contexts and beside new ones that are stored.
+"""Gaps of eight streams while contexts are restored, and while new ones are stored.
 
-Restored contexts are compared with as many short requests. The cost of writing is the ratio to a
+Restored contexts are compared with the same number of short requests. The cost of writing is the ratio to a
 server without a store (`--peer-command`).
 """
 

@@ -1,4 +1,4 @@
-"""Speculative decoding: answers that repeat earlier text and others, one by one and eight at once.
+"""Speculative decoding: answers that repeat earlier text and others, one by one and eight together.
 
 The questions suit the bundled model; they were chosen from its training tasks.
 """
@@ -79,7 +79,7 @@ async def _measure(trial: Trial) -> Sample:
 
 
 def _decode_speed(answers: Sequence[Answer]) -> list[float]:
-    """Decode speed; empty for tool calls, which have no text."""
+    """Decode speed; empty for tool calls, which lack text."""
     tokens = sum(answer.completion_tokens - 1 for answer in answers)
     seconds = sum(answer.seconds - answer.first_seconds for answer in answers)
     return [tokens / seconds] if seconds else []

@@ -29,9 +29,9 @@ _QUERY = query_of(
 class CachedModel(Struct, frozen=True, kw_only=True):
     """What the prefix cache of a model contains: its largest parts, each after its parent.
 
-    hidden_trees: how many trees are not listed; a tree is what one tenant has cached in one form of
+    hidden_trees: how many trees are not listed; a tree is the cache of one tenant in one form of
         KV, and of very many trees, only 240 are listed.
-    is_complete: false if the cache has too many blocks to visit all of them; then `blocks` and the
+    is_complete: false if the cache has too many blocks to visit all; then `blocks` and the
         tokens of trees and parts count only those that were visited.
     """
 
@@ -61,7 +61,7 @@ async def show_cache(request: Request, services: Services) -> Response:
         check_admin(request)
     asked = _asked_model(request, services)
     question = CacheMapQuestion(tenant=_tenant(request, services), sees_all=caller.is_admin)
-    maps = await services.control.cache_maps(question)
+    maps = await services.models.control.cache_maps(question)
     models = [
         CachedModel(
             model=model,
@@ -111,7 +111,7 @@ class RecentMissList(Struct, frozen=True, kw_only=True):
 
 @operation("GET", MISSES_PATH, answers_of(RecentMissList), _QUERY)
 async def list_misses(request: Request, services: Services) -> Response:
-    """List the last answers whose prompts missed the prefix cache, and what changed in them.
+    """List the last answers whose prompts missed the prefix cache, and their changes.
 
     With an ordinary API key, only answers to that key. If no keys are set, requires a connection
     from this machine. Texts of a prompt are shown only to the tenant that sent it, and to admins
@@ -123,14 +123,14 @@ async def list_misses(request: Request, services: Services) -> Response:
         check_admin(request)
     tenant = _tenant(request, services)
     asked = _asked_model(request, services)
-    sees_logged = caller.is_admin and services.log.content
+    sees_logged = caller.is_admin and services.settings.log.content
     shown = [
         _shown(
             miss,
             shows_texts=sees_logged or miss.tenant == tenant,
             shows_sender=caller.is_admin or miss.tenant == tenant,
         )
-        for miss in services.misses
+        for miss in services.telemetry.misses
         if (caller.is_admin or miss.key == caller.key_name) and asked in (None, miss.model)
     ]
     return json_response(RecentMissList(misses=shown[:_MOST_SHOWN]))
@@ -148,7 +148,7 @@ def _asked_model(request: Request, services: Services) -> str | None:
         return None
     model = model_of(services, name)
     if model not in {each.id for each in served_models(services)}:
-        raise services.catalog().unknown(name)
+        raise services.models.catalog().unknown(name)
     return model
 
 

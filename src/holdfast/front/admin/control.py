@@ -87,8 +87,11 @@ async def _model_events(services: Services) -> AsyncIterator[bytes]:
     statuses: dict[str, dict[str, Any]] = {}
     downloads: dict[str, dict[str, Any]] = {}
     memory: dict[str, dict[str, Any]] = {}
-    while not services.drain.is_on:
-        before, statuses = statuses, {model.id: _status(model) for model in services.statuses()}
+    while not services.access.drain.is_on:
+        before, statuses = (
+            statuses,
+            {model.id: _status(model) for model in services.models.statuses()},
+        )
         for event in _changes(before, statuses, "model_status", "model_remove"):
             yield event
         before, downloads = downloads, _progress(services)
@@ -101,7 +104,7 @@ async def _model_events(services: Services) -> AsyncIterator[bytes]:
 
 
 def _memory(services: Services) -> dict[str, Any]:
-    watch = services.control.memory
+    watch = services.models.control.memory
     return {"level": level_name(watch.pressure), "reason": watch.reason} if watch.reason else {}
 
 
@@ -115,7 +118,7 @@ def _status(model: ModelStatus) -> dict[str, Any]:
 def _progress(services: Services) -> dict[str, dict[str, Any]]:
     return {
         name: {step.stage: {"done": step.done_bytes, "total": step.total_bytes} for step in steps}
-        for name, steps in services.library.progress().items()
+        for name, steps in services.models.library.progress().items()
     }
 
 
@@ -195,7 +198,7 @@ async def change_limits(request: Request, services: Services) -> Response:
     """
     asked = await read_json(request, LimitsChange, services.limits)
     model = without_adapter(services, named_model(services, request.path_params["id"]).id)
-    limits = await services.control.set_limits(
+    limits = await services.models.control.set_limits(
         model, max_running=asked.max_running, step_tokens=asked.step_tokens
     )
     return json_response(
@@ -208,7 +211,7 @@ async def change_limits(request: Request, services: Services) -> Response:
 @operation("POST", "/admin/models/{id:path}/load", answers_of(ModelHealth), needs_admin=True)
 async def load_model(request: Request, services: Services) -> Response:
     """Load a model, and respond when it is ready. Like a request, this may evict other models."""
-    return await _done(request, services, services.control.load)
+    return await _done(request, services, services.models.control.load)
 
 
 @operation("POST", "/admin/models/{id:path}/unload", answers_of(ModelHealth), needs_admin=True)
@@ -217,7 +220,7 @@ async def unload_model(request: Request, services: Services) -> Response:
 
     Its cache on disk is kept.
     """
-    return await _done(request, services, services.control.unload)
+    return await _done(request, services, services.models.control.unload)
 
 
 @operation(
@@ -232,7 +235,7 @@ async def pin_model(request: Request, services: Services) -> Response:
     asked = parse(
         PinChange, await read_body(request, limit_bytes=services.limits.max_body_bytes) or b"{}"
     )
-    return await _done(request, services, partial(services.control.pin, pinned=asked.pinned))
+    return await _done(request, services, partial(services.models.control.pin, pinned=asked.pinned))
 
 
 async def _done(
@@ -256,7 +259,7 @@ class RunningRequest(Struct, frozen=True, kw_only=True):
     answer_id: the id that the client gets with its answer; empty until the request is checked.
     key: the name of the request's API key, or empty.
     client: the client's address.
-    prefilled_tokens, cached_tokens: progress of a long prefill, and what of it was cached; 0 until
+    prefilled_tokens, cached_tokens: progress of a long prefill, and its cached part; 0 until
         progress is reported.
     tokens_per_second: speed of the answer; null until it can be measured.
     waits_for: as in /health; null if the request does not wait.
@@ -307,10 +310,10 @@ async def list_requests(request: Request, services: Services) -> Response:
     caller = caller_of(request)
     if not caller.has_key:
         check_admin(request)
-    models = {model.id: model for model in services.statuses()}
+    models = {model.id: model for model in services.models.statuses()}
     shown = [
         _shown(active, models.get(without_adapter(services, active.record.model)))
-        for active in services.active
+        for active in services.answers.active
         if caller.is_admin or active.record.key == caller.key_name
     ]
     return json_response(RunningRequests(requests=shown))
@@ -323,7 +326,7 @@ async def cancel_request(request: Request, services: Services) -> Response:
     Its client gets an error that says so. The prefilled part of the prompt stays cached.
     """
     request_id: str = request.path_params["id"]
-    if services.active.cancel(request_id) is None:
+    if services.answers.active.cancel(request_id) is None:
         raise RequestRefused(
             f"no request {request_id[:200]!r} is in progress",
             status=404,

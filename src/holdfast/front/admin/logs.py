@@ -70,11 +70,11 @@ def _after(query: Mapping[str, str]) -> int:
     needs_admin=True,
 )
 async def show_logs(request: Request, services: Services) -> Response:
-    """Show the latest lines of the log. The server keeps up to 2,000 lines in memory, of its own
-    and of its workers.
+    """Show the latest lines of the log. The server keeps up to 2,000 lines in memory, its own
+    and those of its workers.
     """
     query = request.query_params
-    lines = services.log_ring.lines(after=_after(query), **_filter(query))
+    lines = services.telemetry.log_ring.lines(after=_after(query), **_filter(query))
     limit = number_in(query, "limit", 1, MOST_LINES) or MOST_LINES
     return json_response(LogLines(lines=lines[-limit:]))
 
@@ -99,8 +99,8 @@ async def follow_logs(request: Request, services: Services) -> Response:
 
 async def _events(services: Services, wanted: _Filter, *, after: int) -> AsyncIterator[bytes]:
     yield b""
-    ring = services.log_ring
-    while not services.drain.is_on:
+    ring = services.telemetry.log_ring
+    while not services.access.drain.is_on:
         latest = ring.latest_number
         lines = ring.lines(after=after, **wanted) if latest > after else []
         for start in range(0, len(lines), _LINES_PER_EVENT):

@@ -1,5 +1,5 @@
-"""What the page for browsers shows besides the other endpoints: who calls, what the workers do,
-which models there are, and how clients are configured.
+"""What the page for browsers shows besides the other endpoints: the caller, the steps of the
+workers, which models there are, and how clients are configured.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from holdfast.front.server.guard import address_of
 from holdfast.front.server.request import json_response
 from holdfast.front.server.services import Services, served_models
 from holdfast.front.telemetry.metrics import PressureFigures
-from holdfast.models.download import local_folder, model_source
-from holdfast.models.model_folder import WEIGHT_FILES
 from holdfast.wire.events import Histogram, StepRecord, WorkerStatistics
 
 ACTIVITY_PATH = "/admin/activity"
@@ -35,7 +33,7 @@ _FOLDER = Path("holdfast-agent")  # in commands to copy, where an agent's files 
 
 
 class CallerReport(Struct, frozen=True, kw_only=True):
-    """Who sends the request. `key` is the name of the API key, if it has one."""
+    """The sender of the request. `key` is the name of the API key, if it has one."""
 
     key: str
     is_admin: bool
@@ -88,9 +86,9 @@ class Activity(Struct, frozen=True, kw_only=True):
 @operation("GET", ACTIVITY_PATH, answers_of(Activity))
 async def show_activity(request: Request, services: Services) -> Response:
     """Show what the workers do: running and queued sequences, steps, tokens, and KV memory."""
-    statistics = await services.statistics()
+    statistics = await services.models.statistics()
     models = [_activity(model, figures) for model, figures in statistics.items()]
-    pressure = services.control.memory.figures()
+    pressure = services.models.control.memory.figures()
     return json_response(Activity(memory_pressure=pressure, models=models))
 
 
@@ -138,8 +136,8 @@ async def list_catalog(request: Request, services: Services) -> Response:
     """List the models of the catalog with their state, and those that are not served, with the
     reason.
     """
-    catalog = services.catalog()
-    limit_bytes = services.control.memory.figures().limit_bytes
+    catalog = services.models.catalog()
+    limit_bytes = services.models.control.memory.figures().limit_bytes
     sizes = await asyncio.to_thread(_weight_sizes, catalog.entries)
     models = [
         CatalogModel(
@@ -160,7 +158,7 @@ async def list_catalog(request: Request, services: Services) -> Response:
     ]
     downloads: dict[str, dict[str, PullStep]] = {
         name: {step.stage: step for step in steps}
-        for name, steps in services.library.progress().items()
+        for name, steps in services.models.library.progress().items()
     }
     return json_response(
         ModelCatalog(models=models, left_out=left_out, downloads=downloads, limit_bytes=limit_bytes)
@@ -172,16 +170,7 @@ def _fits(weight_bytes: int | None, limit_bytes: int) -> bool | None:
 
 
 def _weight_sizes(entries: tuple[CatalogEntry, ...]) -> dict[str, int | None]:
-    return {entry.name: _weight_bytes(entry) for entry in entries}
-
-
-def _weight_bytes(entry: CatalogEntry) -> int | None:
-    source = model_source(entry.model.path, revision=entry.model.revision)
-    folder = local_folder(source, os.environ)
-    if folder is None:
-        return None
-    # a link in the Hub's cache may be broken
-    return sum(file.stat().st_size for file in folder.glob(WEIGHT_FILES) if file.exists())
+    return {entry.name: entry.weight_bytes(os.environ) for entry in entries}
 
 
 class ClientRecipe(Struct, frozen=True, kw_only=True):
@@ -202,7 +191,8 @@ class ClientRecipe(Struct, frozen=True, kw_only=True):
 class ClientRecipes(Struct, frozen=True, kw_only=True):
     """How clients are configured for this server.
 
-    Libraries read the key from `key_variable`. In the settings of agents, `KEY` stands for the key.
+    Libraries read the key from `key_variable`. In the settings of agents, `KEY` is replaced by the
+    key.
     """
 
     url: str

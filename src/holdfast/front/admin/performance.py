@@ -37,11 +37,11 @@ async def show_performance(request: Request, services: Services) -> Response:
     model = None
     if name:
         model = model_of(services, name)
-        if model not in services.metrics.history.models and model not in {
+        if model not in services.telemetry.metrics.history.models and model not in {
             each.id for each in served_models(services)
         }:
-            raise services.catalog().unknown(name)
-    return json_response(services.metrics.history.report(range_name, model=model))
+            raise services.models.catalog().unknown(name)
+    return json_response(services.telemetry.metrics.history.report(range_name, model=model))
 
 
 OPERATIONS = (show_performance,)

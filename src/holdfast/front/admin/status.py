@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -58,7 +59,7 @@ class StoreOverview(Struct, frozen=True, kw_only=True):
 )
 async def show_store(request: Request, services: Services) -> Response:
     """Show the cached blocks on disk: their size, the size limit, and their models."""
-    settings = services.store
+    settings = services.settings.store
     if not is_folder(settings):
         return json_response(StoreOverview())
     try:
@@ -108,11 +109,12 @@ class MemoryHealth(Struct, frozen=True, kw_only=True):
 
 
 class WaitingRequest(Struct, frozen=True, kw_only=True):
-    """A waiting request, and what it waits for.
+    """A waiting request, and the reason.
 
-    waits_for: place (memory on the machine for its model), load (its model is being loaded), disk
-        (cached blocks are being read), twin (another request prefills the same prefix), memory (KV
-        memory, and a slot among the running sequences), or reader (its client does not read).
+    waits_for: place (memory on the machine for its model), load (its model is being loaded), lookup
+        (the cache is searched again), disk (cached blocks are being read), images (they are being
+        processed), twin (another request prefills the same prefix), memory (KV memory, and a slot
+        among the running sequences), or reader (its client does not read).
     id: null unless an admin sends the request for /health.
     """
 
@@ -154,7 +156,7 @@ class ModelHealth(Struct, frozen=True, kw_only=True):
     worker process, or null. `leases` is the number of requests that use the model.
     `idle_seconds_left` is the time until the model is unloaded if no request comes; null: it is not
     unloaded. `footprint_bytes` is the model's memory, 0 if it is not loaded. `failure` says why it
-    could not be loaded. `memory` is null if the model has no prefix cache, or has not reported one
+    could not be loaded. `memory` is null if the model lacks a prefix cache, or has not reported one
     yet. `dialect` describes how the model writes tool calls and reasoning, as far as its chat
     template proves it. A sequence takes `kv_bytes_per_token` for each token and, for windows and
     recurrent states, `fixed_bytes_per_sequence`. These and `kv` are null until the model is loaded.
@@ -174,18 +176,18 @@ class ModelHealth(Struct, frozen=True, kw_only=True):
     idle_seconds_left: float | None
     footprint_bytes: int
     failure: str | None
-    layout: str | None
-    layout_reason: str | None
+    layout: str | None = None
+    layout_reason: str | None = None
     running: int
     queued: int
     waiting: list[WaitingRequest]
     memory: MemoryHealth | None
     dialect: DialectReport | None
-    kv_bytes_per_token: int | None
-    fixed_bytes_per_sequence: int | None
-    kv: KVHealth | None
-    speculation_refused: str | None
-    vision: VisionHealth | None
+    kv_bytes_per_token: int | None = None
+    fixed_bytes_per_sequence: int | None = None
+    kv: KVHealth | None = None
+    speculation_refused: str | None = None
+    vision: VisionHealth | None = None
     draft_model: str | None
     context_length: int | None
     max_context_length: int | None
@@ -217,15 +219,15 @@ async def health(request: Request, services: Services) -> Response:
     """Show the state of the server and its models; without a key, if one is needed, only whether
     the server accepts requests.
     """
-    statuses = services.statuses()
-    status = _STOPPING if services.drain.is_on else _status(statuses, services.unread)
+    statuses = services.models.statuses()
+    status = _STOPPING if services.access.drain.is_on else _status(statuses, services.models.unread)
     caller = caller_of(request)
     shown = Health(status=status)
     if caller.is_let_in:
         shown = Health(
             status=status,
             version=__version__,
-            memory_pressure=services.control.memory.figures(),
+            memory_pressure=services.models.control.memory.figures(),
             models=[_health(model, services, shows_ids=caller.is_admin) for model in statuses],
         )
     return json_response(shown, status=200 if status == "ok" else 503)
@@ -250,16 +252,16 @@ def _status(models: Sequence[ModelStatus], unread: Collection[str]) -> str:
 @operation("GET", "/metrics", response_of({"text/plain": str}), summary="metrics for Prometheus")
 async def metrics(request: Request, services: Services) -> Response:
     """Show the metrics in Prometheus' text format."""
-    models = services.statuses()
-    text = services.metrics.exposition(
-        await services.statistics(),
+    models = services.models.statuses()
+    text = services.telemetry.metrics.exposition(
+        await services.models.statistics(),
         load_seconds={
             model.id: model.info.load_seconds for model in models if model.info is not None
         },
         restarts={model.id: model.restarts for model in models},
         resumed={model.id: model.resumed for model in models},
         residency={model.id: model.figures for model in models},
-        pressure=services.control.memory.figures(),
+        pressure=services.models.control.memory.figures(),
     )
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
@@ -272,7 +274,7 @@ async def openapi_document(request: Request, services: Services) -> Response:
 
 def health_of(model_id: str, services: Services) -> ModelHealth:
     """The state of a served model."""
-    (model,) = [model for model in services.statuses() if model.id == model_id]
+    (model,) = [model for model in services.models.statuses() if model.id == model_id]
     return _health(model, services, shows_ids=True)
 
 
@@ -287,7 +289,7 @@ def wait_reason(record: RequestRecord, model: ModelStatus | None) -> WaitReason 
 
 def _waiting(model: ModelStatus, services: Services, *, shows_ids: bool) -> list[WaitingRequest]:
     waiting: list[WaitingRequest] = []
-    for active in services.active:
+    for active in services.answers.active:
         record = active.record
         is_of_model = without_adapter(services, record.model) == model.id
         reason = wait_reason(record, model) if is_of_model else None
@@ -299,7 +301,6 @@ def _waiting(model: ModelStatus, services: Services, *, shows_ids: bool) -> list
 
 
 def _health(model: ModelStatus, services: Services, *, shows_ids: bool) -> ModelHealth:
-    info = model.info
     return ModelHealth(
         id=model.id,
         state=model.state,
@@ -310,22 +311,29 @@ def _health(model: ModelStatus, services: Services, *, shows_ids: bool) -> Model
         idle_seconds_left=model.idle_seconds_left,
         footprint_bytes=model.figures.footprint_bytes,
         failure=model.failure or None,
-        layout=info.layout if info else None,
-        layout_reason=info.layout_reason if info else None,
         running=model.running,
         queued=model.queued,
         waiting=_waiting(model, services, shows_ids=shows_ids),
         memory=msgspec.convert(model.memory, MemoryHealth | None, from_attributes=True),
-        dialect=services.dialects.get(model.id),
-        kv_bytes_per_token=info.kv_bytes_per_token if info else None,
-        fixed_bytes_per_sequence=info.fixed_bytes_per_sequence if info else None,
-        kv=_kv(info) if info else None,
-        speculation_refused=(info.speculation_refused or None) if info else None,
-        vision=_vision(info) if info else None,
+        dialect=services.models.dialects.get(model.id),
         draft_model=model.draft_model or None,
         context_length=model.context_tokens,
         max_context_length=model.own_context_tokens,
+        **({} if model.info is None else _loaded(model.info)),
     )
+
+
+def _loaded(info: ModelInfo) -> dict[str, Any]:
+    """The fields that are null until the model is loaded."""
+    return {
+        "layout": info.layout,
+        "layout_reason": info.layout_reason,
+        "kv_bytes_per_token": info.kv_bytes_per_token,
+        "fixed_bytes_per_sequence": info.fixed_bytes_per_sequence,
+        "kv": _kv(info),
+        "speculation_refused": info.speculation_refused or None,
+        "vision": _vision(info),
+    }
 
 
 def _vision(info: ModelInfo) -> VisionHealth | None:

@@ -15,12 +15,13 @@ from holdfast.front.output import (
     OutputDelta,
     OutputEvent,
     TextDelta,
+    TokenCounts,
     ToolArgumentsDelta,
     ToolCallFinished,
     ToolCallStarted,
 )
 from holdfast.front.server.access import Seal
-from holdfast.front.server.answers import AnswerFormat, Explanation, TokenCounts
+from holdfast.front.server.answers import AnswerFormat, Explanation
 from holdfast.front.server.problem import Advice, Problem
 
 _KINDS = {
@@ -172,8 +173,8 @@ class MessageUsage(Struct, frozen=True, kw_only=True):
     cache_creation: CacheCreation
     output_tokens: int  # including thoughts
     output_tokens_details: ThinkingTokens
-    # Holdfast's own fields: what was left out of a prompt that did not fit, and is not counted above;
-    # absent if nothing was
+    # Holdfast's own fields: the tokens and messages left out of a prompt that did not fit, not
+    # counted above; absent if nothing was
     truncated_tokens: int | UnsetType = UNSET
     truncated_messages: int | UnsetType = UNSET
     # These concern Anthropic's own service; clients that check types expect these fields.
@@ -192,7 +193,6 @@ def usage_of(counts: TokenCounts) -> MessageUsage:
     )
     created = max(0, last - cached)
     long = max(0, last_long - cached)
-    truncated: dict[str, Any] = {**counts.truncated_fields()}
     return MessageUsage(
         input_tokens=counts.prompt_tokens - cached - created,
         cache_creation_input_tokens=created,
@@ -202,7 +202,7 @@ def usage_of(counts: TokenCounts) -> MessageUsage:
         ),
         output_tokens=counts.completion_tokens,
         output_tokens_details=ThinkingTokens(thinking_tokens=counts.reasoning_tokens),
-        **truncated,
+        **counts.truncated_fields(),
     )
 
 
@@ -210,7 +210,7 @@ class MessagesAnswer(AnswerFormat):
     """The AnswerFormat of the Messages API. Unstreamed messages are built from the same events.
 
     max_tokens: as in the request.
-    hides_thinking: thinking blocks have no text, only a signature that contains the text.
+    hides_thinking: thinking blocks lack text and have only a signature that contains the text.
     """
 
     def __init__(

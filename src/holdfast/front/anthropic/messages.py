@@ -42,9 +42,10 @@ from holdfast.front.request import (
     OutputFormat,
     Thinking,
     new_request_id,
+    sampling_options,
 )
 from holdfast.front.server.access import Seal
-from holdfast.front.server.answers import AnswerPlan
+from holdfast.front.server.answers import Asked
 from holdfast.front.server.context import RequestContext, context_of
 from holdfast.front.server.dialect import Dialect, ModelShapes, answers_of, operation, request_of
 from holdfast.front.server.fields import (
@@ -57,14 +58,13 @@ from holdfast.front.server.fields import (
     UnsupportedFields,
     optional,
     refuse_too_many,
+    sampled,
     thinking_of,
-    within,
 )
 from holdfast.front.server.generation import generate
 from holdfast.front.server.problem import invalid_field, missing_field
 from holdfast.front.server.request import json_response, parse, read_json
 from holdfast.front.server.services import Services, model_of
-from holdfast.wire.requests import SamplingParams
 
 _WITHOUT_EFFECT = frozenset(
     "metadata service_tier speed inference_geo context_management safeguards diagnostics betas "
@@ -76,7 +76,7 @@ _NOT_SERVED = UnsupportedFields(
     neutral={**dict.fromkeys(("container", "mcp_servers"), ([], {}, "")), "thread": ()},
     reasons={"thread": "this server keeps no threads; send the whole conversation each time"},
 )
-_NOT_ANSWERED = UnsupportedFields(  # in requests that only count tokens, they have no effect
+_NOT_ANSWERED = UnsupportedFields(  # in requests that only count tokens, they are ignored
     neutral={"compaction": ()},
     reasons={
         "compaction": (
@@ -86,7 +86,6 @@ _NOT_ANSWERED = UnsupportedFields(  # in requests that only count tokens, they h
     },
 )
 _MOST_BREAKPOINTS = 4
-_SAMPLING = ("temperature", "top_p", "top_k")
 StopSequence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 
@@ -168,6 +167,7 @@ class PromptFields(SharedFields):
         is_continued = self._continues(talk.messages)
         prompt = ChatPrompt(
             messages=tuple(talk.messages),
+            has_images=talk.has_images,
             tools=tools.definitions,
             tool_fields=tools.schema_fields,
             found_tools=tools.found,
@@ -193,7 +193,8 @@ class PromptFields(SharedFields):
             talk.add_system(self.system)
         for place, turn in self._shown_turns():
             talk.add(turn, f"messages.{place}.content")
-        talk.messages = [*with_notes(talk.messages)]
+        messages, talk.has_images = with_notes(talk.messages)
+        talk.messages = [*messages]
         talk.mark({"cache_control": self.cache_control}, messages=len(talk.messages))
         if len(talk.breakpoints) > _MOST_BREAKPOINTS:
             raise invalid_field(
@@ -290,18 +291,12 @@ class MessagesRequest(PromptFields):
     stop_sequences: Annotated[list[StopSequence], Field(fail_fast=True)] | None = optional(
         "Strings that end the answer. The answer does not include them."
     )
-    temperature: Annotated[float, within("temperature", le=1)] | None = optional(
-        "0: always take the most likely token."
-    )
-    top_p: Annotated[float, within("top_p")] | None = optional(
-        "Total probability of the most likely tokens to sample from."
-    )
-    top_k: Annotated[int, within("top_k")] | None = optional(
-        "Number of the most likely tokens to sample from; 0: off."
-    )
+    temperature: float | None = sampled("temperature", le=1)
+    top_p: float | None = sampled("top_p")
+    top_k: int | None = sampled("top_k")
     metadata: dict[str, Any] | None = optional("Accepted, but has no effect.")
 
-    def plan(self, context: RequestContext) -> AnswerPlan:
+    def plan(self, context: RequestContext) -> Asked:
         """Return what to generate, and the format of the answer.
 
         Raises RequestRefused, which names the invalid field.
@@ -323,19 +318,19 @@ class MessagesRequest(PromptFields):
             max_tokens=self.max_tokens,
             hides_thinking=self.thinking is not None and self.thinking.display == "omitted",
         )
-        return AnswerPlan(
-            requests=[request], form=form, streams=bool(self.stream), explains=self.explains
-        )
+        return [request], form
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer is sent as it is generated."""
+        return bool(self.stream)
 
     def request_options(self, context: RequestContext) -> dict[str, Any]:
         """Return the fields of a GenerationRequest that do not concern the prompt."""
-        given = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+        given = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
         return {
             "max_tokens": self.max_tokens,
-            "sampling": SamplingParams(**given),
-            "unset_sampling": tuple(
-                name for name in SamplingParams.__struct_fields__ if name not in given
-            ),
+            **sampling_options(given),
             "stop": tuple(dict.fromkeys(self.stop_sequences or ())),
             **super().request_options(context),
         }
@@ -368,7 +363,7 @@ async def count_message_tokens(request: Request, services: Services) -> Response
     """Count the tokens of the prompt."""
     asked = await read_json(request, CountTokensRequest, services.limits)
     context = context_of(request, services, cache_salt=asked.cache_salt)
-    encoded = await services.encode(asked.request(context))
+    encoded = await services.engine.encode(asked.request(context))
     return json_response(TokenCount(input_tokens=len(encoded.token_ids)))
 
 

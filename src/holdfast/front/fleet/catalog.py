@@ -9,7 +9,6 @@ has an error, that model is left out, with the reason.
 from __future__ import annotations
 
 import json
-import math
 import os
 import tomllib
 from collections.abc import Container, Iterator, Mapping
@@ -35,13 +34,15 @@ from holdfast.models.download import (
     check_snapshot,
     hub_cache_folder,
     interrupted_downloads,
+    local_folder,
     model_source,
     served_id,
+    source_of,
 )
 from holdfast.models.draft_pairs import check_speculation, drafts_for_itself
 from holdfast.models.hub import ModelSource
 from holdfast.models.loadable import can_chat, check_loadable
-from holdfast.models.model_folder import can_see, known_context_tokens
+from holdfast.models.model_folder import WEIGHT_FILES, can_see, known_context_tokens
 from holdfast.wire.requests import SAMPLING_RANGES
 
 FILE_NAME = "models.toml"
@@ -78,7 +79,7 @@ class CatalogEntry:
     aliases: tuple[str, ...] = ()
     # whether the model is loaded at the start, and never unloaded to make room or when it is idle
     is_pinned: bool = False
-    # the model is unloaded after this many seconds without a request; 0: at once; None: never
+    # the model is unloaded after this many seconds without a request; 0: immediately; None: never
     idle_seconds: float | None = None
     # defaults for requests; they take precedence over the model's own defaults
     sampling: Mapping[str, float] = field(default_factory=dict)
@@ -98,6 +99,14 @@ class CatalogEntry:
         """The names of the model's LoRA adapters."""
         return tuple(self.adapter_folders)
 
+    def weight_bytes(self, environ: Mapping[str, str]) -> int | None:
+        """The size of the model's weight files; None if they are not on this machine."""
+        folder = local_folder(source_of(self.model), environ)
+        if folder is None:
+            return None
+        # a link in the Hub's cache may be broken
+        return sum(file.stat().st_size for file in folder.glob(WEIGHT_FILES) if file.exists())
+
     def with_adapter(self, adapter: str) -> str:
         """The id of the model with an adapter; with an empty name, of the model itself."""
         return f"{self.name}{SEPARATOR}{adapter}" if adapter else self.name
@@ -105,7 +114,7 @@ class CatalogEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedEntry:
-    """What a name in a request stands for: a model, or a model with a LoRA adapter."""
+    """The meaning of a name in a request: a model, or a model with a LoRA adapter."""
 
     entry: CatalogEntry
     adapter: str = ""  # empty: the model itself
@@ -156,7 +165,7 @@ class Catalog:
         )
 
     def named(self, name: str) -> NamedEntry | None:
-        """Return what a name or alias, with or without an adapter, stands for; None if nothing."""
+        """Return the meaning of a name or alias, with or without an adapter; None if nothing."""
         return self._by_name.get(name)
 
     def find(self, name: str) -> CatalogEntry | None:
@@ -429,19 +438,19 @@ def _adapters(table: Mapping[str, Any], *, file: Path) -> tuple[str, ...]:
 def _sampling(entry: Mapping[str, Any]) -> dict[str, float]:
     """Return the default sampling parameters, named as in requests."""
     table = _of_type(entry, "sampling", dict, "a table such as { temperature = 0.2 }") or {}
+    sampling: dict[str, float] = {}
     for key, value in table.items():
         if key not in _SAMPLING:
             hint = did_you_mean(key, _SAMPLING)
             raise ConfigError(f"unknown key sampling.{key}{hint}; keys: {', '.join(_SAMPLING)}")
-        lowest, highest = SAMPLING_RANGES[key]
-        kind = int if key == "top_k" else int | float
-        is_number = isinstance(value, kind) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or not lowest <= value <= highest:
+        allowed = SAMPLING_RANGES[key]
+        if (read := allowed.accepted(value)) is None:
             raise ConfigError(
-                f"sampling.{key} = {value} is not allowed; allowed: a number from {lowest:g} to "
-                f"{highest:g}"
+                f"sampling.{key} = {value} is not allowed; allowed: a number from "
+                f"{allowed.lowest:g} to {allowed.highest:g}"
             )
-    return {key: int(value) if key == "top_k" else float(value) for key, value in table.items()}
+        sampling[key] = read
+    return sampling
 
 
 def _template(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -556,7 +565,7 @@ def _also_by_hub_id(entries: tuple[CatalogEntry, ...]) -> tuple[CatalogEntry, ..
     taken = {name for entry in entries for name in (entry.name, *entry.aliases)}
     named = []
     for entry in entries:
-        source = model_source(entry.model.path, revision=entry.model.revision)
+        source = source_of(entry.model)
         if source.kind == "hub" and source.name not in taken:
             taken.add(source.name)
             entry = replace(entry, aliases=(*entry.aliases, source.name))
@@ -588,7 +597,7 @@ def _with_found(
     served = list(listed)
     left_out = []
     taken = {name: entry for entry in listed for name in (entry.name, *entry.aliases)}
-    known = {_identity(entry) for entry in listed}
+    known = {source_of(entry.model).place for entry in listed}
     left_out += _interrupted(settings, environ, but=taken)
     for model in _found_models(settings, environ):
         if {model.name, str(model.folder.resolve())} & known:
@@ -629,12 +638,6 @@ def _interrupted(
         for name in interrupted_downloads(cache)
         if name not in but
     ]
-
-
-def _identity(entry: CatalogEntry) -> str:
-    """The Hub id or folder of an entry, which tells whether a found model is the same model."""
-    source = model_source(entry.model.path, revision=entry.model.revision)
-    return str(Path(source.name).resolve()) if source.kind == "folder" else source.name
 
 
 def _found_models(settings: Settings, environ: Mapping[str, str]) -> Iterator[_FoundModel]:

@@ -39,6 +39,7 @@ from holdfast.front.telemetry.request_log import waiting_for
 from holdfast.machine import device_memory
 from holdfast.machine.clocks import awake_timeout
 from holdfast.machine.device_memory import DeviceMemory, MemoryShare, memory_report
+from holdfast.models.model_folder import planned_answer_tokens
 from holdfast.wire.cache_map import CacheMap, CacheMapQuestion
 from holdfast.wire.commands import SchedulerLimits, WorkerSettings
 from holdfast.wire.events import CacheFigures, LoadProgress, ModelInfo, WaitReason, WorkerStatistics
@@ -65,7 +66,7 @@ class ModelStatus:
     pid: int | None
     running: int
     queued: int
-    # for each sequence that waits in the worker, what it waits for
+    # for each sequence that waits in the worker, the reason
     waits: Mapping[RequestId, WaitReason]
     info: ModelInfo | None
     memory: CacheFigures | None
@@ -92,6 +93,16 @@ class ModelStatus:
     weights_read: float | None = None  # share of its weights read; None unless it is being loaded
     figures: ResidencyFigures = ResidencyFigures()
     draft_model: str = ""  # the model that drafts for this one; empty: none, or it has failed
+
+    @property
+    def answer_tokens(self) -> int | None:
+        """The answer length that agents should plan for; None while the context is unknown."""
+        return None if self.context_tokens is None else planned_answer_tokens(self.context_tokens)
+
+    @property
+    def input_modalities(self) -> tuple[str, ...]:
+        """What the model takes: `text`, and `image` if it can be given images."""
+        return ("text", "image") if self.can_see else ("text",)
 
 
 class Residency:
@@ -152,8 +163,8 @@ class Residency:
         """Serve the models of another catalog from now on. Returns the difference.
 
         Removed models are unloaded once nobody uses them; requests that wait for a place for such a
-        model get UnknownModel. Changed entries take effect at the next load. New models that are to
-        be loaded at the start are loaded now.
+        model get UnknownModel. Changed entries take effect at the next load. New models to load at
+        the start are loaded now.
         """
         if len(catalog.entries) > 1 and math.isinf(self._machine_bytes):
             self._machine_bytes = (await asyncio.to_thread(memory_report)).total_bytes
@@ -552,14 +563,14 @@ class Residency:
         )
 
     def _device_memory_bytes(self) -> int:
-        """Memory of the GPU, as the workers report it; 0 if there is no GPU or no worker has
+        """Memory of the GPU, as the workers report it; 0 if the GPU is missing or no worker has
         reported one.
         """
         infos = (slot.info for slot in self._slots.values())
         return max((info.device_memory_bytes for info in infos if info is not None), default=0)
 
     def _share(self, slot: ModelSlot) -> MemoryShare:
-        """The memory for a worker that starts now: an equal part of what is left.
+        """The memory for a worker that starts now: an equal part of the rest.
 
         The other parts are for the models that are loading or may still be loaded.
         """

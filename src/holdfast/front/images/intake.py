@@ -110,19 +110,12 @@ class ImageIntake:
             threads.shutdown(wait=False, cancel_futures=True)
 
     @contextlib.asynccontextmanager
-    async def entered(
-        self, prompt: ChatPrompt, vision: VisionInfo | None, *, tenant: str = ""
-    ) -> AsyncIterator[TakenPrompt]:
+    async def entered(self, prompt: ChatPrompt, *, tenant: str = "") -> AsyncIterator[TakenPrompt]:
         """Store the images of a prompt, and hold their files until the context ends.
 
-        If the model reads text only, images that are not new become notes.
-
-        Raises InvalidRequest, which names the field; ImagesRefused if the model takes no images;
-        WorkerUnavailable if fetching takes too long or the images cannot be written.
+        Raises InvalidRequest, which names the field; WorkerUnavailable if fetching takes too long or
+        the images cannot be written.
         """
-        if vision is None or vision.refused:
-            yield text_only(prompt, vision)
-            return
         prompt, sources = self._accepted(prompt)
         with _Hold(self.folder, tenant, seconds=self._settings.check_seconds) as hold:
             try:
@@ -136,13 +129,8 @@ class ImageIntake:
             yield _with_names(prompt, dict(zip(sources, found, strict=True)), new=_new(sources))
 
     @contextlib.contextmanager
-    def entered_here(
-        self, prompt: ChatPrompt, vision: VisionInfo | None, *, tenant: str = ""
-    ) -> Iterator[TakenPrompt]:
+    def entered_here(self, prompt: ChatPrompt, *, tenant: str = "") -> Iterator[TakenPrompt]:
         """Like `entered`, but on the current thread, without an event loop."""
-        if vision is None or vision.refused:
-            yield text_only(prompt, vision)
-            return
         prompt, sources = self._accepted(prompt)
         with _Hold(self.folder, tenant, seconds=self._settings.check_seconds) as hold:
             found: dict[ImageSource, str | BaseException] = {}
@@ -243,12 +231,11 @@ class ImageIntake:
 
 def _sources(messages: Sequence[Mapping[str, Any]]) -> dict[ImageSource, bool]:
     """The images of a conversation in order, and whether each is new."""
+    sources: dict[ImageSource, bool] = {}
     newest = newest_user(messages)
-    sources = {
-        source: place == newest
-        for place, message in enumerate(messages)
-        for source in images_in([message])
-    }
+    for place, message in enumerate(messages):
+        if not isinstance(message.get("content"), str):
+            sources |= dict.fromkeys(images_in([message]), place == newest)
     assert all(isinstance(source, ImageSource) for source in sources), "not from a protocol"
     return sources
 
@@ -257,12 +244,13 @@ def _new(sources: Mapping[ImageSource, bool]) -> frozenset[ImageSource]:
     return frozenset(source for source, is_new in sources.items() if is_new)
 
 
-def text_only(prompt: ChatPrompt, vision: VisionInfo | None = None) -> TakenPrompt:
+def text_only(prompt: ChatPrompt, vision: VisionInfo | None = None) -> ChatPrompt:
     """The prompt for a model that takes no images, with notes in place of images that are not new.
 
     Raises ImagesRefused for a new image.
     """
-    for source, is_new in _sources(prompt.messages).items():
+    sources = _sources(prompt.messages)
+    for source, is_new in sources.items():
         if is_new:
             if source.problem:
                 raise source.refused(source.problem)
@@ -270,10 +258,11 @@ def text_only(prompt: ChatPrompt, vision: VisionInfo | None = None) -> TakenProm
             if vision is not None:
                 reason = f"this model cannot be given images: {vision.refused}"
             raise ImagesRefused(reason, field=source.field)
-    left_out = _with_parts(
-        prompt, lambda source: note_part(left_out_note(source.media_type or IMAGE))
-    )
-    return TakenPrompt(prompt=left_out, fields={})
+    if sources:
+        prompt = _with_parts(
+            prompt, lambda source: note_part(left_out_note(source.media_type or IMAGE))
+        )
+    return prompt
 
 
 class _Hold:

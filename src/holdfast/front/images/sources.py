@@ -1,5 +1,5 @@
-"""Images as clients send them, within the request or by a URL, and notes in place of what no model
-here reads.
+"""Images as clients send them, within the request or by a URL, and notes in place of parts that no
+model here reads.
 
 The protocols put an `ImageSource` where a message has an image: as the part
 `{"type": "image", "image": source}`. When the model is known, `ImageIntake` checks the image and
@@ -86,7 +86,9 @@ class ImageSource:
         return len(sent), hash(sent), xxhash.xxh3_128_intdigest(sent)
 
     def digest(self) -> str:
-        """A short digest of what the client sent: equal images by the same way have the same."""
+        """A short digest of the data that the client sent: equal images by the same way have the
+        same.
+        """
         return f"{self.key()[2]:032x}"[:_DIGEST_DIGITS]
 
     def refused(self, reason: str) -> InvalidRequest:
@@ -108,6 +110,8 @@ def image_source(part: Mapping[str, Any], field: str) -> ImageSource:
             at = f"{field}.{name}"
             if isinstance(given, bytes):  # only from the library
                 return ImageSource(field=at, data=given)
+            if isinstance(given, ImageSource):  # only from the library
+                return given
             kind = part.get("media_type") or part.get("mimeType")
             if isinstance(given, Mapping):
                 kind = given.get("media_type") or kind
@@ -224,40 +228,43 @@ def note_part(text: str) -> dict[str, Any]:
 
 
 def unreadable_part(note: str, refusal: InvalidRequest) -> dict[str, Any]:
-    """A part that no model here reads, until `with_notes` decides what becomes of it."""
+    """A part that no model here reads, until `with_notes` decides about it."""
     return {**note_part(note), _REFUSAL: refusal}
 
 
-def with_notes(messages: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """The messages of a prompt, with notes in place of parts that no model here reads.
+def with_notes(messages: Iterable[dict[str, Any]]) -> tuple[tuple[dict[str, Any], ...], bool]:
+    """The messages of a prompt, with notes in place of parts that no model here reads; and whether
+    they have images.
 
     Raises the refusal of such a part if it is new: in the user's latest message, or in a system
     message, with no answer after it. Anywhere else it must not be an error, because otherwise every
     later turn of the conversation would fail.
     """
-    given = tuple(messages)
-    newest = newest_user(given)
-    answers = (place for place, each in enumerate(given) if each.get("role") == "assistant")
-    last_answer = max(answers, default=-1)
-    ready = []
-    for place, message in enumerate(given):
+    ready: list[dict[str, Any]] = []
+    unreadable: list[int] = []
+    has_images = False
+    for message in messages:
         content = message.get("content")
-        parts = content if isinstance(content, list) else []
-        refusals = [*_refusals(parts)]
-        is_new_system = message.get("role") in _SYSTEM and place > last_answer
-        if refusals and (place == newest or is_new_system):
-            raise refusals[0]
-        if refusals:
-            noted = [note_part(part["text"]) if [*_refusals([part])] else part for part in parts]
-            message = {**message, "content": noted}
+        if isinstance(content, list):
+            has_images = has_images or any(map(is_image, content))
+            if any(map(_is_unreadable, content)):
+                unreadable.append(len(ready))
         ready.append(message)
-    return tuple(ready)
+    for place in unreadable:
+        message = ready[place]
+        parts = message["content"]
+        is_new_system = message.get("role") in _SYSTEM and not any(
+            each.get("role") == "assistant" for each in ready[place:]
+        )
+        if place == newest_user(ready) or is_new_system:
+            raise next(part[_REFUSAL] for part in parts if _is_unreadable(part))
+        noted = [note_part(part["text"]) if _is_unreadable(part) else part for part in parts]
+        ready[place] = {**message, "content": noted}
+    return tuple(ready), has_images
 
 
-def _refusals(parts: Iterable[Any]) -> Iterator[InvalidRequest]:
-    for part in parts:
-        if isinstance(part, Mapping) and isinstance(part.get(_REFUSAL), InvalidRequest):
-            yield part[_REFUSAL]
+def _is_unreadable(part: Any) -> bool:
+    return isinstance(part, Mapping) and isinstance(part.get(_REFUSAL), InvalidRequest)
 
 
 UNREADABLE_NOTE: Final = "[image left out: it cannot be read]"

@@ -5,7 +5,7 @@ generated so far. The token at a position depends only on seed and position, so 
 with the same tokens as without the death. A session command without an answer is sent once more. If
 it then fails, the error says so if the first worker may already have carried it out.
 
-A request that killed workers is remembered: the same request is refused at once when it is sent
+A request that killed workers is remembered: the same request is refused immediately when it is sent
 again.
 
 A dying worker does not say which request killed it. `Isolation` finds that request: requests that
@@ -57,7 +57,7 @@ Commands that are not listed here can be repeated without harm.
 """
 
 DEATHS_OF_ONE = 3  # deaths during one request, after fewer than FEW_TOKENS new tokens each
-DEATHS_OF_A_LIFE = 12  # deaths during one request, however many tokens it generated
+DEATHS_OF_A_LIFE = 12  # deaths during one request, with any number of generated tokens
 FEW_TOKENS = 8
 REMEMBERED_SECONDS = 3600.0  # how long a request that killed workers stays refused
 MOST_REMEMBERED = 256
@@ -158,12 +158,8 @@ class ModelClient:
                 is_deadly=True,
             )
             return stream
-        opened = _OpenRequest(request, stream)
-        self._open[request.request_id] = opened
-        if not self._isolation.is_over:
-            self._send_what_may_run()
-        elif self._worker is not None:
-            opened.is_sent = self._worker.send(request)
+        self._open[request.request_id] = _OpenRequest(request, stream)
+        self._send_what_may_run()
         return stream
 
     async def statistics(self) -> WorkerStatistics:
@@ -363,19 +359,21 @@ class ModelClient:
         worker = self._worker
         if worker is None or not worker.is_open or self._isolation.alone is not None:
             return
-        able = [
-            request_id for request_id, opened in self._open.items() if not opened.stream.is_paused
-        ]
-        alone = self._isolation.next_of(able)
+        alone: RequestId | None = None
+        if not self._isolation.is_over:
+            able = [name for name, opened in self._open.items() if not opened.stream.is_paused]
+            alone = self._isolation.next_of(able)
+
+        def may_run(request_id: RequestId) -> bool:
+            if alone is not None:
+                return request_id == alone
+            return not self._isolation.is_untried(request_id)
+
         for request_id, opened in self._open.items():
-            if request_id != alone and (
-                alone is not None or self._isolation.is_untried(request_id)
-            ):
+            if not may_run(request_id):
                 _hold(opened, worker)
         for request_id, opened in self._open.items():
-            if request_id == alone or (
-                alone is None and not self._isolation.is_untried(request_id)
-            ):
+            if may_run(request_id):
                 _let_run(opened, worker)
         self._send_commands()
 
@@ -555,14 +553,14 @@ class Isolation:
     is refused.
 
     A request is a suspect after three workers died during it, each before it had eight new tokens,
-    or after twelve, whatever its progress: a request that kills each worker after two tokens makes
-    progress in every life. A suspect runs alone until it has generated more than twice as many
-    tokens as in its last life; each further trial is twice as long. If two workers in a row die
-    meanwhile, it is refused, and the deaths so far count against no other request. One death is no
-    proof: something else may have killed the worker.
+    or after twelve, with any progress: a request that kills each worker after two tokens makes
+    progress in every life. A suspect runs alone until it has generated more than twice the
+    tokens of its last life; each further trial is twice as long. If two workers in a row die
+    during the trial, it is refused, and the deaths so far count against no other request. One death
+    does not prove it: something else may have killed the worker.
 
     So the number of deaths that one request can cause is bounded. A suspect whose stream is not read
-    cannot be tried: it waits, and the others run meanwhile.
+    cannot be tried: it waits, and the others run.
     """
 
     def __init__(self) -> None:
@@ -576,7 +574,7 @@ class Isolation:
         return self.alone is None and not self._untried
 
     def is_untried(self, request_id: RequestId) -> bool:
-        """Whether the request still has to run alone before it may run beside others."""
+        """Whether the request still has to run alone before it may run with others."""
         return request_id in self._untried
 
     @property

@@ -12,34 +12,33 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 from holdfast.config import LimitsSettings
 from holdfast.front.ollama.answer import OllamaAnswer
 from holdfast.front.ollama.models import Capability, capabilities, served_model, shown_name
-from holdfast.front.openai.fields import SAMPLING, Stop
+from holdfast.front.openai.fields import Stop
 from holdfast.front.request import (
-    RANDOM_SEED,
     GenerationRequest,
     OutputFormat,
     Thinking,
     new_request_id,
+    sampling_options,
 )
-from holdfast.front.server.answers import AnswerPlan
+from holdfast.front.server.answers import Asked
 from holdfast.front.server.context import RequestContext
 from holdfast.front.server.fields import (
     INT32_MAX,
-    INT64_MAX,
     STRICT,
     TAG_MARK,
+    LogprobFields,
     SaltField,
     SharedFields,
     Switch,
     UnsupportedFields,
     optional,
-    refuse_above,
     refuse_too_many,
+    sampled,
     thinking_of,
-    within,
 )
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.services import Services
-from holdfast.wire.requests import SAMPLING_RANGES, SamplingParams
+from holdfast.wire.requests import SamplingParams
 
 _UNLIMITED = -1  # for top_k: all tokens
 _OF_THE_ENGINE = (
@@ -50,7 +49,7 @@ _OF_THE_ENGINE = (
 )
 # options for Ollama's own engine, which clients send with every request
 _WITHOUT_EFFECT = frozenset(_OF_THE_ENGINE.split())
-# fields of the request itself, which have no effect among the options
+# fields of the request itself, which are ignored among the options
 _MISPLACED = tuple(f"options.{name}" for name in SharedFields.model_fields)
 _OPTIONS = UnsupportedFields(
     neutral=dict.fromkeys(_MISPLACED, ()),
@@ -82,8 +81,6 @@ def _whole(value: Any) -> Any:
 
 
 WholeNumber = Annotated[int, BeforeValidator(_whole)]
-# name in SamplingParams → name in Ollama's options, if different
-_FIELD = {"repetition_penalty": "repeat_penalty"}
 
 
 class OllamaOptions(BaseModel):
@@ -96,34 +93,20 @@ class OllamaOptions(BaseModel):
     num_predict: Annotated[WholeNumber, Field(ge=-2, le=INT32_MAX)] | None = optional(
         "Maximum number of tokens of the answer; 0, -1 and -2: as many as the context allows."
     )
-    temperature: Annotated[float, within("temperature")] | None = optional(
-        "0: always take the most likely token."
-    )
-    top_k: Annotated[WholeNumber, Field(ge=-1, le=SAMPLING_RANGES["top_k"][1])] | None = optional(
-        "Number of the most likely tokens to sample from; 0 and -1: all tokens."
-    )
-    top_p: Annotated[float, within("top_p")] | None = optional(
-        "Total probability of the most likely tokens to sample from."
-    )
-    min_p: Annotated[float, within("min_p")] | None = optional(
-        "Smallest probability of a token to sample, as a fraction of the highest probability."
-    )
+    temperature: float | None = sampled("temperature")
+    top_k: WholeNumber | None = sampled("top_k", ge=_UNLIMITED)
+    top_p: float | None = sampled("top_p")
+    min_p: float | None = sampled("min_p")
     seed: Annotated[WholeNumber, Field(ge=-(2**63), le=2**64 - 1)] | None = optional(
         "The same seed gives the same answer; -1: a random seed."
     )
     stop: Stop | None = optional("Strings that end the answer. The answer does not include them.")
-    repeat_penalty: Annotated[float, within("repetition_penalty")] | None = optional(
-        "If above 1, tokens of the prompt and the answer become less likely."
-    )
+    repeat_penalty: float | None = sampled("repetition_penalty")
     repeat_last_n: Annotated[WholeNumber, Field(ge=-1, le=INT32_MAX)] | None = optional(
         "0 switches repeat_penalty off. With other values, it covers the whole prompt and answer."
     )
-    presence_penalty: Annotated[float, within("presence_penalty")] | None = optional(
-        "Penalty on each token that the answer already contains."
-    )
-    frequency_penalty: Annotated[float, within("frequency_penalty")] | None = optional(
-        "Penalty on a token for each time that the answer already contains it."
-    )
+    presence_penalty: float | None = sampled("presence_penalty")
+    frequency_penalty: float | None = sampled("frequency_penalty")
 
     @property
     def max_tokens(self) -> int | None:
@@ -138,20 +121,15 @@ class OllamaOptions(BaseModel):
         )
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         refuse_too_many(stop, limits.max_stop_strings, field="options.stop")
-        asked = {name: getattr(self, _FIELD.get(name, name)) for name in SAMPLING}
-        if self.repeat_last_n == 0:
-            asked["repetition_penalty"] = 1.0
-        if asked["top_k"] == _UNLIMITED:
-            asked["top_k"] = 0
-        given = {name: value for name, value in asked.items() if value is not None}
-        if self.seed not in (None, RANDOM_SEED):
-            given["seed"] = self.seed & INT64_MAX
-        return {
-            "max_tokens": self.max_tokens,
-            "sampling": SamplingParams(**given),
-            "unset_sampling": tuple(name for name, value in asked.items() if value is None),
-            "stop": stop,
+        given = {
+            name: getattr(self, name)
+            for name in SamplingParams.__struct_fields__
+            if name in OllamaOptions.model_fields
         }
+        given["repetition_penalty"] = 1.0 if self.repeat_last_n == 0 else self.repeat_penalty
+        if self.top_k == _UNLIMITED:
+            given["top_k"] = 0
+        return {"max_tokens": self.max_tokens, "stop": stop, **sampling_options(given)}
 
 
 def _kind_of_format(value: Any) -> str:
@@ -194,11 +172,11 @@ class OllamaRequest(SaltField):
 
     @property
     def asks_to_unload(self) -> bool:
-        """Whether the client asks to unload the model as soon as it is idle."""
+        """Whether the client asks to unload the model when it becomes idle."""
         return self.keep_alive is not None and re.search("[1-9]", str(self.keep_alive)) is None
 
 
-class OllamaGeneration(SharedFields, OllamaRequest, abc.ABC):
+class OllamaGeneration(SharedFields, LogprobFields, OllamaRequest, abc.ABC):
     """The fields of both endpoints that generate text."""
 
     stream: bool | None = optional("False: one JSON object. Otherwise: a stream of JSON lines.")
@@ -206,10 +184,6 @@ class OllamaGeneration(SharedFields, OllamaRequest, abc.ABC):
     options: OllamaOptions | None = optional("Sampling and limits.")
     think: Switch | None = optional(
         "Whether to think first: true, false, low, medium, high or max."
-    )
-    logprobs: bool | None = optional("Return the log-probability of each token of the answer.")
-    top_logprobs: Annotated[int, Field(ge=0)] | None = optional(
-        "Number of most likely tokens to list at each position."
     )
     truncate: bool | None = optional(
         "True: leave out the middle of a prompt that does not fit the context. Otherwise, such a "
@@ -220,23 +194,23 @@ class OllamaGeneration(SharedFields, OllamaRequest, abc.ABC):
     @property
     @abc.abstractmethod
     def asks_nothing(self) -> bool:
-        """Whether there is no prompt, so that the model is only loaded or unloaded."""
+        """Whether a prompt is missing, so that the model is only loaded or unloaded."""
 
     @abc.abstractmethod
     def form(self, services: Services) -> OllamaAnswer:
         """Return the format of the answer."""
 
     @abc.abstractmethod
-    def plan(self, context: RequestContext) -> AnswerPlan:
+    def plan(self, context: RequestContext) -> Asked:
         """Return what to generate, and the format of the answer.
 
         Raises RequestRefused, which names the invalid field.
         """
 
-    def plan_of(self, request: GenerationRequest, form: OllamaAnswer) -> AnswerPlan:
-        """Return the plan for this request and this answer format."""
-        streams = self.stream is not False
-        return AnswerPlan(requests=[request], form=form, streams=streams, explains=self.explains)
+    @property
+    def streams(self) -> bool:
+        """Whether the answer is sent as it is generated."""
+        return self.stream is not False
 
     @property
     def shortens_prompt(self) -> bool:
@@ -247,16 +221,10 @@ class OllamaGeneration(SharedFields, OllamaRequest, abc.ABC):
         """Return what to generate. prompt: the request's prompt fields. Raises RequestRefused."""
         services = context.services
         _UNSUPPORTED.refuse(self.model_extra)
-        refuse_above(self.top_logprobs, services.limits.max_top_logprobs, field="top_logprobs")
-        if self.top_logprobs and not self.logprobs:
-            raise RequestRefused(
-                "`top_logprobs` is allowed only with `logprobs`", field="top_logprobs"
-            )
         return GenerationRequest(
             request_id=new_request_id("ollama-"),
             model=served_model(self.model, services).id,
-            want_logprobs=bool(self.logprobs),
-            top_logprobs=self.top_logprobs or 0,
+            **self.logprob_options(services.limits),
             thinking=self._thinking(services),
             output_format=self._output_format(),
             **(self.options or OllamaOptions.model_validate({})).request_options(services.limits),

@@ -83,7 +83,7 @@ def spellings(name: str) -> tuple[str, ...]:
 
 def named_entry(name: str, services: Services) -> CatalogEntry | None:
     """Return the catalog's model with this name or alias. Ignores `server.model_aliases`."""
-    find = services.catalog().find
+    find = services.models.catalog().find
     return next((entry for known in spellings(name) if (entry := find(known)) is not None), None)
 
 
@@ -104,7 +104,7 @@ def served_model(name: str | None, services: Services) -> ModelStatus:
     for known in spellings(wanted):
         if (meant := model_of(services, known)) in models:
             return models[meant]
-    reasons = map(services.catalog().why_left_out, spellings(wanted))
+    reasons = map(services.models.catalog().why_left_out, spellings(wanted))
     why = next(filter(None, reasons), "")
     raise not_found(wanted, instead=_adapters_of(wanted, services), why=why)
 
@@ -151,10 +151,10 @@ class NamedModel(BaseModel):
 
 async def learn_capabilities(model_id: str, services: Services) -> None:
     """Read the files that tell what a model can do, unless they were already read."""
-    if without_adapter(services, model_id) not in services.dialects:
+    if without_adapter(services, model_id) not in services.models.dialects:
         # suppressed: if the files are broken, the capabilities stay unknown
         with contextlib.suppress(UnknownModel, UnusableModel, WorkerUnavailable):
-            await services.tokenizer_of(model_id)
+            await services.engine.tokenizer_of(model_id)
 
 
 def capabilities(model_id: str, services: Services) -> tuple[Capability, ...]:
@@ -162,7 +162,7 @@ def capabilities(model_id: str, services: Services) -> tuple[Capability, ...]:
 
     `embedding` is omitted, because `ollama run` would treat the model as embedding-only.
     """
-    report = services.dialects.get(without_adapter(services, model_id))
+    report = services.models.dialects.get(without_adapter(services, model_id))
     found: list[Capability] = ["completion"]
     if any(model.id == model_id and model.can_see for model in served_models(services)):
         found.append("vision")
@@ -178,10 +178,10 @@ class ModelDetails(Struct, frozen=True, kw_only=True):
 
     parent_model: str = ""
     format: str = "safetensors"
-    family: str
-    families: list[str]
-    parameter_size: str
-    quantization_level: str
+    family: str = ""
+    families: list[str] = []
+    parameter_size: str = ""
+    quantization_level: str = ""
 
 
 class ListedModel(Struct, frozen=True, kw_only=True):
@@ -257,16 +257,12 @@ async def ollama_ps(request: Request, services: Services) -> Response:
     """List the loaded models, and when each will be unloaded if it is not used."""
     running = [
         RunningModel(
-            name=shown_name(model.id),
-            model=shown_name(model.id),
-            size=model.info.weight_bytes,
-            digest=digest_of(model.id),
-            details=_details(model),
+            **_named(model),
             expires_at=_expires_at(model, services),
             size_vram=0 if model.info.is_on_cpu else model.info.weight_bytes,
             context_length=model.info.context_tokens,
         )
-        for model in services.statuses()
+        for model in services.models.statuses()
         if model.info is not None and model.state == "ready"
     ]
     return json_response(RunningModels(models=running))
@@ -296,19 +292,23 @@ async def ollama_version(request: Request, services: Services) -> Response:
 
 
 def _listed(model: ModelStatus) -> ListedModel:
-    return ListedModel(
-        name=shown_name(model.id),
-        model=shown_name(model.id),
-        modified_at=timestamp(model.created),
-        size=0 if model.info is None else model.info.weight_bytes,
-        digest=digest_of(model.id),
-        details=_details(model),
-    )
+    return ListedModel(**_named(model), modified_at=timestamp(model.created))
+
+
+def _named(model: ModelStatus) -> dict[str, Any]:
+    """The fields that listed and running models share."""
+    return {
+        "name": shown_name(model.id),
+        "model": shown_name(model.id),
+        "size": 0 if model.info is None else model.info.weight_bytes,
+        "digest": digest_of(model.id),
+        "details": _details(model),
+    }
 
 
 def _expires_at(model: ModelStatus, services: Services) -> str:
     """Return when the model will be unloaded if it is not used from now on."""
-    entry = services.catalog().find(model.id)
+    entry = services.models.catalog().find(model.id)
     seconds_left = model.idle_seconds_left
     if seconds_left is None and entry is not None and not model.is_pinned:
         seconds_left = entry.idle_seconds
@@ -318,13 +318,7 @@ def _expires_at(model: ModelStatus, services: Services) -> str:
 def _details(model: ModelStatus) -> ModelDetails:
     info = model.info
     if info is None:
-        return ModelDetails(
-            parent_model=model.parent,
-            family="",
-            families=[],
-            parameter_size="",
-            quantization_level="",
-        )
+        return ModelDetails(parent_model=model.parent)
     return ModelDetails(
         parent_model=model.parent,
         family=info.model_type,
@@ -403,7 +397,7 @@ async def ollama_pull(request: Request, services: Services) -> Response:
     streams = asked.stream is not False
     source = _wanted(asked.required(), services)
     if source is not None:
-        return PullResponse(services.library, source, streams=streams)
+        return PullResponse(services.models.library, source, streams=streams)
     if not streams:
         return json_response(_DONE)
     return Response(written(_BEGUN) + written(_DONE), media_type=OllamaAnswer.stream_type)
@@ -424,14 +418,14 @@ async def ollama_delete(request: Request, services: Services) -> Response:
         source = hub_source(hub_name(name))
         if source is None or source.revision:
             raise not_found(name)
-    elif (source := services.library.source_of(entry)) is None:
+    elif (source := services.models.library.source_of(entry)) is None:
         message = (
             f"model {entry.name!r} is not in the Hub's cache; only models in that cache can be "
             "removed over HTTP"
         )
         raise RequestRefused(message, code="not_removable", field="model")
     try:
-        await services.library.remove(source)
+        await services.models.library.remove(source)
     except NoSuchModel:
         raise not_found(name) from None
     return Response(status_code=200)
@@ -440,7 +434,7 @@ async def ollama_delete(request: Request, services: Services) -> Response:
 def _wanted(name: str, services: Services) -> ModelSource | None:
     """Return the Hub model to pull; None for a model from elsewhere. Raises RequestRefused."""
     if (entry := named_entry(name, services)) is not None:
-        return services.library.source_of(entry)
+        return services.models.library.source_of(entry)
     wanted = hub_name(name)
     if (source := hub_source(wanted)) is None:
         if "/" not in wanted:

@@ -39,7 +39,6 @@ from holdfast.front.openai.messages import (
     function_call_of,
     history,
     predicted_text,
-    refuse_missing_texts,
     tool_choice_of,
 )
 from holdfast.front.output import Embedding, TextRead
@@ -52,7 +51,7 @@ from holdfast.front.request import (
     new_request_id,
 )
 from holdfast.front.server.access import caller_of
-from holdfast.front.server.answers import AnswerPlan
+from holdfast.front.server.answers import Asked
 from holdfast.front.server.context import RequestContext
 from holdfast.front.server.dialect import Dialect, ModelShapes, answers_of, operation, request_of
 from holdfast.front.server.fields import (
@@ -60,6 +59,7 @@ from holdfast.front.server.fields import (
     SPOKEN,
     Budget,
     EffortWord,
+    LogprobFields,
     MaxTokens,
     Model,
     ReasoningOptions,
@@ -75,7 +75,6 @@ from holdfast.front.server.generation import SESSION_FIELDS, EmbeddingPlan, embe
 from holdfast.front.server.problem import RequestRefused, invalid_field
 from holdfast.front.server.request import json_response, parse, read_json
 from holdfast.front.server.services import Services, model_of
-from holdfast.models.model_folder import planned_answer_tokens
 from holdfast.models.quality import QualityReport, find_quality
 from holdfast.wire.requests import Pooling
 
@@ -106,17 +105,13 @@ _UNSUPPORTED = UnsupportedFields(
 )
 
 
-class ChatCompletionRequest(GenerationFields, FormatFields):
+class ChatCompletionRequest(GenerationFields, LogprobFields, FormatFields):
     """A request to answer a conversation."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] = Field(
         description="The conversation so far, oldest first."
     )
     max_completion_tokens: MaxTokens | None = optional("Newer name for max_tokens.")
-    logprobs: bool | None = optional("Return the log-probability of each token of the answer.")
-    top_logprobs: Annotated[int, Field(ge=0)] | None = optional(
-        "Number of most likely tokens to list at each position."
-    )
     chat_template_kwargs: dict[str, Any] | None = optional(
         "Variables for the model's chat template."
     )
@@ -152,36 +147,14 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
     )
     verbosity: str | None = optional("Accepted, but has no effect.")
 
-    def plan(self, context: RequestContext) -> AnswerPlan:
+    def plan(self, context: RequestContext) -> Asked:
         """Return what to generate, and the format of the answer.
 
         Raises RequestRefused, which names the invalid field.
         """
-        limits = context.services.limits
-        self.refuse_what_cannot_be_served(limits)
-        self._refuse_contradictions(limits)
-        refuse_missing_texts(self.messages)
-        tools, choice = self._tools(limits)
-        max_tokens = self.max_completion_tokens
-        if max_tokens is None:
-            max_tokens = self.max_tokens
-        prompt = ChatPrompt(
-            messages=history(self.messages),
-            tools=tools,
-            template_options=self.chat_template_kwargs or {},
-            continue_last=bool(self.continue_final_message),
-        )
         request = GenerationRequest(
             request_id=new_request_id("chatcmpl-"),
-            prompt=prompt,
-            max_tokens=max_tokens,
-            want_logprobs=bool(self.logprobs),
-            top_logprobs=self.top_logprobs or 0,
-            tool_choice=choice,
-            thinking=thinking_of(said=self._thinking_fields()),
-            output_format=self.output_format(),
-            prediction=predicted_text(self.prediction) if self.prediction else "",
-            prompt_field="messages",
+            **self.conversation_fields(context.services.limits),
             **self.request_options(context),
         )
         form = ChatAnswer(
@@ -192,14 +165,36 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
             shows_logprobs=request.want_logprobs,
             **self.answer_options(),
         )
-        return self.plan_of([request], form)
+        return [request], form
 
-    def _refuse_contradictions(self, limits: LimitsSettings) -> None:
-        refuse_above(self.top_logprobs, limits.max_top_logprobs, field="top_logprobs")
-        if self.top_logprobs and not self.logprobs:
-            raise RequestRefused(
-                "`top_logprobs` is allowed only with `logprobs`", field="top_logprobs"
-            )
+    def conversation_fields(self, limits: LimitsSettings) -> dict[str, Any]:
+        """Return the fields of a GenerationRequest that only chat has. Raises RequestRefused."""
+        self.refuse_what_cannot_be_served(limits)
+        self._refuse_contradictions()
+        messages, has_images = history(self.messages)
+        tools, choice = self._tools(limits)
+        max_tokens = self.max_completion_tokens
+        if max_tokens is None:
+            max_tokens = self.max_tokens
+        prompt = ChatPrompt(
+            messages=messages,
+            has_images=has_images,
+            tools=tools,
+            template_options=self.chat_template_kwargs or {},
+            continue_last=bool(self.continue_final_message),
+        )
+        return {
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "tool_choice": choice,
+            "thinking": thinking_of(said=self._thinking_fields()),
+            "output_format": self.output_format(),
+            "prediction": predicted_text(self.prediction) if self.prediction else "",
+            "prompt_field": "messages",
+            **self.logprob_options(limits),
+        }
+
+    def _refuse_contradictions(self) -> None:
         if self.continue_final_message and self.messages[-1]["role"] != "assistant":
             reason = "`continue_final_message` requires that the last message is the assistant's"
             raise RequestRefused(reason, field="continue_final_message")
@@ -267,7 +262,7 @@ class ControlAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
 async def control_chat_completion(request: Request, services: Services) -> Response:
     """End the thinking of an answer that is being generated. A finished answer does not change."""
     asked = await read_json(request, ControlRequest, services.limits)
-    found = services.active.answering(asked.id, key=caller_of(request).key_name)
+    found = services.answers.active.answering(asked.id, key=caller_of(request).key_name)
     if found is None or found.thinker is None:
         reason = "no answer with this id is being generated"
         return json_response(ControlAnswer(success=False, message=reason))
@@ -292,7 +287,7 @@ class CompletionRequest(GenerationFields, FormatFields):
     suffix: str | None = optional("Not supported.")
     add_special_tokens: bool | None = optional("Only true is supported.")
 
-    def plan(self, context: RequestContext) -> AnswerPlan:
+    def plan(self, context: RequestContext) -> Asked:
         """Return what to generate, and the format of the answer.
 
         Raises RequestRefused, which names the invalid field.
@@ -315,10 +310,10 @@ class CompletionRequest(GenerationFields, FormatFields):
             shows_logprobs=requests[0].want_logprobs,
             **self.answer_options(),
         )
-        return self.plan_of(requests, form)
+        return requests, form
 
     def _refuse_too_many(self, prompts: int, limits: LimitsSettings) -> None:
-        """Refuse too many answers. Each answer is a sequence, and thousands of them would block the
+        """Refuse too many answers. Each answer is a sequence, and thousands would block the
         event loop before the queue could refuse them.
         """
         most = limits.max_batch_prompts
@@ -436,14 +431,12 @@ class EmbeddingsRequest(SaltField):
             tenant=context.tenant,
             service=context.service(),
         )
-        return EmbeddingPlan(
-            request=request, form=lambda vectors: self._form(request.model, vectors)
-        )
+        return request, lambda vectors: self._form(request.model, vectors)
 
     def _form(self, model: str, vectors: Sequence[Embedding]) -> bytes:
         written = _base64 if self.encoding_format == "base64" else _numbers
         answer = VectorList(
-            # encode one by one, because encoding thousands at once would hold the GIL for too long
+            # encode one by one, because encoding thousands together would hold the GIL for too long
             data=[
                 msgspec.Raw(
                     msgspec.json.encode(VectorEntry(index=index, embedding=written(each.vector)))
@@ -543,7 +536,6 @@ class ModelList(Struct, frozen=True, kw_only=True):
 def model_card(model: ModelStatus) -> ModelCard:
     """Return a model in OpenAI's format."""
     context_tokens = model.context_tokens
-    answer_tokens = None if context_tokens is None else planned_answer_tokens(context_tokens)
     return ModelCard(
         id=model.id,
         created=model.created,
@@ -551,9 +543,9 @@ def model_card(model: ModelStatus) -> ModelCard:
         context_length=context_tokens,
         context_window=context_tokens,
         max_context_length=model.own_context_tokens,
-        max_output_tokens=answer_tokens,
+        max_output_tokens=model.answer_tokens,
         default_sampling=model.sampling,
-        architecture=Modalities(input_modalities=input_modalities(model)),
+        architecture=Modalities(input_modalities=model.input_modalities),
         can_chat=model.can_chat,
         state=model.state,
         weights_read=model.weights_read,
@@ -561,11 +553,6 @@ def model_card(model: ModelStatus) -> ModelCard:
         parent=model.parent or None,
         kv_quality=_kv_quality(model),
     )
-
-
-def input_modalities(model: ModelStatus) -> tuple[str, ...]:
-    """What a model takes: `text`, and `image` if it can be given images."""
-    return ("text", "image") if model.can_see else ("text",)
 
 
 def _kv_quality(model: ModelStatus) -> QualityReport | None:

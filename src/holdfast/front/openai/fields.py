@@ -5,15 +5,14 @@ that are not supported.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from holdfast import __version__
 from holdfast.config import LimitsSettings
-from holdfast.front.request import RANDOM_SEED, GenerationRequest, OutputFormat
-from holdfast.front.server.answers import AnswerFormat, AnswerPlan
+from holdfast.front.request import OutputFormat, sampling_options
 from holdfast.front.server.context import RequestContext
 from holdfast.front.server.fields import (
     INT32_MAX,
@@ -29,7 +28,7 @@ from holdfast.front.server.fields import (
     one_or_many,
     optional,
     refuse_too_many,
-    within,
+    sampled,
 )
 from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
 from holdfast.front.server.services import model_of
@@ -40,15 +39,6 @@ _KINDS = ("text", "json_object", "json_schema")
 _MOST_CHOICES = 4096
 _TEXTS, _TOKENS, _TOKEN_LISTS = (TAG_MARK + name for name in ("texts", "tokens", "token_lists"))
 _PATIENT_TIERS = ("flex", "batch")
-SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-)
 _MOST_BIASES = 4096
 _MOST_DIGITS = 9
 
@@ -68,7 +58,7 @@ _NEVER = (
     "repeat_penalty repeat_last_n n_predict num_predict num_ctx chat_template prompt_embeds "
     "num_draft_tokens"
 )
-# values of each field that have no effect and are therefore accepted; null is always accepted
+# values of each field that change nothing and are therefore accepted; null is always accepted
 KNOWN: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(_NEVER.split(), ()),
     **dict.fromkeys(_EMPTY.split(), ([], {}, "")),
@@ -339,10 +329,10 @@ def _token_key(value: Any) -> Any:
 
 
 TokenKey = Annotated[str, BeforeValidator(_token_key)]
-TopP = Annotated[float, Field(gt=0, le=SAMPLING_RANGES["top_p"][1])]
-PresencePenalty = Annotated[float, within("presence_penalty")]
-FrequencyPenalty = Annotated[float, within("frequency_penalty")]
-Bias = Annotated[float, within("logit_bias")]
+Bias = Annotated[
+    float,
+    Field(ge=SAMPLING_RANGES["logit_bias"].lowest, le=SAMPLING_RANGES["logit_bias"].highest),
+]
 StopString = Annotated[str, Field(min_length=1)]
 Stop = Annotated[
     Annotated[StopString, Tag(ONE)] | Annotated[list[StopString], Field(fail_fast=True), Tag(MANY)],
@@ -367,27 +357,15 @@ class SamplingFields(SharedFields):
 
     model: Model | None = optional("Id of a model in /v1/models; default: the first one there.")
     stream: bool | None = optional("Send the answer as server-sent events while it is generated.")
-    temperature: Annotated[float, within("temperature", le=2)] | None = optional(
-        "0: always take the most likely token."
-    )
-    top_p: TopP | None = optional("Total probability of the most likely tokens to sample from.")
-    top_k: Annotated[int, within("top_k")] | None = optional(
-        "Number of the most likely tokens to sample from; 0: off."
-    )
-    min_p: Annotated[float, within("min_p")] | None = optional(
-        "Smallest probability of a token to sample, as a fraction of the highest probability."
-    )
-    presence_penalty: PresencePenalty | None = optional(
-        "Penalty on each token that the answer already contains."
-    )
-    frequency_penalty: FrequencyPenalty | None = optional(
-        "Penalty on a token for each time that the answer already contains it."
-    )
-    repetition_penalty: Annotated[float, within("repetition_penalty")] | None = optional(
-        "Factor by which tokens of the prompt and the answer become less likely; 1: off."
-    )
+    temperature: float | None = sampled("temperature", le=2)
+    top_p: float | None = sampled("top_p", gt=0)
+    top_k: int | None = sampled("top_k")
+    min_p: float | None = sampled("min_p")
+    presence_penalty: float | None = sampled("presence_penalty")
+    frequency_penalty: float | None = sampled("frequency_penalty")
+    repetition_penalty: float | None = sampled("repetition_penalty")
     logit_bias: Annotated[dict[TokenKey, Bias], BeforeValidator(_not_too_many)] | None = optional(
-        "Number to add to the logit of each of these token ids."
+        SAMPLING_RANGES["logit_bias"].meaning
     )
     seed: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = optional(
         "The same seed and request give the same answer; -1: a random seed."
@@ -406,28 +384,25 @@ class SamplingFields(SharedFields):
     prompt_cache_retention: str | None = optional("Accepted, but has no effect.")
     prompt_cache_options: dict[str, Any] | None = optional("Accepted, but has no effect.")
 
-    def sampling(self) -> SamplingParams:
-        """Return the sampling parameters, with neutral defaults for missing ones."""
-        given = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
-        if self.logit_bias:
-            given["logit_bias"] = {int(key): bias for key, bias in self.logit_bias.items()}
-        if self.seed not in (None, RANDOM_SEED):
-            # the seeds of further choices count up from this one and must stay below 2**64
-            given["seed"] = self.seed & INT64_MAX
-        return SamplingParams(**given)
+    @property
+    def streams(self) -> bool:
+        """Whether the answer is sent as it is generated."""
+        return bool(self.stream)
 
     @property
     def can_wait(self) -> bool:
         """Whether the body asks for batch priority."""
         return self.service_tier in _PATIENT_TIERS or (self.priority or 0) > 0
 
-    def request_options(self, context: RequestContext) -> dict[str, Any]:
+    def body_options(self) -> dict[str, Any]:
         """Return the fields of a GenerationRequest that chat, completions and Responses share."""
+        given = {name: getattr(self, name) for name in SamplingParams.__struct_fields__}
+        if self.logit_bias:
+            given["logit_bias"] = {int(key): bias for key, bias in self.logit_bias.items()}
         return {
-            "sampling": self.sampling(),
-            "unset_sampling": tuple(name for name in SAMPLING if getattr(self, name) is None),
+            **sampling_options(given),
             "ignore_eos": bool(self.ignore_eos),
-            **super().request_options(context),
+            **super().body_options(),
         }
 
 
@@ -454,22 +429,20 @@ class GenerationFields(SamplingFields):
 
     def request_options(self, context: RequestContext) -> dict[str, Any]:
         """Return the fields of a GenerationRequest that chat and completions share."""
+        model = model_of(context.services, self.model)
+        return {"model": model, **super().request_options(context)}
+
+    def body_options(self) -> dict[str, Any]:
+        """Return those of these fields that the body alone determines."""
         return {
-            "model": model_of(context.services, self.model),
             "choices": self.choices,
             "stop": self.stop_strings(),
             "tells_progress": bool(self.return_progress and self.stream),
-            **super().request_options(context),
+            **super().body_options(),
         }
 
-    def plan_of(self, requests: Sequence[GenerationRequest], form: AnswerFormat) -> AnswerPlan:
-        """Return the plan for these requests and this answer format."""
-        return AnswerPlan(
-            requests=requests, form=form, streams=bool(self.stream), explains=self.explains
-        )
-
     def answer_options(self) -> dict[str, Any]:
-        """Return the arguments of an OpenAIAnswer that do not depend on what is generated."""
+        """Return the arguments of an OpenAIAnswer that do not depend on the generated tokens."""
         options = self.stream_options or StreamOptions()
         shows_usage = bool(options.include_usage)
         return {

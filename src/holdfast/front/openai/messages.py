@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Discriminator, Field, Tag, with_config
@@ -124,36 +124,48 @@ class ChatMessage(TypedDict):
     ]
 
 
-def history(messages: Sequence[ChatMessage]) -> tuple[dict[str, Any], ...]:
-    """Convert the messages of a request to the messages of a prompt.
+def history(messages: Sequence[ChatMessage]) -> tuple[tuple[dict[str, Any], ...], bool]:
+    """Convert the messages of a request to the messages of a prompt. Also returns whether they
+    have images.
 
     Calls and results of the older form (`functions`) become tool calls, thoughts are moved from the
     content to `reasoning_content`, and parts that no model here reads are replaced by notes
-    (`with_notes`). Raises RequestRefused.
+    (`with_notes`). Raises RequestRefused, also for a message without content and for a text part
+    without text.
     """
-    ready: list[dict[str, Any]] = []
+    return with_notes(_turns(messages))
+
+
+def _turns(messages: Sequence[ChatMessage]) -> Iterator[dict[str, Any]]:
     latest: dict[str, str] = {}  # for the older form: name of a function → id of its latest call
     for place, message in enumerate(messages):
         turn: dict[str, Any] = dict(message)
-        if isinstance(turn.get("content"), list):
+        role = turn["role"]
+        content = turn.get("content")
+        field = f"messages.{place}.content"
+        if content is None and role != _ASSISTANT:
+            reason = f"`{field}` is required for the role {role}"
+            raise RequestRefused(reason, code="invalid_type", field=field)
+        if isinstance(content, list):
             turn["content"] = [
-                _part(part, role=turn["role"], field=f"messages.{place}.content.{number}")
-                for number, part in enumerate(turn["content"])
+                _part(part, role=role, field=f"{field}.{number}")
+                for number, part in enumerate(content)
             ]
         if call := turn.pop("function_call", None):
             name = call["name"]
             latest[name] = f"call_{place}"
             turn["tool_calls"] = [{"id": latest[name], "type": "function", "function": call}]
-        if turn["role"] == _OLD_RESULT:
+        if role == _OLD_RESULT:
             name = turn.get("name") or ""
             turn |= {"role": "tool", "tool_call_id": latest.get(name, f"call_{name}")}
-        ready.append(_with_thoughts_apart(turn))
-    return with_notes(ready)
+        yield _with_thoughts_apart(turn)
 
 
 def _part(part: ContentPart, *, role: str, field: str) -> dict[str, Any]:
-    is_thought = part["type"] in _THOUGHTS and role == _ASSISTANT
-    if is_thought or part["type"] in _TEXT_PARTS:
+    if part["type"] in _TEXT_PARTS:
+        _refuse_unless_text(part, field)
+        return dict(part)
+    if part["type"] in _THOUGHTS and role == _ASSISTANT:
         return dict(part)
     return other_part(part, role=role, field=field)
 
@@ -179,20 +191,6 @@ def _thought(part: Mapping[str, Any]) -> str:
     pieces = given if isinstance(given, list) else [given]
     texts = [piece.get("text") if isinstance(piece, dict) else piece for piece in pieces]
     return "".join(text for text in texts if isinstance(text, str))
-
-
-def refuse_missing_texts(messages: Sequence[ChatMessage]) -> None:
-    """Raise RequestRefused for the first message without content, or text part without text."""
-    for position, message in enumerate(messages):
-        field = f"messages.{position}.content"
-        content = message.get("content")
-        if content is None and message["role"] != _ASSISTANT:
-            reason = f"`{field}` is required for the role {message['role']}"
-            raise RequestRefused(reason, code="invalid_type", field=field)
-        if isinstance(content, list):
-            for place, part in enumerate(content):
-                if part["type"] in _TEXT_PARTS:
-                    _refuse_unless_text(part, f"{field}.{place}")
 
 
 def predicted_text(prediction: Prediction) -> str:

@@ -13,18 +13,19 @@ import hashlib
 import json
 import marshal
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from holdfast.front.images.sources import IMAGE, is_image
 from holdfast.front.prompt.conversation import REASONING_FIELDS, reasoning_of
-from holdfast.front.prompt.images import image_mark, joined
+from holdfast.front.prompt.images import content_texts, joined
 from holdfast.front.prompt.known_answers import (
-    SETTLED,
+    KnownAnswers,
+    PastAnswers,
+    SentAnswer,
     canonical_arguments,
-    settled_arguments,
 )
 from holdfast.front.prompt.tokenize import ControlGuard, guarded_value
 from holdfast.front.prompt.tool_definitions import (
@@ -44,9 +45,9 @@ _SEPARATORS = ("\n", "\n\n", "", " ")
 _ENTRY_BYTES = 256  # overhead of an entry, on top of its text
 _FORMS_OF_PART = 3  # a part is stored as sent, with control tokens broken up, and as JSON
 _REFERENCE = "tool_reference"
-_TEXT_KINDS = frozenset({"text", "input_text", "output_text"})
 _SYSTEM = frozenset({"system", "developer"})
 _NAMES = frozenset({"name", "tool_name"})
+_UNGUARDED = ControlGuard(())  # breaks up no text
 
 
 class FirstForms:
@@ -61,6 +62,8 @@ class FirstForms:
         # Maps a hash of the content to its first form, and a hash of the exact text sent to the
         # hash of the content.
         self._forms: LruCache[bytes, Any] = LruCache(max_bytes)
+        # results of `message`, by the hash of the exact message and their kind
+        self._messages: LruCache[tuple[bytes, Hashable], ReadyMessage] = LruCache(max_bytes)
 
     def tool(self, tool: Mapping[str, Any], *, tenant: str = "") -> dict[str, Any]:
         """A tool definition with its keys in their first order."""
@@ -79,29 +82,40 @@ class FirstForms:
             self._first_of(exact, key, 0)
         return cast(KeptPart, first)
 
-    def call(self, call: Any, *, tenant: str = "") -> Any:
-        """An earlier call, with its arguments in their first form if they are JSON text.
+    def message(
+        self,
+        message: Any,
+        make: Callable[[Any], ReadyMessage],
+        *,
+        kind: Hashable,
+        tenant: str = "",
+    ) -> ReadyMessage:
+        """What `make` returns for a message. If a client sends the message again, this is the same
+        object, so that nothing is computed again.
 
-        If a call is sent again, this returns the same object, so that it is not parsed again.
+        kind: identifies everything else that the result depends on.
         """
+        exact = exact_key(message, tenant=tenant)
+        known = None if exact is None else self._messages.get((exact, kind))
+        if known is not None:
+            return known
+        made = make(message)
+        if exact is None or not isinstance(made.message, dict):
+            return made
+        size = _FORMS_OF_PART * len(marshal.dumps(made.message)) + _ENTRY_BYTES
+        made = made._replace(message=KeptPart(made.message))
+        return self._messages.first((exact, kind), made, size=size)
+
+    def call(self, call: Any, *, tenant: str = "") -> Any:
+        """An earlier call, with its arguments in their first form if they are JSON text."""
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict):
             return call
-        exact = exact_key(("call", call), tenant=tenant)
-        known = None if exact is None else self._forms.get(exact)
-        if known is not None:
-            return known
-        settled = settled_arguments(call)
         arguments, call_id = function.get("arguments"), call.get("id")
         if isinstance(arguments, str) and isinstance(call_id, str) and call_id:
+            settled = canonical_arguments(arguments)
             arguments = self._first_arguments(arguments, settled, call_id=call_id, tenant=tenant)
-        first = {**call, "function": {**function, "arguments": arguments}}
-        if exact is None:
-            return first
-        # the caller may change the original; `deepcopy` takes ten times as long
-        kept = KeptPart(marshal.loads(marshal.dumps(first)))
-        made_once(kept, SETTLED, lambda: settled)
-        return self._first_of(exact, kept, _FORMS_OF_PART * len(settled))
+        return {**call, "function": {**function, "arguments": arguments}}
 
     def arguments(self, arguments: str, *, call_id: str, tenant: str = "") -> None:
         """Remember the arguments of a new call (JSON text) as their first form."""
@@ -127,6 +141,11 @@ class FirstForms:
             self._first_of(key, text, len(text))
         return text
 
+    def check_invariants(self) -> None:
+        """Assert that the bytes are counted correctly and within their limits."""
+        self._forms.check_invariants()
+        self._messages.check_invariants()
+
     def _known(self, exact: bytes) -> Any:
         """The first form of a part, given the hash of the exact text sent; None if it is new."""
         key = self._forms.get(exact)
@@ -141,26 +160,86 @@ def _key(*parts: str) -> bytes:
     return hashlib.blake2b(text, digest_size=16).digest()
 
 
-def canonical(prompt: ChatPrompt, forms: FirstForms, *, tenant: str = "") -> ChatPrompt:
-    """The conversation in the form that is rendered and cached.
+class ReadyMessage(NamedTuple):
+    """A message as the chat template gets it. answer: set if it may be a known answer."""
+
+    message: Any
+    answer: SentAnswer | None
+
+
+def canonical(
+    prompt: ChatPrompt,
+    forms: FirstForms,
+    *,
+    guard: ControlGuard = _UNGUARDED,
+    thought: tuple[str, str] = ("", ""),
+    parts_thoughts: bool = False,
+    past: PastAnswers | None = None,
+    tenant: str = "",
+) -> ChatPrompt:
+    """The conversation in the form that is rendered and cached, made in one walk.
 
     If the client lets the model search for tools, the definition of a found tool is written into
     the message that reports the tool.
+
+    guard: breaks up control texts in every text that a client can write. Otherwise a tool result
+        that contains `<|im_end|>` would end its message. Afterwards, only the template writes
+        control texts, with one exception: a message to be continued may begin with a thought.
+    thought: the markers around a thought.
+    parts_thoughts: whether thoughts that clients send in the text of answers are moved to the
+        reasoning field.
+    past: recalls the known answers, and adds the thoughts that the client left out.
     """
     tools = tuple(
         forms.tool(tool, tenant=tenant) if isinstance(tool, Mapping) else tool
         for tool in prompt.tools
     )
-    found = {}
-    if prompt.found_tools:
-        functions = (tool["function"] for tool in tools)
-        found = {each["name"]: each for each in functions if each["name"] in prompt.found_tools}
-    messages = [_with_definitions(message, found) for message in prompt.messages]
+    functions = (tool["function"] for tool in tools if prompt.found_tools)
+    found = {each["name"]: each for each in functions if each["name"] in prompt.found_tools}
+    past = past or PastAnswers(KnownAnswers())
+    make = partial(
+        _ready, forms=forms, known=past.known, guard=guard, thought=thought, tenant=tenant
+    )
+    made = partial(make, parts_thoughts=parts_thoughts)
+    messages: list[Any] = []
+    for place, sent in enumerate(prompt.messages):
+        message = _with_definitions(sent, found)
+        if prompt.continue_last and place == len(prompt.messages) - 1:
+            shown, answer = make(message, is_continued=True)
+        else:
+            shown, answer = forms.message(
+                message, made, kind=(guard, parts_thoughts), tenant=tenant
+            )
+        if answer is not None and (reasoning := past.recall(answer)):
+            shown = {**shown, REASONING_FIELDS[0]: guard(reasoning)}
+        messages.append(shown)
     return msgspec.structs.replace(
         prompt,
-        messages=tuple(_canonical_message(message, forms, tenant) for message in messages),
-        tools=tools,
+        messages=tuple(messages),
+        tools=tuple(_guarded_tool(tool, guard) for tool in tools),
+        found_tools=tuple(map(guard, prompt.found_tools)),
+        template_options=guarded_value(prompt.template_options, guard),
     )
+
+
+def _ready(
+    message: Any,
+    *,
+    forms: FirstForms,
+    known: KnownAnswers,
+    guard: ControlGuard,
+    thought: tuple[str, str],
+    tenant: str,
+    parts_thoughts: bool = False,
+    is_continued: bool = False,
+) -> ReadyMessage:
+    ready = _canonical_message(message, forms, tenant)
+    if parts_thoughts:
+        ready = _with_thought_apart(ready, *thought)
+    shown = _guarded_message(ready, guard)
+    if is_continued and thought[0]:
+        shown = _with_open_thought(shown, ready, guard, *thought)
+    return ReadyMessage(shown, known.sent(ready, tenant=tenant))
 
 
 def _with_definitions(message: Any, found: dict[str, Any]) -> Any:
@@ -201,7 +280,7 @@ def _canonical_message(message: Any, forms: FirstForms, tenant: str) -> Any:
     if not isinstance(message, dict):
         return message
     ready = dict(message)
-    parts = _texts(message.get("content"))
+    parts = content_texts(message.get("content"))
     if parts is not None and message.get("role") in _SYSTEM:
         text = forms.system_text(_without_accounting(parts), tenant=tenant)
         ready["content"] = text or None
@@ -222,50 +301,6 @@ def _without_accounting(parts: Sequence[str]) -> list[str]:
     return kept
 
 
-def _texts(content: Any) -> list[str] | None:
-    """The texts of a message's content, and the marks of its images; None if a part is neither."""
-    if content is None:
-        return []
-    if isinstance(content, str):
-        return [content]
-    if not isinstance(content, list | tuple):
-        return None
-    texts: list[str] = []
-    for part in content:
-        if is_image(part):
-            texts.append(image_mark(part[IMAGE]))
-            continue
-        is_text_part = isinstance(part, dict) and part.get("type", "text") in _TEXT_KINDS
-        text = part.get("text") if is_text_part else part
-        if not isinstance(text, str):
-            return None
-        texts.append(text)
-    return texts
-
-
-def guarded(
-    prompt: ChatPrompt, guard: ControlGuard, *, thought: tuple[str, str] = ("", "")
-) -> ChatPrompt:
-    """The conversation with control texts broken up in every text that a client can write.
-
-    Otherwise a tool result that contains `<|im_end|>` would end its message. Afterwards, only the
-    template writes control texts, with one exception: a message to be continued may begin with a
-    thought.
-
-    thought: the markers around a thought.
-    """
-    messages = [_guarded_message(message, guard) for message in prompt.messages]
-    if prompt.continue_last and messages and thought[0]:
-        messages[-1] = _with_open_thought(messages[-1], prompt.messages[-1], guard, *thought)
-    return msgspec.structs.replace(
-        prompt,
-        messages=tuple(messages),
-        tools=tuple(_guarded_tool(tool, guard) for tool in prompt.tools),
-        found_tools=tuple(map(guard, prompt.found_tools)),
-        template_options=guarded_value(prompt.template_options, guard),
-    )
-
-
 def _guarded_message(message: Any, guard: ControlGuard) -> Any:
     if not isinstance(message, dict):
         return message
@@ -284,17 +319,13 @@ def _guarded_call(call: Any, guard: ControlGuard) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return guarded_value(call, guard)
-
-    def broken_up() -> KeptPart:
-        ready = guarded_value({**call, "function": None}, guard)
-        ready["function"] = {
-            **guarded_value({**function, "arguments": None}, guard),
-            "name": guarded_value(function.get("name"), guard.name),
-            "arguments": _guarded_arguments(function.get("arguments"), guard),
-        }
-        return KeptPart(ready)
-
-    return made_once(call, guard, broken_up)
+    ready = guarded_value({**call, "function": None}, guard)
+    ready["function"] = {
+        **guarded_value({**function, "arguments": None}, guard),
+        "name": guarded_value(function.get("name"), guard.name),
+        "arguments": _guarded_arguments(function.get("arguments"), guard),
+    }
+    return ready
 
 
 def _guarded_arguments(arguments: Any, guard: ControlGuard) -> Any:
@@ -341,22 +372,6 @@ def _guarded_tool(tool: Any, guard: ControlGuard) -> Any:
     if isinstance(tool, KeptPart):
         return made_once(tool, guard, lambda: KeptPart(guarded_value(tool, guard)))
     return guarded_value(tool, guard)
-
-
-def with_thoughts_apart(prompt: ChatPrompt, *, thought: tuple[str, str]) -> ChatPrompt:
-    """The conversation, with thoughts that clients send in the text of answers moved to the
-    reasoning field.
-
-    thought: the markers around a thought.
-    """
-    last = len(prompt.messages) - 1 if prompt.continue_last else len(prompt.messages)
-    return msgspec.structs.replace(
-        prompt,
-        messages=tuple(
-            _with_thought_apart(message, *thought) if place < last else message
-            for place, message in enumerate(prompt.messages)
-        ),
-    )
 
 
 def _with_thought_apart(message: Any, start: str, end: str) -> Any:

@@ -97,32 +97,51 @@ def template_messages(
     arguments_as_text: True if the template writes the arguments of calls verbatim; otherwise it
         expects objects.
     """
+    form = (keep_parts, arguments_as_text)
     ready = []
     for place, message in enumerate(messages):
-        at = f"{field}.{place}"
-        if not isinstance(message, dict):
-            raise InvalidRequest("a message must be an object", field=at)
-        role = message.get("role")
-        if not isinstance(role, str) or not role:
-            raise InvalidRequest("a message must have a role", field=f"{at}.role")
-        # Templates check whether a key exists, so keys with null values are left out.
-        copied = {key: value for key, value in message.items() if value is not None}
-        copied["role"] = _ROLES.get(role, role)
-        copied["content"] = _content(
-            message.get("content"), keep_parts=keep_parts, field=f"{at}.content"
+        adapt = partial(
+            _template_message,
+            message,
+            keep_parts=keep_parts,
+            arguments_as_text=arguments_as_text,
+            at=f"{field}.{place}",
         )
-        calls = copied.pop("tool_calls", None)
-        if calls:
-            copied["tool_calls"] = _tool_calls(
-                calls, arguments_as_text=arguments_as_text, field=f"{at}.tool_calls"
-            )
-        reasoning = reasoning_of(copied)
-        if reasoning:
-            copied |= dict.fromkeys(REASONING_FIELDS, reasoning)
+        # a copy, because habits change messages
+        copied = dict(made_once(message, form, adapt))
+        if isinstance(copied["content"], list):
+            copied["content"] = [*copied["content"]]
+        if "tool_calls" in copied:
+            copied["tool_calls"] = [{**call} for call in copied["tool_calls"]]
         ready.append(copied)
     if not ready:
         raise InvalidRequest("there must be at least one message", field=field)
     return ready
+
+
+def _template_message(
+    message: Any, *, keep_parts: bool, arguments_as_text: bool, at: str
+) -> Message:
+    if not isinstance(message, dict):
+        raise InvalidRequest("a message must be an object", field=at)
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise InvalidRequest("a message must have a role", field=f"{at}.role")
+    # Templates check whether a key exists, so keys with null values are left out.
+    adapted = {key: value for key, value in message.items() if value is not None}
+    adapted["role"] = _ROLES.get(role, role)
+    adapted["content"] = _content(
+        message.get("content"), keep_parts=keep_parts, field=f"{at}.content"
+    )
+    calls = adapted.pop("tool_calls", None)
+    if calls:
+        adapted["tool_calls"] = _tool_calls(
+            calls, arguments_as_text=arguments_as_text, field=f"{at}.tool_calls"
+        )
+    reasoning = reasoning_of(adapted)
+    if reasoning:
+        adapted |= dict.fromkeys(REASONING_FIELDS, reasoning)
+    return adapted
 
 
 def reasoning_of(message: Mapping[str, Any]) -> str:
@@ -178,7 +197,7 @@ def _tool_calls(calls: Any, *, arguments_as_text: bool, field: str) -> list[Mess
                 "a tool call must have a function with a name", field=f"{field}.{place}.function"
             )
         form = _arguments_text if arguments_as_text else arguments_object
-        arguments = made_once(call, form, partial(form, function.get("arguments")))
+        arguments = form(function.get("arguments"))
         ready.append({**call, "function": {**function, "arguments": arguments}})
     return ready
 
@@ -249,8 +268,8 @@ class ToolHabits:
     """What a chat template requires of a conversation with tool calls."""
 
     id_form: IdForm = "random"
-    # the template accepts several calls in one answer; otherwise each call becomes an answer of its
-    # own, followed by its result
+    # the template accepts several calls in one answer; otherwise each call becomes a separate
+    # answer, followed by its result
     parallel: bool = True
     # if set: the template omits calls, so they are written into the answer's text in this format
     written: CallFormat | None = None
@@ -355,7 +374,8 @@ def _turns(messages: Sequence[Message]) -> Iterator[Message | _CallingTurn]:
         for turn in turns:
             turn.results = [None for _ in turn.calls]
             names |= {str(call.get("id")): call["function"]["name"] for call in turn.calls}
-        others = _assign([each for each in following if each["role"] == "tool"], turns)
+        results = [each for each in following if each["role"] == "tool"]
+        others = _assign(results, turns) if results else []
         for turn in turns:
             is_last = turn is turns[-1] and place == len(messages) and not following
             if turn.calls and not is_last:
@@ -369,7 +389,7 @@ def _assign(results: Sequence[Message], turns: Sequence[_CallingTurn]) -> list[M
     """Assign results to the calls of answers. Returns the results that answer none of them.
 
     A result with an id answers the call with this id. A result without an id answers the first call
-    of its name that has no result yet. A second result of a call is appended to the first.
+    of its name without a result. A second result of a call is appended to the first.
     """
     calls = _Calls(turns)
     others: list[Message] = []

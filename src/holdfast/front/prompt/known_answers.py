@@ -16,8 +16,8 @@ import threading
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -28,21 +28,19 @@ from holdfast.front.output import (
     text_of,
     tool_calls_of,
 )
-from holdfast.front.prompt.conversation import REASONING_FIELDS, reasoning_of
+from holdfast.front.prompt.conversation import reasoning_of
 from holdfast.front.prompt.text_places import AnswerFrame
-from holdfast.front.prompt.tool_definitions import made_once
 from holdfast.front.records.answers import SECRET_BYTES, AnswerFile, Secret, StoredAnswer
 from holdfast.front.request import PlacedAnswer
 from holdfast.lru_cache import LruCache
 
 _TAG_BYTES = 16
 # Maximum number of answers with the same meaning, such as calls without arguments: a recalled
-# answer is compared with all of them.
+# answer is compared with each.
 _MAX_ALIKE = 256
 # number of characters fed to a reader at a time; more would be slower, because a reader scans all
 # of its pending text each time
 _READ_CHARACTERS = 1024
-SETTLED: Final = "settled arguments"  # kind of `made_once`
 _MAX_EXACT = 2**53  # larger integers do not survive clients that compute in doubles
 
 
@@ -63,7 +61,7 @@ ReadMeaning: TypeAlias = Callable[[str], AnswerMeaning]
 
 
 class KnownAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """An answer as it was generated."""
+    """An answer in its generated form."""
 
     packed_tokens: bytes  # uint32, starting after the text that opens an answer in the template
     reasoning: str = ""
@@ -87,14 +85,40 @@ class _Remembered:
     is_counted: bool = False  # as dropped
 
 
+class SentAnswer(NamedTuple):
+    """An answer of the assistant as a client sent it back."""
+
+    said: AnswerMeaning
+    call_ids: tuple[str, ...]
+    spaces: tuple[str, str]  # white space around the text
+    secret: Secret  # under which `KnownAnswers` knows it
+
+
 @dataclass(frozen=True, slots=True)
 class PastAnswers:
     """The known answers of one conversation, as recalled for one request."""
 
-    # the conversation, including the thoughts before calls that the client left out
-    messages: tuple[dict[str, Any], ...]
+    known: KnownAnswers
     # the answers in the order of the messages; `places` removes each answer that it finds
-    expected: dict[AnswerMeaning, deque[_Remembered]]
+    expected: dict[AnswerMeaning, deque[_Remembered]] = field(default_factory=dict)
+
+    def recall(self, sent: SentAnswer) -> str:
+        """Find the known answer that means the same as the next answer of the conversation.
+
+        If a client sends a call back without the thought that preceded it, returns the thought, so
+        that it is added again; the template decides whether to show it. Otherwise returns an empty
+        text.
+        """
+        found = self.known.find(sent)
+        if found is None:
+            return ""
+        reasoning = found.answer.reasoning
+        said = sent.said
+        is_ours = found.answer.call_ids and found.answer.call_ids == sent.call_ids
+        if reasoning != said.reasoning:
+            said = said._replace(reasoning=reasoning)
+        self.expected.setdefault(said, deque()).append(found)
+        return reasoning if is_ours and not sent.said.reasoning else ""
 
     def places(
         self, text: str, *, frame: AnswerFrame, read: ReadMeaning
@@ -175,32 +199,45 @@ class KnownAnswers:
         if self._file is not None and not is_as_tokenized:
             self._file.put(secret, StoredAnswer(tag, msgspec.msgpack.encode(answer)))
 
-    def recall(self, messages: Sequence[dict[str, Any]], *, tenant: str = "") -> PastAnswers:
-        """Find the known answers among the messages of a conversation.
+    def sent(self, message: Any, *, tenant: str = "") -> SentAnswer | None:
+        """The answer in a message; None if the message is no answer that could be known."""
+        is_answer = isinstance(message, dict) and message.get("role") == "assistant"
+        said = meaning_of_message(message) if is_answer else None
+        if said is None:
+            return None
+        spaces = _spaces(str(message.get("content") or ""))
+        return SentAnswer(said, _call_ids(message), spaces, self._secret(said, tenant))
 
-        If a client sends a call back without the thought that preceded it, the thought is added
-        again; the template decides whether to show it.
+    def find(self, sent: SentAnswer) -> _Remembered | None:
+        """The known answer that means the same as an answer that a client sent; None if there is
+        none.
+
+        If there are several, prefers those with the same call ids, then those with the same
+        thought, then those with the same white space, then the latest.
         """
-        ready = list(messages)
-        expected: dict[AnswerMeaning, deque[_Remembered]] = {}
-        for place, message in enumerate(messages):
-            is_answer = isinstance(message, dict) and message.get("role") == "assistant"
-            said = meaning_of_message(message) if is_answer else None
-            found = None if said is None else self._find(said, message, tenant)
-            if said is None or found is None:
-                continue
-            answer = found.answer
-            is_ours = answer.call_ids and answer.call_ids == _call_ids(message)
-            if answer.reasoning and not said.reasoning and is_ours:
-                ready[place] = {**message, REASONING_FIELDS[0]: answer.reasoning}
-            said = said._replace(reasoning=answer.reasoning)
-            expected.setdefault(said, deque()).append(found)
-        return PastAnswers(tuple(ready), expected)
+        secret = sent.secret
+        with self._lock:
+            if self._answers.get(secret) is None and self._file is not None:
+                for stored in self._file.find(secret):
+                    answer = msgspec.msgpack.decode(stored.body, type=KnownAnswer)
+                    self._insert(secret, stored.tag, answer)
+
+            def likeness(each: _Remembered) -> tuple[bool, bool, bool]:
+                answer = each.answer
+                return (
+                    bool(sent.call_ids) and answer.call_ids == sent.call_ids,
+                    answer.reasoning == sent.said.reasoning,
+                    answer.spaces == sent.spaces,
+                )
+
+            alike = self._answers.get(secret) or {}
+            # of several, the latest
+            return max(reversed(alike.values()), key=likeness, default=None)
 
     def count(self, past: PastAnswers, *, placed: int) -> int:
         """Update the counters for one conversation. Returns the number of dropped tokens.
 
-        An answer counts as dropped if the rendered text does not show it as it was generated,
+        An answer counts as dropped if the rendered text does not show it in its generated form,
         because the template or the client left out a part. Each answer is counted once.
 
         placed: the number of answers whose generated tokens were put into the prompt.
@@ -227,35 +264,6 @@ class KnownAnswers:
         assert all(0 < len(alike) <= _MAX_ALIKE for alike in remembered), (
             "too many answers with the same meaning"
         )
-
-    def _find(
-        self, said: AnswerMeaning, message: Mapping[str, Any], tenant: str
-    ) -> _Remembered | None:
-        """The known answer that means the same as a message; None if there is none.
-
-        If there are several, prefers those with the same call ids, then those with the same
-        thought, then those with the same white space, then the latest.
-        """
-        call_ids = _call_ids(message)
-        spaces = _spaces(str(message.get("content") or ""))
-        secret = self._secret(said, tenant)
-        with self._lock:
-            if self._answers.get(secret) is None and self._file is not None:
-                for stored in self._file.find(secret):
-                    answer = msgspec.msgpack.decode(stored.body, type=KnownAnswer)
-                    self._insert(secret, stored.tag, answer)
-
-            def likeness(each: _Remembered) -> tuple[bool, bool, bool]:
-                answer = each.answer
-                return (
-                    bool(call_ids) and answer.call_ids == call_ids,
-                    answer.reasoning == said.reasoning,
-                    answer.spaces == spaces,
-                )
-
-            alike = self._answers.get(secret) or {}
-            # of several, the latest
-            return max(reversed(alike.values()), key=likeness, default=None)
 
     def _insert(self, secret: Secret, tag: bytes, answer: KnownAnswer) -> None:
         alike = self._answers.get(secret) or {}
@@ -304,7 +312,7 @@ def meaning_of_message(message: Mapping[str, Any]) -> AnswerMeaning | None:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             return None
-        calls.append((function["name"], settled_arguments(call)))
+        calls.append((function["name"], canonical_arguments(function.get("arguments"))))
     return AnswerMeaning(reasoning_of(message).strip(), content.strip(), tuple(calls))
 
 
@@ -347,11 +355,6 @@ def meaning_of_text(text: str, form: AnswerReader, *, cut: bool = False) -> Answ
     )
 
 
-def settled_arguments(call: Mapping[str, Any]) -> str:
-    """The `canonical_arguments` of an earlier call, computed only once if the call is kept."""
-    return made_once(call, SETTLED, lambda: canonical_arguments(call["function"].get("arguments")))
-
-
 def canonical_arguments(arguments: Any) -> str:
     """Arguments in one spelling: key order, white space, escapes and numbers are normalized.
 
@@ -386,18 +389,24 @@ class ReadTexts:
         self._meanings: LruCache[bytes, AnswerMeaning] = LruCache(max_characters)
 
     def meaning(
-        self, text: str, form: Callable[[], AnswerReader], *, context: str
+        self,
+        text: str,
+        form: Callable[[], AnswerReader],
+        *,
+        context: str,
+        encode: Callable[[str], str] = str,
     ) -> AnswerMeaning:
         """The meaning of a text, which is parsed only if its meaning is not remembered.
 
         form: creates the reader that parses the text.
         context: identifies everything that the reader depends on, such as the tools.
+        encode: puts the text into the form that the reader expects.
         """
         key = hashlib.blake2b(
             f"{context}\0{text}".encode("utf-8", "surrogatepass"), digest_size=16
         ).digest()
         found = self._meanings.get(key)
         if found is None:
-            found = meaning_of_text(text, form())
+            found = meaning_of_text(encode(text), form())
             self._meanings.put(key, found, size=len(text))
         return found

@@ -19,8 +19,8 @@ from holdfast.models.model_folder import DEFAULT_SAMPLING
 from holdfast.models.tokenizer_files import default_sampling
 from holdfast.wire.requests import SAMPLING_RANGES, SamplingParams
 
-# Maximum length of a stop string. Each new token is searched together with as much of the preceding
-# text as a stop string may contain.
+# Maximum length of a stop string. Each new token is searched together with preceding text of the
+# length of a stop string.
 MAX_STOP_CHARACTERS = 1024
 
 _CONTAINERS = (dict, list, tuple)
@@ -96,19 +96,18 @@ def _check_stops(stops: tuple[str, ...], most: int) -> None:
 
 
 def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
-    lowest_bias, highest_bias = SAMPLING_RANGES["logit_bias"]
-    for field, (lowest, highest) in SAMPLING_RANGES.items():
-        if field != "logit_bias":
-            _between(field, getattr(sampling, field), lowest, highest)
-    for token_id, bias in sampling.logit_bias.items():
+    for field, allowed in SAMPLING_RANGES.items():
+        value = getattr(sampling, field)
+        for each in value.values() if field == "logit_bias" else (value,):
+            _between(field, each, allowed.lowest, allowed.highest)
+    for token_id in sampling.logit_bias:
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(
                 f"token ids must be 0 to {vocab_size - 1}, got {token_id}",
                 field="logit_bias",
             )
-        _between("logit_bias", bias, lowest_bias, highest_bias)
     biases = sampling.logit_bias.values()
-    if len(biases) >= vocab_size and max(biases) <= lowest_bias:
+    if len(biases) >= vocab_size and max(biases) <= SAMPLING_RANGES["logit_bias"].lowest:
         raise InvalidRequest(
             f"logit_bias bans all {vocab_size} tokens of the model: no token is left to generate",
             field="logit_bias",
@@ -145,7 +144,7 @@ def tenant_of(*, api_key: str, name: str, cache_salt: str) -> str:
 
 
 def tenant_of_key(key_name: str, *, name: str, cache_salt: str) -> str:
-    """An opaque name as from `tenant_of`, but for a named key.
+    """An opaque name as from `tenant_of`, for a named key.
 
     A new key with the same name uses the same cache.
     """

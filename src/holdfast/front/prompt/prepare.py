@@ -21,7 +21,7 @@ from holdfast.errors import InvalidRequest, PromptTooLong
 from holdfast.front.answers.choice import ChoiceRules, ChoiceText
 from holdfast.front.answers.pieces import TokenPieces
 from holdfast.front.output import TruncatedPart
-from holdfast.front.prompt.canonical import canonical, guarded, with_thoughts_apart
+from holdfast.front.prompt.canonical import canonical
 from holdfast.front.prompt.dialects import prompt_opens_thought
 from holdfast.front.prompt.images import (
     has_images,
@@ -76,7 +76,7 @@ MAX_CHARACTERS_PER_TOKEN = 32
 # shortened, because shortening tokenizes the whole prompt.
 _MOST_SHORTENED = 8
 # A part of a text that contains some of its tokens has at most this many times the characters that
-# so many tokens of the text have on average; otherwise fewer tokens are kept.
+# this number of tokens of the text have on average; otherwise fewer tokens are kept.
 _AMPLE = 4
 _SEED_MASK = 2**63 - 1
 
@@ -95,7 +95,7 @@ class Prepared:
     put_back_tokens: int = 0  # tokens of past answers, put into the prompt as generated
     dropped_tokens: int = 0  # tokens of past answers that the prompt does not contain as generated
     breakpoints: tuple[MarkedPrefix, ...] = ()  # up to the client's cache breakpoints, ascending
-    # a budget of 0 tokens, which ends a thought at once; None if no marker ends this model's
+    # a budget of 0 tokens, which ends a thought immediately; None if no marker ends this model's
     # thoughts
     thought_end: ThinkingBudget | None = None
     unenforced: tuple[str, ...] = ()  # paths of schema keywords that the grammar ignores
@@ -124,7 +124,7 @@ def prepare(
 ) -> Prepared:
     """Prepare a request. Raises InvalidRequest and PromptTooLong.
 
-    prompt: the request's prompt with the names of its images; None: it has no images.
+    prompt: the request's prompt with the names of its images; None: without images.
     layouts: how the model sees these images, by image.
 
     A max_tokens beyond the context window is silently reduced, because agents send large constants.
@@ -229,18 +229,15 @@ def prompt_text(
             "a model that can chat, or send a text to complete",
             field=request.prompt_field,
         )
-    rendered = _rendered(request, asked, bundle, template)
-    prompt = rendered.prompt
+    rendered, prompt, past = _rendered(request, asked, bundle, template)
     text = rendered.text
     opening = None if prompt.continue_last else bundle.answer_frame.opening(text)
     if opening is None:
         in_reasoning = prompt_opens_thought(template, bundle.dialect, prompt, text)
     else:
         in_reasoning = opens_thought(opening, bundle.dialect)
-    return PromptText(
-        text=text,
-        answers=rendered.answers,
-        images=rendered.images,
+    return replace(
+        rendered,
         in_reasoning=in_reasoning,
         branch_points=(
             template.branch_points(prompt, text) if info.fixed_bytes_per_sequence else ()
@@ -249,42 +246,39 @@ def prompt_text(
             asked, prompt, text, template=template, guard=bundle.tokenizer.guard
         ),
         opening=opening,
-        dropped_tokens=bundle.known_answers.count(rendered.past, placed=len(rendered.answers)),
+        dropped_tokens=bundle.known_answers.count(past, placed=len(rendered.answers)),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rendered:
-    prompt: ChatPrompt  # as passed to the template
-    past: PastAnswers
-    text: str
-    answers: tuple[PlacedAnswer, ...]
-    images: tuple[PlacedImage, ...]
 
 
 def _rendered(
     request: GenerationRequest, prompt: ChatPrompt, bundle: TokenizerBundle, template: ChatTemplate
-) -> _Rendered:
+) -> tuple[PromptText, ChatPrompt, PastAnswers]:
+    """The rendered conversation with its answers and images; the conversation as the template got
+    it; and its known answers.
+    """
     options = {
         **bundle.template_options,
         **bundle.thinking_switch.asked(request.thinking),
         **prompt.template_options,
     }
-    prompt = canonical(prompt, bundle.first_forms, tenant=request.tenant)
     reasoning = bundle.dialect.reasoning
     thought = ("", "") if reasoning is None else (reasoning.start.strip(), reasoning.end.strip())
-    if all(thought) and template.reads_thoughts(thought[1]):
-        prompt = with_thoughts_apart(prompt, thought=thought)
-    past = bundle.known_answers.recall(prompt.messages, tenant=request.tenant)
-    prompt = msgspec.structs.replace(prompt, messages=past.messages, template_options=options)
-    prompt = guarded(prompt, bundle.tokenizer.guard, thought=thought)
+    past = PastAnswers(bundle.known_answers)
+    prompt = canonical(
+        msgspec.structs.replace(prompt, template_options=options),
+        bundle.first_forms,
+        guard=bundle.tokenizer.guard,
+        thought=thought,
+        parts_thoughts=all(thought) and template.reads_thoughts(thought[1]),
+        past=past,
+        tenant=request.tenant,
+    )
     # the template writes the special tokens itself, BOS included
-    text = with_unescaped_breaks(template.render(prompt, field=request.prompt_field))
-    text = well_formed(text)
+    text, seen = template.rendered(prompt, field=request.prompt_field)
+    text = well_formed(with_unescaped_breaks(text))
     answers = past.places(text, frame=bundle.answer_frame, read=bundle.history_reader(prompt.tools))
-    seen = bundle.images
-    images = () if seen is None else _placed(text, seen.placeholder, template.images(prompt))
-    return _Rendered(prompt=prompt, past=past, text=text, answers=answers, images=images)
+    images = () if bundle.images is None else _placed(text, bundle.images.placeholder, seen)
+    return PromptText(text=text, answers=answers, images=images), prompt, past
 
 
 def _placed(text: str, placeholder: str, images: Sequence[str]) -> tuple[PlacedImage, ...]:
@@ -307,12 +301,12 @@ def conversation_tokens(
 ) -> PromptTokens:
     """The tokens that the prompt of a request with this conversation would have.
 
-    Updates no counters. Returns no tokens if the model has no chat template. Raises InvalidRequest.
+    Updates no counters. Returns no tokens if the model lacks a chat template. Raises
+    InvalidRequest.
     """
     if bundle.template is None:
         return PromptTokens(token_ids=TokenIds())
-    rendered = _rendered(request, prompt, bundle, bundle.template)
-    text = PromptText(text=rendered.text, answers=rendered.answers, images=rendered.images)
+    text, _, _ = _rendered(request, prompt, bundle, bundle.template)
     return _encoded(text, bundle, tenant=request.tenant, layouts=layouts)
 
 
@@ -365,8 +359,8 @@ def _fitted(
 ) -> tuple[Prompt, TruncatedPart | None]:
     """Leave out the middle of a prompt that does not leave enough room for the answer.
 
-    Returns the new prompt and what was left out; the prompt unchanged and None if it fits, or if it
-    cannot be shortened enough.
+    Returns the new prompt and a count of the parts left out; the prompt unchanged and None if it
+    fits, or if it cannot be shortened enough.
 
     text: the rendered prompt.
     """
@@ -518,7 +512,7 @@ class _TokenRuler:
         return "".join(head), "".join(tail[::-1])
 
     def _kept(self, parts: Iterable[str], tokens: int, *, end: int) -> list[str]:
-        """The first parts that have so many tokens. A text that has more is cut at the end with
+        """The first parts with this number of tokens. A text that has more is cut at the end with
         this index.
         """
         kept: list[str] = []
@@ -545,7 +539,7 @@ class _TokenRuler:
         left = piece.first_token + piece.tokens - max(0, tokens - last)
         ending = text[piece.start : piece.end][-piece.characters(_AMPLE * left) :]
         head, tail = self._bundle.tokenizer.encode_in_place([beginning, ending])
-        head_end, tail_start = 0, len(ending)  # if the characters there have no tokens
+        head_end, tail_start = 0, len(ending)  # if the characters there lack tokens
         if head.token_ids:
             _, head_end = head.characters_of(min(kept, len(head.token_ids)) - 1)
         if tail.token_ids:
@@ -669,7 +663,7 @@ def _sequences(
     if thought_end is not None and request.thinking.budget_tokens is not None:
         budget = msgspec.structs.replace(thought_end, tokens=request.thinking.budget_tokens)
     predicted = _predicted_tokens(request, bundle, most=max_tokens, info=info)
-    banned = dict.fromkeys(grammar.banned_token_ids, SAMPLING_RANGES["logit_bias"][0])
+    banned = dict.fromkeys(grammar.banned_token_ids, SAMPLING_RANGES["logit_bias"].lowest)
     logit_bias = sampling.logit_bias | banned
     images = image_spans(tokens.images, layouts)
     return tuple(
@@ -702,7 +696,7 @@ def _sequences(
 def _predicted_tokens(
     request: GenerationRequest, bundle: TokenizerBundle, *, most: int, info: ModelInfo
 ) -> TokenIds:
-    """The first tokens of what the client expects the answer to be, at most `most`."""
+    """The first tokens of the answer that the client expects, at most `most`."""
     text = request.prediction[: most * MAX_CHARACTERS_PER_TOKEN]
     if not text:
         return TokenIds()
@@ -712,10 +706,10 @@ def _predicted_tokens(
 
 
 def _max_tokens(request: GenerationRequest, *, prompt_tokens: int, info: ModelInfo) -> int:
-    """The length of the longest answer: that of the request, or what fits.
+    """The length of the longest answer: that of the request, or the longest that fits.
 
-    With `kv_bits` auto, an answer that the request does not limit, or by more than what fits, is
-    limited to what fits without quantization, if that is enough for an ordinary answer.
+    With `kv_bits` auto, an answer that the request does not limit, or by more than fits, is
+    limited to the length that fits without quantization, if that is enough for an ordinary answer.
     """
     room = info.context_tokens - prompt_tokens
     if request.max_tokens is not None and request.max_tokens <= room:

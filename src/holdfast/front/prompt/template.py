@@ -124,11 +124,6 @@ class ChatTemplate:
         )
         return adapted
 
-    def images(self, prompt: ChatPrompt) -> tuple[str, ...]:
-        """The images of a conversation in the order in which the template writes them."""
-        messages = self._text_messages(prompt, "")
-        return tuple(image for message in messages for image in images_of(_text_of(message)))
-
     @property
     def with_tools(self) -> str:
         """The source of the template that is used for requests with tools."""
@@ -144,6 +139,12 @@ class ChatTemplate:
 
     def render(self, prompt: ChatPrompt, *, field: str = "messages") -> str:
         """Render a conversation. Raises InvalidRequest when the template refuses it."""
+        return self.rendered(prompt, field=field)[0]
+
+    def rendered(
+        self, prompt: ChatPrompt, *, field: str = "messages"
+    ) -> tuple[str, tuple[str, ...]]:
+        """Like `render`; also returns the images in the order in which the template writes them."""
         if clash := sorted(RESERVED_TEMPLATE_ARGUMENTS & prompt.template_options.keys()):
             raise InvalidRequest(
                 f"chat_template_kwargs may not contain {', '.join(clash)}, which the server sets",
@@ -154,7 +155,11 @@ class ChatTemplate:
                 "only an assistant message without calls can be continued",
                 field=f"{field}.{len(prompt.messages) - 1}",
             )
-        messages = self._messages(prompt, field)
+        messages = self._text_messages(prompt, field)
+        images: tuple[str, ...] = ()
+        if self._vision is not None:
+            images = tuple(image for each in messages for image in images_of(_text_of(each)))
+            messages = [*map(self._vision.shown, messages)]
         if prompt.continue_last:
             _mark_last(messages)
         try:
@@ -166,17 +171,17 @@ class ChatTemplate:
                 field=field,
                 shown=f": {error}",  # may quote the conversation
             ) from error
-        if self._vision is not None and self._vision.is_incomplete(text, self.images(prompt)):
+        if self._vision is not None and self._vision.is_incomplete(text, images):
             raise InvalidRequest("the model's chat template leaves out an image", field=field)
         if not prompt.continue_last:
-            return text.removesuffix(self._habits.left_to_model)
+            return text.removesuffix(self._habits.left_to_model), images
         before, mark, _ = text.rpartition(_MARK)
         if not mark:
             raise InvalidRequest(
                 "the model's chat template leaves out the message that is to be continued",
                 field=field,
             )
-        return before
+        return before, images
 
     def try_render(self, prompt: ChatPrompt) -> str:
         """Like `render`, but returns an empty text if the template refuses the conversation."""

@@ -60,7 +60,8 @@ SAMPLES = {
 _BREAK: Final = "\ufdd5"
 _SPLIT: Final = "\ufdd4"
 _BREAKS: Final = re.compile(f"[{_BREAK}{_SPLIT}]")
-_ESCAPED_BREAKS: Final = {"\\ufdd5": _BREAK, "\\ufdd4": _SPLIT}
+_ESCAPED: Final = "\\ufdd"
+_ESCAPED_BREAKS: Final = {f"{_ESCAPED}5": _BREAK, f"{_ESCAPED}4": _SPLIT}
 # the usual form of markers, which distinguishes them from HTML elements
 _MARKER = re.compile(r"<[|｜].*|.*[|｜]>", re.DOTALL)
 _MARKUP = re.compile(r"[A-Za-z].*[^\w\s]|[^\w\s].*[A-Za-z]", re.DOTALL)
@@ -264,8 +265,9 @@ def without_breaks(text: str) -> str:
 
 def with_unescaped_breaks(text: str) -> str:
     """The rendered text, with break characters that a template escaped, as in JSON, restored."""
-    for escaped, character in _ESCAPED_BREAKS.items():
-        text = text.replace(escaped, character)
+    if _ESCAPED in text:
+        for escaped, character in _ESCAPED_BREAKS.items():
+            text = text.replace(escaped, character)
     return text
 
 
@@ -346,7 +348,7 @@ class EncodedText:
         return bisect_right(self._spans, character, key=lambda span: span[1])
 
     def characters_of(self, token: int) -> tuple[int, int]:
-        """The range of characters that the token at this index stands for."""
+        """The range of characters that the token at this index covers."""
         return self._encoding.token_to_chars(token) or self._spans[token]
 
     def span(self, start: int, end: int) -> tuple[int, int] | None:
@@ -382,7 +384,7 @@ class PlacedPiece(NamedTuple):
     tokens: int
 
     def characters(self, tokens: int) -> int:
-        """The number of characters that so many tokens have on average, rounded up."""
+        """The number of characters that this number of tokens has on average, rounded up."""
         return -(-tokens * (self.end - self.start) // self.tokens)
 
 
@@ -432,7 +434,7 @@ class TokenMemory:
     """
 
     def __init__(self, *, max_bytes: int = DEFAULT_MODEL.known_text_bytes) -> None:
-        """max_bytes: limit for texts and tokens together; with 0, nothing is remembered."""
+        """max_bytes: limit for texts and tokens together; with 0, texts are not remembered."""
         self._pieces: LruCache[tuple[str, str], _Piece] = LruCache(max_bytes)  # by tenant and text
 
     def tokens_of(
@@ -450,7 +452,7 @@ class TokenMemory:
             known = self._pieces.get((tenant, each))
             if known is not None:
                 pieces[each] = known
-            if known is None or not known.places.keys() >= wanted.get(each, frozenset()):
+            if known is None or (each in wanted and not known.places.keys() >= wanted[each]):
                 missing.append(each)
         for each, piece in _encoded(missing, wanted, tokenizer):
             before = pieces[each].places if each in pieces else {}

@@ -11,6 +11,8 @@ import pickle
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Final, TypeVar, cast
 
+from holdfast.front.toolcalls.declared import ParameterTypes, types_of
+
 T = TypeVar("T")
 
 # The order in which models saw the keys in training. Other keys follow in the order in which they
@@ -38,13 +40,6 @@ _SCHEMAS: Final = frozenset(
     {"items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames"}
 )
 _LISTS_OF_SCHEMAS: Final = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
-_TYPE_OF_VALUE: Final = {
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    list: "array",
-    dict: "object",
-}
 _MAX_DERIVED = 6  # maximum of values cached per part, such as its JSON and packed form
 _MAX_UNPACKED = 128
 _MAX_LEVELS: Final = 16
@@ -55,7 +50,7 @@ class KeptPart(dict[str, Any]):
     """A part of a conversation, such as a tool definition or a call in OpenAI's format, together
     with values derived from it (`made_once`).
 
-    It must not be changed. Copies of it are plain dictionaries.
+    It must not be changed. Copies are plain dictionaries.
     """
 
     __slots__ = ("_derived",)
@@ -100,7 +95,7 @@ def unpacked_tool(packed: bytes) -> KeptPart:
 
 
 def exact_key(part: Any, *, tenant: str) -> bytes | None:
-    """A hash of a part as it was sent, including key order and value types.
+    """A hash of a part in its sent form, including key order and value types.
 
     Returns None if the part cannot be hashed. The hash is of `marshal`'s output, which takes
     a fifth of the time of sorted JSON.
@@ -164,7 +159,7 @@ def complete_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 def _complete_schema(schema: Any, fallback: str, level: int) -> dict[str, Any]:
     given = schema if isinstance(schema, Mapping) and level < _MAX_LEVELS else {}
-    kind = _type(given) or ("object" if "properties" in given else fallback)
+    kind = _type(given) or fallback
     ready: dict[str, Any] = {"description": "", **given, "type": kind}
     if kind == "array":
         ready["items"] = _complete_schema(given.get("items"), "string", level + 1)
@@ -185,16 +180,7 @@ def _type(schema: Mapping[str, Any]) -> str:
 
     If the schema names several types, this is the first that is not null.
     """
-    given = schema.get("type")
-    kinds = list(given) if isinstance(given, list) else [given]
-    for word in ("anyOf", "oneOf", "allOf"):
-        choices = schema.get(word)
-        if isinstance(choices, list):
-            kinds += [choice.get("type") for choice in choices if isinstance(choice, Mapping)]
-    for kind in kinds:
-        if isinstance(kind, str) and kind != "null":
-            return kind
-    values = schema.get("enum")
-    if isinstance(values, list) and values:
-        return _TYPE_OF_VALUE.get(type(values[0]), "string")
-    return ""
+    kinds = [
+        kind for branch in ParameterTypes(schema).branches(schema) for kind in types_of(branch)
+    ]
+    return next((kind for kind in kinds if kind != "null"), "")

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from holdfast.errors import PromptTooLong, ResponsesUnavailable
 from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.openai.answers import ErrorBody, openai_error
-from holdfast.front.openai.endpoints import ModelCard, input_modalities, model_card
+from holdfast.front.openai.endpoints import ModelCard, model_card
 from holdfast.front.records.responses import Item, RecordKey, RecordMissing, ResponseFile
 from holdfast.front.request import GenerationRequest
 from holdfast.front.responses.answer import (
@@ -40,7 +40,6 @@ from holdfast.front.responses.items import (
 )
 from holdfast.front.responses.stored import OPERATIONS, ResponseRun
 from holdfast.front.server.access import Seal
-from holdfast.front.server.answers import AnswerPlan
 from holdfast.front.server.context import RequestContext, context_of
 from holdfast.front.server.dialect import Dialect, ModelShapes, answers_of, operation, request_of
 from holdfast.front.server.generation import (
@@ -114,7 +113,7 @@ async def create_response(request: Request, services: Services) -> Response:
 async def compact_response(request: Request, services: Services) -> Response:
     """Have the model summarize a conversation.
 
-    The client sends the result in place of the conversation. Nothing is stored.
+    The client sends the result in place of the conversation. The result is not stored.
     """
     return await _generated(request, services, only_compacts=True)
 
@@ -131,7 +130,7 @@ async def count_input_tokens(request: Request, services: Services) -> Response:
     counted = resolved.asked.request(
         context, offered=offered, before=resolved.before, only_counts=True
     )
-    encoded = await services.encode(counted)
+    encoded = await services.engine.encode(counted)
     return json_response(InputTokens(input_tokens=len(encoded.token_ids)))
 
 
@@ -139,7 +138,7 @@ async def _generated(
     request: Request, services: Services, *, only_compacts: bool = False
 ) -> Response:
     """Generate the response. only_compacts: summarize the input, and store nothing."""
-    answer = AnswerRecord(services.metrics)
+    answer = AnswerRecord(services.telemetry.metrics)
     body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
     identity = identity_of(request, body, services.server)
     if (taken := rejoined(identity, request, services)) is not None:
@@ -156,21 +155,15 @@ async def _generated(
     if only_compacts:
         assert isinstance(form, CompactionAnswer), "the input ends with a trigger"
         form.replaces = [*resolved.before, *items_of(asked.input)]
-    plan = AnswerPlan(
-        requests=[generated],
-        form=form,
-        streams=bool(asked.stream or asked.background),  # a background answer is stored by events
-        explains=asked.explains,
-    )
     run = None
     if not only_compacts and (asked.stores or asked.conversation_id is not None):
         run = ResponseRun(form, asked, context.tenant, resolved.items, services)
         if asked.background:
-            generation = GenerationResponse(context, plan, answer)
+            generation = GenerationResponse(context, [generated], form, answer)
             return await _in_background(request, services, generation, run)
-    attended = _AttendedResponse(context, plan, answer, identity=identity)
+    attended = _AttendedResponse(context, [generated], form, answer, identity=identity)
     attended.run = run
-    attended.streams_overflow = plan.streams and is_codex(request.headers)
+    attended.streams_overflow = generated.streams and is_codex(request.headers)
     return attended
 
 
@@ -221,7 +214,7 @@ def _response(asked: ResponseRequest, generated: GenerationRequest) -> ResponseO
         created_at=int(time.time()),
         model=generated.model,
         text=text,
-        **sampling_fields(asked.sampling()),
+        **sampling_fields(generated.sampling),
         **given,
     )
 
@@ -247,7 +240,7 @@ async def _resolved(asked: ResponseRequest, context: RequestContext) -> _Resolve
     references = [place for place, item in enumerate(items) if _is_reference(item)]
     if references:
         names = [items[place].get("id") or "" for place in references]
-        found = await services.responses.call(ResponseFile.find_items, tenant, names)
+        found = await services.answers.responses.call(ResponseFile.find_items, tenant, names)
         for place, name in zip(references, names, strict=True):
             if name not in found:
                 reason = "there is no such item; it may no longer be stored"
@@ -275,14 +268,14 @@ def _not_found(field: str, reason: str, code: str) -> RequestRefused:
 async def _chain(services: Services, key: RecordKey) -> list[Item]:
     field = "previous_response_id"
     try:
-        record = await services.responses.call(ResponseFile.record, key)
+        record = await services.answers.responses.call(ResponseFile.record, key)
         if record.is_running:
             reason = "that response is still being generated"
             raise invalid_field(field, reason, code="previous_response_in_progress")
         if record.body.get("conversation"):
             reason = "that response is part of a conversation; use `conversation` to continue it"
             raise invalid_field(field, reason)
-        return await services.responses.call(ResponseFile.chain, key)
+        return await services.answers.responses.call(ResponseFile.chain, key)
     except RecordMissing as lost:
         reason = "there is no such response"
         if lost.record_id != key.id:
@@ -293,7 +286,7 @@ async def _chain(services: Services, key: RecordKey) -> list[Item]:
 
 async def _conversation(services: Services, key: RecordKey) -> list[Item]:
     try:
-        return await services.responses.call(ResponseFile.items, key)
+        return await services.answers.responses.call(ResponseFile.items, key)
     except RecordMissing:
         reason = (
             "there is no such conversation; it may have been deleted or may no longer be stored"
@@ -320,7 +313,7 @@ class _AttendedResponse(GenerationResponse):
                 raise
             problem = problem_of(error)
             record_problem(scope[RECORD], problem, error)
-            form = self._plan.form
+            form = self._form
             failed = Response(form.broken(problem), media_type=form.stream_type)
             await failed(scope, receive, send)
         finally:
@@ -335,8 +328,8 @@ async def _in_background(
 
     Raises the error for which the response is refused.
     """
-    tasks = services.held.tasks
-    most = services.responses.limits.max_background
+    tasks = services.answers.held.tasks
+    most = services.answers.responses.limits.max_background
     if len(tasks) >= most:
         reason = (
             f"`background`: this server runs at most {most} responses in the background at once; "
@@ -424,7 +417,7 @@ def _models(models: Sequence[ModelStatus]) -> CodexModelList:
             display_name=model.id,
             priority=place,
             context_window=model.context_tokens,
-            input_modalities=input_modalities(model),
+            input_modalities=model.input_modalities,
         )
         for place, model in enumerate(models)
     ]

@@ -165,8 +165,8 @@ class ResponseRun(EventLog):
         self.stopped = asyncio.Event()
         self._key = RecordKey(tenant, form.id)
         self._items = stored_input(items)
-        self._store = services.responses
-        self._held = services.held
+        self._store = services.answers.responses
+        self._held = services.answers.held
         self._stored: asyncio.Future[None] | None = None
         form.record = self._record
 
@@ -293,7 +293,7 @@ async def delete_response(request: Request, services: Services) -> Response:
     run = _run(request, services)
     await _call(request, services, "response", ResponseFile.delete)
     key = _key(request, services, "response")
-    services.held.named.pop(key, None)
+    services.answers.held.named.pop(key, None)
     if run is not None and run.asked.background:
         run.stop()
     return json_response(Deleted(id=key.id, object="response"))
@@ -338,7 +338,7 @@ async def create_conversation(request: Request, services: Services) -> Response:
     key = RecordKey(_context(request, services).tenant, created.id, "conversation")
     items = _checked(asked.items or [])
     body = msgspec.to_builtins(created)
-    await services.responses.call(ResponseFile.put, key, body, items=items)
+    await services.answers.responses.call(ResponseFile.put, key, body, items=items)
     return json_response(created)
 
 
@@ -435,7 +435,7 @@ async def _call(
     """
     key = _key(request, services, kind)
     try:
-        return await services.responses.call(method, key, *args)
+        return await services.answers.responses.call(method, key, *args)
     except RecordMissing:
         raise _not_found(kind, key.id) from None
 
@@ -449,7 +449,7 @@ def _context(request: Request, services: Services) -> RequestContext:
 
 
 def _run(request: Request, services: Services) -> ResponseRun | None:
-    found = services.held.named.get(_key(request, services, "response"))
+    found = services.answers.held.named.get(_key(request, services, "response"))
     return found if isinstance(found, ResponseRun) else None
 
 
@@ -475,7 +475,7 @@ async def _page(request: Request, services: Services, kind: Kind) -> Response:
         items.reverse()
     begin = 0
     if (after := query.get("after")) is not None:
-        # if several items have the id, continue after the last of them, so that paging always ends
+        # if several items have the id, continue after the last one, so that paging always ends
         places = [place for place, item in enumerate(items) if item["id"] == after]
         if not places:
             raise invalid_field("after", "no item of this list has this id")
@@ -498,7 +498,7 @@ async def _parsed(model: type[M], request: Request, services: Services, *, empty
 
 
 def _checked(items: list[AnyItem]) -> list[Item]:
-    """Return the items as they are stored.
+    """Return the items in their stored form.
 
     Raises RequestRefused for items that no response could continue.
     """

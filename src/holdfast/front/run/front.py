@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import uvloop
 
 from holdfast import __version__
-from holdfast.config import EffectiveSettings, LogLevel, ModelSettings, Settings, value_of
-from holdfast.errors import ConfigError, ModelLoadError, WorkerUnavailable
+from holdfast.config import EffectiveSettings, LogLevel, Settings, value_of
+from holdfast.errors import ConfigError, WorkerUnavailable
 from holdfast.files import compiled_code_folder, crash_reports_folder, hash_cache_file, logs_folder
 from holdfast.front.fleet.catalog import Catalog, CatalogEntry, catalog_of
 from holdfast.front.fleet.residency import Residency
@@ -49,7 +49,7 @@ from holdfast.front.telemetry.logs import (
 from holdfast.machine.device_memory import MemoryShare, return_large_blocks
 from holdfast.models.adapter_folder import SEPARATOR, checked_adapters
 from holdfast.models.chat_templates import template_sources
-from holdfast.models.download import local_folder, model_source, resolve_model
+from holdfast.models.download import resolve_model
 from holdfast.models.draft_pairs import DraftFolder, draft_of
 from holdfast.models.tokenizer_files import read_json, recommended_sampling
 from holdfast.models.weight_files import checked_tensor_bytes
@@ -82,7 +82,7 @@ def run(
     Raises ModelLoadError or ConfigError (exit code 2) if the model or the address cannot be used.
 
     progress: called with the stage of loading and the fraction done, in the end with "ready".
-    on_ready: called on a thread with the server's URL when it serves; None: nothing is.
+    on_ready: called on a thread with the server's URL when it serves; None: no call.
     """
     started_at = time.monotonic()
     settings = effective.settings
@@ -107,7 +107,7 @@ def run(
     if catalog.at_start and not catalog.entries[0].is_pinned:
         first = catalog.entries[0]  # the only or the named model
         folder = resolve_model(first.model, progress=progress)
-        if first.model.speculation != "auto":  # a model that cannot draft is refused at once
+        if first.model.speculation != "auto":  # a model that cannot draft is refused immediately
             _draft_of(first, folder, catalog)
     try:
         with (
@@ -259,7 +259,7 @@ class Front:
         gc.enable()
         with http.listen(self._settings.server) as listener:
             app = build_application(self._settings, self._residency, log_ring=self._log_ring)
-            self.reloads.append(partial(reload_keys, app.state.services.keys))
+            self.reloads.append(partial(reload_keys, app.state.services.access.keys))
             self.reloads.append(app.state.reloaded_catalog.reload)
             if signals.came:  # during the lines above, when nothing could be stopped yet
                 return
@@ -284,7 +284,7 @@ class Front:
                 signals.came = True  # the HTTP server handled it
                 loading.cancel()
             await asyncio.wait((loading,))
-            if (traces := app.state.services.traces) is not None:
+            if (traces := app.state.services.telemetry.traces) is not None:
                 await asyncio.to_thread(traces.close)
         if not loading.cancelled():
             loading.result()  # raises the error if loading failed
@@ -333,7 +333,7 @@ class Front:
             is_open=not needs_key and not is_loopback(listens_on),
             memory=None if figures is None else figures.memory,
             log_file=self._log_path,
-            can_chat=can_chat(self._residency.catalog.entries[0].model),
+            can_chat=first.can_chat,
         )
         self._was_ready = True
         announce(ready, self._settings.log)
@@ -344,7 +344,7 @@ class Front:
 class _EarlySignals:
     """SIGINT and SIGTERM before the HTTP server handles them: they cancel the current task.
 
-    After the HTTP server has stopped, one more signal exits at once.
+    After the HTTP server has stopped, one more signal exits immediately.
     """
 
     def __init__(self) -> None:
@@ -398,15 +398,6 @@ def _log_file(settings: Settings) -> LogFile | None:
     if file is not None:
         log_uncaught()
     return file
-
-
-def can_chat(model: ModelSettings) -> bool:
-    """Whether a model has a chat template. True if its files are not here yet."""
-    try:
-        folder = local_folder(model_source(model.path, revision=model.revision), os.environ)
-        return folder is None or bool(template_sources(folder))
-    except (ModelLoadError, OSError):
-        return True
 
 
 def _lan_urls(listens_on: str, url: str) -> tuple[str, ...]:

@@ -33,7 +33,14 @@ from holdfast.front.records.answers import AnswerFile
 from holdfast.front.records.responses import ResponseStore
 from holdfast.front.server.access import KeyRing, Seal
 from holdfast.front.server.dialect import Dialect
-from holdfast.front.server.services import ActiveRequests, Services
+from holdfast.front.server.services import (
+    Access,
+    ActiveRequests,
+    Answers,
+    ServedModels,
+    Services,
+    Telemetry,
+)
 from holdfast.front.telemetry.history import PerformanceHistory
 from holdfast.front.telemetry.history_file import SUFFIX, HistoryFile
 from holdfast.front.telemetry.log_ring import LogRing
@@ -154,36 +161,36 @@ def build_application(
     gateway = Gateway(residency.lease, bundles, settings.limits, settings.tools, images=images)
     metrics = Metrics(loop_tick_seconds=settings.server.loop_tick_seconds)
     services = Services(
-        generate=gateway.generate,
-        encode=gateway.encode,
-        embed=gateway.embed,
-        rank=gateway.rank,
-        tokenizer_of=gateway.tokenizer_of,
-        sessions=gateway.sessions,
-        catalog=lambda: residency.catalog,
-        control=residency,
-        library=Library(
-            residency,
-            cache=hub_cache_folder(os.environ),
-            with_code=settings.model.trust_remote_code,
-            read_again=reloaded.take_in,
+        settings=settings,
+        engine=gateway,
+        models=ServedModels(
+            catalog=lambda: residency.catalog,
+            control=residency,
+            library=Library(
+                residency,
+                cache=hub_cache_folder(os.environ),
+                with_code=settings.model.trust_remote_code,
+                read_again=reloaded.take_in,
+            ),
+            statuses=residency.statuses,
+            statistics=residency.statistics,
+            dialects=bundles.dialects,
+            unread=bundles.awaited,
         ),
-        statuses=residency.statuses,
-        statistics=residency.statistics,
-        dialects=bundles.dialects,
-        unread=bundles.awaited,
-        server=settings.server,
-        limits=settings.limits,
-        metrics=metrics,
-        log=settings.log,
-        log_ring=log_ring or LogRing(),
-        history_file=_history_file(settings, metrics.history),
-        traces=open_traces(__version__) if settings.log.traces else None,
-        responses=ResponseStore(store, settings.responses),
-        active=ActiveRequests(on_change=Awake().running),
-        store=settings.store,
-        keys=KeyRing(settings.server.keys_file, os.environ),
-        seal=Seal(store / "answers" if store else None),
+        answers=Answers(
+            active=ActiveRequests(on_change=Awake().running),
+            responses=ResponseStore(store, settings.responses),
+        ),
+        access=Access(
+            keys=KeyRing(settings.server.keys_file, os.environ),
+            seal=Seal(store / "answers" if store else None),
+        ),
+        telemetry=Telemetry(
+            metrics=metrics,
+            log_ring=log_ring or LogRing(),
+            history_file=_history_file(settings, metrics.history),
+            traces=open_traces(__version__) if settings.log.traces else None,
+        ),
         images=images,
     )
     app = create_application(services, dialects=dialects)
@@ -192,7 +199,7 @@ def build_application(
 
 
 def _history_file(settings: Settings, history: PerformanceHistory) -> HistoryFile | None:
-    """The file of the history, opened; None if the user has no home folder for it, or if the next
+    """The file of the history, opened; None if the user lacks a home folder for it, or if the next
     server has another port.
     """
     if settings.server.port == 0:

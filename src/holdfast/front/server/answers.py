@@ -1,5 +1,5 @@
-"""What the answers of all protocols have in common: the plan, the interface of the formats, the
-explanation of how much was cached, and the writer of a stream.
+"""What the answers of all protocols have in common: the interface of the formats, the explanation of
+how much was cached, and the writer of a stream.
 """
 
 from __future__ import annotations
@@ -7,8 +7,8 @@ from __future__ import annotations
 import abc
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
+from typing import ClassVar, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -19,18 +19,17 @@ from holdfast.front.output import (
     OutputDelta,
     OutputEvent,
     PromptProgress,
-    ThoughtEnder,
-    TruncatedPart,
+    TokenCounts,
 )
-from holdfast.front.request import GenerationRequest, MarkedPrefix
+from holdfast.front.request import GenerationRequest
 from holdfast.front.server.problem import Problem, problem_of
 from holdfast.wire.events import CacheOutcome
 from holdfast.wire.requests import SamplingParams
 
 # time between two checks for silence; a keep-alive is therefore sent after 5 to 10 silent seconds
 KEEP_ALIVE_SECONDS = 5.0
-# Bounds one write and what waits behind it: a stream that was unread for a while, or the answer of an
-# earlier request, is ready as a whole. The socket's buffer may hold as many bytes in addition.
+# Bounds one write and the queue after it: a stream that was unread for a while, or the answer of an
+# earlier request, is ready as a whole. The socket's buffer may hold the same number in addition.
 MOST_READY_BYTES = 64 << 10
 HEADER_GRACE_SECONDS = 0.5  # delay of the headers, so that an early failure gets its own status
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"  # a comment, which readers of server-sent events ignore
@@ -69,7 +68,7 @@ class SecondsSpent(Struct, frozen=True, kw_only=True):
     waited_for_another: float
     restore: float
     prefill: float
-    # from the request's arrival to the first text, including all of the above; null if there was no
+    # from the request's arrival to the first text, including all of the above; null without
     # text
     first_text: float | None
 
@@ -92,7 +91,7 @@ class Explanation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     unused_tokens: int  # further prompt tokens that are or were cached, but could not be used
     put_back_tokens: int  # tokens of earlier answers that the prompt contains as generated
     dropped_tokens: int  # tokens of earlier answers that the chat template or the client omitted
-    reason: str
+    reason: CacheOutcome
     explanation: str
     difference: Difference | None
     seconds: SecondsSpent
@@ -103,7 +102,7 @@ class Explanation(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def explanation_of(choices: list[Explanation]) -> Explanation | None:
-    """Combine the explanations of an answer's choices into one; None if there are no choices."""
+    """Combine the explanations of an answer's choices into one; None without choices."""
     if not choices:
         return None
     first, *further = sorted(choices, key=lambda choice: choice.index)
@@ -133,12 +132,12 @@ def explain_choice(
         moved_tokens=memory.moved_tokens,
         shared_tokens=memory.shared_tokens,
         disk_tokens=memory.disk_tokens,
-        read_tokens=event.prompt_tokens - memory.cached_tokens,
+        read_tokens=event.read_tokens,
         read_ahead_tokens=memory.read_ahead_tokens,
         unused_tokens=memory.unused_tokens,
         put_back_tokens=put_back_tokens,
         dropped_tokens=dropped_tokens,
-        reason=memory.outcome.value,
+        reason=memory.outcome,
         explanation=_in_words(event, difference, dropped_tokens=dropped_tokens),
         difference=difference,
         seconds=SecondsSpent(
@@ -197,14 +196,15 @@ _SENTENCES = {
         "prompt was prefilled instead."
     ),
     CacheOutcome.FORGOTTEN: "{unused} more tokens were cached, but were deleted on request.",
+    CacheOutcome.DIVERGED: "The prompt differs from the cached prompt{place}.",
 }
 
 
 def _in_words(event: ChoiceFinished, difference: Difference | None, *, dropped_tokens: int) -> str:
     memory = event.memory
     sentences: list[str] = []
-    if memory.outcome in _SENTENCES:  # otherwise, `difference` says why not more was cached
-        sentences.append(_SENTENCES[memory.outcome].format(unused=f"{memory.unused_tokens:,}"))
+    if memory.outcome is not CacheOutcome.DIVERGED:
+        sentences.append(_reason_in_words(memory.outcome, memory.unused_tokens))
     if difference is not None:
         sentences.append(
             f"The prompt differs from the cached prompt at token {difference.position:,}, after "
@@ -230,39 +230,13 @@ def _in_words(event: ChoiceFinished, difference: Difference | None, *, dropped_t
 
 def in_words_without_texts(explanation: Explanation) -> str:
     """The reason of an explanation in words that quote nothing of the prompt."""
-    outcome = CacheOutcome(explanation.reason)
-    if outcome in _SENTENCES:
-        return _SENTENCES[outcome].format(unused=f"{explanation.unused_tokens:,}")
-    if explanation.difference is None:
-        return "The prompt differs from the cached prompt."
-    position = explanation.difference.position
-    return f"The prompt differs from the cached prompt at token {position:,}."
+    difference = explanation.difference
+    place = "" if difference is None else f" at token {difference.position:,}"
+    return _reason_in_words(explanation.reason, explanation.unused_tokens, place=place)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenCounts:
-    """Exact token counts of one answer. A prompt counts once, however many choices it has."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int  # part of prompt_tokens that was not prefilled
-    reasoning_tokens: int = 0  # part of completion_tokens
-    accepted_tokens: int = 0  # part of completion_tokens that was drafted
-    rejected_tokens: int = 0  # drafted, but not part of the answer
-    thought_ended_by: ThoughtEnder | None = None  # None: no thought was interrupted
-    breakpoints: tuple[MarkedPrefix, ...] = ()  # the client's cache breakpoints, ascending
-    left_out: TruncatedPart | None = (
-        None  # part of the client's prompt that did not fit the context
-    )
-
-    def truncated_fields(self) -> dict[str, int]:
-        """The fields of an answer that say what was left out of the prompt; empty for nothing."""
-        if self.left_out is None:
-            return {}
-        return {
-            "truncated_tokens": self.left_out.tokens,
-            "truncated_messages": self.left_out.messages,
-        }
+def _reason_in_words(outcome: CacheOutcome, unused_tokens: int, *, place: str = "") -> str:
+    return _SENTENCES[outcome].format(unused=f"{unused_tokens:,}", place=place)
 
 
 class StreamFormat(abc.ABC):
@@ -340,18 +314,14 @@ class AnswerFormat(StreamFormat):
         """The whole answer as JSON, made from all events of the answer as its stream is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerPlan:
-    """A checked request: what to generate, and the format of the answer."""
-
-    requests: Sequence[GenerationRequest]  # one per prompt, all with as many choices
-    form: AnswerFormat
-    streams: bool = False
-    explains: bool = False  # whether the body asks for an `Explanation`
+Asked: TypeAlias = tuple[Sequence[GenerationRequest], AnswerFormat]
+"""A checked request: what to generate, one for each prompt and all with as many choices, and the
+format of the answer.
+"""
 
 
 class EventWriter:
-    """Writes the events of one answer in order, and keep-alives while there are no events."""
+    """Writes the events of one answer in order, and keep-alives while no events come."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Who sent a request, for which tenant, and what its headers ask for."""
+"""Who sent a request, for which tenant, and the options in its headers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RequestContext:
     @property
     def seal(self) -> Seal:
         """Encrypts texts so that no other tenant can decrypt them."""
-        return self.services.seal.of(self.tenant)
+        return self.services.access.seal.of(self.tenant)
 
     @property
     def wants_explanation(self) -> bool:

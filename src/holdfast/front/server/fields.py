@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, get_ar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from holdfast.config import LimitsSettings
 from holdfast.front.images.sources import (
     is_image_kind,
     left_out_note,
@@ -30,7 +31,7 @@ INT64_MAX = 2**63 - 1
 INT32_MAX = 2**31 - 1
 STRICT = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 ONE, MANY = TAG_MARK + "one", TAG_MARK + "many"
-# 0: the prompt is prefilled and cached, and nothing is generated
+# 0: the prompt is prefilled and cached, without an answer
 MaxTokens = Annotated[int, Field(ge=0, le=INT32_MAX)]
 Model = Annotated[str, Field(min_length=1)]
 CacheSalt = Annotated[str, Field(min_length=1, max_length=4096)]
@@ -75,13 +76,16 @@ def optional(description: str) -> Any:
     return Field(None, description=description)
 
 
-def within(name: str, *, le: float | None = None) -> Any:
-    """Declare the valid range of the sampling parameter `name`.
+def sampled(name: str, **bounds: float) -> Any:
+    """Declare the request field of the sampling parameter `name`.
 
-    le: the protocol's maximum, if it is lower than Holdfast's.
+    bounds: the protocol's `ge`, `gt` and `le`, where they differ from Holdfast's.
     """
-    lowest, highest = SAMPLING_RANGES[name]
-    return Field(ge=lowest, le=highest if le is None else le)
+    field = SAMPLING_RANGES[name]
+    ends: dict[str, Any] = {"le": field.highest, **bounds}
+    if "gt" not in ends:
+        ends.setdefault("ge", field.lowest)
+    return Field(None, description=field.meaning, **ends)
 
 
 def one_or_many(value: Any) -> str:
@@ -196,6 +200,24 @@ class SaltField(BaseModel):
     )
 
 
+class LogprobFields(BaseModel):
+    """The fields `logprobs` and `top_logprobs` of OpenAI's chat and of Ollama."""
+
+    logprobs: bool | None = optional("Return the log-probability of each token of the answer.")
+    top_logprobs: Annotated[int, Field(ge=0)] | None = optional(
+        "Number of most likely tokens to list at each position."
+    )
+
+    def logprob_options(self, limits: LimitsSettings) -> dict[str, Any]:
+        """Return fields of a GenerationRequest. Raises RequestRefused."""
+        refuse_above(self.top_logprobs, limits.max_top_logprobs, field="top_logprobs")
+        if self.top_logprobs and not self.logprobs:
+            raise RequestRefused(
+                "`top_logprobs` is allowed only with `logprobs`", field="top_logprobs"
+            )
+        return {"want_logprobs": bool(self.logprobs), "top_logprobs": self.top_logprobs or 0}
+
+
 class SharedFields(SaltField):
     """Fields of all requests that generate: cache, session, truncation, Holdfast's own options.
 
@@ -231,9 +253,9 @@ class SharedFields(SaltField):
         return self.truncation in _SHORTENING
 
     @property
-    def explains(self) -> bool:
-        """Whether the body asks for an explanation of how much was cached."""
-        return bool(self.holdfast and self.holdfast.explain)
+    def streams(self) -> bool:
+        """Whether the answer is sent as it is generated."""
+        return False
 
     def request_options(self, context: RequestContext) -> dict[str, Any]:
         """The arguments of GenerationRequest that these fields and the headers determine.
@@ -246,6 +268,14 @@ class SharedFields(SaltField):
             "tenant": context.tenant,
             "session_id": context.session_id(named=self.session_id, key=key),
             "service": context.service(can_wait=self.can_wait),
+            "streams": self.streams,
+            "explains": context.wants_explanation or bool(self.holdfast and self.holdfast.explain),
+            **self.body_options(),
+        }
+
+    def body_options(self) -> dict[str, Any]:
+        """The arguments of GenerationRequest that the fields alone determine."""
+        return {
             "kv_bits": str(self.kv_bits or ""),
             "truncation": "middle" if self.shortens_prompt else "disabled",
         }
@@ -261,10 +291,10 @@ def choice_among(
 ) -> ToolChoice:
     """Create the tool choice from the `tool_choice` field of a request.
 
-    Raises RequestRefused if no tool has one of the names, or if a call is required but there are no
-    tools.
+    Raises RequestRefused if no tool has one of the names, or if a call is required but tools are
+    missing.
 
-    names: the tools that may be called; if empty, all of them.
+    names: the tools that may be called; if empty, all.
     tools: all tools of the request, in OpenAI's format.
     parallel: whether one answer may contain several calls.
     field: the field that an error names.
@@ -319,7 +349,7 @@ def checked_definitions(
 class UnsupportedFields:
     """The request fields that a protocol does not support.
 
-    neutral: for each field, the values that have no effect; null never has an effect.
+    neutral: for each field, the values that are ignored; null always is.
     reasons: for a field, why it is unsupported, unless the reason is just "not yet".
     """
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from dataclasses import replace
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -27,16 +27,16 @@ from holdfast.front.output import (
     PromptProgress,
     Relevance,
     TextRead,
+    TokenCounts,
 )
 from holdfast.front.request import ChatPrompt, EmbeddingRequest, GenerationRequest, RankRequest
 from holdfast.front.server.access import caller_of
 from holdfast.front.server.answers import (
     AnswerFormat,
-    AnswerPlan,
+    Asked,
     EventWriter,
     Explanation,
     StreamFormat,
-    TokenCounts,
     explain_choice,
     explanation_of,
 )
@@ -68,7 +68,7 @@ from holdfast.wire.events import FinishReason
 # so the fields that name one are refused.
 SESSION_FIELDS: Mapping[str, tuple[Any, ...]] = {"session_id": (), "prompt_cache_key": ()}
 _LARGE_BODY_BYTES = 1 << 20  # hashing more would delay other answers by milliseconds
-Asked = TypeVar("Asked", EmbeddingRequest, RankRequest)
+Reads = TypeVar("Reads", EmbeddingRequest, RankRequest)
 Read = TypeVar("Read", bound=TextRead)
 Plan_co = TypeVar("Plan_co", covariant=True)
 
@@ -89,7 +89,7 @@ class RequestBody(Protocol[Plan_co]):
 async def generate(
     request: Request,
     services: Services,
-    read: Callable[[bytes], RequestBody[AnswerPlan]],
+    read: Callable[[bytes], RequestBody[Asked]],
     *,
     body: bytes | None = None,
     outlives_client: bool = True,
@@ -100,7 +100,7 @@ async def generate(
     body: the request's body, if it has been received already.
     outlives_client: whether a retry of the request may get the answer.
     """
-    answer = AnswerRecord(services.metrics)
+    answer = AnswerRecord(services.telemetry.metrics)
     if body is None:
         body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
     identity = None
@@ -112,7 +112,8 @@ async def generate(
         return taken
     asked = read(body)
     context = context_of(request, services, cache_salt=asked.cache_salt)
-    return GenerationResponse(context, asked.plan(context), answer, identity=identity)
+    requests, form = asked.plan(context)
+    return GenerationResponse(context, requests, form, answer, identity=identity)
 
 
 class GenerationResponse(Response):
@@ -121,7 +122,8 @@ class GenerationResponse(Response):
     def __init__(
         self,
         context: RequestContext,
-        plan: AnswerPlan,
+        requests: Sequence[GenerationRequest],
+        form: AnswerFormat,
         answer: AnswerRecord,
         *,
         identity: RequestIdentity | None = None,
@@ -133,8 +135,8 @@ class GenerationResponse(Response):
         super().__init__()
         self._services = context.services
         self._caller = context.caller
-        self._plan = plan
-        self._explains = plan.explains or context.wants_explanation
+        self._requests = requests
+        self._form = form
         self._answer = answer
         self._identity = identity
         self._held: HeldAnswer | None = None
@@ -151,19 +153,20 @@ class GenerationResponse(Response):
         If the server stops or an administrator cancels the request, the answer ends with an error.
         """
         record: RequestRecord = scope[RECORD]
-        record.asked = self._plan.requests[0]
+        record.asked = self._requests[0]
         record.model = record.asked.model
         watched = _WatchedSend(send)
         services = self._services
-        answers = sum(request.choices for request in self._plan.requests)
-        with ExitStack() as counted, services.active.entered(record) as active:
+        answers = sum(request.choices for request in self._requests)
+        with ExitStack() as counted, services.answers.active.entered(record) as active:
             counted.enter_context(
-                services.at_once.counted(self._caller, answers, limits=services.limits)
+                services.access.at_once.counted(self._caller, answers, limits=services.limits)
             )
             self._active = active
-            services.held.make_way()
+            services.answers.held.make_way()
             if self._identity is not None:
-                self._held = services.held.begin(self._identity, self._plan, record)
+                asked = (self._requests, self._form)
+                self._held = services.answers.held.begin(self._identity, asked, record)
                 active.makes = self._held
             gone = self._gone(receive, watched, record, counted)
             try:
@@ -173,12 +176,12 @@ class GenerationResponse(Response):
                 await self._send_stopped(active.ended_by(), record, watched)
             finally:
                 if self._held is not None:
-                    services.held.finish(self._held)
+                    services.answers.held.finish(self._held)
                     if not self._is_lost:
                         leave(services, self._held, has_all=True)
         record.end()  # the client has its answer
         for request, explanation in self._explained:
-            await asyncio.to_thread(services.misses.note, request, explanation, record)
+            await asyncio.to_thread(services.telemetry.misses.note, request, explanation, record)
 
     async def _gone(
         self, receive: Receive, watched: _WatchedSend, record: RequestRecord, counted: ExitStack
@@ -190,7 +193,7 @@ class GenerationResponse(Response):
         self._is_lost = True
         record.is_aborted = True
         if self._held is not None and leave(self._services, self._held, has_all=False):
-            counted.close()  # allows the caller to send other requests meanwhile
+            counted.close()  # allows the caller to send other requests at the same time
             if self._writer is not None:
                 self._writer.detach()
             await self._held.given_up.wait()
@@ -203,22 +206,22 @@ class GenerationResponse(Response):
         if self._is_lost:
             record_problem(record, problem_of(stopped), stopped)
         else:
-            await watched.send_stopped(stopped, record, self._plan.form)
+            await watched.send_stopped(stopped, record, self._form)
 
     async def _generate(self, send: Send, record: RequestRecord) -> None:
         try:
-            if not self._plan.streams:
+            if not self._requests[0].streams:
                 await self._write_whole(send, await self._submit(record), record)
                 return
             # If the model is loaded, submit the request before sending the headers, so that a full
             # queue still gets its own status. If it must be loaded, which may take minutes, send
             # the headers first, because proxies close connections that are silent for so long.
-            if not is_waited_for(self._services, self._plan.requests[0].model):
+            if not is_waited_for(self._services, self._requests[0].model):
                 await self._submit(record)
             events = self._events(record)
             if self._held is not None:
-                events = self._services.held.recorded(self._held, events)
-            self._writer = EventWriter(send, self._plan.form, events, request_id=record.request_id)
+                events = self._services.answers.held.recorded(self._held, events)
+            self._writer = EventWriter(send, self._form, events, request_id=record.request_id)
             await self._writer.run()
         except HoldfastError as error:
             if self._held is not None:
@@ -235,9 +238,9 @@ class GenerationResponse(Response):
         If the model is not loaded or its queue is full, answers whose client is gone are cancelled
         first, to make room.
         """
-        generate = self._services.generate
-        requests = self._plan.requests
-        held = self._services.held
+        generate = self._services.engine.generate
+        requests = self._requests
+        held = self._services.answers.held
         async with self._limit.enforced():
             if is_waited_for(self._services, requests[0].model):
                 await held.end_lost()
@@ -258,14 +261,14 @@ class GenerationResponse(Response):
             put_back_tokens=stream.put_back_tokens,
             dropped_tokens=stream.dropped_tokens,
             choices_per_prompt=requests[0].choices,
-            prompt=_content(self._plan) if self._services.log.content else "",
+            prompt=_content(self._requests) if self._services.settings.log.content else "",
         )
         record.answer = self._answer
-        self._plan.form.sampled_by(stream.sampling)
+        self._form.sampled_by(stream.sampling)
         return stream
 
     async def _events(self, record: RequestRecord) -> AsyncIterator[bytes]:
-        form = self._plan.form
+        form = self._form
         try:
             stream = self._stream or await self._submit(record)
             yield form.opening(prompt_tokens=stream.prompt_tokens)
@@ -282,11 +285,9 @@ class GenerationResponse(Response):
         async for event in self._limit.events(stream):
             self._observe(event, record)
             events.append(event)
-        body = self._plan.form.whole(
-            events, self._counts(stream), self._explanation(stream, record)
-        )
+        body = self._form.whole(events, self._counts(stream), self._explanation(stream, record))
         if self._held is not None:
-            self._services.held.keep(self._held, body)
+            self._services.answers.held.keep(self._held, body)
             self._held.end()
         if not self._is_lost:
             await send_whole(send, body)
@@ -300,17 +301,8 @@ class GenerationResponse(Response):
             _refuse_broken_end(event)
 
     def _counts(self, stream: OutputStream) -> TokenCounts:
-        answer = self._answer
-        return TokenCounts(
-            prompt_tokens=answer.prompt_tokens,
-            completion_tokens=answer.tokens,
-            cached_tokens=answer.cached_tokens or 0,
-            reasoning_tokens=answer.reasoning_tokens,
-            accepted_tokens=answer.accepted_tokens,
-            rejected_tokens=answer.rejected_tokens,
-            thought_ended_by=answer.thought_ended_by,
-            breakpoints=stream.breakpoints,
-            left_out=stream.left_out,
+        return msgspec.structs.replace(
+            self._answer.counts, breakpoints=stream.breakpoints, left_out=stream.left_out
         )
 
     def _explanation(self, stream: OutputStream, record: RequestRecord) -> Explanation | None:
@@ -327,12 +319,12 @@ class GenerationResponse(Response):
             )
             for event, _ in answer.ends
         ]
-        per_prompt = self._plan.requests[0].choices
+        per_prompt = self._requests[0].choices
         for choice in choices:
             if choice.index % per_prompt == 0:  # the choices of a prompt share one prefill
-                request = self._plan.requests[choice.index // per_prompt]
+                request = self._requests[choice.index // per_prompt]
                 self._explained.append((request, choice))
-        return explanation_of(choices) if self._explains else None
+        return explanation_of(choices) if self._requests[0].explains else None
 
 
 def _refuse_broken_end(event: ChoiceFinished) -> None:
@@ -345,10 +337,10 @@ def _refuse_broken_end(event: ChoiceFinished) -> None:
         raise GenerationFailed("the request failed; the server's log has the details")
 
 
-def _content(plan: AnswerPlan) -> str:
+def _content(requests: Sequence[GenerationRequest]) -> str:
     """The texts of the prompts, for the log."""
     asked = []
-    for request in plan.requests:
+    for request in requests:
         prompt = request.prompt
         shown = for_log(prompt.messages) if isinstance(prompt, ChatPrompt) else prompt
         asked.append(shown if isinstance(shown, str) else msgspec.json.encode(shown).decode())
@@ -382,7 +374,7 @@ async def run_alone(
         await response({"type": "http", RECORD: record}, receive, send)
     finally:
         write_line(record)
-        if (traces := request.app.state.services.traces) is not None:
+        if (traces := request.app.state.services.telemetry.traces) is not None:
             traces.book(record, route=request.url.path, headers=request.scope["headers"])
 
 
@@ -446,8 +438,10 @@ class RejoiningResponse(FollowingResponse):
         watched = _WatchedSend(send)
         try:
             with (
-                services.active.entered(record) as active,
-                services.at_once.counted(self._caller, answer.choices, limits=services.limits),
+                services.answers.active.entered(record) as active,
+                services.access.at_once.counted(
+                    self._caller, answer.choices, limits=services.limits
+                ),
             ):
                 active.follows = answer
                 try:
@@ -494,7 +488,7 @@ def rejoined(
     identity: RequestIdentity | None, request: Request, services: Services
 ) -> Response | None:
     """The answer to the earlier request that `request` repeats; None if it is no repetition."""
-    answer = None if identity is None else services.held.take(identity)
+    answer = None if identity is None else services.answers.held.take(identity)
     return None if answer is None else RejoiningResponse(services, answer, request)
 
 
@@ -506,12 +500,12 @@ def leave(
     is_stopped: whether the client's request was ended by an administrator or because the server
         stops.
     """
-    is_stopping = is_stopped or services.drain.is_on
-    is_wanted = services.held.leave(
+    is_stopping = is_stopped or services.access.drain.is_on
+    is_wanted = services.answers.held.leave(
         answer, services.server, has_all=has_all, is_stopping=is_stopping
     )
-    if services.active.has_clients:
-        services.held.make_way()
+    if services.answers.active.has_clients:
+        services.answers.held.make_way()
     return is_wanted
 
 
@@ -522,16 +516,11 @@ async def send_whole(send: Send, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: `Generic` sets attributes
-class ReadingPlan(Generic[Asked, Read]):
-    """A checked request whose prompts are only prefilled, and the format of its answer."""
-
-    request: Asked
-    form: Callable[[Sequence[Read]], bytes]  # creates the body of the answer
-
-
-EmbeddingPlan: TypeAlias = ReadingPlan[EmbeddingRequest, Embedding]
-RankPlan: TypeAlias = ReadingPlan[RankRequest, Relevance]
+EmbeddingPlan: TypeAlias = tuple[EmbeddingRequest, Callable[[Sequence[Embedding]], bytes]]
+RankPlan: TypeAlias = tuple[RankRequest, Callable[[Sequence[Relevance]], bytes]]
+"""A checked request whose prompts are only prefilled, and the function that creates the body of its
+answer.
+"""
 
 
 async def embed(
@@ -541,7 +530,7 @@ async def embed(
 
     read: as for `generate`.
     """
-    return await _read(request, services, read, services.embed)
+    return await _read(request, services, read, services.engine.embed)
 
 
 async def rank(
@@ -551,29 +540,29 @@ async def rank(
 
     read: as for `generate`.
     """
-    return await _read(request, services, read, services.rank)
+    return await _read(request, services, read, services.engine.rank)
 
 
 async def _read(
     request: Request,
     services: Services,
-    read: Callable[[bytes], RequestBody[ReadingPlan[Asked, Read]]],
-    call: Callable[[Asked], Awaitable[tuple[Read, ...]]],
+    read: Callable[[bytes], RequestBody[tuple[Reads, Callable[[Sequence[Read]], bytes]]]],
+    call: Callable[[Reads], Awaitable[tuple[Read, ...]]],
 ) -> Response:
-    answer = AnswerRecord(services.metrics)
+    answer = AnswerRecord(services.telemetry.metrics)
     asked = read(await read_body(request, limit_bytes=services.limits.max_body_bytes))
     context = context_of(request, services, cache_salt=asked.cache_salt)
-    plan = asked.plan(context)
+    asked_for, form = asked.plan(context)
     limit = TimeLimit(context.time_limit_seconds())
 
     async def body() -> bytes:
-        with services.at_once.counted(context.caller, 1, limits=services.limits):
+        with services.access.at_once.counted(context.caller, 1, limits=services.limits):
             async with limit.enforced():
-                found = await call(plan.request)
-        answer.has_read(plan.request.model, found)
-        return await asyncio.to_thread(plan.form, found)  # thousands of vectors take a second
+                found = await call(asked_for)
+        answer.has_read(asked_for.model, found)
+        return await asyncio.to_thread(form, found)  # thousands of vectors take a second
 
-    return _ReadingResponse(services, plan.request.model, answer, body)
+    return _ReadingResponse(services, asked_for.model, answer, body)
 
 
 class _ReadingResponse(Response):
@@ -606,8 +595,8 @@ class _ReadingResponse(Response):
             self.init_headers()
             await super(_ReadingResponse, self).__call__(scope, receive, send)
 
-        self._services.held.make_way()
-        with self._services.active.entered(record) as active:
+        self._services.answers.held.make_way()
+        with self._services.answers.active.entered(record) as active:
             try:
                 record.is_aborted = not await unless_disconnected(receive, answered())
             except asyncio.CancelledError:

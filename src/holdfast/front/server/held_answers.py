@@ -33,7 +33,7 @@ from holdfast.config import ServerSettings
 from holdfast.errors import GenerationFailed, HoldfastError
 from holdfast.front.records.responses import RecordKey
 from holdfast.front.server.access import caller_of
-from holdfast.front.server.answers import AnswerPlan
+from holdfast.front.server.answers import Asked
 from holdfast.front.telemetry.request_log import RequestRecord
 from holdfast.machine.clocks import AwakeTimer, awake_clock
 from holdfast.wire.requests import SamplingParams
@@ -231,22 +231,22 @@ class KeptEvents(Enum):
 class HeldAnswer(EventLog):
     """An answer that a retry may get. Only use it in the event loop's thread."""
 
-    def __init__(self, identity: RequestIdentity, plan: AnswerPlan, record: RequestRecord) -> None:
+    def __init__(self, identity: RequestIdentity, asked: Asked, record: RequestRecord) -> None:
         """record: the log record of the request that generates the answer."""
         super().__init__()
         self.identity = identity
-        self.form = plan.form
-        self.streams = plan.streams
-        self.choices = sum(request.choices for request in plan.requests)
+        requests, self.form = asked
+        self.streams = any(request.streams for request in requests)
+        self.choices = sum(request.choices for request in requests)
         self.model = record.model
         self.request_id = record.request_id
         self.clients = 1  # connected clients: of the original request and of its retries
         self.kept = KeptEvents.ALL
         self.held_bytes = 0
-        self.given_up = asyncio.Event()  # the answer has no client, and no retry can get it
+        self.given_up = asyncio.Event()  # the answer lacks a client, and no retry can get it
         self.is_over = asyncio.Event()  # generation has ended
-        self._is_repeatable = bool(plan.requests) and all(
-            each.sampling.seed is not None for each in plan.requests
+        self._is_repeatable = bool(requests) and all(
+            each.sampling.seed is not None for each in requests
         )
         self._stream: Generating | None = None
         self._timers: list[AwakeTimer] = []
@@ -319,11 +319,9 @@ class HeldAnswers:
     def __len__(self) -> int:
         return len(self._answers)
 
-    def begin(
-        self, identity: RequestIdentity, plan: AnswerPlan, record: RequestRecord
-    ) -> HeldAnswer:
+    def begin(self, identity: RequestIdentity, asked: Asked, record: RequestRecord) -> HeldAnswer:
         """Register the answer to a new request. The caller must call `leave` in the end."""
-        answer = HeldAnswer(identity, plan, record)
+        answer = HeldAnswer(identity, asked, record)
         self._answers[answer] = None
         self._by_identity.setdefault(identity, []).append(answer)
         return answer
@@ -442,7 +440,7 @@ class HeldAnswers:
             await asyncio.wait(self.tasks)
 
     def check_invariants(self) -> None:
-        """Assert that counts are correct and within limits, and lost answers have no client."""
+        """Assert that counts are correct and within limits, and lost answers lack a client."""
         assert sum(answer.held_bytes for answer in self._answers) == self.held_bytes, (
             "the total differs from the sum over all answers"
         )
@@ -479,7 +477,7 @@ class HeldAnswers:
         return [answer for answer in self._lost if answer.identity.sender == sender]
 
     def _make_room(self, answer: HeldAnswer, size: int) -> bool:
-        """Make room for an event. Returns False if there is no room; then the event is not kept."""
+        """Make room for an event. Returns False, and drops the event, if the room is full."""
         for ended in self._ended():
             if self.held_bytes + size <= self._most_bytes:
                 return True

@@ -50,7 +50,8 @@ class HttpServer(uvicorn.Server):
     """uvicorn's server, which reports when it has started, and returns after a signal.
 
     It serves until SIGINT or SIGTERM; then it refuses new requests and finishes running answers. A
-    second signal ends the server at once. Start it with `await server.serve(sockets=[listener])`.
+    second signal ends the server immediately. Start it with `await
+    server.serve(sockets=[listener])`.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class HttpServer(uvicorn.Server):
         )
         services: Services = app.state.services
         self._services = services
-        self._drain = services.drain
+        self._drain = services.access.drain
         self._certificate = certificate
         self._on_started = on_started
         self._shutdown_seconds = settings.shutdown_seconds
@@ -125,8 +126,8 @@ class HttpServer(uvicorn.Server):
 
     async def _drained(self) -> None:
         self._drain.begin(self._shutdown_seconds)
-        self._services.library.stop()
-        await self._services.held.end_lost()
+        self._services.models.library.stop()
+        await self._services.answers.held.end_lost()
         self.server_state.default_headers = [
             *self.server_state.default_headers,
             (b"connection", b"close"),
@@ -136,7 +137,7 @@ class HttpServer(uvicorn.Server):
                 connection.shutdown()  # closes the connection after the answer
         # From now on, requests are short, because they are refused, only read some state, or end
         # something.
-        running = {*self.server_state.tasks, *self._services.held.tasks}
+        running = {*self.server_state.tasks, *self._services.answers.held.tasks}
         if running and not self.force_exit:
             _log.info(
                 "waiting for %s, at most %g s; press Ctrl-C again to exit now",
@@ -327,7 +328,7 @@ class Addresses:
     def log(self, address: str, why: str) -> None:
         """Log why a connection was closed.
 
-        Nothing is logged if the last line about this address is less than a minute old.
+        A line is not logged if the last line about this address is less than a minute old.
         """
         now = self._clock()
         if now - self._logged.get(address, -_LOG_SECONDS) < _LOG_SECONDS:
@@ -345,9 +346,9 @@ class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol with more limits; uvicorn itself limits only idle connections.
 
     The head of a request has a time limit. So does a pause within its body, unless the application
-    is slow to read. An answer may take any time, but a connection is closed if the client reads
-    nothing of the answer for too long: the transport reports when its buffer is full and when the
-    client has read most of it. A slow client stays connected, because the time limit restarts after
+    is slow to read. An answer may take any time, but a connection is closed if the client does
+    not read for too long: the transport reports when its buffer is full and when the
+    client has read most. A slow client stays connected, because the time limit restarts after
     every 50 kB or so.
     """
 

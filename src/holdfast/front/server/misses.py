@@ -32,15 +32,8 @@ MOST_BYTES = 8 << 20  # of all prompts together
 LONGEST_LINE = 240  # characters of a changed line that are shown
 LINES_BEFORE = 2
 LEAST_LOST = 256  # tokens
-_NO_MISS = {
-    CacheOutcome.COMPLETE.value,
-    CacheOutcome.NEW_TOKENS.value,
-    CacheOutcome.SCORED.value,
-    CacheOutcome.OFF.value,
-    CacheOutcome.NOTHING_STORED.value,
-}
 _PART_BYTES = 150  # of a `PromptPart` and its places in the tables, without its texts
-_PIECE = 4096  # characters that are compared at once
+_PIECE = 4096  # characters that are compared together
 _TOOL = "the definition of the tool "
 _SYSTEM_PROMPT = "the system prompt"
 _SYSTEM = ("system", "developer")
@@ -51,7 +44,7 @@ _VERBS = {"added": "added", "left_out": "left out"}
 class PromptPart:
     """A message, or the definition of a tool. `name` says which, in words.
 
-    images: the lines of the text that stand for images.
+    images: the lines of the text that show images.
     """
 
     name: str
@@ -160,7 +153,7 @@ class RecentMisses:
         tenant = self._tenants.setdefault(request.tenant, _Tenant())
         self._tenants.move_to_end(request.tenant)
         closest: Parts = ()
-        if explanation.reason not in _NO_MISS:
+        if explanation.reason.is_miss:
             closest = _closest(tenant.prompts.get(request.model, ()), parts)
         if lost_tokens(explanation, closest, parts) >= LEAST_LOST:
             tenant.misses.append(
@@ -209,7 +202,7 @@ class RecentMisses:
                 self._bytes -= _bytes_of(part)
 
     def _counted(self, parts: Parts) -> Parts:
-        """The parts, as they are already known from other prompts."""
+        """The parts, if they are already known from other prompts."""
         for part in parts:
             if part not in self._parts:
                 self._parts[part] = part
@@ -246,9 +239,9 @@ def lost_tokens(explanation: Explanation, earlier: Parts, parts: Parts) -> int:
     that the most similar earlier prompt has, too: without the change, they would have been found.
     The latter are estimated from the number of characters.
     """
-    if explanation.reason in _NO_MISS:
+    if not explanation.reason.is_miss:
         return 0
-    if explanation.reason == CacheOutcome.FAILED.value:
+    if explanation.reason == CacheOutcome.FAILED:
         return explanation.read_tokens
     per_character = explanation.prompt_tokens / max(1, _characters(parts))
     at = _first_difference(earlier, parts)
@@ -405,7 +398,7 @@ def _line(text: str, begin: int, at: int) -> str:
 
 def _text_of(message: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
     """What a message says: its text, then its reasoning and calls as JSON; and those of the lines
-    that stand for images.
+    that show images.
     """
     content = message.get("content")
     texts: list[str] = []

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 import pydantic
 from msgspec import Struct
+from pydantic_core import ErrorDetails
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -129,10 +130,18 @@ def parse(model: type[M], body: bytes) -> M:
     try:
         return model.model_validate_json(body)
     except pydantic.ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
+        first = _first_fault(error)
         if first["type"] == _NOT_JSON and (mended := _ESCAPE.sub(_whole_character, body)) != body:
             return parse(model, mended)
-        raise _refusal(first["type"], first["loc"], first["msg"], first["input"]) from None
+        raise _refusal(first) from None
+
+
+def validated(model: type[M], content: Mapping[str, Any]) -> M:
+    """Return a body that did not arrive as JSON as `model`. Raises RequestRefused."""
+    try:
+        return model.model_validate(content)
+    except pydantic.ValidationError as error:
+        raise _refusal(_first_fault(error)) from None
 
 
 def number_in(query: Mapping[str, str], name: str, least: int, most: int) -> int | None:
@@ -169,15 +178,18 @@ def field_name(location: tuple[int | str, ...]) -> str:
     )
 
 
-def _refusal(
-    kind: str, location: tuple[int | str, ...], message: str, given: Any
-) -> RequestRefused:
+def _first_fault(error: pydantic.ValidationError) -> ErrorDetails:
+    return error.errors(include_url=False, include_context=False)[0]
+
+
+def _refusal(fault: ErrorDetails) -> RequestRefused:
+    kind, message, given = fault["type"], fault["msg"], fault["input"]
     if kind == _NOT_JSON:
         return RequestRefused(
             f"the body is not valid JSON: {message.removeprefix('Invalid JSON: ')}",
             code="invalid_json",
         )
-    field = field_name(location)
+    field = field_name(fault["loc"])
     if not field:
         return RequestRefused("the body must be a JSON object", code="invalid_type")
     code = _CODES.get(kind) or ("invalid_type" if kind.endswith("_type") else "invalid_value")

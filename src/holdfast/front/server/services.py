@@ -25,7 +25,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import msgspec
 from starlette.types import Receive
 
-from holdfast.config import LimitsSettings, LogSettings, ServerSettings, StoreSettings
+from holdfast.config import LimitsSettings, ServerSettings, Settings
 from holdfast.errors import HoldfastError, QueueFull, TimeLimitExceeded, WorkerUnavailable
 from holdfast.front.fleet.catalog import Catalog
 from holdfast.front.fleet.library import Library
@@ -68,7 +68,7 @@ SessionsCall: TypeAlias = Callable[[str, SessionCommand], Awaitable[tuple[Sessio
 class OutputStream(Protocol):
     """The answer to one accepted request: text deltas, and one `ChoiceFinished` per choice."""
 
-    prompt_tokens: int  # counted once, however many choices there are
+    prompt_tokens: int  # counted once for all choices
     put_back_tokens: int  # tokens of earlier answers that the prompt contains as generated
     dropped_tokens: int  # tokens of earlier answers that the chat template left out
     sampling: SamplingParams  # the request's parameters, completed by the model's defaults
@@ -76,7 +76,7 @@ class OutputStream(Protocol):
     unenforced: tuple[str, ...]  # schema keywords that the grammar does not enforce, as paths
     left_out: (
         TruncatedPart | None
-    )  # what was left out because the prompt did not fit; None: nothing
+    )  # the parts left out because the prompt did not fit; None: nothing
 
     @property
     def cached_tokens(self) -> int | None:
@@ -90,7 +90,7 @@ class OutputStream(Protocol):
     def pause(self) -> None:
         """Stop generating until `go_on`. Tokens that were already generated can still be read.
 
-        Meanwhile, other requests may take the KV memory of this one.
+        Other requests may then take the KV memory of this one.
         """
         ...
 
@@ -107,15 +107,36 @@ class OutputStream(Protocol):
         ...
 
 
-# Checks and submits a request; returns when all its sequences are accepted, or raises a
-# HoldfastError.
 GenerateCall: TypeAlias = Callable[[GenerationRequest], Coroutine[Any, Any, OutputStream]]
-# Renders and tokenizes a request's prompt without using the worker; raises like GenerateCall.
-EncodeCall: TypeAlias = Callable[[GenerationRequest], Awaitable[EncodedPrompt]]
-# Computes a vector of length 1 for each input; raises like GenerateCall, and GenerationFailed.
-EmbedCall: TypeAlias = Callable[[EmbeddingRequest], Awaitable[tuple[Embedding, ...]]]
-# Scores the relevance of each document for a query; raises like EmbedCall.
-RankCall: TypeAlias = Callable[[RankRequest], Awaitable[tuple[Relevance, ...]]]
+
+
+class Engine(Protocol):
+    """Answers requests with the models, like `Gateway`."""
+
+    async def generate(self, request: GenerationRequest) -> OutputStream:
+        """Check and submit a request; returns when all its sequences are accepted."""
+        ...
+
+    async def encode(self, request: GenerationRequest) -> EncodedPrompt:
+        """Render and tokenize a request's prompt without using the worker."""
+        ...
+
+    async def embed(self, request: EmbeddingRequest) -> tuple[Embedding, ...]:
+        """Compute a vector of length 1 for each input."""
+        ...
+
+    async def rank(self, request: RankRequest) -> tuple[Relevance, ...]:
+        """Score the relevance of each document for a query."""
+        ...
+
+    async def tokenizer_of(self, model: str) -> Tokenizer:
+        """The tokenizer of a model, which need not be loaded."""
+        ...
+
+    @property
+    def sessions(self) -> SessionsCall:
+        """Sends a session command to a model's worker."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -223,17 +244,9 @@ class ActiveRequests:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
-    """The objects that HTTP handlers use to answer requests."""
+class ServedModels:
+    """The models of the server."""
 
-    generate: GenerateCall
-    encode: EncodeCall
-    embed: EmbedCall
-    rank: RankCall
-    # returns the tokenizer of a model id; raises UnknownModel, and WorkerUnavailable if
-    # the tokenizer is broken
-    tokenizer_of: Callable[[str], Awaitable[Tokenizer]]
-    sessions: SessionsCall
     catalog: Callable[[], Catalog]  # returns the current catalog, which a reload replaces
     control: Residency  # loads, unloads and pins models
     library: Library
@@ -241,39 +254,77 @@ class Services:
     statuses: Callable[[], Sequence[ModelStatus]]
     # returns the statistics of the workers that respond, by model id
     statistics: Callable[[], Awaitable[Mapping[str, WorkerStatistics]]]
-    server: ServerSettings
-    limits: LimitsSettings
-    metrics: Metrics
-    log: LogSettings = LogSettings()
-    log_ring: LogRing = field(default_factory=LogRing)  # the latest lines of the log
-    history_file: HistoryFile | None = None  # keeps the history of `metrics`
-    traces: Traces | None = None
-    seal: Seal = field(default_factory=Seal)  # see `RequestContext.seal`
-    images: ImageIntake | None = None  # closed when the server stops
     # dialects by model id, for models whose tokenizer has been loaded
     dialects: Mapping[str, DialectReport] = field(default_factory=dict)
     # model ids whose tokenizer must be read before the server is ready
     unread: Collection[str] = ()
-    # the stored responses of the Responses API
-    responses: ResponseStore = field(default_factory=ResponseStore)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """The requests in progress, and the answers that outlive them."""
+
     held: HeldAnswers = field(default_factory=HeldAnswers)
     active: ActiveRequests = field(default_factory=ActiveRequests)
-    drain: Drain = field(default_factory=Drain)
-    store: StoreSettings = StoreSettings(folder="off")
+    # the stored responses of the Responses API
+    responses: ResponseStore = field(default_factory=ResponseStore)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Who may send requests, and how many."""
+
     keys: KeyRing = field(default_factory=KeyRing)  # in addition to `server.api_key`
     at_once: AnswersAtOnce = field(default_factory=AnswersAtOnce)
+    drain: Drain = field(default_factory=Drain)
+    seal: Seal = field(default_factory=Seal)  # see `RequestContext.seal`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry:
+    """What the server records of its requests."""
+
+    metrics: Metrics = field(default_factory=Metrics)
+    log_ring: LogRing = field(default_factory=LogRing)  # the latest lines of the log
+    history_file: HistoryFile | None = None  # keeps the history of `metrics`
+    traces: Traces | None = None
     misses: RecentMisses = field(default_factory=RecentMisses)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """The objects that HTTP handlers use to answer requests."""
+
+    settings: Settings
+    engine: Engine
+    models: ServedModels
+    answers: Answers = field(default_factory=Answers)
+    access: Access = field(default_factory=Access)
+    telemetry: Telemetry = field(default_factory=Telemetry)
+    images: ImageIntake | None = None  # closed when the server stops
+
+    @property
+    def server(self) -> ServerSettings:
+        """The settings of the server itself."""
+        return self.settings.server
+
+    @property
+    def limits(self) -> LimitsSettings:
+        """The limits of requests."""
+        return self.settings.limits
 
     @property
     def needs_key(self) -> bool:
         """Whether clients must send an API key."""
-        return bool(self.server.api_key) or self.keys.is_needed
+        return bool(self.server.api_key) or self.access.keys.is_needed
 
 
 def is_waited_for(services: Services, model_id: str) -> bool:
     """Whether requests for this model must wait, because the model is not loaded."""
     loaded_id = without_adapter(services, model_id)
-    return any(model.id == loaded_id and model.state != "ready" for model in services.statuses())
+    return any(
+        model.id == loaded_id and model.state != "ready" for model in services.models.statuses()
+    )
 
 
 def model_of(services: Services, name: str | None) -> str:
@@ -284,7 +335,7 @@ def model_of(services: Services, name: str | None) -> str:
     """
     if name is None:
         return first_model(services)
-    named = services.catalog().named
+    named = services.models.catalog().named
     if (found := named(name)) is not None:
         return found.id
     for alias in services.server.model_aliases:
@@ -297,7 +348,7 @@ def model_of(services: Services, name: str | None) -> str:
 
 def without_adapter(services: Services, model_id: str) -> str:
     """The id of the model itself, if `model_id` is the id of one of its adapters."""
-    named = services.catalog().named(model_id)
+    named = services.models.catalog().named(model_id)
     return model_id if named is None else named.entry.name
 
 
@@ -305,9 +356,9 @@ def served_models(services: Services) -> list[ModelStatus]:
     """The models that requests may name: each model, followed by its adapters. Removed models that
     are still unloading are left out.
     """
-    catalog = services.catalog()
+    catalog = services.models.catalog()
     served: list[ModelStatus] = []
-    for model in services.statuses():
+    for model in services.models.statuses():
         if catalog.find(model.id) is not None:
             served.append(model)
             served += [_as_adapter(model, adapter) for adapter in model.adapters]
@@ -331,12 +382,12 @@ def named_model(services: Services, name: str) -> ModelStatus:
     for model in served_models(services):
         if model.id == wanted:
             return model
-    raise services.catalog().unknown(name)
+    raise services.models.catalog().unknown(name)
 
 
 def first_model(services: Services) -> str:
     """The id of the model for requests that name no model; empty if no model is served."""
-    return next((entry.name for entry in services.catalog().entries), "")
+    return next((entry.name for entry in services.models.catalog().entries), "")
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
@@ -382,9 +433,9 @@ async def open_streams(
     never fit into the queue raises RequestRefused.
     """
     try:
-        return await (
-            generate(requests[0]) if len(requests) == 1 else _open_many(generate, requests)
-        )
+        if len(requests) == 1:
+            return await generate(requests[0])
+        return await _open_many(generate, requests)
     except QueueFull as full:
         answers = sum(request.choices for request in requests)
         if answers <= full.limit:

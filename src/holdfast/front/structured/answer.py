@@ -180,11 +180,11 @@ class _Body:
 
     def expression(self) -> str:
         """The expression for the visible answer and the calls; empty if everything is allowed."""
-        form = self._request.output_format
+        wanted = self._request.output_format
         calls, choice = self._dialect.calls, self._request.tool_choice
         said = ""
-        if form is not None:
-            said, self.grammars = _format_of(form, bounds=self._bounds)
+        if wanted is not None:
+            said, self.grammars = _format_of(wanted, bounds=self._bounds)
             if calls is not None and calls.channels is not None:
                 said = in_channel(self.rules, calls.channels, said)
             said = with_end(self.rules, said, calls.channels if calls is not None else None)
@@ -203,8 +203,8 @@ class _Body:
         return self._calls(said)
 
     def _calls(self, said: str) -> str:
-        form, choice = self._dialect.calls, self._request.tool_choice
-        assert form is not None
+        family, choice = self._dialect.calls, self._request.tool_choice
+        assert family is not None
         assert isinstance(self._request.prompt, ChatPrompt)
         tools = callable_tools(
             self._request.prompt,
@@ -212,26 +212,26 @@ class _Body:
             bounds=self._bounds,
             enforce_all=self._constrain_all or choice.mode == "required",
         )
-        blocks = call_blocks(self.rules, form, tools)
+        blocks = call_blocks(self.rules, family, tools)
         self.unenforced = unenforced(tools, blocks[0])
         if choice.mode == "required":
             # a tool that is required by name is called once
             parallel = choice.parallel and len(choice.names) != 1
             return only_calls(self.rules, blocks, parallel=parallel)
         if not said:
-            return text_or_calls(self.rules, form, blocks, parallel=choice.parallel)
+            return text_or_calls(self.rules, family, blocks, parallel=choice.parallel)
         return self._format_or_calls(said, tools)
 
     def _format_or_calls(self, said: str, tools: Sequence[CallableTool]) -> str:
         """Allow the output format, or calls in every form that the reader accepts and that cannot
         be mistaken for the format.
         """
-        form, parallel = self._request.output_format, self._request.tool_choice.parallel
-        assert form is not None
-        is_json = form.kind in ("json_object", "json_schema")
+        wanted, parallel = self._request.output_format, self._request.tool_choice.parallel
+        assert wanted is not None
+        is_json = wanted.kind in ("json_object", "json_schema")
         calls = []
         for read in self._dialect.read_forms:
-            # beside JSON, `bare_calls` below covers calls without markers
+            # for JSON, `bare_calls` below covers calls without markers
             blocks = [
                 block
                 for block in lenient_call_blocks(
@@ -254,53 +254,53 @@ class _Body:
         return "" if self.banned else text_without_calls(self.rules, calls) if words else ""
 
 
-def _format_of(form: OutputFormat, *, bounds: SchemaBounds) -> tuple[str, dict[str, str]]:
+def _format_of(wanted: OutputFormat, *, bounds: SchemaBounds) -> tuple[str, dict[str, str]]:
     """Return an output format as an expression, and the grammars that the expression refers to."""
-    match form.kind:
+    match wanted.kind:
         case "json_object":
             return json_value({"type": "object"}), {}
         case "json_schema":
             try:
-                schema = checked_schema(form.schema, bounds=bounds, strict=True).schema
+                schema = checked_schema(wanted.schema, bounds=bounds, strict=True).schema
             except SchemaFault as fault:
                 raise InvalidRequest(
-                    f"`{form.field}`: {fault.reason}", field=form.field, shown=fault.where
+                    f"`{wanted.field}`: {fault.reason}", field=wanted.field, shown=fault.where
                 ) from None
             return json_value(schema), {}
         case "choice":
-            _check_size(form, sum(map(len, form.choices)))
-            expression = one_of(map(literal, form.choices))
-            _try(form, f"start: {expression}")
+            _check_size(wanted, sum(map(len, wanted.choices)))
+            expression = one_of(map(literal, wanted.choices))
+            _try(wanted, f"start: {expression}")
             return expression, {}
         case "regex":
-            _check_size(form, len(form.pattern))
-            expression = pattern(form.pattern)
-            _try(form, f"start: {expression}")
+            _check_size(wanted, len(wanted.pattern))
+            expression = pattern(wanted.pattern)
+            _try(wanted, f"start: {expression}")
             return expression, {}
         case "lark":
-            _check_size(form, len(form.pattern))
-            if names_too_small(form.pattern):
+            _check_size(wanted, len(wanted.pattern))
+            if names_too_small(wanted.pattern):
                 reason = "a schema contains a number below the 64-bit range"
-                raise InvalidRequest(f"`{form.field}`: {reason}", field=form.field)
-            _try(form, form.pattern)
-            return "@form", {"form": form.pattern}
+                raise InvalidRequest(f"`{wanted.field}`: {reason}", field=wanted.field)
+            _try(wanted, wanted.pattern)
+            return "@form", {"form": wanted.pattern}
 
 
-def _check_size(form: OutputFormat, characters: int) -> None:
+def _check_size(wanted: OutputFormat, characters: int) -> None:
     if characters > _MOST_CHARACTERS:
         reason = f"may have at most {_MOST_CHARACTERS:,} characters, got {characters:,}"
-        raise InvalidRequest(f"`{form.field}`: {reason}", field=form.field)
-    if repetitions(form.pattern) > MOST_REPETITIONS:
+        raise InvalidRequest(f"`{wanted.field}`: {reason}", field=wanted.field)
+    if repetitions(wanted.pattern) > MOST_REPETITIONS:
         raise InvalidRequest(
-            f"`{form.field}`: a pattern repeats too often; use smaller repetition counts",
-            field=form.field,
+            f"`{wanted.field}`: a pattern repeats too often; use smaller repetition counts",
+            field=wanted.field,
         )
 
 
-def _try(form: OutputFormat, lark: str) -> None:
+def _try(wanted: OutputFormat, lark: str) -> None:
     fault = fault_of(grammar_text(lark))
     if fault:
         reason = "this output format cannot be enforced"
         raise InvalidRequest(
-            f"`{form.field}`: {reason}", field=form.field, shown=f": {fault.strip()}"
+            f"`{wanted.field}`: {reason}", field=wanted.field, shown=f": {fault.strip()}"
         )

@@ -130,14 +130,14 @@ def _arguments(parameters: Any, *, bounds: SchemaBounds, strict: bool, place: st
 
 
 def call_blocks(
-    rules: Rules, form: CallFormat, tools: Sequence[CallableTool]
+    rules: Rules, family: CallFormat, tools: Sequence[CallableTool]
 ) -> tuple[CallBlock, ...]:
-    """Build the grammars of all calls of an answer, one for each layout of a form. The form must
+    """Build the grammars of all calls of an answer, one for each layout of a family, which must
     have `grammar_layouts`.
 
     Raises InvalidRequest for a strict tool whose schema the layout cannot enforce.
     """
-    blocks = _blocks(rules, form, form.grammar_layouts, tools)
+    blocks = _blocks(rules, family, family.grammar_layouts, tools)
     for tool in tools:
         if tool.strict and blocks[0].left_out[tool.name]:
             reason = "the model's syntax for calls cannot enforce a keyword of this schema"
@@ -147,18 +147,18 @@ def call_blocks(
 
 
 def lenient_call_blocks(
-    rules: Rules, form: CallFormat, tools: Sequence[CallableTool], *, is_own: bool
+    rules: Rules, family: CallFormat, tools: Sequence[CallableTool], *, is_own: bool
 ) -> tuple[CallBlock, ...]:
     """Build the same grammars for all layouts that the reader accepts, even those that it repairs.
 
-    Leaves out tools whose schemas the form cannot enforce.
+    Leaves out tools whose schemas the family cannot enforce.
 
-    is_own: whether this is the form that the model is trained on.
+    is_own: whether this is the family that the model is trained on.
     """
-    others = (*form.incomplete_layouts, *(() if is_own else form.grammar_layouts))
-    own = form.grammar_layouts if is_own else ()
+    others = (*family.incomplete_layouts, *(() if is_own else family.grammar_layouts))
+    own = family.grammar_layouts if is_own else ()
     layouts = (*own, *(replace(each, values=_lenient(each.values)) for each in others))
-    blocks = _blocks(rules, form, layouts, tools)
+    blocks = _blocks(rules, family, layouts, tools)
     kept = [
         tool
         for tool in tools
@@ -166,7 +166,7 @@ def lenient_call_blocks(
     ]
     if len(kept) == len(tools):
         return blocks
-    return _blocks(rules, form, layouts, kept) if kept else ()
+    return _blocks(rules, family, layouts, kept) if kept else ()
 
 
 def _lenient(values: Values) -> Values:
@@ -174,15 +174,15 @@ def _lenient(values: Values) -> Values:
 
 
 def _blocks(
-    rules: Rules, form: CallFormat, layouts: Sequence[CallLayout], tools: Sequence[CallableTool]
+    rules: Rules, family: CallFormat, layouts: Sequence[CallLayout], tools: Sequence[CallableTool]
 ) -> tuple[CallBlock, ...]:
-    return tuple(_block(rules, form, layout, tools) for layout in layouts)
+    return tuple(_block(rules, family, layout, tools) for layout in layouts)
 
 
 def _block(
-    rules: Rules, form: CallFormat, layout: CallLayout, tools: Sequence[CallableTool]
+    rules: Rules, family: CallFormat, layout: CallLayout, tools: Sequence[CallableTool]
 ) -> CallBlock:
-    id_form = form.id_form
+    id_form = family.id_form
     calls: list[CallGrammar] = []
     left_out: dict[str, Sequence[str]] = {}
     for tool in tools:
@@ -206,8 +206,8 @@ def _block(
             )
     return CallBlock(
         layout=layout,
-        openers=form.openers,
-        channels=form.channels,
+        openers=family.openers,
+        channels=family.channels,
         calls=calls,
         left_out=left_out,
     )
@@ -264,7 +264,7 @@ def only_calls(rules: Rules, blocks: Sequence[CallBlock], *, parallel: bool) -> 
 def _opening(rules: Rules, block: CallBlock) -> str:
     """An expression for the text before the first call. White space within what the reader takes for
     the beginning of calls is as the family writes it: with other white space, the reader would take
-    a part of it for text.
+    a part for text.
     """
     opening = block.layout.opening.lstrip()
     mark = max((mark for mark in block.openers if opening.startswith(mark)), key=len, default="")
@@ -275,7 +275,7 @@ def _opening(rules: Rules, block: CallBlock) -> str:
 def bare_calls(
     rules: Rules, keys: BareKeys, tools: Sequence[CallableTool], *, parallel: bool
 ) -> str:
-    """An expression for calls that are bare JSON objects, or for one array of them.
+    """An expression for calls that are bare JSON objects, or for one array of such objects.
 
     Uses the same lexemes as JSON, so that calls and a document may begin alike.
     """
@@ -309,16 +309,16 @@ def _one_key(keys: Sequence[str]) -> str:
 
 
 def text_or_calls(
-    rules: Rules, form: CallFormat, blocks: Sequence[CallBlock], *, parallel: bool
+    rules: Rules, family: CallFormat, blocks: Sequence[CallBlock], *, parallel: bool
 ) -> str:
     """An expression for free text, optionally followed by calls, which end the answer."""
-    if form.channels is not None:
-        text = free_text(rules, form.channels, form.marks)
+    if family.channels is not None:
+        text = free_text(rules, family.channels, family.marks)
         calls = only_calls(rules, blocks, parallel=parallel)
         is_single = blocks[0].layout.is_single
-        text_only = with_end(rules, text, form.channels)
+        text_only = with_end(rules, text, family.channels)
         return f"({text_only} | {calls})" if is_single else f"({text_only} | ({text})? {calls})"
-    marked = [mark for mark in form.openers if mark in form.marks]
+    marked = [mark for mark in family.openers if mark in family.marks]
     by_mark: dict[str, list[str]] = {}
     for block in blocks:
         opening = block.layout.opening.lstrip()
@@ -370,18 +370,18 @@ def _spaced(text: str) -> str:
     return escaped(text).replace(" ", r"\s*")
 
 
-def text_without_calls(rules: Rules, form: CallFormat) -> str:
+def text_without_calls(rules: Rules, family: CallFormat) -> str:
     """An expression for free text in which no call can begin."""
-    if form.channels is not None:
-        return free_text(rules, form.channels, form.marks)
-    return rules.text_without([mark for mark in form.openers if mark in form.marks])
+    if family.channels is not None:
+        return free_text(rules, family.channels, family.marks)
+    return rules.text_without([mark for mark in family.openers if mark in family.marks])
 
 
-def tokens_of_openers(rules: Rules, form: CallFormat) -> tuple[tuple[int, ...], bool]:
+def tokens_of_openers(rules: Rules, family: CallFormat) -> tuple[tuple[int, ...], bool]:
     """Return the tokens that calls begin with, and whether some calls begin with text instead."""
-    if form.channels is not None:
+    if family.channels is not None:
         return (), True  # text begins with the same tokens
-    parted = [rules.parted(mark)[1] for mark in form.openers if mark in form.marks]
+    parted = [rules.parted(mark)[1] for mark in family.openers if mark in family.marks]
     return tuple({rules.marker_ids[token]: None for token in parted if token}), not all(parted)
 
 
@@ -392,19 +392,19 @@ def free_text(rules: Rules, channels: ChannelMarkup, marks: Sequence[str]) -> st
     return f"{rules.literal(opening)} {text}"
 
 
-def in_channel(rules: Rules, channels: ChannelMarkup, form: str) -> str:
+def in_channel(rules: Rules, channels: ChannelMarkup, body: str) -> str:
     """An expression for visible text in the channel for text.
 
-    form: the expression that the text must match.
+    body: the expression that the text must match.
     """
     opening, end = channels.text
-    return f"{rules.literal(opening)} {form} {rules.literal(end) if end else ''}"
+    return f"{rules.literal(opening)} {body} {rules.literal(end) if end else ''}"
 
 
 def thought_channel(rules: Rules, channels: ChannelMarkup) -> str:
     """An expression for an optional thought at the beginning of the answer.
 
-    Empty if thoughts have no channel.
+    Empty if thoughts lack a channel.
     """
     opening, end = channels.thought
     return f"({rules.literal(opening)} {rules.text_before(end)})?" if opening else ""

@@ -21,6 +21,7 @@ from holdfast.front.structured.schema import (
     clean,
     join_place,
 )
+from holdfast.front.toolcalls.declared import definition_name, items_of, named_types
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer
@@ -50,15 +51,14 @@ def is_endless(clean: CleanSchema) -> bool:
 def _ends(node: Schema | bool, finite: set[str]) -> bool:
     if isinstance(node, bool) or "enum" in node or "const" in node:
         return True
-    if "$ref" in node and node["$ref"].rsplit("/", 1)[-1] not in finite:
+    if "$ref" in node and definition_name(node["$ref"]) not in finite:
         return False
     if not all(_ends(member, finite) for member in node.get("allOf", ())):
         return False
     for keyword in ("anyOf", "oneOf"):
         if keyword in node and not any(_ends(member, finite) for member in node[keyword]):
             return False
-    kinds = node.get("type", ())
-    kinds = (kinds,) if isinstance(kinds, str) else kinds
+    kinds = named_types(node)
     if not kinds or set(kinds) - {"object", "array"}:
         return True  # a value without members or items is possible
     return ("object" in kinds and _object_ends(node, finite)) or (
@@ -73,9 +73,7 @@ def _object_ends(node: Schema, finite: set[str]) -> bool:
 
 def _array_ends(node: Schema, finite: set[str]) -> bool:
     least = node.get("minItems", 0)
-    first, others = node.get("prefixItems", ()), node.get("items", True)
-    if isinstance(others, list):  # as in draft 7
-        first, others = others, node.get("additionalItems", True)
+    first, others = items_of(node)
     return all(_ends(item, finite) for item in first[:least]) and (
         least <= len(first) or _ends(others, finite)
     )
@@ -128,7 +126,7 @@ def _trial(times: int) -> tuple[LLTokenizer, LLParserLimits]:
 
 
 def fault_of(grammar: str) -> str:
-    """Return what is wrong with a grammar; empty if nothing is. Releases the GIL."""
+    """Return the fault of a grammar; empty if it is right. Releases the GIL."""
     return _tried(grammar, 1)
 
 
@@ -149,7 +147,7 @@ def _tried(grammar: str, times: int) -> str:
 
 @lru_cache(maxsize=128)
 def fault_of_composed(grammar: str) -> str:
-    """Return what is wrong with a grammar that refers to tokens of a model; empty if nothing is.
+    """Return the fault of a grammar that refers to tokens of a model; empty if it is right.
 
     Cached, because agents send the same tools with every turn.
     """
@@ -164,7 +162,7 @@ def fault_of_composed(grammar: str) -> str:
 
 
 def checked_schema(schema: Any, *, bounds: SchemaBounds, strict: bool) -> CleanSchema:
-    """Reduce a schema to what a grammar can enforce.
+    """Reduce a schema to the parts that a grammar can enforce.
 
     Takes a few milliseconds the first time. May be called from any thread.
 
@@ -203,7 +201,7 @@ def _checked(schema: bytes, bounds: SchemaBounds, strict: bool) -> CleanSchema:
 
 
 def _fault(found: CleanSchema, node: Schema | bool) -> str:
-    """Return what is wrong with a part of a schema; empty if nothing is."""
+    """Return the fault of a part of a schema; empty if it is right."""
     definitions = found.schema.get("$defs") if isinstance(found.schema, dict) else None
     part = {**node, "$defs": definitions} if isinstance(node, dict) and definitions else node
     if is_endless(replace(found, schema=part)):
@@ -239,7 +237,7 @@ def _parts(
     for keyword, inner, key in children(node, place=place):
         if isinstance(inner, dict):  # `false`, which no value satisfies, is not a fault by itself
             yield join_place(place, keyword, *key), inner
-    name = node.get("$ref", "").rsplit("/", 1)[-1]
+    name = definition_name(node.get("$ref", ""))
     if name and name not in seen and isinstance(found.schema, dict):
         seen.add(name)
         yield found.origins[name], found.schema["$defs"][name]
@@ -268,7 +266,7 @@ def _without_fault(
     if not isinstance(node, dict):
         return _ANY_OBJECT
     if keyword:
-        del node[keyword]  # this schema is a copy that nothing else uses yet
+        del node[keyword]  # this schema is an unshared copy
         return replace(found, unenforced=(*found.unenforced, join_place(place, keyword)))
     definitions = node.get("$defs")
     node.clear()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from holdfast.front.structured.keywords import LISTS, MAPS, SINGLES, atoms
+from holdfast.front.toolcalls.declared import definition_name, listed_values, named_types
 
 _YEAR: Final = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
 _DAY: Final = "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
@@ -22,8 +23,8 @@ _BYTE: Final = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 IPV4: Final = rf"({_BYTE}\.){{3}}{_BYTE}"
 _GROUP: Final = "[0-9a-fA-F]{1,4}"
 _LAST: Final = f"({_GROUP}:{_GROUP}|{IPV4})"
-# As in RFC 3986: eight groups, of which the last two may be written as an IPv4 address; `::` stands
-# for one or more groups.
+# As in RFC 3986: eight groups, of which the last two may be written as an IPv4 address; `::`
+# replaces one or more groups.
 _SHORTENED: Final = (
     f"::({_GROUP}:){{5}}{_LAST}",
     *(
@@ -75,7 +76,7 @@ _SPACES_A_LEVEL: Final = 4
 _LEVELS_AROUND: Final = 1
 LEVELS_AROUND_ARGUMENTS: Final = 3
 _MOST_LEVELS: Final = 6  # for values that may be nested without limit
-# Regular expressions. In a grammar, a marker that is a token has no text, so they never match it.
+# Regular expressions. In a grammar, a marker that is a token lacks text, so they never match it.
 ANY: Final = r"(.|\n)*"
 GAP: Final = r"/[ \t\n]{0,4}/"
 # White space next to the markup of calls: a space, or line breaks with indentation
@@ -187,7 +188,7 @@ class Rules:
     def before_end(self, closing: str) -> str:
         """The closing markup of an answer, up to its end marker if it contains one.
 
-        A matcher treats an end marker as the end of the answer, never as a part of it.
+        A matcher treats an end marker as the end of the answer, never as its part.
         """
         for end in self._turn_ends:
             closing = closing.partition(end)[0]
@@ -204,7 +205,7 @@ class Rules:
     def parted(self, marker: str) -> tuple[str, str, str]:
         """Cut a text at the first marker that is a single token.
 
-        Returns the text before the marker, the marker, and the text after it. If there is no
+        Returns the text before the marker, the marker, and the text after it. Without a
         marker, returns the whole text and two empty strings.
         """
         if not self.marker_ids:
@@ -240,10 +241,10 @@ class Rules:
         """Return the text of the grammar that begins with this expression."""
         return "\n".join((f"start: {start}", *self._lines)) + "\n"
 
-    def _named(self, body: str, form: str) -> str:
-        key = form + body
+    def _named(self, body: str, spelling: str) -> str:
+        key = spelling + body
         if key not in self._names:
-            self._names[key] = form.format(len(self._names))
+            self._names[key] = spelling.format(len(self._names))
             self._lines.append(f"{self._names[key]}: {body}")
         return self._names[key].removesuffix("[lazy]")
 
@@ -303,7 +304,7 @@ def _levels_of(
         return 0
     if (key := (id(node), most)) in known:
         return known[key]
-    known[key] = 0  # for a definition that is nothing but itself
+    known[key] = 0  # for a definition that only refers to itself
 
     def levels_of(inner: Any, most: int) -> int:
         return _levels_of(inner, most, definitions=definitions, known=known)
@@ -314,10 +315,9 @@ def _levels_of(
     for keyword in ("anyOf", "oneOf", "allOf"):
         levels += [levels_of(inner, most) for inner in node.get(keyword, ())]
     if "$ref" in node:
-        levels.append(levels_of(definitions.get(node["$ref"].rpartition("/")[2]), most))
+        levels.append(levels_of(definitions.get(definition_name(node["$ref"])), most))
     if not levels and not {"enum", "const"} & node.keys():
-        kinds = node.get("type", "object")
-        is_nested = bool({"object", "array"} & ({kinds} if isinstance(kinds, str) else {*kinds}))
+        is_nested = bool({"object", "array"} & {*(named_types(node) or ("object",))})
         levels.append(most if is_nested else 0)  # any object or list
     known[key] = min(most, max(levels, default=0))
     return known[key]
@@ -412,8 +412,7 @@ def content_of(node: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
 
     Also returns the first keyword that the expressions do not express; empty if there is none.
     """
-    values = node.get("enum", [node["const"]] if "const" in node else None)
-    if values is not None:
+    if (values := listed_values(node)) is not None:
         listed = "|".join(escaped(value) for value in values if isinstance(value, str))
         return (f"({listed})",), ""
     found = []

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
-from urllib.parse import unquote
 
 from holdfast.front.structured import keywords
+from holdfast.front.toolcalls.declared import References, named_types, strings
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -74,13 +74,12 @@ class _Walk:
         self.definitions: dict[str, Any] = {}
         self.origins: dict[str, str] = {}
         self.unenforced: list[str] = []
-        self._root = root
+        self._references = References(root)
         self._bounds = bounds
         self._strict = strict
         # names of definitions, by the reference and by whether objects in the definition may be
         # closed, that is, may forbid properties that they do not declare
         self._names: dict[tuple[str, bool], str] = {}
-        self._anchors: dict[str, Any] | None = None
         self._parts = 0
 
     def schema(self, node: Any, *, place: str, depth: int, may_close: bool) -> Schema | bool:
@@ -157,7 +156,9 @@ class _Walk:
                 self._leave_out(keyword, place=place, reason=reason)
                 return False
             case "format" if value not in keywords.FORMATS:
-                if value in keywords.UNKNOWN_FORMATS and _may_be_text(node):
+                if value in keywords.UNKNOWN_FORMATS and (
+                    "type" not in node or "string" in named_types(node)
+                ):
                     self._leave_out(
                         keyword, place=place, reason=f"has the unsupported value {value!r}"
                     )
@@ -176,7 +177,7 @@ class _Walk:
                     )
                 return True
             case "minProperties":
-                return bool(value > len(set(_names(node.get("required")))))
+                return bool(value > len(set(strings(node.get("required")))))
             case "maxProperties":
                 return not (_lists_its_properties(node) and len(node["properties"]) <= value)
             case _:
@@ -194,7 +195,7 @@ class _Walk:
         name = self._names.get((reference, may_close))
         if name is None:
             try:
-                target = self._target(reference)
+                target = self._references.target(reference)
             except LookupError:
                 reason = "does not point into the schema; other documents are not loaded"
                 self._leave_out("$ref", place=place, reason=reason)
@@ -206,25 +207,6 @@ class _Walk:
                 target, place=self.origins[name], depth=depth + 1, may_close=may_close
             )
         return name
-
-    def _target(self, reference: str) -> Any:
-        base, _, fragment = reference.partition("#")
-        if base and not (isinstance(self._root, dict) and base == self._root.get("$id")):
-            raise LookupError(reference)
-        if fragment and not fragment.startswith("/"):
-            if self._anchors is None:
-                self._anchors = dict(_anchors(self._root))
-            return self._anchors[fragment]
-        target = self._root
-        for step in fragment.split("/")[1:]:
-            step = unquote(step).replace("~1", "/").replace("~0", "~")
-            if isinstance(target, list) and step.isdecimal():
-                target = target[int(step)]
-            elif isinstance(target, dict):
-                target = target[step]
-            else:
-                raise LookupError(step)
-        return target
 
 
 def children(node: Schema, *, place: str) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
@@ -273,7 +255,7 @@ def _lists_its_properties(node: Schema) -> bool:
     opening = ("allOf", "anyOf", "oneOf", "$ref", "if", *keywords.OPENING)
     if not isinstance(properties, dict) or any(keyword in node for keyword in opening):
         return False
-    return set(_names(node.get("required"))) <= properties.keys()
+    return set(strings(node.get("required"))) <= properties.keys()
 
 
 def _is_alone(node: Schema, keyword: str) -> bool:
@@ -283,30 +265,6 @@ def _is_alone(node: Schema, keyword: str) -> bool:
     """
     others = (*keywords.OF_OBJECTS, "allOf", "anyOf", "oneOf", "$ref")
     return not any(other in node for other in others if other != keyword)
-
-
-def _may_be_text(node: Schema) -> bool:
-    kind = node.get("type", "string")
-    return kind == "string" or (isinstance(kind, list | tuple) and "string" in kind)
-
-
-def _names(required: Any) -> tuple[str, ...]:
-    if not isinstance(required, list | tuple):
-        return ()
-    return tuple(name for name in required if isinstance(name, str))
-
-
-def _anchors(node: Any) -> Iterator[tuple[str, Any]]:
-    """Iterate over the anchors of a schema, each with the subschema that it names."""
-    waiting = [node]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, dict):
-            if isinstance(node.get("$anchor"), str):
-                yield node["$anchor"], node
-            waiting.extend(node.values())
-        elif isinstance(node, list | tuple):
-            waiting.extend(node)
 
 
 def join_place(place: str, *steps: str) -> str:

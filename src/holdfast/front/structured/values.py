@@ -27,6 +27,13 @@ from holdfast.front.toolcalls.call_format import (
     TaggedValues,
     Values,
 )
+from holdfast.front.toolcalls.declared import (
+    References,
+    items_of,
+    listed_values,
+    named_types,
+    types_of,
+)
 
 _OF_STRINGS: Final = ("pattern", "minLength", "maxLength", "format")
 _OF_NUMBERS: Final = (
@@ -75,9 +82,26 @@ class CallableTool:
     strict: bool = False
     unenforced: tuple[str, ...] = ()
 
-    def definition(self, reference: str) -> Any:
+    def target(self, reference: str) -> Any:
         """Resolve a `$ref` of the tool's clean schema."""
-        return self.arguments.get("$defs", {}).get(reference.rsplit("/", 1)[-1], {})
+        return References(self.arguments).target(reference)
+
+    def alternatives(self, node: Any, *, depth: int = 0) -> Iterator[Schema]:
+        """Split a schema into alternatives without references and unions at the top."""
+        if not isinstance(node, dict) or depth > _DEEPEST:
+            yield {}
+            return
+        if "$ref" in node:
+            target = self.target(node["$ref"])
+            node = {**target, **_without(node, "$ref")} if isinstance(target, dict) else {}
+            yield from self.alternatives(node, depth=depth + 1)
+            return
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in node:
+                for member in _alternatives(node, keyword):
+                    yield from self.alternatives(member, depth=depth + 1)
+                return
+        yield node
 
     def members(self, node: Schema, *, depth: int = 0) -> Members:
         """Return the members of an object, including those declared in `allOf` and behind `$ref`.
@@ -91,7 +115,7 @@ class CallableTool:
         others = node.get("additionalProperties", True)
         parts = [*node.get("allOf", ())]
         if "$ref" in node:
-            parts.append(self.definition(node["$ref"]))
+            parts.append(self.target(node["$ref"]))
         for part in parts if depth < _DEEPEST else ():
             if isinstance(part, dict):
                 more = self.members(part, depth=depth + 1)
@@ -129,7 +153,7 @@ def arguments_of(rules: Rules, tool: CallableTool, values: Values) -> tuple[str,
 
 
 class _Tags:
-    """Raw values between tags: strings are written as they are, any other value as JSON.
+    """Raw values between tags: strings are written unchanged, any other value as JSON.
 
     A string ends at the first closing tag. The grammar does not stop the model from writing other
     text in a string that a reader takes for the end of a call: lexemes that forbid such text would
@@ -166,7 +190,7 @@ class _Tags:
 
     def _value(self, node: Any, *, place: str) -> str:
         """An expression for a value, with the markup between the key and the value, and after it."""
-        branches = [*self._branches(node, depth=0)]
+        branches = [branch for each in self._tool.alternatives(node) for branch in _by_type(each)]
         texts = [branch for branch in branches if branch.get("type") == "string"]
         others = [branch for branch in branches if branch.get("type") != "string"]
         taken = _first_characters(others) if self._leads == [self._tags.text] else ""
@@ -209,31 +233,11 @@ class _Tags:
         definitions = self._tool.arguments.get("$defs")
         return json_value({**node, "$defs": definitions} if definitions else node)
 
-    def _branches(self, node: Any, *, depth: int) -> Iterator[Schema]:
-        """Split a schema into alternatives, each of which allows only strings or no strings."""
-        if not isinstance(node, dict) or depth > _DEEPEST:
-            node = {}
-        if "$ref" in node:
-            target = self._tool.definition(node["$ref"])
-            inner = {**target, **_without(node, "$ref")} if isinstance(target, dict) else {}
-            found = [*self._branches(inner, depth=depth + 1)]
-            has_strings = any(branch.get("type") == "string" for branch in found)
-            yield from found if has_strings else (node,)
-            return
-        for keyword in ("anyOf", "oneOf"):
-            if keyword in node:
-                for member in _alternatives(node, keyword):
-                    yield from self._branches(member, depth=depth + 1)
-                return
-        yield from _by_type(node)
-
 
 def _by_type(node: Schema) -> Iterator[Schema]:
     """Split a schema into one for strings and one for all other values."""
-    kinds = node.get("type", ())
-    kinds = [kinds] if isinstance(kinds, str) else [*kinds]
-    if "enum" in node or "const" in node:
-        values = node.get("enum", [node.get("const")])
+    kinds = named_types(node)
+    if (values := listed_values(node)) is not None:
         texts = [value for value in values if isinstance(value, str)]
         if texts:
             yield {"type": "string", "enum": texts}
@@ -260,8 +264,7 @@ def _first_characters(others: Iterable[Schema]) -> str:
     """
     found = ""
     for other in others:
-        kinds = other.get("type", ())
-        kinds = {kinds} if isinstance(kinds, str) else {*kinds}
+        kinds = {*named_types(other)}
         if not kinds or kinds & {"object", "array"}:
             found += r"\[{"
         is_bound = any(keyword in other for keyword in (*_OF_NUMBERS, "enum", "const"))
@@ -291,7 +294,9 @@ class _NestedTags:
     def _tagged(self, name: str, node: Any, *, depth: int) -> str:
         end = f"{self._tags.mark}</{name}>"
         values = [
-            self._value(branch, end, depth=depth) for branch in self._branches(node, depth=depth)
+            self._value(branch, end, depth=depth)
+            for each in self._tool.alternatives(node)
+            for branch in _each_type(each)
         ]
         lead = self._rules.literal(f"{self._tags.mark}<{name}>")
         return self._rules.rule(f"{lead} {one_of(filter(None, values))}")
@@ -305,8 +310,7 @@ class _NestedTags:
         kind = node.get("type")
         if kind == "null":
             return ""
-        if "enum" in node or "const" in node:
-            values = node.get("enum", [node.get("const")])
+        if (values := listed_values(node)) is not None:
             listed = [value for value in values if isinstance(value, str | int | float)]
             written = (value if isinstance(value, str) else json.dumps(value) for value in listed)
             return f"{one_of(map(self._rules.literal, written))} {end}" if listed else ""
@@ -324,24 +328,6 @@ class _NestedTags:
         if left_out or kind not in (None, "string"):
             self.left_out.append(left_out or str(kind))
         return self._rules.text_before(end_tag, content=content)
-
-    def _branches(self, node: Any, *, depth: int) -> Sequence[Schema]:
-        """Split a schema into alternatives, each of which allows one type."""
-        if not isinstance(node, dict):
-            return ({},)
-        if "$ref" in node and depth < _DEEPEST_TAGS:
-            return self._branches(self._tool.definition(node["$ref"]), depth=depth + 1)
-        for keyword in ("anyOf", "oneOf"):
-            if keyword in node:
-                return [
-                    branch
-                    for member in node[keyword]
-                    for branch in self._branches(member, depth=depth + 1)
-                ]
-        kinds = node.get("type")
-        if isinstance(kinds, list | tuple):
-            return [{**node, "type": kind} for kind in kinds]
-        return (node,)
 
 
 class _Literals:
@@ -392,17 +378,14 @@ class _Literals:
         if not isinstance(node, dict) or not node:
             return self._any_value()
         if "$ref" in node:
-            return self._definition(node["$ref"].rsplit("/", 1)[-1])
-        if "enum" in node or "const" in node:
+            return self._definition(node["$ref"])
+        if (values := listed_values(node)) is not None:
             write = self._rules.literal if self._syntax.quote else literal
-            values = node.get("enum", [node.get("const")])
             return one_of(write(self._syntax.value(value)) for value in values)
         for keyword in ("anyOf", "oneOf"):
             if keyword in node:
                 return one_of(map(self._value, _alternatives(node, keyword)))
-        kinds = node.get("type", _types_of(node))
-        kinds = [kinds] if isinstance(kinds, str) else kinds
-        return one_of(self._of_type(kind, node) for kind in kinds)
+        return one_of(self._of_type(kind, node) for kind in _types_of(node))
 
     def _of_type(self, kind: str, node: Schema) -> str:
         match kind:
@@ -432,9 +415,7 @@ class _Literals:
         return f"{self._rules.literal(quote)} {self._rules.text_before(quote, content=content)}"
 
     def _array(self, node: Schema) -> str:
-        first, others = node.get("prefixItems", []), node.get("items", True)
-        if isinstance(others, list):  # as in draft 7
-            first, others = others, node.get("additionalItems", True)
+        first, others = items_of(node)
         least, most = node.get("minItems", 0), node.get("maxItems")
         comma = literal(self._syntax.comma)
         tail = ""
@@ -451,12 +432,12 @@ class _Literals:
             tail = inner if place < least else f"({inner})?"
         return f"{literal('[')} {tail} {literal(']')}"
 
-    def _definition(self, name: str) -> str:
-        if name not in self._definitions:
-            self._definitions[name] = self._rules.open_rule()
-            body = self._value(self._tool.definition(name))
-            self._rules.close_rule(self._definitions[name], body)
-        return self._definitions[name]
+    def _definition(self, reference: str) -> str:
+        if reference not in self._definitions:
+            self._definitions[reference] = self._rules.open_rule()
+            body = self._value(self._tool.target(reference))
+            self._rules.close_rule(self._definitions[reference], body)
+        return self._definitions[reference]
 
     def _any_value(self) -> str:
         if not self._anything:
@@ -481,12 +462,18 @@ def _times(expression: str, least: int, most: int | None) -> str:
 
 
 def _types_of(node: Schema) -> tuple[str, ...]:
-    """Return the types that a schema without `type` seems to allow."""
-    if "properties" in node or "required" in node or "allOf" in node:
+    """Return the types that a schema seems to allow."""
+    if found := tuple(types_of(node)):
+        return found
+    if "allOf" in node:
         return ("object",)
-    if "items" in node or "prefixItems" in node:
-        return ("array",)
     return ("number",) if any(keyword in node for keyword in _OF_NUMBERS) else _ALL_TYPES
+
+
+def _each_type(node: Schema) -> Iterator[Schema]:
+    """Split a schema that allows several types into one for each type."""
+    kinds = named_types(node)
+    yield from ({**node, "type": kind} for kind in kinds) if kinds else (node,)
 
 
 def _without(node: Schema, keyword: str) -> Schema:

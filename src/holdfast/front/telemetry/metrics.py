@@ -127,6 +127,17 @@ _IMAGES = (
     ("encode_seconds", "Time spent in the vision tower, in seconds."),
     ("reused", "Images whose features were kept from earlier."),
 )
+_REQUEST_TOKENS = (
+    ("prompt_tokens", "Prompt tokens of finished choices."),
+    ("completion_tokens", "Generated tokens of finished choices."),
+    ("cached_tokens", "Prompt tokens that needed no prefill."),
+    ("reasoning_tokens", "Reasoning tokens of finished choices."),
+    (
+        "put_back_tokens",
+        "Tokens of earlier answers that later prompts reuse exactly as generated.",
+    ),
+    ("dropped_tokens", "Tokens of answers that the chat template omitted in a later turn."),
+)
 _RESIDENT = (
     ("loaded", "Whether the model is loaded."),
     ("leases", "Requests that use the model."),
@@ -234,28 +245,9 @@ class Metrics(Collector):
             "http_requests", "HTTP requests answered.", "method", "path", "status"
         )
         self.requests = self._counter("requests", "Finished choices, by reason.", "model", "reason")
-        self.prompt_tokens = self._counter(
-            "request_prompt_tokens", "Prompt tokens of finished choices.", "model"
-        )
-        self.completion_tokens = self._counter(
-            "request_completion_tokens", "Generated tokens of finished choices.", "model"
-        )
-        self.cached_tokens = self._counter(
-            "request_cached_tokens", "Prompt tokens that needed no prefill.", "model"
-        )
-        self.put_back_tokens = self._counter(
-            "request_put_back_tokens",
-            "Tokens of earlier answers that later prompts reuse exactly as generated.",
-            "model",
-        )
-        self.dropped_tokens = self._counter(
-            "request_dropped_tokens",
-            "Tokens of answers that the chat template omitted in a later turn.",
-            "model",
-        )
-        self.reasoning_tokens = self._counter(
-            "request_reasoning_tokens", "Reasoning tokens of finished choices.", "model"
-        )
+        self.tokens = {
+            name: self._counter(f"request_{name}", doc, "model") for name, doc in _REQUEST_TOKENS
+        }
         self.tool_calls = self._counter("tool_calls", "Complete tool calls.", "model")
         self.tool_call_repairs = self._counter(
             "tool_call_repairs", "Repairs of malformed tool calls.", "model", "repair"
@@ -343,7 +335,7 @@ class Metrics(Collector):
 
 
 def _residency_families(residency: Mapping[str, ResidencyFigures]) -> Iterator[Metric]:
-    """Yield metrics about which models are loaded and what requests waited for."""
+    """Yield metrics about which models are loaded and the waits of requests."""
     yield from _plain(GaugeMetricFamily, "holdfast_model_", _RESIDENT, residency)
     yield _labelled(
         "holdfast_model_changes",

@@ -20,7 +20,7 @@ from holdfast.front.output import (
     PromptProgress,
     TextDelta,
     TextRead,
-    ThoughtEnder,
+    TokenCounts,
     ToolCallFinished,
 )
 from holdfast.front.request import GenerationRequest
@@ -65,6 +65,7 @@ _LONGEST_ERROR = 160
 _GAPS_AT_ONCE = 256  # counted together, since that takes half of the time
 _LONGEST_CONTENT = 20_000  # characters of a prompt or an answer in the log
 _MIN_SPEED_SECONDS = 0.01  # an answer that arrived at once has no meaningful speed
+_COUNTED_AT_END = ("prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens")
 _FIGURES = (  # fields that appear in the text of a log line
     ("prompt_tokens", "prompt {}"),
     ("cached_tokens", "({} cached)"),
@@ -113,7 +114,7 @@ class RequestRecord:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the request is no news, because programs or the page poll its path."""
+        """Whether the request is routine, because programs or the page poll its path."""
         is_polled = self.path in QUIET_PATHS or self.path.startswith(_QUIET_FOLDER)
         is_from_view = self.is_from_page and self.method == "GET" and self.path in _QUIET_FROM_PAGE
         return is_polled or is_from_view
@@ -210,7 +211,7 @@ class RequestRecord:
                 "tokens_per_second": _rounded(answer.tokens_per_second),
                 "finish_reason": answer.finish_reason,
                 "resumed": answer.resumptions or None,
-                "thought_ended_by": answer.thought_ended_by,
+                "thought_ended_by": answer.counts.thought_ended_by,
                 "answer_ended_by": answer.ended_by,
                 "prompt": answer.prompt[:_LONGEST_CONTENT],
                 "answers": [answer.texts[index] for index in sorted(answer.texts)],
@@ -348,7 +349,7 @@ class AnswerRecord:
         Metrics with the model as a label are counted from here on, because only now it is known to
         exist.
 
-        put_back_tokens: tokens of earlier answers that the prompt contains as they were generated.
+        put_back_tokens: tokens of earlier answers that the prompt contains in generated form.
         dropped_tokens: tokens of earlier answers that the chat template left out of the prompt.
         prompt: empty unless contents are logged. If it is set, the texts of the answers are
             recorded, too.
@@ -361,8 +362,8 @@ class AnswerRecord:
         self.dropped_tokens = dropped_tokens
         self.accept_seconds = self._clock() - self.began
         self._metrics.accept_seconds.labels(model).observe(self.accept_seconds)
-        self._metrics.put_back_tokens.labels(model).inc(put_back_tokens)
-        self._metrics.dropped_tokens.labels(model).inc(dropped_tokens)
+        self._metrics.tokens["put_back_tokens"].labels(model).inc(put_back_tokens)
+        self._metrics.tokens["dropped_tokens"].labels(model).inc(dropped_tokens)
         self._gaps = self._metrics.inter_token_seconds.labels(model)
 
     def observe(self, event: OutputEvent) -> None:
@@ -428,31 +429,23 @@ class AnswerRecord:
         return sum(end.resumptions for end, _ in self.ends)
 
     @property
-    def thought_ended_by(self) -> ThoughtEnder | None:
-        """What ended the reasoning of a choice before the model did; None if nothing did."""
-        return next(
-            (end.thought_ended_by for end, _ in self.ends if end.thought_ended_by is not None), None
-        )
-
-    @property
     def ended_by(self) -> Literal["repetition"] | None:
         """What ended an answer without a length limit; None if nothing did."""
         return "repetition" if any(end.repeats for end, _ in self.ends) else None
 
     @property
-    def reasoning_tokens(self) -> int:
-        """Number of reasoning tokens in all choices that have ended."""
-        return sum(end.reasoning_tokens for end, _ in self.ends)
-
-    @property
-    def accepted_tokens(self) -> int:
-        """Number of drafted tokens that are part of the choices that have ended."""
-        return sum(end.accepted_tokens for end, _ in self.ends)
-
-    @property
-    def rejected_tokens(self) -> int:
-        """Number of drafted tokens that were not accepted in the choices that have ended."""
-        return sum(end.rejected_tokens for end, _ in self.ends)
+    def counts(self) -> TokenCounts:
+        """The token counts. Those of reasoning and drafts are of the choices that have ended."""
+        ends = [end for end, _ in self.ends]
+        return TokenCounts(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.tokens,
+            cached_tokens=self.cached_tokens or 0,
+            reasoning_tokens=sum(end.reasoning_tokens for end in ends),
+            accepted_tokens=sum(end.accepted_tokens for end in ends),
+            rejected_tokens=sum(end.rejected_tokens for end in ends),
+            thought_ended_by=next(filter(None, (end.thought_ended_by for end in ends)), None),
+        )
 
     @property
     def tokens(self) -> int:
@@ -515,10 +508,8 @@ class AnswerRecord:
             event.index, now
         )
         metrics.requests.labels(model, event.reason.value).inc()
-        metrics.prompt_tokens.labels(model).inc(event.prompt_tokens)
-        metrics.completion_tokens.labels(model).inc(event.completion_tokens)
-        metrics.cached_tokens.labels(model).inc(event.cached_tokens)
-        metrics.reasoning_tokens.labels(model).inc(event.reasoning_tokens)
+        for name in _COUNTED_AT_END:
+            metrics.tokens[name].labels(model).inc(getattr(event, name))
         metrics.queue_seconds.labels(model).observe(event.timings.queue_seconds)
         metrics.prefill_seconds.labels(model).observe(event.timings.prefill_seconds)
         metrics.decode_seconds.labels(model).observe(decode_seconds)

@@ -104,7 +104,7 @@ class Traces:
                 lookup,
                 choice | _lookup_attributes(event),
             )
-            read_tokens = {"holdfast.read_tokens": event.prompt_tokens - event.cached_tokens}
+            read_tokens = {"holdfast.read_tokens": event.read_tokens}
             self._span("prefill", beneath, wall, (admitted_at, read_at), choice | read_tokens)
             if event.completion_tokens:  # otherwise: only prefilled, or failed
                 written_tokens = {"gen_ai.usage.output_tokens": event.completion_tokens}
@@ -220,9 +220,7 @@ def _usage_attributes(answer: AnswerRecord) -> dict[str, Any]:
         "gen_ai.usage.input_tokens": answer.prompt_tokens,
         "gen_ai.usage.output_tokens": answer.tokens,
         "gen_ai.usage.cache_read.input_tokens": answer.cached_tokens,
-        "gen_ai.usage.reasoning.output_tokens": sum(
-            event.reasoning_tokens for event, _ in answer.ends
-        ),
+        "gen_ai.usage.reasoning.output_tokens": answer.counts.reasoning_tokens,
         "gen_ai.response.finish_reasons": [_end_word(event) for event, _ in answer.ends] or None,
         "holdfast.cached_tokens": answer.cached_tokens,
     }
@@ -239,7 +237,7 @@ def _end_word(event: ChoiceFinished) -> str:
 def _lookup_attributes(event: ChoiceFinished) -> dict[str, Any]:
     memory = event.memory
     return {
-        "holdfast.cache.outcome": memory.outcome.value,
+        "holdfast.cache.outcome": memory.outcome,
         "holdfast.ram_tokens": memory.ram_tokens,
         "holdfast.disk_tokens": memory.disk_tokens,
     }

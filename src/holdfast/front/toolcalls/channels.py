@@ -247,7 +247,9 @@ def _read_arguments(
     else:
         text, _ = yield from source.read_to(ends)
         if text.strip():
-            strings = [key for key in parts.types.properties if parts.types.of(key) == STRING]
+            strings = [
+                key for key in parts.types.properties if parts.types.of_parameter(key) == STRING
+            ]
             parts.key(strings[0] if len(strings) == 1 else "input")
             parts.json(json_text(text))
         parts.end("raw_arguments" if text.strip() else "no_arguments")
@@ -320,7 +322,7 @@ class KimiK3(CallFormat):
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
         """Read tags, and the text in the channels and calls that the tags open.
 
-        Returns False if there is no tag at the current position.
+        Returns False without a tag at the current position.
         """
         channel: TextKind | None = None
         read = False
@@ -343,7 +345,7 @@ class KimiK3(CallFormat):
             if source.at_end or not (channel or parts.is_open):
                 break
         if parts.is_open:
-            parts.end("unclosed_call")
+            parts.end(closed=False)
         return True
 
     def _read_text(
@@ -372,7 +374,7 @@ class KimiK3(CallFormat):
                 yield
 
     def _read_tag(self, source: Incoming, mark: str) -> Waiting[tuple[str, dict[str, str]] | None]:
-        """Read a tag's name and attributes. Returns None and reads nothing if there is no tag."""
+        """Read a tag's name and attributes. Returns None and reads nothing without a tag."""
         start = source.place + len(mark)
         at, end = yield from source.find(
             (self.separator, self.open, self.close), start, limit=_TAG_LENGTH
@@ -396,13 +398,13 @@ class KimiK3(CallFormat):
             return _TEXTS.get(name)
         if name == "call":
             if parts.is_open:
-                parts.end("unclosed_call")
+                parts.end(closed=False)
             tool = parts.tools.named(attributes.get("tool", "")) if parts.reads_calls else None
             if tool is not None:
                 parts.begin(tool)
                 return None
         elif name == "argument" and parts.is_open and "key" in attributes:
-            types = parts.types.of(attributes["key"])
+            types = parts.types.of_parameter(attributes["key"])
             if "type" in attributes:
                 types = STRING if attributes["type"] == "string" else JSON_TYPES
             parts.key(attributes["key"])

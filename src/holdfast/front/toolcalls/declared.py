@@ -1,4 +1,5 @@
-"""The tools that a request declares, and the conversion of values to the types in their schemas.
+"""The tools that a request declares: their names, how their JSON schemas are read, and the
+conversion of values to the types in the schemas.
 
 No I/O.
 """
@@ -8,8 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
 
 from holdfast.front.toolcalls.literals import NUMBER, json_text, whole
 
@@ -18,11 +21,95 @@ _ALIASES: Final = {
     "int": "integer", "long": "integer", "float": "number", "double": "number", "num": "number", "decimal": "number",
     "bool": "boolean", "list": "array", "tuple": "array", "set": "array", "dict": "object", "map": "object", "none": "null",
 }  # fmt: skip
-_INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]{0,999})(\.0+)?")  # as many digits as in `NUMBER`
+_INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]{0,999})(\.0+)?")  # the number of digits in `NUMBER`
 JSON_TYPES: Final = frozenset({"json", "object", "array", "number", "boolean", "null"})
 """The types of a value that the model itself marked as JSON."""
 _MAX_DEPTH: Final = 16  # maximum depth of nested references and unions in a schema
 _NAME: Final = re.compile(r"[^\s<>\"'={}()\[\],;]{1,256}")
+
+
+def strings(value: Any) -> tuple[str, ...]:
+    """The strings in a list, such as the value of `required`; empty if it is no list."""
+    if not isinstance(value, list | tuple):
+        return ()
+    return tuple(each for each in value if isinstance(each, str))
+
+
+def named_types(schema: Mapping[str, Any]) -> tuple[str, ...]:
+    """The types that the keyword `type` names."""
+    named = schema.get("type")
+    return (named,) if isinstance(named, str) else strings(named)
+
+
+def listed_values(schema: Mapping[str, Any]) -> Sequence[Any] | None:
+    """The only values that a schema allows (`enum`, `const`); None if it lists none."""
+    if isinstance(listed := schema.get("enum"), list | tuple):
+        return listed
+    return [schema["const"]] if "const" in schema else None
+
+
+def items_of(schema: Mapping[str, Any]) -> tuple[Sequence[Any], Any]:
+    """The schemas of an array's first items, one each, and the schema of all others."""
+    first, others = schema.get("prefixItems", []), schema.get("items", True)
+    if isinstance(others, list):  # as in draft 7
+        return others, schema.get("additionalItems", True)
+    return first, others
+
+
+def definition_name(reference: str) -> str:
+    """The name of the definition in `$defs` that a reference points to."""
+    return reference.rpartition("/")[2]
+
+
+def types_of(schema: Mapping[str, Any]) -> Iterator[str]:
+    """Iterate over the types that a schema allows directly; none if it does not say."""
+    if schema.get("type"):
+        yield from named_types(schema)
+    elif (values := listed_values(schema)) is not None:
+        yield from map(type_of, values)
+    elif "properties" in schema or "required" in schema:
+        yield "object"
+    elif "items" in schema or "prefixItems" in schema:
+        yield "array"
+
+
+class References:
+    """Resolves the references of one JSON schema. Other documents are not loaded."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+
+    def target(self, reference: str) -> Any:
+        """Return what a `$ref` points to. Raises LookupError if it does not point into the schema."""
+        base, _, fragment = reference.partition("#")
+        if base and not (isinstance(self._root, dict) and base == self._root.get("$id")):
+            raise LookupError(reference)
+        if fragment and not fragment.startswith("/"):
+            return self._anchors[fragment]
+        target = self._root
+        for step in fragment.split("/")[1:]:
+            step = unquote(step).replace("~1", "/").replace("~0", "~")
+            if isinstance(target, list) and step.isdecimal():
+                target = target[int(step)]
+            elif isinstance(target, Mapping):
+                target = target[step]
+            else:
+                raise LookupError(step)
+        return target
+
+    @cached_property
+    def _anchors(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        waiting = [self._root]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, Mapping):
+                if isinstance(node.get("$anchor"), str):
+                    found[node["$anchor"]] = node
+                waiting.extend(node.values())
+            elif isinstance(node, list | tuple):
+                waiting.extend(node)
+        return found
 
 
 class ToolName(NamedTuple):
@@ -71,9 +158,7 @@ class DeclaredTools:
         """Return the names of a tool's required arguments."""
         parameters = self._parameters.get(name)
         found = parameters.get("required") if isinstance(parameters, Mapping) else None
-        if not isinstance(found, list):
-            return frozenset()
-        return frozenset(key for key in found if isinstance(key, str))
+        return frozenset(strings(found))
 
     def only_fitting(self, arguments: Any) -> str:
         """Return the only tool that accepts these arguments; empty unless exactly one does."""
@@ -108,17 +193,18 @@ class ParameterTypes:
 
     def __init__(self, parameters: Mapping[str, Any] | None) -> None:
         """parameters: the JSON Schema of the tool's arguments, as the client sent it."""
-        self._root = parameters if isinstance(parameters, Mapping) else {}
-        found = self._root.get("properties")
+        root = parameters if isinstance(parameters, Mapping) else {}
+        self._references = References(root)
+        found = root.get("properties")
         self.properties: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
 
-    def of(self, key: str) -> frozenset[str]:
+    def of_parameter(self, key: str) -> frozenset[str]:
         """Return the JSON Schema names of a parameter's types; empty if they are unknown."""
         return self.allowed(self.properties.get(key))
 
     def allowed(self, schema: Any) -> frozenset[str]:
         """Return the types that a schema allows."""
-        names = (name.lower() for node in self._branches(schema) for name in _types(node))
+        names = (name.lower() for node in self.branches(schema) for name in types_of(node))
         return frozenset(_ALIASES.get(name, name) for name in names)
 
     def inner(self, schema: Any, key: str) -> Any:
@@ -126,7 +212,7 @@ class ParameterTypes:
         for members in self._members(schema):
             if key in members:
                 return members[key]
-        for node in self._branches(schema):
+        for node in self.branches(schema):
             if isinstance(node.get("items"), Mapping):
                 return node["items"]
         return None
@@ -136,48 +222,22 @@ class ParameterTypes:
         return any(key in members for members in self._members(schema))
 
     def _members(self, schema: Any) -> Iterator[Mapping[str, Any]]:
-        for node in self._branches(schema):
+        for node in self.branches(schema):
             if isinstance(members := node.get("properties"), Mapping):
                 yield members
 
-    def _branches(self, schema: Any, depth: int = _MAX_DEPTH) -> Iterator[Mapping[str, Any]]:
+    def branches(self, schema: Any, depth: int = _MAX_DEPTH) -> Iterator[Mapping[str, Any]]:
         """Iterate over a schema, the schemas it refers to, and those it combines."""
         if not isinstance(schema, Mapping) or not depth:
             return
         yield schema
-        if "$ref" in schema:
-            yield from self._branches(self._target(schema["$ref"]), depth - 1)
+        if isinstance(reference := schema.get("$ref"), str):
+            with suppress(LookupError):
+                yield from self.branches(self._references.target(reference), depth - 1)
         for word in ("anyOf", "oneOf", "allOf"):
             if isinstance(branches := schema.get(word), list):
                 for branch in branches:
-                    yield from self._branches(branch, depth - 1)
-
-    def _target(self, reference: Any) -> Any:
-        """Resolve a `#/...` reference."""
-        target: Any = self._root
-        if not isinstance(reference, str) or not reference.startswith("#"):
-            return None
-        for step in filter(None, reference[1:].split("/")):
-            if not isinstance(target, Mapping):
-                return None
-            target = target.get(step.replace("~1", "/").replace("~0", "~"))
-        return target
-
-
-def _types(schema: Mapping[str, Any]) -> Iterator[str]:
-    """Iterate over the types that a schema allows directly."""
-    named = schema.get("type")
-    if named:
-        names = named if isinstance(named, list) else [named]
-        yield from (name for name in names if isinstance(name, str))
-    elif isinstance(schema.get("enum"), list):
-        yield from map(type_of, schema["enum"])
-    elif "enum" in schema or "const" in schema:
-        yield type_of(schema.get("const"))
-    elif "properties" in schema:
-        yield "object"
-    elif "items" in schema:
-        yield "array"
+                    yield from self.branches(branch, depth - 1)
 
 
 class TypedValue(NamedTuple):

@@ -121,12 +121,17 @@ class Incoming:
         """Move the reader's position past white space."""
         self.place = yield from self.after_space(self.place, spaces=spaces)
 
+    def taken_next(self, *marks: str) -> Waiting[str]:
+        """Move past white space, and then past one of the marks, as `taken` does."""
+        yield from self.skip_space()
+        return (yield from self.taken(*marks))
+
     def find(
         self, marks: Sequence[str], start: int, *, limit: int | None = None
     ) -> Waiting[tuple[int, str]]:
         """Return the position and the text of the first mark from `start` on.
 
-        If several marks begin at this position, returns the longest. If there is no mark, returns
+        If several marks begin at this position, returns the longest. Without a mark, returns
         the end of the text or `start + limit`, and an empty mark.
         """
         longest, _ = _shape(tuple(marks))
@@ -200,7 +205,7 @@ def is_marker(text: str) -> bool:
 
 
 class Markers:
-    """The markers of one model that are single tokens, each with the character that stands for it.
+    """The markers of one model that are single tokens, each with the character that replaces it.
 
     Immutable.
     """

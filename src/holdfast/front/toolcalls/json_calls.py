@@ -24,8 +24,8 @@ from holdfast.front.toolcalls.incoming import Incoming, Waiting, marks_in
 from holdfast.front.toolcalls.literals import LENIENT
 
 _FENCES: Final = ("```json", "```")
-# Maximum number of consecutive openers. Some models end up writing nothing but openers, and
-# without a limit all of them would be read again from each one.
+# Maximum number of consecutive openers. Some models end up writing only openers, and
+# without a limit all would be read again from each one.
 _MOST_OPENERS: Final = 4
 _MOST_BRACES: Final = 8  # maximum nesting around a call's members
 _ARGUMENTS: Final = ("arguments", "parameters", "args", "input")  # models confuse these keys
@@ -134,7 +134,7 @@ class JsonCalls(CallFormat):
                 begun, repeated = True, 0
                 closed = yield from _close(source, parts, closing)
                 is_fine = closed or not opener or opener in endless
-                parts.end("" if is_fine else "unclosed_call", complete=True)
+                parts.end(closed=is_fine, complete=True)
                 source.drop_read()
         if begun:
             source.place = 0
@@ -388,8 +388,7 @@ class NamedJson(CallFormat):
             begun = True
         source.place = start
         if begun and in_section:
-            yield from source.skip_space()
-            yield from source.taken(self.section[1].strip())
+            yield from source.taken_next(self.section[1].strip())
         return begun
 
     def _read_call(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
@@ -474,7 +473,7 @@ class NamedJson(CallFormat):
                 closed = mark in last
             else:
                 break
-        parts.end("" if closed else "unclosed_call", complete=True)
+        parts.end(closed=closed, complete=True)
         source.drop_read()
 
 

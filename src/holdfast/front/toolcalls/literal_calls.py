@@ -48,8 +48,7 @@ class PythonCalls(CallFormat):
         """Read the calls that start at an opener. Returns False if there are none."""
         close = self.wrapper[1]
         yield from source.taken(self.wrapper[0])
-        yield from source.skip_space()
-        yield from source.taken("[")
+        yield from source.taken_next("[")
         literals, begun = Literals(stops=(close,)), False
         while True:
             yield from source.skip_space()
@@ -63,8 +62,7 @@ class PythonCalls(CallFormat):
                 source.place = start
                 return begun
             begun = True
-        yield from source.skip_space()
-        yield from source.taken(close)
+        yield from source.taken_next(close)
         return begun
 
     def _read_call(self, source: Incoming, parts: CallParts, literals: Literals) -> Waiting[bool]:
@@ -80,7 +78,7 @@ class PythonCalls(CallFormat):
         while True:
             yield from source.skip_space()
             if source.at_end or (yield from source.standing(literals.stops)):
-                parts.end("unclosed_call")
+                parts.end(closed=False)
                 break
             if source.text[source.place] in ",)":
                 source.place += 1
@@ -118,7 +116,7 @@ class PythonCalls(CallFormat):
 class BracedCalls(CallFormat):
     """A family that writes one or more `call:NAME{KEY:VALUE,...}` between two markers.
 
-    quote: the mark on both sides of a string, which has no escapes.
+    quote: the mark on both sides of a string without escapes.
     """
 
     wrapper: tuple[str, str] = ("<|tool_call>", "<tool_call|>")
@@ -160,15 +158,13 @@ class BracedCalls(CallFormat):
             return False
         while (yield from self._read_another(source, parts)):
             pass
-        yield from source.skip_space()
-        yield from source.taken(self.wrapper[1])
+        yield from source.taken_next(self.wrapper[1])
         return True
 
     def _read_another(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
         """Read another call between the same markers. Returns False if there is none."""
         start = source.place
-        yield from source.skip_space()
-        if (yield from source.taken(",")):
+        if (yield from source.taken_next(",")):
             yield from source.skip_space()
         if (yield from source.taken(self.lead)) and (yield from self._read_call(source, parts)):
             return True
@@ -176,7 +172,7 @@ class BracedCalls(CallFormat):
         return False
 
     def _read_call(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read a name and its arguments. Returns False if there is no call."""
+        """Read a name and its arguments. Returns False without a call."""
         name, mark = yield from source.read_to(("{", "\n", "}", *self.marks), limit=_NAME_LENGTH)
         tool = parts.tools.named(name) if mark == "{" else None
         if tool is None:
@@ -193,7 +189,7 @@ class BracedCalls(CallFormat):
             source.drop_read()
             yield from source.skip_space()
             if source.at_end or (yield from source.standing(literals.stops)):
-                parts.end(*repairs, "unclosed_call")
+                parts.end(*repairs, closed=False)
                 return
             character = source.text[source.place]
             if character in ",}":

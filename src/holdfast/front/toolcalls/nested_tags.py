@@ -147,9 +147,9 @@ class KeyValueTags(CallFormat):
         parts.begin(tool, repair="words_for_tags")
         for key, text in words.items():
             parts.key(key)
-            parts.typed(text, parts.types.of(key))
+            parts.typed(text, parts.types.of_parameter(key))
         closed = yield from self._close(source)
-        parts.end("" if closed else "unclosed_call")
+        parts.end(closed=closed)
         source.drop_read()
         return True
 
@@ -162,7 +162,7 @@ class KeyValueTags(CallFormat):
         """Read the pairs of an open call, and the end of the call."""
         if (yield from read_json_body(source, parts, stops=(self.call[1].strip(),))):
             closed = yield from self._close(source)
-            parts.end("" if closed else "unclosed_call", complete=True)
+            parts.end(closed=closed, complete=True)
             return
         key, key_close, value_open = self.key[0].strip(), self.key[1].strip(), self.value[0].strip()
         while (yield from source.taken(key)):
@@ -172,10 +172,12 @@ class KeyValueTags(CallFormat):
             opened = yield from source.taken(value_open)
             parts.repair("" if mark == key_close and opened else "missing_tag")
             parts.key(name.strip())
-            yield from read_value(source, parts, self._value_ends(), types=parts.types.of(name))
+            yield from read_value(
+                source, parts, self._value_ends(), types=parts.types.of_parameter(name)
+            )
             yield from source.skip_space(spaces=_SPACES)
         closed = yield from self._close(source)
-        parts.end("" if closed else "unclosed_call")
+        parts.end(closed=closed)
         source.drop_read()
 
     def _value_ends(self) -> tuple[ValueEnd, ...]:
@@ -252,7 +254,7 @@ class NestedTags(CallFormat):
         while True:
             start = source.place
             yield from source.skip_space()
-            tag = (yield from self._tag(source)) if (yield from source.taken(self.mark)) else None
+            tag = yield from self._tag(source)
             opens = tag is not None and tag.name == self.call and not tag.closes
             tool = parts.tools.named(tag.value) if tag is not None and opens else None
             if tool is not None:
@@ -271,18 +273,17 @@ class NestedTags(CallFormat):
             yield from source.skip_space()
             if (yield from read_json_body(source, parts, stops=(self.mark,))):
                 parts.end(complete=True)
-                yield from source.skip_space()
-                yield from source.taken(f"{self.mark}</{self.call}>")
+                yield from source.taken_next(f"{self.mark}</{self.call}>")
                 return
             start = source.place
-            tag = (yield from self._tag(source)) if (yield from source.taken(self.mark)) else None
+            tag = yield from self._tag(source)
             if tag is None or tag.closes or tag.name == self.call:
                 closed = tag == Tag(self.call, True, "")
                 source.place = source.place if closed else start
-                parts.end("" if closed else "unclosed_call")
+                parts.end(closed=closed)
                 return
             parts.key(tag.name)
-            if parts.types.of(tag.name) == STRING:
+            if parts.types.of_parameter(tag.name) == STRING:
                 yield from read_value(source, parts, self._string_ends(tag.name), types=STRING)
             else:
                 schema = parts.types.properties.get(tag.name)
@@ -306,7 +307,7 @@ class NestedTags(CallFormat):
         while True:
             start = source.place
             yield from source.skip_space()
-            tag = (yield from self._tag(source)) if (yield from source.taken(self.mark)) else None
+            tag = yield from self._tag(source)
             if tag is None or tag.closes or depth > _MAX_DEPTH:
                 if tag is None or tag.name in (self.call, self.section):
                     source.place = start
@@ -337,7 +338,9 @@ class NestedTags(CallFormat):
         return "object" not in types or len(names) > 1 or ("array" in types and not names_item)
 
     def _tag(self, source: Incoming) -> Waiting[Tag | None]:
-        """Read a tag after its mark. Returns None if there is none."""
+        """Read a mark and the tag after it. Returns None if they are not there."""
+        if not (yield from source.taken(self.mark)):
+            return None
         at, mark = yield from source.find((">", "\n", self.mark), source.place, limit=_TAG_LENGTH)
         found = _TAG.fullmatch(source.text[source.place : at + 1]) if mark == ">" else None
         if found is None:

@@ -47,7 +47,7 @@ class ValueEnd(NamedTuple):
     last: what must follow after `before`, unless the text ends; if empty, anything may follow.
     spaces: further strings that count as white space. closes: True if the mark closes the value,
     False if the mark is left to be read. names_parameter: True if the mark ends the value only when
-    the name of a parameter that has no value yet is between the mark and `before`.
+    the name of a parameter without a value is between the mark and `before`.
     """
 
     mark: str
@@ -167,7 +167,7 @@ def _raw(
     padding: str,
     give: Callable[[str], None],
 ) -> Waiting[None]:
-    """Pass on the text of a value as soon as it is certain, and read what ends the value."""
+    """Pass on the text of a value when it is certain, and read what ends the value."""
     marks = tuple({lead + end.mark: None for end in ends for lead in (padding, "")})
     while True:
         certain = source.certain(marks)
@@ -332,8 +332,7 @@ class TaggedParameters(CallFormat):
             begun = begun or read
             if not read or not closers:
                 return begun
-            yield from source.skip_space()
-            if (yield from source.taken(*closers)):
+            if (yield from source.taken_next(*closers)):
                 return True
             if not (yield from source.standing(self.openers)):
                 return True
@@ -374,8 +373,7 @@ class TaggedParameters(CallFormat):
     def _read_values(self, source: Incoming, parts: CallParts) -> Waiting[None]:
         """Read the parameters of an open call, and the end of the call."""
         while True:
-            yield from source.skip_space()
-            form = yield from source.taken(*_forms(self._open_value))
+            form = yield from source.taken_next(*_forms(self._open_value))
             tag = (yield from header(source)) if form else None
             if tag is not None:
                 parts.repair("" if form == self._open_value else "parameter_form")
@@ -412,7 +410,7 @@ class TaggedParameters(CallFormat):
     def _types_of(self, tag: TagHeader, parts: CallParts) -> frozenset[str]:
         if self.types[0] and tag.type:
             return JSON_TYPES if tag.type.lower() == "false" else STRING
-        return parts.types.of(tag.name)
+        return parts.types.of_parameter(tag.name)
 
     def _read_value(self, source: Incoming, parts: CallParts, tag: TagHeader) -> Waiting[None]:
         types = self._types_of(tag, parts)
@@ -445,15 +443,14 @@ class TaggedParameters(CallFormat):
     ) -> Waiting[None]:
         """Read the closing tags of a call, which may be missing, and end the call."""
         yield from source.skip_space()
-        closed = yield from source.taken(self._close_call)
-        parts.end("" if closed else "unclosed_call", complete=complete)
+        closed = bool((yield from source.taken(self._close_call)))
+        parts.end(closed=closed, complete=complete)
         source.drop_read()
         yield from self._close_wrapper(source)
 
     def _close_wrapper(self, source: Incoming) -> Waiting[None]:
         if self.wrapper[1]:
-            yield from source.skip_space()
-            yield from source.taken(self.wrapper[1].strip())
+            yield from source.taken_next(self.wrapper[1].strip())
 
 
 def _may_wrap(name: str, parts: CallParts) -> bool:

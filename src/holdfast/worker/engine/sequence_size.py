@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import importlib
 import resource
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
-from holdfast.errors import ModelLoadError
+from holdfast.errors import HoldfastError, ModelLoadError
+from holdfast.machine.child_process import answer_of
 
 _LONGEST_SECONDS = 120.0
 _MOST_BYTES = 8 << 30  # memory limit of the measuring process, which should evaluate no array
@@ -40,28 +40,17 @@ def sequence_size_of(config: Mapping[str, Any]) -> SequenceSize:
     Raises ModelLoadError if mlx-lm has no such model, or if the memory cannot be measured without
     running the model.
     """
-    command = [sys.executable, "-P", "-m", "holdfast.worker.engine.sequence_size"]
-    sent = msgspec.json.encode(dict(config))
     try:
-        done = subprocess.run(
-            command, input=sent, capture_output=True, timeout=_LONGEST_SECONDS, check=True
+        size: SequenceSize = answer_of(
+            "holdfast.worker.engine.sequence_size",
+            kind=SequenceSize,
+            doing="measuring how much memory a sequence of this model takes",
+            limit_seconds=_LONGEST_SECONDS,
+            sent=msgspec.json.encode(dict(config)),
         )
-        return msgspec.json.decode(done.stdout, type=SequenceSize)
-    except subprocess.TimeoutExpired:
-        raise ModelLoadError(
-            "cannot measure how much memory a sequence of this model takes: no result within "
-            f"{_LONGEST_SECONDS:.0f} s"
-        ) from None
-    except subprocess.CalledProcessError as error:
-        lines = error.stderr.decode(errors="replace").strip().splitlines()
-        reason = lines[-1] if lines else f"exit code {error.returncode}"
-        raise ModelLoadError(
-            f"cannot measure how much memory a sequence of this model takes: {reason}"
-        ) from error
-    except msgspec.DecodeError as error:
-        raise ModelLoadError(
-            f"cannot measure how much memory a sequence of this model takes: {error}"
-        ) from error
+    except HoldfastError as error:
+        raise ModelLoadError(str(error)) from error
+    return size
 
 
 def _measured(config: dict[str, Any]) -> SequenceSize:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias
@@ -26,15 +26,15 @@ from holdfast.wire.commands import ReadAheadRun, SequenceRequest
 from holdfast.wire.events import CacheFigures, CacheOutcome, CacheReport, WaitReason
 from holdfast.wire.requests import TOKEN_BYTES, RequestId, common_tokens
 from holdfast.worker.kv.bits import KVBits
-from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.device_steps import costing_no_answer
-from holdfast.worker.loop.sequences import LiveSequence
+from holdfast.worker.loop.sequences import Ledger, LiveSequence
+from holdfast.worker.prefix.chain import Cursor, Root
 from holdfast.worker.prefix.in_flight import InFlightPrefills
-from holdfast.worker.prefix.lookup import LiveChain
+from holdfast.worker.prefix.lookup import LiveChain, Trust
 from holdfast.worker.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run time
-    from holdfast.worker.engine.engine import Engine
+    from holdfast.worker.engine.engine import Engine, PendingStep
     from holdfast.worker.engine.sequence import Kept
     from holdfast.worker.kv.live import LiveState
     from holdfast.worker.prefix.cache import PrefixCache
@@ -99,7 +99,7 @@ class CacheClient:
         *,
         engine: Engine,
         scheduler: Scheduler,
-        counters: Counters,
+        ledger: Ledger,
         on_end: Callable[[LiveSequence], None],
         clock: Callable[[], float],
     ) -> None:
@@ -110,26 +110,23 @@ class CacheClient:
         self._cache = cache
         self._engine = engine
         self._scheduler = scheduler
-        self._counters = counters
+        self._ledger = ledger
         self._on_end = on_end
         self._clock = clock
         self.read_ahead = ReadAheadRuns()
         self._in_flight = InFlightPrefills()
-        # waiting until another request has prefilled the same prefix
-        self._twins: dict[RequestId, LiveSequence] = {}
-        self._fetching: list[LiveSequence] = []  # waiting for blocks from disk
-        self._to_repeat: list[LiveSequence] = []  # to be looked up again
-        # sequences waiting for image features, with the token counts for `make_ready`
-        self._unseen: dict[LiveSequence, tuple[int, int]] = {}
-        # waiting sequences whose prefix is pinned, and in memory or being read; oldest lookup first
-        self._looked_up: dict[LiveSequence, None] = {}
         self._computing: list[_Rest] = []  # copied out since the last step was dispatched
         self._computed: list[_Rest] = []  # computed with the last step, but not committed yet
 
     @property
     def is_waited_for(self) -> bool:
         """Whether a request waits for `advance`; if so, the loop must not sleep."""
-        return bool(self._fetching or self._to_repeat or self._unseen)
+        reasons = (WaitReason.LOOKUP, WaitReason.DISK, WaitReason.IMAGES)
+        return bool(self._scheduler.waiting_for(*reasons))
+
+    def _waiting(self, *reasons: WaitReason) -> list[LiveSequence]:
+        """The sequences in the scheduler's queue that wait for one of these, oldest first."""
+        return [self._ledger[request_id] for request_id in self._scheduler.waiting_for(*reasons)]
 
     @property
     def has_uncommitted(self) -> bool:
@@ -137,7 +134,7 @@ class CacheClient:
         return bool(self._computing or self._computed)
 
     def is_computing_for(self, sequences: Container[LiveSequence]) -> bool:
-        """Whether one of these sequences has been closed, but the state copied out of it is still
+        """Whether one of these sequences has been closed, but the copied state is still
         being computed.
         """
         return any(rest.sequence in sequences for rest in self._computing)
@@ -155,8 +152,7 @@ class CacheClient:
             return 0
         return cache.cached_tokens(
             request.prompt_token_ids.packed,
-            tenant=request.tenant,
-            kv_bits=kv_bits,
+            root=cache.index.root(tenant=request.tenant, form=kv_bits),
             may_move=request.is_kept,
         )
 
@@ -168,13 +164,9 @@ class CacheClient:
         if cache is None or not request.is_kept:
             return ()
         found = cache.boundaries(len(request.prompt_token_ids), request.resume_points)
-        for start, end in self.indivisible(request):
+        for start, end in self._engine.indivisible(request):
             found = tuple(each for each in found if not start < each < end)
         return found
-
-    def indivisible(self, request: SequenceRequest) -> tuple[tuple[int, int], ...]:
-        """See `Engine.indivisible`."""
-        return self._engine.indivisible(request)
 
     def _cache_for(self, request: SequenceRequest) -> PrefixCache | None:
         """The cache; None if there is none, or if no token of the prompt may come from it."""
@@ -186,7 +178,7 @@ class CacheClient:
 
     @_guarded(
         "request %s is prefilled from its first token",
-        otherwise=lambda client, sequence: client.restart_cold(sequence),
+        otherwise=lambda client, sequence: client._restart_cold(sequence),
     )
     def look_up(self, sequence: LiveSequence) -> None:
         """Find the cached prefix of a waiting sequence. As soon as the prefix is in memory, the
@@ -194,10 +186,11 @@ class CacheClient:
         """
         request = sequence.request
         cache = self._cache_for(request)
-        if cache is None or sequence.is_cold:
-            self.restart_cold(sequence)
+        start = sequence.start
+        if cache is None or start.trust is Trust.NOTHING:
+            self._restart_cold(sequence)
             return
-        if self._scheduler.admits_one_at_a_time and self._looked_up:
+        if self._scheduler.admits_one_at_a_time and self._looked_up():
             self._postpone(sequence)
             return
         # first commit the latest states: the next turn often arrives right after the answer that it
@@ -206,15 +199,13 @@ class CacheClient:
         began_at = self._clock()
         chain = bytes(sequence.chain)
         reusable = _reusable(sequence, chain)
-        sequence.lookup = lookup = cache.lookup(
+        start.lookup = lookup = cache.lookup(
             reusable,
-            tenant=request.tenant,
-            kv_bits=sequence.kv_bits,
-            in_blocks_only=sequence.avoids_live,
+            root=_root(cache, sequence),
+            in_blocks_only=start.trust is Trust.BLOCKS,
             may_move=request.is_kept,
         )
-        self._looked_up[sequence] = None
-        sequence.lookup_seconds += self._clock() - began_at
+        start.lookup_seconds += self._clock() - began_at
         if self._waits_for_twin(sequence, reusable, cached_tokens=lookup.cached_tokens):
             return
         if request.is_kept:
@@ -225,20 +216,21 @@ class CacheClient:
                 have=lookup.cached_tokens,
                 boundaries=self.boundaries(request) or None,
             )
-        if not self._is_fetched(cache, sequence):
-            self._scheduler.hold_back(sequence.id)
-            sequence.wait(WaitReason.DISK, now=self._clock())
-            self._fetching.append(sequence)
+        self._take_fetched(sequence)
+
+    def _wait(self, sequence: LiveSequence, reason: WaitReason) -> None:
+        sequence.wait(reason, now=self._clock())
+
+    def _looked_up(self) -> list[LiveSequence]:
+        """The waiting sequences whose cached prefix is pinned."""
+        return [each for each in self._ledger.live() if each.start.lookup is not None]
 
     def _postpone(self, sequence: LiveSequence) -> None:
         """Look up a waiting sequence's prefix later: while memory is critically short, only one
         waiting sequence may have its prefix in memory.
         """
-        self._release(sequence)
-        self._free_twins(self._in_flight.withdraw(sequence.id))
-        self._scheduler.hold_back(sequence.id)
-        sequence.wait(WaitReason.MEMORY, now=self._clock())
-        self._to_repeat.append(sequence)
+        self.withdraw(sequence)
+        self._wait(sequence, WaitReason.LOOKUP)
 
     def _waits_for_twin(self, sequence: LiveSequence, chain: bytes, *, cached_tokens: int) -> bool:
         tenant = _in_flight_tenant(sequence)
@@ -246,214 +238,190 @@ class CacheClient:
         ahead = self._in_flight.ahead_of(chain, cached_tokens, tenant=tenant, limit=limit)
         if ahead is None or ahead.tokens - cached_tokens < LEAST_SHARED_TOKENS:
             return False
-        self._release(sequence)
+        sequence.start.release()
         self._in_flight.wait(sequence.id, ahead)
-        self._twins[sequence.id] = sequence
-        self._scheduler.hold_back(sequence.id)
-        sequence.wait(WaitReason.TWIN, now=self._clock())
+        self._wait(sequence, WaitReason.TWIN)
         return True
 
-    def _is_fetched(self, cache: PrefixCache, sequence: LiveSequence) -> bool:
-        """Take blocks that were read; if the whole cached prefix is in memory, mark the sequence as
-        ready, and return True.
-        """
-        lookup = sequence.lookup
-        assert lookup is not None
-        is_fetched = cache.advance(lookup)
-        if is_fetched:
-            self._make_ready(sequence, lookup.cached_tokens, held_tokens=lookup.held_tokens)
-        return is_fetched
+    def _take_fetched(self, sequence: LiveSequence) -> None:
+        """Take blocks that were read; the sequence may start if its cached prefix is in memory."""
+        assert self._cache is not None
+        assert sequence.start.lookup is not None
+        if self._cache.advance(sequence.start.lookup):
+            self._let_start(sequence)
+        else:
+            self._wait(sequence, WaitReason.DISK)
 
-    def _make_ready(
-        self, sequence: LiveSequence, cached_tokens: int, *, held_tokens: int = 0
-    ) -> None:
-        """Tell the scheduler that a sequence is ready, once the images after its cached prefix have
-        features.
+    def _let_start(self, sequence: LiveSequence) -> None:
+        """Let a sequence start after the prefix that was found for it, once the images after that
+        have features.
         """
-        if not self._engine.has_unprepared_images(
+        lookup = sequence.start.lookup
+        cached_tokens = sequence.start.cached_tokens
+        if self._engine.has_unprepared_images(
             sequence.request, start=cached_tokens, prepared=sequence.prepared_images
         ):
-            self._unseen.pop(sequence, None)
-            self._scheduler.make_ready(sequence.id, cached_tokens, held_tokens=held_tokens)
-            sequence.wait(WaitReason.MEMORY, now=self._clock())
-        elif sequence not in self._unseen:
-            self._unseen[sequence] = (cached_tokens, held_tokens)
-            self._scheduler.hold_back(sequence.id)
-            sequence.wait(WaitReason.IMAGES, now=self._clock())
+            self._wait(sequence, WaitReason.IMAGES)
+            return
+        held_tokens = 0 if lookup is None else lookup.held_tokens
+        sequence.scheduled.start_after(cached_tokens, held_tokens=held_tokens)
+        self._wait(sequence, WaitReason.MEMORY)
 
     def _prepare_images(self) -> None:
         """Compute the features of at most one image, to limit the delay of running sequences."""
-        for sequence, (cached_tokens, held_tokens) in tuple(self._unseen.items()):
+        for sequence in self._waiting(WaitReason.IMAGES):
             has_computed = True
             with costing_no_answer("an image of request %s is not prepared", sequence.id):
                 has_computed = self._engine.prepare_images(
-                    sequence.request, start=cached_tokens, prepared=sequence.prepared_images
+                    sequence.request,
+                    start=sequence.start.cached_tokens,
+                    prepared=sequence.prepared_images,
                 )
-            self._make_ready(sequence, cached_tokens, held_tokens=held_tokens)
+            self._let_start(sequence)
             if has_computed:
                 return
 
     @_guarded(
         "cached prefixes could not be restored; the requests prefill them",
-        otherwise=lambda client: client.restart_all_cold(),
+        otherwise=lambda client: client._restart_all_cold(),
     )
     def advance(self) -> None:
         """Take blocks that were read from disk, repeat lookups, prepare images, and do the cache's
         housekeeping.
         """
-        self._prepare_images()
-        if self._cache is None:
-            return
-        if self._scheduler.admits_one_at_a_time:
-            for sequence in tuple(self._looked_up)[1:]:
+        if self._cache is not None and self._scheduler.admits_one_at_a_time:
+            for sequence in self._looked_up()[1:]:
                 self._postpone(sequence)
-        to_repeat = self._to_repeat
-        self._to_repeat = []
-        for sequence in to_repeat:
-            self.look_up(sequence)
-        for sequence in tuple(self._fetching):
-            if self._is_fetched(self._cache, sequence):
-                self._fetching.remove(sequence)
-        self._cache.tend()
+        if self.is_waited_for:
+            self._prepare_images()
+            for sequence in self._waiting(WaitReason.LOOKUP):
+                self.look_up(sequence)
+            for sequence in self._waiting(WaitReason.DISK):
+                self._take_fetched(sequence)
+        if self._cache is not None:
+            self._cache.tend()
 
-    def restart_cold(self, sequence: LiveSequence) -> None:
+    def _restart_cold(self, sequence: LiveSequence) -> None:
         """Let a waiting sequence start from its first token, without the cache."""
-        self._release(sequence)
-        self._make_ready(sequence, 0)
+        sequence.start.release()
+        self._let_start(sequence)
 
-    def restart_all_cold(self) -> None:
+    def _restart_all_cold(self) -> None:
         """Let every sequence that waits for the cache start from its first token."""
-        waiting = (*self._fetching, *self._twins.values(), *self._to_repeat, *self._unseen)
-        self._twins.clear()
-        self._to_repeat.clear()
-        for sequence in waiting:
+        for sequence in self._waiting(
+            WaitReason.LOOKUP, WaitReason.DISK, WaitReason.TWIN, WaitReason.IMAGES
+        ):
             self._in_flight.withdraw(sequence.id)
-            self.restart_cold(sequence)
+            self._restart_cold(sequence)
 
     @_guarded(
         "requests that waited for %s start from their first token",
-        otherwise=lambda client, sequence: client.restart_all_cold(),
+        otherwise=lambda client, sequence: client._restart_all_cold(),
     )
     def withdraw(self, sequence: LiveSequence) -> None:
         """Record that a sequence has ended, or is preempted or paused: it no longer looks up or
         prefills a prefix. Requests that waited for its prefill look up their prefixes again.
         """
-        self._release(sequence)
-        self._twins.pop(sequence.id, None)
-        if sequence in self._to_repeat:
-            self._to_repeat.remove(sequence)
+        sequence.start.release()
         self._free_twins(self._in_flight.withdraw(sequence.id))
 
-    def _release(self, sequence: LiveSequence) -> None:
-        """Unpin the prefix that was found for a sequence, because the sequence has started or never
-        will.
-        """
-        self._looked_up.pop(sequence, None)
-        self._unseen.pop(sequence, None)
-        if sequence.lookup is not None:
-            sequence.lookup.release()
-            sequence.lookup = None
-            if sequence in self._fetching:
-                self._fetching.remove(sequence)
-
     def _free_twins(self, request_ids: Iterable[RequestId]) -> None:
-        self._to_repeat += [self._twins.pop(request_id) for request_id in request_ids]
+        for request_id in request_ids:
+            self._wait(self._ledger[request_id], WaitReason.LOOKUP)
 
-    def _repeat_without(self, gone: Iterable[BlockKey], live: Iterable[LiveSequence]) -> None:
+    def _repeat_without(self, gone: Iterable[BlockKey]) -> None:
         """Repeat the lookup of waiting sequences that would have started from lost blocks or live
         states. A sequence that was just admitted still starts from the blocks that it holds.
         """
         lost = set(gone)
-        for other in live:
-            lookup = other.lookup
-            if lookup is None or not self._scheduler.is_waiting(other.id):
-                continue
-            if lookup.has_lost_its_base or not lost.isdisjoint(lookup.plan.keys):
-                self._scheduler.hold_back(other.id)
-                self._release(other)
-                self._to_repeat.append(other)
-                self._free_twins(self._in_flight.withdraw(other.id))
+        for sequence in self._looked_up():
+            lookup = sequence.start.lookup
+            if (
+                lookup is not None
+                and (lookup.has_lost_its_base or (lost and not lost.isdisjoint(lookup.plan.keys)))
+                and not sequence.scheduled.is_running
+            ):
+                self._postpone(sequence)
 
     # -- open
 
-    def open(self, sequence: LiveSequence, *, capacity_tokens: int) -> None:
+    def open(self, sequence: LiveSequence) -> None:
         """Open a sequence in the engine, with the prefix that was found for it. May raise."""
         request = sequence.request
+        start = sequence.start
+        lookup = start.lookup
         cache = self._cache_for(request)
-        lookup = sequence.lookup
-        sequence.began_live = None
-        if not sequence.is_cold:
-            sequence.began_from = ()
         prefix = None
         keep = None
+        began_at = self._clock()
+        start.begin()
         if cache is None:
             is_off = self._cache is None
             self._report(sequence, CacheOutcome.OFF if is_off else CacheOutcome.SCORED)
         elif lookup is None:
             self._report(sequence, CacheOutcome.FAILED)
-            sequence.cursor = cache.cursor(tenant=request.tenant, kv_bits=sequence.kv_bits)
-        else:
-            began_at = self._clock()
-            sequence.began_from = lookup.plan.keys
-            sequence.cursor = lookup.plan.cursor
-            if lookup.base is not None:
-                sequence.began_live = lookup.base.chain
-            if lookup.cached_tokens:
-                prefix = cache.prefix(lookup)
-            sequence.restore_seconds = lookup.fetch_seconds + self._clock() - began_at
+            start.cursor = Cursor(_root(cache, sequence))
+        elif lookup.cached_tokens:
+            prefix = cache.prefix(lookup)
+        restored_at = self._clock()
         if cache is not None and request.is_kept:
             with costing_no_answer("the KV of request %s is not cached", sequence.id):
                 keep = cache.policy(sequence.prompt_tokens, request.resume_points)
         state = self._engine.open(
             request,
-            generated=tuple(sequence.generated),
-            capacity_tokens=capacity_tokens,
+            generated=tuple(sequence.answer.token_ids),
+            capacity_tokens=sequence.scheduled.capacity_tokens,
             kv_bits=sequence.kv_bits,
             prefix=prefix,
             keep=keep,
         )
         sequence.is_open = True
         if cache is not None:
-            self._begin(cache, sequence, state)
+            self._begin(cache, sequence, state, restore_seconds=restored_at - began_at)
 
-    def _begin(self, cache: PrefixCache, sequence: LiveSequence, state: LiveState) -> None:
+    def _begin(
+        self,
+        cache: PrefixCache,
+        sequence: LiveSequence,
+        state: LiveState,
+        *,
+        restore_seconds: float,
+    ) -> None:
         """Record that the engine has opened a sequence, so that other sequences may start from its
         live state.
         """
         request = sequence.request
-        lookup = sequence.lookup
-        assert sequence.cursor is not None
+        lookup = sequence.start.lookup
+        assert sequence.start.cursor is not None
         live = LiveChain(
             request_id=sequence.id,
-            tenant=request.tenant,
-            kv_bits=sequence.kv_bits,
             session_id=request.session_id,
             chain=sequence.chain,
             prompt_tokens=sequence.prompt_tokens,
-            cursor=sequence.cursor,
+            cursor=sequence.start.cursor,
         )
         sequence.live = cache.live.begin(lookup, live, state)
-        self._scheduler.hold_apart(sequence.id, sequence.live.held_tokens)
+        sequence.scheduled.held_tokens = sequence.live.held_tokens
         if lookup is None:
             return
         report = lookup.report(
-            lookup_seconds=sequence.lookup_seconds,
-            waited_seconds=sequence.waited.get(WaitReason.TWIN, 0.0),
-            restore_seconds=sequence.restore_seconds,
+            lookup_seconds=sequence.start.lookup_seconds,
+            waited_seconds=sequence.times.waited.get(WaitReason.TWIN, 0.0),
+            restore_seconds=lookup.fetch_seconds + restore_seconds,
         )
-        if sequence.report is None and not request.is_idle_work:
+        if sequence.start.report is None and not request.is_idle_work:
             used = self.read_ahead.take(
                 sequence.chain, tenant=request.tenant, cached_tokens=report.cached_tokens
             )
             report = msgspec.structs.replace(report, read_ahead_tokens=used)
         self._count(sequence, report)
-        self._release(sequence)
+        sequence.start.release()
 
     def _report(self, sequence: LiveSequence, outcome: CacheOutcome) -> None:
-        waited_seconds = sequence.waited.get(WaitReason.TWIN, 0.0)
+        waited_seconds = sequence.times.waited.get(WaitReason.TWIN, 0.0)
         report = CacheReport(
             outcome=outcome,
-            lookup_seconds=sequence.lookup_seconds,
+            lookup_seconds=sequence.start.lookup_seconds,
             waited_for_another=waited_seconds > 0,
             waited_seconds=waited_seconds,
         )
@@ -461,90 +429,74 @@ class CacheClient:
 
     def _count(self, sequence: LiveSequence, report: CacheReport) -> None:
         # only the first start counts: after a preemption, a sequence mostly finds its own tokens
-        if sequence.report is None:
-            sequence.report = report
+        if sequence.start.report is None:
+            sequence.start.report = report
             if not sequence.request.is_idle_work:
-                self._counters.count_report(report)
+                self._ledger.counters.count_report(report)
 
     @_guarded("the parked state of request %s could not be freed")
     def could_not_begin(self, sequence: LiveSequence) -> None:
-        """Free the parked state that was to be moved to a sequence which the engine could not open,
+        """Free the parked state meant for a sequence which the engine could not open,
         because that state is no longer valid.
         """
-        base = None if sequence.lookup is None else sequence.lookup.base
+        lookup = sequence.start.lookup
+        base = None if lookup is None else lookup.base
         # if the sequence already has a live chain, that chain is freed with the sequence
         if sequence.live is None and base is not None and base.use == "moved":
             assert self._cache is not None
             self._cache.live.leave(base.chain)
 
-    def reused_nothing(self, sequence: LiveSequence) -> None:
-        """Record that the sequence is prefilled from its first token, without the cache."""
-        self._release(sequence)
-        if sequence.report is not None and sequence.report.cached_tokens and not sequence.generated:
-            sequence.report = CacheReport(outcome=CacheOutcome.FAILED)
-
     # -- memory and trust
 
-    def make_room(self, *, live: Collection[LiveSequence]) -> None:
+    def make_room(self) -> None:
         """Free parked states for the next step, and tell the scheduler how much memory live states
         hold.
         """
         if self._cache is None:
             return
-        self._count_held(self._cache)
-        missing_bytes = self._scheduler.missing_bytes()
+        missing_bytes = self._count_held(self._cache)
         if missing_bytes:
             with costing_no_answer("parked states could not be freed"):
                 self._cache.live.reclaim(missing_bytes)
                 self._count_held(self._cache)
-        if any(each.lookup is not None and each.lookup.has_lost_its_base for each in live):
-            self._repeat_without((), live)
+        self._repeat_without(())
 
-    def _count_held(self, cache: PrefixCache) -> None:
+    def _count_held(self, cache: PrefixCache) -> int:
+        """Returns the bytes of parked states that must be freed for the next step."""
         for chain in cache.live.newly_frozen():
-            self._scheduler.hold_apart(chain.request_id, chain.held_tokens)
+            sequence = self._ledger.find(chain.request_id)
+            if sequence is not None and sequence.live is chain and sequence.is_open:
+                sequence.scheduled.held_tokens = chain.held_tokens
         held = cache.live.held
-        self._scheduler.hold(total_bytes=held.total_bytes, parked_bytes=held.parked_bytes)
+        return self._scheduler.hold(total_bytes=held.total_bytes, parked_bytes=held.parked_bytes)
 
     @_guarded("the blocks of request %s could not be forgotten")
-    def distrust(self, sequence: LiveSequence, *, live: Iterable[LiveSequence]) -> None:
-        """Forget the state that a failed sequence computed, and those of the blocks it started from
-        that are damaged.
-
-        Other blocks stay until the sequence has succeeded without them (`blame`), because a model
-        may fail on one prompt although the cached blocks are right.
+    def distrust(self, sequence: LiveSequence) -> None:
+        """Forget the state that a failed sequence computed, and damaged state that it started
+        from.
         """
         self.discard((sequence,))
         if self._cache is None:
             return
-        gone = self._cache.forget(tuple(sequence.inserted))
-        if sequence.may_blame_live_state and sequence.began_live is not None:
-            sequence.began_live.is_stale = True
-        elif not sequence.is_cold:
-            unsound = self._cache.forget_unsound(sequence.began_from)
-            if unsound:
-                sequence.began_from = ()
-            gone += unsound
-        self._repeat_without(gone, [other for other in live if other is not sequence])
+        self._repeat_without(self._cache.distrust(sequence.start, tuple(sequence.inserted)))
 
     @_guarded("the blocks that request %s started from could not be forgotten")
-    def blame(self, sequence: LiveSequence, *, live: Iterable[LiveSequence]) -> None:
+    def blame(self, sequence: LiveSequence) -> None:
         """Forget the blocks that a sequence first started from, because it succeeded without the
         cache.
         """
-        began_from = sequence.began_from
-        sequence.began_from = ()
-        if self._cache is not None and began_from:
-            self._repeat_without(self._cache.forget(began_from), live)
+        if self._cache is not None:
+            self._repeat_without(self._cache.blame(sequence.start))
 
     @_guarded("requests may start from blocks of a forgotten session")
-    def repeat_without_forgotten(self, *, live: Collection[LiveSequence]) -> None:
+    def repeat_without_forgotten(self) -> None:
         """Repeat the lookup of sequences that would have started from blocks of a forgotten
         session.
         """
-        wanted = {key for each in live if each.lookup is not None for key in each.lookup.plan.keys}
         if self._cache is not None:
-            self._repeat_without(self._cache.gone(wanted), live)
+            lookups = [sequence.start.lookup for sequence in self._looked_up()]
+            wanted = {key for each in lookups if each is not None for key in each.plan.keys}
+            self._repeat_without(self._cache.gone(wanted))
 
     @_guarded("requests that waited for %s wait for its end")
     def stop_caching(self, sequence: LiveSequence) -> None:
@@ -552,8 +504,8 @@ class CacheClient:
         self._free_twins(self._in_flight.withdraw(sequence.id))
 
     def quantize(self, sequence: LiveSequence, kv_bits: KVBits) -> tuple[int, int]:
-        """Quantize the state of an open sequence. No pending step may contain the sequence. What it
-        computes from then on is not cached. Raises what the device raises.
+        """Quantize the state of an open sequence. No pending step may contain the sequence. Its
+        later results are not cached. Raises what the device raises.
 
         Returns the bytes of its state before and after.
         """
@@ -616,19 +568,17 @@ class CacheClient:
         discarded = [rest.sequence for rest in rests if rest.sequence in sequences]
         self._computing = [rest for rest in self._computing if rest.sequence not in sequences]
         self._computed = [rest for rest in self._computed if rest.sequence not in sequences]
-        with ExitStack() as leaving:  # runs all of them, even if one raises
+        with ExitStack() as leaving:  # runs all, even if one raises
             for sequence in discarded:
                 leaving.callback(self._leave, sequence)
 
     @_guarded("the state that a step computed is not cached")
-    def commit_step(
-        self, take_kept: Callable[[], Sequence[Kept]], sequences: tuple[LiveSequence, ...]
-    ) -> None:
+    def commit_step(self, pending: PendingStep | None, sequences: tuple[LiveSequence, ...]) -> None:
         """Commit the state that a successful step copied out of these sequences, and the state of
         closed sequences that is computed by now.
         """
         by_id = {sequence.id: sequence for sequence in sequences}
-        for kept in take_kept():
+        for kept in () if pending is None else self._engine.take_kept(pending):
             # a request of a forgotten session still copies blocks, but stores none
             if kept.request_id in by_id and self.keeps(by_id[kept.request_id].request):
                 self._commit(by_id[kept.request_id], kept)
@@ -666,9 +616,9 @@ class CacheClient:
 
     def _commit(self, sequence: LiveSequence, kept: Kept) -> None:
         assert self._cache is not None
-        assert sequence.cursor is not None, "committed before it was opened"
-        sequence.inserted += self._cache.insert(
-            sequence.cursor, sequence.chain, kept, live=sequence.live
+        assert sequence.start.cursor is not None, "committed before it was opened"
+        sequence.inserted += self._cache.keep(
+            sequence.start.cursor, sequence.chain, kept, live=sequence.live
         )
         if kept.blocks:
             stored_tokens = kept.blocks[-1].start + kept.blocks[-1].tokens
@@ -684,15 +634,12 @@ class CacheClient:
             self._cache.figures(), waiting=self._in_flight.waiting, waits=self._in_flight.waits
         )
 
-    @_guarded("some cached blocks could not be saved to disk")
-    def offer_rest(self) -> None:
-        """Save all unsaved blocks, because the worker is shutting down."""
+    def close(self, *, saves_all: bool) -> None:
+        """Write queued blocks to disk, or all unsaved ones, and close the cache."""
         if self._cache is not None:
-            self._cache.offer_rest()
-
-    def close(self) -> None:
-        """Write queued blocks to disk, and close the cache."""
-        if self._cache is not None:
+            if saves_all:
+                with costing_no_answer("some cached blocks could not be saved to disk"):
+                    self._cache.offer_rest()
             self._cache.close()
 
 
@@ -706,7 +653,8 @@ class ReadAheadRuns:
 
     def add(self, sequence: LiveSequence) -> None:
         """Record that a sequence has prefilled its prompt, or a part of it, as idle work."""
-        start = 0 if sequence.report is None else sequence.report.cached_tokens
+        report = sequence.start.report
+        start = 0 if report is None else report.cached_tokens
         if sequence.prefilled_tokens > start:
             request = sequence.request
             token_ids = request.prompt_token_ids[: sequence.prefilled_tokens]
@@ -729,6 +677,10 @@ class ReadAheadRuns:
                 found += max(0, min(common, cached_tokens) - run.start)
                 self._runs.remove(run)
         return found
+
+
+def _root(cache: PrefixCache, sequence: LiveSequence) -> Root:
+    return cache.index.root(tenant=sequence.request.tenant, form=sequence.kv_bits)
 
 
 def _in_flight_tenant(sequence: LiveSequence) -> str:

@@ -158,7 +158,7 @@ class Counters:
             disk_tokens=self.disk_tokens,
             read_ahead_tokens=self.read_ahead_tokens,
             used_ahead_tokens=self.used_ahead_tokens,
-            lookups={outcome.value: count for outcome, count in self.lookups.items()},
+            lookups=dict(self.lookups),
             lookup_seconds=self.lookup_seconds.histogram(),
             restore_seconds=self.restore_seconds.histogram(),
         )

@@ -7,7 +7,6 @@ never affects another.
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,8 +18,7 @@ from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
 from holdfast.worker.loop.sequences import LiveSequence
 
 if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run time
-    from holdfast.worker.engine.engine import Engine
-    from holdfast.worker.engine.sequence import Kept
+    from holdfast.worker.engine.engine import Engine, PendingStep
 
 LEAST_RETRIED_TOKENS = 64  # smallest piece into which a failed chunk is split
 FAILURES_OF_A_BROKEN_DEVICE = 3  # sequences in a row that failed alone
@@ -61,10 +59,6 @@ def costing_no_answer(
         otherwise(error)
 
 
-def _nothing_kept() -> Sequence[Kept]:
-    return ()
-
-
 @dataclass(slots=True, kw_only=True)
 class Flight:
     """A step from its dispatch until its results are processed."""
@@ -75,8 +69,7 @@ class Flight:
     attempts: tuple[int, ...]  # `LiveSequence.attempts` of each sequence at the dispatch
     started_at: float
     expected_seconds: float | None  # upper bound; None: no similar step was measured
-    collect: Callable[[], tuple[SpanResult, ...]] | None = None  # None: not dispatched
-    take_kept: Callable[[], Sequence[Kept]] = _nothing_kept
+    pending: PendingStep | None = None  # None: not dispatched
     is_suspect: bool = False  # whether its dispatch raised, or the step before it failed
 
     def wanted(
@@ -145,16 +138,13 @@ class DeviceSteps:
             return
         try:
             with device_call():
-                pending = self._engine.dispatch(flight.plan)
+                flight.pending = self._engine.dispatch(flight.plan)
         except DeviceFailed:
             logger.exception(
                 "a step of %d spans could not be dispatched; each span is tried alone",
                 len(flight.sequences),
             )
             flight.is_suspect = True
-        else:
-            flight.collect = functools.partial(self._engine.collect, pending)
-            flight.take_kept = functools.partial(self._engine.take_kept, pending)
 
     def collect(self, flight: Flight, *, later: Flight | None) -> tuple[SpanResult, ...] | None:
         """Wait for a step. Returns None if it failed: then the caller must try its sequences alone,
@@ -162,10 +152,10 @@ class DeviceSteps:
         """
         if not flight.sequences:
             return ()
-        if flight.collect is not None and not flight.is_suspect:
+        if flight.pending is not None and not flight.is_suspect:
             try:
                 with device_call():
-                    result = flight.collect()
+                    result = self._engine.collect(flight.pending)
             except DeviceFailed:
                 logger.exception(
                     "a step of %d spans failed; each span is tried alone", len(flight.sequences)
@@ -182,11 +172,11 @@ class DeviceSteps:
         """At shutdown, wait for the step under way before its arrays are freed. Returns None if the
         step failed.
         """
-        if flight.collect is None:
+        if flight.pending is None:
             return None
         try:
             with device_call():
-                return flight.collect()
+                return self._engine.collect(flight.pending)
         except DeviceFailed:
             logger.exception("the last step failed")
             return None

@@ -1,4 +1,4 @@
-"""Drafts for the sequences that decode, so that a step can verify several tokens at once.
+"""Drafts for the sequences that decode, so that a step can verify several tokens together.
 
 Device thread only. See docs/how-it-works/speculation.md.
 """
@@ -34,7 +34,7 @@ logger = logging.getLogger("holdfast.worker")
 _LEAST_CHANCE_OF_ALL = 0.5
 # of tokens that a grammar forces: it may allow to divide the same text into tokens differently
 _FORCED_CHANCE = 0.9
-_MOST_OTHER_TOKENS = 2048  # of other answers, for one sequence; they are indexed at once
+_MOST_OTHER_TOKENS = 2048  # of other answers, for one sequence; they are indexed together
 _MOST_ANSWERS = 8  # with the same beginning of the prompt
 _MOST_BEGINNINGS = 64
 _LEAST_REMEMBERED = 8  # tokens of an answer
@@ -56,7 +56,7 @@ class RecentAnswers:
         )
 
     def add(self, request: SequenceRequest, answer: Sequence[int]) -> None:
-        """Remember the answer to a request, unless nothing is to be kept of it."""
+        """Remember the answer to a request, unless it must not be kept."""
         if not request.is_kept or len(answer) < _LEAST_REMEMBERED:
             return
         answers = self._by_beginning.first(_beginning(request), deque(maxlen=_MOST_ANSWERS))
@@ -126,7 +126,9 @@ class Drafts:
         for sequence in sequences:
             if not sequence.is_open:
                 continue
-            if not sequence.generated:  # the first token of an answer is sampled with the prompt
+            if (
+                not sequence.answer.token_ids
+            ):  # the first token of an answer is sampled with the prompt
                 self._drafter(sequence).extend(())
                 continue
             if sequence in under_way:
@@ -153,14 +155,14 @@ class Drafts:
         steps = self._unused_steps
         if steps <= _STEPS_BEFORE_RARE or steps % _STEPS_PER_RARE_DRAFT == 0:
             return False
-        lengths = [len(sequence.generated) for sequence in sequences if sequence.is_open]
+        lengths = [len(sequence.answer.token_ids) for sequence in sequences if sequence.is_open]
         return not any(0 < length <= _STEPS_BEFORE_RARE for length in lengths)
 
     def _drop_model(self, sequences: Iterable[LiveSequence], error: Exception) -> None:
         self._model = None
         self._counters.draft_model = ""
         for sequence in sequences:
-            sequence.model_draft = None
+            sequence.drafts.by_model = None
 
     def free_memory(self) -> None:
         """Drop the draft model's states that no sequence uses, because memory is short."""
@@ -181,18 +183,18 @@ class Drafts:
         states: list[ModelDraft] = []
         model.begin_step(is_alone=not under_way)
         for sequence in sequences:
-            draft = sequence.model_draft
-            first = max(_LEAST_GENERATED, sequence.draft_considered_at)
-            if draft is None and len(sequence.generated) < first:
+            draft = sequence.drafts.by_model
+            first = max(_LEAST_GENERATED, sequence.drafts.considered_at)
+            if draft is None and len(sequence.answer.token_ids) < first:
                 continue
-            if not sequence.is_open or self._scheduler.is_paused(sequence.id):
-                sequence.model_draft = None
+            if not sequence.is_open or sequence.scheduled.is_paused:
+                sequence.drafts.by_model = None
                 continue
             if self._is_ready(model, sequence) and (chances := self._expectation(model, sequence)):
                 ready[sequence.id] = sequence
                 modelled[sequence.id] = Draft(chances=chances, is_by_model=True)
-            if sequence.model_draft is not None:
-                states.append(sequence.model_draft)
+            if sequence.drafts.by_model is not None:
+                states.append(sequence.drafts.by_model)
         model.keep_only(states)
         if not modelled:
             return
@@ -213,19 +215,19 @@ class Drafts:
             self._draft_with(model, wanted, offers, count=count)
 
     def _is_ready(self, model: DraftModel, sequence: LiveSequence) -> bool:
-        """Whether the draft model can draft for a sequence at once. Prefills some of the sequence if
-        that is worth it.
+        """Whether the draft model can draft for a sequence immediately. Prefills some of the
+        sequence if that is worth it.
         """
-        draft = sequence.model_draft
+        draft = sequence.drafts.by_model
         request = sequence.request
-        generated = sequence.generated
+        generated = sequence.answer.token_ids
         if draft is not None:
             model.learn(draft, generated)
         seconds = model.seconds_behind(request, generated, draft)
         if seconds and not (draft is not None and draft.is_catching_up):
-            if len(generated) < sequence.draft_considered_at:
+            if len(generated) < sequence.drafts.considered_at:
                 return False
-            sequence.draft_considered_at = 3 * len(generated) // 2 + 1
+            sequence.drafts.considered_at = 3 * len(generated) // 2 + 1
             if not model.can_draft(
                 sequence.known_tokens
             ) or not self._scheduler.pays_to_prefill_draft(
@@ -236,15 +238,15 @@ class Drafts:
             ):
                 return False
         if draft is None:
-            draft = sequence.model_draft = model.open(request, generated)
+            draft = sequence.drafts.by_model = model.open(request, generated)
         return draft is not None and (not seconds or model.catch_up(draft, generated))
 
     def _expectation(self, model: DraftModel, sequence: LiveSequence) -> tuple[float, ...]:
         """The chances of the draft that the draft model would make for a sequence."""
-        most = sequence.request.max_tokens - len(sequence.generated) - 2
+        most = sequence.request.max_tokens - len(sequence.answer.token_ids) - 2
         if most < 1:
             return ()
-        chances = model.chances(sequence.model_draft)[:most]
+        chances = model.chances(sequence.drafts.by_model)[:most]
         if self._repeats_accepted:
             likely = sum(chance >= _LEAST_CHANCE_OF_ALL for chance in chances)
             chances = chances[: max(1, likely)]  # one, so that it is tried now and then
@@ -259,10 +261,12 @@ class Drafts:
         count: int,
     ) -> None:
         """Let the draft model draft `count` tokens for each of these sequences, and offer them."""
-        drafts = [(each, each.model_draft) for each in sequences if each.model_draft is not None]
+        drafts = [
+            (each, each.drafts.by_model) for each in sequences if each.drafts.by_model is not None
+        ]
         # a draft that no step has verified yet is still good
         missing = [
-            (draft, each.generated)
+            (draft, each.answer.token_ids)
             for each, draft in drafts
             if not draft.drafted or draft.drafted_at != each.known_tokens
         ]
@@ -280,8 +284,8 @@ class Drafts:
         """Count the tokens of a draft that was verified, and those that were accepted."""
         self._unused_steps = 0
         drafted = len(draft.token_ids)
-        sequence.accepted_tokens += accepted
-        sequence.rejected_tokens += drafted - accepted
+        sequence.drafts.accepted_tokens += accepted
+        sequence.drafts.rejected_tokens += drafted - accepted
         self._counters.drafted_tokens += drafted
         self._counters.accepted_tokens += accepted
         if draft.is_by_model:
@@ -290,7 +294,7 @@ class Drafts:
 
     def remember(self, sequence: LiveSequence) -> None:
         """Remember the answer of a sequence that ends, for drafts of later ones."""
-        self._answers.add(sequence.request, sequence.generated)
+        self._answers.add(sequence.request, sequence.answer.token_ids)
 
     def _draft(self, sequence: LiveSequence) -> Draft:
         draft = self._expected(sequence, MOST_DRAFTED)
@@ -299,11 +303,15 @@ class Drafts:
         return self._verifiable(sequence, draft)
 
     def _verifiable(self, sequence: LiveSequence, draft: Draft) -> Draft:
-        """The part of a draft that a step can verify, or what the sequence's grammar forces."""
+        """The part of a draft that a step can verify, or the tokens that the sequence's grammar
+        forces.
+        """
         wanted = draft.token_ids
-        if not sequence.stop_token_ids.isdisjoint(wanted):
+        if not sequence.answer.stop_token_ids.isdisjoint(wanted):
             # a drafted token that ends the answer would save nothing
-            end = next(at for at, token in enumerate(wanted) if token in sequence.stop_token_ids)
+            end = next(
+                at for at, token in enumerate(wanted) if token in sequence.answer.stop_token_ids
+            )
             wanted = wanted[:end]
         allowed = self._engine.draft(sequence.id, wanted)[:MOST_DRAFTED]
         chances = draft.chances
@@ -317,16 +325,16 @@ class Drafts:
     def _expected(self, sequence: LiveSequence, most: int) -> Draft:
         """The draft of the sequence's drafter, which first gets the sequence's new tokens."""
         drafter = self._drafter(sequence)
-        drafter.extend(sequence.generated[len(drafter) - sequence.prompt_tokens :])
+        drafter.extend(sequence.answer.token_ids[len(drafter) - sequence.prompt_tokens :])
         return drafter.draft(most)
 
     def _drafter(self, sequence: LiveSequence) -> SuffixDrafter:
-        if sequence.drafter is None:
+        if sequence.drafts.drafter is None:
             request = sequence.request
-            sequence.drafter = SuffixDrafter(
+            sequence.drafts.drafter = SuffixDrafter(
                 request.prompt_token_ids,
                 rates=self._rates,
                 others=self._answers.like(request),
                 expected=request.predicted_token_ids,
             )
-        return sequence.drafter
+        return sequence.drafts.drafter

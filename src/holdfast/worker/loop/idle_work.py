@@ -3,32 +3,25 @@
 A new request waits for at most one idle-work step. Then the prompt that is being prefilled is
 closed like a cancelled request, so that all state computed so far can be reused, even by the new
 request. The prefill continues when the device is idle again, unless the conversation has continued
-meanwhile or memory is short.
+since then or memory is short.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from holdfast.errors import InvalidRequest, QueueFull
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import FinishReason
 from holdfast.wire.requests import common_tokens
-from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.lifetimes import Lifetimes
 from holdfast.worker.loop.sequences import Ledger, LiveSequence
-from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
 
 MOST_WAITING = 8  # conversations; if there are more, the oldest is dropped
 
 
 class IdleWork:
-    """The prompts to prefill ahead: those that wait, and the one that the scheduler runs.
-
-    Device thread only.
-    """
+    """The prompts to prefill ahead: the scheduler has one of them at most. Device thread only."""
 
     def __init__(
         self,
@@ -37,25 +30,18 @@ class IdleWork:
         scheduler: Scheduler,
         cache: CacheClient,
         lifetimes: Lifetimes,
-        costs_of: Callable[[KVBits], SequenceCosts | None] = lambda kv_bits: None,
     ) -> None:
-        """costs_of: returns the KV memory that a sequence with these bits takes; None: the
-        scheduler's default.
-        """
         self._ledger = ledger
         self._scheduler = scheduler
         self._cache = cache
         self._lifetimes = lifetimes
-        self._costs_of = costs_of
-        # oldest first; known to the ledger, not to the scheduler
-        self._waiting: list[LiveSequence] = []
-        self._running: LiveSequence | None = None
+        self._running: LiveSequence | None = None  # the others wait in the ledger
 
-    def accept(self, request: SequenceRequest, kv_bits: KVBits = "native") -> None:
+    def accept(self, sequence: LiveSequence) -> None:
         """Accept a prompt to prefill ahead; drop it at once if its KV would not be cached."""
-        sequence = self._ledger.accept(request, kv_bits)
-        self._wait(sequence)
-        if not self._cache.keeps(request):
+        self._ledger.accept(sequence)
+        self._drop_oldest()
+        if not self._cache.keeps(sequence.request):
             self._drop(sequence)
 
     def give_way(self, request: SequenceRequest) -> None:
@@ -67,32 +53,23 @@ class IdleWork:
         running = self._current()
         if running is not None:
             self._running = None
-            self._wait(self._lifetimes.set_aside(running))
+            self._lifetimes.set_aside(running)
+            self._drop_oldest()
             self._cache.read_ahead.add(running)
-        for sequence in tuple(self._waiting):
+        for sequence in self._prompts():
             if _is_stale(sequence.request, request):
                 self._drop(sequence)
 
     def begin(self) -> None:
         """Give the newest prompt to the scheduler if there is no other work."""
-        if self._current() is not None or not self._waiting:
+        live = self._ledger.live()
+        if self._current() is not None or not all(each.request.is_idle_work for each in live):
             return
-        self._waiting = [sequence for sequence in self._waiting if self._ledger.is_live(sequence)]
-        if not self._waiting or len(self._ledger.live()) > len(self._waiting):
+        if not live:
             return
-        sequence = self._waiting.pop()
-        request = sequence.request
+        sequence = live[-1]
         try:
-            self._scheduler.submit(
-                sequence.id,
-                prompt_tokens=sequence.prompt_tokens,
-                max_tokens=request.max_tokens,
-                boundaries=self._cache.boundaries(request),
-                indivisible=self._cache.indivisible(request),
-                is_ready=False,
-                is_idle_work=True,
-                costs=self._costs_of(sequence.kv_bits),
-            )
+            self._scheduler.submit(sequence.scheduled)
         except (QueueFull, InvalidRequest):  # too long, or needs too much memory
             self._drop(sequence)
         else:
@@ -106,25 +83,29 @@ class IdleWork:
         sequence = self._current()
         if sequence is None or self._cache.is_waited_for:
             return
-        if self._scheduler.is_waiting(sequence.id):
-            self._running = None
+        if not sequence.scheduled.is_running:
             self._drop(sequence)
 
     def forget_session(self, session_id: str, *, tenant: str) -> None:
         """Drop the prompts of a closed session."""
-        running = self._current()
-        for sequence in (*self._waiting, *filter(None, (running,))):
+        self._current()
+        for sequence in self._prompts():
             if (sequence.request.session_id, sequence.request.tenant) == (session_id, tenant):
                 self._drop(sequence)
 
     def check_invariants(self) -> None:
-        """Assert that idle work runs only while there is no request, and that no prompt is lost."""
+        """Assert that idle work runs only while there is no request, and that few prompts wait."""
         running = self._current()
-        others = [each for each in self._ledger.live() if not each.request.is_idle_work]
-        assert running is None or not others, "idle work runs together with a request"
-        assert len(self._waiting) <= MOST_WAITING, "too many conversations wait"
-        idle = [each for each in self._ledger.live() if each.request.is_idle_work]
-        assert all(each is running or each in self._waiting for each in idle), "idle work is lost"
+        prompts = self._prompts()
+        assert running is None or len(prompts) == len(self._ledger.live()), (
+            "idle work runs together with a request"
+        )
+        waiting = len(prompts) - (running is not None)
+        assert waiting <= MOST_WAITING, "too many conversations wait"
+
+    def _prompts(self) -> list[LiveSequence]:
+        """The prompts that wait and the one that is being prefilled, oldest first."""
+        return [each for each in self._ledger.live() if each.request.is_idle_work]
 
     def _current(self) -> LiveSequence | None:
         """The prompt that is being prefilled, or None. If its prefill has just ended, the
@@ -135,16 +116,13 @@ class IdleWork:
             self._running = None
         return self._running
 
-    def _wait(self, sequence: LiveSequence) -> None:
-        self._waiting.append(sequence)
-        for each in self._waiting[:-MOST_WAITING]:
-            self._drop(each)
+    def _drop_oldest(self) -> None:
+        waiting = [each for each in self._prompts() if each is not self._running]
+        for sequence in waiting[:-MOST_WAITING]:
+            self._drop(sequence)
 
     def _drop(self, sequence: LiveSequence) -> None:
-        if sequence in self._waiting:
-            self._waiting.remove(sequence)
-        if self._ledger.is_live(sequence):
-            self._lifetimes.drop(sequence, FinishReason.CANCELLED)
+        self._lifetimes.drop(sequence, FinishReason.CANCELLED)
 
 
 def _is_stale(ahead: SequenceRequest, request: SequenceRequest) -> bool:

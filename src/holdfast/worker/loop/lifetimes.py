@@ -15,7 +15,6 @@ from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.device_steps import DeviceFailed, device_call
 from holdfast.worker.loop.sequences import Ledger, LiveSequence
-from holdfast.worker.scheduler.admission import Reservation
 from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
 
@@ -55,14 +54,16 @@ class Lifetimes:
         self.close(sequence, has_ended=False)
         self._look_up_unless_paused(sequence)
 
-    def grow(self, growth: Reservation) -> None:
-        """Enlarge the capacity of an open sequence; if the engine cannot, the request fails."""
-        sequence = self._ledger.find(growth.request_id)
+    def grow(self, request_id: RequestId) -> None:
+        """Enlarge the buffers of an open sequence to its capacity; if the engine cannot, the request
+        fails.
+        """
+        sequence = self._ledger.find(request_id)
         if sequence is None or not sequence.is_open:
             return
         try:
             with device_call():
-                self._engine.grow(growth.request_id, growth.capacity_tokens)
+                self._engine.grow(request_id, sequence.scheduled.capacity_tokens)
         except DeviceFailed as failure:
             logger.exception("request %s could not be given more memory", sequence.id)
             self.drop(sequence, FinishReason.FAILED, error=f"no memory for the request: {failure}")
@@ -82,7 +83,7 @@ class Lifetimes:
             return
         before, after = sizes
         held_tokens = 0 if sequence.live is None else sequence.live.held_tokens
-        self._scheduler.quantize(sequence.id, costs, held_tokens=held_tokens)
+        sequence.scheduled.quantize(costs, held_tokens=held_tokens)
         self._ledger.counters.quantized += 1
         logger.info(
             "memory is critically short: the KV of request %s (%d tokens) was quantized to %s bits; "
@@ -106,13 +107,13 @@ class Lifetimes:
         self._scheduler.restart(sequence.id)
         self._look_up_unless_paused(sequence)
 
-    def admit(self, admitted: Iterable[Reservation]) -> None:
+    def admit(self, admitted: Iterable[RequestId]) -> None:
         """Open the sequences that the scheduler has admitted."""
         unopened: list[tuple[LiveSequence, DeviceFailed]] = []
-        for admission in admitted:
-            sequence = self._ledger[admission.request_id]
+        for request_id in admitted:
+            sequence = self._ledger[request_id]
             # another sequence admitted in this step took the live state that this one wanted
-            if sequence.lookup is not None and sequence.lookup.has_lost_its_base:
+            if sequence.start.lookup is not None and sequence.start.lookup.has_lost_its_base:
                 self._scheduler.restart(sequence.id)
                 self._cache.withdraw(sequence)
                 self._cache.look_up(sequence)
@@ -120,7 +121,7 @@ class Lifetimes:
             sequence.admit(now=self._clock())
             try:
                 with device_call():
-                    self._cache.open(sequence, capacity_tokens=admission.capacity_tokens)
+                    self._cache.open(sequence)
             except DeviceFailed as raised:
                 unopened.append((sequence, raised))
         # only after all others have started, so that no sequence is between waiting and running
@@ -134,7 +135,7 @@ class Lifetimes:
             self.drop(sequence, FinishReason.REFUSED, error=str(cause))
             return
         self._cache.could_not_begin(sequence)
-        if sequence.may_restart:
+        if sequence.start.may_be_blamed:
             self.give_up_state(
                 sequence, f"the request cannot start from its cached prefix: {failure}"
             )
@@ -149,22 +150,21 @@ class Lifetimes:
         May raise any exception of the engine.
         """
         self.close(sequence, is_healthy=False)
-        sequence.prompt_logprobs.clear()
+        sequence.answer.prompt_logprobs.clear()
         self._start_from_nothing(sequence)
-        capacity_tokens = self._scheduler.capacity_of(sequence.id)
         self._engine.open(
             sequence.request,
-            generated=tuple(sequence.generated),
+            generated=tuple(sequence.answer.token_ids),
             # the scheduler may have just decided to preempt it
-            capacity_tokens=max(capacity_tokens, sequence.known_tokens),
+            capacity_tokens=max(sequence.scheduled.capacity_tokens, sequence.known_tokens),
             kv_bits=sequence.kv_bits,
         )
         sequence.is_open = True
-        self._scheduler.unquantize(sequence.id)
-        self._scheduler.hold_apart(sequence.id, 0)
+        sequence.scheduled.unquantize()
+        sequence.scheduled.held_tokens = 0
 
     def wait_for_room(self, sequence: LiveSequence) -> bool:
-        """If there is no memory for a sequence's own copy of the prefix that it shares with others,
+        """If memory is short for a sequence's own copy of the prefix that it shares with others,
         close the sequence and let it wait. Returns False if there is enough memory.
         """
         if self._scheduler.has_room_apart(sequence.id):
@@ -196,21 +196,20 @@ class Lifetimes:
         nothing. In all other cases, the caller must end the sequence.
         """
         is_live = self._ledger.is_live(sequence)
-        restarts = is_live and sequence.may_restart
-        blames_live_state = sequence.may_blame_live_state
+        restarts = is_live and sequence.start.may_be_blamed
+        blames_live_state = sequence.start.may_blame_live
         if is_live:
             outcome = "fails"
             if restarts:
                 outcome = "restarts from blocks" if blames_live_state else "restarts from nothing"
             logger.warning("request %s %s: %s", sequence.id, outcome, reason)
-        self._cache.distrust(sequence, live=self._ledger.live())
+        self._cache.distrust(sequence)
         sequence.drop_state()
         if not restarts:
             return
         self.close(sequence, is_healthy=False)
-        self._cache.reused_nothing(sequence)
-        sequence.is_cold = not blames_live_state
-        sequence.avoids_live = True
+        sequence.reuse_nothing()
+        sequence.start.lose_trust()
         self._restart(sequence)
         if blames_live_state:
             self._cache.look_up(sequence)
@@ -226,7 +225,7 @@ class Lifetimes:
     ) -> None:
         """Free a sequence's state in the engine, after copying what is not cached yet.
 
-        is_healthy: False if the state must not be cached. has_ended: False if it goes on later.
+        is_healthy: False if the state must not be cached. has_ended: False if it continues later.
         """
         if sequence.is_open:
             sequence.is_open = False
@@ -238,15 +237,13 @@ class Lifetimes:
             sequence.is_quantized = False
         self._cache.withdraw(sequence)
 
-    def set_aside(self, sequence: LiveSequence) -> LiveSequence:
-        """Close a sequence that is to be restarted later; its computed state is cached.
-
-        Returns the sequence that replaces it, which the scheduler does not know.
+    def set_aside(self, sequence: LiveSequence) -> None:
+        """Close a sequence that is to be restarted later; its computed state is cached. The sequence
+        that replaces it is not submitted to the scheduler.
         """
         self._scheduler.cancel(sequence.id)
-        fresh = self._ledger.replace(sequence)
+        self._ledger.replace(sequence)
         self.close(sequence)
-        return fresh
 
     def cancel_all(self, *, unhealthy: tuple[LiveSequence, ...]) -> None:
         """End all sequences; no state of the `unhealthy` ones is cached."""
@@ -256,14 +253,15 @@ class Lifetimes:
 
     def _look_up_unless_paused(self, sequence: LiveSequence) -> None:
         # a paused sequence is looked up when it is resumed
-        if not self._scheduler.is_paused(sequence.id):
+        if not sequence.scheduled.is_paused:
             self._cache.look_up(sequence)
 
     def _restart(self, sequence: LiveSequence) -> None:
         self._scheduler.restart(sequence.id)
-        sequence.wait(WaitReason.MEMORY, now=self._clock())
+        if not sequence.scheduled.is_paused:
+            sequence.wait(WaitReason.MEMORY, now=self._clock())
 
     def _start_from_nothing(self, sequence: LiveSequence) -> None:
-        self._cache.reused_nothing(sequence)
-        sequence.began_from = ()
-        sequence.began_live = None
+        sequence.reuse_nothing()
+        sequence.start.blocks = ()
+        sequence.start.live = None

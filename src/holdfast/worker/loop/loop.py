@@ -2,8 +2,8 @@
 that owns the device.
 
 The loop is pipelined by one step where that pays (on a GPU): step k+1 is dispatched before the loop
-waits for step k, so Python works while the device computes. Results of sequences that ended
-meanwhile are dropped.
+waits for step k, so Python works while the device computes. Results of sequences that have
+ended are dropped.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ from holdfast.worker.loop.idle_work import IdleWork
 from holdfast.worker.loop.inbox import Inbox, Pulse
 from holdfast.worker.loop.lifetimes import Lifetimes
 from holdfast.worker.loop.memory_budget import MemoryBudget
-from holdfast.worker.loop.sequences import Ledger, LiveSequence
+from holdfast.worker.loop.sequences import Ledger, LiveSequence, Times
 from holdfast.worker.scheduler.draft_gain import NO_OFFERS, Offers
-from holdfast.worker.scheduler.queue import SequenceCosts
+from holdfast.worker.scheduler.queue import ScheduledSequence, SequenceCosts
 from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome
 
 if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run time
@@ -64,7 +64,7 @@ if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run t
     from holdfast.worker.sessions.service import SessionService
 
 FETCHING_SECONDS = 0.001  # between two checks for blocks from disk when there is no other work
-IDLE_SECONDS = 5.0  # longest wait without work; a command ends the wait at once
+IDLE_SECONDS = 5.0  # longest wait without work; a command ends the wait immediately
 STATISTICS_SECONDS = 0.25  # between two statistics events of a busy worker
 
 logger = logging.getLogger("holdfast.worker")
@@ -78,7 +78,7 @@ class WorkerLoop:
     Each accepted request gets exactly one Finished event, unless the device breaks.
     """
 
-    # initial values of what the loop remembers between two iterations
+    # initial values of the data that the loop remembers between two iterations
     _flight: Flight | None = None  # the step that is dispatched, but not collected
     _collected_at = 0.0  # when the last step was collected
     _emitted_at = -IDLE_SECONDS  # when statistics were last emitted
@@ -136,7 +136,7 @@ class WorkerLoop:
             cache,
             engine=engine,
             scheduler=scheduler,
-            counters=self._ledger.counters,
+            ledger=self._ledger,
             on_end=self._record_use,
             clock=clock,
         )
@@ -156,7 +156,6 @@ class WorkerLoop:
             scheduler=self._scheduler,
             cache=self._cache,
             lifetimes=self._lifetimes,
-            costs_of=self._costs.get,
         )
 
     def run(self) -> None:
@@ -193,7 +192,7 @@ class WorkerLoop:
         except Exception:
             self._send()
             self._close_sessions(is_complete=False)
-            self._cache.close()
+            self._cache.close(saves_all=False)
             raise
         finally:
             self._engine.close_images()
@@ -205,8 +204,7 @@ class WorkerLoop:
         self._send()
         self._cache.flush()
         self._close_sessions(is_complete=True)
-        self._cache.offer_rest()
-        self._cache.close()
+        self._cache.close(saves_all=True)
 
     def statistics(self, *, in_answer: bool = False) -> WorkerStatistics:
         """Counters since the start, and current gauges."""
@@ -286,7 +284,7 @@ class WorkerLoop:
                     logging.getLogger().setLevel(command.level.upper())
                     logger.debug("the log level of this worker is now %s", command.level)
                 case SessionCommand():
-                    self._carry_out(command)
+                    self._change_session(command)
                 case ImageCommand():
                     self._image_commands.append(command)
                 case CacheMapQuestion():
@@ -321,31 +319,41 @@ class WorkerLoop:
             self._ledger.reject(request, refusal)
             return
         if request.is_idle_work:
-            self._idle.accept(request, kv_bits)
+            self._idle.accept(self._sequence(request, kv_bits))
             self._drop_idle_work_of_closed(request)
             return
         self._complete_idle_work()
         self._idle.give_way(request)
         self._complete_uncommitted()
+        sequence = self._sequence(request, kv_bits)
         try:
-            self._scheduler.submit(
-                request.request_id,
-                prompt_tokens=len(request.prompt_token_ids),
-                max_tokens=request.max_tokens,
-                drawn_tokens=len(request.generated_token_ids),
-                boundaries=self._cache.boundaries(request),
-                indivisible=self._cache.indivisible(request),
-                scores_prompt=request.want_prompt_logprobs,
-                service=request.service,
-                is_ready=False,  # until its cached prefix is looked up
-                costs=self._costs.get(kv_bits),
-            )
+            self._scheduler.submit(sequence.scheduled)
         except (QueueFull, InvalidRequest) as refusal:
             self._ledger.reject(request, refusal)
-        else:
-            if self._sessions is not None and request.session_id:
-                self._sessions.begun(request.session_id, tenant=request.tenant)
-            self._cache.look_up(self._ledger.accept(request, kv_bits))
+            return
+        if self._sessions is not None and request.session_id:
+            self._sessions.begun(request.session_id, tenant=request.tenant)
+        self._ledger.accept(sequence)
+        self._cache.look_up(sequence)
+
+    def _sequence(self, request: SequenceRequest, kv_bits: KVBits) -> LiveSequence:
+        return LiveSequence(
+            request=request,
+            scheduled=ScheduledSequence(
+                request_id=request.request_id,
+                prompt_tokens=len(request.prompt_token_ids),
+                max_tokens=request.max_tokens,
+                drawn=len(request.generated_token_ids),
+                costs=self._costs.get(kv_bits, self._scheduler.usual_costs),
+                boundaries=self._cache.boundaries(request),
+                indivisible=self._engine.indivisible(request),
+                service=request.service,
+                is_idle_work=request.is_idle_work,
+                scores_prompt=request.want_prompt_logprobs,
+            ),
+            kv_bits=kv_bits,
+            times=Times(self._clock()),
+        )
 
     def _drop_idle_work_of_closed(self, request: SequenceRequest) -> None:
         """Do not prefill ahead for a session that was closed during its last answer."""
@@ -395,28 +403,23 @@ class WorkerLoop:
         sequence.request = msgspec.structs.replace(sequence.request, thinking_budget=command.budget)
         if sequence.is_open:
             self._engine.limit_thoughts(
-                command.request_id, command.budget, generated=sequence.generated
+                command.request_id, command.budget, generated=sequence.answer.token_ids
             )
 
     def _pause(self, request_id: RequestId) -> None:
         sequence = self._ledger.find(request_id)
-        if sequence is None or sequence.request.is_idle_work:
-            return
-        if self._scheduler.is_paused(request_id):
+        if sequence is None or sequence.request.is_idle_work or sequence.scheduled.is_paused:
             return
         self._scheduler.pause(request_id)
-        self._cache.withdraw(sequence)  # no other request may wait for a paused sequence's prefill
-        if not sequence.is_open:
-            self._cache.restart_cold(
-                sequence
-            )  # so that no blocks are held while the sequence is paused
+        # no blocks are held for it, and no other request waits for its prefill
+        self._cache.withdraw(sequence)
         sequence.wait(WaitReason.READER, now=self._clock())
 
     def _resume(self, request_id: RequestId) -> None:
-        if not self._scheduler.is_paused(request_id):
+        sequence = self._ledger.find(request_id)
+        if sequence is None or not sequence.scheduled.is_paused:
             return
         self._scheduler.resume(request_id)
-        sequence = self._ledger[request_id]
         sequence.wait(None, now=self._clock())
         if not sequence.is_open:
             self._complete_uncommitted()
@@ -438,7 +441,7 @@ class WorkerLoop:
             f"{', '.join(self._adapters) or 'none'}"
         )
 
-    def _carry_out(self, command: SessionCommand) -> None:
+    def _change_session(self, command: SessionCommand) -> None:
         sessions = self._sessions
         if command.adapter and command.adapter not in self._adapters:
             self._refuse(command, SessionFailure.NOT_FOUND, self._no_adapter(command.adapter))
@@ -462,13 +465,13 @@ class WorkerLoop:
             if answer is not None:
                 self._ledger.emit(answer)
         if command.forget:
-            self._cache.repeat_without_forgotten(live=self._ledger.live())
+            self._cache.repeat_without_forgotten()
 
     def _detach_running(self, command: SessionCommand, sessions: SessionService) -> None:
         """Detach the running requests of a session that is about to be closed.
 
-        What they have computed so far is closed or forgotten with the session, even if they are its
-        first requests. If it is forgotten, nothing that they compute from now on is cached.
+        Their results so far are closed or forgotten with the session, even if they are its
+        first requests. If it is forgotten, their later results are not cached.
         """
         for sequence in self._ledger.live():
             request = sequence.request
@@ -525,39 +528,27 @@ class WorkerLoop:
         """Dispatch the next step and collect the previous one, in this order if the engine runs
         ahead, otherwise in reverse order.
 
-        Returns False if there is no step to dispatch or collect.
+        Returns False without a step to dispatch or collect.
         """
         previous = self._flight
-        # during idle work, no step is dispatched ahead: a new request waits for one step only
-        if self._engine.runs_ahead and not self._is_idle_work_under_way:
-            self._complete_uncommitted()
-        else:
-            self._complete_flight()
-            self._send()
-            if previous is not None:
-                self._emit_statistics(is_busy=True)
+        self._collect_first()
         self._pulse.work()
+        # The order of these: blocks that were read, and prefills that another request waited for,
+        # make requests ready; only if none is there, idle work begins; and parked states are freed
+        # for what is ready now.
         self._cache.advance()
         self._tend_sessions()
         self._idle.begin()
-        self._cache.make_room(live=self._ledger.live())
-        if self._quantize_waiting():
-            self._cache.make_room(live=self._ledger.live())
-        self._waits_for_images = False
+        self._make_room()
+        self._waits_for_images = False  # `_may_prefill` says so again
         decision = self._scheduler.next_step(self._offers(), may_prefill=self._may_prefill)
         if decision.preempted:
             self._complete_flight()  # commits the state that was copied out of these sequences
         earlier = self._flight
         self._flight = None
         self._pulse.work(_expected_together(decision, earlier))
-        for request_id in decision.preempted:
-            self._lifetimes.preempt(request_id)
-        for growth in decision.grown:
-            self._lifetimes.grow(growth)
-        self._lifetimes.admit(decision.admitted)
-        self._flight = self._flight_of(decision)
-        if self._flight is not None:
-            self._steps.dispatch(self._flight)
+        self._flight = self._carry_out(decision)
+        # the device computes the next step while the results of the earlier one are sent
         if earlier is not None:
             self._complete(earlier)
         if self._flight is not None and self._flight.is_suspect:
@@ -567,6 +558,37 @@ class WorkerLoop:
             self._idle.give_up_if_stuck()
             return False
         return True
+
+    def _collect_first(self) -> None:
+        """Collect the step under way before the next one is planned, unless the engine runs ahead
+        and nothing requires it.
+        """
+        # during idle work, no step is dispatched ahead: a new request waits for one step only
+        if self._engine.runs_ahead and not self._is_idle_work_under_way:
+            self._complete_uncommitted()
+            return
+        is_under_way = self._flight is not None
+        self._complete_flight()
+        self._send()
+        if is_under_way:
+            self._emit_statistics(is_busy=True)
+
+    def _make_room(self) -> None:
+        self._cache.make_room()
+        if self._quantize_waiting():
+            self._cache.make_room()
+
+    def _carry_out(self, decision: Decision) -> Flight | None:
+        """Free memory before it is given to others, then dispatch the step."""
+        for request_id in decision.preempted:
+            self._lifetimes.preempt(request_id)
+        for request_id in decision.grown:
+            self._lifetimes.grow(request_id)
+        self._lifetimes.admit(decision.admitted)
+        flight = self._flight_of(decision)
+        if flight is not None:
+            self._steps.dispatch(flight)
+        return flight
 
     def _offers(self) -> Offers:
         """The drafts that the next step may verify."""
@@ -627,7 +649,7 @@ class WorkerLoop:
             if kv_bits != sequence.kv_bits:
                 self._cache.withdraw(sequence)
                 sequence.kv_bits = kv_bits
-                self._scheduler.change_costs(request_id, costs)
+                sequence.scheduled.costs = costs
                 self._cache.look_up(sequence)
                 has_changed = True
         return has_changed
@@ -666,7 +688,7 @@ class WorkerLoop:
 
     def _may_prefill(self, request_id: RequestId, start: int, tokens: int) -> bool:
         """Whether the next tokens of a prompt can be prefilled: the features of images in them are
-        there. If not, the sequence waits, and the others go on.
+        there. If not, the sequence waits, and the others continue.
         """
         sequence = self._ledger[request_id]
         if not sequence.request.images:
@@ -678,7 +700,7 @@ class WorkerLoop:
             with costing_no_answer("an image of request %s is not prepared", request_id):
                 is_able = self._engine.may_provide_images(request_id, start, tokens)
             waits_for = None if is_able else WaitReason.IMAGES
-            if sequence.waits_for is not waits_for:
+            if sequence.scheduled.waits_for is not waits_for:
                 sequence.wait(waits_for, now=self._clock())
         self._waits_for_images |= not is_able
         return is_able
@@ -736,7 +758,7 @@ class WorkerLoop:
                 for span, sequence in zip(flight.plan.spans, flight.sequences, strict=True)
             )
         elif flight.sequences:
-            self._cache.commit_step(flight.take_kept, flight.healthy(results))
+            self._cache.commit_step(flight.pending, flight.healthy(results))
         started_at = max(flight.started_at, self._collected_at)
         self._collected_at = self._clock()
         self._observe(flight, results, seconds=self._collected_at - started_at)
@@ -776,7 +798,7 @@ class WorkerLoop:
             is_live = ledger.is_live(sequence)
             if result.failure:
                 failed.append((sequence, result.failure))
-                if is_live and not sequence.may_restart:
+                if is_live and not sequence.start.may_be_blamed:
                     ended.append((sequence, FinishReason.FAILED, result.failure))
             elif is_live and result.refusal:
                 ended.append((sequence, FinishReason.REFUSED, result.refusal))
@@ -785,15 +807,15 @@ class WorkerLoop:
                     accepted = max(0, len(result.token_ids) - 1)
                     self._drafts.count(sequence, span.draft, accepted=accepted)
                 ledger.score(sequence, result.prompt_logprobs)
-                sequence.embedding = result.embedding
+                sequence.answer.embedding = result.embedding
                 if result.token_ids:
-                    end = sequence.ending(result.token_ids)
+                    end = sequence.answer.ending(result.token_ids)
                     count = end.counted_tokens
                     ledger.generate(sequence, result.token_ids[:count], result.logprobs[:count])
                     drawn[span.request_id] = count
                     repeated[span.request_id] = result.repeated
-                    if sequence.is_cold and sequence.began_from:
-                        self._cache.blame(sequence, live=ledger.live())
+                    if sequence.start.has_suspects:
+                        self._cache.blame(sequence)
                     if end.reason is FinishReason.STOP:
                         ended.append((sequence, FinishReason.STOP, ""))
         counters.count_step(
@@ -853,7 +875,7 @@ class WorkerLoop:
             unhealthy = flight.sequences
         else:
             unhealthy = flight.unhealthy(results)
-            self._cache.commit_step(flight.take_kept, flight.healthy(results))
+            self._cache.commit_step(flight.pending, flight.healthy(results))
         self._cache.discard(unhealthy)
         return unhealthy
 

@@ -1,10 +1,10 @@
-"""The accepted requests that have no Finished event yet, and the events that are to be sent."""
+"""The accepted requests without a Finished event, and the events to send."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from holdfast.errors import HoldfastError, InvalidRequest, QueueFull, TooLargeForMemory
@@ -12,6 +12,7 @@ from holdfast.store.block import BlockKey
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import (
     Accepted,
+    CacheOutcome,
     CacheReport,
     Event,
     Finished,
@@ -28,8 +29,9 @@ from holdfast.wire.requests import RequestId
 from holdfast.worker.drafting.suffix import SuffixDrafter
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.loop.counters import Counters
-from holdfast.worker.prefix.chain import Cursor, pack_tokens
-from holdfast.worker.prefix.lookup import LiveChain, Lookup
+from holdfast.worker.prefix.chain import pack_tokens
+from holdfast.worker.prefix.lookup import CachedStart, LiveChain
+from holdfast.worker.scheduler.queue import ScheduledSequence
 
 if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run time
     from holdfast.worker.drafting.draft_model import ModelDraft
@@ -44,89 +46,124 @@ class Ending:
     """
 
     counted_tokens: int  # including a stop token; the rest is dropped
-    reason: FinishReason | None  # STOP or LENGTH; None if the answer goes on
+    reason: FinishReason | None  # STOP or LENGTH; None if the answer continues
 
 
 _GOES_ON = Ending(1, None)  # the usual case: one token that is not the last
 
 
-def ending(
-    drawn: Sequence[int], *, stop_token_ids: Set[int], generated_before: int, max_tokens: int
-) -> Ending:
-    """Decide whether the tokens that one step generated end the answer. Nothing else decides this.
+@dataclass(slots=True)
+class AnswerSoFar:
+    """The answer so far, and the rule that ends it; or the scores or the embedding of a prompt."""
 
-    If the last allowed token is a stop token, the reason is STOP, not LENGTH.
-    """
-    allowed = max_tokens - generated_before
-    if len(drawn) == 1 and allowed > 1 and drawn[0] not in stop_token_ids:
-        return _GOES_ON
-    for index, token_id in enumerate(drawn[: max(allowed, 0)]):
-        if token_id in stop_token_ids:
-            return Ending(index + 1, FinishReason.STOP)
-    if len(drawn) >= allowed:
-        return Ending(max(allowed, 0), FinishReason.LENGTH)
-    return Ending(len(drawn), None)
+    max_tokens: int
+    stop_token_ids: frozenset[int]
+    token_ids: list[int] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # until they are sent
+    embedding: bytes = b""
+
+    def ending(self, drawn: Sequence[int]) -> Ending:
+        """Decide whether the tokens that one step generated end the answer. Nothing else decides
+        this.
+
+        If the last allowed token is a stop token, the reason is STOP, not LENGTH.
+        """
+        allowed = self.max_tokens - len(self.token_ids)
+        if len(drawn) == 1 and allowed > 1 and drawn[0] not in self.stop_token_ids:
+            return _GOES_ON
+        for index, token_id in enumerate(drawn[: max(allowed, 0)]):
+            if token_id in self.stop_token_ids:
+                return Ending(index + 1, FinishReason.STOP)
+        if len(drawn) >= allowed:
+            return Ending(max(allowed, 0), FinishReason.LENGTH)
+        return Ending(len(drawn), None)
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class LiveSequence:
-    """An accepted request: its tokens, its times, and the cached state that it started from.
+@dataclass(slots=True)
+class Times:
+    """When a request reached each phase, and how long it waited for what."""
 
-    Compared by identity, because an id may be used again after its Finished event.
-    """
-
-    request: SequenceRequest
-    kv_bits: KVBits = "native"
-    keeps_form: bool = False  # whether `kv_bits` is final, even if memory is short
     submitted_at: float
     admitted_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
     progress_sent_at: float = -math.inf
+    waiting: tuple[WaitReason, float] | None = None  # what it waits for, and since when
+    waited: dict[WaitReason, float] = field(default_factory=dict)  # seconds
+
+    def wait(self, reason: WaitReason | None, *, now: float) -> None:
+        """Record what the request waits for from now on; None: it does not wait."""
+        if self.waiting is not None:
+            earlier, since = self.waiting
+            self.waited[earlier] = self.waited.get(earlier, 0.0) + now - since
+        self.waiting = None if reason is None else (reason, now)
+
+    def generate(self, *, now: float) -> None:
+        """Record that tokens were generated."""
+        if self.first_token_at is None:
+            self.first_token_at = now
+        self.last_token_at = now
+
+    def sum_up(self, now: float) -> Timings:
+        """The time that each phase of the request has taken so far."""
+        admitted = now if self.admitted_at is None else self.admitted_at
+        first = now if self.first_token_at is None else self.first_token_at
+        last = first if self.last_token_at is None else self.last_token_at
+        return Timings(
+            queue_seconds=admitted - self.submitted_at,
+            prefill_seconds=max(0.0, first - admitted),
+            decode_seconds=last - first,
+            waited=dict(self.waited),
+        )
+
+
+@dataclass(slots=True)
+class SequenceDrafts:
+    """What drafts the next tokens of an answer, and how many drafted tokens were right."""
+
+    drafter: SuffixDrafter | None = None  # None until the first draft
+    by_model: ModelDraft | None = None  # the state in the draft model, while there is one
+    considered_at: int = 0  # tokens of the answer when that state is considered next
+    accepted_tokens: int = 0  # drafted tokens that became part of the answer
+    rejected_tokens: int = 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LiveSequence:
+    """An accepted request: the one object that holds what the worker knows about it, apart from its
+    state in the engine.
+
+    Compared by identity, because an id may be used again after its Finished event.
+    """
+
+    request: SequenceRequest
+    scheduled: ScheduledSequence
+    times: Times
+    answer: AnswerSoFar = field(init=False)
+    start: CachedStart = field(default_factory=CachedStart)
+    drafts: SequenceDrafts = field(default_factory=SequenceDrafts)
+    chain: bytearray = field(default_factory=bytearray)  # prompt and answer, packed
+    kv_bits: KVBits = "native"
+    keeps_form: bool = False  # whether `kv_bits` is final, even if memory is short
     is_open: bool = False  # whether the engine has state for this sequence
     is_quantized: bool = False  # whether that state was quantized while the sequence ran
     stays_native: bool = False  # after a failed attempt to quantize its state
     attempts: int = 0  # how often the state was given up; earlier results are then ignored
-
-    chain: bytearray = field(default_factory=bytearray)  # prompt and answer, packed
-    generated: list[int] = field(default_factory=list)
-    stop_token_ids: frozenset[int] = frozenset()
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    embedding: bytes = b""
-    prefilled_tokens: int = 0  # for idle work; includes cached tokens
-
-    drafter: SuffixDrafter | None = None  # None until the first draft
-    model_draft: ModelDraft | None = None  # its state in the draft model, while it has one
-    draft_considered_at: int = 0  # tokens of the answer when that state is considered next
-    accepted_tokens: int = 0  # drafted tokens that became part of the answer
-    rejected_tokens: int = 0
-
-    waits_for: WaitReason | None = None
-    prepared_images: set[str] = field(default_factory=set)  # see `WorkerImages.prepare`
-    has_waited_for_images: bool = False  # after a failure, to be tried alone
-    waits_since: float = 0.0
-    waited: dict[WaitReason, float] = field(default_factory=dict)  # seconds
-
-    lookup: Lookup | None = None  # the cached prefix to start from, until the engine has it
-    lookup_seconds: float = 0.0
-    restore_seconds: float = 0.0
-    report: CacheReport | None = None  # the cache hit when the sequence was opened first
-    cursor: Cursor | None = None  # how far the chain is known to be stored; None before the start
     # set while the sequence is open, and until the rest of its state is committed to the cache
     live: LiveChain | None = None
-    began_from: tuple[BlockKey, ...] = ()  # the blocks that the state was restored from
-    began_live: LiveChain | None = None  # the live chain that the state came from
     inserted: list[BlockKey] = field(default_factory=list)  # blocks added to the cache
-    # after a failure on a live state: the sequence may start from blocks only
-    avoids_live: bool = False
-    is_cold: bool = False  # after a failure on cached blocks: the sequence is prefilled completely
+    prefilled_tokens: int = 0  # for idle work; includes cached tokens
+    prepared_images: set[str] = field(default_factory=set)  # see `WorkerImages.prepare`
+    has_waited_for_images: bool = False  # after a failure, to be tried alone
 
     def __post_init__(self) -> None:
-        self.stop_token_ids = frozenset(self.request.stop_token_ids)
+        request = self.request
         # idle work has the form of its conversation; an answer that was begun keeps its form
-        self.keeps_form = self.request.is_idle_work or bool(self.request.generated_token_ids)
-        self.generated += self.request.generated_token_ids
-        self.chain += self.request.prompt_token_ids.packed + self.request.generated_token_ids.packed
+        self.keeps_form = request.is_idle_work or bool(request.generated_token_ids)
+        self.answer = AnswerSoFar(
+            request.max_tokens, frozenset(request.stop_token_ids), list(request.generated_token_ids)
+        )
+        self.chain += request.prompt_token_ids.packed + request.generated_token_ids.packed
 
     @property
     def id(self) -> RequestId:
@@ -141,73 +178,42 @@ class LiveSequence:
     @property
     def known_tokens(self) -> int:
         """The length of the prompt and the answer so far."""
-        return self.prompt_tokens + len(self.generated)
-
-    @property
-    def may_restart(self) -> bool:
-        """Whether the cached state that the sequence started from may be the cause of a failure, so
-        that the sequence may be restarted without it.
-        """
-        return self.may_blame_live_state or (bool(self.began_from) and not self.is_cold)
-
-    @property
-    def may_blame_live_state(self) -> bool:
-        """Whether a live state that the sequence started from may be the cause of a failure."""
-        return self.began_live is not None and not self.avoids_live
+        return self.prompt_tokens + len(self.answer.token_ids)
 
     def wait(self, reason: WaitReason | None, *, now: float) -> None:
         """Record what the request waits for from now on; None: it does not wait."""
-        if self.waits_for is not None:
-            before = self.waited.get(self.waits_for, 0.0)
-            self.waited[self.waits_for] = before + now - self.waits_since
-        self.waits_for = reason
-        self.waits_since = now
+        self.times.wait(reason, now=now)
+        self.scheduled.waits_for = reason
 
     def admit(self, *, now: float) -> None:
         """Record that the scheduler has admitted the sequence, possibly after a preemption."""
         self.wait(None, now=now)
         self.keeps_form = True
-        if self.admitted_at is None:
-            self.admitted_at = now
-        self.prompt_logprobs.clear()
+        if self.times.admitted_at is None:
+            self.times.admitted_at = now
+        self.answer.prompt_logprobs.clear()
 
     def drop_state(self) -> None:
         """Invalidate all results computed so far, including those of steps under way."""
         self.attempts += 1
         self.inserted.clear()
 
-    def ending(self, token_ids: tuple[int, ...]) -> Ending:
-        """Decide which of the new tokens count, and whether they end the answer."""
-        return ending(
-            token_ids,
-            stop_token_ids=self.stop_token_ids,
-            generated_before=len(self.generated),
-            max_tokens=self.request.max_tokens,
-        )
+    def reuse_nothing(self) -> None:
+        """Record that the sequence is prefilled from its first token, without the cache."""
+        start = self.start
+        start.release()
+        if start.report is not None and start.report.cached_tokens and not self.answer.token_ids:
+            start.report = CacheReport(outcome=CacheOutcome.FAILED)
 
     def extend(self, token_ids: tuple[int, ...], *, now: float) -> None:
         """Append generated tokens to the answer."""
-        if self.first_token_at is None:
-            self.first_token_at = now
-        self.last_token_at = now
-        self.generated += token_ids
+        self.times.generate(now=now)
+        self.answer.token_ids += token_ids
         self.chain += pack_tokens(token_ids)
-
-    def timings(self, now: float) -> Timings:
-        """The time that each phase of the request has taken so far."""
-        admitted = now if self.admitted_at is None else self.admitted_at
-        first = now if self.first_token_at is None else self.first_token_at
-        last = first if self.last_token_at is None else self.last_token_at
-        return Timings(
-            queue_seconds=admitted - self.submitted_at,
-            prefill_seconds=max(0.0, first - admitted),
-            decode_seconds=last - first,
-            waited=dict(self.waited),
-        )
 
 
 class Ledger:
-    """The live sequences (those without a Finished event) by id, the events that are to be sent,
+    """The live sequences (those without a Finished event) by id, the events to send,
     and the worker's counters. Device thread only.
     """
 
@@ -229,18 +235,16 @@ class Ledger:
         return self._live.get(request_id)
 
     def is_live(self, sequence: LiveSequence) -> bool:
-        """Whether this sequence has no Finished event yet. Another sequence may have got the same
-        id meanwhile.
+        """Whether this sequence lacks a Finished event. Another sequence may have got the same id
+        since then.
         """
         return self._live.get(sequence.id) is sequence
 
-    def accept(self, request: SequenceRequest, kv_bits: KVBits = "native") -> LiveSequence:
+    def accept(self, sequence: LiveSequence) -> None:
         """Add a request; exactly one Finished event will follow."""
-        assert request.request_id not in self._live
-        sequence = LiveSequence(request=request, kv_bits=kv_bits, submitted_at=self._clock())
+        assert sequence.id not in self._live
         self._live[sequence.id] = sequence
         self.emit(Accepted(request_id=sequence.id))
-        return sequence
 
     def reject(self, request: SequenceRequest, refusal: HoldfastError) -> None:
         """Refuse a request; no other event follows."""
@@ -254,7 +258,7 @@ class Ledger:
         now = self._clock()
         is_complete = reason is FinishReason.LENGTH
         if (
-            sequence.prompt_logprobs and is_complete
+            sequence.answer.prompt_logprobs and is_complete
         ):  # no token was generated; the prompt was scored
             self._emit_started(sequence, now=now)
         self.counters.finished[reason] += not sequence.request.is_idle_work
@@ -263,26 +267,29 @@ class Ledger:
                 request_id=sequence.id,
                 reason=reason,
                 prompt_tokens=sequence.prompt_tokens,
-                completion_tokens=len(sequence.generated),
+                completion_tokens=len(sequence.answer.token_ids),
                 error=error,
-                timings=sequence.timings(now),
-                memory=sequence.report or CacheReport(),
-                embedding=sequence.embedding if is_complete else b"",
-                accepted_tokens=sequence.accepted_tokens,
-                rejected_tokens=sequence.rejected_tokens,
+                timings=sequence.times.sum_up(now),
+                memory=sequence.start.report or CacheReport(),
+                embedding=sequence.answer.embedding if is_complete else b"",
+                accepted_tokens=sequence.drafts.accepted_tokens,
+                rejected_tokens=sequence.drafts.rejected_tokens,
             )
         )
 
-    def replace(self, sequence: LiveSequence) -> LiveSequence:
-        """Replace a live sequence by a fresh one for the same request; emits no event."""
+    def replace(self, sequence: LiveSequence) -> None:
+        """Replace a live sequence by a fresh one for the same request, the last in order; emits no
+        event.
+        """
         assert self.is_live(sequence)
+        del self._live[sequence.id]
         fresh = LiveSequence(
             request=sequence.request,
+            scheduled=replace(sequence.scheduled, waits_for=None),
             kv_bits=sequence.kv_bits,
-            submitted_at=sequence.submitted_at,
+            times=Times(sequence.times.submitted_at),
         )
         self._live[fresh.id] = fresh
-        return fresh
 
     def count_prompt(self, sequence: LiveSequence, *, start: int, tokens: int) -> None:
         """Count the tokens of a computed span that are in the prompt."""
@@ -297,15 +304,15 @@ class Ledger:
 
     def score(self, sequence: LiveSequence, logprobs: tuple[TokenLogprob, ...]) -> None:
         """Collect log-probabilities of the prompt until they are complete."""
-        if sequence.first_token_at is None:
-            sequence.prompt_logprobs += logprobs
+        if sequence.times.first_token_at is None:
+            sequence.answer.prompt_logprobs += logprobs
 
     def generate(
         self, sequence: LiveSequence, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]
     ) -> None:
         """Emit generated tokens; a Started event precedes the first one."""
         now = self._clock()
-        if not sequence.generated:
+        if not sequence.answer.token_ids:
             self._emit_started(sequence, now=now)
         sequence.extend(token_ids, now=now)
         self.counters.generated_tokens += len(token_ids)
@@ -316,17 +323,17 @@ class Ledger:
         self._outbox.append(event)
 
     def take_outbox(self) -> list[Event]:
-        """Return and remove all events that are to be sent, in order."""
+        """Return and remove all events to send, in order."""
         events = self._outbox
         self._outbox = []
         return events
 
     def waits(self) -> dict[RequestId, WaitReason]:
-        """The live requests that wait, and what each waits for."""
+        """The live requests that wait, and the reason of each."""
         return {
-            sequence.id: sequence.waits_for
+            sequence.id: sequence.scheduled.waits_for
             for sequence in self._live.values()
-            if sequence.waits_for is not None and not sequence.request.is_idle_work
+            if sequence.scheduled.waits_for is not None and not sequence.request.is_idle_work
         }
 
     def check_invariants(self) -> None:
@@ -335,19 +342,21 @@ class Ledger:
         """
         for request_id, sequence in self._live.items():
             assert sequence.id == request_id
-            assert len(sequence.generated) <= sequence.request.max_tokens
+            assert len(sequence.answer.token_ids) <= sequence.request.max_tokens
 
     def _emit_progress(self, sequence: LiveSequence, *, read_tokens: int) -> None:
         now = self._clock()
-        admitted_at = now if sequence.admitted_at is None else sequence.admitted_at
-        if now - max(admitted_at, sequence.progress_sent_at) < PROGRESS_SECONDS:
+        admitted_at = now if sequence.times.admitted_at is None else sequence.times.admitted_at
+        if now - max(admitted_at, sequence.times.progress_sent_at) < PROGRESS_SECONDS:
             return
-        sequence.progress_sent_at = now
+        sequence.times.progress_sent_at = now
         self.emit(
             PromptRead(
                 request_id=sequence.id,
                 total_tokens=sequence.prompt_tokens,
-                cached_tokens=0 if sequence.report is None else sequence.report.cached_tokens,
+                cached_tokens=0
+                if sequence.start.report is None
+                else sequence.start.report.cached_tokens,
                 read_tokens=read_tokens,
                 seconds=now - admitted_at,
             )
@@ -357,12 +366,12 @@ class Ledger:
         self.emit(
             Started(
                 request_id=sequence.id,
-                memory=sequence.report or CacheReport(),
-                timings=sequence.timings(now),
-                logprobs=tuple(sequence.prompt_logprobs),
+                memory=sequence.start.report or CacheReport(),
+                timings=sequence.times.sum_up(now),
+                logprobs=tuple(sequence.answer.prompt_logprobs),
             )
         )
-        sequence.prompt_logprobs.clear()
+        sequence.answer.prompt_logprobs.clear()
 
 
 def _rejected(request_id: RequestId, refusal: HoldfastError) -> Rejected:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.errors import TooLargeForMemory
@@ -11,17 +11,9 @@ from holdfast.wire.requests import RequestId
 from holdfast.worker.scheduler.queue import Rank, ScheduledSequence, SequenceCosts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reservation:
-    """The number of tokens that a sequence has memory for."""
-
-    request_id: RequestId
-    capacity_tokens: int
-
-
 class KvLedger:
-    """Accounts for the KV memory of a worker. Memory that a dispatched step uses stays reserved
-    until that step is over.
+    """Accounts for the KV memory of a worker's running sequences. Memory that a dispatched step uses
+    stays reserved until that step is over.
     """
 
     def __init__(
@@ -32,13 +24,16 @@ class KvLedger:
         self._expected_output_tokens = expected_output_tokens
         self.budget_bytes = budget_bytes
         self.wanted_budget_bytes = budget_bytes
-        # the limit of reserved bytes: when the budget shrinks, reservations are not taken away
-        self._tolerated_bytes = budget_bytes
-        self.running_bytes = 0
         self.leaving_bytes = 0
         self.held_bytes = 0  # of live states, in addition to the reservations
         self.parked_bytes = 0  # the part of held_bytes that can be freed
+        self._running: set[ScheduledSequence] = set()
         self._leaving: deque[tuple[int, int]] = deque()  # (step, bytes), not sorted by step
+
+    @property
+    def running_bytes(self) -> int:
+        """Bytes reserved for running sequences."""
+        return sum([sequence.reserved_bytes for sequence in self._running])
 
     @property
     def reserved_bytes(self) -> int:
@@ -73,7 +68,6 @@ class KvLedger:
             return
         needs = (each.costs.bytes_for(self.capacity_for(each.final_tokens)) for each in known)
         self.budget_bytes = max(self.wanted_budget_bytes, max(needs, default=0))
-        self._tolerated_bytes = max(self.budget_bytes, self.reserved_bytes)
 
     def capacity_at_admission(self, sequence: ScheduledSequence) -> int:
         """The capacity for the known tokens and the expected answer."""
@@ -86,7 +80,7 @@ class KvLedger:
         return sequence.costs.bytes_for(capacity, held_tokens=sequence.held_tokens)
 
     def capacities_for_growth(self, sequence: ScheduledSequence) -> tuple[int, ...]:
-        """The capacities to try, in this order, for a sequence that has no room for its next token:
+        """The capacities to try, in this order, for a sequence that lacks room for its next token:
         the preferred one, then the smallest one.
         """
         tokens = min(sequence.position + self._expected_output_tokens, sequence.final_tokens)
@@ -94,11 +88,11 @@ class KvLedger:
         least = self.capacity_for(sequence.position + 1)
         return (best, least) if best > least else (least,)
 
-    def may_enter(self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]) -> bool:
+    def may_enter(self, sequence: ScheduledSequence) -> bool:
         """Whether a sequence fits in addition to the running sequences and the next growth of each
         of them. Without room for that growth, the sequence would soon be preempted again.
         """
-        return self._needed_to_enter(sequence, running) <= self.free_bytes
+        return self._needed_to_enter(sequence, self._running) <= self.free_bytes
 
     def _needed_to_enter(
         self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]
@@ -110,84 +104,54 @@ class KvLedger:
         )
         return self.bytes_at_admission(sequence) + headroom
 
-    def may_enter_soon(
-        self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]
-    ) -> bool:
+    def may_enter_soon(self, sequence: ScheduledSequence) -> bool:
         """Whether a sequence will fit once the dispatched steps are over."""
-        return (
-            self._needed_to_enter(sequence, running)
-            <= self.budget_bytes - self.running_bytes - self.held_bytes
-        )
+        free_bytes = self.free_bytes + self.leaving_bytes
+        return self._needed_to_enter(sequence, self._running) <= free_bytes
 
     def may_enter_without(
-        self,
-        sequence: ScheduledSequence,
-        running: Iterable[ScheduledSequence],
-        *,
-        gone: Iterable[ScheduledSequence],
+        self, sequence: ScheduledSequence, gone: Collection[ScheduledSequence]
     ) -> bool:
-        """Whether a sequence would fit if the sequences in `gone` were preempted and all parked
-        states were freed. running: the sequences that would remain.
+        """Whether a sequence would fit if the running sequences in `gone` were preempted, the
+        dispatched steps were over, and all parked states were freed.
         """
-        reserved = self.running_bytes - sum(each.reserved_bytes for each in gone)
-        return (
-            self._needed_to_enter(sequence, running)
-            <= self.budget_bytes - reserved - self.held_bytes + self.parked_bytes
-        )
+        return self._may_enter_between(sequence, self._running.difference(gone))
 
-    def may_all_enter(
-        self, sequences: Sequence[ScheduledSequence], running: Iterable[ScheduledSequence]
-    ) -> bool:
+    def may_all_enter(self, sequences: Sequence[ScheduledSequence]) -> bool:
         """Whether all of these sequences would fit in addition to the running ones, once the
         dispatched steps are over and all parked states are freed.
         """
         *earlier, last = sequences
-        reserved = sum(self.bytes_at_admission(each) for each in earlier)
-        free = self.budget_bytes - self.running_bytes - self.held_bytes + self.parked_bytes
-        return reserved + self._needed_to_enter(last, (*running, *earlier)) <= free
+        return self._may_enter_between(last, (*self._running, *earlier))
 
-    def missing_to_enter(
-        self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]
-    ) -> int:
+    def _may_enter_between(
+        self, sequence: ScheduledSequence, others: Collection[ScheduledSequence]
+    ) -> bool:
+        reserved = sum(
+            each.reserved_bytes if each.is_running else self.bytes_at_admission(each)
+            for each in others
+        )
+        free_bytes = self.budget_bytes - self.held_bytes + self.parked_bytes - reserved
+        return self._needed_to_enter(sequence, others) <= free_bytes
+
+    def missing_to_enter(self, sequence: ScheduledSequence) -> int:
         """The bytes of parked states to free so that a sequence fits; 0 if it fits anyway, or if
         freeing all parked states is not enough.
         """
-        missing = self._needed_to_enter(sequence, running) - self.free_bytes
+        missing = self._needed_to_enter(sequence, self._running) - self.free_bytes
         return missing if 0 < missing <= self.parked_bytes else 0
-
-    def hold_apart(self, sequence: ScheduledSequence, held_tokens: int) -> None:
-        """Reserve nothing for the first `held_tokens` tokens of a running sequence, because live
-        states hold them.
-        """
-        sequence.held_tokens = held_tokens
-        self.grow(sequence, sequence.capacity_tokens)
-
-    def change(self, sequence: ScheduledSequence, held_tokens: int) -> None:
-        """Update the reservation of a running sequence after its costs have changed. The result may
-        exceed the budget.
-        """
-        self.hold_apart(sequence, held_tokens)
-        self._tolerated_bytes = max(self._tolerated_bytes, self.reserved_bytes)
 
     def enter(self, sequence: ScheduledSequence, *, step: int) -> None:
         """Reserve memory for a sequence and start it."""
-        needed = self.bytes_at_admission(sequence)
-        self.running_bytes += needed
-        capacity = self.capacity_at_admission(sequence)
-        sequence.start(capacity_tokens=capacity, reserved_bytes=needed, step=step)
-
-    def grow(self, sequence: ScheduledSequence, capacity_tokens: int) -> None:
-        """Change the capacity of a running sequence."""
-        needed = sequence.costs.bytes_for(capacity_tokens, held_tokens=sequence.held_tokens)
-        self.running_bytes += needed - sequence.reserved_bytes
-        sequence.capacity_tokens, sequence.reserved_bytes = capacity_tokens, needed
+        sequence.start(capacity_tokens=self.capacity_at_admission(sequence), step=step)
+        self._running.add(sequence)
 
     def leave(self, sequence: ScheduledSequence, *, observed_steps: int) -> None:
-        """Free the reservation of a sequence, at once or when the last step that uses the sequence
-        is over.
+        """Free the reservation of a sequence, immediately or when the last step that uses the
+        sequence is over.
         """
+        self._running.remove(sequence)
         freed = sequence.stop()
-        self.running_bytes -= freed
         if sequence.last_step > observed_steps and freed:
             self.leaving_bytes += freed
             self._leaving.append((sequence.last_step, freed))
@@ -202,15 +166,11 @@ class KvLedger:
             self.leaving_bytes = sum(held for _, held in kept)
 
     def check_invariants(self, running: Iterable[ScheduledSequence]) -> None:
-        """Assert that the sums agree with the sequences and stay within the budget."""
-        assert self.running_bytes == sum(sequence.reserved_bytes for sequence in running), (
-            "reserved bytes are miscounted"
-        )
+        """Assert that memory is reserved for the running sequences, and that sums are right."""
+        assert self._running == set(running), "memory is reserved for other sequences than these"
+        assert all(sequence.is_running for sequence in self._running), "nothing is reserved for one"
         assert self.leaving_bytes == sum(held for _, held in self._leaving), (
             "bytes of leaving sequences are miscounted"
-        )
-        assert self.reserved_bytes <= self._tolerated_bytes, (
-            "more is reserved than the budget allows"
         )
 
 
@@ -218,7 +178,7 @@ class KvLedger:
 class RoomMade:
     """The changes that let running sequences continue."""
 
-    grown: list[Reservation] = field(default_factory=list)
+    grown: list[RequestId] = field(default_factory=list)
     preempted: list[RequestId] = field(default_factory=list)
     # whether a sequence waits for memory that will be free soon; until then, none is admitted
     someone_waits: bool = False
@@ -232,7 +192,7 @@ def make_room(
     ranks: Mapping[RequestId, Rank],
     preempt: Callable[[ScheduledSequence], None],
 ) -> RoomMade:
-    """Grow each sequence that has no room for its next token, the most urgent one first.
+    """Grow each sequence that lacks room for its next token, the most urgent one first.
 
     The lowest rank is the most urgent. A sequence that does not fit waits if the dispatched
     steps will free enough memory. Otherwise the least urgent running sequence is preempted,
@@ -240,7 +200,7 @@ def make_room(
     ends. The most urgent sequence always finds room, because it fits alone (admission checked
     this), so some sequence always makes progress.
 
-    needy: the sequences that have no room for their next token.
+    needy: the sequences that lack room for their next token.
     running: all running sequences, oldest first; `preempt` must remove a sequence from it.
     """
     made = RoomMade()
@@ -267,9 +227,8 @@ def make_room(
             made.preempted.append(victim.request_id)
             preempt(victim)
         else:
-            made.grown.append(
-                _grow(ledger, sequence, spare_bytes=ledger.free_bytes - claimed_bytes)
-            )
+            _grow(ledger, sequence, spare_bytes=ledger.free_bytes - claimed_bytes)
+            made.grown.append(sequence.request_id)
     return made
 
 
@@ -289,29 +248,25 @@ def preemption_order(
 
 def victims_for(
     waiting: ScheduledSequence,
-    running: Mapping[RequestId, ScheduledSequence],
     ledger: KvLedger,
     *,
     candidates: Iterable[ScheduledSequence],
+    running: int,
     max_running: int,
 ) -> list[ScheduledSequence]:
     """The candidates to preempt so that a waiting sequence can start: as few as possible, in the
-    given order. Empty if even all of them would not free enough.
+    given order. Empty if even all of them would not free enough. running: how many sequences run.
     """
-    left = dict(running)
     gone: list[ScheduledSequence] = []
 
     def has_room() -> bool:
-        return len(left) < max_running and ledger.may_enter_without(
-            waiting, left.values(), gone=gone
-        )
+        return running - len(gone) < max_running and ledger.may_enter_without(waiting, gone)
 
     for candidate in candidates:
         if has_room():
             return gone
         gone.append(candidate)
-        del left[candidate.request_id]
-    return gone if has_room() else []
+    return gone if gone and has_room() else []
 
 
 def extra_bytes(sequence: ScheduledSequence, capacity_tokens: int) -> int:
@@ -320,12 +275,11 @@ def extra_bytes(sequence: ScheduledSequence, capacity_tokens: int) -> int:
     return needed - sequence.reserved_bytes
 
 
-def _grow(ledger: KvLedger, sequence: ScheduledSequence, *, spare_bytes: int) -> Reservation:
+def _grow(ledger: KvLedger, sequence: ScheduledSequence, *, spare_bytes: int) -> None:
     for capacity in ledger.capacities_for_growth(sequence):
         if extra_bytes(sequence, capacity) <= spare_bytes:
             break
-    ledger.grow(sequence, capacity)
-    return Reservation(request_id=sequence.request_id, capacity_tokens=capacity)
+    sequence.capacity_tokens = capacity
 
 
 def _bytes_free_soon(ledger: KvLedger, running: dict[RequestId, ScheduledSequence]) -> int:

@@ -13,11 +13,13 @@ With one flow and no batch requests, this is first come, first served.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from holdfast.wire.events import WaitReason
 from holdfast.wire.requests import RequestId, ServiceClass
 
 DEFAULT_SERVICE = ServiceClass()
@@ -38,8 +40,8 @@ class SequenceCosts:
     block_tokens: int | None = None  # no span crosses a multiple of this; None: no limit
 
     def bytes_for(self, capacity_tokens: int, *, held_tokens: int = 0) -> int:
-        """The bytes to reserve for one sequence of this capacity. Nothing is reserved for its first
-        `held_tokens` tokens, because live states hold them.
+        """The bytes to reserve for one sequence of this capacity. Memory is not reserved for its
+        first `held_tokens` tokens, because live states hold them.
         """
         own_tokens = max(0, capacity_tokens - held_tokens)
         return (
@@ -64,49 +66,96 @@ class SequenceCosts:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ScheduledSequence:
-    """The scheduler's view of a waiting or running request: counts only, no tokens.
+    """What is scheduled of a waiting or running request: counts only, no tokens.
 
     Steps are numbered from 1 in the order of their plans. `drawn` counts generated tokens, and
     `planned_draws` also those of dispatched steps.
     """
 
     request_id: RequestId
-    order: int  # order of submission; smaller is older
     prompt_tokens: int
     max_tokens: int
-    submitted_after_step: int  # results up to this step belong to an earlier use of the id
+    # tokens of the answer; those that an earlier worker generated are prefilled like the prompt
+    drawn: int = 0
     costs: SequenceCosts
     native_costs: SequenceCosts | None = None  # those before it was quantized; None: it was not
-    boundaries: tuple[
-        int, ...
-    ] = ()  # ascending; spans of the prompt end there so that state can be saved
-    # parts of the prompt, from one boundary to another, that must be prefilled in one span each
+    # ascending; spans of the prompt end there so that state can be saved
+    boundaries: tuple[int, ...] = ()
+    # parts of the prompt that must be prefilled in one span each, even if that is longer than a
+    # step should be
     indivisible: tuple[tuple[int, int], ...] = ()
     service: ServiceClass = DEFAULT_SERVICE
+    # runs alone, in short steps, because a new request cancels it and waits for its current step
+    is_idle_work: bool = False
+    scores_prompt: bool = False  # log-probabilities of the prompt are requested: slower prefill
+    order: int = 0  # order of submission; smaller is older
+    submitted_after_step: int = 0  # results up to this step belong to an earlier use of the id
     waited_seconds: float = 0.0  # total time in the queue, as the sum of step durations
     waits_since: float = 0.0
-    is_idle_work: bool = False  # runs alone, in short steps
-    scores_prompt: bool = False  # log-probabilities of the prompt are requested
-    cached_tokens: int = 0  # tokens that need no prefill
-    held_tokens: int = 0  # the part of cached_tokens in live states, which needs no reservation
-    drawn: int = 0
+    # In the queue, a sequence that waits for anything but a running slot and memory keeps its
+    # position and lets others pass. A running sequence may wait for its client or for an image.
+    waits_for: WaitReason | None = None
+    # the next token to plan; while the sequence waits, the first that is not cached
+    position: int = 0
+    held_tokens: int = 0  # the first tokens, which live states hold: nothing is reserved for them
     planned_draws: int = 0
     known_tokens: int = 0  # length of the prompt and of the answer at the time of admission
-    position: int = 0  # the next token to plan
-    capacity_tokens: int = 0
-    reserved_bytes: int = 0
-    is_paused: bool = False  # gets no spans, and is preempted first
-    is_ready: bool = True  # its cached prefix is known and in memory
+    capacity_tokens: int = 0  # 0 while it waits
     last_step: int = 0  # the last step with one of its spans, or the step that admitted it
-    # whether its last step verifies drafted tokens: nothing is planned until it is known how many of
-    # them are accepted
+    # whether its last step verifies drafted tokens: planning stops until it is known how many are
+    # accepted
     is_verifying: bool = False
     repeated: int = 0  # tokens that the next span has to begin with, although a step had them
+
+    def __post_init__(self) -> None:
+        parts = itertools.chain(*self.indivisible)
+        self.boundaries = tuple(sorted({*self.boundaries, *parts}))
 
     @property
     def may_be_admitted(self) -> bool:
         """Whether the sequence waits for nothing but a running slot and memory."""
-        return self.is_ready and not self.is_paused
+        return self.waits_for is None or self.waits_for is WaitReason.MEMORY
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the client does not read the answer: nothing is planned for the sequence, and it
+        is preempted first.
+        """
+        return self.waits_for is WaitReason.READER
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the sequence is admitted."""
+        return self.capacity_tokens > 0
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The bytes that are reserved for the sequence."""
+        if not self.capacity_tokens:
+            return 0
+        return self.costs.bytes_for(self.capacity_tokens, held_tokens=self.held_tokens)
+
+    def start_after(self, cached_tokens: int, *, held_tokens: int = 0) -> None:
+        """Let the waiting sequence start after its cached tokens, of which live states hold some."""
+        assert not self.is_running, "a running sequence has started already"
+        assert 0 <= cached_tokens < self.prompt_tokens + self.drawn, (
+            "the last known token is always prefilled"
+        )
+        self.position = cached_tokens
+        self.held_tokens = held_tokens
+
+    def quantize(self, costs: SequenceCosts, *, held_tokens: int) -> None:
+        """Change the costs of the running sequence, because its keys and values were quantized. It
+        has the former costs again when it stops or starts over (`unquantize`).
+        """
+        self.native_costs = self.costs
+        self.costs = costs
+        self.held_tokens = held_tokens
+
+    def unquantize(self) -> None:
+        """Undo `quantize`, if the sequence was quantized."""
+        self.costs = self.native_costs or self.costs
+        self.native_costs = None
 
     @property
     def is_batch(self) -> bool:
@@ -146,7 +195,7 @@ class ScheduledSequence:
         """The largest number of drafted tokens that the next span of the decoding sequence may have.
 
         At least one token of the answer is planned later, so that `is_fully_planned` never depends
-        on what is accepted.
+        on the accepted tokens.
         """
         if self.repeated:
             return 0
@@ -159,7 +208,7 @@ class ScheduledSequence:
         """Record how many tokens a step generated that verified drafted tokens.
 
         verified: the tokens of the span. drawn: 0 if the step failed; the span is then computed
-        again without drafted tokens, or the sequence ends. repeated: how many of the tokens are to
+        again without drafted tokens, or the sequence ends. repeated: how many of the tokens must
         be computed again.
         """
         rejected = verified - max(drawn, 1)
@@ -170,18 +219,16 @@ class ScheduledSequence:
 
     @property
     def is_fully_planned(self) -> bool:
-        """Whether nothing is left to plan, so that the sequence ends with the dispatched steps at
+        """Whether everything is planned, so that the sequence ends with the dispatched steps at
         the latest.
         """
         return self.planned_draws >= self.max_tokens and self.position >= self.known_tokens
 
-    def start(self, *, capacity_tokens: int, reserved_bytes: int, step: int) -> None:
+    def start(self, *, capacity_tokens: int, step: int) -> None:
         """Start to run the sequence, from its first token that is not cached."""
         self.known_tokens = self.prompt_tokens + self.drawn
         self.planned_draws = self.drawn
-        self.position = self.cached_tokens
         self.capacity_tokens = capacity_tokens
-        self.reserved_bytes = reserved_bytes
         self.last_step = step
         self.is_verifying = False
         self.repeated = 0
@@ -191,11 +238,8 @@ class ScheduledSequence:
         dispatched steps generate still count.
         """
         freed = self.reserved_bytes
-        self.reserved_bytes = 0
-        if self.native_costs is not None:
-            self.costs = self.native_costs
-            self.native_costs = None
-        self.capacity_tokens = 0
+        self.unquantize()
+        self.capacity_tokens = self.position = self.held_tokens = 0
         return freed
 
 

@@ -3,7 +3,7 @@
 Works on counts only: no tokens, no clock, no MLX.
 
 The worker may ask for step k+1 before it reports the result of step k, so that the device never
-waits. Tokens count as soon as they are planned, and a sequence whose tokens are all planned gets no
+waits. Tokens count once they are planned, and a sequence whose tokens are all planned gets no
 more spans. A sequence that turns out to have ended in step k may have a span in step k+1; the token
 of that span is ignored. Memory that a dispatched step uses stays reserved until the result of that
 step is reported.
@@ -12,7 +12,6 @@ step is reported.
 from __future__ import annotations
 
 import bisect
-import itertools
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,11 +21,11 @@ from typing import TypeAlias
 from holdfast.config import SchedulerSettings
 from holdfast.errors import ConfigError, InvalidRequest, PromptTooLong, QueueFull
 from holdfast.wire.commands import checked_limits
+from holdfast.wire.events import WaitReason
 from holdfast.wire.requests import RequestId, ServiceClass
 from holdfast.worker.engine.plan import NO_DRAFT, Draft, Span, StepPlan
 from holdfast.worker.scheduler.admission import (
     KvLedger,
-    Reservation,
     RoomMade,
     extra_bytes,
     make_room,
@@ -37,7 +36,6 @@ from holdfast.worker.scheduler.chunking import NO_ROWS, ChunkSharing
 from holdfast.worker.scheduler.cost_model import UNBOUNDED, ChunkBounds, CostModel, StepLoad
 from holdfast.worker.scheduler.draft_gain import NO_OFFERS, DraftGain, Offers
 from holdfast.worker.scheduler.queue import (
-    DEFAULT_SERVICE,
     FairShare,
     ScheduledSequence,
     SequenceCosts,
@@ -59,9 +57,9 @@ class Decision:
     here. The token counts, and is reported with `observe` before the sequence is admitted again.
     """
 
-    admitted: tuple[Reservation, ...] = ()  # prefilled from their first token that is not cached
+    admitted: tuple[RequestId, ...] = ()  # prefilled from their first token that is not cached
     preempted: tuple[RequestId, ...] = ()
-    grown: tuple[Reservation, ...] = ()
+    grown: tuple[RequestId, ...] = ()  # to their new capacity
     plan: StepPlan = StepPlan()
     # upper bound, including the time to enlarge buffers; None: not measured yet
     expected_seconds: float | None = None
@@ -159,8 +157,8 @@ class Scheduler:
         mixes_chunks: bool,
         bounds: ChunkBounds = UNBOUNDED,
     ) -> None:
-        """costs: the default for sequences that `submit` gives no costs. mixes_chunks: whether
-        prompt chunks share a forward pass with the decoding rows.
+        """costs: those of a sequence with the usual `kv_bits`. mixes_chunks: whether prompt chunks
+        share a forward pass with the decoding rows.
 
         Raises ConfigError if `settings.step_tokens` is not set: the worker must choose a value for
         its device first.
@@ -173,7 +171,7 @@ class Scheduler:
         self._settings = settings
         self._step_tokens = settings.step_tokens
         self._context_tokens = context_tokens
-        self._usual = costs
+        self.usual_costs = costs
         self._ledger = KvLedger(
             costs, budget_bytes=budget_bytes, expected_output_tokens=settings.expected_output_tokens
         )
@@ -185,7 +183,7 @@ class Scheduler:
         self._places = PlaceEstimate()
         self._fairness = FairShare(aging_seconds=settings.aging_seconds)
         self._known: dict[RequestId, ScheduledSequence] = {}  # waiting and running
-        # oldest first; sequences that are not ready keep their position and let others pass
+        # oldest first; each says what it waits for
         self._queue: list[ScheduledSequence] = []
         self._running: dict[RequestId, ScheduledSequence] = {}  # oldest first
         self._reading: list[ScheduledSequence] = []  # running, being prefilled; oldest first
@@ -200,104 +198,46 @@ class Scheduler:
             False  # whether `max_running` was lowered: more may run until the next step
         )
 
-    def submit(
-        self,
-        request_id: RequestId,
-        *,
-        prompt_tokens: int,
-        max_tokens: int,
-        drawn_tokens: int = 0,
-        boundaries: tuple[int, ...] = (),
-        indivisible: tuple[tuple[int, int], ...] = (),
-        scores_prompt: bool = False,
-        is_ready: bool = True,
-        service: ServiceClass = DEFAULT_SERVICE,
-        is_idle_work: bool = False,
-        costs: SequenceCosts | None = None,
-    ) -> None:
+    def submit(self, sequence: ScheduledSequence) -> None:
         """Put a request into the queue. Its answer ends at the end of the context, if not before.
 
-        drawn_tokens: the number of answer tokens that an earlier worker generated; they are
-            prefilled like the prompt and count towards `max_tokens`. Such a request is accepted
-            even if the queue is full.
-        boundaries: positions within the prompt at which spans must end.
-        indivisible: parts of the prompt that must be prefilled in one span each, even if that is
-            longer than a step should be.
-        scores_prompt: the prompt's log-probabilities are requested, which makes prefill slower.
-        is_ready: if False, the request keeps its position until `make_ready` tells where its
-            prefill starts.
-        costs: the KV memory that this sequence takes; None: the default.
-        is_idle_work: whether to use short steps, because a new request cancels this one and waits
-            for its current step.
+        A request with tokens that an earlier worker generated is accepted even if the queue is full.
 
         Raises QueueFull, TooLargeForMemory and PromptTooLong, and InvalidRequest for an empty
         prompt or an id in use.
         """
-        costs = costs or self._usual
-        max_tokens = self._checked_max_tokens(
-            request_id,
-            costs=costs,
-            prompt_tokens=prompt_tokens,
-            max_tokens=max_tokens,
-            drawn_tokens=drawn_tokens,
+        self._check(sequence)
+        sequence.max_tokens = min(
+            sequence.max_tokens, self._context_tokens - sequence.prompt_tokens
         )
-        if not drawn_tokens:
-            self._check_queue(service)
-        self._submissions += 1
-        self._enqueue(
-            ScheduledSequence(
-                request_id=request_id,
-                order=self._submissions,
-                prompt_tokens=prompt_tokens,
-                max_tokens=max_tokens,
-                drawn=drawn_tokens,
-                submitted_after_step=self._issued_steps,
-                costs=costs,
-                boundaries=tuple(sorted({*boundaries, *itertools.chain(*indivisible)})),
-                indivisible=indivisible,
-                scores_prompt=scores_prompt,
-                is_ready=is_ready,
-                service=service,
-                is_idle_work=is_idle_work,
-            )
-        )
-
-    def _enqueue(self, sequence: ScheduledSequence) -> None:
-        self._known[sequence.request_id] = sequence
-        self._queue.append(sequence)
-        self._fairness.join(sequence)
-
-    def _checked_max_tokens(
-        self,
-        request_id: RequestId,
-        *,
-        costs: SequenceCosts,
-        prompt_tokens: int,
-        max_tokens: int,
-        drawn_tokens: int,
-    ) -> int:
-        """Check a request; returns the length of the longest answer that fits in the context
-        window.
-        """
-        if request_id in self._known:
+        if sequence.drawn and sequence.drawn >= sequence.max_tokens:
             raise InvalidRequest(
-                f"a request with the id {request_id!r} is being served already", field="request_id"
-            )
-        if prompt_tokens < 1 or max_tokens < 0:
-            raise InvalidRequest(
-                f"cannot generate {max_tokens} tokens after a prompt of {prompt_tokens} tokens",
-                field="prompt",
-            )
-        if prompt_tokens > self._context_tokens - min(max_tokens, 1):
-            raise PromptTooLong(prompt_tokens=prompt_tokens, context_tokens=self._context_tokens)
-        max_tokens = min(max_tokens, self._context_tokens - prompt_tokens)
-        if drawn_tokens and drawn_tokens >= max_tokens:
-            raise InvalidRequest(
-                f"all {max_tokens} tokens of the answer are generated already",
+                f"all {sequence.max_tokens} tokens of the answer are generated already",
                 field="generated_token_ids",
             )
-        self._ledger.check_fits_alone(costs, final_tokens=prompt_tokens + max_tokens)
-        return max_tokens
+        self._ledger.check_fits_alone(sequence.costs, final_tokens=sequence.final_tokens)
+        if not sequence.drawn:
+            self._check_queue(sequence.service)
+        sequence.submitted_after_step = self._issued_steps
+        self._known[sequence.request_id] = sequence
+        self._join_as_the_last(sequence)
+        self._fairness.join(sequence)
+
+    def _check(self, sequence: ScheduledSequence) -> None:
+        if sequence.request_id in self._known:
+            raise InvalidRequest(
+                f"a request with the id {sequence.request_id!r} is being served already",
+                field="request_id",
+            )
+        prompt_tokens = sequence.prompt_tokens
+        if prompt_tokens < 1 or sequence.max_tokens < 0:
+            raise InvalidRequest(
+                f"cannot generate {sequence.max_tokens} tokens after a prompt of {prompt_tokens} "
+                "tokens",
+                field="prompt",
+            )
+        if prompt_tokens > self._context_tokens - min(sequence.max_tokens, 1):
+            raise PromptTooLong(prompt_tokens=prompt_tokens, context_tokens=self._context_tokens)
 
     def fits_alone(self, costs: SequenceCosts, *, prompt_tokens: int, max_tokens: int) -> bool:
         """Whether a request with these costs would fit the budget if it ran alone."""
@@ -342,55 +282,25 @@ class Scheduler:
         """Limit prompt chunks, because the device has failed on larger ones."""
         self._costs.limit_chunks(tokens)
 
-    def make_ready(
-        self, request_id: RequestId, cached_tokens: int, *, held_tokens: int = 0
-    ) -> None:
-        """Mark a waiting request as ready: its prefill starts after the cached tokens.
+    def hold(self, *, total_bytes: int, parked_bytes: int) -> int:
+        """Record how much memory live states take in addition to reservations. Returns the number of
+        bytes of parked states that must be freed for the next step.
 
-        held_tokens: the cached tokens that are in live states and need no reservation (`hold`).
-        """
-        sequence = self._known[request_id]
-        assert request_id not in self._running, "a running sequence has started already"
-        assert 0 <= cached_tokens < sequence.prompt_tokens + sequence.drawn, (
-            "the last known token is always prefilled"
-        )
-        sequence.cached_tokens = cached_tokens
-        sequence.held_tokens = held_tokens
-        sequence.is_ready = True
-
-    def hold(self, *, total_bytes: int, parked_bytes: int) -> None:
-        """Tell the scheduler how much memory live states take in addition to reservations.
         parked_bytes: the part of it that can be freed.
         """
-        self._ledger.held_bytes = total_bytes
-        self._ledger.parked_bytes = parked_bytes
-
-    def hold_apart(self, request_id: RequestId, held_tokens: int) -> None:
-        """Reserve no memory for the first `held_tokens` tokens of a running request, because they
-        are included in `hold`.
-        """
-        sequence = self._running.get(request_id)
-        if sequence is not None and sequence.held_tokens != held_tokens:
-            self._ledger.hold_apart(sequence, held_tokens)
-
-    def quantize(self, request_id: RequestId, costs: SequenceCosts, *, held_tokens: int) -> None:
-        """Change the costs of a running request whose keys and values were quantized, until it
-        ends or is preempted. held_tokens: as in `hold_apart`.
-        """
-        sequence = self._running[request_id]
-        sequence.native_costs = sequence.costs
-        sequence.costs = costs
-        self._ledger.change(sequence, held_tokens)
-
-    def unquantize(self, request_id: RequestId) -> None:
-        """Undo `quantize` for a running request that restarts with unquantized state. Does nothing
-        if it was not quantized.
-        """
-        sequence = self._running.get(request_id)
-        if sequence is not None and sequence.native_costs is not None:
-            sequence.costs = sequence.native_costs
-            sequence.native_costs = None
-            self._ledger.change(sequence, 0)
+        ledger = self._ledger
+        ledger.held_bytes = total_bytes
+        ledger.parked_bytes = parked_bytes
+        if not parked_bytes:
+            return 0
+        growth = sum(
+            extra_bytes(each, ledger.capacities_for_growth(each)[-1]) for each in self._needy()
+        )
+        missing = min(max(0, growth - ledger.free_bytes), parked_bytes)
+        head = self._next_in_queue()
+        if missing or head is None or len(self._running) >= self._settings.max_running:
+            return missing
+        return ledger.missing_to_enter(head)
 
     def has_room_apart(self, request_id: RequestId) -> bool:
         """Whether memory for all tokens of a running request, including held ones, can be
@@ -400,27 +310,8 @@ class Scheduler:
         if sequence is None:
             return True
         costs = sequence.native_costs or sequence.costs
-        return (
-            costs.bytes_for(sequence.capacity_tokens) - sequence.reserved_bytes
-            <= self._ledger.free_bytes
-        )
-
-    def capacity_of(self, request_id: RequestId) -> int:
-        """The number of tokens that a running request has memory for; 0 if it does not run."""
-        sequence = self._running.get(request_id)
-        return 0 if sequence is None else sequence.capacity_tokens
-
-    def missing_bytes(self) -> int:
-        """The number of bytes of parked states that must be freed for the next step."""
-        ledger = self._ledger
-        growth = sum(
-            extra_bytes(each, ledger.capacities_for_growth(each)[-1]) for each in self._needy()
-        )
-        missing = min(max(0, growth - ledger.free_bytes), ledger.parked_bytes)
-        head = self._next_in_queue()
-        if missing or head is None or len(self._running) >= self._settings.max_running:
-            return missing
-        return ledger.missing_to_enter(head, self._running.values())
+        needed = costs.bytes_for(sequence.capacity_tokens)
+        return needed - sequence.reserved_bytes <= self._ledger.free_bytes
 
     def short_of_memory(
         self, costs: SequenceCosts, *, may_change: Callable[[RequestId], bool]
@@ -431,14 +322,14 @@ class Scheduler:
 
         Parked states count as free memory, because they are freed when a request needs them.
         """
+        self._ledger.fit_budget(self._known.values())  # to the costs that were changed last
         head = self._next_in_queue()
         slots = self._settings.max_running - len(self._running)
         if head is None or slots <= 0 or (self.admits_one_at_a_time and self._unpaused):
             return None
-        running = self._running.values()
         others = [each for each in self._queue if each.may_be_admitted and each is not head]
         waiting = (head, *others[: slots - 1])
-        if self._ledger.may_all_enter(waiting, running):
+        if self._ledger.may_all_enter(waiting):
             return None
         for place, sequence in enumerate(waiting):
             changed = replace(sequence, costs=costs, held_tokens=0)
@@ -446,21 +337,9 @@ class Scheduler:
                 sequence
             )
             if saves and may_change(sequence.request_id):
-                fits = self._ledger.may_all_enter((*waiting[:place], changed), running)
+                fits = self._ledger.may_all_enter((*waiting[:place], changed))
                 return sequence.request_id if fits else None
         return None
-
-    def change_costs(self, request_id: RequestId, costs: SequenceCosts) -> None:
-        """Change the costs of a waiting request, because it will start with other `kv_bits`."""
-        assert request_id not in self._running, "a running sequence is quantized instead"
-        self._known[request_id].costs = costs
-        self._ledger.fit_budget(self._known.values())
-
-    def hold_back(self, request_id: RequestId) -> None:
-        """Do not admit a waiting request before `make_ready`. The request keeps its position in the
-        queue, but others may be admitted before it.
-        """
-        self._known[request_id].is_ready = False
 
     def pause(self, request_id: RequestId) -> None:
         """Plan nothing for a request until it is resumed. The request keeps its memory until other
@@ -469,22 +348,22 @@ class Scheduler:
         Unknown ids are ignored, because the request may have just ended.
         """
         sequence = self._known.get(request_id)
-        if sequence is None or sequence.is_paused:
+        if sequence is None:
             return
-        sequence.is_paused = True
+        sequence.waits_for = WaitReason.READER
         if sequence in self._reading:
             self._reading.remove(sequence)
         elif sequence in self._decoding:
             self._decoding.remove(sequence)
 
     def resume(self, request_id: RequestId) -> None:
-        """Continue a paused request; if it was preempted meanwhile, it joins the end of the
+        """Continue a paused request; if it was preempted since then, it joins the end of the
         queue.
         """
         sequence = self._known.get(request_id)
         if sequence is None or not sequence.is_paused:
             return
-        sequence.is_paused = False
+        sequence.waits_for = None
         if request_id not in self._running:
             self._queue.remove(sequence)
             self._join_as_the_last(sequence)
@@ -494,13 +373,11 @@ class Scheduler:
         elif not sequence.is_fully_planned:
             self._decoding.append(sequence)
 
-    def is_waiting(self, request_id: RequestId) -> bool:
-        """Whether a request waits to be admitted, for the first time or again."""
-        return request_id in self._known and request_id not in self._running
-
-    def is_paused(self, request_id: RequestId) -> bool:
-        """Whether a request is paused; False for unknown ids."""
-        return request_id in self._known and self._known[request_id].is_paused
+    def waiting_for(self, *reasons: WaitReason) -> list[RequestId]:
+        """The sequences in the queue that wait for one of these, oldest first."""
+        # few wait for anything but memory
+        unready = [each for each in self._queue if each.waits_for is not WaitReason.MEMORY]
+        return [each.request_id for each in unready if each.waits_for in reasons]
 
     def restart(self, request_id: RequestId) -> None:
         """Prefill a request again from its first token. The request joins the end of the queue.
@@ -514,9 +391,9 @@ class Scheduler:
         else:
             self._queue.remove(sequence)
         sequence.submitted_after_step = self._issued_steps
-        sequence.cached_tokens = 0
-        sequence.held_tokens = 0
-        sequence.is_ready = True
+        sequence.start_after(0)
+        if not sequence.is_paused:
+            sequence.waits_for = None
         self._join_as_the_last(sequence)
 
     def cancel(self, request_id: RequestId) -> bool:
@@ -553,7 +430,7 @@ class Scheduler:
         if needy:
             ranks = self._fairness.ranks(self._running)
             room = make_room(needy, self._running, self._ledger, ranks=ranks, preempt=self._preempt)
-        admitted: tuple[Reservation, ...] = ()
+        admitted: tuple[RequestId, ...] = ()
         if not room.someone_waits and not room.preempted:
             room.preempted += self._shrink()
             if not (self.admits_one_at_a_time and self._unpaused):
@@ -565,7 +442,7 @@ class Scheduler:
     def _decision(
         self,
         room: RoomMade,
-        admitted: tuple[Reservation, ...],
+        admitted: tuple[RequestId, ...],
         offers: Offers,
         may_prefill: MayPrefill,
     ) -> Decision:
@@ -574,16 +451,14 @@ class Scheduler:
             return _NOTHING_TO_DO
         expected = self._costs.at_most(self._under_way[-1].load) if plan.spans else None
         if expected is not None:
-            copied = sum(
-                self._known[each.request_id].costs.bytes_for(each.capacity_tokens)
-                for each in (*admitted, *room.grown)
-            )
+            buffers = (self._known[each] for each in (*admitted, *room.grown))
+            copied = sum(each.costs.bytes_for(each.capacity_tokens) for each in buffers)
             expected += copied / _COPIED_BYTES_PER_SECOND
         return Decision(
             admitted=admitted,
             preempted=tuple(room.preempted),
             # a sequence that has just grown may have been preempted
-            grown=tuple(each for each in room.grown if each.request_id in self._running),
+            grown=tuple(each for each in room.grown if each in self._running),
             plan=plan,
             expected_seconds=expected,
         )
@@ -673,25 +548,21 @@ class Scheduler:
         """The sequence to admit next; with a single flow, this is the oldest."""
         return self._fairness.next(self._queue, self._running.values())
 
-    def _admit(self) -> tuple[Reservation, ...]:
-        admitted: list[Reservation] = []
+    def _admit(self) -> tuple[RequestId, ...]:
+        admitted: list[RequestId] = []
         most = self._settings.max_running
         # paused sequences make no progress, so they must not keep others out
         if self.admits_one_at_a_time:
             most = min(most, len(self._running) - self._unpaused + 1)
         while len(self._running) < most and (sequence := self._next_in_queue()) is not None:
             draws_are_known = sequence.last_step <= self._observed_steps
-            if not draws_are_known or not self._ledger.may_enter(sequence, self._running.values()):
+            if not draws_are_known or not self._ledger.may_enter(sequence):
                 break
             self._queue.remove(sequence)
             self._fairness.admit(sequence)
             self._ledger.enter(sequence, step=self._issued_steps)
             self._let_run(sequence)
-            admitted.append(
-                Reservation(
-                    request_id=sequence.request_id, capacity_tokens=sequence.capacity_tokens
-                )
-            )
+            admitted.append(sequence.request_id)
         return tuple(admitted)
 
     @property
@@ -721,9 +592,7 @@ class Scheduler:
                 if each.is_paused and not each.is_fully_planned
             ]
             has_place = len(self._running) < self._settings.max_running
-            if not paused or (
-                has_place and self._ledger.may_enter_soon(waits, self._running.values())
-            ):
+            if not paused or (has_place and self._ledger.may_enter_soon(waits)):
                 break
             preempted.append(paused[-1].request_id)
             self._preempt(paused[-1])
@@ -738,9 +607,9 @@ class Scheduler:
             return []
         victims = victims_for(
             waits,
-            self._running,
             self._ledger,
             candidates=self._fairness.givers(waits, self._running),
+            running=len(self._running),
             max_running=self._settings.max_running,
         )
         return self._preempt_all(victims)
@@ -767,7 +636,6 @@ class Scheduler:
     def _preempt(self, sequence: ScheduledSequence) -> None:
         self._leave(sequence)
         self._fairness.preempt(sequence)
-        sequence.cached_tokens = sequence.held_tokens = 0
         bisect.insort(self._queue, sequence, key=by_order)
         self._preemptions += 1
 
@@ -918,7 +786,7 @@ class Scheduler:
         )
 
     def _decoding_this_step(self, number: int) -> list[ScheduledSequence]:
-        """The sequences that decode in this step: all of them, or, if they would leave no room for
+        """The sequences that decode in this step: all, or, if they would leave no room for
         a chunk, some of them in turn.
         """
         limit = self._step_tokens

@@ -15,6 +15,7 @@ import pytest
 
 from holdfast.worker.cpu.kernels import build
 from holdfast.worker.cpu.kernels.build import Kernel
+from tests.fakes.fewer_instructions import QUICKLY
 from tests.fakes.slow import slow
 
 pytestmark = [
@@ -157,15 +158,15 @@ def test_kernels_can_be_chosen_by_name(
 
 
 SOURCES = sorted(Path(build.__file__).parent.glob("*.c"))
-# As on CPUs without AVX-512, and without AVX. -O2 enables more warnings.
+# As on CPUs without AVX-512, and without AVX. The usual -O3 enables more warnings, but takes longer.
 LESS = (
-    ["-mno-avx512f -O1", *slow("-mno-avx512f", "-mno-avx")]
+    [f"-mno-avx512f {QUICKLY}", *slow("-mno-avx512f", "-mno-avx")]
     if platform.machine() == "x86_64"
     else []
 )
 
 
-@pytest.mark.parametrize("less", ["", *LESS])
+@pytest.mark.parametrize("less", [QUICKLY, *slow(""), *LESS])
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 def test_sources_compile_without_warnings(tmp_path: Path, source: Path, less: str) -> None:
     compiler = shutil.which("gcc") or shutil.which("cc")

@@ -72,9 +72,11 @@ def quantized(array: Floats, bits: Bits) -> Quantized:
     return Quantized(np.array(codes), *halves, bits)
 
 
-def random_buffer(rng: np.random.Generator, shape: Shape, bits: tuple[Bits, Bits]) -> Buffer:
+def random_buffer(
+    rng: np.random.Generator, shape: Shape, bits: tuple[Bits, Bits], *, tokens: int = CAPACITY
+) -> Buffer:
     keys, values = (
-        rng.standard_normal((shape.kv_heads, CAPACITY, size), np.float32)
+        rng.standard_normal((shape.kv_heads, tokens, size), np.float32)
         for size in (shape.key_dimension, shape.value_dimension)
     )
     if bits == NATIVE:
@@ -133,7 +135,7 @@ spans = st.tuples(
 
 
 @both_ways
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(
     shape=st.sampled_from(SHAPES + SMALL_GROUP_SHAPES + ODD_SHAPES),
     bits=st.sampled_from(ALL_BITS),
@@ -179,11 +181,13 @@ def test_a_shared_run_gives_each_row_its_result_alone(
     rng = np.random.default_rng(3)
     shape = SHAPES[0]
     rounding = 1e-6 if compute is attend else 1e-5  # BLAS adds in another order if rows are added
-    shared, *own = (random_buffer(rng, shape, bits) for _ in range(41))
+    shared = random_buffer(rng, shape, bits)
+    own = [random_buffer(rng, shape, bits, tokens=9) for _ in range(40)]
     queries = queries_of(rng, 40, shape)
     rows = [[Run(shared, 0, 650), Run(each, 0, 9)] for each in own]
     together = compute(queries, rows, kv_heads=2, value_dimension=64)
-    for query, row, got in zip(queries, rows, together, strict=True):
+    some = slice(None, None, 13)
+    for query, row, got in zip(queries[some], rows[some], together[some], strict=True):
         alone = compute(query[None], [row], kv_heads=2, value_dimension=64)[0]
         np.testing.assert_allclose(got, alone, rtol=1e-6, atol=rounding)
 
@@ -213,8 +217,9 @@ def test_non_finite_values_reach_the_result(compute: Compute, poison: float, pla
 
 
 @needs_kernel
-@pytest.mark.parametrize("bits", [8, 5, 4])
-@pytest.mark.parametrize("dimension", [32, 64, 96, 128, 576])
+@pytest.mark.parametrize(
+    ("bits", "dimension"), [(8, 32), (8, 576), (5, 64), (5, 96), (4, 96), (4, 128)]
+)
 def test_runs_are_dequantized_and_joined(bits: Bits, dimension: int) -> None:
     rng = np.random.default_rng(dimension)
     shape = Shape(3, 3, dimension, dimension)
@@ -240,7 +245,7 @@ def test_several_threads_may_call_it_concurrently() -> None:
         return float(np.abs(got - expected).max())
 
     with ThreadPoolExecutor(4) as pool:
-        assert max(pool.map(ask, range(200))) < 1e-5
+        assert max(pool.map(ask, range(40))) < 1e-5
 
 
 @needs_kernel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.worker.cpu.blas import current_blas
@@ -75,6 +76,7 @@ def assert_product(packed: PackedWeights, weights: Floats, x: Floats) -> None:
     assert (np.abs(packed.multiply(x) - wanted) <= 2e-6 * most + 1e-30).all()
 
 
+@settings(max_examples=60)
 @given(
     rows=st.sampled_from([1, 2, 3, 4, 5, 7, 33, MOST_ROWS, MOST_ROWS + 1]),
     outputs=st.sampled_from([1, 7, 8, 64, 129, 600]),
@@ -91,6 +93,7 @@ def test_products_with_codes_match_numpy(
     assert_product(*codes, normal(rows, inputs))
 
 
+@settings(max_examples=40)
 @given(
     rows=st.sampled_from([1, 2, 3, 8, 33, MOST_ROWS + 1]),
     outputs=st.sampled_from([1, 7, 8, 129, 600]),
@@ -163,17 +166,14 @@ def test_only_selected_outputs_are_computed() -> None:
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("group_size", [32, 64])
-@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("rows", [1, 2, 5])
-def test_non_finite_values_reach_only_their_own_row(
-    bits: int, group_size: int, poison: float, rows: int
-) -> None:
+def test_non_finite_values_reach_only_their_own_row(bits: int, group_size: int) -> None:
     packed, _ = codes_of(20, 192, bits=bits, group_size=group_size, scales=mx.float32)
-    x = normal(rows, 192)
-    x[-1, 70] = poison
-    got = packed.multiply(x)
-    assert not np.isfinite(got[-1]).any()
-    assert np.isfinite(got[:-1]).all()
+    for rows, poison in itertools.product((1, 2, 5), (np.nan, np.inf, -np.inf)):
+        x = normal(rows, 192)
+        x[-1, 70] = poison
+        got = packed.multiply(x)
+        assert not np.isfinite(got[-1]).any()
+        assert np.isfinite(got[:-1]).all()
 
 
 def test_several_threads_may_call_it_concurrently() -> None:
@@ -188,4 +188,4 @@ def test_several_threads_may_call_it_concurrently() -> None:
         )
 
     with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(ask, range(100)))
+        assert all(pool.map(ask, range(30)))

@@ -8,7 +8,9 @@ import { PolledView } from '../view.js';
 const WAITS = {
   place: 'memory for its model',
   load: 'its model, which is being loaded',
+  lookup: 'another search of the cache',
   disk: 'cached blocks from disk',
+  images: 'its images',
   twin: 'another request that prefills the same prefix',
   memory: 'a free place and KV memory',
   reader: 'a slow client',

@@ -1,0 +1,41 @@
+"""Runs a module of the package in another process, which prints its result as JSON."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+
+from holdfast.errors import HoldfastError
+
+
+def answer_of(
+    module: str,
+    *arguments: str,
+    kind: Any,
+    doing: str,
+    limit_seconds: float,
+    sent: bytes = b"",
+    hint: str = "",
+) -> Any:
+    """Run a module and return what it prints, decoded as `kind`.
+
+    Raises HoldfastError with a message of one line. sent: its standard input. doing: what it does,
+    for messages. hint: what to do if it takes too long.
+    """
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    try:
+        done = subprocess.run(
+            command, input=sent, capture_output=True, timeout=limit_seconds, check=True
+        )
+        return msgspec.json.decode(done.stdout, type=kind)
+    except subprocess.TimeoutExpired:
+        raise HoldfastError(f"{doing} took more than {limit_seconds:.0f} s{hint}") from None
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.decode(errors="replace").strip().splitlines()
+        reason = lines[-1] if lines else f"exit code {error.returncode}"
+        raise HoldfastError(f"{doing} failed: {reason}") from error
+    except msgspec.DecodeError as error:
+        raise HoldfastError(f"{doing} failed: {error}") from error
