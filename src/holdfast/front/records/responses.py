@@ -29,7 +29,7 @@ import xxhash
 from holdfast.config import DEFAULT_RESPONSES, ResponsesSettings
 from holdfast.errors import ResponsesUnavailable
 from holdfast.files import Claim, claim, sweep
-from holdfast.machine.clocks import RetentionClock
+from holdfast.machine.retention_clock import RetentionClock
 from holdfast.store.block import StoreRefused
 from holdfast.store.folder import MAY_PASS, StoreFolder
 from holdfast.store.index import DAMAGE_SIGNS, clear_tables, make_tables, use_write_ahead_log

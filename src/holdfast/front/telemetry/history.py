@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from holdfast.machine.clocks import RetentionClock
+from holdfast.machine.retention_clock import RetentionClock
 
 # the finest distinguished duration, and the buckets per doubling: a percentile is exact up to
 # the width of a bucket, a factor of 1.19

@@ -15,7 +15,6 @@ from typing import Protocol
 
 import msgspec
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from holdfast.machine.process_time import own_queue_times, share_of_core
 from holdfast.wire.commands import SHUT_DOWN, Command
@@ -85,7 +84,7 @@ class ZmqInbox:
                 while True:
                     commands += self._decoder.decode(self._socket.recv(zmq.NOBLOCK))
         if self._monitor in ready:
-            recv_monitor_message(self._monitor)
+            self._monitor.recv_multipart()
             self._is_over = True
         if self._wake_fd in ready:
             self._is_over = True

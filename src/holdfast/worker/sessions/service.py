@@ -15,7 +15,7 @@ from concurrent.futures import Future
 import msgspec
 
 from holdfast.errors import SessionFailure, SessionRefused
-from holdfast.machine.clocks import RetentionClock
+from holdfast.machine.retention_clock import RetentionClock
 from holdfast.store.block import BlockKey
 from holdfast.store.folder import ReadRecords
 from holdfast.wire.events import CacheOutcome
