@@ -22,10 +22,11 @@ class LruCache(Generic[K, V]):
     def get(self, key: K) -> V | None:
         """The value of a key; None if there is none. This call counts as a use of the key."""
         with self._lock:
-            if key not in self._entries:
+            entry = self._entries.get(key)
+            if entry is None:
                 return None
             self._entries.move_to_end(key)
-            return self._entries[key][0]
+            return entry[0]
 
     def put(self, key: K, value: V, *, size: int = 1) -> None:
         """Set a value. A value that is larger than the limit is not stored."""

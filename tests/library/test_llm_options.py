@@ -30,7 +30,10 @@ def asked(**options: Any) -> Any:
 def test_text_becomes_a_user_message_and_tools_join_the_prompt() -> None:
     request = asked(tools=[TOOL], template_options={"a": 1}, max_tokens=3)
     assert request.prompt == ChatPrompt(
-        messages=({"role": "user", "content": "hi"},), tools=(TOOL,), template_options={"a": 1}
+        messages=({"role": "user", "content": "hi"},),
+        tools=(TOOL,),
+        template_options={"a": 1},
+        has_images=False,
     )
     assert (request.max_tokens, request.prompt_field) == (3, "messages")
 

@@ -24,7 +24,7 @@ from holdfast.wire.requests import (
 class PlacedAnswer:
     """An earlier answer whose text is part of a prompt.
 
-    When the prompt is tokenized, the tokens of the answer as they were generated replace the
+    When the prompt is tokenized, the generated tokens of the answer replace the
     characters from `start` to `end` (exclusive).
     """
 
@@ -157,6 +157,7 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     tool_fields: tuple[str, ...] = ()
     template_options: dict[str, Any] = {}  # e.g. {"enable_thinking": False}
     continue_last: bool = False  # continue the last assistant message instead of answering it
+    has_images: bool = True  # False: no message has an image
     cache_breakpoints: tuple[CacheBreakpoint, ...] = ()  # only a few: the protocols limit them
 
     @property

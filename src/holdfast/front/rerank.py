@@ -60,7 +60,7 @@ _UNSUPPORTED = UnsupportedFields(
 
 
 class TextObject(BaseModel):
-    """A document or query in the form `{"text": "..."}`, which stands for its text."""
+    """A document or query in the form `{"text": "..."}`, which means its text."""
 
     model_config = STRICT
 
@@ -121,7 +121,7 @@ class RerankBody(SaltField):
             tenant=context.tenant,
             service=context.service(),
         )
-        return RankPlan(request=request, form=lambda found: self._form(request, found))
+        return request, lambda found: self._form(request, found)
 
     def _form(self, request: RankRequest, found: Sequence[Relevance]) -> bytes:
         order = sorted(range(len(found)), key=lambda index: -found[index].score)[: self.top_n]

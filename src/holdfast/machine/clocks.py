@@ -4,8 +4,8 @@ Deadlines count only the time in which this process runs. While a laptop sleeps,
 is paused or a process is stopped, other clocks advance; on macOS even the event loop's. On waking
 up, all deadlines would have passed, although no client had a chance to meet them.
 
-Ages are differences of wall-clock times. A wall clock may be wrong, and data that is deleted
-because of it is lost. So a clock that jumps far ahead is trusted only after an hour.
+Ages are differences of wall-clock times. A wall clock may be wrong, and data deleted for
+this reason is lost. So a clock that jumps far ahead is trusted only after an hour.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class RetentionClock:
     that nothing suddenly becomes old.
 
     Uses are stamped with the wall clock itself. Most clocks that are ahead of the newest record are
-    right, because the server was off, and what is used in that hour must not be old after it. So a
+    right, because the server was off, and data used in that hour must not be old after it. So a
     stamp says that the clock is right only an hour later: until then, the clock may have been wrong
     when the stamp was made, by an earlier process.
     """
@@ -145,7 +145,7 @@ class RetentionClock:
 
     def start_from_stamps(self, stamps: Iterable[float]) -> None:
         """Like `start_from`, for times of the wall clock, which may have been wrong. Does nothing
-        if none of them is an hour old; then, nothing is old.
+        if none of them is an hour old; then, all are recent.
         """
         before = self._wall() - RECHECK_SECONDS
         newest = max((stamp for stamp in stamps if stamp <= before), default=None)

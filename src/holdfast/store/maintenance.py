@@ -259,7 +259,7 @@ class StoreMaintenance:
     def set_aside_damaged(self) -> tuple[int, list[BlockKey]]:
         """Quarantine the files that were found damaged when the index was opened.
 
-        Returns the number of damaged files, and the keys of all blocks that are gone.
+        Returns the number of damaged files, and the keys of all lost blocks.
         """
         gone = self.supervisor.gone
         self.supervisor.gone = {}

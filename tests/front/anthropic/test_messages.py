@@ -51,7 +51,9 @@ async def refused(*, without: str = "", **fields: Any) -> tuple[int, str]:
 async def test_a_minimal_request_is_accepted() -> None:
     request = await asked()
     assert request.request_id.startswith("msg_")
-    assert request.prompt == ChatPrompt(messages=({"role": "user", "content": "hello"},))
+    assert request.prompt == ChatPrompt(
+        messages=({"role": "user", "content": "hello"},), has_images=False
+    )
     assert (request.model, request.max_tokens, request.choices, request.session_id) == (
         MODEL,
         100,

@@ -16,7 +16,9 @@ async def test_a_minimal_request_gets_one_answer_of_maximal_length() -> None:
         (),
         False,
     )
-    assert request.prompt == ChatPrompt(messages=({"role": "user", "content": "hello"},))
+    assert request.prompt == ChatPrompt(
+        messages=({"role": "user", "content": "hello"},), has_images=False
+    )
     assert request.request_id.startswith("chatcmpl-")
     assert request.prompt_field == "messages"
 

@@ -12,7 +12,7 @@ RESULT = {"type": "function_call_output", "call_id": "c1", "output": "sunny"}
 
 
 def messages(*items: dict[str, Any], **facts: Any) -> list[dict[str, Any]]:
-    return list(conversation(items, **facts))
+    return list(conversation(items, **facts)[0])
 
 
 def said(role: str, text: str) -> dict[str, Any]:

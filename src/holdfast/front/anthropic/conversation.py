@@ -187,6 +187,7 @@ class Conversation:
     def __init__(self, *, seal: Seal) -> None:
         """seal: recognizes thoughts of this server; thoughts of others are left out."""
         self.messages: list[Message] = []
+        self.has_images = False
         self.breakpoints: list[CacheBreakpoint] = []
         self._seal = seal
 
@@ -231,7 +232,7 @@ class Conversation:
     def _add_said(self, role: str, blocks: Sequence[Mapping[str, Any]], field: str) -> None:
         """Add a turn of the user or the system. Each result of a call becomes its own message."""
         parts: list[Message] = []
-        # beside results, an agent puts what its tools found, such as the pages of a PDF
+        # next to results, an agent puts what its tools found, such as the pages of a PDF
         source = "tool" if any(block["type"] == "tool_result" for block in blocks) else role
         for place, block in enumerate(blocks):
             if block["type"] == "tool_result":
@@ -316,7 +317,7 @@ def _result(block: Mapping[str, Any], field: str) -> Message:
             elif not _is_left_out(part["type"]):
                 parts.append(_other(part, "tool", f"{field}.content.{place}"))
         content = parts
-    if block.get("is_error"):  # chat templates have no field for errors
+    if block.get("is_error"):  # chat templates lack a field for errors
         content = _failed(content)
     return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": content}
 

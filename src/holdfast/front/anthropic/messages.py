@@ -76,7 +76,7 @@ _NOT_SERVED = UnsupportedFields(
     neutral={**dict.fromkeys(("container", "mcp_servers"), ([], {}, "")), "thread": ()},
     reasons={"thread": "this server keeps no threads; send the whole conversation each time"},
 )
-_NOT_ANSWERED = UnsupportedFields(  # in requests that only count tokens, they have no effect
+_NOT_ANSWERED = UnsupportedFields(  # in requests that only count tokens, they are ignored
     neutral={"compaction": ()},
     reasons={
         "compaction": (
@@ -167,6 +167,7 @@ class PromptFields(SharedFields):
         is_continued = self._continues(talk.messages)
         prompt = ChatPrompt(
             messages=tuple(talk.messages),
+            has_images=talk.has_images,
             tools=tools.definitions,
             tool_fields=tools.schema_fields,
             found_tools=tools.found,
@@ -192,7 +193,8 @@ class PromptFields(SharedFields):
             talk.add_system(self.system)
         for place, turn in self._shown_turns():
             talk.add(turn, f"messages.{place}.content")
-        talk.messages = [*with_notes(talk.messages)]
+        messages, talk.has_images = with_notes(talk.messages)
+        talk.messages = [*messages]
         talk.mark({"cache_control": self.cache_control}, messages=len(talk.messages))
         if len(talk.breakpoints) > _MOST_BREAKPOINTS:
             raise invalid_field(

@@ -1,5 +1,5 @@
-"""Images as clients send them, within the request or by a URL, and notes in place of what no model
-here reads.
+"""Images as clients send them, within the request or by a URL, and notes in place of parts that no
+model here reads.
 
 The protocols put an `ImageSource` where a message has an image: as the part
 `{"type": "image", "image": source}`. When the model is known, `ImageIntake` checks the image and
@@ -86,7 +86,9 @@ class ImageSource:
         return len(sent), hash(sent), xxhash.xxh3_128_intdigest(sent)
 
     def digest(self) -> str:
-        """A short digest of what the client sent: equal images by the same way have the same."""
+        """A short digest of the data that the client sent: equal images by the same way have the
+        same.
+        """
         return f"{self.key()[2]:032x}"[:_DIGEST_DIGITS]
 
     def refused(self, reason: str) -> InvalidRequest:
@@ -226,12 +228,13 @@ def note_part(text: str) -> dict[str, Any]:
 
 
 def unreadable_part(note: str, refusal: InvalidRequest) -> dict[str, Any]:
-    """A part that no model here reads, until `with_notes` decides what becomes of it."""
+    """A part that no model here reads, until `with_notes` decides about it."""
     return {**note_part(note), _REFUSAL: refusal}
 
 
-def with_notes(messages: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """The messages of a prompt, with notes in place of parts that no model here reads.
+def with_notes(messages: Iterable[dict[str, Any]]) -> tuple[tuple[dict[str, Any], ...], bool]:
+    """The messages of a prompt, with notes in place of parts that no model here reads; and whether
+    they have images.
 
     Raises the refusal of such a part if it is new: in the user's latest message, or in a system
     message, with no answer after it. Anywhere else it must not be an error, because otherwise every
@@ -239,25 +242,25 @@ def with_notes(messages: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], ...]
     """
     ready: list[dict[str, Any]] = []
     unreadable: list[int] = []
+    has_images = False
     for message in messages:
         content = message.get("content")
-        if isinstance(content, list) and any(map(_is_unreadable, content)):
-            unreadable.append(len(ready))
+        if isinstance(content, list):
+            has_images = has_images or any(map(is_image, content))
+            if any(map(_is_unreadable, content)):
+                unreadable.append(len(ready))
         ready.append(message)
-    if not unreadable:
-        return tuple(ready)
-    newest = newest_user(ready)
-    answers = (place for place, each in enumerate(ready) if each.get("role") == "assistant")
-    last_answer = max(answers, default=-1)
     for place in unreadable:
         message = ready[place]
         parts = message["content"]
-        is_new_system = message.get("role") in _SYSTEM and place > last_answer
-        if place == newest or is_new_system:
+        is_new_system = message.get("role") in _SYSTEM and not any(
+            each.get("role") == "assistant" for each in ready[place:]
+        )
+        if place == newest_user(ready) or is_new_system:
             raise next(part[_REFUSAL] for part in parts if _is_unreadable(part))
         noted = [note_part(part["text"]) if _is_unreadable(part) else part for part in parts]
         ready[place] = {**message, "content": noted}
-    return tuple(ready)
+    return tuple(ready), has_images
 
 
 def _is_unreadable(part: Any) -> bool:

@@ -78,7 +78,7 @@ from holdfast.front.server.request import parse, read_body
 from holdfast.front.server.services import Services
 
 _FUNCTION = "function"
-# beginning of the User-Agent of a client that always asks the model to think, and has no setting
+# beginning of the User-Agent of a client that always asks the model to think, without a setting
 # to turn that off
 _COPILOT = "GitHubCopilotChat/"
 _UNSUPPORTED = UnsupportedFields(neutral=SESSION_FIELDS)
@@ -166,8 +166,11 @@ def definitions(
     return checked_definitions(ready, field="tools.{}.function", most_parts=limits.max_tool_parts)
 
 
-def conversation(messages: Sequence[OllamaMessage]) -> tuple[dict[str, Any], ...]:
-    """Convert the messages of a request to the messages of a prompt.
+def conversation(
+    messages: Sequence[OllamaMessage],
+) -> tuple[tuple[dict[str, Any], ...], bool]:
+    """Convert the messages of a request to the messages of a prompt. Also returns whether they have
+    images.
 
     Raises RequestRefused for images in a new system message.
 
@@ -176,7 +179,7 @@ def conversation(messages: Sequence[OllamaMessage]) -> tuple[dict[str, Any], ...
     unanswered call.
     """
     ready: list[dict[str, Any]] = []
-    open_calls: dict[str, str] = {}  # id → name, for the latest calls that have no result yet
+    open_calls: dict[str, str] = {}  # id → name, for the latest calls without a result
     has_ids = False  # whether the latest calls were sent with ids
     for place, message in enumerate(messages):
         turn: dict[str, Any] = {"role": message["role"], "content": message.get("content") or ""}
@@ -269,7 +272,7 @@ def with_unload(
     answer: Response, asked: OllamaRequest, request: Request, services: Services
 ) -> Response:
     """Return the answer, and unload the model after sending it if an administrator asked for that.
-    `keep_alive` from other clients has no effect.
+    `keep_alive` from other clients is ignored.
     """
     if not _unloads(asked, request):
         return answer
@@ -317,7 +320,7 @@ class OllamaChat(OllamaGeneration):
 
     @property
     def asks_nothing(self) -> bool:
-        """Whether there are no messages."""
+        """Whether messages are missing."""
         return not self.messages
 
     def form(self, services: Services) -> ChatLines:
@@ -330,13 +333,14 @@ class OllamaChat(OllamaGeneration):
         Raises RequestRefused, which names the invalid field.
         """
         services = context.services
-        messages = conversation(self.messages or ())
+        messages, has_images = conversation(self.messages or ())
         tools = definitions(self.tools or (), limits=services.limits)
         if tools:
             self.refuse_unless("tools", services)
         last = messages[-1]
         prompt = ChatPrompt(
             messages=messages,
+            has_images=has_images,
             tools=tools,
             # as in Ollama, a last message that is the assistant's is continued
             continue_last=last["role"] == "assistant"
@@ -375,7 +379,7 @@ class OllamaGenerate(OllamaGeneration):
 
     @property
     def asks_nothing(self) -> bool:
-        """Whether there is no prompt."""
+        """Whether a prompt is missing."""
         return not self.prompt
 
     def form(self, services: Services) -> GenerateLines:
@@ -413,7 +417,7 @@ class OllamaGenerate(OllamaGeneration):
 
 
 def _without_images(turn: dict[str, Any]) -> dict[str, Any]:
-    """A turn as it is packed into a `context`, which has no images, as in Ollama."""
+    """The form of a turn in a `context`, without images, as in Ollama."""
     content = turn["content"]
     if isinstance(content, str):
         return turn
@@ -480,9 +484,7 @@ class OllamaEmbedding(OllamaRequest):
             tenant=context.tenant,
             service=context.service(),
         )
-        return EmbeddingPlan(
-            request=request, form=lambda vectors: msgspec.json.encode(form(vectors))
-        )
+        return request, lambda vectors: msgspec.json.encode(form(vectors))
 
 
 class OllamaEmbed(OllamaEmbedding):

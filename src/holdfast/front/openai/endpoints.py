@@ -171,12 +171,14 @@ class ChatCompletionRequest(GenerationFields, LogprobFields, FormatFields):
         """Return the fields of a GenerationRequest that only chat has. Raises RequestRefused."""
         self.refuse_what_cannot_be_served(limits)
         self._refuse_contradictions()
+        messages, has_images = history(self.messages)
         tools, choice = self._tools(limits)
         max_tokens = self.max_completion_tokens
         if max_tokens is None:
             max_tokens = self.max_tokens
         prompt = ChatPrompt(
-            messages=history(self.messages),
+            messages=messages,
+            has_images=has_images,
             tools=tools,
             template_options=self.chat_template_kwargs or {},
             continue_last=bool(self.continue_final_message),
@@ -311,7 +313,7 @@ class CompletionRequest(GenerationFields, FormatFields):
         return requests, form
 
     def _refuse_too_many(self, prompts: int, limits: LimitsSettings) -> None:
-        """Refuse too many answers. Each answer is a sequence, and thousands of them would block the
+        """Refuse too many answers. Each answer is a sequence, and thousands would block the
         event loop before the queue could refuse them.
         """
         most = limits.max_batch_prompts
@@ -429,14 +431,12 @@ class EmbeddingsRequest(SaltField):
             tenant=context.tenant,
             service=context.service(),
         )
-        return EmbeddingPlan(
-            request=request, form=lambda vectors: self._form(request.model, vectors)
-        )
+        return request, lambda vectors: self._form(request.model, vectors)
 
     def _form(self, model: str, vectors: Sequence[Embedding]) -> bytes:
         written = _base64 if self.encoding_format == "base64" else _numbers
         answer = VectorList(
-            # encode one by one, because encoding thousands at once would hold the GIL for too long
+            # encode one by one, because encoding thousands together would hold the GIL for too long
             data=[
                 msgspec.Raw(
                     msgspec.json.encode(VectorEntry(index=index, embedding=written(each.vector)))

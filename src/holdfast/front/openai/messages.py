@@ -124,8 +124,9 @@ class ChatMessage(TypedDict):
     ]
 
 
-def history(messages: Sequence[ChatMessage]) -> tuple[dict[str, Any], ...]:
-    """Convert the messages of a request to the messages of a prompt.
+def history(messages: Sequence[ChatMessage]) -> tuple[tuple[dict[str, Any], ...], bool]:
+    """Convert the messages of a request to the messages of a prompt. Also returns whether they
+    have images.
 
     Calls and results of the older form (`functions`) become tool calls, thoughts are moved from the
     content to `reasoning_content`, and parts that no model here reads are replaced by notes

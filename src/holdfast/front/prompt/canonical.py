@@ -19,9 +19,8 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from holdfast.front.images.sources import IMAGE, is_image
 from holdfast.front.prompt.conversation import REASONING_FIELDS, reasoning_of
-from holdfast.front.prompt.images import image_mark, joined
+from holdfast.front.prompt.images import content_texts, joined
 from holdfast.front.prompt.known_answers import (
     KnownAnswers,
     PastAnswers,
@@ -46,7 +45,6 @@ _SEPARATORS = ("\n", "\n\n", "", " ")
 _ENTRY_BYTES = 256  # overhead of an entry, on top of its text
 _FORMS_OF_PART = 3  # a part is stored as sent, with control tokens broken up, and as JSON
 _REFERENCE = "tool_reference"
-_TEXT_KINDS = frozenset({"text", "input_text", "output_text"})
 _SYSTEM = frozenset({"system", "developer"})
 _NAMES = frozenset({"name", "tool_name"})
 _UNGUARDED = ControlGuard(())  # breaks up no text
@@ -282,7 +280,7 @@ def _canonical_message(message: Any, forms: FirstForms, tenant: str) -> Any:
     if not isinstance(message, dict):
         return message
     ready = dict(message)
-    parts = _texts(message.get("content"))
+    parts = content_texts(message.get("content"))
     if parts is not None and message.get("role") in _SYSTEM:
         text = forms.system_text(_without_accounting(parts), tenant=tenant)
         ready["content"] = text or None
@@ -301,27 +299,6 @@ def _without_accounting(parts: Sequence[str]) -> list[str]:
         if rest == part or rest.strip():
             kept.append(rest)
     return kept
-
-
-def _texts(content: Any) -> list[str] | None:
-    """The texts of a message's content, and the marks of its images; None if a part is neither."""
-    if content is None:
-        return []
-    if isinstance(content, str):
-        return [content]
-    if not isinstance(content, list | tuple):
-        return None
-    texts: list[str] = []
-    for part in content:
-        if is_image(part):
-            texts.append(image_mark(part[IMAGE]))
-            continue
-        is_text_part = isinstance(part, dict) and part.get("type", "text") in _TEXT_KINDS
-        text = part.get("text") if is_text_part else part
-        if not isinstance(text, str):
-            return None
-        texts.append(text)
-    return texts
 
 
 def _guarded_message(message: Any, guard: ControlGuard) -> Any:

@@ -92,8 +92,8 @@ class _RunningAnswer:
 
 
 def _unless_forgotten(answer: _RunningAnswer, observe: Observe) -> Observe:
-    """Like `observe`, but ignores the end of a forgotten answer, so that nothing is remembered or
-    prefilled because of it.
+    """Like `observe`, but ignores the end of a forgotten answer, so that it is neither remembered
+    nor prefilled.
     """
 
     def see(event: OutputEvent) -> None:
@@ -302,7 +302,7 @@ class Gateway:
 
         held: holds the files of the images.
         """
-        if not isinstance(request.prompt, ChatPrompt):
+        if not isinstance(request.prompt, ChatPrompt) or not request.prompt.has_images:
             return request.prompt, NO_IMAGES
         vision = client.info.vision
         if self._images is None or vision is None or vision.refused:

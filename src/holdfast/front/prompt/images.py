@@ -27,6 +27,7 @@ _OPENING: Final = f"\ufdd6{secrets.token_hex(8)}"  # random, so that no client c
 _CLOSING: Final = "\ufdd7"
 _MARK: Final = re.compile(f"{_OPENING}([0-9a-f]+){_CLOSING}")
 _ENTRY_BYTES: Final = 500
+_TEXT_KINDS: Final = frozenset({"text", "input_text", "output_text"})
 
 
 def with_marks(message: Any) -> Any:
@@ -37,14 +38,29 @@ def with_marks(message: Any) -> Any:
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, list | tuple) or not any(map(is_image, content)):
         return message
-    texts = [image_mark(part[IMAGE]) if is_image(part) else _text_of(part) for part in content]
-    known = [text for text in texts if text is not None]
-    return {**message, "content": joined(known)} if len(known) == len(texts) else message
+    texts = content_texts(content)
+    return message if texts is None else {**message, "content": joined(texts)}
 
 
-def _text_of(part: Any) -> str | None:
-    text = part.get("text") if isinstance(part, dict) else part
-    return text if isinstance(text, str) else None
+def content_texts(content: Any) -> list[str] | None:
+    """The texts of a message's content, and the marks of its images; None if a part is neither."""
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list | tuple):
+        return None
+    texts: list[str] = []
+    for part in content:
+        if is_image(part):
+            texts.append(image_mark(part[IMAGE]))
+            continue
+        is_text_part = isinstance(part, dict) and part.get("type", "text") in _TEXT_KINDS
+        text = part.get("text") if is_text_part else part
+        if not isinstance(text, str):
+            return None
+        texts.append(text)
+    return texts
 
 
 def image_mark(image: str) -> str:
@@ -142,7 +158,7 @@ class ImageLayouts:
     """
 
     def __init__(self, folder: ImageFolder | None = None, *, max_bytes: int = 16_000_000) -> None:
-        """folder: of the images; None: there are no images."""
+        """folder: of the images; None: without images."""
         self._folder = folder
         # a string is the reason why a model cannot use an image
         self._known: LruCache[tuple[str, str], ImageLayout | str] = LruCache(max_bytes)
@@ -178,7 +194,7 @@ class ImageLayouts:
         its images.
 
         Raises InvalidRequest if the model cannot use a new image; WorkerUnavailable if layouts were
-        evicted meanwhile.
+        evicted since then.
         """
         found = {image: self._known.get((model, image)) for image in taken.fields}
         if None in found.values():

@@ -373,7 +373,7 @@ class ResponseRequest(SamplingFields):
             raise missing_field("input")
         model = model_of(context.services, self.model)
         seal = context.seal
-        messages = conversation(
+        messages, has_images = conversation(
             items,
             instructions=self.instructions,
             unseal=seal.open,
@@ -397,7 +397,10 @@ class ResponseRequest(SamplingFields):
                 "output_format": text,
             }
         prompt = ChatPrompt(
-            messages=messages, tools=offered.definitions, tool_fields=offered.fields
+            messages=messages,
+            has_images=has_images,
+            tools=offered.definitions,
+            tool_fields=offered.fields,
         )
         # a count belongs to no session
         options = {"tenant": context.tenant} if only_counts else self.request_options(context)

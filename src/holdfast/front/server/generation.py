@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from dataclasses import replace
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -193,7 +193,7 @@ class GenerationResponse(Response):
         self._is_lost = True
         record.is_aborted = True
         if self._held is not None and leave(self._services, self._held, has_all=False):
-            counted.close()  # allows the caller to send other requests meanwhile
+            counted.close()  # allows the caller to send other requests at the same time
             if self._writer is not None:
                 self._writer.detach()
             await self._held.given_up.wait()
@@ -516,16 +516,11 @@ async def send_whole(send: Send, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: `Generic` sets attributes
-class ReadingPlan(Generic[Reads, Read]):
-    """A checked request whose prompts are only prefilled, and the format of its answer."""
-
-    request: Reads
-    form: Callable[[Sequence[Read]], bytes]  # creates the body of the answer
-
-
-EmbeddingPlan: TypeAlias = ReadingPlan[EmbeddingRequest, Embedding]
-RankPlan: TypeAlias = ReadingPlan[RankRequest, Relevance]
+EmbeddingPlan: TypeAlias = tuple[EmbeddingRequest, Callable[[Sequence[Embedding]], bytes]]
+RankPlan: TypeAlias = tuple[RankRequest, Callable[[Sequence[Relevance]], bytes]]
+"""A checked request whose prompts are only prefilled, and the function that creates the body of its
+answer.
+"""
 
 
 async def embed(
@@ -551,23 +546,23 @@ async def rank(
 async def _read(
     request: Request,
     services: Services,
-    read: Callable[[bytes], RequestBody[ReadingPlan[Reads, Read]]],
+    read: Callable[[bytes], RequestBody[tuple[Reads, Callable[[Sequence[Read]], bytes]]]],
     call: Callable[[Reads], Awaitable[tuple[Read, ...]]],
 ) -> Response:
     answer = AnswerRecord(services.telemetry.metrics)
     asked = read(await read_body(request, limit_bytes=services.limits.max_body_bytes))
     context = context_of(request, services, cache_salt=asked.cache_salt)
-    plan = asked.plan(context)
+    asked_for, form = asked.plan(context)
     limit = TimeLimit(context.time_limit_seconds())
 
     async def body() -> bytes:
         with services.access.at_once.counted(context.caller, 1, limits=services.limits):
             async with limit.enforced():
-                found = await call(plan.request)
-        answer.has_read(plan.request.model, found)
-        return await asyncio.to_thread(plan.form, found)  # thousands of vectors take a second
+                found = await call(asked_for)
+        answer.has_read(asked_for.model, found)
+        return await asyncio.to_thread(form, found)  # thousands of vectors take a second
 
-    return _ReadingResponse(services, plan.request.model, answer, body)
+    return _ReadingResponse(services, asked_for.model, answer, body)
 
 
 class _ReadingResponse(Response):

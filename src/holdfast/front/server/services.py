@@ -68,7 +68,7 @@ SessionsCall: TypeAlias = Callable[[str, SessionCommand], Awaitable[tuple[Sessio
 class OutputStream(Protocol):
     """The answer to one accepted request: text deltas, and one `ChoiceFinished` per choice."""
 
-    prompt_tokens: int  # counted once, however many choices there are
+    prompt_tokens: int  # counted once for all choices
     put_back_tokens: int  # tokens of earlier answers that the prompt contains as generated
     dropped_tokens: int  # tokens of earlier answers that the chat template left out
     sampling: SamplingParams  # the request's parameters, completed by the model's defaults
@@ -76,7 +76,7 @@ class OutputStream(Protocol):
     unenforced: tuple[str, ...]  # schema keywords that the grammar does not enforce, as paths
     left_out: (
         TruncatedPart | None
-    )  # what was left out because the prompt did not fit; None: nothing
+    )  # the parts left out because the prompt did not fit; None: nothing
 
     @property
     def cached_tokens(self) -> int | None:
@@ -90,7 +90,7 @@ class OutputStream(Protocol):
     def pause(self) -> None:
         """Stop generating until `go_on`. Tokens that were already generated can still be read.
 
-        Meanwhile, other requests may take the KV memory of this one.
+        Other requests may then take the KV memory of this one.
         """
         ...
 

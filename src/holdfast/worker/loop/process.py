@@ -167,8 +167,8 @@ class _Watch:
             os.write(self._wake_writer, b".")
 
     def wait_for(self, thread: threading.Thread, *, parent_pid: int) -> None:
-        """Wait until the thread has ended; when the grace time is over, exit the process at
-        once.
+        """Wait until the thread has ended; when the grace time is over, exit the process
+        immediately.
         """
         while thread.is_alive():
             thread.join(PARENT_CHECK_SECONDS)

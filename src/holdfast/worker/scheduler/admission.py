@@ -80,7 +80,7 @@ class KvLedger:
         return sequence.costs.bytes_for(capacity, held_tokens=sequence.held_tokens)
 
     def capacities_for_growth(self, sequence: ScheduledSequence) -> tuple[int, ...]:
-        """The capacities to try, in this order, for a sequence that has no room for its next token:
+        """The capacities to try, in this order, for a sequence that lacks room for its next token:
         the preferred one, then the smallest one.
         """
         tokens = min(sequence.position + self._expected_output_tokens, sequence.final_tokens)
@@ -147,8 +147,8 @@ class KvLedger:
         self._running.add(sequence)
 
     def leave(self, sequence: ScheduledSequence, *, observed_steps: int) -> None:
-        """Free the reservation of a sequence, at once or when the last step that uses the sequence
-        is over.
+        """Free the reservation of a sequence, immediately or when the last step that uses the
+        sequence is over.
         """
         self._running.remove(sequence)
         freed = sequence.stop()
@@ -192,7 +192,7 @@ def make_room(
     ranks: Mapping[RequestId, Rank],
     preempt: Callable[[ScheduledSequence], None],
 ) -> RoomMade:
-    """Grow each sequence that has no room for its next token, the most urgent one first.
+    """Grow each sequence that lacks room for its next token, the most urgent one first.
 
     The lowest rank is the most urgent. A sequence that does not fit waits if the dispatched
     steps will free enough memory. Otherwise the least urgent running sequence is preempted,
@@ -200,7 +200,7 @@ def make_room(
     ends. The most urgent sequence always finds room, because it fits alone (admission checked
     this), so some sequence always makes progress.
 
-    needy: the sequences that have no room for their next token.
+    needy: the sequences that lack room for their next token.
     running: all running sequences, oldest first; `preempt` must remove a sequence from it.
     """
     made = RoomMade()
@@ -266,7 +266,7 @@ def victims_for(
         if has_room():
             return gone
         gone.append(candidate)
-    return gone if has_room() else []
+    return gone if gone and has_room() else []
 
 
 def extra_bytes(sequence: ScheduledSequence, capacity_tokens: int) -> int:
