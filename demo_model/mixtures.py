@@ -217,7 +217,7 @@ def introductions(rng: Random) -> Conversation:
 
 
 def long_chat(rng: Random) -> Conversation:
-    """A long first conversation, with facts that are asked for much later."""
+    """A long first conversation, with questions about facts told much earlier."""
     return turns(rng, Conversation(), rng.randint(8, 36), "long_chat_turn")
 
 
