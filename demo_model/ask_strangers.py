@@ -15,17 +15,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast import LLM
 
 FOLDER = Path(__file__).parent / "strangers"
-NOTE_SETS = ("everyday_notes", "team_notes", "formal_notes")
 FORMS = ("system", "message", "among ten", "told before")
 MOST_TOKENS = 128
-
 SYSTEM_LEADS = ("Notes:", "You are a helpful assistant. These are the user's notes:", "My notes:")
 MESSAGE_LEADS = ("Here are my notes:", "Notes:", "I wrote this down:")
 ADMISSION = re.compile(
@@ -43,8 +40,7 @@ Message = dict[str, Any]
 Judge = Callable[[str], bool]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Question(NamedTuple):
     """A conversation and the judge of its answer."""
 
     set_name: str
@@ -52,62 +48,39 @@ class Question:
     messages: list[Message]
     is_right: Judge
     wanted: str
-    tools: list[dict[str, Any]] = field(default_factory=list)
+    tools: list[dict[str, Any]]
 
 
 def entries(name: str) -> list[Any]:
-    """The entries of a set."""
-    found: list[Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    found: list[Any] = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
     return found
 
 
-def holds(text: str, value: str) -> bool:
-    """Whether a text contains a value, but not inside a longer word or number."""
-    end = r"(?![\d]|[.,:]\d)" if value[-1].isdigit() else ""
-    plain_numbers = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
-    return (
-        re.search(rf"(?<![\w]){re.escape(value.casefold())}{end}", plain_numbers.casefold())
-        is not None
-    )
+def said(role: str, content: str, **more: Any) -> Message:
+    return {"role": role, "content": content, **more}
 
 
 def states(value: str, other_notes: list[str]) -> Judge:
-    """Accept an answer with the value that does not copy the other notes."""
+    """Accept an answer with the value, but not inside a longer word or number, that does not copy
+    the other notes.
+    """
+    end = r"(?![\d]|[.,:]\d)" if value[-1].isdigit() else ""
+    pattern = re.compile(rf"(?<![\w]){re.escape(value.casefold())}{end}")
 
     def is_right(answer: str) -> bool:
+        plain_numbers = re.sub(r"(?<=\d),(?=\d{3}\b)", "", answer)
         copied = any(note.rstrip(".") in answer for note in other_notes)
-        return holds(answer, value) and not copied
+        return pattern.search(plain_numbers.casefold()) is not None and not copied
 
     return is_right
 
 
-def admits(conversation: list[Message]) -> Judge:
+def admits(messages: list[Message]) -> Judge:
     """Accept an answer that admits not to know and invents no number."""
-    given = " ".join(message["content"] for message in conversation)
-
-    def is_right(answer: str) -> bool:
-        invented = set(NUMBER.findall(answer)) - set(NUMBER.findall(given))
-        return ADMISSION.search(answer) is not None and not invented
-
-    return is_right
-
-
-def others(notes: list[str], index: int, count: int) -> list[str]:
-    """Other notes from different places of a set."""
-    return [notes[(index + 1 + 5 * step) % len(notes)] for step in range(count)]
-
-
-def mixed(note: str | None, other_notes: list[str], index: int) -> list[str]:
-    """Insert the note among the others, at a place that depends on its index."""
-    if note is None:
-        return other_notes
-    place = index % (len(other_notes) + 1)
-    return [*other_notes[:place], note, *other_notes[place:]]
-
-
-def listed(lead: str, notes: list[str]) -> str:
-    """Notes as a list below a line of introduction."""
-    return "\n".join([lead, *(f"- {note}" for note in notes)])
+    given = set(NUMBER.findall(" ".join(message["content"] for message in messages)))
+    return lambda answer: (
+        bool(ADMISSION.search(answer)) and not (set(NUMBER.findall(answer)) - given)
+    )
 
 
 def reminder(note: str, index: int) -> str:
@@ -115,114 +88,77 @@ def reminder(note: str, index: int) -> str:
     if index % 2:
         return f"Please remember this: {note}"
     first, _, rest = note.partition(" ")
-    lowered = (
-        first.lower() if first in ("The", "A", "Our", "We", "My", "At", "Old", "Within") else first
-    )
-    return f"Note that {lowered} {rest}"
+    is_lower = first in ("The", "A", "Our", "We", "My", "At", "Old", "Within")
+    return f"Note that {first.lower() if is_lower else first} {rest}"
 
 
 def conversation_of(
     form: str, note: str | None, question: str, *, notes: list[str], index: int
 ) -> list[Message]:
-    """The question in this form. notes: those of the whole set, from which the others are taken."""
+    """The question in this form, with other notes from different places of the set, and with the
+    note at a place that depends on its index.
+    """
+    count = {"told before": 2, "among ten": 10}.get(form, 4)
+    known = [notes[(index + 1 + 5 * step) % len(notes)] for step in range(count)]
+    if note is not None:
+        known.insert(index % (count + 1), note)
     if form == "told before":
         messages: list[Message] = []
-        for place, told in enumerate(mixed(note, others(notes, index, 2), index)):
-            messages.append({"role": "user", "content": reminder(told, index + place)})
-            messages.append({"role": "assistant", "content": "OK, I have noted that."})
-        return [*messages, {"role": "user", "content": question}]
-    known = mixed(note, others(notes, index, 10 if form == "among ten" else 4), index)
+        for place, told in enumerate(known):
+            messages.append(said("user", reminder(told, index + place)))
+            messages.append(said("assistant", "OK, I have noted that."))
+        return [*messages, said("user", question)]
+    leads = MESSAGE_LEADS if form == "message" else SYSTEM_LEADS
+    listed = "\n".join([leads[index % len(leads)], *(f"- {note}" for note in known)])
     if form == "message":
-        lead = MESSAGE_LEADS[index % len(MESSAGE_LEADS)]
-        return [{"role": "user", "content": f"{listed(lead, known)}\n\n{question}"}]
-    lead = SYSTEM_LEADS[index % len(SYSTEM_LEADS)]
-    return [
-        {"role": "system", "content": listed(lead, known)},
-        {"role": "user", "content": question},
-    ]
+        return [said("user", f"{listed}\n\n{question}")]
+    return [said("system", listed), said("user", question)]
 
 
-def answered_by_notes() -> Iterator[Question]:
-    """Questions about three sets of notes in every form."""
-    for set_name in NOTE_SETS:
-        facts = entries(set_name)
-        notes = [fact["note"] for fact in facts]
-        for index, fact in enumerate(facts):
-            for form in FORMS:
-                messages = conversation_of(
-                    form, fact["note"], fact["question"], notes=notes, index=index
-                )
-                judge = states(fact["value"], [note for note in notes if note != fact["note"]])
-                yield Question(
-                    set_name=set_name,
-                    form=form,
-                    messages=messages,
-                    is_right=judge,
-                    wanted=fact["value"],
-                )
-
-
-def not_answered_by_notes() -> Iterator[Question]:
-    """Questions that no note answers."""
+def about_notes() -> Iterator[Question]:
+    """Questions in every form that notes answer, and those that no note answers."""
     everyday = [fact["note"] for fact in entries("everyday_notes")]
-    for set_name in ("no_note", "note_says_less"):
-        for index, entry in enumerate(entries(set_name)):
+    for name in ("everyday_notes", "team_notes", "formal_notes", "no_note", "note_says_less"):
+        facts = entries(name)
+        is_answered = name.endswith("_notes")
+        notes = [fact["note"] for fact in facts] if is_answered else everyday
+        for index, fact in enumerate(facts):
+            note = fact.get("note")
             for form in FORMS:
-                messages = conversation_of(
-                    form, entry.get("note"), entry["question"], notes=everyday, index=index
-                )
-                yield Question(
-                    set_name=set_name,
-                    form=form,
-                    messages=messages,
-                    is_right=admits(messages),
-                    wanted="(not known)",
-                )
+                talk = conversation_of(form, note, fact["question"], notes=notes, index=index)
+                if is_answered:
+                    judge = states(fact["value"], [other for other in notes if other != note])
+                    yield Question(name, form, talk, judge, fact["value"], [])
+                else:
+                    yield Question(name, form, talk, admits(talk), "(not known)", [])
 
 
 def tool_results() -> Iterator[Question]:
     """Conversations that end with a tool result."""
     for index, entry in enumerate(entries("tool_results")):
         for case in entry["cases"]:
-            call = {
-                "id": f"call_{index}",
-                "type": "function",
-                "function": {
-                    "name": entry["tool"]["function"]["name"],
-                    "arguments": json.dumps(case["arguments"]),
-                },
-            }
-            messages: list[Message] = [
-                {"role": "user", "content": case["question"]},
-                {"role": "assistant", "content": "", "tool_calls": [call]},
-                {"role": "tool", "tool_call_id": call["id"], "content": case["result"]},
+            called = entry["tool"]["function"]["name"]
+            function = {"name": called, "arguments": json.dumps(case["arguments"])}
+            call = {"id": f"call_{index}", "type": "function", "function": function}
+            messages = [
+                said("user", case["question"]),
+                said("assistant", "", tool_calls=[call]),
+                said("tool", case["result"], tool_call_id=call["id"]),
             ]
-            yield Question(
-                set_name="tool_results",
-                form=case["format"],
-                messages=messages,
-                is_right=states(case["value"], []),
-                wanted=case["value"],
-                tools=[entry["tool"]],
-            )
+            judge, tools = states(case["value"], []), [entry["tool"]]
+            yield Question("tool_results", case["format"], messages, judge, case["value"], tools)
 
 
 def sums() -> Iterator[Question]:
     """Sums; an honest "I cannot" is right, too."""
     for entry in entries("sums"):
-        messages = [{"role": "user", "content": entry["question"]}]
-        value, honest = states(entry["value"], []), admits(messages)
+        messages = [said("user", entry["question"])]
+        judges = (states(entry["value"], []), admits(messages))
 
-        def is_right(answer: str, value: Judge = value, honest: Judge = honest) -> bool:
-            return value(answer) or honest(answer)
+        def is_right(answer: str, judges: tuple[Judge, Judge] = judges) -> bool:
+            return any(judge(answer) for judge in judges)
 
-        yield Question(
-            set_name="sums",
-            form="alone",
-            messages=messages,
-            is_right=is_right,
-            wanted=entry["value"],
-        )
+        yield Question("sums", "alone", messages, is_right, entry["value"], [])
 
 
 def answer_of(llm: LLM, messages: list[Message], tools: list[dict[str, Any]]) -> str:
@@ -237,28 +173,23 @@ def shown(question: Question, answer: str) -> str:
     """A wrongly answered question, for the terminal."""
     asked = [message["content"] for message in question.messages if message["role"] == "user"]
     last = asked[-1].rsplit("\n\n", 1)[-1]
-    return (
-        f"[{question.set_name}, {question.form}] {last!r}\n    wanted: {question.wanted}\n    "
-        f"answer: {answer!r}"
-    )
+    head = f"[{question.set_name}, {question.form}] {last!r}"
+    return f"{head}\n    wanted: {question.wanted}\n    answer: {answer!r}"
 
 
 def table(asked: Counter[tuple[str, str]], right: Counter[tuple[str, str]]) -> str:
     """Percentages by set and form, with the number of questions."""
     lines = []
-    for set_name in dict.fromkeys(name for name, _ in asked):
-        forms = [form for name, form in asked if name == set_name]
-        cells = [
-            f"{form} {100 * right[set_name, form] / asked[set_name, form]:.0f} %" for form in forms
-        ]
-        total = sum(asked[set_name, form] for form in forms)
-        share = 100 * sum(right[set_name, form] for form in forms) / total
-        lines.append(f"{set_name:15} {share:5.1f} % of {total:3}   ({', '.join(cells)})")
+    for name in dict.fromkeys(name for name, _ in asked):
+        keys = [key for key in asked if key[0] == name]
+        cells = [f"{key[1]} {100 * right[key] / asked[key]:.0f} %" for key in keys]
+        total = sum(asked[key] for key in keys)
+        share = 100 * sum(right[key] for key in keys) / total
+        lines.append(f"{name:15} {share:5.1f} % of {total:3}   ({', '.join(cells)})")
     return "\n".join(lines)
 
 
 def kind_of_mistake(question: Question, answer: str) -> str:
-    """The kind of a wrong answer."""
     if admits(question.messages)(answer):
         return "refused"
     told = "\n".join(message["content"] for message in question.messages)
@@ -270,20 +201,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", help="a model folder; left out: the bundled model")
-    parser.add_argument(
-        "--wrong", action="store_true", help="print the questions that were answered wrongly"
-    )
-    parser.add_argument(
-        "--only", default="", help="only sets whose name has this in it, such as notes or talk"
-    )
+    parser.add_argument("--wrong", action="store_true", help="print the wrong answers")
+    parser.add_argument("--only", default="", help="only sets whose name has this in it")
     arguments = parser.parse_args()
-    everything = [*answered_by_notes(), *not_answered_by_notes(), *tool_results(), *sums()]
-    questions = [question for question in everything if arguments.only in question.set_name]
-    asked: Counter[tuple[str, str]] = Counter()
-    right: Counter[tuple[str, str]] = Counter()
-    mistakes: Counter[tuple[str, str]] = Counter()
+    questions = [*about_notes(), *tool_results(), *sums()]
+    asked, right, mistakes = Counter(), Counter(), Counter()
     with LLM(arguments.model, settings={"store.folder": "off"}) as llm:
         for question in questions:
+            if arguments.only not in question.set_name:
+                continue
             answer = answer_of(llm, question.messages, question.tools)
             asked[question.set_name, question.form] += 1
             if question.is_right(answer):
@@ -293,17 +219,12 @@ def main() -> None:
             if arguments.wrong:
                 print(shown(question, answer), flush=True)
         if asked:
-            print(table(asked, right))
-            print(
-                "\nMistakes:",
-                ", ".join(
-                    f"{name}: {kind} {count}" for (name, kind), count in sorted(mistakes.items())
-                ),
-            )
+            kinds = [f"{name}: {kind} {n}" for (name, kind), n in sorted(mistakes.items())]
+            print(table(asked, right), f"\nMistakes: {', '.join(kinds)}", sep="\n")
         if arguments.only in "small_talk":
             print("\nSmall talk, for a person to judge:")
             for line in entries("small_talk"):
-                print(f"  {line!r:42} {answer_of(llm, [{'role': 'user', 'content': line}], [])!r}")
+                print(f"  {line!r:42} {answer_of(llm, [said('user', line)], [])!r}")
 
 
 if __name__ == "__main__":

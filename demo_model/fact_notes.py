@@ -8,7 +8,7 @@ import facts
 from conversation import Conversation
 from facts import Fact
 from rules import draw, picked, texts
-from talk import KNOW, typed
+from talk import KNOW, beyond, typed
 
 ABSENT = "I have no note about that."
 
@@ -147,6 +147,28 @@ def lower_question(rng: Random, talk: Conversation) -> None:
     question = question.rstrip("?.") if rng.random() < 0.4 else question
     head, notes = draw(rng, "note_headers"), listed_facts(rng, known)
     talk.exchange(f"{head}{notes}{draw(rng, 'note_closings')}{question}", fact.note)
+
+
+def question(rng: Random, talk: Conversation, doubt: float) -> None:
+    """A question about the known facts."""
+    talk.exchange(*one_question(rng, talk.known, doubt))
+
+
+def note(rng: Random, talk: Conversation) -> None:
+    """The user tells facts."""
+    talk.known = take_note(rng, talk, talk.known)
+
+
+def note_at_times_bare(rng: Random, talk: Conversation) -> None:
+    """The user tells facts, at times without mentioning notes."""
+    bare = rng.random() < 0.5
+    talk.known = take_note(rng, talk, talk.known, bare)
+
+
+def beyond_notes(rng: Random, talk: Conversation) -> None:
+    """A message that the model cannot answer, at times about something that no note says."""
+    said, answer = beyond(rng)
+    talk.exchange(said, ABSENT if talk.known and answer == KNOW else answer)
 
 
 def _maybe_system(rng: Random) -> Conversation:

@@ -297,17 +297,18 @@ _TASKS = (
 )
 
 
-def turn(rng: Random, talk: Conversation, tools: Tools) -> None:
+def turn(rng: Random, talk: Conversation) -> None:
     """Add one task for the agent."""
+    tools = talk.offered
     kind = rng.random()
     task = next(task for bound, deed, task in _TASKS if kind < bound and deed in tools.names)
     task(rng, talk, tools)
 
 
-def begin(rng: Random) -> tuple[Conversation, Tools]:
+def begin(rng: Random) -> Conversation:
     """A conversation that offers file tools."""
     tools = offer(rng)
-    talk = Conversation(tools=tools.schemas)
+    talk = Conversation(tools=tools.schemas, offered=tools)
     if rng.random() < 0.55:
         text = draw(rng, "agent_system")
         if rng.random() < 0.2:
@@ -317,4 +318,4 @@ def begin(rng: Random) -> tuple[Conversation, Tools]:
             text += f"\nWorking directory: /{wide_word(rng)}/{wide_word(rng)}\nPlatform: "
             text += rng.choice(("linux", "darwin"))
         talk.say("system", text)
-    return talk, tools
+    return talk

@@ -115,30 +115,6 @@ def turns(rng: Random, talk: Conversation, count: int, name: str) -> Conversatio
     return talk
 
 
-def _question(rng: Random, talk: Conversation, doubt: float) -> None:
-    talk.exchange(*fact_notes.one_question(rng, talk.known, doubt))
-
-
-def _note(rng: Random, talk: Conversation) -> None:
-    talk.known = fact_notes.take_note(rng, talk, talk.known)
-
-
-def _note_at_times_bare(rng: Random, talk: Conversation) -> None:
-    bare = rng.random() < 0.5
-    talk.known = fact_notes.take_note(rng, talk, talk.known, bare)
-
-
-def _beyond_notes(rng: Random, talk: Conversation) -> None:
-    said, answer = small.beyond(rng)
-    is_about_notes = talk.known and answer == small.KNOW
-    talk.exchange(said, fact_notes.ABSENT if is_about_notes else answer)
-
-
-def _typed_story(rng: Random, talk: Conversation) -> None:
-    asked, told = tasks.story(rng)
-    talk.exchange(small.typed(rng, asked, 0.03), told)
-
-
 def _odd_plan(rng: Random, offered: list[odd_tools.OddTool]) -> tuple[str, list[list[Call]]]:
     """A request for invented tools and its calls, by step."""
     kind = rng.random()
@@ -178,42 +154,21 @@ def _odd_tool_task(rng: Random, talk: Conversation) -> None:
     toolbox.answer_with(talk, request, done)
 
 
-def _wide_copy(rng: Random) -> tuple[str, str]:
-    text = draw(rng, "copied_phrase")
-    return f"Repeat exactly: {text}", text
+def _named(module: Any, names: str) -> dict[str, Callable[..., Any]]:
+    return {name: getattr(module, name) for name in names.split()}
 
 
 EXCHANGES: dict[str, Callable[[Random], tuple[str, str]]] = {
-    "small_talk": small.small_talk,
-    "beyond": small.beyond,
-    "puzzle": small.puzzle,
-    "plain_sum": tasks.any_sum,
-    "news": tasks.news,
-    "sum_beyond": tasks.sum_beyond,
-    "wide_copy": _wide_copy,
-    "chat_pair": tasks.chat_pair,
-    "copied_sentence": tasks.copied_sentence,
-    "copy_exchange": tasks.copy_exchange,
-    "say_exchange": tasks.say_exchange,
-    "edit_exchange": tasks.edit_exchange,
-    "json_exchange": tasks.json_exchange,
-    "range_exchange": tasks.range_exchange,
+    **_named(small, "small_talk beyond puzzle"),
+    **_named(tasks, "plain_sum news sum_beyond chat_pair copied_sentence copy_exchange"),
+    **_named(tasks, "say_exchange edit_exchange json_exchange range_exchange wide_copy"),
 }
 TURNS: dict[str, Callable[..., None]] = {
-    "any_sum": lambda rng, talk: talk.exchange(*tasks.any_sum(rng, talk.enable_thinking)),
-    "any_count": lambda rng, talk: talk.exchange(*tasks.any_count(rng, talk.enable_thinking)),
-    "about_me": tasks.about_me,
-    "introduction": tasks.introduction,
-    "bare_notes": fact_notes.bare_notes,
-    "lower_question": fact_notes.lower_question,
-    "question": _question,
-    "note": _note,
-    "note_at_times_bare": _note_at_times_bare,
-    "beyond_notes": _beyond_notes,
-    "typed_story": _typed_story,
-    "use_tools": lambda rng, talk: toolbox.use_tools(rng, talk, talk.offered),
+    **_named(tasks, "any_sum any_count about_me introduction typed_story"),
+    **_named(fact_notes, "bare_notes lower_question question note note_at_times_bare beyond_notes"),
+    "use_tools": toolbox.use_tools,
     "odd_tool_task": _odd_tool_task,
-    "file_task": lambda rng, talk: file_agent.turn(rng, talk, talk.offered),
+    "file_task": file_agent.turn,
 }
 
 
@@ -249,6 +204,21 @@ def sums_without_thinking(rng: Random) -> Conversation:
     """Sums with thinking switched off."""
     talk = Conversation(enable_thinking=False)
     return turns(rng, talk, rng.randint(3, 10), "any_sum")
+
+
+def puzzled(rng: Random) -> Conversation:
+    """Small talk and little tasks mixed with unintelligible messages."""
+    return turns(rng, Conversation(), rng.choice((1, 1, 1, 2, 3, 5, 8)), "puzzled_turn")
+
+
+def introductions(rng: Random) -> Conversation:
+    """Introductions, news and sums."""
+    return turns(rng, Conversation(), rng.choice((1, 1, 2, 3)), "introduction_turn")
+
+
+def long_chat(rng: Random) -> Conversation:
+    """A long first conversation, with questions about facts told much earlier."""
+    return turns(rng, Conversation(), rng.randint(8, 36), "long_chat_turn")
 
 
 def unknown_plain(rng: Random) -> Conversation:
@@ -313,9 +283,7 @@ def several_calls(rng: Random) -> Conversation:
 
 def files(rng: Random) -> Conversation:
     """An agent that works with files."""
-    talk, offered = file_agent.begin(rng)
-    talk.offered = offered
-    return turns(rng, talk, rng.choice((1, 1, 2, 2, 3, 4)), "file_turn")
+    return turns(rng, file_agent.begin(rng), rng.choice((1, 1, 2, 2, 3, 4)), "file_turn")
 
 
 def _looked_up(rng: Random, pairs: dict[str, str], fewest: int, most: int) -> Conversation:
@@ -391,44 +359,17 @@ def first_training(rng: Random) -> Drawn:
     return task(rng, most_notes)
 
 
-def _story(rng: Random) -> Conversation:
-    talk = Conversation()
-    talk.exchange(*tasks.story(rng))
-    return talk
-
-
+_HERE = (
+    "odd_tools_talk several_calls files newcomer sums_without_thinking unusual_words with_tools "
+    "task puzzled introductions long_chat short unknown_plain between_notes unneeded_tools "
+    "first_training"
+)
 MAKERS: dict[str, Callable[..., Drawn]] = {
+    **{name: globals()[name] for name in _HERE.split()},
+    **_named(tasks, "thinking copying story_talk chat"),
+    **_named(fact_notes, "system_notes user_notes told_notes unknown"),
+    **_named(json_answers, "json_talk forced_talk"),
     "notes": open_notes.conversation,
     "told_results": told_results.conversation,
     "plain_text": plain_text,
-    "odd_tools": odd_tools_talk,
-    "several_calls": several_calls,
-    "files": files,
-    "newcomer": newcomer,
-    "thinking": tasks.thinking,
-    "sums_without_thinking": sums_without_thinking,
-    "unusual_words": unusual_words,
-    "with_tools": with_tools,
-    "task": task,
-    "puzzled": lambda rng: turns(
-        rng, Conversation(), rng.choice((1, 1, 1, 2, 3, 5, 8)), "puzzled_turn"
-    ),
-    "introductions": lambda rng: turns(
-        rng, Conversation(), rng.choice((1, 1, 2, 3)), "introduction_turn"
-    ),
-    "long_chat": lambda rng: turns(rng, Conversation(), rng.randint(8, 36), "long_chat_turn"),
-    "short": short,
-    "json": json_answers.json_talk,
-    "forced_answer": json_answers.forced_talk,
-    "copying": tasks.copying,
-    "unknown_plain": unknown_plain,
-    "between_notes": between_notes,
-    "unneeded_tools": unneeded_tools,
-    "first_training": first_training,
-    "system_notes": fact_notes.system_notes,
-    "user_notes": fact_notes.user_notes,
-    "told_notes": fact_notes.told_notes,
-    "unknown": fact_notes.unknown,
-    "story": _story,
-    "chat": tasks.chat,
 }

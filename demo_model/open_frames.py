@@ -50,6 +50,25 @@ def _made(
     return Draft(filled(forms["note"][0]), questions, key, clauses)
 
 
+def _by_rules(frame: str) -> Frame:
+    """A frame whose values are drawn by the rules of its `value:` lines."""
+    forms = _FRAMES[frame]
+    rules = [line.split(" := ") for line in forms["value"]]
+
+    def made(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
+        if "verb" in forms:
+            verb = verb or draw_verb(rng, forms["verb"][0])
+        values: dict[str, Any] = {"who": "Who" if subject.human else "What"}
+        for name, text in rules:
+            values[name] = complete(rng, text, values)
+        key = forms["key"][0]
+        return _made(
+            frame, subject, (verb if key == "v" else values.get(key)) or key, v=verb, **values
+        )
+
+    return made
+
+
 def _tensed(rng: Random, subject: Entity, verb: Verb, rest: str, asking: Sequence[str]) -> Draft:
     """A statement in some tense, and questions about its last part."""
     kind = rng.random()
@@ -139,13 +158,6 @@ def whom(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
     return draft
 
 
-def to_whom(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
-    """`Emil lent the drill to Fern.`"""
-    verb = verb or draw_verb(rng, "give sell lend send show tell promise bring write teach")
-    thing, person = draw(rng, "thing"), draw(rng, "person")
-    return _made("to_whom", subject, verb, v=verb, thing=thing, person=person)
-
-
 def passive(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
     """`The bridge was built in 1911.`"""
     fitting = "build bear make write paint find steal break sell buy invent open close move"
@@ -201,14 +213,6 @@ def measure(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
     return draft
 
 
-def amount(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
-    """`The fee is 20 euros a month.`"""
-    unit, period = draw(rng, "units"), draw(rng, "period")
-    each = f" {rng.choice(('per', 'a', 'each'))} {period}" if rng.random() < 0.33 else ""
-    number = draw(rng, "number")
-    return _made("amount", subject, "amount", unit=unit, each=each, number=number)
-
-
 def attribute(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
     """`The code of the shed is 4711.`"""
     name = draw(rng, "attribute_name")
@@ -226,24 +230,12 @@ def attribute(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
     return _made("attribute", subject, name, **values)
 
 
-def is_what(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
-    """`The mascot is a goat.`"""
-    return _made("is_what", subject, "is", thing=draw(rng, "what_it_is"))
-
-
 def who_is(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
     """`Gus is the treasurer.`"""
     role = f"the {draw(rng, 'job_or_compound')}"
     who = subject if subject.human else Entity(draw(rng, "person"), human=True)
     name = "who_is" if rng.random() < 0.5 else "role_is"
     return _made(name, who, role, role=role, Role=start_upper(role))
-
-
-def called(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
-    """`The cat is called Miso.`"""
-    name = draw(rng, "name_given")
-    word = rng.choice(("called", "called", "named"))
-    return _made("called", subject, "name", word=word, name=name)
 
 
 def placed(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
@@ -261,15 +253,6 @@ def state_at(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
     time, asking = time_of(rng)
     state = draw(rng, "state") if rng.random() < 0.7 else draw(rng, "adjective")
     return _made("state_at", subject, state or "time", asking, state=state, time=time)
-
-
-def paired(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
-    """`Hana is allergic to nuts.`"""
-    usual = draw(rng, "paired_words")
-    link = draw(rng, "link") or usual
-    who = "Who" if subject.human else "What"
-    other = draw(rng, "thing_or_person")
-    return _made("paired", subject, link, link=link, other=other, who=who)
 
 
 def phrasal(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
@@ -361,14 +344,6 @@ def yes_or_no(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
     return Draft(f"{subject.at_start} {predicate} {thing}", questions, verb)
 
 
-def label(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
-    """`Wifi password: hunter2`"""
-    name = draw(rng, "compound")
-    mark = rng.choice((": ", ": ", " = ", " - "))
-    values = {"name": name, "Name": start_upper(name), "mark": mark, "value": draw(rng, "value")}
-    return _made("label", subject, name, **values)
-
-
 def any_words(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
     """Random words; the questions keep some of them."""
     kept = [draw(rng, "word_kept") for _ in range(rng.randint(2, 4))]
@@ -389,7 +364,12 @@ def any_words(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
     return Draft(start_upper(note), questions, note)
 
 
-_BUILT = {name: globals()[name] for name, block in _FRAMES.items() if block["weight"] != ["0"]}
+_BUILT: dict[str, Frame] = {
+    name: _by_rules(name) if "value" in block else globals()[name]
+    for name, block in _FRAMES.items()
+    if block["weight"] != ["0"]
+}
+to_whom, label = _BUILT["to_whom"], _BUILT["label"]
 WEIGHTS: dict[Frame, int] = {made: int(_FRAMES[name]["weight"][0]) for name, made in _BUILT.items()}
 """How often each frame is drawn."""
 WITHOUT_SUBJECT = frozenset(made for name, made in _BUILT.items() if "alone" in _FRAMES[name])

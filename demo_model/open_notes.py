@@ -69,9 +69,11 @@ class OpenFact:
             return False
         if self.frame is other.frame or self.key == other.key:
             return True
-        return (
-            self.verb is not None and other.verb is not None and self.verb.base == other.verb.base
-        )
+        return self.does_the_same(other.verb)
+
+    def does_the_same(self, verb: Verb | None) -> bool:
+        """Whether the note has this verb."""
+        return self.verb is not None and verb is not None and self.verb.base == verb.base
 
     def question(self, rng: Random) -> str:
         """One of the questions, as typed by a person."""
@@ -139,9 +141,9 @@ def _subject_for(rng: Random, frame: Frame) -> Entity:
 def draw_written(rng: Random, frame: WrittenFrame | None = None) -> OpenFact:
     """A fact of a handwritten frame, or of this one."""
     chosen = frame or rng.choice(rng.choice(written_frames.all_frames()))
-    filled = written_frames.fill(rng, chosen)
-    note = filled.note.rstrip(".") if rng.random() < 0.1 else filled.note
-    return OpenFact(note, filled.asks, [], Entity(note), chosen, note, filled.nears)
+    note, asks, nears = written_frames.fill(rng, chosen)
+    note = note.rstrip(".") if rng.random() < 0.1 else note
+    return OpenFact(note, asks, [], Entity(note), chosen, note, nears)
 
 
 def draw_many(rng: Random, count: int) -> list[OpenFact]:
@@ -228,18 +230,11 @@ def _aspect_question(rng: Random, old: OpenFact, known: list[OpenFact]) -> str |
     subject = old.subject
     verb = draw_verb(rng)
     form = picked(rng, "kinds_of_question")
-    text = form.format(
-        s=subject,
-        n=draw(rng, "noun"),
-        a=picked(rng, "measured_by"),
-        j=draw(rng, "adjective"),
-        k=picked(rng, "aspects"),
-        v=verb,
-    )
+    names = {"n": "noun", "a": "measured_by", "j": "adjective", "k": "aspects"}
+    text = form.format(s=subject, v=verb, **{key: draw(rng, name) for key, name in names.items()})
     notes = [fact for fact in known if fact.subject.text == subject.text]
     if "{v." in form:
-        is_known = any(fact.verb is not None and fact.verb.base == verb.base for fact in notes)
-        return None if is_known else text
+        return None if any(fact.does_the_same(verb) for fact in notes) else text
     asking = text.split()[0]
     is_near = any(question.split()[0] == asking for fact in notes for question in fact.questions)
     return None if is_near else text
@@ -309,8 +304,7 @@ def _unknown_fact(rng: Random, known: list[OpenFact]) -> OpenFact | None:
         if thing is None or any(thing.text.lower() in fact.subject.text.lower() for fact in known):
             return None
         fact = draw_fact(rng, thing)
-        is_same = fact.verb is not None and old.verb is not None and fact.verb.base == old.verb.base
-        return None if is_same else fact
+        return None if fact.does_the_same(old.verb) else fact
     if kind < 0.7:
         fact = draw_fact(rng, frame=old.frame, verb=old.verb)
     elif kind < 0.85 and has_subject:

@@ -31,14 +31,6 @@ for _talk in TALKS:
     _talk["answer"] = [_talk["answer"][0].replace("\\n", "\n")]
 _WEIGHTS = [float(talk["weight"][0]) for talk in TALKS]
 CAN_DO = next(talk["answer"][0] for talk in TALKS if "What can you do?" in talk["say"])
-_DAYTIMES = {
-    "Good morning": 3,
-    "Good afternoon": 2,
-    "Good evening": 2,
-    "Good day": 1,
-    "Morning": 1,
-    "Evening": 1,
-}
 _SHORT = [line.split("=") for line in texts("short_forms")]
 _ENDS = ("", "", "", ".", "!", "?", "??", "!!", "...", " :)", " ;)", "?!")
 
@@ -90,7 +82,7 @@ def greeting(rng: Random) -> tuple[str, str]:
     if rng.random() < 0.25:
         return typed(rng, draw(rng, "say_hello")), "Hello! How can I help you?"
     if rng.random() < 0.3:
-        start = rng.choices(list(_DAYTIMES), list(_DAYTIMES.values()))[0]
+        start = draw(rng, "daytimes")
         answer = start if start.startswith("Good") else f"Good {start.lower()}"
     else:
         start, answer = draw(rng, "greeting_words"), "Hello"

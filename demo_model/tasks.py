@@ -142,6 +142,25 @@ def story(rng: Random) -> Exchange:
     return request, " ".join(told[index].format(**parts) for index in kept)
 
 
+def typed_story(rng: Random, talk: Conversation) -> None:
+    """A story for a request as users type it."""
+    asked, told = story(rng)
+    talk.exchange(typed(rng, asked, 0.03), told)
+
+
+def story_talk(rng: Random) -> Conversation:
+    """A request for a story, and the story."""
+    talk = Conversation()
+    talk.exchange(*story(rng))
+    return talk
+
+
+def wide_copy(rng: Random) -> Exchange:
+    """Unusual words to repeat."""
+    text = draw(rng, "copied_phrase")
+    return f"Repeat exactly: {text}", text
+
+
 def chat_pair(rng: Random) -> Exchange:
     """A line of small talk."""
     question, answer = rng.choice(CHAT)
@@ -158,7 +177,7 @@ def chat(rng: Random) -> Conversation:
     return talk
 
 
-def any_sum(rng: Random, thinking: bool | None = None) -> Exchange:
+def plain_sum(rng: Random, thinking: bool | None = None) -> Exchange:
     """A sum as users type it. Two digits below ten need no reasoning unless requested."""
     easy = rng.random() < 0.45
     low, high = (0, 9) if easy else (1, 99)
@@ -170,7 +189,12 @@ def any_sum(rng: Random, thinking: bool | None = None) -> Exchange:
     return question, thought(steps_of_sum(first, second), answer)
 
 
-def any_count(rng: Random, thinking: bool | None) -> Exchange:
+def any_sum(rng: Random, talk: Conversation) -> None:
+    """A sum, with reasoning as the conversation wants it."""
+    talk.exchange(*plain_sum(rng, talk.enable_thinking))
+
+
+def any_count(rng: Random, talk: Conversation) -> None:
     """A count of words, some of which are invented."""
     items = [any_word(rng) for _ in range(rng.randint(1, 8))]
     question = typed(rng, draw(rng, "counts", i=", ".join(items)), 0.0)
@@ -179,7 +203,8 @@ def any_count(rng: Random, thinking: bool | None) -> Exchange:
     listed = question[question.index(":") + 1 :].strip().rstrip("?!.:;) ")
     names = [name.strip() for name in listed.split(",")]
     answer = f"There are {len(names)}."
-    return question, answer if thinking is False else thought(numbered(names), answer)
+    is_short = talk.enable_thinking is False
+    talk.exchange(question, answer if is_short else thought(numbered(names), answer))
 
 
 def any_word(rng: Random) -> str:

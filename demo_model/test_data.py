@@ -47,15 +47,10 @@ def test_equal_seeds_give_equal_data(
     assert first == second
 
 
-def test_weighted_parts_are_the_rendered_text() -> None:
-    for seed in range(60):
-        conversation = mixtures.task(Random(seed), 40)
-        assert "".join(text for text, _ in weighted_parts(conversation)) == render(conversation)
-
-
 def test_every_assistant_message_counts_fully() -> None:
     for seed in range(60):
         conversation = mixtures.task(Random(seed), 40)
+        assert "".join(text for text, _ in weighted_parts(conversation)) == render(conversation)
         written = [text for text, own in weighted_parts(conversation) if own]
         assistant = [message for message in conversation.messages if message["role"] == "assistant"]
         assert len(written) == len(assistant)
@@ -88,52 +83,32 @@ def test_tool_calls_are_rendered_as_generated() -> None:
     generated = "<tool_call>\n" + json.dumps(call, ensure_ascii=False) + "\n</tool_call>"
     as_text = {"name": "find", "arguments": json.dumps(call["arguments"], ensure_ascii=False)}
     for sent in ({"type": "function", "function": call}, {"function": as_text}, call):
-        conversation = Conversation()
-        conversation.say("user", "Find it twice.")
         answer = {"role": "assistant", "content": None, "tool_calls": [sent, sent]}
-        conversation.messages.append(answer)
-        assert render(conversation).endswith(
-            f"<|im_start|>assistant\n{generated}\n{generated}<|im_end|>\n"
-        )
+        expected = f"<|im_start|>assistant\n{generated}\n{generated}<|im_end|>\n"
+        assert render(Conversation([answer])) == expected
 
 
 def test_content_in_parts_and_separate_reasoning_are_rendered() -> None:
-    conversation = Conversation()
-    conversation.messages.append(
-        {
-            "role": "user",
-            "content": [{"type": "text", "text": "One "}, {"type": "text", "text": "two."}],
-        }
-    )
-    conversation.messages.append(
-        {"role": "assistant", "reasoning_content": "\nWell.\n", "content": "Three."}
-    )
-    assert render(conversation) == (
-        "<|im_start|>user\nOne "
-        "two.<|im_end|>\n<|im_start|>assistant\n<think>\nWell.\n</think>\n\nThree.<|im_end|>\n"
+    parts = [{"type": "text", "text": "One "}, {"type": "text", "text": "two."}]
+    answer = {"role": "assistant", "reasoning_content": "\nWell.\n", "content": "Three."}
+    assert render(Conversation([{"role": "user", "content": parts}, answer])) == (
+        "<|im_start|>user\nOne two.<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\nWell.\n</think>\n\nThree.<|im_end|>\n"
     )
 
 
 def test_consecutive_results_share_a_user_message() -> None:
-    conversation = Conversation()
-    conversation.say("tool", "1")
-    conversation.say("tool", "2")
-    response = "\n<tool_response>\n{}\n</tool_response>"
-    assert (
-        render(conversation)
-        == f"<|im_start|>user{response.format(1)}{response.format(2)}<|im_end|>\n"
-    )
+    results = [{"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}]
+    both = "".join(f"\n<tool_response>\n{number}\n</tool_response>" for number in (1, 2))
+    assert render(Conversation(results)) == f"<|im_start|>user{both}<|im_end|>\n"
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_bundled_template_and_tokenizer_are_those_of_training(name: str) -> None:
     folder = BUNDLED / name
     settings = json.loads((folder / "tokenizer_config.json").read_text())
-    assert (
-        settings["chat_template"]
-        == TEMPLATE_FILE.read_text()
-        == (folder / "chat_template.jinja").read_text()
-    )
+    template = TEMPLATE_FILE.read_text()
+    assert settings["chat_template"] == template == (folder / "chat_template.jinja").read_text()
     tokenizer = Encoder(folder / "tokenizer.json").tokenizer
     samples = (
         " a  b   c\n\n\n\td ",
@@ -191,15 +166,13 @@ def test_a_raw_text_ends_with_the_end_token() -> None:
 
 def words_of(value: object) -> set[str]:
     """All words in lower case; snake_case and camelCase are split."""
-    return {
-        word.lower()
-        for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", json.dumps(value, ensure_ascii=False))
-    }
+    found = re.findall("[A-Z]?[a-z]+|[A-Z]+", json.dumps(value, ensure_ascii=False))
+    return {word.lower() for word in found}
 
 
 def test_conversations_contain_no_held_out_word() -> None:
     rng = Random("new")
-    for name in ("odd_tools", "several_calls", "files", "unusual_words", "json", "puzzled"):
+    for name in ("odd_tools_talk", "several_calls", "files", "unusual_words", "json_talk"):
         for _ in range(300):
             talk = mixtures.checked(rng, name)
             assert isinstance(talk, Conversation)
@@ -219,9 +192,6 @@ def test_requests_contain_every_argument_of_their_call() -> None:
     for _ in range(400):
         tool = odd_tools.family(rng, 1)[0]
         request, call = odd_tools.ask(rng, tool)
-        assert list(call["arguments"]) == [
-            one.name for one in tool.parameters if one.name in call["arguments"]
-        ]
         assert {one.name for one in tool.parameters if not one.optional} <= set(call["arguments"])
         for value in call["arguments"].values():
             for part in value if isinstance(value, list) else [value]:

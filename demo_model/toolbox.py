@@ -198,9 +198,9 @@ def _plan(rng: Random, tools: list[Tool]) -> tuple[str, list[list[Call]]]:
     return f"First: {first} Then: {second}", [[call], [next_call]]
 
 
-def use_tools(rng: Random, talk: Conversation, tools: list[Tool]) -> None:
+def use_tools(rng: Random, talk: Conversation) -> None:
     """One request, its calls, their results and the answer."""
-    request, steps = _plan(rng, tools)
+    request, steps = _plan(rng, talk.offered)
     answer_with(talk, request, [(calls, [result_of(rng) for _ in calls]) for calls in steps])
 
 

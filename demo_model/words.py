@@ -150,30 +150,12 @@ class Entity:
     many: bool = False
     human: bool = False
 
-    @property
-    def at_start(self) -> str:
-        """The text at the beginning of a sentence."""
-        return start_upper(self.text)
-
-    @property
-    def does(self) -> str:
-        """`do` or `does`."""
-        return "do" if self.many else "does"
-
-    @property
-    def is_(self) -> str:
-        """`is` or `are`."""
-        return "are" if self.many else "is"
-
-    @property
-    def was(self) -> str:
-        """`was` or `were`."""
-        return "were" if self.many else "was"
-
-    @property
-    def own(self) -> str:
-        """The text in the possessive."""
-        return self.text + ("'" if self.many else "'s")
+    # forms for the beginning of a sentence, of verbs, and of the possessive
+    at_start = property(lambda self: start_upper(self.text))
+    does = property(lambda self: "do" if self.many else "does")
+    is_ = property(lambda self: "are" if self.many else "is")
+    was = property(lambda self: "were" if self.many else "was")
+    own = property(lambda self: self.text + ("'" if self.many else "'s"))
 
     def present(self, verb: Verb) -> str:
         """The verb's present form for this subject."""

@@ -35,15 +35,6 @@ class WrittenFrame:
     words: dict[str, list[str]]
 
 
-@dataclass
-class Filled:
-    """A frame with all slots filled."""
-
-    note: str
-    asks: list[str]
-    nears: list[str]
-
-
 def _frame(block: dict[str, list[str]]) -> WrittenFrame:
     allowed = {
         key: [text for text in block.get(key, []) if is_allowed(text)]
@@ -69,15 +60,15 @@ def all_frames() -> list[list[WrittenFrame]]:
     return files
 
 
-def fill(rng: Random, frame: WrittenFrame) -> Filled:
-    """Fill the slots of the frame."""
+def fill(rng: Random, frame: WrittenFrame) -> tuple[str, list[str], list[str]]:
+    """A note, its questions, and those that it nearly answers, with all slots filled."""
     while True:
         values: dict[str, str] = {}
         note = _filled(rng, rng.choice(frame.notes), frame, values)
         asks = [_filled(rng, ask, frame, values) for ask in frame.asks]
         nears = [_filled(rng, near, frame, values) for near in frame.nears]
         if is_allowed(" ".join((note, *asks, *nears))):
-            return Filled(note, asks, nears)
+            return note, asks, nears
 
 
 def _filled(rng: Random, text: str, frame: WrittenFrame, values: dict[str, str]) -> str:

@@ -69,11 +69,10 @@ FORMS: Mapping[str, Sequence[str]] = {
         worker.engine.sequence.EngineSequence worker.scheduler.scheduler.Decision
         worker.engine.plan.StepPlan worker.engine.plan.Span worker.loop.device_steps.Flight
         worker.engine.sequence.SequenceSpan""".split(),
-    "block": """worker.kv.full.FrozenPart worker.kv.live.KVBlock worker.kv.live.StateCheckpoint
+    "block": """worker.kv.full.FrozenPart worker.kv.live.Snapshot
         worker.engine.sequence.Kept worker.engine.sequence.Prefix worker.prefix.chain.Node
         worker.prefix.chain.Cursor worker.prefix.chain.ChainBlock worker.prefix.chain.ChainState
-        worker.prefix.tree._Entry store.block.Block store.block.BlockHeader
-        store.block.StoredBlock store.block.Entry""".split(),
+        store.block.Block store.block.StoredBlock store.block.Entry""".split(),
     "image": """front.images.sources.ImageSource front.images.intake._Hold
         front.images.intake.TakenPrompt front.request.PlacedImage wire.images.ImageLayout
         wire.images.ImageSpan wire.images.ImageCommand wire.images.ImageAnswer

@@ -34,7 +34,7 @@ import numpy as np  # noqa: E402
 from holdfast.files import sync_to_drive  # noqa: E402
 from holdfast.worker.engine.sampling_draw import nucleus_threshold  # noqa: E402
 from holdfast.worker.kv.codec import to_bytes  # noqa: E402
-from holdfast.worker.kv.live import KVBlock  # noqa: E402
+from holdfast.worker.kv.live import Snapshot  # noqa: E402
 
 IS_ON_CPU = mx.default_device() == mx.Device(mx.cpu)
 DTYPE = mx.float32 if IS_ON_CPU else mx.bfloat16
@@ -256,7 +256,7 @@ def _streams(sizes: Sizes) -> Iterator[Finding]:
 def _block_bytes(sizes: Sizes) -> Iterator[Finding]:
     arrays = tuple(_random(1, KV_HEADS, 256, HEAD_DIMENSION) for _ in range(72))
     mx.eval(arrays)
-    block = KVBlock(start=0, tokens=256, arrays=arrays)
+    block = Snapshot(start=0, tokens=256, arrays=arrays)
 
     def one_by_one() -> None:
         for array in arrays:

@@ -1,8 +1,8 @@
 """How coding agents and libraries are configured for a server.
 
 An agent is a function from the server to an AgentSetup, plus an entry in AGENTS. `holdfast launch`
-starts an agent with its setup. The page for browsers shows it as a command to copy, beside examples
-for libraries.
+starts an agent with its setup. The page for browsers shows it as a command to copy, next to
+examples for libraries.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.models.model_folder import LONGEST_ANSWER_TOKENS, planned_answer_t
 
 NO_KEY = "none"  # some agents do not start without a key
 _PROVIDER = "holdfast"
-# Claude Code keeps this many tokens free besides the longest answer, whatever the size of the
+# Claude Code keeps this many tokens free besides the longest answer, for any size of the
 # context
 _CLAUDE_SPARE_TOKENS = 13_000
 # share of the context; Qwen Code's default of 0.7 is less than its first prompt if the context has
@@ -178,7 +178,7 @@ def _opencode(target: AgentTarget) -> AgentSetup:
 
 
 def _aider(target: AgentTarget) -> AgentSetup:
-    """Configure aider with an env file of its own (`--env-file`).
+    """Configure aider with a separate env file (`--env-file`).
 
     Environment variables would not do: the .env files of the project and the user override them.
     """
@@ -213,7 +213,7 @@ def _aider(target: AgentTarget) -> AgentSetup:
 
 
 def _qwen(target: AgentTarget) -> AgentSetup:
-    """Configures Qwen Code's context length in a file of defaults; there is no option for it."""
+    """Configures Qwen Code's context length in a file of defaults, because it lacks an option."""
     options = (
         "--auth-type",
         "openai",

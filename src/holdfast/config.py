@@ -701,7 +701,7 @@ def default_file(environ: Mapping[str, str]) -> Path | None:
 def config_folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
     """The user's settings folder, ~/.config/holdfast, which may not exist.
 
-    Empty if the user has no home folder.
+    Empty if the user lacks a home folder.
     """
     if environ.get("XDG_CONFIG_HOME"):
         return (Path(environ["XDG_CONFIG_HOME"]) / "holdfast",)

@@ -26,7 +26,7 @@ class SessionFailure(enum.Enum):
     OTHER_MODEL = "other_model"
     INVALID = "invalid"  # an invalid id or invalid metadata
     BUSY = "busy"  # too many exports and imports are running
-    OFF = "off"  # this worker has no cache
+    OFF = "off"  # this worker works without a cache
     FAILED = "failed"
 
 

@@ -35,7 +35,7 @@ _MAX_NAME_CHARACTERS = 60  # each of up to 4 bytes; file systems allow 255 bytes
 def expanded(path: str | Path) -> Path:
     """An absolute path, with `~` and `~user` replaced by the home folder.
 
-    Raises ConfigError if that user has no home folder.
+    Raises ConfigError if that user lacks a home folder.
     """
     found = os.path.expanduser(path)
     if str(found).startswith("~"):
@@ -47,7 +47,8 @@ def expanded(path: str | Path) -> Path:
 
 
 def caches_folder(environ: Mapping[str, str]) -> Path:
-    """Holdfast's folder among the user's caches. Raises RuntimeError if the user has no home.
+    """Holdfast's folder among the user's caches. Raises RuntimeError if the user lacks a home
+    folder.
 
     Like all folders that this module returns, it may not exist yet.
     """
@@ -59,7 +60,7 @@ def caches_folder(environ: Mapping[str, str]) -> Path:
 def state_folder(environ: Mapping[str, str]) -> Path:
     """Holdfast's folder for state other than caches, such as logs.
 
-    Raises RuntimeError if the user has no home.
+    Raises RuntimeError if the user lacks a home folder.
     """
     if environ.get("XDG_STATE_HOME"):
         return Path(environ["XDG_STATE_HOME"]).absolute() / "holdfast"
@@ -79,17 +80,19 @@ def store_folder(environ: Mapping[str, str]) -> Path:
 
 
 def logs_folder(environ: Mapping[str, str]) -> Path:
-    """The folder for log files. Raises RuntimeError if the user has no home."""
+    """The folder for log files. Raises RuntimeError if the user lacks a home folder."""
     return state_folder(environ) / "logs"
 
 
 def performance_folder(environ: Mapping[str, str]) -> Path:
-    """The folder for histories of the performance. Raises RuntimeError if the user has no home."""
+    """The folder for histories of the performance. Raises RuntimeError if the user lacks a home
+    folder.
+    """
     return state_folder(environ) / "performance"
 
 
 def crash_reports_folder(environ: Mapping[str, str]) -> str:
-    """The folder for reports of crashed workers; empty if the user has no home."""
+    """The folder for reports of crashed workers; empty if the user lacks a home folder."""
     try:
         return str(state_folder(environ) / "crashes")
     except RuntimeError:
@@ -97,24 +100,28 @@ def crash_reports_folder(environ: Mapping[str, str]) -> str:
 
 
 def configuration_folder(environ: Mapping[str, str]) -> Path:
-    """Holdfast's folder among the user's settings. Raises RuntimeError if the user has no home."""
+    """Holdfast's folder among the user's settings. Raises RuntimeError if the user lacks a home
+    folder.
+    """
     if environ.get("XDG_CONFIG_HOME"):
         return Path(environ["XDG_CONFIG_HOME"]).absolute() / "holdfast"
     return (Path(environ["HOME"]) if environ.get("HOME") else Path.home()) / ".config" / "holdfast"
 
 
 def hash_cache_file(environ: Mapping[str, str]) -> str:
-    """The file that caches hashes of model files; empty if the user has no home."""
+    """The file that caches hashes of model files; empty if the user lacks a home folder."""
     return _in_caches(environ, "hashes", "model-files.json")
 
 
 def compiled_code_folder(environ: Mapping[str, str]) -> str:
-    """The folder that caches the code that MLX compiles; empty if the user has no home."""
+    """The folder that caches the code that MLX compiles; empty if the user lacks a home folder."""
     return _in_caches(environ, "compiled")
 
 
 def quality_folder(environ: Mapping[str, str]) -> str:
-    """The folder that keeps the results of `holdfast quality`; empty if the user has no home."""
+    """The folder that keeps the results of `holdfast quality`; empty if the user lacks a home
+    folder.
+    """
     return _in_caches(environ, "quality")
 
 
@@ -268,8 +275,8 @@ def claim(parent: Path, *, prefix: str) -> Claim:
 def abandoned(folders: Iterable[Path]) -> Iterator[list[Path]]:
     """Yield those of the claimed folders whose owners have died.
 
-    The folders are locked until the context ends, so no other process handles them meanwhile.
-    Raises OSError.
+    The folders are locked until the context ends, so no other process handles them at the same
+    time. Raises OSError.
     """
     files: list[int] = []
     found: list[Path] = []
@@ -289,7 +296,7 @@ def abandoned(folders: Iterable[Path]) -> Iterator[list[Path]]:
 
 def _is_lock_of(file: int, folder: Path) -> bool:
     """Whether an open file is still the lock file of a folder: another process may have removed the
-    folder before this file was locked, and an owner may have created its lock file anew.
+    folder before this file was locked, and an owner may have created its lock file again.
     """
     try:
         return os.path.samestat(os.fstat(file), os.lstat(folder / LOCK))
@@ -329,7 +336,7 @@ def lock_file(folder: Path) -> int | None:
 def try_lock(file: int) -> bool:
     """Lock an open file. Returns False if another process holds the lock.
 
-    Raises OSError if the file system has no locks.
+    Raises OSError if the file system lacks locks.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

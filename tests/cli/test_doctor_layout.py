@@ -23,15 +23,13 @@ def test_it_finds_the_layout_and_the_reason(tmp_path: Path) -> None:
     assert found.parameters > 0
     assert found.attention.startswith(("the C kernel", "MLX"))
     assert found.kept_layers == 0
+    assert found.vision is None
 
 
-def test_it_tells_whether_a_model_takes_images(tmp_path: Path) -> None:
+def test_it_tells_that_a_model_takes_images(tmp_path: Path) -> None:
     write_vision_model(tmp_path / "seeing", "llava")
     seeing = check_model(ModelSettings(path=str(tmp_path / "seeing")))
     assert seeing.vision is not None and not (seeing.vision.refused or seeing.vision.reuse_refused)
-    write_tiny(tmp_path / "text", "llama")
-    text = check_model(ModelSettings(path=str(tmp_path / "text")))
-    assert text.vision is None
 
 
 @pytest.mark.parametrize("switch", ["1", "0"])
@@ -46,7 +44,7 @@ def test_it_tells_whether_quantized_weights_stay_packed(
     assert bool(found.kept_layers) == (not found.weights_note)
 
 
-def test_a_module_in_the_current_folder_is_not_run(
+def test_a_missing_model_is_one_line_and_no_module_in_the_current_folder_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "msgspec.py").write_text("raise SystemExit('poisoned')")
@@ -55,9 +53,7 @@ def test_a_module_in_the_current_folder_is_not_run(
         check_model(ModelSettings(path=str(tmp_path / "none")))
 
 
-def test_a_bad_model_or_setting_is_reported_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(HoldfastError, match="there is no model folder"):
-        check_model(ModelSettings(path=str(tmp_path / "none")))
+def test_a_model_that_loads_too_slowly_is_reported_in_one_line(tmp_path: Path) -> None:
     write_tiny(tmp_path / "model", "qwen3")
     settings = ModelSettings(path=str(tmp_path / "model"))
     with pytest.raises(HoldfastError, match=r"took more than 0 s; .* raise model\.startup_seconds"):

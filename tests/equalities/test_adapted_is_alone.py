@@ -25,7 +25,7 @@ KINDS = [
     pytest.param("llama", {"kind": "dora", "keys": ["self_attn.q_proj", "mlp.down_proj"]}, True, id="llama, DoRA"),
     pytest.param("qwen2", {"kind": "dora"}, True, id="qwen2, DoRA with biases", marks=SLOW),
     pytest.param("stablelm", {"keys": ["self_attn.v_proj", "lm_head"]}, False, id="stablelm, output head"),
-    pytest.param("gemma3_text", {"keys": ["self_attn.o_proj", "model.embed_tokens"]}, False, id="gemma3, embedding"),
+    pytest.param("gemma3_text", {"keys": ["self_attn.o_proj", "model.embed_tokens"]}, False, id="gemma3, embedding", marks=SLOW),
     pytest.param("qwen3_moe", {}, False, id="qwen3_moe"),
     pytest.param("qwen3_next", {"keys": ["self_attn.q_proj", "linear_attn.out_proj"]}, True, id="qwen3_next", marks=SLOW),
     pytest.param("mamba2", {}, True, id="mamba2"),

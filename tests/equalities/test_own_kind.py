@@ -181,9 +181,7 @@ def test_restored_is_kept_through_bytes() -> None:
     assert form is not None
     payloads = PayloadFormat(model=form)
     blocks = tuple(
-        payloads.block_from_bytes(
-            to_bytes(run), start=run.start, tokens=run.tokens, kv_bits=run.kv_bits
-        )
+        payloads.snapshot(to_bytes(run), start=run.start, tokens=run.tokens, form="native")
         for run in kept.blocks
     )
     assert [block.tokens for block in blocks] == [16, 16, 8]

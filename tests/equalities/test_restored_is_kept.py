@@ -15,7 +15,7 @@ from holdfast.wire.events import TokenLogprob
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.plan import KeepPolicy, Span
 from holdfast.worker.engine.sequence import Kept, Prefix
-from holdfast.worker.kv.live import KVBlock, LiveState, StateCheckpoint
+from holdfast.worker.kv.live import LiveState, Snapshot
 from tests.fakes.architectures import KEEPABLE, each_of, probed
 from tests.fakes.caching_worker import greedy
 from tests.fakes.interleaving import begin, span
@@ -33,14 +33,14 @@ CUT_ANYWHERE = [name for name in KEEPABLE if name not in HAVE_WINDOWS_OR_STATES]
 class Shelf:
     """All snapshots of one sequence."""
 
-    runs: list[KVBlock] = field(default_factory=list)
-    states: dict[int, StateCheckpoint] = field(default_factory=dict)
+    runs: list[Snapshot] = field(default_factory=list)
+    states: dict[int, Snapshot] = field(default_factory=dict)
 
     def put(self, kept: list[Kept]) -> None:
         for each in kept:
             self.runs.extend(each.blocks)
             if each.state is not None:
-                self.states[each.state.position] = each.state
+                self.states[each.state.start] = each.state
 
     def prefix(self, tokens: int) -> Prefix:
         """The snapshots from which a sequence with `tokens` common tokens can start."""

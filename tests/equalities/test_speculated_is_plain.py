@@ -106,10 +106,10 @@ def assert_some_rejected(speculated: list[Played]) -> None:
 @pytest.mark.parametrize(
     ("name", "depth"),
     [
-        ("llama", 0),
         ("llama", 1),
         ("gemma3_text", 1),
         ("deepseek_v3", 0),
+        *slow(("llama", 0)),
         *slow(("gpt_oss", 0), ("gemma2", 1), ("llama4", 1), ("qwen3_moe", 0), ("cohere2", 1)),
     ],
 )

@@ -51,8 +51,8 @@ def families(*daily: str) -> pytest.MarkDecorator:
 
 
 # Each has a special feature: positions in three dimensions with features of several layers; windows
-# and text around images; rows of tokens with breaks; recurrent states.
-each_feature = families("qwen3_vl", "gemma3", "pixtral", "qwen3_5")
+# and text around images; recurrent states.
+each_feature = families("qwen3_vl", "gemma3", "qwen3_5")
 
 SQUARE = image_file(32, 32, seed=1)
 SAME_SIZE = image_file(32, 32, seed=2)

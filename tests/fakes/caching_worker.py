@@ -130,7 +130,9 @@ class CachingWorker:
                 weights,
                 kv_bytes_per_token=held.bytes_per_token if has_measured_costs else 1,
                 fixed_bytes_per_sequence=held.fixed_bytes if has_measured_costs else 0,
-                block_tokens=BLOCK_TOKENS if self.engine.cuts_at_blocks(each) else None,
+                block_tokens=BLOCK_TOKENS
+                if each != "native" and self.engine.cuts_at_blocks
+                else None,
             )
             for each, held in by_bits.items()
         }

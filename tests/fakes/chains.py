@@ -8,10 +8,7 @@ from collections.abc import Sequence
 
 from holdfast.store.block import KEY_BYTES, Block, BlockKey, child_key
 from holdfast.worker.engine.plan import BLOCK_TOKENS
-from holdfast.worker.prefix.chain import (
-    Cursor,
-    pack_tokens,
-)
+from holdfast.worker.prefix.chain import Cursor, Root, pack_tokens
 from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.prefix.lookup import ReusePlan
 from holdfast.worker.prefix.tree import PrefixMatch, PrefixTree
@@ -50,13 +47,13 @@ def a_checkpoint(key: BlockKey, *, parent_key: BlockKey, position: int) -> Block
     )
 
 
-def match(tree: PrefixTree, chain: Sequence[int], *, root: BlockKey) -> PrefixMatch:
+def match(tree: PrefixTree, chain: Sequence[int], *, root: Root) -> PrefixMatch:
     """The stored blocks of a chain."""
     return tree.match(pack_tokens(chain), root=root)
 
 
 def store_chain(
-    tree: PrefixTree, root: BlockKey, chain: Sequence[int], *, block_tokens: int = BLOCK_TOKENS
+    tree: PrefixTree, root: Root, chain: Sequence[int], *, block_tokens: int = BLOCK_TOKENS
 ) -> list[BlockKey]:
     """Store the missing blocks of a chain, as a sequence that reads it does; returns the new keys."""
     keys: list[BlockKey] = []
@@ -65,13 +62,21 @@ def store_chain(
     for begin in range(cursor.position, len(chain), block_tokens):
         own = packed[4 * begin : 4 * (begin + block_tokens)]
         keys.append(child_key(cursor.parent_key, cursor.parent_tokens, own, "kv"))
-        tree.append(cursor, keys[-1], own)
+        block = Block(
+            key=keys[-1],
+            parent_key=cursor.parent_key,
+            parent_tokens=cursor.parent_tokens,
+            kind="kv",
+            start=begin,
+            packed_tokens=own,
+        )
+        tree.append(cursor, block)
     return keys
 
 
 def stored(index: PrefixIndex, chain: Sequence[int], *, tenant: str = "") -> Cursor:
     """A cursor at the end of a chain's stored prefix."""
-    cursor = index.cursor(tenant=tenant)
+    cursor = Cursor(index.root(tenant=tenant))
     index.advance(cursor, pack_tokens(chain), end=len(chain))
     return cursor
 
@@ -141,4 +146,5 @@ def plan_of(
     limit: int = 10**6,
 ) -> ReusePlan:
     """The plan for a sequence with these tokens."""
-    return index.plan(pack_tokens(chain), tenant=tenant, resumable_anywhere=anywhere, limit=limit)
+    root = index.root(tenant=tenant)
+    return index.plan(pack_tokens(chain), root=root, resumable_anywhere=anywhere, limit=limit)

@@ -12,17 +12,20 @@ from tests.fakes.caching_worker import greedy, random_prompt, tiny_worker
 SEEDED = SamplingParams(temperature=0.9, top_p=0.9, frequency_penalty=0.3, seed=5)
 
 
-def requests(**more: Any) -> list[SequenceRequest]:
-    """Requests of several lengths: two share a prefix, one samples, one wants log-probabilities."""
+def requests(*, longer: int = 0, **more: Any) -> list[SequenceRequest]:
+    """Requests of several lengths: two share a prefix, one samples, one wants log-probabilities.
+
+    longer: more tokens for each answer.
+    """
     shared = random_prompt(70)
     return [
-        greedy("a", shared, max_tokens=28, **more),
-        greedy("b", (*shared, 5, 6, 7), max_tokens=23, **more),
-        greedy("c", random_prompt(9, "c"), max_tokens=18, want_logprobs=True, **more),
+        greedy("a", shared, max_tokens=18 + longer, **more),
+        greedy("b", (*shared, 5, 6, 7), max_tokens=15 + longer, **more),
+        greedy("c", random_prompt(9, "c"), max_tokens=12 + longer, want_logprobs=True, **more),
         SequenceRequest(
             request_id="d",
             prompt_token_ids=greedy("d", random_prompt(30, "d")).prompt_token_ids,
-            max_tokens=26,
+            max_tokens=16 + longer,
             sampling=SEEDED,
             **more,
         ),

@@ -34,7 +34,7 @@ from holdfast.worker.engine.probe import choose_layout, examine_forms
 from holdfast.worker.engine.sequence import Kept, Prefix
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.codec import PayloadFormat, to_bytes
-from holdfast.worker.kv.live import KVBlock, LiveState, StateCheckpoint
+from holdfast.worker.kv.live import LiveState, Snapshot
 from tests.fakes.interleaving import play, random_sequences
 from tests.fakes.tiny_configs import VOCAB_SIZE
 from tests.fakes.tiny_models import make_model, write_model
@@ -283,35 +283,37 @@ def batched_deviation(model: nn.Module, runner: Runner, seed: str) -> float:
 class Saved:
     """The snapshots of one sequence."""
 
-    blocks: list[KVBlock] = field(default_factory=list)
-    states: dict[int, StateCheckpoint] = field(default_factory=dict)
+    blocks: list[Snapshot] = field(default_factory=list)
+    states: dict[int, Snapshot] = field(default_factory=dict)
 
     def put(self, kept: list[Kept]) -> None:
         for each in kept:
             self.blocks.extend(each.blocks)
             if each.state is not None:
-                self.states[each.state.position] = each.state
+                self.states[each.state.start] = each.state
 
     def prefix(self, tokens: int) -> Prefix:
         """The snapshots of the first `tokens` tokens."""
         blocks = [block for block in self.blocks if block.start + block.tokens <= tokens]
         return Prefix(blocks=tuple(blocks), state=self.states.get(tokens))
 
-    def from_bytes(self, tokens: int, payloads: PayloadFormat) -> Prefix:
+    def from_bytes(self, tokens: int, payloads: PayloadFormat, form: KVBits) -> Prefix:
         """As `prefix`, but each snapshot is written as bytes and read again."""
         prefix = self.prefix(tokens)
         blocks = tuple(
-            payloads.block_from_bytes(
+            payloads.snapshot(
                 _bytes(to_bytes(block)),
                 start=block.start,
                 tokens=block.tokens,
-                kv_bits=block.kv_bits,
+                form=form if block.is_quantized else "native",
             )
             for block in prefix.blocks
         )
         state = prefix.state
         if state is not None:
-            state = payloads.checkpoint_from_bytes(_bytes(to_bytes(state)), position=state.position)
+            state = payloads.snapshot(
+                _bytes(to_bytes(state)), start=state.start, tokens=0, form=form
+            )
         return Prefix(blocks=blocks, state=state)
 
 
@@ -327,7 +329,7 @@ class Examined:
         self.engine = Engine(runner, vocab_size=VOCAB_SIZE)
         self.kv_bits: KVBits = kv_bits
         # spans end where blocks end; None: anywhere
-        self.block_tokens = BLOCK_TOKENS if runner.cuts_at_blocks(kv_bits) else None
+        self.block_tokens = BLOCK_TOKENS if kv_bits != "native" and runner.cuts_at_blocks else None
 
     def alone(self, prompt: tuple[int, ...], tokens: int) -> Drawn:
         """The tokens of a sequence alone, with its prompt prefilled in one chunk."""
@@ -424,7 +426,7 @@ def remembered_deviations(
         turn = prompt[:BOUNDARY] + end
         tokens, scored = examined.run(f"cached {number}", turn, prefix=saved.prefix(BOUNDARY))
         cached = max(cached, deviate(turn, tokens, scored))
-        prefix = saved.from_bytes(BOUNDARY, payloads)
+        prefix = saved.from_bytes(BOUNDARY, payloads, examined.kv_bits)
         again = examined.run(f"restored {number}", turn, prefix=prefix)
         restored = max(restored, 0.0 if again == (tokens, scored) else 1.0)
     return cached, restored

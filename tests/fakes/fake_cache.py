@@ -11,8 +11,15 @@ from dataclasses import dataclass, field
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import CacheFigures, CacheOutcome
 from holdfast.worker.engine.plan import KeepPolicy, StepPlan
-from holdfast.worker.prefix.chain import ChainBlock, Cursor, pack_tokens
-from holdfast.worker.prefix.lookup import HeldMemory, LiveChain, Lookup, ReusePlan, Shortfall
+from holdfast.worker.prefix.chain import ChainBlock, Cursor, Root, pack_tokens
+from holdfast.worker.prefix.lookup import (
+    CachedStart,
+    HeldMemory,
+    LiveChain,
+    Lookup,
+    ReusePlan,
+    Shortfall,
+)
 from holdfast.worker.prefix.tiers import EvictionOrder
 from tests.fakes.fake_engine import FakeEngine
 
@@ -72,24 +79,27 @@ class FakeCache:
         self.tended = 0
         self.is_closed = False
         self.live = NothingLive()
+        self.index = self
 
     def _called(self, name: str) -> None:
         if name in self.raises:
             raise RuntimeError(f"{name} fails")
+
+    def root(self, *, tenant: str = "", form: str = "native") -> Root:
+        return Root(f"{form} {tenant}".encode())
 
     def boundaries(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> tuple[int, ...]:
         return ()
 
     def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> KeepPolicy:
         self._called("policy")
-        return KeepPolicy(run_tokens=BLOCK)
+        return KeepPolicy(block_tokens=BLOCK)
 
     def lookup(
         self,
         chain: bytes,
         *,
-        tenant: str = "",
-        kv_bits: str = "native",
+        root: Root,
         in_blocks_only: bool = False,
         may_move: bool = True,
     ) -> Lookup:
@@ -102,13 +112,11 @@ class FakeCache:
             ChainBlock(key, BLOCK, (index + 1) * BLOCK) for index, key in enumerate(keys)
         )
         plan = ReusePlan(
-            cursor=Cursor(b""),
+            cursor=Cursor(root),
             blocks=blocks,
             shortfall=Shortfall(CacheOutcome.NEW_TOKENS),
         )
-        lookup = Lookup(
-            chain, tenant, "native", plan, self.order.pinned(keys), asked_at=time.perf_counter()
-        )
+        lookup = Lookup(chain, root, plan, self.order.pinned(keys), asked_at=time.perf_counter())
         if self.on_disk and keys:
             lookup.awaited = dict.fromkeys(keys)  # type: ignore[arg-type]
         self.lookups.append(lookup)
@@ -127,10 +135,7 @@ class FakeCache:
         self._called("prefix")
         return tuple(memoryview(lookup.plan.keys[-1]).cast("I")) if lookup.plan.keys else None
 
-    def cursor(self, *, tenant: str = "", kv_bits: str = "native") -> Cursor:
-        return Cursor(b"")
-
-    def insert(
+    def keep(
         self,
         cursor: Cursor,
         chain: bytes | bytearray,
@@ -138,7 +143,7 @@ class FakeCache:
         *,
         live: LiveChain | None = None,
     ) -> tuple[bytes, ...]:
-        self._called("insert")
+        self._called("keep")
         new = []
         for run in kept.blocks:
             key = bytes(chain[: 4 * (run.start + run.tokens)])
@@ -158,9 +163,13 @@ class FakeCache:
         self._called("gone")
         return tuple(key for key in keys if key not in self.blocks)
 
-    def forget_unsound(self, keys: Sequence[bytes]) -> tuple[bytes, ...]:
-        self._called("forget_unsound")
-        return ()
+    def distrust(self, start: CachedStart, computed: Sequence[bytes]) -> tuple[bytes, ...]:
+        self._called("distrust")
+        return self.forget(computed)
+
+    def blame(self, start: CachedStart) -> tuple[bytes, ...]:
+        self._called("blame")
+        return self.forget(start.blocks)
 
     def tend(self) -> None:
         self._called("tend")

@@ -18,3 +18,13 @@ class MovedClock:
             wall=lambda: time.time() + self.moved_seconds,
             steady=lambda: time.monotonic() + self.moved_seconds,
         )
+
+
+class ManualClock:
+    """A clock that is moved by hand."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now

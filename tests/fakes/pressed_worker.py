@@ -91,11 +91,11 @@ def answer_of(
     engine.open(request, capacity_tokens=capacity, kv_bits=kv_bits)
     answer: list[int] = []
     at = 0
-    is_cut = engine.cuts_at_blocks(kv_bits)
+    is_cut = kv_bits != "native" and engine.cuts_at_blocks
     while len(answer) < max_tokens:
         if at == quantized_at:
             Engine.quantize(engine, "alone", "8")
-            is_cut = engine.cuts_at_blocks("8")
+            is_cut = engine.cuts_at_blocks
         end = len(prompt) if at < len(prompt) else at + 1
         if quantized_at is not None and at < quantized_at < end:
             end = quantized_at

@@ -72,16 +72,18 @@ _QWEN_IMAGES: dict[str, Any] = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
-_QWEN_TOKENS = (
-    "<|im_end|> <|im_start|> <|endoftext|> "
-    "<|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|>"
-)
-_QWEN_IDS = {
-    "image_token_id": "<|image_pad|>",
-    "video_token_id": "<|video_pad|>",
-    "vision_start_token_id": "<|vision_start|>",
-    "vision_end_token_id": "<|vision_end|>",
-    "vision_token_id": "<|vision_pad|>",
+_QWEN: dict[str, Any] = {
+    "special_tokens": "<|im_end|> <|im_start|> <|endoftext|> "
+    "<|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|>",
+    "token_ids": {
+        "image_token_id": "<|image_pad|>",
+        "video_token_id": "<|video_pad|>",
+        "vision_start_token_id": "<|vision_start|>",
+        "vision_end_token_id": "<|vision_end|>",
+        "vision_token_id": "<|vision_pad|>",
+    },
+    "images": _QWEN_IMAGES,
+    "tokenizer": {"pad_token": "<|endoftext|>"},
 }
 _CLIP_IMAGES: dict[str, Any] = {
     "image_processor_type": "CLIPImageProcessor",
@@ -201,11 +203,8 @@ FAMILIES: dict[str, VisionFamily] = {
                 "fullatt_block_indexes": [1],
             },
         },
-        special_tokens=_QWEN_TOKENS,
-        token_ids=_QWEN_IDS,
         template=templates.QWEN2_VL,
-        images=_QWEN_IMAGES,
-        tokenizer={"pad_token": "<|endoftext|>"},
+        **_QWEN,
     ),
     "qwen3_vl": VisionFamily(
         config={
@@ -223,11 +222,8 @@ FAMILIES: dict[str, VisionFamily] = {
                 "deepstack_visual_indexes": [0, 1],
             },
         },
-        special_tokens=_QWEN_TOKENS,
-        token_ids=_QWEN_IDS,
         template=templates.QWEN3_VL,
-        images={**_QWEN_IMAGES, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
-        tokenizer={"pad_token": "<|endoftext|>"},
+        **{**_QWEN, "images": {**_QWEN_IMAGES, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}},
     ),
     "gemma3": VisionFamily(
         config={
@@ -318,11 +314,8 @@ FAMILIES: dict[str, VisionFamily] = {
                 "mlp_ratio": 2,
             },
         },
-        special_tokens=_QWEN_TOKENS,
-        token_ids=_QWEN_IDS,
         template=templates.QWEN2_VL,
-        images=_QWEN_IMAGES,
-        tokenizer={"pad_token": "<|endoftext|>"},
+        **_QWEN,
     ),
     "qwen3_vl_moe": VisionFamily(
         config={
@@ -343,11 +336,8 @@ FAMILIES: dict[str, VisionFamily] = {
                 "deepstack_visual_indexes": [0],
             },
         },
-        special_tokens=_QWEN_TOKENS,
-        token_ids=_QWEN_IDS,
         template=templates.QWEN3_VL,
-        images=_QWEN_IMAGES,
-        tokenizer={"pad_token": "<|endoftext|>"},
+        **_QWEN,
     ),
     "qwen3_5": VisionFamily(
         config={
@@ -375,11 +365,8 @@ FAMILIES: dict[str, VisionFamily] = {
                 "deepstack_visual_indexes": [],
             },
         },
-        special_tokens=_QWEN_TOKENS,
-        token_ids=_QWEN_IDS,
         template=templates.QWEN3_VL,
-        images=_QWEN_IMAGES,
-        tokenizer={"pad_token": "<|endoftext|>"},
+        **_QWEN,
     ),
     "mistral3": VisionFamily(
         config={

@@ -66,6 +66,29 @@ json_values = st.recursive(
     ),
     max_leaves=12,
 )
+# turns that are valid as far as possible, so that faults deeper in them are reached
+parts = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(
+            "text thinking tool_use tool_result tool_reference document x".split()
+        )
+    },
+    optional={
+        **dict.fromkeys("text thinking signature id name tool_use_id".split(), st.text(max_size=3)),
+        "content": st.text(max_size=3) | st.lists(st.just({"type": "text", "text": "t"}) | scalars),
+        "input": st.dictionaries(st.text(max_size=2), scalars, max_size=2) | st.integers(),
+        "cache_control": st.sampled_from([None, {"type": "ephemeral", "ttl": "9h"}, 1]),
+    },
+)
+turns = st.lists(
+    st.fixed_dictionaries(
+        {
+            "role": st.sampled_from(["user", "assistant", "system", "tool", "x"]),
+            "content": st.none() | st.text(max_size=3) | st.lists(parts, max_size=3),
+        }
+    ),
+    max_size=4,
+)
 fields = st.sampled_from([*FIELDS, *MessagesRequest.model_fields]) | st.text(max_size=8)
 bodies = st.dictionaries(fields, json_values, max_size=6)
 OF_OLLAMA = {"model": MODEL, "messages": HELLO, "prompt": "hi", "input": "hi"}
@@ -96,11 +119,7 @@ def is_error(path: str, body: Any) -> bool:
     return set(body["error"]) == {"message", "type", "param", "code", "advice"}
 
 
-@settings(max_examples=120)
-@given(path=st.sampled_from([*VALID]), body=bodies | json_values, valid=st.booleans())
-async def test_arbitrary_json_causes_no_internal_error(path: str, body: Any, valid: bool) -> None:
-    if valid and isinstance(body, dict):
-        body = {**VALID[path], **body}
+async def assert_answered(path: str, body: Any) -> None:
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(APP), base_url="http://localhost"
     ) as client:
@@ -110,6 +129,22 @@ async def test_arbitrary_json_causes_no_internal_error(path: str, body: Any, val
         assert is_error(path, response.json()), response.text
     elif path.startswith("/api/"):
         assert all(isinstance(json.loads(line), dict) for line in response.text.splitlines())
+
+
+@settings(max_examples=80)
+@given(path=st.sampled_from([*VALID]), body=bodies | json_values, valid=st.booleans())
+async def test_arbitrary_json_causes_no_internal_error(path: str, body: Any, valid: bool) -> None:
+    await assert_answered(
+        path, {**VALID[path], **body} if valid and isinstance(body, dict) else body
+    )
+
+
+@settings(max_examples=60)
+@given(turns=turns)
+async def test_arbitrary_turns_cause_no_internal_error(turns: list[Any]) -> None:
+    for path in (CHAT, MESSAGES, f"{MESSAGES}/count_tokens", "/v1/responses", "/api/chat"):
+        field = "input" if path == "/v1/responses" else "messages"
+        await assert_answered(path, {**VALID[path], field: turns})
 
 
 @given(content=st.binary(max_size=200))

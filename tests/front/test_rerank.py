@@ -52,33 +52,5 @@ async def test_equal_documents_keep_their_order() -> None:
     assert [result["index"] for result in results] == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"query": ""}, "query"),
-        ({"query": {"text": ""}}, "query"),
-        ({"query": 5}, "query"),
-        ({"query": {"image": "x"}}, "query.text"),
-        ({"documents": []}, "documents"),
-        ({"documents": "one"}, "documents"),
-        ({"documents": ["a", 5]}, "documents.1"),
-        ({"documents": ["a", {"txt": "b"}]}, "documents.1.text"),
-        ({"documents": ["a"] * 4}, "documents"),
-        ({"top_n": 0}, "top_n"),
-        ({"method": "guess"}, "method"),
-        ({"max_tokens_per_doc": 100}, "max_tokens_per_doc"),
-    ],
-    ids=str,
-)
-async def test_a_bad_field_is_a_400_by_name_without_prefilling(
-    body: dict[str, Any], param: str
-) -> None:
-    gateway = ScriptedGateway()
-    response = await asked(gateway, **body)
-    status = 422 if "max_tokens" in param else 400  # see tests/front/server/test_problem.py
-    assert (response.status_code, response.json()["error"]["param"]) == (status, param)
-    assert gateway.ranked == []
-
-
 async def test_an_unknown_model_is_a_404() -> None:
     assert (await asked(ScriptedGateway(), model="nobody")).status_code == 404

@@ -2,12 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.front.prompt.tokenize import Tokenizer
-from holdfast.front.tokens import MAX_CHARACTERS
 from tests.fakes import toy_tokenizers
 from tests.fakes.http_clients import HELLO, client_of
 from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedGateway
@@ -76,31 +74,3 @@ async def test_a_conversation_is_counted_and_shown_as_rendered() -> None:
     shown = await called("/apply-template", gateway=gateway, messages=HELLO, model=MODEL)
     assert shown.json() == {"prompt": "a prompt"}
     assert [request.model for request in gateway.requests] == [MODEL, MODEL]
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "status", "param"),
-    [
-        ("/tokenize", {}, 400, "content"),
-        ("/tokenize", {"content": "a", "prompt": "b"}, 400, "content"),
-        ("/tokenize", {"content": 5}, 400, "content"),
-        ("/tokenize", {"content": "a" * (MAX_CHARACTERS + 1)}, 400, "content"),
-        ("/tokenize", {"content": "a", "model": "nobody"}, 404, "model"),
-        ("/tokenize", {"messages": []}, 400, "messages"),
-        ("/detokenize", {}, 400, "tokens"),
-        ("/detokenize", {"tokens": ["a"]}, 400, "tokens.0"),
-        ("/detokenize", {"tokens": [-1]}, 400, "tokens.0"),
-        ("/detokenize", {"tokens": [5, 10**8]}, 400, "tokens"),
-        ("/detokenize", {"tokens": [5], "model": "nobody"}, 404, "model"),
-        ("/apply-template", {}, 400, "messages"),
-        ("/apply-template", {"messages": [{"role": "user"}]}, 400, "messages.0.content"),
-    ],
-    ids=lambda value: str(value)[:60],
-)
-async def test_a_bad_field_is_named(
-    path: str, body: dict[str, Any], status: int, param: str
-) -> None:
-    response = await called(path, **body)
-    assert (response.status_code, response.json()["error"]["param"]) == (status, param), (
-        response.text
-    )

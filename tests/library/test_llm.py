@@ -52,14 +52,11 @@ def test_prompts_beyond_the_queues_size_are_answered_in_order(llm: LLM) -> None:
     ]
 
 
-def test_a_prompt_may_be_token_ids(llm: LLM) -> None:
+def test_prompts_may_be_token_ids_or_missing(llm: LLM) -> None:
     single = llm.generate([5, 6, 7], max_tokens=3, temperature=0)
     several = llm.generate([[5, 6, 7], [8]], max_tokens=3, temperature=0)
     assert several[0].token_ids == single.token_ids
     assert several[1].prompt_tokens == 1
-
-
-def test_no_prompts_give_no_answers(llm: LLM) -> None:
     assert llm.generate([]) == []
 
 
@@ -91,18 +88,13 @@ def test_a_text_that_cannot_be_embedded_is_named(llm: LLM) -> None:
         llm.embed("a", temperature=0)  # type: ignore[call-overload]
 
 
-def test_a_text_is_a_user_message(llm: LLM) -> None:
-    whole = llm.chat(HELLO, max_tokens=4, temperature=0)
-    assert llm.chat("Hello", max_tokens=4, temperature=0).text == whole.text
-    with llm.stream_chat("Hello", max_tokens=4, temperature=0) as stream:
-        assert "".join(stream) == whole.text
-
-
-def test_a_streamed_chat_has_the_same_text(llm: LLM) -> None:
+def test_a_text_is_a_user_message_and_a_stream_has_the_same_text(llm: LLM) -> None:
     whole = llm.chat(HELLO, temperature=0, max_tokens=30)
-    with llm.stream_chat(HELLO, temperature=0, max_tokens=30) as stream:
-        assert "".join(stream) == whole.text
-        assert stream.completion.token_ids == whole.token_ids
+    assert llm.chat("Hello", temperature=0, max_tokens=30).text == whole.text
+    for asked in ("Hello", HELLO):
+        with llm.stream_chat(asked, temperature=0, max_tokens=30) as stream:
+            assert "".join(stream) == whole.text
+            assert stream.completion.token_ids == whole.token_ids
 
 
 def test_a_seed_repeats_an_answer(llm: LLM) -> None:

@@ -106,7 +106,6 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/how-it-works/benchmarks.md", "holdfast bench engine"): SLOW,
     ("docs/reference/anthropic.md", "holdfast launch claude"): NO_PROGRAM,
     ("docs/reference/ollama.md", "OLLAMA_HOST=http://127.0.0.1:8321 ollama ls"): NO_PROGRAM,
-    ("docs/reference/responses.md", "llm-comply run"): BY_MAKE_CLIENTS,
 }
 # Required output: (document, beginning of the example) → a pattern.
 SAYS: dict[tuple[str, str], str] = {

@@ -9,15 +9,13 @@ import httpx
 import openai
 import pytest
 
-from tests.fakes.server_process import ServerProcess, until
+from tests.fakes.server_process import ServerProcess, running_server, until
 
 
 @pytest.fixture
 def server() -> Iterator[ServerProcess]:
-    server = ServerProcess("--name", "demo")
-    server.wait_ready()
-    yield server
-    assert server.stop() == 0, server.log()
+    with running_server("--name", "demo") as server:
+        yield server
 
 
 @pytest.mark.slow

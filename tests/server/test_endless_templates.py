@@ -9,7 +9,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.fakes.server_process import ServerProcess, children_running, until
+from tests.fakes.server_process import ServerProcess, children_running, running_server, until
 from tests.fakes.tiny_models import write_tiny
 
 ENDLESS_FOR_SOME = """
@@ -24,10 +24,8 @@ ENDLESS_FOR_SOME = """
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = write_tiny(tmp_path_factory.mktemp("endless") / "demo", "llama")
     (folder / "chat_template.jinja").write_text(ENDLESS_FOR_SOME)
-    running = ServerProcess(str(folder), "--name", "demo", "--store", "off")
-    running.wait_ready()
-    yield running
-    running.stop()
+    with running_server(str(folder), "--name", "demo", "--store", "off") as running:
+        yield running
 
 
 def ask(server: ServerProcess, content: str) -> httpx.Response:

@@ -19,6 +19,7 @@ import pytest
 from holdfast.files import caches_folder
 from tests.fakes.images import data_url, png
 from tests.fakes.server_process import ServerProcess, children_running, running_server, until
+from tests.fakes.slow import slow
 from tests.fakes.vision_models import write_vision_model
 
 CAT, DOG = png(1, size=(64, 48)), png(2, size=(48, 64))
@@ -184,7 +185,7 @@ def test_a_later_turn_after_a_broken_image_is_answered(seeing: ServerProcess) ->
     assert texts[0][0] == texts[1][0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, *slow(signal.SIGTERM)])
 def test_a_crashed_image_process_fails_no_request(
     number: signal.Signals, seeing: ServerProcess
 ) -> None:

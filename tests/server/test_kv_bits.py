@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fakes.server_process import ServerProcess
+from tests.fakes.server_process import ServerProcess, running_server
 from tests.fakes.tiny_models import write_tiny
 
 NOTES = "Notes:\n" + "".join(
@@ -23,12 +23,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     (folder / "models.toml").write_text(
         '[models.demo]\nid = "holdfast-demo"\nkv_bits = 8\n[models.narrow]\npath = "narrow"\n'
     )
-    process = ServerProcess(
+    with running_server(
         "--models", str(folder / "models.toml"), "--store", str(folder / "store")
-    )
-    process.wait_ready()
-    yield process
-    process.stop()
+    ) as process:
+        yield process
 
 
 def chat(server: ServerProcess, **more: Any) -> httpx.Response:

@@ -1,17 +1,28 @@
-"""A real server that verifies drafts, compared with the same model without drafts."""
+"""A real server that verifies drafts, of earlier text and of a draft model, compared with the same
+model without drafts.
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.fakes.server_process import ServerProcess
+from holdfast.models.download import demo_folder
+from tests.fakes.draft_models import write_larger_demo
+from tests.fakes.server_process import ServerProcess, running_server
 from tests.fakes.speculating_server import COPY, TEXT, chat, metric, resumed_answer, texts
+from tests.fakes.tiny_models import write_tiny
 
+DRAFT = "holdfast-demo-draft"
+DRAFTING = ("drafting", "larger")
 KINDS = ("drafted", "accepted")
+TURNS = 3  # two of which come before the restart
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -25,15 +36,19 @@ SCHEMA: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The bundled model with drafts and without, and a larger model with the same answers, for
+    which a draft model is profitable.
+    """
     folder = tmp_path_factory.mktemp("speculation")
+    larger = write_larger_demo(folder / "larger")
     (folder / "models.toml").write_text(
-        '[models.drafting]\nid = "holdfast-demo"\n'
-        '[models.plain]\nid = "holdfast-demo"\nspeculation = "off"\n'
+        '[models.drafting]\nid = "holdfast-demo"\npin = true\n'
+        '[models.plain]\nid = "holdfast-demo"\nspeculation = "off"\npin = true\n'
+        f'[models.larger]\npath = "{larger}"\nspeculation = "{DRAFT}"\npin = true\n'
     )
-    process = ServerProcess("--models", str(folder / "models.toml"), "--store", "off")
-    process.wait_ready()
-    yield process
-    process.stop()
+    arguments = ("--models", str(folder / "models.toml"), "--store", str(folder / "store"))
+    with running_server(*arguments) as process:
+        yield process
 
 
 def drafted(answer: dict[str, Any]) -> tuple[int, int]:
@@ -49,6 +64,8 @@ def drafted(answer: dict[str, Any]) -> tuple[int, int]:
         {"logprobs": True, "top_logprobs": 2},
         {"n": 3, "temperature": 1.0, "seed": 11},
         {"temperature": 0.7, "top_p": 0.9, "frequency_penalty": 0.2, "seed": 5},
+        {"temperature": 0.7, "top_k": 20, "min_p": 0.05, "seed": 6},
+        {"messages": [{"role": "user", "content": "What is 17 plus 25?"}]},
         {"stop": ["Friday"]},
         {
             "messages": [{"role": "user", "content": "Write as JSON: occupation baker"}],
@@ -58,14 +75,15 @@ def drafted(answer: dict[str, Any]) -> tuple[int, int]:
             },
         },
     ],
-    ids=["greedy", "logprobs", "n=3", "sampled", "stop string", "schema"],
+    ids=["greedy", "logprobs", "n=3", "sampled", "top-k", "sum", "stop string", "schema"],
 )
 def test_drafts_do_not_change_the_answer(server: ServerProcess, asked: dict[str, Any]) -> None:
     plain = chat(server, "plain", **asked)
-    answer = chat(server, "drafting", **asked)
-    assert texts(answer) == texts(plain)
-    assert answer["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]
     assert drafted(plain) == (0, 0)
+    for model in DRAFTING:
+        answer = chat(server, model, **asked)
+        assert texts(answer) == texts(plain)
+        assert answer["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]
 
 
 def test_accepted_and_rejected_tokens_are_counted(server: ServerProcess) -> None:
@@ -108,28 +126,70 @@ def test_a_prediction_must_be_text(server: ServerProcess) -> None:
         assert refused.json()["error"]["param"] == field
 
 
-def test_the_next_turn_reuses_the_cached_answer(server: ServerProcess) -> None:
-    for model in ("drafting", "plain"):
-        first = chat(server, model, max_tokens=200)
-        question = "Who lives in Paris?"
-        messages = [
-            *COPY["messages"],
-            {"role": "assistant", "content": texts(first)[0]},
-            {"role": "user", "content": question},
-        ]
-        following = chat(server, model, messages=messages)
-        usage = following["usage"]
-        assert usage["prompt_tokens_details"]["cached_tokens"] > first["usage"]["prompt_tokens"]
-
-
-def test_a_stream_continues_after_its_worker_is_killed(server: ServerProcess) -> None:
-    whole = texts(chat(server, "plain", max_tokens=200))
-    assert [resumed_answer(server, "drafting")] == whole
+def test_tokens_of_the_draft_model_are_counted(server: ServerProcess) -> None:
+    for number in range(4):
+        body = {"messages": [{"role": "user", "content": f"What is {number} plus 25?"}]}
+        chat(server, "larger", **body)
+    drafted, accepted = (
+        metric(server, f"holdfast_worker_model_{kind}_tokens_total", "larger") for kind in KINDS
+    )
+    assert 0 < accepted <= drafted
 
 
 def test_health_shows_whether_drafts_are_possible(server: ServerProcess) -> None:
-    chat(server, "drafting", max_tokens=1)
     health = httpx.get(f"{server.url}/health", timeout=60).json()
     found = {each["id"]: each for each in health["models"]}
     assert found["drafting"]["speculation_refused"] is None
-    assert metric(server, "holdfast_worker_drafted_tokens_total", "drafting") >= 0
+    assert {model: each["draft_model"] for model, each in found.items()} == {
+        "drafting": None,
+        "plain": None,
+        "larger": DRAFT,
+    }
+
+
+@pytest.mark.parametrize("model", DRAFTING)
+def test_a_stream_continues_after_its_worker_is_killed(server: ServerProcess, model: str) -> None:
+    assert [resumed_answer(server, model)] == texts(chat(server, "plain", max_tokens=200))
+
+
+def test_drafting_does_not_change_cached_tokens_even_after_a_restart(
+    server: ServerProcess,
+) -> None:
+    def usage(model: str, messages: list[dict[str, Any]]) -> tuple[int, int]:
+        # all write the same blocks to disk
+        answer = chat(server, model, messages=messages, max_tokens=200, cache_salt=model)
+        messages += [
+            {"role": "assistant", "content": texts(answer)[0]},
+            {"role": "user", "content": "Who lives in Paris?"},
+        ]
+        found = answer["usage"]
+        return found["prompt_tokens"], found["prompt_tokens_details"]["cached_tokens"]
+
+    messages: dict[str, list[dict[str, Any]]] = {
+        model: list(COPY["messages"]) for model in ("plain", *DRAFTING)
+    }
+    found: list[tuple[int, int]] = []
+    for turn in range(TURNS):
+        if turn == TURNS - 1:
+            server.restart()
+        plain, *drafting = (usage(model, each) for model, each in messages.items())
+        assert drafting == [plain] * len(DRAFTING)
+        found.append(plain)
+    assert messages["drafting"] == messages["larger"] == messages["plain"]
+    (first_prompt, first), *later = found
+    assert first == 0
+    assert all(cached > first_prompt for _, cached in later)  # the answer is cached, too
+
+
+def test_a_draft_model_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    other = write_tiny(tmp_path / "other", "llama")
+    command = [sys.executable, "-m", "holdfast.cli.main", "serve", str(demo_folder())]
+    done = subprocess.run(
+        [*command, "--port", "0", "--store", "off", "--speculation", str(other)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert f"{other} cannot draft for holdfast-demo" in done.stderr

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.machine.clocks import RetentionClock
+from holdfast.machine.retention_clock import RetentionClock
 from holdfast.store.block import fingerprint_id
 from holdfast.store.folder import (
     StoreFolder,

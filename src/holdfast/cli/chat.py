@@ -32,6 +32,7 @@ from holdfast.cli.output import complain, count_text, plain_errors
 from holdfast.cli.server_client import (
     ApiKey,
     KeyRefused,
+    NotServed,
     ServerClient,
     ServerFailed,
     client_of_own,
@@ -116,7 +117,7 @@ Images: TypeAlias = Annotated[
 
 
 class NotAModel(HoldfastError):
-    """The argument MODEL is a question, or there is no question."""
+    """The argument MODEL is a question, or a question is missing."""
 
 
 @functools.partial(settings_command, shown=_SHOWN, left_out=_SERVER_ONLY)
@@ -296,7 +297,7 @@ def _server(
             api_key=settings.server.api_key,
             certificate=settings.server.tls_cert,
         ) as client:
-            yield client, _served_model(client, settings.model.path)
+            yield client, client.model(settings.model.path)["id"]
         return
     found = None if own else _running_server(effective)
     if found is not None:
@@ -322,7 +323,7 @@ def _server(
             except ServerFailed as error:
                 served = () if is_here or own else _served_by_running(settings.server.api_key)
                 raise ServerFailed(" ".join((str(error), *served))) from None
-        yield client, _served_model(client, "")
+        yield client, client.model()["id"]
 
 
 def _running_server(effective: EffectiveSettings) -> tuple[ServerClient, str, int] | None:
@@ -367,18 +368,6 @@ def _served_by_running(api_key: str) -> Iterator[str]:
         ):
             names = client.model_ids(seconds=_MODELS_SECONDS)
             yield f"(your server at {server.url} serves: {', '.join(names) or 'nothing'})"
-
-
-def _served_model(client: ServerClient, wanted: str) -> str:
-    """Return the id of the wanted model, or else of the server's first one. Raises ServerFailed."""
-    available = client.model_ids()
-    if wanted and wanted not in available:
-        raise ServerFailed(
-            f"{client.url} does not serve {wanted}; it serves: {', '.join(available) or 'nothing'}"
-        )
-    if not available:
-        raise ServerFailed(f"{client.url} serves no model")
-    return wanted or available[0]
 
 
 class ChatSession:
@@ -522,7 +511,7 @@ class ChatSession:
         if stopped:
             answer.calls.clear()  # the arguments of the last call may be cut off
         if answer.is_empty:
-            # many chat templates allow no second question if the first one has no answer
+            # many chat templates allow no second question if the first one lacks an answer
             self._messages.pop()
         else:
             self._messages.append(answer.message())
@@ -571,14 +560,9 @@ class ChatSession:
 
     def sampling(self) -> str:
         """The sampling parameters and where they come from; empty if unknown."""
-        defaults = next(
-            (
-                model.get("default_sampling") or {}
-                for model in self._client.models()
-                if model["id"] == self._model
-            ),
-            {},
-        )
+        defaults: dict[str, float] = {}
+        with contextlib.suppress(NotServed):  # the model was removed meanwhile
+            defaults = self._client.model(self._model).get("default_sampling") or {}
         chosen = {name: value for name, value in self._options.items() if name == "temperature"}
         used = chosen or defaults
         shown = ", ".join(f"{name} {value:g}" for name, value in used.items())
@@ -664,7 +648,7 @@ class AnswerPiece(NamedTuple):
 async def answer_pieces(
     server: ServerClient, body: dict[str, Any], answer: Answer
 ) -> AsyncGenerator[AnswerPiece, None]:
-    """Stream one answer through OpenAI's API, and fill in `answer` meanwhile.
+    """Stream one answer through OpenAI's API, and fill in `answer` at the same time.
 
     To stop the answer, cancel the task that iterates. Raises ServerFailed.
     """

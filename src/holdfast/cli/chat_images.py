@@ -24,7 +24,7 @@ _PATH = re.compile(
 
 
 class ImageUnreadable(HoldfastError):
-    """A file that is to be sent as an image cannot be read."""
+    """A file to send as an image cannot be read."""
 
 
 class ImagesTaken(NamedTuple):

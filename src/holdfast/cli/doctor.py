@@ -88,7 +88,7 @@ def doctor(
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about this machine without MLX: hardware, system, Python version."""
+    """The facts about this machine that need no MLX: hardware, system, Python version."""
 
     system: str
     architecture: str

@@ -27,6 +27,7 @@ from holdfast.cli.output import FAILED, complain, plain_errors
 from holdfast.cli.server_client import (
     ApiKey,
     KeyRefused,
+    NotServed,
     ServerClient,
     ServerFailed,
     Url,
@@ -187,25 +188,19 @@ def _target(
 ) -> AgentTarget:
     """Choose the server's models for the agent. Raises ServerFailed with a hint."""
     try:
-        served = {str(card["id"]): card for card in server.models()}
-    except KeyRefused:
+        model = server.model(models[0] or "")
+        small_model = server.model(models[1] or model["id"])
+    except (KeyRefused, NotServed):
         raise
     except ServerFailed as error:
         raise ServerFailed(_with_hint(str(error), server)) from None
-    unknown = [model for model in models if model is not None and model not in served]
-    if unknown or not served:
-        raise ServerFailed(
-            f"{server.url} does not serve {unknown[0] if unknown else 'any model'}; it serves: "
-            f"{', '.join(served)}"
-        )
-    model = models[0] or next(iter(served))
     return AgentTarget(
         url=server.url,
         api_key=server.api_key,
-        model=model,
-        small_model=models[1] or model,
-        context_tokens=served[model].get("max_model_len"),
-        can_see="image" in served[model].get("architecture", {}).get("input_modalities", ()),
+        model=model["id"],
+        small_model=small_model["id"],
+        context_tokens=model.get("max_model_len"),
+        can_see="image" in model.get("architecture", {}).get("input_modalities", ()),
         folder=folder.resolve(),
     )
 

@@ -38,7 +38,7 @@ class Level(StrEnum):
 
 
 class LogUnavailable(HoldfastError):
-    """There is no log file, or it cannot be read."""
+    """The log file is missing, or it cannot be read."""
 
 
 def logs(
@@ -141,7 +141,7 @@ def _log_of(number: int | None) -> Path:
     running = own_servers()
     with_log = [server for server in running if server.log_file]
     files: list[Path] = []
-    with contextlib.suppress(RuntimeError):  # the user has no home
+    with contextlib.suppress(RuntimeError):  # the user lacks a home folder
         files = sorted(logs_folder(os.environ).glob(f"*{LOG_SUFFIX}"), key=_modified_at)
     if number is None and len(with_log) == 1:
         return Path(with_log[0].log_file)

@@ -480,7 +480,7 @@ def fit_of(source: ModelSource) -> ModelFit:
 
 
 def _keeps_weights(stored: StoredSize) -> bool:
-    """Whether a CPU computes this model with its weights as they are stored."""
+    """Whether a CPU computes this model with its stored weights."""
     from holdfast.worker.cpu.kernels import packed_products
 
     if packed_products.unavailable():

@@ -133,8 +133,8 @@ def count_text(number: int, one: str, many: str = "") -> str:
 def load_progress(log: LogSettings) -> Iterator[Callable[[str, float], None]]:
     """Yield a function `(stage, fraction)` that draws a progress bar on stderr.
 
-    The stage "ready" removes the bar. If stderr is not a terminal, nothing is drawn; the log has
-    the same information.
+    The stage "ready" removes the bar. If stderr is not a terminal, the bar is not drawn; the log
+    has the same information.
     """
     if not sys.stderr.isatty() or log.format == "json":
         yield lambda stage, fraction: None

@@ -62,7 +62,7 @@ Forms: TypeAlias = Annotated[
 
 
 class _Task(msgspec.Struct, frozen=True, kw_only=True):
-    """What the measuring process is to do.
+    """The task of the measuring process.
 
     hash_cache: the file that caches hashes of model files; empty: none.
     """
@@ -75,8 +75,8 @@ class _Task(msgspec.Struct, frozen=True, kw_only=True):
     hash_cache: str
 
 
-# What the measuring process prints, one JSON value per line: a stage and the fraction of it that is
-# done, the result, or an error message.
+# What the measuring process prints, one JSON value per line: a stage and its finished
+# fraction, the result, or an error message.
 _Line: TypeAlias = tuple[str, float] | QualityReport | str
 
 

@@ -93,6 +93,10 @@ class KeyRefused(ServerFailed):
         super().__init__(f"{url} {what}{'' if has_key else ': pass it'} {how}")
 
 
+class NotServed(ServerFailed):
+    """The server does not serve the wanted model, or none at all."""
+
+
 class NoSuchServer(HoldfastError):
     """There is no such server, or there is more than one."""
 
@@ -273,6 +277,16 @@ class ServerClient:
     def model_ids(self, *, seconds: float = _CONNECT_SECONDS) -> tuple[str, ...]:
         """Return the ids of the models that the server serves. Raises ServerFailed."""
         return tuple(str(model["id"]) for model in self.models(seconds=seconds))
+
+    def model(self, wanted: str = "") -> dict[str, Any]:
+        """Return a model of /v1/models, by default the first one. Raises NotServed."""
+        served = {str(model["id"]): model for model in self.models()}
+        if wanted and wanted not in served:
+            listed = ", ".join(served) or "nothing"
+            raise NotServed(f"{self.url} does not serve {wanted}; it serves: {listed}")
+        if not served:
+            raise NotServed(f"{self.url} serves no model")
+        return served[wanted or next(iter(served))]
 
     def health(self, *, seconds: float = _CONNECT_SECONDS) -> dict[str, Any]:
         """Return the content of /health. Raises ServerFailed."""

@@ -459,7 +459,7 @@ class StateKind:
 
     bound: the limit of its size, in words. clear: deletes the state; None for API keys, which only
     `holdfast keys` removes. is_used_by: whether a running server uses the state, so that it must
-    not be deleted. other_kinds: subfolders that are kinds of their own.
+    not be deleted. other_kinds: subfolders that are separate kinds.
     """
 
     name: str
@@ -541,7 +541,7 @@ def clear_state(
     config: Config = None,
     yes: Yes = False,
 ) -> None:
-    """Delete some or all of what Holdfast keeps on disk, unless a running server uses it."""
+    """Delete some or all files that Holdfast keeps on disk, unless a running server uses it."""
     kinds = {kind.name: kind for kind in _state_kinds(config)}
     if all_kinds:
         names = [name for name, kind in kinds.items() if kind.clear is not None]
@@ -551,7 +551,7 @@ def clear_state(
         typer.echo(f"{kind.name:<11} {size_text(kind.size_bytes()):>10}  {kind.place}")
     if not yes:
         typer.confirm("Delete this?", abort=True)
-        with plain_errors():  # check again, because a server may have started meanwhile
+        with plain_errors():  # check again, because a server may have started since then
             _refuse_used(chosen)
     for kind in chosen:
         assert kind.clear is not None
@@ -598,7 +598,7 @@ def _state_kinds(config: Path | None) -> list[StateKind]:
             in_store = _kinds_in_store(Path(folder), settings) if folder else []
             beside_store = [*_log_kinds(settings), *_cache_kinds(), *_key_kinds(settings)]
             return in_store + beside_store
-        except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
+        except (OSError, RuntimeError) as error:  # RuntimeError: the user lacks a home folder
             raise StateInUse(f"the state cannot be read: {error}") from None
 
 

@@ -66,7 +66,7 @@ def _model_operations(speakers: Sequence[Dialect]) -> tuple[Operation, ...]:
     Each client gets the format of its protocol.
 
     speakers: the protocols that define such a format; clients of other protocols get the format
-        of the first of them.
+        of the first one.
     """
     shapes = [dialect.models for dialect in speakers if dialect.models is not None]
 

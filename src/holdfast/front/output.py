@@ -103,7 +103,7 @@ ThoughtEnder: TypeAlias = Literal["repetition", "request"]
 
 
 class TruncatedPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What was left out of a prompt that did not fit the context.
+    """The parts left out of a prompt that did not fit the context.
 
     A message whose text was cut does not count as left out, but its tokens do.
     """

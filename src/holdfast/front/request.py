@@ -24,7 +24,7 @@ from holdfast.wire.requests import (
 class PlacedAnswer:
     """An earlier answer whose text is part of a prompt.
 
-    When the prompt is tokenized, the tokens of the answer as they were generated replace the
+    When the prompt is tokenized, the generated tokens of the answer replace the
     characters from `start` to `end` (exclusive).
     """
 

@@ -165,7 +165,7 @@ class InProcessClient:
     def ask(self, command: Question) -> Answer:
         """Send a command that the worker answers once.
 
-        Raises WorkerUnavailable if the worker has ended, or ends meanwhile.
+        Raises WorkerUnavailable if the worker has ended, or ends before the answer.
         """
         answer: Future[Answer] = Future()
         with self._alive():

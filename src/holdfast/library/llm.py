@@ -249,13 +249,13 @@ class LLM:
             return stream.read_all()
 
     def stream(self, prompt: TextOrTokens, **options: Unpack[GenerationOptions]) -> TextStream:
-        """Continue a prompt. Returns an iterator over the text as it is generated."""
+        """Continue a prompt. Returns an iterator over the text while it is generated."""
         adapter = options.pop("adapter", "")
         request = request_of(_raw_prompt(prompt), options, limits=self._settings.limits)
         return self._start_answer(request, adapter=adapter)
 
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> TextStream:
-        """Like `chat`, but returns an iterator over the text as it is generated.
+        """Like `chat`, but returns an iterator over the text while it is generated.
 
         The stream's `events` also contain reasoning and tool calls.
         """
@@ -276,7 +276,7 @@ class LLM:
         batch.
 
         A vector has length 1. Raises InvalidRequest for an invalid option or text, or if the model
-        has no embeddings, and GenerationFailed if the model fails.
+        lacks embeddings, and GenerationFailed if the model fails.
         """
         inputs, is_list = _listed(texts)
         adapter = options.pop("adapter", "")
@@ -315,7 +315,7 @@ class LLM:
     ) -> list[_Result]:
         """Return the results in the order of the requests.
 
-        Starts as many requests ahead as the worker accepts.
+        Starts the number of requests ahead that the worker accepts.
         """
         limit = self._settings.scheduler.max_running + self._settings.scheduler.max_queued
         streams: list[_Stream] = []
@@ -453,7 +453,7 @@ class Completion:
 
 
 class TextStream:
-    """Iterates over an answer's text as it is generated, without reasoning and tool calls.
+    """Iterates over an answer's text while it is generated, without reasoning and tool calls.
 
     `events` iterates over all parts of the answer instead; use only one of the two. To stop early,
     call `close` or leave the `with` block.
@@ -497,8 +497,8 @@ class TextStream:
         self.close()
 
     def events(self) -> Iterator[OutputEvent]:
-        """Iterate over everything as it is generated: text, reasoning, tool calls with arguments,
-        and the end.
+        """Iterate over everything while it is generated: text, reasoning, tool calls with
+        arguments, and the end.
         """
         return self._outputs
 
@@ -533,7 +533,7 @@ class TextStream:
         )
 
     def read_all(self) -> Completion:
-        """Wait for the end of the answer and return all of it."""
+        """Wait for the end of the answer and return it."""
         for _ in self._outputs:
             continue
         return self.completion

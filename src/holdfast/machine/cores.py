@@ -39,7 +39,7 @@ def _core_of(cpu: int, cpus: Path) -> tuple[str, ...]:
 
 
 def _cpu_quota(cgroup: Path) -> float:
-    """Return the CPUs granted by the control group (version 2 or 1); 0 if there is no limit."""
+    """Return the CPUs granted by the control group (version 2 or 1); 0 without a limit."""
     try:
         quota, period = (cgroup / "cpu.max").read_text().split()
         return 0.0 if quota == "max" else int(quota) / int(period)

@@ -23,8 +23,8 @@ _KV_SHARE = 0.6
 # that weights and steps leave free
 _UNIFIED_SHARE = 0.8
 _RAM_TIER_PARTS = 4  # cached blocks in RAM get the KV budget divided by this
-# weights are wired if they are at least this share of the working set; the system has no reason to
-# page out smaller ones
+# weights are wired if they are at least this share of the working set; the system need not page
+# out smaller ones
 _WIRED_FROM_SHARE = 0.4
 _WIRED_MARGIN = 1.01  # because buffers are rounded up to whole pages
 _SMALLEST_BUDGET_BYTES = 64 << 20
@@ -165,9 +165,9 @@ def _check_requested(kv_bytes: int | None, memory: DeviceMemory) -> None:
 def state_bytes(working_set_bytes: int, *, taken_bytes: Sequence[int], parts: int = 1) -> int:
     """How many bytes each loaded model may use for KV and cached blocks in RAM.
 
-    This is an equal part of what the loaded models leave of the working set. taken_bytes: weights
-    and step memory of each loaded model. parts: the working set is divided by this first, to leave
-    room for other models whose weights are unknown.
+    This is an equal part of the memory that the loaded models leave of the working set.
+    taken_bytes: weights and step memory of each loaded model. parts: the working set is divided by
+    this first, to leave room for other models whose weights are unknown.
     """
     left = working_set_bytes // parts - sum(taken_bytes)
     return max(0, left // len(taken_bytes))
@@ -214,8 +214,8 @@ def wired_bytes(
     return max(0, min(requested, working_set_bytes - share.wired_bytes))
 
 
-# In the following, a limit is a pair of numbers in bytes: how much may be used, and how much of it
-# is used and cannot be reclaimed.
+# In the following, a limit is a pair of numbers in bytes: how much may be used, and how much is
+# used and cannot be reclaimed.
 
 
 def _process_limits() -> Iterator[tuple[int, int]]:
@@ -358,7 +358,7 @@ def pressure_of(level: int) -> Pressure:
 
 
 def return_large_blocks() -> None:
-    """Make this process return freed blocks of 2 MiB or more to the system at once (glibc).
+    """Make this process return freed blocks of 2 MiB or more to the system immediately (glibc).
 
     By default, glibc keeps freed blocks of up to 32 MiB in per-thread heaps once it has freed one
     of that size. After some requests with images, a front kept 90 MB.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 _TASKS = Path("/proc/self/task")
-# A process that uses less of a core than this makes no progress. Threads that only wait for the
+# A process that uses less of a core than this does not progress. Threads that only wait for the
 # interpreter lock wake up 200 times a second, which takes 0.2 % of a core for each of them.
 LEAST_SHARE = 0.02
 

@@ -326,7 +326,7 @@ def _name_commit(repository: Path, revision: str, commit: str) -> None:
         if not file.is_file() or file.read_text() != commit:
             with atomic_write(file) as written:
                 written.write(commit.encode())
-    except OSError as error:  # a read-only cache is used as it is
+    except OSError as error:  # a read-only cache is used unchanged
         _logger.warning("%s cannot be written: %s", file, error)
 
 
@@ -462,7 +462,7 @@ def cached_models(cache: Path) -> dict[str, Path]:
 
 
 def local_folder(source: ModelSource, environ: Mapping[str, str]) -> Path | None:
-    """Return the folder of a model; None if nothing of that revision was fetched.
+    """Return the folder of a model; None if that revision was never fetched.
 
     Raises ModelLoadError.
     """
@@ -554,8 +554,8 @@ def _hub_id(name: str) -> str:
 def _snapshot(repository: Path, revision: str = "") -> Path | None:
     """Return the folder of a revision; None if it does not exist.
 
-    Without a revision, return the folder of the main branch, or that of the latest snapshot if
-    there is no main branch.
+    Without a revision, return the folder of the main branch, or that of the latest snapshot
+    without a main branch.
     """
     ref = repository / "refs" / (revision or "main")
     try:

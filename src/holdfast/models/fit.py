@@ -24,7 +24,7 @@ from holdfast.models.quantization import check_weights
 from holdfast.models.weight_files import checked_tensors, tensor_bytes
 
 _WEIGHTS_SHARE = 0.75  # share of the memory that macOS lets a GPU use, if system and GPU share it
-_KV_SHARE = 0.6  # KV gets this share of what the weights leave free, as in `device_memory`
+_KV_SHARE = 0.6  # of the memory that the weights leave free, as in `device_memory`
 _GROUP_BITS = 32 / 64  # 16 bits each for scale and bias, per 64 weights
 BITS = (8, 6, 4)
 AS_IS = "as is"
@@ -103,7 +103,7 @@ def choice_for(total_bytes: int, need: Need, *, parameters: int, context_tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSize:
-    """The size of a model as it is stored."""
+    """The stored size of a model."""
 
     config: Mapping[str, Any]
     weight_bytes: int
@@ -228,7 +228,7 @@ def _packed_per_item(part: str) -> int | None:
 def _parameters(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> int:
     """The number of parameters.
 
-    A quantized weight has as many parameters as it has scales, times the group size.
+    The parameters of a quantized weight are its scales times the group size.
     """
     table = quantization_of(config)
     usual = table.get("group_size", _GROUP_SIZE)

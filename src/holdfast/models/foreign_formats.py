@@ -1,4 +1,4 @@
-"""Quantization formats of other tools: how they are declared, and which of them mlx-lm converts
+"""Quantization formats of other tools: how they are declared, and which ones mlx-lm converts
 correctly when it loads a model.
 
 `READ_FORMATS` lists the latter, with the model types for which the logits were compared with those
@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-# files beside config.json in which other tools describe their quantization
+# files next to config.json in which other tools describe their quantization
 SETTINGS_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 Tensors: TypeAlias = Mapping[str, Mapping[str, Any]]
 """The tensors of all weight files by name, each with its `dtype` and `shape`."""

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from holdfast.errors import ModelLoadError, NoSuchModel
 
-_LOOKUP_SECONDS = 2.5  # for looking up the Hub's host name; nothing else limits that time
+_LOOKUP_SECONDS = 2.5  # for looking up the Hub's host name; this alone limits that time
 _PATIENCE_SECONDS = 2.0  # how long to wait before the warning that the Hub is slow
 # how long to wait for the Hub's first answer; huggingface_hub itself tries for 23 s and prints each
 # attempt
@@ -32,7 +32,7 @@ _ASK_SECONDS = 2.0
 _SILENCE_SECONDS = 30.0
 REVISION = re.compile(r"(?!\.)[\w.-]+(/(?!\.)[\w.-]+)*")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-# the library puts these into paths as they are
+# the library puts these into paths unchanged
 _NAME = re.compile(r"[\w+=~-][\w.+=~-]{0,254}")
 _COMMIT_HEADER = "x-repo-commit"
 _ETAG_HEADERS = ("etag", "x-linked-etag")
@@ -175,7 +175,7 @@ def _check_answers() -> None:
 
     The library uses ETags, commits and hashes as file names, so a mirror could make it write files
     anywhere. Answers are checked as they arrive, so no call of the library can bypass the check. An
-    ETag may be any text, so one that is no plain name is replaced by a hash of it, except an empty
+    ETag may be any text, so one that is not a plain name is replaced by its hash, except an empty
     one: it does not tell files apart, so it counts as missing.
     Also limits how long the Hub may be silent.
     """

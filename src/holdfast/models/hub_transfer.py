@@ -155,7 +155,7 @@ def _has_xet() -> bool:
 
 
 def _receive(url: str, file: IO[bytes], metadata: Any, *, add: Callable[[float], None]) -> bool:
-    """Append the missing bytes, over as many connections as it takes. Returns whether the file has
+    """Append the missing bytes, over several connections if necessary. Returns whether the file has
     its announced size; False if the Hub sent more.
     """
     size: int | None = metadata.size
@@ -210,7 +210,9 @@ def _start_over(file: IO[bytes]) -> None:
 
 
 def _lock_path(etag: str, repository: Path) -> Path:
-    """The library's own lock file of a blob, so that the library never writes the file meanwhile."""
+    """The library's own lock file of a blob, so that the library never writes the file at the same
+    time.
+    """
     return repository.parent / ".locks" / repository.name / f"{etag}.lock"
 
 

@@ -25,7 +25,7 @@ HOW_TO_INSTALL: Final = "in the clone: pip install -c constraints.txt '.[vision]
 MAX_ASPECT_RATIO: Final = 200  # image processors refuse more
 _FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 FORMATS_SHOWN: Final = "PNG, JPEG, WebP, GIF or BMP"
-# Each scan of a progressive JPEG passes over the whole image. Encoders write about 10 of them; a
+# Each scan of a progressive JPEG passes over the whole image. Encoders write about 10 scans; a
 # small file can have thousands, which would take minutes.
 _MOST_SCANS: Final = 50
 _SCAN: Final = b"\xff\xda"

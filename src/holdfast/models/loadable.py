@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 
 from holdfast.errors import DamagedModel, ModelLoadError, UnusableModel
 from holdfast.lru_cache import LruCache
-from holdfast.models.chat_templates import check_templates, template_sources
 from holdfast.models.model_folder import (
     check_is_folder,
     check_supported,
@@ -95,6 +94,8 @@ def _signature(folder: Path) -> _Signature:
 
 
 def _result(folder: Path, signature: _Signature) -> _Checked:
+    from holdfast.models.chat_templates import check_templates, template_sources  # reads jinja2
+
     try:
         config = checked_config(folder)
         check_supported(config)

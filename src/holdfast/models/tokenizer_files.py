@@ -25,7 +25,7 @@ _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 def read_backend(folder: Path) -> Backend:
     """Return the tokenizer in the folder.
 
-    Converts it if there is no tokenizer.json. Raises ModelLoadError.
+    Converts it if tokenizer.json is missing. Raises ModelLoadError.
     """
     path = folder / "tokenizer.json"
     return _read_backend(path) if path.is_file() else _convert(folder)
@@ -155,7 +155,7 @@ def _read_backend(path: Path) -> Backend:
 
 
 def _convert(folder: Path) -> Backend:
-    """Convert a tokenizer that has no tokenizer.json. Uses transformers."""
+    """Convert a tokenizer without tokenizer.json. Uses transformers."""
     if not any((folder / name).is_file() for name in CONVERTIBLE):
         raise UnusableModel(
             f"{folder} has no tokenizer: neither tokenizer.json nor {', '.join(CONVERTIBLE)}"

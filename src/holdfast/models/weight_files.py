@@ -1,7 +1,7 @@
 """Checks the weight files of a model before MLX reads them.
 
 MLX reads lazily, and evaluating a truncated file can abort the whole process. So the header of each
-file is first compared with the file's size. Nothing else is read.
+file is first compared with the file's size. Only the headers are read.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ and the disk all use it. Its key is a hash of the block and of everything before
 mean equal chains. `Block` does not say where the keys and values are: in live state, in RAM, or in
 the store.
 
-The file of a block is a preamble, a header and the payload. Checksums cover every byte of it.
+The file of a block is a preamble, a header and the payload. Checksums cover every byte.
 
     0   8s   magic "HOLDFST" and a line feed
     8   u32  format version
@@ -14,7 +14,7 @@ The file of a block is a preamble, a header and the payload. Checksums cover eve
     24  16s  xxh3-128 of the payload (the parts), padding included
     40  8x   zeros
     48  16s  xxh3-128 of bytes 0..47, the header and its padding
-    64  header: a msgpack array (see `BlockHeader`), zeros up to a multiple of 64; then the parts,
+    64  header: a msgpack array (see `_Header`), zeros up to a multiple of 64; then the parts,
     each padded likewise
 
 All integers are little-endian. Both checksums are seeded with the key, so a payload is valid only
@@ -32,7 +32,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import xxhash
@@ -130,14 +130,10 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StoredBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """A block with its bytes. The bytes must not change once a store has them.
-
-    kv_bits: the form of the keys and values in the parts; of a state, always "native".
-    """
+    """A block with its bytes. The bytes must not change once a store has them."""
 
     block: Block
     parts: tuple[Part, ...]
-    kv_bits: str = "native"
 
     @property
     def key(self) -> BlockKey:
@@ -161,26 +157,27 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_missing(self) -> bool:
-        """Whether the block has no file. The blocks after it become usable again once it is
+        """Whether the block lacks a file. The blocks after it become usable again once it is
         recomputed and stored.
         """
         return self.file_bytes == 0
 
 
 class StoreChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """What has happened to blocks since the last call of `changes`."""
+    """The changes of blocks since the last call of `changes`."""
 
     stored: tuple[BlockKey, ...] = ()  # durable by now
     lost: tuple[BlockKey, ...] = ()  # dropped, evicted, or found missing or damaged
 
 
-def root_key(fingerprint: str, tenant: str = "", kv_bits: str = "native") -> BlockKey:
-    """The parent key of the first block of every chain of one model, tenant and `kv_bits`.
+def root_key(fingerprint: str, tenant: str = "", form: str = "native") -> BlockKey:
+    """The parent key of the first block of every chain of one model, tenant and form of keys and
+    values.
 
-    Chains with different `kv_bits` are separate, because the keys and values that later layers
-    compute depend on whether attention saw quantized ones in earlier layers.
+    Chains in different forms are separate, because the keys and values that later layers compute
+    depend on whether attention saw quantized ones in earlier layers.
     """
-    named = (fingerprint if kv_bits == "native" else f"{fingerprint}, KV {kv_bits}").encode()
+    named = (fingerprint if form == "native" else f"{fingerprint}, KV {form}").encode()
     digest = hashlib.blake2b(digest_size=KEY_BYTES, person=_ROOT)
     digest.update(struct.pack("<Q", len(named)) + named + tenant.encode())
     return digest.digest()
@@ -191,10 +188,10 @@ def child_key(
 ) -> BlockKey:
     """The key of a block that follows the first `parent_tokens` tokens of block `parent`.
 
-    The parent of a first block is the root, with 0 tokens; a state has no tokens of its own.
+    The parent of a first block is the root, with 0 tokens; a state does not contain tokens.
 
     Keys separate tenants and models, so the hash must resist deliberate collisions. blake2b takes 2
-    µs for 256 tokens (blake3 is no faster at this size).
+    µs for 256 tokens (blake3 is not faster at this size).
     """
     if len(parent) != KEY_BYTES:
         raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(parent)}")
@@ -229,26 +226,9 @@ def reachable_keys(by_depth: Iterable[Entry]) -> set[BlockKey]:
     return reachable
 
 
-class BlockHeader(Block, array_like=True, frozen=True, kw_only=True):
-    """The header of a block's file: first the fields of the block, then the following ones in this
-    order.
-
-    kv_bits: as in `StoredBlock`. Files of earlier versions do not have it, and may be quantized
-        nevertheless. They belong to models of other fingerprints, so this version only evicts them.
-    """
-
-    fingerprint: str  # of the model
-    part_bytes: tuple[int, ...]
-    kv_bits: str = "native"
-
-    @property
-    def block(self) -> Block:
-        """The block that the header describes."""
-        return Block(**{name: getattr(self, name) for name in Block.__struct_fields__})
-
-
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(BlockHeader)
+# the fields of a block, the fingerprint of its model, and the size of each part
+_Header: TypeAlias = tuple[bytes, bytes, int, BlockKind, int, bytes, str, tuple[int, ...]]
+_HEADER_FIELDS = 8  # files of earlier versions have a further one
 
 
 def _aligned(size: int) -> int:
@@ -276,14 +256,8 @@ def encode_block(stored: StoredBlock, *, fingerprint: str) -> tuple[Part, ...]:
     The parts must be C-contiguous.
     """
     payload = tuple(_padded(stored.parts))
-    header = _ENCODER.encode(
-        BlockHeader(
-            **msgspec.structs.asdict(stored.block),
-            fingerprint=fingerprint,
-            part_bytes=tuple(memoryview(part).nbytes for part in stored.parts),
-            kv_bits=stored.kv_bits,
-        )
-    )
+    sizes = tuple(memoryview(part).nbytes for part in stored.parts)
+    header = msgspec.msgpack.encode((*msgspec.structs.astuple(stored.block), fingerprint, sizes))
     payload_sum = _checksum(stored.key, payload)
     preamble = _PREAMBLE.pack(_MAGIC, FORMAT, len(header), sum(map(len, payload)), payload_sum)
     padded_header = header + bytes(-len(header) % ALIGNMENT)
@@ -334,19 +308,18 @@ def decode_block(content: bytes, key: BlockKey, *, model: str) -> StoredBlock:
 def _verified_block(
     buffer: memoryview, key: BlockKey, preamble: bytes, *, model: str
 ) -> StoredBlock:
-    header = _verified_header(buffer, key, preamble)
-    if fingerprint_id(header.fingerprint) != model:
+    block, fingerprint, part_bytes = _verified_header(buffer, key, preamble)
+    if fingerprint_id(fingerprint) != model:
         raise BadBlock(key, "belongs to another model")
     payload = buffer[_payload_start(preamble) :].toreadonly()
     if _checksum(key, (payload,)) != _PREAMBLE.unpack(preamble)[4]:
         raise BadBlock(key, "wrong payload checksum")
-    parts = tuple(_parts_of(payload, header.part_bytes))
-    return StoredBlock(block=header.block, parts=parts, kv_bits=header.kv_bits)
+    return StoredBlock(block=block, parts=tuple(_parts_of(payload, part_bytes)))
 
 
-def read_header(path: Path, key: BlockKey) -> BlockHeader:
+def read_header(path: Path, key: BlockKey) -> tuple[Block, str]:
     """Read and verify the header of a file, and check the file's length, without reading the
-    payload.
+    payload. Returns the block and the fingerprint of its model.
 
     Raises BlockMissing, BlockUnreadable, BadBlock.
     """
@@ -354,7 +327,8 @@ def read_header(path: Path, key: BlockKey) -> BlockHeader:
         preamble = _read_preamble(file, key)
         head = memoryview(bytearray(_payload_start(preamble)))
         _fill(file, head, key)
-    return _verified_header(head, key, preamble)
+    block, fingerprint, _ = _verified_header(head, key, preamble)
+    return block, fingerprint
 
 
 @contextmanager
@@ -415,8 +389,10 @@ def _fill(file: int, buffer: memoryview, key: BlockKey) -> None:
         done += got
 
 
-def _verified_header(head: memoryview, key: BlockKey, preamble: bytes) -> BlockHeader:
-    """Return the header if its checksum is right.
+def _verified_header(
+    head: memoryview, key: BlockKey, preamble: bytes
+) -> tuple[Block, str, tuple[int, ...]]:
+    """Return the block, the fingerprint and the sizes of the parts if the checksum is right.
 
     `preamble` was read first; the file may have changed since then.
     """
@@ -428,16 +404,16 @@ def _verified_header(head: memoryview, key: BlockKey, preamble: bytes) -> BlockH
         raise BadBlock(key, "changed while it was read")
     _, _, header_bytes, payload_bytes, _ = _PREAMBLE.unpack(preamble)
     try:
-        header = _DECODER.decode(head[ALIGNMENT : ALIGNMENT + header_bytes])
-    except msgspec.MsgspecError as error:
+        fields = msgspec.msgpack.decode(head[ALIGNMENT : ALIGNMENT + header_bytes], type=list[Any])
+        *own, fingerprint, sizes = msgspec.convert(fields[:_HEADER_FIELDS], _Header)
+        block = Block(**dict(zip(Block.__struct_fields__, own, strict=True)))
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise BadBlock(key, f"header: {error}") from error
-    if header.key != key:
-        raise BadBlock(key, f"the file holds block {header.key.hex()[:12]}")
-    if sum(map(_aligned, header.part_bytes)) != payload_bytes or any(
-        size < 0 for size in header.part_bytes
-    ):
+    if block.key != key:
+        raise BadBlock(key, f"the file holds block {block.key.hex()[:12]}")
+    if sum(map(_aligned, sizes)) != payload_bytes or any(size < 0 for size in sizes):
         raise BadBlock(key, "wrong part lengths in the header")
-    return header
+    return block, fingerprint, sizes
 
 
 def _parts_of(payload: memoryview, part_bytes: tuple[int, ...]) -> Iterator[Part]:

@@ -56,7 +56,7 @@ MARKER_STEM = "HOLDFAST-STORE-"
 MARKER = MARKER_STEM + "2"
 _EARLIER_MARKER = MARKER_STEM + "1"
 BLOCK_SUFFIX = ".block"
-_NAME_FILE = "name"  # file beside a model's blocks with the name under which it was last served
+_NAME_FILE = "name"  # file next to a model's blocks with the name under which it was last served
 _LONGEST_NAME = 200
 
 _OUR_FOLDERS = (
@@ -367,7 +367,7 @@ def is_folder(settings: StoreSettings) -> bool:
 
 
 def library_folder(settings: StoreSettings, environ: Mapping[str, str]) -> str:
-    """Like `chosen_folder`, but for the Python library, which has no store on disk by default."""
+    """Like `chosen_folder`, for the Python library, which lacks a store on disk by default."""
     return "" if settings.folder == AUTO else chosen_folder(settings, environ)
 
 

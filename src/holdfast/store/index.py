@@ -1,4 +1,4 @@
-"""The index: what is stored, when it was last used, what is pinned, how much was written today.
+"""The index: the stored blocks, their last uses and pins, and the number of bytes written today.
 
 SQLite, one thread per object.
 
@@ -28,7 +28,6 @@ import xxhash
 from holdfast.store.block import (
     BadBlock,
     Block,
-    BlockHeader,
     BlockKey,
     BlockMissing,
     BlockUnreadable,
@@ -303,7 +302,7 @@ class BlockIndex:
         self._write("DELETE FROM pins WHERE until <= ?", [(now,)])
 
     def newest_use(self) -> float | None:
-        """The time of the most recent use of any block; None if there are no blocks."""
+        """The time of the most recent use of any block; None without blocks."""
         (newest,) = self._database.execute("SELECT max(last_used) FROM blocks").fetchone()
         return float(newest) if isinstance(newest, float) else None
 
@@ -500,7 +499,7 @@ def reconcile(index: BlockIndex, folder: StoreFolder) -> Gone:
         if place == (found.model, found.file_bytes):
             continue
         try:
-            header = _header_of(found)
+            block, fingerprint = _header_of(found)
         except BlockUnreadable as failure:
             unreadable.append(failure)
             continue
@@ -514,12 +513,12 @@ def reconcile(index: BlockIndex, folder: StoreFolder) -> Gone:
             wrong.append(found.key)
         # The time of the last use is unknown; the time of writing is the best substitute.
         fresh[found.key] = Entry(
-            block=header.block,
+            block=block,
             model=found.model,
             file_bytes=found.file_bytes,
             last_used=found.modified,
         )
-        fingerprints[found.model] = header.fingerprint
+        fingerprints[found.model] = fingerprint
     lost += (key for key, (_, file_bytes) in unseen.items() if file_bytes > 0)
     if wrong:
         index.remove_rows(wrong)
@@ -536,11 +535,11 @@ def reconcile(index: BlockIndex, folder: StoreFolder) -> Gone:
     return dict.fromkeys(lost) | damaged
 
 
-def _header_of(found: BlockFile) -> BlockHeader:
-    header = read_header(found.path, found.key)
-    if fingerprint_id(header.fingerprint) != found.model:
+def _header_of(found: BlockFile) -> tuple[Block, str]:
+    block, fingerprint = read_header(found.path, found.key)
+    if fingerprint_id(fingerprint) != found.model:
         raise BadBlock(found.key, "belongs to another model")
-    return header
+    return block, fingerprint
 
 
 def index_files(folder: StoreFolder) -> list[Path]:
@@ -553,7 +552,7 @@ def index_files(folder: StoreFolder) -> list[Path]:
 
 
 def remove_index(path: Path) -> None:
-    """Remove an index file and the files that SQLite keeps beside it. Raises OSError."""
+    """Remove an index file and the files that SQLite keeps next to it. Raises OSError."""
     for suffix in ("", "-wal", "-shm", "-journal"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.machine.clocks import RetentionClock
+from holdfast.machine.retention_clock import RetentionClock
 from holdfast.store.block import (
     BlockKey,
     Entry,
@@ -57,7 +57,7 @@ class StoreSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovalReport:
-    """What was deleted."""
+    """The deleted items."""
 
     keys: tuple[BlockKey, ...]
     freed_bytes: int

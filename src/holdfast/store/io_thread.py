@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.machine.clocks import RetentionClock
+from holdfast.machine.retention_clock import RetentionClock
 from holdfast.store.block import (
     BadBlock,
     BlockKey,
@@ -89,7 +89,7 @@ class IoThread:
         # failed changes to retry; only the latest of each kind and name counts
         self._undone: dict[tuple[str, str], Callable[[], None]] = {}
         self._undone_at = 0.0
-        self._to_remove: dict[BlockKey, None] = {}  # blocks whose files are to be deleted
+        self._to_remove: dict[BlockKey, None] = {}  # blocks whose files must be deleted
         self._used: dict[BlockKey, float] = {}
         self._used_since = 0.0
         self._retry_at: float | None = None  # set while the folder cannot be written
@@ -303,7 +303,7 @@ class IoThread:
     def _publish(self) -> list[Entry]:
         """Make the oldest files durable, and add them to the index.
 
-        Blocks that arrive meanwhile are written to the incoming folder.
+        Blocks that arrive before are written to the incoming folder.
         """
         group = self._ahead.group(most_bytes=GROUP_BYTES, most_blocks=GROUP_BLOCKS)
         try:

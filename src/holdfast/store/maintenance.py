@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.config import StoreSettings
-from holdfast.machine.clocks import RetentionClock
+from holdfast.machine.retention_clock import RetentionClock
 from holdfast.store.block import (
     BadBlock,
     BlockKey,
@@ -259,7 +259,7 @@ class StoreMaintenance:
     def set_aside_damaged(self) -> tuple[int, list[BlockKey]]:
         """Quarantine the files that were found damaged when the index was opened.
 
-        Returns the number of damaged files, and the keys of all blocks that are gone.
+        Returns the number of damaged files, and the keys of all lost blocks.
         """
         gone = self.supervisor.gone
         self.supervisor.gone = {}

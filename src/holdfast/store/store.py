@@ -1,8 +1,8 @@
 """Blocks of bytes on disk: put, read, list, remove. Callers never wait for the disk.
 
-Durability: `put` returns at once. A block survives the death of this process as soon as its bytes
-are written, which takes milliseconds if the disk is fast enough: the next process that opens the
-store salvages it. A block survives a power cut once `changes().stored` contains it, or after
+Durability: `put` returns immediately. A block survives the death of this process as soon as its
+bytes are written, which takes milliseconds if the disk is fast enough: the next process that opens
+the store salvages it. A block survives a power cut once `changes().stored` contains it, or after
 `flush()`: then its file, the file's name and the folder are synced, which takes 50 ms plus the
 disk's own time. Blocks may be lost (queue full, no room, no disk), but they are never wrong.
 """
@@ -48,7 +48,7 @@ Answer = TypeVar("Answer")
 
 
 class BlockReader:
-    """Reads blocks on a thread of its own. Any thread may call `ask`."""
+    """Reads blocks on a separate thread. Any thread may call `ask`."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class BlockStore:
     def put(self, block: StoredBlock) -> None:
         """Queue a block for writing.
 
-        The block can be read at once. If the queue is full, the block is dropped and counted.
+        The block can be read immediately. If the queue is full, the block is dropped and counted.
 
         The parts must be contiguous and must not change any more. They are released once the block
         is on disk.
@@ -217,7 +217,7 @@ class BlockStore:
         return self._ask(self._io.entries, otherwise=())
 
     def changes(self) -> StoreChanges:
-        """Return what has become durable and what was lost since the last call.
+        """Return the blocks that have become durable and those lost since the last call.
 
         A key may be in both lists.
         """
@@ -248,7 +248,7 @@ class BlockStore:
     # -- small named records
 
     def put_record(self, name: str, data: bytes) -> None:
-        """Save a small record of this model; returns at once.
+        """Save a small record of this model; returns immediately.
 
         Raises ValueError unless the name has 32 hexadecimal digits.
         """

@@ -2,7 +2,7 @@
 complete but not durable yet.
 
 Files are made durable in groups: first all files are written, then one round of fsync follows, then
-they get their final names. A complete file is in the incoming folder as soon as it is written. If
+they get their final names. A complete file is in the incoming folder once it is written. If
 this process is killed, the next one that opens the store salvages it. fsync and the rename also
 protect it from a power cut. Writing never waits for a whole round of fsync: a slow disk delays
 durability, but does not change what survives a kill.
@@ -182,7 +182,7 @@ class Mailbox:
         return self._closed
 
     def close(self) -> None:
-        """Refuse everything new. What is queued is still handed out."""
+        """Refuse everything new. Queued blocks are still handed out."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -318,7 +318,7 @@ def salvage(folder: StoreFolder) -> int:
             name = path.name.partition(".")[0]
             try:
                 key = bytes.fromhex(name) if len(name) == 2 * KEY_BYTES else b""
-                fingerprint = read_header(path, key).fingerprint
+                _, fingerprint = read_header(path, key)
                 read_block(path, key, model=fingerprint_id(fingerprint))
             except (BlockMissing, BlockUnreadable) as failure:
                 _LOG.warning("a file of a dead process is left for the next start: %s", failure)

@@ -76,7 +76,7 @@ class CacheMap(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A summary of a prefix cache: its largest parts, each after its parent.
 
     hidden_trees: how many trees are not listed. is_complete: false if the cache has too many blocks
-    to visit all of them.
+    to visit all.
     """
 
     call_id: str

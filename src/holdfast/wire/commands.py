@@ -31,7 +31,8 @@ MOST_STEP_TOKENS = 1 << 20
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit on the reasoning tokens of an answer, however often the reasoning is interrupted.
+    """A limit on the reasoning tokens of an answer, for any number of interruptions of the
+    reasoning.
 
     At the limit, the worker forces the tokens that end the reasoning. As long as a grammar does not
     allow these tokens, the reasoning continues.
@@ -87,7 +88,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     grammar: str = ""  # for llguidance; empty: no constraint
     thinking_budget: ThinkingBudget | None = None
     tenant: str = ""  # tenants do not share cached prefixes
-    session_id: str = ""  # opened by the request if the tenant has no session of that id
+    session_id: str = ""  # opened by the request if the tenant lacks a session of that id
     # whether it is a further choice of an answer of its session, which the next turn probably does
     # not continue
     is_alternative: bool = False
@@ -109,7 +110,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     @property
     def is_idle_work(self) -> bool:
-        """Whether the request runs only while the worker has nothing else to do."""
+        """Whether the request runs only while the worker is otherwise idle."""
         return self.read_ahead is not None
 
     def without_session(self, *, forget: bool) -> SequenceRequest:
@@ -143,7 +144,7 @@ class SequenceControl(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class ThoughtLimit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Change the reasoning budget of a sequence. Reasoning tokens generated so far are included.
 
-    A budget of 0 ends the reasoning at once, and prevents more. The worker ignores unknown ids.
+    A budget of 0 ends the reasoning immediately, and prevents more. The worker ignores unknown ids.
     """
 
     request_id: RequestId
@@ -161,7 +162,7 @@ class WorkerControl(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Change how many sequences may run at once and how many tokens a step may have.
+    """Change how many sequences may run concurrently and how many tokens a step may have.
 
     Sequences that exceed `max_running` wait again; none is lost. Invalid limits change nothing. The
     next `WorkerStatistics` contain the limits that are in effect.

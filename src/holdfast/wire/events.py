@@ -190,7 +190,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0  # from admission to the first token
     decode_seconds: float = 0.0  # from the first token to the last
-    waited: dict[WaitReason, float] = {}  # seconds, by what the request waited for
+    waited: dict[WaitReason, float] = {}  # seconds, by the reason for waiting
 
 
 class CacheOutcome(enum.StrEnum):
@@ -199,7 +199,7 @@ class CacheOutcome(enum.StrEnum):
     COMPLETE = "complete"  # all tokens but the last were cached; the last one is always prefilled
     NEW_TOKENS = "new_tokens"  # the cached sequence ends where the hit ends
     DIVERGED = "diverged"  # the cached sequence differs after the hit
-    NOTHING_STORED = "nothing_stored"  # nothing is cached for this model and tenant
+    NOTHING_STORED = "nothing_stored"  # the cache is empty for this model and tenant
     # more is cached, but this model can resume only at a saved checkpoint
     NO_BOUNDARY = "no_boundary"
     EVICTED = "evicted"
@@ -209,7 +209,7 @@ class CacheOutcome(enum.StrEnum):
     # prompt, or for a mean of hidden states
     SCORED = "scored"
     FAILED = "failed"  # the cache failed; the reason is in the worker's log
-    OFF = "off"  # this worker has no cache
+    OFF = "off"  # this worker works without a cache
 
     @property
     def is_miss(self) -> bool:

@@ -94,7 +94,7 @@ class ImageAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 def image_keys(layout: ImageLayout) -> TokenIds:
-    """The image keys that stand for an image in the token ids of a prompt.
+    """The image keys that replace an image in the token ids of a prompt.
 
     If the image has so few tokens that their keys could equal those of another image, the keys are
     random: the image is never found in the prefix cache.

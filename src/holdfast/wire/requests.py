@@ -94,8 +94,8 @@ takes that of its last token.
 class ServiceClass(msgspec.Struct, frozen=True, kw_only=True):
     """How the scheduler ranks a request."""
 
-    # the client that the request belongs to; flows share the machine fairly, however many requests
-    # each of them has
+    # the client that the request belongs to; flows share the machine fairly, for any number of
+    # requests of each
     flow: str = ""
     priority: Priority = "interactive"
 

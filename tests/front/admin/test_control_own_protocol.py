@@ -308,6 +308,7 @@ async def test_it_is_documented_and_listed_without_affecting_others() -> None:
     assert without_slash.text.endswith("bye\n")
 
 
+@pytest.mark.slow
 async def test_it_is_served_over_a_real_worker(tmp_path: Path) -> None:
     settings = Settings(server=ServerSettings(port=0, shutdown_seconds=0))
     folder = served_model_folder()

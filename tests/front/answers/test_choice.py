@@ -227,15 +227,6 @@ def test_logprobs_have_text_bytes_offset_and_alternatives() -> None:
     assert tokens[0].top[0].logprob == -0.5
 
 
-def test_a_stop_string_cuts_logprobs_and_text_alike() -> None:
-    events = run(
-        choice(want_logprobs=True, stops=("lo t",)), [encode("hello the world")], scored=True
-    )
-    tokens = [token for event in events if isinstance(event, TextDelta) for token in event.logprobs]
-    assert texts(events) == "hel"
-    assert [(token.text, token.raw) for token in tokens] == [("hel", b"hel")]
-
-
 @given(answers())
 def test_tokens_and_logprobs_spell_exactly_the_visible_text(
     case: tuple[str, list[tuple[int, ...]], tuple[str, ...]],

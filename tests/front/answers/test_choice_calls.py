@@ -4,7 +4,6 @@ exactly once.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import cache
 from itertools import count, groupby
@@ -323,14 +322,3 @@ def test_ids_have_the_familys_format_and_are_unique(
     dialect = ModelDialect(family=family, calls=form)
     events, _ = answer(text, dialect=dialect, earlier_call_ids=earlier, random_text=numbered())
     assert [event.id for event in events if isinstance(event, ToolCallStarted)] == expected
-
-
-def test_arguments_of_a_finished_call_join_to_an_object() -> None:
-    events, _ = answer(ANSWER, per_event=3)
-    for call in (0, 1):
-        parts = [
-            event.text
-            for event in events
-            if isinstance(event, ToolArgumentsDelta) and event.call == call
-        ]
-        assert json.loads("".join(parts)) == {"word": "stop"}

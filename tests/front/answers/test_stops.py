@@ -62,20 +62,6 @@ def test_a_possible_stop_string_is_never_shown(parts: list[str], stops: list[str
         assert shown == text[: len(text) - longest]
 
 
-def test_text_after_a_stop_string_is_dropped() -> None:
-    scanner = StopScanner(["END"])
-    assert scanner.push("text EN") == "text "
-    assert (scanner.push("D and more"), scanner.found is not None) == ("", True)
-    assert scanner.push("more") == ""
-    assert scanner.flush() == ""
-
-
-def test_an_unfinished_stop_string_is_shown_late_but_completely() -> None:
-    scanner = StopScanner(["\n\nUser:"])
-    assert scanner.push("Hello\n\nUs") == "Hello"
-    assert scanner.push("ually") == "\n\nUsually"
-
-
 TOKENS = 128
 
 

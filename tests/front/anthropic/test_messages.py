@@ -113,60 +113,6 @@ async def test_required_fields_are_required(field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"max_tokens": -1}, "max_tokens"),
-        ({"max_tokens": "9"}, "max_tokens"),
-        ({"messages": []}, "messages"),
-        ({"model": ""}, "model"),
-        ({"temperature": 1.5}, "temperature"),
-        ({"top_k": -1}, "top_k"),
-        ({"stop_sequences": ["a", "b", "c"]}, "stop_sequences"),
-        ({"stop_sequences": [""]}, "stop_sequences.0"),
-        ({"stop_sequences": ["x" * 1025]}, "stop_sequences.0"),
-        ({"thinking": {"type": "sometimes"}}, "thinking.type"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
-        ({"output_config": {"effort": "huge"}}, "output_config.effort"),
-        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
-        ({"container": "c"}, "container"),
-        ({"mcp_servers": [{}]}, "mcp_servers"),
-        ({"cache_control": {"type": "eternal"}}, "cache_control.type"),
-        (
-            {"system": [{"type": "text", "text": "s", "cache_control": EPHEMERAL}] * 5},
-            "cache_control",
-        ),
-        ({"messages": [{"role": "user"}]}, "messages.0.content"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
-        ({"messages": [USER, {"role": "assistant", "content": "so "}]}, "messages.1.content"),
-        (
-            {
-                "messages": [
-                    USER,
-                    {
-                        "role": "assistant",
-                        "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}],
-                    },
-                ]
-            },
-            "messages.1.content",
-        ),
-        (
-            {
-                "messages": [
-                    {"role": "user", "content": [{"type": "redacted_thinking", "data": "x"}]}
-                ]
-            },
-            "messages.0.content",
-        ),
-    ],
-)
-async def test_an_invalid_field_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
-    status, message = await refused(**fields)
-    wanted = 422 if named == "max_tokens" else 400  # see tests/front/server/test_problem.py
-    assert (status, message.startswith(f"`{named}`")) == (wanted, True), message
-
-
-@pytest.mark.parametrize(
     "more",
     [
         {"service_tier": "auto"},

@@ -162,7 +162,7 @@ async def test_streams_end_with_one_error_if_no_worker_starts_again(
         await made.stop()
     first, *later = [
         msgspec.json.decode(path.read_bytes(), type=CrashReport)
-        for path in sorted(crashes.iterdir())
+        for path in sorted(crashes.glob("*.crash.json"))
     ]
     assert [request.prompt_tokens for request in first.requests] == [3] * MOST_REQUESTS
     assert first.more_requests == 2

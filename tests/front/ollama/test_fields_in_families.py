@@ -64,8 +64,10 @@ def test_the_format_is_enforced_after_the_thought(family: str, form: Any) -> Non
             request, model.dialect, prompt=prompt, limits=LimitsSettings(), tools=ToolsSettings()
         ).text
 
-        def takes(text: str, grammar: str = grammar) -> bool:
-            matcher = LLMatcher(tokenizer, grammar, log_level=0)
+        compiled = LLMatcher(tokenizer, grammar, log_level=0)
+
+        def takes(text: str, compiled: LLMatcher = compiled) -> bool:
+            matcher = compiled.deep_copy()
             tokens = tokenizer.tokenize_str(text, parse_special=True)
             return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 

@@ -213,45 +213,6 @@ async def test_the_format_is_requested_in_every_thinking_mode(
     assert gateway.request.output_format == found
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages.0.images"),
-        ({"messages": [{"role": "nobody", "content": "x"}]}, "messages.0.role"),
-        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages.0.content"),
-        ({"messages": "hi"}, "messages"),
-        ({"format": "yaml"}, "format"),
-        ({"format": True}, "format"),
-        ({"think": "hard"}, "think"),
-        ({"think": 1}, "think"),
-        ({"stream": "yes"}, "stream"),
-        ({"keep_alive": "soon"}, "keep_alive"),
-        ({"keep_alive": True}, "keep_alive"),
-        ({"keep_alive": "5 m"}, "keep_alive"),
-        ({"options": []}, "options"),
-        ({"options": {"num_predict": -3}}, "options.num_predict"),
-        ({"options": {"stop": ["a"] * 100}}, "options.stop"),
-        ({"options": {"kv_bits": 8}}, "options.kv_bits"),
-        ({"options": {"truncation": "middle"}}, "options.truncation"),
-        ({"top_logprobs": 3}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 10_000}, "top_logprobs"),
-        ({"tools": [{"type": "web_search", "function": {"name": "x"}}]}, "tools.0.type"),
-        ({"tools": [{"type": "function"}]}, "tools.0.function"),
-        ({"tools": [WEATHER, WEATHER]}, "tools.1.function.name"),
-        ({"width": 512}, "width"),
-        ({"template": "{{ .Prompt }}"}, "template"),
-    ],
-)
-async def test_a_wrong_field_is_named_and_reaches_no_worker(
-    fields: dict[str, Any], named: str
-) -> None:
-    gateway = ScriptedGateway()
-    response = await asked(gateway, **fields)
-    assert response.status_code == 400
-    assert f"`{named}" in response.json()["error"]
-    assert gateway.requests == []
-
-
 @pytest.mark.parametrize("value", ["5m", "1h30m", "1.5h", -1, 300, 0.5, "-1", "300", "100ms", None])
 async def test_keep_alive_is_accepted(value: Any) -> None:
     assert (await asked(ScriptedGateway(), keep_alive=value)).status_code == 200

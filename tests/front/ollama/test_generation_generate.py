@@ -48,13 +48,6 @@ async def test_a_raw_prompt_excludes_other_fields(field: str) -> None:
     assert (response.status_code, f"`{field}`" in response.json()["error"]) == (400, True)
 
 
-@pytest.mark.parametrize("fields", [{"suffix": "end"}, {"template": "x"}, {"steps": 4}])
-async def test_unsupported_fields_are_refused_by_name(fields: dict[str, Any]) -> None:
-    response = await asked(ScriptedGateway(), GENERATE, **fields)
-    (name,) = fields
-    assert (response.status_code, response.json()["error"].startswith(f"`{name}`: ")) == (400, True)
-
-
 async def test_fields_without_effect_are_accepted() -> None:
     nothing = {
         "suffix": "",

@@ -84,36 +84,6 @@ async def test_embedding_options_reach_the_default_model_with_the_tenant() -> No
 
 
 @pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({}, "input"),
-        ({"input": None}, "input"),
-        ({"input": []}, "input"),
-        ({"input": [[]]}, "input.0"),
-        ({"input": ["a", 1]}, "input.1"),
-        ({"input": [1, "a"]}, "input.1"),
-        ({"input": [[1], [-1]]}, "input.1.0"),
-        ({"input": ["a"] * 4}, "input"),
-        ({"input": "a", "dimensions": 0}, "dimensions"),
-        ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
-        ({"input": "a", "pooling": "cls"}, "pooling"),
-        ({"input": "a", "input_type": "query"}, "input_type"),
-        ({"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
-        ({"input": "a", "model": ""}, "model"),
-    ],
-    ids=str,
-)
-async def test_a_bad_field_is_a_400_by_name_without_embedding(
-    body: dict[str, Any], param: str
-) -> None:
-    gateway = ScriptedGateway()
-    async with client_of(gateway, limits=LimitsSettings(max_inputs=3)) as client:
-        response = await client.post(EMBEDDINGS, json=body)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
-    assert gateway.embedded == []
-
-
-@pytest.mark.parametrize(
     ("refusal", "status", "code"),
     [
         (

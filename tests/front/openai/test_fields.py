@@ -288,48 +288,6 @@ async def test_a_schema_keeps_the_order_of_its_keys() -> None:
     assert list(schema["properties"]) == ["b", "a"]  # type: ignore[index,arg-type]
 
 
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"response_format": {"type": "structural_tag"}}, "response_format.type"),
-        ({"response_format": {}}, "response_format.type"),
-        ({"response_format": "json"}, "response_format"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
-            "response_format.json_schema.schema",
-        ),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": []}}},
-            "response_format.json_schema.schema",
-        ),
-        ({"response_format": {"type": "json_object"}, "guided_regex": "x"}, "guided_regex"),
-        ({"structured_outputs": {"regex": "x", "choice": ["x"]}}, "structured_outputs.regex"),
-        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
-        (
-            {"structured_outputs": {"whitespace_pattern": " "}},
-            "structured_outputs.whitespace_pattern",
-        ),
-        ({"guided_json": "{"}, "guided_json"),
-        ({"guided_json": "5"}, "guided_json"),
-        ({"guided_json": "[" * 100_000}, "guided_json"),
-        ({"guided_json": 5}, "guided_json"),
-        ({"guided_regex": ["x"]}, "guided_regex"),
-        ({"guided_choice": "x"}, "guided_choice"),
-        ({"guided_choice": [5]}, "guided_choice.0"),
-        ({"guided_choice": ["x"] * 5000}, "guided_choice"),
-    ],
-)
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_an_unenforceable_schema_is_refused_by_name(
-    path: str, fields: dict[str, Any], field: str
-) -> None:
-    response, gateway = await posted(path, **fields)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, field)
-    assert gateway.requests == []
-
-
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {}}}
 REFUSED: list[tuple[str, Any]] = [
     ("audio", {"voice": "alloy", "format": "wav"}),

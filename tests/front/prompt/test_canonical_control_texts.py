@@ -26,7 +26,9 @@ from tests.fakes.client_places import (
     tokens_of,
     wrong_places,
 )
+from tests.fakes.family_bundles import OF_EACH_HABIT
 from tests.fakes.family_templates import FAMILY_TEMPLATES
+from tests.fakes.slow import slow
 
 
 @cache
@@ -53,8 +55,13 @@ def backend_of(name: str, *, normalized: bool) -> str:
     return json.dumps(backend)
 
 
-# each family with one of both kinds of tokenizer; the slow test below has all pairs
-FAMILIES = [(name, place % 2 == 1) for place, name in enumerate(sorted(FAMILY_TEMPLATES))]
+# daily, one family of each kind of habits, with one of both kinds of tokenizer; the slow test below
+# has all pairs
+FAMILIES = [
+    case if case[0] in OF_EACH_HABIT else slow(case)[0]
+    for place, name in enumerate(sorted(FAMILY_TEMPLATES))
+    for case in [(name, place % 2 == 1)]
+]
 
 
 @pytest.mark.parametrize(("name", "normalized"), FAMILIES)

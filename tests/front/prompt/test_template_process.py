@@ -61,7 +61,7 @@ MORE_HOSTILE = {
 }
 PROMPT = ChatPrompt(messages=({"role": "user", "content": "Hi"},))
 GOOD = "{% for message in messages %}{{ message.content }}{% endfor %}"
-BUSY = "{% for i in range(99999) %}{% for j in range(8) %}{% endfor %}{% endfor %}"
+BUSY = "{% for i in range(99999) %}{% for j in range(4) %}{% endfor %}{% endfor %}"
 SLOW = "{% if messages[0].content == 'Hi' %}" + BUSY + "{% endif %}" + GOOD
 PICKY = "{% if messages[0].content == 'loop' %}" + NESTED_RANGES + "{% endif %}" + GOOD
 

@@ -232,10 +232,9 @@ def test_system_messages_are_cut_last() -> None:
     assert all("left out here" in message["content"] for message in both.messages)
 
 
-@pytest.mark.parametrize("around", [0, 60])
+@pytest.mark.parametrize(("around", "forgets"), [(0, False), (60, True)])
 @pytest.mark.parametrize("fixed", [30, 700, 940])
 @pytest.mark.parametrize("longest", [3, 40, 400, 4000])
-@pytest.mark.parametrize("forgets", [False, True])
 def test_few_prompts_are_counted_and_few_texts_are_cut(
     around: int, fixed: int, longest: int, forgets: bool
 ) -> None:

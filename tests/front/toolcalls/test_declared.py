@@ -84,6 +84,34 @@ def test_a_malformed_schema_allows_any_type(schema: Any) -> None:
     assert ParameterTypes(schema).of_parameter("text") == frozenset()
 
 
+@pytest.mark.parametrize(
+    ("reference", "allowed"),
+    [
+        ("#/$defs/a~1b", {"boolean"}),
+        ("#/$defs/one%20two", {"integer"}),
+        ("#spot", {"number"}),
+        ("https://x.org/tool#/$defs/a~1b", {"boolean"}),
+        ("#/prefixItems/1", {"null"}),
+        ("https://other.org/tool#/$defs/a~1b", set()),
+        ("#/$defs/missing", set()),
+        ("#nowhere", set()),
+        (7, set()),
+    ],
+)
+def test_references_into_the_schema_are_followed(reference: Any, allowed: set[str]) -> None:
+    schema = {
+        "$id": "https://x.org/tool",
+        "$defs": {
+            "a/b": {"type": "boolean"},
+            "one two": {"type": "integer"},
+            "c": {"$anchor": "spot", "type": "number"},
+        },
+        "prefixItems": [{}, {"type": "null"}],
+        "properties": {"key": {"$ref": reference}},
+    }
+    assert ParameterTypes(schema).of_parameter("key") == allowed
+
+
 @given(
     raw=st.text(alphabet="{}[]()\"'\\,: \nnulltrue0123-.", max_size=40),
     types=st.sets(st.sampled_from(sorted(JSON_TYPES | {"string"}))),

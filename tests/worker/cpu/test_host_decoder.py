@@ -197,6 +197,7 @@ def test_each_sequence_draws_the_same_as_alone(
     assert host_decoder.of(loaded.model)
     rng = random.Random(f"{name} fused")
     runner = choose_layout(loaded.model, vocab_size=VOCAB_SIZE)
+    assert runner.name == "rows", runner.reason
     engine = Engine(runner, vocab_size=VOCAB_SIZE)
     runner.learn_form(engine.measure_costs().form)
     tolerance = FP32_TOLERANCE if kv_bits == "native" else 0.5

@@ -124,7 +124,7 @@ def test_a_form_with_wrong_results_is_refused_and_native_used(
 
     def wrong(layer: QuantizedKV, start: int, end: int) -> Any:
         arrays = right(layer, start, end)
-        if layer.kv_bits != "8":
+        if layer.bits != (8, 8):
             return arrays
         return tuple(-array if array.dtype != views.mx.uint32 else array for array in arrays)
 

@@ -39,6 +39,14 @@ def test_models_are_imported_with_the_seam_and_without_transformers_or_the_hub()
     assert version.startswith("0.")
 
 
+def test_a_worker_imports_what_it_uses_only() -> None:
+    loaded = run(
+        "import holdfast.worker.loop.process, holdfast.worker.loop.serving\n"
+        "seams.mlx_lm_utils(); loaded('asyncio', 'ssl', 'jinja2')"
+    )
+    assert loaded == ["False", "False", "False"]
+
+
 def test_the_placeholder_becomes_the_real_package_when_used() -> None:
     code = (
         "utils = seams.mlx_lm_utils(); import mlx_lm; version = mlx_lm.__version__\n"

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.worker.kv.bits import BITS, KVBits
-from holdfast.worker.kv.codec import PayloadFormat, check_sizes, named_bits, to_bytes
+from holdfast.worker.kv.codec import PayloadFormat, check_sizes, to_bytes
 from holdfast.worker.kv.layer import ArrayForm, CheckpointLayout, HeadsForm, SnapshotMismatch
-from holdfast.worker.kv.live import KVBlock, ModelForm, StateCheckpoint
-from holdfast.worker.kv.quantized import dequantized, quantized, stored_bits
+from holdfast.worker.kv.live import ModelForm, Snapshot
+from holdfast.worker.kv.quantized import dequantized, quantized
+from holdfast.worker.prefix.chain import Root
 
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 FORMS: list[KVBits] = ["native", *BITS]
@@ -28,32 +29,30 @@ def a_run(
     layers: int = 2,
     dimension: int = 64,
     start: int = 3,
-) -> KVBlock:
+) -> Snapshot:
     key = mx.random.key(tokens * 31 + layers)
     arrays = tuple(
         mx.random.normal((1, 2, tokens, dimension), key=key).astype(dtype)
         for _ in range(2 * layers)
     )
-    return KVBlock(start=start, tokens=tokens, arrays=arrays)
+    return Snapshot(start=start, tokens=tokens, arrays=arrays)
 
 
-def format_of(run: KVBlock) -> PayloadFormat:
+def format_of(run: Snapshot) -> PayloadFormat:
     heads = tuple(HeadsForm.of_array(array) for array in run.arrays)
     return PayloadFormat(model=ModelForm(block=heads))
 
 
-def packed(run: KVBlock, kv_bits: KVBits) -> KVBlock:
+def packed(run: Snapshot, kv_bits: KVBits) -> Snapshot:
     if kv_bits == "native":
         return run
     bits = itertools.cycle(BITS[kv_bits])
     arrays = tuple(part for array in run.arrays for part in quantized(array, next(bits)))
-    return replace(run, arrays=arrays, kv_bits=kv_bits)
+    return replace(run, arrays=arrays)
 
 
-def back_from(run: KVBlock, payloads: PayloadFormat) -> KVBlock:
-    return payloads.block_from_bytes(
-        to_bytes(run), start=run.start, tokens=run.tokens, kv_bits=run.kv_bits
-    )
+def back_from(run: Snapshot, payloads: PayloadFormat, form: KVBits = "native") -> Snapshot:
+    return payloads.snapshot(to_bytes(run), start=run.start, tokens=run.tokens, form=form)
 
 
 def bits(array: mx.array) -> bytes:
@@ -83,8 +82,8 @@ def test_a_quantized_run_is_small_and_close_and_can_be_cut(
     stored = packed(run, kv_bits)
     mx.eval(stored.arrays)
     assert stored.nbytes <= share * 2 * sum(array.size for array in run.arrays)  # of bf16
-    whole = back_from(stored, format_of(run))
-    assert whole.kv_bits == kv_bits
+    whole = back_from(stored, format_of(run), kv_bits)
+    assert whole.is_quantized
     part = stored.cut(10, offset=5)
     for at, original in enumerate(run.arrays):
         kept, first = (
@@ -96,7 +95,7 @@ def test_a_quantized_run_is_small_and_close_and_can_be_cut(
 
 
 def test_only_runs_ending_with_a_block_are_stored_quantized() -> None:
-    found = [stored_bits("8", end=end, block_tokens=256) for end in (1, 255, 256, 257, 512)]
+    found = [Root(b"", form="8").form_at(end) for end in (1, 255, 256, 257, 512)]
     assert found == ["native", "native", "8", "native", "8"]
 
 
@@ -106,12 +105,12 @@ def test_a_state_survives_serialization(dtype: mx.Dtype, filled: list[bool]) -> 
     window = (mx.ones((1, 2, 7, 4), dtype), mx.zeros((1, 2, 7, 4), dtype))
     layers = (CheckpointLayout("window"), CheckpointLayout("recurrent", len(filled), slots))
     arrays = (*window, *(mx.full((1, 3, 5), index + 0.5, dtype) for index in slots))
-    state = StateCheckpoint(position=12, layers=layers, arrays=arrays)
+    state = Snapshot(start=12, layers=layers, arrays=arrays)
     mx.eval(arrays)
     forms = tuple(ArrayForm.of_array(array) for array in arrays)
     payloads = PayloadFormat(model=ModelForm(block=(), layers=layers, checkpoint=forms))
-    back = payloads.checkpoint_from_bytes(to_bytes(state), position=12)
-    assert back.position == 12
+    back = back_from(state, payloads)
+    assert (back.start, back.tokens) == (12, 0)
     assert back.layers == layers
     assert [bits(array) for array in back.arrays] == [bits(array) for array in arrays]
 
@@ -126,16 +125,9 @@ def test_bytes_that_do_not_fit_the_model_are_refused() -> None:
         ((), "there are 0 arrays"),
     ):
         with pytest.raises(SnapshotMismatch, match=message):
-            payloads.block_from_bytes(wrong, start=3, tokens=9, kv_bits="native")
+            payloads.snapshot(wrong, start=3, tokens=9, form="native")
     with pytest.raises(SnapshotMismatch, match="bytes instead of"):
-        payloads.block_from_bytes(parts, start=3, tokens=8, kv_bits="native")
-
-
-def test_only_the_names_of_known_forms_are_taken() -> None:
-    assert [named_bits(name) for name in FORMS] == FORMS
-    for name in ("", "5", "Native"):
-        with pytest.raises(SnapshotMismatch, match="unknown form"):
-            named_bits(name)
+        payloads.snapshot(parts, start=3, tokens=8, form="native")
 
 
 @pytest.mark.parametrize("kv_bits", FORMS)
@@ -146,17 +138,17 @@ def test_packed_bytes_fit_only_their_models_form(kv_bits: KVBits, dtype: mx.Dtyp
     stored = packed(run, kv_bits)
     mx.eval(stored.arrays)
     parts = to_bytes(stored)
-    forms = payloads.block_forms(9, kv_bits)
+    forms = payloads.forms(start=3, tokens=9, form=kv_bits)
     assert forms == [ArrayForm.of_array(array) for array in stored.arrays]
     check_sizes(forms, parts)
     heads = payloads.model.block[0]
     wider = HeadsForm(2, 128, heads.dtype)
     for other in (ModelForm(block=(heads,) * 2), ModelForm(block=(heads, wider) * 2)):
         with pytest.raises(SnapshotMismatch):
-            PayloadFormat(model=other).block_from_bytes(parts, start=3, tokens=9, kv_bits=kv_bits)
+            back_from(stored, PayloadFormat(model=other), kv_bits)
     for other_bits in FORMS:
         if other_bits != kv_bits:
             with pytest.raises(SnapshotMismatch):
-                payloads.block_from_bytes(parts, start=3, tokens=9, kv_bits=other_bits)
+                back_from(stored, payloads, other_bits)
     with pytest.raises(SnapshotMismatch):
         check_sizes(forms, (*parts[:-1], parts[-1][:-1]))

@@ -8,7 +8,7 @@ import pytest
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.kinds import Composite, ForeignState
 from holdfast.worker.kv.layer import Layer, SnapshotMismatch
-from holdfast.worker.kv.live import KVBlock, LiveState, StateCheckpoint
+from holdfast.worker.kv.live import LiveState, Snapshot
 from holdfast.worker.kv.recurrent import RecurrentState
 from holdfast.worker.kv.window import WindowKV
 
@@ -29,7 +29,7 @@ def read(state: LiveState, tokens: int = TOKENS) -> None:
             leaf.append(keys, -keys)
 
 
-def snapshots(state: LiveState) -> tuple[list[KVBlock], StateCheckpoint]:
+def snapshots(state: LiveState) -> tuple[list[Snapshot], Snapshot]:
     blocks = [state.copy_block(start=start, tokens=6) for start in (0, 6)]
     return blocks, state.copy_checkpoint()
 

@@ -15,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from holdfast.worker.cpu import kv_codes
 from holdfast.worker.kv.bits import BITS, KVBits
-from holdfast.worker.kv.layer import HeadsForm, SnapshotMismatch
-from holdfast.worker.kv.live import KVBlock, LiveBase, LiveState, start_from
+from holdfast.worker.kv.layer import HeadsForm
+from holdfast.worker.kv.live import LiveBase, LiveState, Snapshot, start_from
 from holdfast.worker.kv.quantized import Dequantize, QuantizedKV, dequantized, quantized
 
 BLOCK = 8
@@ -49,7 +49,9 @@ class Sequences(RuleBasedStateMachine):
 
     def empty(self) -> LiveState:
         form = (HeadsForm.of_array(self.pair[0]), HeadsForm.of_array(self.pair[1]))
-        layer = QuantizedKV(self.kv_bits, form=form, block_tokens=BLOCK, dequantize=self.dequantize)
+        layer = QuantizedKV(
+            BITS[self.kv_bits], form=form, block_tokens=BLOCK, dequantize=self.dequantize
+        )
         state = LiveState([layer])
         state.reserve(MOST)
         return state
@@ -118,7 +120,7 @@ class Sequences(RuleBasedStateMachine):
             state.copy_block(start=start, tokens=end - start)
             for start, end in itertools.pairwise([0, *ends])
         ]
-        assert {block.kv_bits for block in blocks if block.tokens == BLOCK} <= {self.kv_bits}
+        assert all(block.is_quantized for block in blocks if block.tokens == BLOCK)
         restored = self.empty()
         restored.restore(blocks, None)
         self.keep(restored)
@@ -141,7 +143,7 @@ TestSequences.settings = settings(max_examples=30, stateful_step_count=30)
 @pytest.mark.parametrize(("kv_bits", "share"), [("8", 0.28), ("4", 0.16), ("8/4", 0.22)])
 def test_a_token_takes_a_fraction_of_its_float32_size(kv_bits: KVBits, share: float) -> None:
     form = (HeadsForm(2, 64, "float32"), HeadsForm(2, 64, "float32"))
-    layer = QuantizedKV(kv_bits, form=form, block_tokens=256)
+    layer = QuantizedKV(BITS[kv_bits], form=form, block_tokens=256)
     assert layer.bytes_per_token() <= share * 2 * 2 * 64 * 4
     state = LiveState([layer])
     state.reserve(4096)
@@ -158,13 +160,13 @@ def test_a_token_takes_a_fraction_of_its_float32_size(kv_bits: KVBits, share: fl
 def test_a_block_cut_within_codes_is_continued_by_codes() -> None:
     """Two chains that diverge within a block: the second has the common tokens as codes."""
     form = (HeadsForm(2, 64, "float32"), HeadsForm(2, 64, "float32"))
-    layer = QuantizedKV("8", form=form, block_tokens=BLOCK)
+    layer = QuantizedKV((8, 8), form=form, block_tokens=BLOCK)
     state = LiveState([layer])
     layer.append(KEYS[:, :, :20], VALUES[64][:, :, :20])
     state.tokens = 20
     whole = state.copy_block(start=0, tokens=16)
-    assert isinstance(whole, KVBlock)
-    restored = LiveState([QuantizedKV("8", form=form, block_tokens=BLOCK)])
+    assert isinstance(whole, Snapshot)
+    restored = LiveState([QuantizedKV((8, 8), form=form, block_tokens=BLOCK)])
     restored.restore([whole.cut(11), whole.cut(5, offset=11)], None)
     state.rewind(3)
     first, second = (
@@ -180,15 +182,3 @@ def _continued(state: LiveState) -> LiveState:
     layer.append(KEYS[:, :, 16:17], VALUES[64][:, :, 16:17])
     state.tokens += 1
     return state
-
-
-def test_a_block_in_other_bits_does_not_fit() -> None:
-    form = (HeadsForm(2, 64, "float32"), HeadsForm(2, 64, "float32"))
-    state = LiveState([QuantizedKV("8", form=form, block_tokens=BLOCK)])
-    (layer,) = state.leaves
-    assert isinstance(layer, QuantizedKV)
-    layer.append(KEYS[:, :, :BLOCK], VALUES[64][:, :, :BLOCK])
-    state.tokens = BLOCK
-    other = LiveState([QuantizedKV("4", form=form, block_tokens=BLOCK)])
-    with pytest.raises(SnapshotMismatch, match="in 8 bits, not in 4"):
-        other.restore([state.copy_block(start=0, tokens=BLOCK)], None)

@@ -65,7 +65,7 @@ class Conversions(RuleBasedStateMachine):
 
     def quantized_layer(self) -> QuantizedKV:
         layer = QuantizedKV(
-            self.kv_bits,
+            BITS[self.kv_bits],
             form=form_of(self.pair),
             block_tokens=BLOCK,
             dequantize=kv_codes.dequantize,
@@ -159,7 +159,7 @@ def test_sequences_that_share_a_prefix_share_its_codes() -> None:
     form = form_of((KEYS, VALUES[64]))
     leaves: list[LayerState] = []
     for state in (first, second):
-        state.quantize([QuantizedKV("8", form=form, block_tokens=BLOCK)])
+        state.quantize([QuantizedKV((8, 8), form=form, block_tokens=BLOCK)])
         leaves += state.leaves
     codes = [next(leaf.frozen_arrays()) for leaf in leaves]
     assert codes[0] is codes[1]
@@ -176,14 +176,14 @@ def test_a_conversion_counts_shared_and_retained_tokens_once() -> None:
         for tokens in (110, 50)
     )
     read(second, 20)
-    alone = Conversion.of([first], "8")
+    alone = Conversion.of([first], (8, 8))
     assert alone == Conversion(sequences=1, tokens=120, shared_tokens=120, converted_tokens=0)
-    two = Conversion.of([first, second], "8")
+    two = Conversion.of([first, second], (8, 8))
     assert two == Conversion(sequences=2, tokens=140, shared_tokens=120, converted_tokens=0)
-    assert Conversion.of([first, second, third], "8").shared_tokens == 0
+    assert Conversion.of([first, second, third], (8, 8)).shared_tokens == 0
     assert shared_beginning(first) is shared_beginning(second) is shared_beginning(third)
-    first.quantize([QuantizedKV("8", form=form_of((KEYS, VALUES[64])), block_tokens=BLOCK)])
-    rest = Conversion.of([second, third], "8")
+    first.quantize([QuantizedKV((8, 8), form=form_of((KEYS, VALUES[64])), block_tokens=BLOCK)])
+    rest = Conversion.of([second, third], (8, 8))
     assert rest == Conversion(sequences=2, tokens=130, shared_tokens=0, converted_tokens=110)
 
 
@@ -194,10 +194,10 @@ def test_a_shrunk_converted_part_is_reconverted_for_a_longer_holder() -> None:
         LiveBase(state=first, tokens=10, use="shared"), [FullKV()], is_restored=False
     )
     form = form_of((KEYS, VALUES[64]))
-    first.quantize([QuantizedKV("8", form=form, block_tokens=BLOCK)])  # the first block only
+    first.quantize([QuantizedKV((8, 8), form=form, block_tokens=BLOCK)])  # the first block only
     first.freeze()
     read(second, 7)
-    second.quantize([QuantizedKV("8", form=form, block_tokens=BLOCK)])
+    second.quantize([QuantizedKV((8, 8), form=form, block_tokens=BLOCK)])
     (layer,) = second.leaves
     assert isinstance(layer, QuantizedKV)
     found = mx.concatenate([keys for keys, _ in layer.parts(17)], axis=2)

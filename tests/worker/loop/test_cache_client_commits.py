@@ -12,7 +12,7 @@ import pytest
 from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.sequences import Ledger, LiveSequence
-from holdfast.worker.prefix.chain import Cursor
+from holdfast.worker.prefix.chain import Cursor, Root
 from tests.fakes.fake_cache import BLOCK, FakeCache, KeepingEngine
 from tests.fakes.looped_worker import a_scheduler, a_sequence, request
 
@@ -36,7 +36,7 @@ class Committing:
         asked = request(name, *range(1, tokens + 1))
         self.engine.open(asked, capacity_tokens=100)
         sequence = a_sequence(asked)
-        sequence.start.cursor = Cursor(b"")
+        sequence.start.cursor = Cursor(Root(b""))
         return sequence
 
     def read(self, sequence: LiveSequence, tokens: int) -> object:
@@ -125,14 +125,14 @@ def test_a_failed_commit_does_not_affect_other_sequences(
     for sequence in (a, b):
         subject.read(sequence, BLOCK)
         subject.client.copy_rest(sequence, has_ended=True)
-    insert, failures = subject.cache.insert, [RuntimeError("the cache fails")]
+    keep, failures = subject.cache.keep, [RuntimeError("the cache fails")]
 
     def fails_once(*args: Any, **more: Any) -> tuple[bytes, ...]:
         if failures:
             raise failures.pop()
-        return insert(*args, **more)
+        return keep(*args, **more)
 
-    monkeypatch.setattr(subject.cache, "insert", fails_once)
+    monkeypatch.setattr(subject.cache, "keep", fails_once)
     subject.client.flush()
     assert subject.ended == ["b"]
     assert [record.message for record in caplog.records] == ["the rest of request a is not cached"]

@@ -24,7 +24,7 @@ from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.probe import choose_layout
-from holdfast.worker.kv.live import KVBlock
+from holdfast.worker.kv.live import Snapshot
 from holdfast.worker.prefix.lookup import LiveChain
 from tests.fakes.caching_worker import CachingWorker, greedy, random_prompt, tiny_worker
 from tests.fakes.live_state import open_sequences
@@ -36,7 +36,7 @@ from tests.fakes.stepped_worker import answer_alone
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
 NAN, INFINITY = math.nan, math.inf
-ENGINES = [Engine, RunningAhead]
+ENGINES = [RunningAhead, *slow(Engine)]
 EMBEDDED: dict[str, Any] = {"pooling": "last"}
 SCORED: dict[str, Any] = {"want_prompt_logprobs": True, "scored_from": 299}
 
@@ -296,7 +296,7 @@ def tokens_kept(subject: CachingWorker) -> set[int]:
     found: set[int] = set()
     for key in subject.index._tree:
         if subject.index._tree.has_node(key):
-            packed = subject.index._tree.place_of(key)[0].packed
+            packed = subject.index._tree.node(key).packed
             found.update(
                 int.from_bytes(packed[at : at + 4], "little") for at in range(0, len(packed), 4)
             )
@@ -380,18 +380,17 @@ def of_another_form(subject: CachingWorker) -> None:
     """
     payloads = subject.index._ram._payloads
     whole = max(
-        (len(payload.arrays) for payload in payloads.values() if isinstance(payload, KVBlock)),
+        (len(payload.arrays) for payload in payloads.values() if isinstance(payload, Snapshot)),
         default=0,
     )
     for key, payload in payloads.items():
-        assert isinstance(payload, KVBlock)
+        assert isinstance(payload, Snapshot)
         if len(payload.arrays) == whole and whole % 2 == 0:
             arrays = (*payload.arrays[:-2], mx.concatenate(payload.arrays[-2:], axis=2))
             mx.eval(arrays)
-            payloads[key] = KVBlock(
+            payloads[key] = Snapshot(
                 start=payload.start,
                 tokens=payload.tokens,
-                kv_bits=payload.kv_bits,
                 arrays=arrays,
             )
 

@@ -22,10 +22,11 @@ METHODS = [
     "advance",
     "prefix",
     "policy",
-    "insert",
+    "keep",
     "forget",
     "gone",
-    "forget_unsound",
+    "distrust",
+    "blame",
     "tend",
     "offer_rest",
 ]

@@ -96,7 +96,7 @@ def test_preempted_sequences_continue_with_their_drafts(
     name: str, engine: type[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script: list[Sequence[Command]] = [
-        [greedy(name, random_prompt(10, name), max_tokens=30) for name in "abcd"]
+        [greedy(name, random_prompt(10, name), max_tokens=40) for name in "abcd"]
     ]
     answers = plain_answers(script, name=name)
     forced_drafts.force(monkeypatch, answers, seed="preempted")
@@ -109,7 +109,7 @@ def test_preempted_sequences_continue_with_their_drafts(
 def test_a_request_can_be_cancelled_during_verification(
     engine: type[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script: list[Sequence[Command]] = [requests()]
+    script: list[Sequence[Command]] = [requests(longer=10)]
     answers = plain_answers(script)
     forced_drafts.force(monkeypatch, answers, seed="cancelled")
     for steps in (3, 5):
@@ -128,7 +128,7 @@ def test_stop_tokens_end_answers_at_the_same_place(
 ) -> None:
     answers = plain_answers([requests()])
     rng = random.Random(3)
-    stops = tuple(rng.choice(tokens[10:]) for tokens in answers.values())
+    stops = tuple(rng.choice(tokens[6:]) for tokens in answers.values())
     script: list[Sequence[Command]] = [requests(stop_token_ids=stops)]
     stopped = plain_answers(script)
     forced_drafts.force(monkeypatch, answers, seed="stops")

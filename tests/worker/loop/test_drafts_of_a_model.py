@@ -162,7 +162,7 @@ def test_preempted_sequences_continue_with_their_drafts(
     engine: type[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script: list[Sequence[Command]] = [
-        [greedy(name, random_prompt(10, name), max_tokens=30) for name in "abcd"]
+        [greedy(name, random_prompt(10, name), max_tokens=40) for name in "abcd"]
     ]
     answers = plain_answers(script)
     ask_always(monkeypatch, seed="preempted")
@@ -175,7 +175,7 @@ def test_preempted_sequences_continue_with_their_drafts(
 def test_a_request_can_be_cancelled_at_any_time(
     engine: type[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script: list[Sequence[Command]] = [requests()]
+    script: list[Sequence[Command]] = [requests(longer=10)]
     answers = plain_answers(script)
     ask_always(monkeypatch, seed="cancelled")
     for steps in (3, 5):

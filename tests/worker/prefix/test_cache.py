@@ -19,9 +19,10 @@ from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast.worker.engine.sequence import Kept, keep_everything
 from holdfast.worker.kv.codec import check_values, to_bytes
 from holdfast.worker.kv.layer import ArrayForm, SnapshotMismatch
-from holdfast.worker.kv.live import KVBlock
+from holdfast.worker.kv.live import Snapshot
 from holdfast.worker.kv.quantized import quantized
-from holdfast.worker.prefix.chain import pack_tokens
+from holdfast.worker.prefix.chain import Cursor, pack_tokens
+from holdfast.worker.prefix.lookup import CachedStart
 from tests.fakes.architectures import KEEPABLE, each_of, probed
 from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.poison import Change, rewrite
@@ -94,11 +95,12 @@ def test_stored_blocks_have_the_measured_form_at_any_length(
         for span in spans:
             subject.engine.collect(subject.engine.dispatch(StepPlan(spans=(span,))))
             kept = left_by(subject.engine)
-            cursor = subject.cache.cursor(tenant=f"{tokens} {span.start}")
-            assert subject.cache.insert(cursor, sequence_of(subject.engine), kept)
+            cursor = Cursor(subject.index.root(tenant=f"{tokens} {span.start}"))
+            assert subject.cache.keep(cursor, sequence_of(subject.engine), kept)
         subject.engine.close("a")
     for key in tuple(subject.index._tree):
-        assert subject.cache.forget_unsound((key,)) == ()
+        start = CachedStart(cursor=Cursor(subject.index.root()), blocks=(key,))
+        assert subject.cache.distrust(start, ()) == ()
 
 
 def left_by(engine: Engine) -> Kept:
@@ -119,7 +121,7 @@ def sequence_of(engine: Engine) -> bytes:
 def test_one_non_finite_value_is_detected(dtype: mx.Dtype, value: float) -> None:
     keys = mx.random.normal((1, 2, 9, 16)).astype(dtype)
     values = mx.random.normal((1, 2, 9, 16)).astype(dtype)
-    run = KVBlock(start=0, tokens=9, arrays=(keys, values))
+    run = Snapshot(start=0, tokens=9, arrays=(keys, values))
     forms = [ArrayForm(str(dtype).removeprefix("mlx.core."), (1, 2, 9, 16))] * 2
     check_values(forms, to_bytes(run))
     assert Kept(request_id="a", blocks=(run,)).is_finite
@@ -140,14 +142,14 @@ def test_quantized_values_that_exceed_the_type_of_their_scales_are_not_stored() 
     kept = made.engine.keep_rest("a")
     assert kept is not None
     first = kept.blocks[0]
-    assert first.kv_bits == "8"
+    assert first.is_quantized
     large = quantized(mx.full((1, 2, 256, 64), 1e9) * mx.random.normal((1, 2, 256, 64)), 8)
     beyond = replace(first, arrays=(*large, *first.arrays[3:]))
     packed = pack_tokens(chain)
-    cursor = made.cache.cursor(kv_bits="8")
-    assert made.cache.insert(cursor, packed, Kept(request_id="a", blocks=(beyond,))) == ()
-    assert made.cache.cached_tokens(packed, tenant="", kv_bits="8") == 0
-    assert made.cache.insert(cursor, packed, Kept(request_id="a", blocks=(first,)))
+    cursor = Cursor(made.index.root(form="8"))
+    assert made.cache.keep(cursor, packed, Kept(request_id="a", blocks=(beyond,))) == ()
+    assert made.cache.cached_tokens(packed, root=made.index.root(form="8")) == 0
+    assert made.cache.keep(cursor, packed, Kept(request_id="a", blocks=(first,)))
     made.engine.close("a")
 
 
@@ -162,8 +164,8 @@ def test_a_quantized_block_longer_than_its_chain_is_not_stored(known: int) -> No
     kept = made.engine.keep_rest("a")
     assert kept is not None
     packed = pack_tokens(chain[:known])
-    made.cache.insert(made.cache.cursor(kv_bits="8"), packed, kept)
-    assert made.cache.cached_tokens(packed, tenant="", kv_bits="8") == known // 256 * 256
+    made.cache.keep(Cursor(made.index.root(form="8")), packed, kept)
+    assert made.cache.cached_tokens(packed, root=made.index.root(form="8")) == known // 256 * 256
     made.engine.close("a")
     inbox = made.serve([[greedy("b", (*chain[:known], 1, 2, 3))]])
     fresh = wide_worker("llama", kv_bits="8").serve([[greedy("b", (*chain[:known], 1, 2, 3))]])

@@ -18,7 +18,7 @@ from holdfast.worker.prefix.cache_map import (
     RecentMaps,
     cache_map,
 )
-from holdfast.worker.prefix.chain import pack_tokens
+from holdfast.worker.prefix.chain import Cursor, pack_tokens
 from holdfast.worker.prefix.index import PrefixIndex
 from tests.fakes.caching_worker import greedy
 from tests.fakes.chains import keep_checkpoint, read_chain
@@ -42,7 +42,9 @@ def shown(
 
 
 def user(index: PrefixIndex, name: str, *chains: list[int], tenant: str = "") -> CacheUser:
-    branches = [index.branch(pack_tokens(chain), tenant=tenant) for chain in chains]
+    branches = [
+        index.branch(pack_tokens(chain), root=index.root(tenant=tenant)) for chain in chains
+    ]
     return CacheUser(name, tenant, branches)
 
 
@@ -135,7 +137,7 @@ def test_the_largest_branches_are_listed_and_the_others_counted() -> None:
 
 def test_a_very_large_cache_is_visited_partially() -> None:
     index = library()
-    cursor = index.cursor()
+    cursor = Cursor(index.root())
     for token in range(MOST_BLOCKS + 10):
         index.insert(cursor, pack_tokens([token]), Weight(1))
     found = shown(index)
@@ -147,7 +149,7 @@ def of_tenants(count: int) -> PrefixIndex:
     """Each tenant has cached one block."""
     index = library()
     for tenant in range(count):
-        index.insert(index.cursor(tenant=f"tenant {tenant}"), pack_tokens(HEAD), Weight(8))
+        index.insert(Cursor(index.root(tenant=f"tenant {tenant}")), pack_tokens(HEAD), Weight(8))
     return index
 
 

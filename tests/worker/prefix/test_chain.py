@@ -10,12 +10,13 @@ from holdfast.worker.prefix.chain import (
     ChainBlock,
     ChainState,
     Cursor,
+    Root,
     pack_tokens,
 )
 from holdfast.worker.prefix.tree import PrefixTree
 from tests.fakes.chains import store_chain
 
-ROOT = root_key("model")
+ROOT = Root(root_key("model"))
 
 
 def test_a_blocks_start_is_its_end_minus_its_tokens() -> None:
@@ -35,7 +36,7 @@ def test_branches_are_serialized_with_the_names_of_session_records() -> None:
 
 def test_a_cursor_without_a_node_is_at_the_root() -> None:
     cursor = Cursor(ROOT)
-    assert (cursor.position, cursor.parent_key, cursor.parent_tokens) == (0, ROOT, 0)
+    assert (cursor.position, cursor.parent_key, cursor.parent_tokens) == (0, ROOT.key, 0)
     assert cursor.back_at(0).position == 0
 
 

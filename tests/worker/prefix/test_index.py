@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from holdfast.wire.events import CacheOutcome, Divergence
-from holdfast.worker.prefix.chain import ChainBlock, ChainState, pack_tokens
+from holdfast.worker.prefix.chain import ChainBlock, ChainState, Cursor, pack_tokens
 from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.prefix.lookup import Shortfall
 from holdfast.worker.prefix.tiers import Residence
@@ -97,7 +97,7 @@ def test_stored_blocks_are_not_stored_again() -> None:
     memory = library()
     (first, *_) = read_chain(memory, CHAIN)
     assert read_chain(memory, CHAIN[:4]) == read_chain(memory, CHAIN[:2]) == []
-    assert memory.insert_checkpoint(memory.cursor(), Weight(1)) is None, "of no tokens"
+    assert memory.insert_checkpoint(Cursor(memory.root()), Weight(1)) is None, "of no tokens"
     assert keep_checkpoint(memory, CHAIN[:4]) is not None
     assert keep_checkpoint(memory, CHAIN[:4]) is None
     (overlapping,) = read_chain(memory, [1, 2, 3, 9, 9])
@@ -111,7 +111,7 @@ def test_stored_blocks_are_not_stored_again() -> None:
 def test_a_cursor_follows_the_stored_chain_to_its_end() -> None:
     memory = library()
     read_chain(memory, CHAIN)
-    cursor = memory.cursor()
+    cursor = Cursor(memory.root())
     for end, position in ((3, 3), (2, 3), (6, 6), (99, 8)):
         memory.advance(cursor, pack_tokens([*CHAIN, 9]), end=min(end, 9))
         assert cursor.position == position
@@ -128,7 +128,7 @@ def test_a_cursor_on_an_evicted_block_is_relocated_from_the_root() -> None:
     assert again == second
     memory.forget([first.key], cause=CacheOutcome.FORGOTTEN)
     memory.advance(cursor, pack_tokens(CHAIN), end=8)
-    assert (cursor.position, cursor.parent_key) == (0, cursor.root)
+    assert (cursor.position, cursor.parent_key) == (0, cursor.root.key)
     memory.check_invariants()
 
 

@@ -64,7 +64,8 @@ def test_another_process_restores_every_branch_of_every_tenant(tmp_path: Path) -
         changes = store.changes()
         assert library.disk_changed(stored=changes.stored, lost=changes.lost) == ()
         library.check_invariants()
-        assert library.unsaved() == () and not library._disk._saving
+        assert library.unsaved() == ()
+        assert all(map(library._disk.is_stored, library._disk.keys()))
     with BlockStore(tmp_path / "store", fingerprint=FINGERPRINT) as store:
         library = PrefixIndex(fingerprint=FINGERPRINT, ram_budget_bytes=0, disk=store)
         assert library.load() == len(store.entries())

@@ -142,7 +142,7 @@ class IndexStates(RuleBasedStateMachine):
     @rule(chain=chains, tenant=tenants, end=st.integers(0, 12))
     def begin_to_read(self, chain: list[int], tenant: str, end: int) -> None:
         """A sequence whose cursor is kept while other blocks are added and removed."""
-        cursor = self.index.cursor(tenant=tenant)
+        cursor = Cursor(self.index.root(tenant=tenant))
         self.index.advance(cursor, pack_tokens(chain), end=min(end, len(chain)))
         self.cursors.append((cursor, chain, tenant))
 

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from holdfast.store.block import BlockKey
 from holdfast.wire.events import CacheOutcome
-from holdfast.worker.prefix.chain import pack_tokens
+from holdfast.worker.prefix.chain import Cursor, pack_tokens
 from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.prefix.live_tier import LiveChains
 from holdfast.worker.prefix.lookup import LiveChain
@@ -23,7 +23,7 @@ picks = st.integers(0, 10**6)
 
 def a_chain(index: PrefixIndex, tokens: list[int], *, tenant: str = "") -> LiveChain:
     return LiveChain(
-        request_id="a", tenant=tenant, chain=pack_tokens(tokens), cursor=index.cursor(tenant=tenant)
+        request_id="a", chain=pack_tokens(tokens), cursor=Cursor(index.root(tenant=tenant))
     )
 
 
@@ -160,15 +160,15 @@ def test_the_longest_prefix_wins_then_parked_then_least_loss() -> None:
 
     long, short = add([1, 2, 3, 4, 5, 6]), add([1, 2, 3, 4])
     running, other = add([1, 2, 3, 4], is_parked=False), add([1, 2, 3, 4, 5, 6], tenant="other")
-    assert live.longest(pack_tokens([1, 2, 3, 4, 9]), tenant="", kv_bits="native") == (short, 4)
-    assert live.longest(pack_tokens([1, 2, 3, 4, 5, 9]), tenant="", kv_bits="native") == (long, 5)
-    assert live.longest(pack_tokens([1, 2, 3, 4, 5, 9]), tenant="other", kv_bits="native") == (
+    assert live.longest(pack_tokens([1, 2, 3, 4, 9]), root=index.root(tenant="")) == (short, 4)
+    assert live.longest(pack_tokens([1, 2, 3, 4, 5, 9]), root=index.root(tenant="")) == (long, 5)
+    assert live.longest(pack_tokens([1, 2, 3, 4, 5, 9]), root=index.root(tenant="other")) == (
         other,
         5,
     )
-    assert live.longest(pack_tokens([2]), tenant="", kv_bits="native") == (None, 0)
+    assert live.longest(pack_tokens([2]), root=index.root(tenant="")) == (None, 0)
     long.is_stale = short.is_stale = True
-    assert live.longest(pack_tokens([1, 2, 3, 4, 5]), tenant="", kv_bits="native") == (None, 0), (
+    assert live.longest(pack_tokens([1, 2, 3, 4, 5]), root=index.root(tenant="")) == (None, 0), (
         "nothing of a running one has come out right yet"
     )
     assert live.parked[:2] == [long, short], "what nobody is to begin from leaves first"

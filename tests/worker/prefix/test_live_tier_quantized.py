@@ -44,14 +44,13 @@ def test_cached_tokens_are_those_a_lookup_can_resume(name: str, kv_bits: KVBits)
     first = prompt_of("first", 601)
     answer = made.serve([[greedy("first", first, max_tokens=20)]]).tokens("first")
     stored = (*first, *answer)
+    root = made.index.root(form=kv_bits)
     seen: set[bool] = set()
     for cut in (0, 1, 100, 255, 256, 257, 300, 511, 512, 513, 600, 601, 610, len(stored)):
         packed = pack_tokens((*stored[:cut], *prompt_of("other", 50)))
         for may_move in (True, False):
-            counted = made.cache.cached_tokens(
-                packed, tenant="", kv_bits=kv_bits, may_move=may_move
-            )
-            lookup = made.cache.lookup(packed, kv_bits=kv_bits, may_move=may_move)
+            counted = made.cache.cached_tokens(packed, root=root, may_move=may_move)
+            lookup = made.cache.lookup(packed, root=root, may_move=may_move)
             assert counted == lookup.cached_tokens, (cut, may_move)
             lookup.release()
             seen.add(counted == cut)

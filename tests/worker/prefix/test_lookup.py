@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.wire.events import CacheOutcome, Divergence
-from holdfast.worker.prefix.chain import ChainBlock, Cursor
+from holdfast.worker.prefix.chain import ChainBlock, Cursor, Root
 from holdfast.worker.prefix.lookup import Lookup, ReusePlan, Shortfall
 from holdfast.worker.prefix.tiers import EvictionOrder
 
@@ -12,13 +12,13 @@ def lookup(shortfall: Shortfall, *, order: EvictionOrder | None = None) -> Looku
     """Eight cached tokens, five of them on disk."""
     blocks = (ChainBlock(b"a", 3, 3), ChainBlock(b"b", 4, 7), ChainBlock(b"c", 1, 8))
     plan = ReusePlan(
-        cursor=Cursor(b"root"),
+        cursor=Cursor(Root(b"root")),
         blocks=blocks,
         shortfall=shortfall,
         to_read=(b"b", b"c"),
     )
     hold = (order or EvictionOrder()).pinned(plan.keys)
-    return Lookup(chain=b"", tenant="", kv_bits="native", plan=plan, hold=hold, asked_at=10.0)
+    return Lookup(chain=b"", root=plan.cursor.root, plan=plan, hold=hold, asked_at=10.0)
 
 
 @pytest.mark.parametrize(

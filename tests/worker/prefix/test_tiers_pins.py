@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.store.block import Block
 from holdfast.worker.prefix.tiers import DiskIndex, Pins, RamTier
 from tests.fakes.chains import named
 from tests.fakes.payloads import Weight
@@ -26,16 +25,7 @@ class Pinned:
         return left
 
     def store(self, key: bytes) -> None:
-        self.disk.begin_saving(
-            Block(
-                key=key,
-                parent_key=named("root"),
-                parent_tokens=0,
-                kind="kv",
-                start=0,
-                packed_tokens=b"1234",
-            )
-        )
+        self.disk.begin_saving(key)
         assert self.disk.saved(key)
         self.pins.sync(key)
 

@@ -13,12 +13,13 @@ from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.prefix.chain import (
     ChainBlock,
     ChainState,
+    Root,
     pack_tokens,
 )
 from holdfast.worker.prefix.tree import PrefixTree
 from tests.fakes.chains import a_block, a_checkpoint, match, named, store_chain
 
-ROOT = root_key("model")
+ROOT = Root(root_key("model"))
 token_lists = st.lists(st.integers(0, 2), max_size=30)
 
 
@@ -89,7 +90,7 @@ def test_a_branch_inside_a_block_uses_a_part() -> None:
 
 def test_roots_share_nothing() -> None:
     tree = PrefixTree()
-    other = root_key("model", "somebody else")
+    other = Root(root_key("model", "somebody else"))
     store_chain(tree, ROOT, [1, 2, 3])
     assert match(tree, [1, 2, 3], root=other).tokens == 0
     store_chain(tree, other, [1, 2])
@@ -122,7 +123,7 @@ def chain_cut_at(
     tokens.
     """
     blocks = []
-    parent, parent_tokens = ROOT, 0
+    parent, parent_tokens = ROOT.key, 0
     for begin, end in zip([0, *cuts], [*cuts, len(chain)], strict=True):
         key = child_key(parent, parent_tokens, pack_tokens(chain[begin:end]), "kv")
         blocks.append((key, parent, parent_tokens, chain[begin:end]))
@@ -202,7 +203,7 @@ def test_a_block_without_its_parent_is_refused() -> None:
     for parent, cut in ((named("unknown"), 1), (block, 4), (block, 0)):
         with pytest.raises(ValueError, match="not stored"):
             tree.insert(a_block(named("new"), parent_key=parent, parent_tokens=cut, token_ids=[1]))
-    for parent, position in ((named("unknown"), 1), (block, 4), (block, 0), (ROOT, 0)):
+    for parent, position in ((named("unknown"), 1), (block, 4), (block, 0), (ROOT.key, 0)):
         with pytest.raises(ValueError, match="not stored"):
             tree.insert(a_checkpoint(named("new"), parent_key=parent, position=position))
     for tokens in ([], [1] * (BLOCK_TOKENS + 1)):

@@ -9,12 +9,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from holdfast.store.block import BlockKey, child_key, root_key
 from holdfast.worker.prefix.chain import (
+    Root,
     pack_tokens,
 )
 from holdfast.worker.prefix.tree import PrefixTree
 from tests.fakes.chains import a_block, a_checkpoint, match, store_chain
 
-ROOTS = (root_key("model"), root_key("model", "tenant"))
+ROOTS = (Root(root_key("model")), Root(root_key("model", "tenant")))
 roots = st.sampled_from(ROOTS)
 tokens = st.lists(st.integers(0, 2), max_size=14)
 picks = st.integers(0, 10**6)
@@ -35,20 +36,20 @@ class TreeStates(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.tree = PrefixTree()
-        self.chains: dict[BlockKey, tuple[BlockKey, tuple[int, ...]]] = {}
-        self.states: dict[BlockKey, tuple[BlockKey, tuple[int, ...]]] = {}
+        self.chains: dict[BlockKey, tuple[Root, tuple[int, ...]]] = {}
+        self.states: dict[BlockKey, tuple[Root, tuple[int, ...]]] = {}
         self.blocks: dict[BlockKey, tuple[int, ...]] = {}
         # key, root, start, chain up to the end
-        self.foreign: list[tuple[BlockKey, BlockKey, int, tuple[int, ...]]] = []
+        self.foreign: list[tuple[BlockKey, Root, int, tuple[int, ...]]] = []
 
-    def stored_tokens(self, root: BlockKey, chain: tuple[int, ...]) -> int:
+    def stored_tokens(self, root: Root, chain: tuple[int, ...]) -> int:
         return max(
             (shared_tokens(chain, other) for where, other in self.chains.values() if where == root),
             default=0,
         )
 
     @rule(root=roots, chain=tokens, block_tokens=st.integers(1, 6))
-    def read_a_chain(self, root: BlockKey, chain: list[int], block_tokens: int) -> None:
+    def read_a_chain(self, root: Root, chain: list[int], block_tokens: int) -> None:
         begin = self.stored_tokens(root, tuple(chain))
         assert match(self.tree, chain, root=root).tokens == begin
         keys = store_chain(self.tree, root, chain, block_tokens=block_tokens)
@@ -59,9 +60,9 @@ class TreeStates(RuleBasedStateMachine):
 
     @rule(root=roots, chain=tokens, cuts=st.sets(st.integers(1, 13), max_size=4))
     def take_in_a_chain_of_another_process(
-        self, root: BlockKey, chain: list[int], cuts: set[int]
+        self, root: Root, chain: list[int], cuts: set[int]
     ) -> None:
-        parent, parent_tokens = root, 0
+        parent, parent_tokens = root.key, 0
         ends = sorted({cut for cut in cuts if cut < len(chain)} | {len(chain)} - {0})
         for begin, end in zip([0, *ends], ends, strict=False):
             run = chain[begin:end]
@@ -149,7 +150,7 @@ class TreeStates(RuleBasedStateMachine):
                 del book[key]
 
     @rule(root=roots, probe=tokens)
-    def look_up(self, root: BlockKey, probe: list[int]) -> None:
+    def look_up(self, root: Root, probe: list[int]) -> None:
         chain = tuple(probe)
         found = match(self.tree, probe, root=root)
         assert found.tokens == self.stored_tokens(root, chain)

@@ -29,13 +29,18 @@ def reader() -> CachingWorker:
 def session(
     reader: CachingWorker, name: str, chains: Iterable[str], *, pinned: bool = True
 ) -> Session:
-    branches = tuple(reader.index.branch(pack_tokens(CHAINS[chain])) for chain in chains)
+    root = reader.index.root()
+    branches = tuple(reader.index.branch(pack_tokens(CHAINS[chain]), root=root) for chain in chains)
     times: dict[str, Any] = {"created_at": 0, "last_used_at": 0, "ttl_seconds": None}
     return Session(session_id=name, tenant="", pinned=pinned, branches=branches, **times)
 
 
 def size(reader: CachingWorker, *chains: str) -> int:
-    keys = {key for chain in chains for key in reader.index.branch(pack_tokens(CHAINS[chain])).keys}
+    keys = {
+        key
+        for chain in chains
+        for key in reader.index.branch(pack_tokens(CHAINS[chain]), root=reader.index.root()).keys
+    }
     return sum(map(reader.index.size_of, keys))
 
 

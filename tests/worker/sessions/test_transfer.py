@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from holdfast.errors import SessionFailure
 from holdfast.store.inspect import clear_store
 from holdfast.wire.sessions import SessionCommand
-from holdfast.worker.prefix.chain import pack_tokens
+from holdfast.worker.prefix.chain import Cursor, pack_tokens
 from tests.fakes.caching_worker import greedy
 from tests.fakes.payloads import Weight
 from tests.fakes.script_inbox import ScriptInbox
@@ -243,7 +243,7 @@ def test_blocks_stored_during_an_export_do_not_affect_it(tmp_path: Path) -> None
 
     def insert_a_large_block() -> object:
         tokens, weight = pack_tokens(prompt("other", 10)), Weight(index.ram_budget_bytes - 1000)
-        return index.insert(index.cursor(), tokens, weight)
+        return index.insert(Cursor(index.root()), tokens, weight)
 
     assert subject.sessions.carry_out(to_export(path)) is None
     assert insert_a_large_block() is None

@@ -29,9 +29,9 @@ _QUERY = query_of(
 class CachedModel(Struct, frozen=True, kw_only=True):
     """What the prefix cache of a model contains: its largest parts, each after its parent.
 
-    hidden_trees: how many trees are not listed; a tree is what one tenant has cached in one form of
+    hidden_trees: how many trees are not listed; a tree is the cache of one tenant in one form of
         KV, and of very many trees, only 240 are listed.
-    is_complete: false if the cache has too many blocks to visit all of them; then `blocks` and the
+    is_complete: false if the cache has too many blocks to visit all; then `blocks` and the
         tokens of trees and parts count only those that were visited.
     """
 
@@ -111,7 +111,7 @@ class RecentMissList(Struct, frozen=True, kw_only=True):
 
 @operation("GET", MISSES_PATH, answers_of(RecentMissList), _QUERY)
 async def list_misses(request: Request, services: Services) -> Response:
-    """List the last answers whose prompts missed the prefix cache, and what changed in them.
+    """List the last answers whose prompts missed the prefix cache, and their changes.
 
     With an ordinary API key, only answers to that key. If no keys are set, requires a connection
     from this machine. Texts of a prompt are shown only to the tenant that sent it, and to admins

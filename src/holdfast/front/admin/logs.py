@@ -70,8 +70,8 @@ def _after(query: Mapping[str, str]) -> int:
     needs_admin=True,
 )
 async def show_logs(request: Request, services: Services) -> Response:
-    """Show the latest lines of the log. The server keeps up to 2,000 lines in memory, of its own
-    and of its workers.
+    """Show the latest lines of the log. The server keeps up to 2,000 lines in memory, its own
+    and those of its workers.
     """
     query = request.query_params
     lines = services.telemetry.log_ring.lines(after=_after(query), **_filter(query))

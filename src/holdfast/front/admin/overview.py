@@ -1,5 +1,5 @@
-"""What the page for browsers shows besides the other endpoints: who calls, what the workers do,
-which models there are, and how clients are configured.
+"""What the page for browsers shows besides the other endpoints: the caller, the steps of the
+workers, which models there are, and how clients are configured.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FOLDER = Path("holdfast-agent")  # in commands to copy, where an agent's files 
 
 
 class CallerReport(Struct, frozen=True, kw_only=True):
-    """Who sends the request. `key` is the name of the API key, if it has one."""
+    """The sender of the request. `key` is the name of the API key, if it has one."""
 
     key: str
     is_admin: bool
@@ -191,7 +191,8 @@ class ClientRecipe(Struct, frozen=True, kw_only=True):
 class ClientRecipes(Struct, frozen=True, kw_only=True):
     """How clients are configured for this server.
 
-    Libraries read the key from `key_variable`. In the settings of agents, `KEY` stands for the key.
+    Libraries read the key from `key_variable`. In the settings of agents, `KEY` is replaced by the
+    key.
     """
 
     url: str

@@ -205,7 +205,7 @@ async def take_in(request: Request, path: Path, *, limit_bytes: int) -> None:
 def sent(path: Path, *, name: str) -> StreamingResponse:
     """Create a response that sends the file.
 
-    The file is already open when this function returns, so the path may be deleted at once.
+    The file is already open when this function returns, so the path may be deleted immediately.
     """
     file = path.open("rb")
     safe = "".join(

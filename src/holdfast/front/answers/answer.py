@@ -2,7 +2,7 @@
 
 Markers enclose thoughts and open calls. The white space around a marker is not part of the text.
 Text that looks like a call may only mention one, so the reader holds text back until it is certain
-what the text is. The code in this file has no side effects.
+what the text is. The code in this file is free of side effects.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class AnswerReader:
     """Reads one answer in the syntax ("dialect") of its model.
 
     However the text is divided among calls of `push`, the deltas are the same, once adjacent texts
-    of one kind and adjacent arguments are joined; none of them is empty. Whatever is neither a
-    complete call nor a marker becomes text: nothing is lost. Markers that are single tokens arrive as one
-    character each (`Markers`).
+    of one kind and adjacent arguments are joined; none of them is empty. Text that is neither
+    a complete call nor a marker becomes visible text, so that it is not lost. Markers that are
+    single tokens arrive as one character each (`Markers`).
 
     White space next to a marker is part of the marker: all white space before a marker and around
     calls; after the beginning or the end of a thought, the blank lines before the first text.
@@ -61,7 +61,7 @@ class AnswerReader:
 
         in_reasoning: whether the prompt has already opened a thought.
         """
-        # where the answer has ended, although the model may go on; None: it has not
+        # where the answer has ended, although the model may continue; None: it has not
         self.ended_at: int | None = None
         self._source = Incoming(dialect.markers.restore)
         self._parts = CallParts(tools or DeclaredTools(), reads_calls=reads_calls, ids=ids)
@@ -88,7 +88,7 @@ class AnswerReader:
         self._thought_text = False  # the open thought has text
         # which white space is currently omitted
         self._skips: Literal["", "lines", "all"] = "lines" if self._thinking else ""
-        # the newlines of this white space were omitted already; the rest of it is an indentation
+        # the newlines of this white space were omitted already; the rest is an indentation
         self._indents = False
         self._long_space = False  # in the middle of white space that was too long to hold back
         self._blank_line = True  # the current line contains only white space so far
@@ -420,9 +420,9 @@ class AnswerReader:
         self._last = text[-1]
 
     def _shortcut(self, text: str) -> TextDelta:
-        """Return the text as a delta at once.
+        """Return the text as a delta immediately.
 
-        Only for text that contains no beginning of a marker, has no trailing white space, and
+        Only for text that contains no beginning of a marker, ends without white space, and
         arrives while no text is held back.
         """
         source = self._source

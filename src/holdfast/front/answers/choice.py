@@ -271,7 +271,7 @@ class ChoiceText:
     ) -> tuple[OutputDelta, ...]:
         """Join the parts of one kind that follow each other.
 
-        The last delta gets all tokens. If there is no delta, the tokens are kept for the next one
+        The last delta gets all tokens. Without a delta, the tokens are kept for the next one
         (`owes`).
         """
         if self._owed_ids:

@@ -79,7 +79,7 @@ class PlacedTokens:
         self._characters = 0  # length of the text so far
 
     def push(self, token_id: int, logprob: TokenLogprob | None) -> str:
-        """Add a token. Returns the text that is certain now; a marker is one character of it."""
+        """Add a token. Returns the text that is certain now; a marker is one character."""
         marker = self._markers.characters.get(token_id)
         if marker is not None:
             before = self.flush()
@@ -186,7 +186,7 @@ class _ByteDecoder:
 class _PieceDecoder:
     """Detokenizer for vocabularies like those of SentencePiece.
 
-    A run of byte tokens is decoded at its end: if any part of it is invalid UTF-8, the tokenizer
+    A run of byte tokens is decoded at its end: if any part is invalid UTF-8, the tokenizer
     turns *each* byte of the run into U+FFFD. So no part of a run is certain before its end.
     """
 
@@ -281,7 +281,7 @@ Detokenizer: TypeAlias = _ByteDecoder | _PieceDecoder | _WindowDecoder
 """Turns the token ids of a stream into text. One per sequence.
 
 `push` adds tokens and returns the text that is certain now; `flush` returns the text that was held
-back. Together they equal the tokenizer's decoding of all ids at once, however the ids are split.
+back. Together they equal the tokenizer's decoding of all ids together, for any split of the ids.
 Incomplete characters are held back; invalid UTF-8 becomes U+FFFD, as in the tokenizer's decoding.
 """
 

@@ -18,7 +18,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 # How tokens become text.
 # bytes: each token is a byte string, and their concatenation is UTF-8.
-# pieces: each token is text, with byte tokens <0xNN> for characters that have no token.
+# pieces: each token is text, with byte tokens <0xNN> for characters without a token.
 # opaque: the decoder does not work token by token.
 DecodingStyle: TypeAlias = Literal["bytes", "pieces", "opaque"]
 

@@ -17,7 +17,7 @@ class StopScanner:
     """Searches for stop strings in a text that arrives in parts. One per sequence.
 
     The stop string that is *completed* first ends the text, however the text is split. If several
-    stop strings end at the same character, the longest one counts, so that no part of it is shown.
+    stop strings end at the same character, the longest one counts, so that no part is shown.
     Only the text before the stop string is visible.
     """
 
@@ -120,9 +120,9 @@ class RepetitionGuard:
     """Detects an endless thought or an endless answer, by its tokens alone.
 
     The guard is cautious rather than quick: a text is endless only if its last 2048 tokens (by
-    default) repeat one period of at most an eighth of them, without a single different token.
-    Useful texts do not do that, not even with tables: a grid of 30 rows of 30 zeros has 1,800
-    tokens.
+    default) repeat one period of at most an eighth of this length, without a single different
+    token. Useful texts do not do that, not even with tables: a grid of 30 rows of 30 zeros has
+    1,800 tokens.
     """
 
     def __init__(self, tokens: int) -> None:

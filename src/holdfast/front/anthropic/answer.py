@@ -173,8 +173,8 @@ class MessageUsage(Struct, frozen=True, kw_only=True):
     cache_creation: CacheCreation
     output_tokens: int  # including thoughts
     output_tokens_details: ThinkingTokens
-    # Holdfast's own fields: what was left out of a prompt that did not fit, and is not counted above;
-    # absent if nothing was
+    # Holdfast's own fields: the tokens and messages left out of a prompt that did not fit, not
+    # counted above; absent if nothing was
     truncated_tokens: int | UnsetType = UNSET
     truncated_messages: int | UnsetType = UNSET
     # These concern Anthropic's own service; clients that check types expect these fields.
@@ -210,7 +210,7 @@ class MessagesAnswer(AnswerFormat):
     """The AnswerFormat of the Messages API. Unstreamed messages are built from the same events.
 
     max_tokens: as in the request.
-    hides_thinking: thinking blocks have no text, only a signature that contains the text.
+    hides_thinking: thinking blocks lack text and have only a signature that contains the text.
     """
 
     def __init__(

@@ -232,7 +232,7 @@ class Conversation:
     def _add_said(self, role: str, blocks: Sequence[Mapping[str, Any]], field: str) -> None:
         """Add a turn of the user or the system. Each result of a call becomes its own message."""
         parts: list[Message] = []
-        # beside results, an agent puts what its tools found, such as the pages of a PDF
+        # next to results, an agent puts what its tools found, such as the pages of a PDF
         source = "tool" if any(block["type"] == "tool_result" for block in blocks) else role
         for place, block in enumerate(blocks):
             if block["type"] == "tool_result":
@@ -317,7 +317,7 @@ def _result(block: Mapping[str, Any], field: str) -> Message:
             elif not _is_left_out(part["type"]):
                 parts.append(_other(part, "tool", f"{field}.content.{place}"))
         content = parts
-    if block.get("is_error"):  # chat templates have no field for errors
+    if block.get("is_error"):  # chat templates lack a field for errors
         content = _failed(content)
     return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": content}
 

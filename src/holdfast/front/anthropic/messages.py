@@ -76,7 +76,7 @@ _NOT_SERVED = UnsupportedFields(
     neutral={**dict.fromkeys(("container", "mcp_servers"), ([], {}, "")), "thread": ()},
     reasons={"thread": "this server keeps no threads; send the whole conversation each time"},
 )
-_NOT_ANSWERED = UnsupportedFields(  # in requests that only count tokens, they have no effect
+_NOT_ANSWERED = UnsupportedFields(  # in requests that only count tokens, they are ignored
     neutral={"compaction": ()},
     reasons={
         "compaction": (

@@ -56,8 +56,8 @@ class Verdict:
     unload: tuple[str, ...] = ()
     # model that is unloaded or drained -> model that gets its place
     makes_room: Mapping[str, str] = field(default_factory=dict)
-    drain: frozenset[str] = frozenset()  # models to drain; all of them are ready and in use
-    # models that were requested, but for which pinned models leave no room
+    drain: frozenset[str] = frozenset()  # models to drain; all ready and in use
+    # models that were requested, for which pinned models leave no room
     blocked: tuple[str, ...] = ()
     look_again_at: float = math.inf  # time at which the decision may change without another event
 
@@ -219,7 +219,7 @@ def _is_unused(model: Candidate) -> bool:
 
 
 def _fits(model: Candidate, beside: Iterable[Candidate], limits: PlaceLimits) -> bool:
-    """Whether a model fits beside other models.
+    """Whether a model fits in addition to other models.
 
     A model on its own always counts as fitting, because only loading it shows whether it does.
     """

@@ -79,7 +79,7 @@ class CatalogEntry:
     aliases: tuple[str, ...] = ()
     # whether the model is loaded at the start, and never unloaded to make room or when it is idle
     is_pinned: bool = False
-    # the model is unloaded after this many seconds without a request; 0: at once; None: never
+    # the model is unloaded after this many seconds without a request; 0: immediately; None: never
     idle_seconds: float | None = None
     # defaults for requests; they take precedence over the model's own defaults
     sampling: Mapping[str, float] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class CatalogEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedEntry:
-    """What a name in a request stands for: a model, or a model with a LoRA adapter."""
+    """The meaning of a name in a request: a model, or a model with a LoRA adapter."""
 
     entry: CatalogEntry
     adapter: str = ""  # empty: the model itself
@@ -165,7 +165,7 @@ class Catalog:
         )
 
     def named(self, name: str) -> NamedEntry | None:
-        """Return what a name or alias, with or without an adapter, stands for; None if nothing."""
+        """Return the meaning of a name or alias, with or without an adapter; None if nothing."""
         return self._by_name.get(name)
 
     def find(self, name: str) -> CatalogEntry | None:

@@ -102,7 +102,7 @@ class Library:
     def pulled(self, source: ModelSource) -> Iterator[Pull]:
         """Pull a model.
 
-        All clients that ask for the same model share one pull; it stops when the last of them has
+        All clients that ask for the same model share one pull; it stops when the last client has
         left. Raises InvalidRequest if this server would not serve the model.
         """
         if not (self._residency.catalog.takes_found or self._names_of(source)):

@@ -18,11 +18,11 @@ from holdfast.front.telemetry.metrics import PressureFigures
 from holdfast.machine.device_memory import DeviceMemory, Pressure, memory_report, process_footprint
 
 # Shares of the memory that weights and steps leave free. KV and cached blocks of one worker are
-# planned to take at most 80 % of it (`plan_memory`), so the planned use is below the first one.
+# planned to take at most 80 % (`plan_memory`), so the planned use is below the first one.
 FIRST_WATERMARK = 0.85
 SECOND_WATERMARK = 0.95
 # A level ends when the footprint has been this much below its watermark for a while. Otherwise, the
-# memory that a measure frees would end the measure at once.
+# memory that a measure frees would end the measure immediately.
 MARGIN = 0.05
 RECOVERY_SECONDS = {Pressure.WARNING: 10.0, Pressure.CRITICAL: 2.0}
 WATCH_SECONDS = 1.0  # between two measurements
@@ -106,8 +106,8 @@ class MemoryUse:
 
 
 class MemoryWatch:
-    """The current level of memory pressure: rises at once, and falls step by step, after a while.
-    The caller passes the time.
+    """The current level of memory pressure: rises immediately, and falls step by step, after a
+    while. The caller passes the time.
     """
 
     def __init__(self) -> None:

@@ -66,7 +66,7 @@ class ModelStatus:
     pid: int | None
     running: int
     queued: int
-    # for each sequence that waits in the worker, what it waits for
+    # for each sequence that waits in the worker, the reason
     waits: Mapping[RequestId, WaitReason]
     info: ModelInfo | None
     memory: CacheFigures | None
@@ -163,8 +163,8 @@ class Residency:
         """Serve the models of another catalog from now on. Returns the difference.
 
         Removed models are unloaded once nobody uses them; requests that wait for a place for such a
-        model get UnknownModel. Changed entries take effect at the next load. New models that are to
-        be loaded at the start are loaded now.
+        model get UnknownModel. Changed entries take effect at the next load. New models to load at
+        the start are loaded now.
         """
         if len(catalog.entries) > 1 and math.isinf(self._machine_bytes):
             self._machine_bytes = (await asyncio.to_thread(memory_report)).total_bytes
@@ -563,14 +563,14 @@ class Residency:
         )
 
     def _device_memory_bytes(self) -> int:
-        """Memory of the GPU, as the workers report it; 0 if there is no GPU or no worker has
+        """Memory of the GPU, as the workers report it; 0 if the GPU is missing or no worker has
         reported one.
         """
         infos = (slot.info for slot in self._slots.values())
         return max((info.device_memory_bytes for info in infos if info is not None), default=0)
 
     def _share(self, slot: ModelSlot) -> MemoryShare:
-        """The memory for a worker that starts now: an equal part of what is left.
+        """The memory for a worker that starts now: an equal part of the rest.
 
         The other parts are for the models that are loading or may still be loaded.
         """

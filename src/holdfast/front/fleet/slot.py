@@ -4,7 +4,7 @@
 a loaded model has a worker: a worker that dies or hangs is replaced, and its requests continue with
 the next worker (`ModelClient`).
 
-- UNLOADED, FAILED: there is no worker. After a failure, requests are refused until `retry_at`.
+- UNLOADED, FAILED: without a worker. After a failure, requests are refused until `retry_at`.
 - LOADING: the first worker of this load is starting. Requests get leases and wait for the worker.
 - READY: the worker serves.
 - RESTARTING: the worker is gone and the next one is starting. Requests get leases and wait for it.
@@ -111,8 +111,8 @@ LONGEST_BACKOFF_SECONDS = 60.0
 # wait for a worker
 FAILED_STARTS = 3
 HEALTHY_SECONDS = 60.0  # a worker that has served this long resets the backoff
-# As long as answers make progress, this number of restarts a minute happens without delay: it can
-# take as many to find one bad request.
+# As long as answers make progress, this number of restarts a minute happens without delay: finding
+# one bad request can take that many.
 DEATHS_A_MINUTE = 5
 RETRY_AFTER_SECONDS = 5.0  # for a full queue, since nobody knows how long the load takes
 SHUTTING_DOWN = "the server is shutting down"
@@ -326,7 +326,7 @@ class ModelSlot:
     def _end_worker(self) -> None:
         assert self._task is not None
         self._enter(State.STOPPING)
-        self._task.cancel()  # cancel at once: the task must not leave STOPPING
+        self._task.cancel()  # cancel immediately: the task must not leave STOPPING
 
     def _end_load(self, state: State) -> None:
         if self._loaded is not None and not self._loaded.done():
@@ -343,7 +343,7 @@ class ModelSlot:
     def change(self, entry: CatalogEntry) -> None:
         """Use another catalog entry.
 
-        Changes of `is_pinned` and `idle_seconds` apply at once, all others at the next load.
+        Changes of `is_pinned` and `idle_seconds` apply immediately, all others at the next load.
         """
         if entry.is_pinned != self._next_entry.is_pinned:
             self.is_pinned = entry.is_pinned
@@ -450,10 +450,10 @@ class ModelSlot:
     ) -> SchedulerLimits:
         """Change the scheduler's limits for this worker and all later ones.
 
-        max_running: how many sequences may run at once. step_tokens: how many tokens a step may
-        have. None leaves a limit unchanged. No stream is lost: sequences beyond a lower limit wait
-        again. Returns the new limits; `step_tokens` is 0 if it was never set and there is no worker
-        to ask. Raises InvalidRequest.
+        max_running: how many sequences may run concurrently. step_tokens: how many tokens a step
+        may have. None leaves a limit unchanged. No stream is lost: sequences beyond a lower limit
+        wait again. Returns the new limits; `step_tokens` is 0 if it was never set and no worker can
+        be asked. Raises InvalidRequest.
         """
         if self._settings is None:
             message = (
@@ -664,7 +664,7 @@ class ModelSlot:
             return
         if isinstance(error, OSError):
             error = ModelLoadError(f"the worker cannot be started: {error}")
-        # a bug in Holdfast; no request may wait forever because of it
+        # a bug in Holdfast; no request may wait forever for this reason
         elif not isinstance(error, HoldfastError):
             logger.critical(
                 "the task that supervises model %s failed", self.entry.name, exc_info=error
@@ -726,8 +726,8 @@ class ModelSlot:
         """The memory of the worker that counts against the watermarks of memory pressure.
 
         measured_bytes: the current memory of its process. is_discrete: whether it uses a GPU with
-        memory of its own. That memory cannot be measured from outside, so it is added up from what
-        the worker reports, without the free buffers that the worker keeps there.
+        its own memory. That memory cannot be measured from outside, so it is added up from the
+        worker's reports, without the free buffers that the worker keeps there.
         """
         figures = self.statistics
         if not is_discrete or self.info is None:
@@ -814,7 +814,7 @@ class Leases:
     ) -> None:
         """See `ModelSlot.__init__` for the arguments."""
         self.held = 0
-        self.is_open = False  # whether new requests get a lease at once
+        self.is_open = False  # whether new requests get a lease immediately
         self._places = places
         self._numbers = numbers
         self._on_change = on_change
@@ -861,7 +861,7 @@ class Leases:
         self._on_change()
 
     def open(self) -> None:
-        """Grant leases to all waiting requests, and to new ones at once."""
+        """Grant leases to all waiting requests, and to new ones immediately."""
         self.is_open = True
         queue, self._queue = self._queue, {}
         for granted in queue:

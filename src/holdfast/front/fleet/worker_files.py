@@ -36,9 +36,10 @@ class WorkerTemporaries:
     earlier workers.
 
     MLX compiles fused operations (a second each on a CPU) and loads the libraries again from
-    `$TMPDIR/mlx`, under predictable names. So each worker gets a TMPDIR of its own, with copies of
-    what earlier workers compiled. New libraries are collected when the worker is ready, and again
-    when it has exited cleanly. The worker compiles nothing at these times, so no file is partial.
+    `$TMPDIR/mlx`, under predictable names. So each worker gets its own TMPDIR, with copies of the
+    files that earlier workers compiled. New libraries are collected when the worker is ready, and
+    again when it has exited cleanly. The worker compiles nothing at these times, so no file is
+    partial.
     """
 
     def __init__(self, kept: str) -> None:

@@ -5,8 +5,9 @@ name in a URL is resolved once, all of its addresses are checked, and the connec
 checked address, not to the name. Then the address of the other end is checked again. A redirect is
 a new URL and is checked in the same way. Proxies from the environment are not used.
 
-A fetch ends at its deadline, whatever the host does, because its socket is shut down then. Looking
-up a name cannot be interrupted: it runs on other threads, and the fetch stops waiting for it.
+A fetch ends at its deadline, even if the host does not answer, because its socket is shut down
+then. Looking up a name cannot be interrupted: it runs on other threads, and the fetch stops waiting
+for it.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _SPECIAL: Final = [
 # The only public IPv6 block so far. Outside it, besides private networks, are forms of IPv4
 # addresses: ::a.b.c.d, ::ffff:0:a.b.c.d, and 64:ff9b:1::/48 (NAT64 of a local network).
 _PUBLIC_IPV6: Final = ipaddress.ip_network("2000::/3")
-_IN_PATHS: Final = "/?%:=&~#+!$,;'@()*[]"  # characters of URLs that are sent as they are
+_IN_PATHS: Final = "/?%:=&~#+!$,;'@()*[]"  # characters of URLs that are sent unchanged
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 _HEADERS: Final = {
     "Accept": "image/*",

@@ -72,7 +72,7 @@ class ImageFolder:
         return True
 
     def release(self, names: Iterable[str]) -> None:
-        """Let files be removed again, each as often as it was held. Does not wait for the disk."""
+        """Let files be removed again, once for each hold. Does not wait for the disk."""
         with self._held_lock:
             self._held.subtract(names)
             self._held = +self._held
@@ -131,7 +131,7 @@ class ImageFolder:
     def _evict(self, *, written: str) -> None:
         """If the files take more than the allowed space, remove the least recently used.
 
-        Images may be released meanwhile, but none is held, because `hold` has the lock.
+        Images may be released at the same time, but none is held, because `hold` has the lock.
         """
         if self._total_bytes is not None and self._total_bytes <= self._max_bytes:
             return

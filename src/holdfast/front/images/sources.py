@@ -1,5 +1,5 @@
-"""Images as clients send them, within the request or by a URL, and notes in place of what no model
-here reads.
+"""Images as clients send them, within the request or by a URL, and notes in place of parts that no
+model here reads.
 
 The protocols put an `ImageSource` where a message has an image: as the part
 `{"type": "image", "image": source}`. When the model is known, `ImageIntake` checks the image and
@@ -86,7 +86,9 @@ class ImageSource:
         return len(sent), hash(sent), xxhash.xxh3_128_intdigest(sent)
 
     def digest(self) -> str:
-        """A short digest of what the client sent: equal images by the same way have the same."""
+        """A short digest of the data that the client sent: equal images by the same way have the
+        same.
+        """
         return f"{self.key()[2]:032x}"[:_DIGEST_DIGITS]
 
     def refused(self, reason: str) -> InvalidRequest:
@@ -226,7 +228,7 @@ def note_part(text: str) -> dict[str, Any]:
 
 
 def unreadable_part(note: str, refusal: InvalidRequest) -> dict[str, Any]:
-    """A part that no model here reads, until `with_notes` decides what becomes of it."""
+    """A part that no model here reads, until `with_notes` decides about it."""
     return {**note_part(note), _REFUSAL: refusal}
 
 

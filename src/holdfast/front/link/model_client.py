@@ -5,7 +5,7 @@ generated so far. The token at a position depends only on seed and position, so 
 with the same tokens as without the death. A session command without an answer is sent once more. If
 it then fails, the error says so if the first worker may already have carried it out.
 
-A request that killed workers is remembered: the same request is refused at once when it is sent
+A request that killed workers is remembered: the same request is refused immediately when it is sent
 again.
 
 A dying worker does not say which request killed it. `Isolation` finds that request: requests that
@@ -57,7 +57,7 @@ Commands that are not listed here can be repeated without harm.
 """
 
 DEATHS_OF_ONE = 3  # deaths during one request, after fewer than FEW_TOKENS new tokens each
-DEATHS_OF_A_LIFE = 12  # deaths during one request, however many tokens it generated
+DEATHS_OF_A_LIFE = 12  # deaths during one request, with any number of generated tokens
 FEW_TOKENS = 8
 REMEMBERED_SECONDS = 3600.0  # how long a request that killed workers stays refused
 MOST_REMEMBERED = 256
@@ -553,14 +553,14 @@ class Isolation:
     is refused.
 
     A request is a suspect after three workers died during it, each before it had eight new tokens,
-    or after twelve, whatever its progress: a request that kills each worker after two tokens makes
-    progress in every life. A suspect runs alone until it has generated more than twice as many
-    tokens as in its last life; each further trial is twice as long. If two workers in a row die
-    meanwhile, it is refused, and the deaths so far count against no other request. One death is no
-    proof: something else may have killed the worker.
+    or after twelve, with any progress: a request that kills each worker after two tokens makes
+    progress in every life. A suspect runs alone until it has generated more than twice the
+    tokens of its last life; each further trial is twice as long. If two workers in a row die
+    during the trial, it is refused, and the deaths so far count against no other request. One death
+    does not prove it: something else may have killed the worker.
 
     So the number of deaths that one request can cause is bounded. A suspect whose stream is not read
-    cannot be tried: it waits, and the others run meanwhile.
+    cannot be tried: it waits, and the others run.
     """
 
     def __init__(self) -> None:
@@ -574,7 +574,7 @@ class Isolation:
         return self.alone is None and not self._untried
 
     def is_untried(self, request_id: RequestId) -> bool:
-        """Whether the request still has to run alone before it may run beside others."""
+        """Whether the request still has to run alone before it may run with others."""
         return request_id in self._untried
 
     @property

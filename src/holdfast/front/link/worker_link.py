@@ -114,8 +114,8 @@ class WorkerLink:
             self._socket.send(self._encoder.encode((command,)), zmq.NOBLOCK)
         except zmq.Again:
             return False
-        # The descriptor is edge-triggered: sending may swallow the edge of an event that arrived
-        # meanwhile.
+        # The descriptor is edge-triggered: sending may swallow the edge of an event that arrives
+        # at that time.
         self._loop.call_soon(self._drain)
         return True
 
@@ -238,7 +238,7 @@ def _socket_folder() -> Claim:
 
 def _takes_sockets(folder: Path) -> bool:
     """Test whether the folder can hold sockets: their paths are limited to 104 bytes (macOS) or 108
-    (Linux), and some file systems have no sockets.
+    (Linux), and some file systems do not support sockets.
     """
     path = folder / f"{_SOCKET}-?"  # a little longer than the real one
     with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):

@@ -36,7 +36,7 @@ _OTHER_BREAKS = {char.encode(): b"\\u%04x" % ord(char) for char in "\x85\u2028\u
 
 
 class OllamaError(Struct, frozen=True, kw_only=True):
-    """An error message, and what the client can do."""
+    """An error message, and advice for the client."""
 
     error: str
     advice: Advice
@@ -63,7 +63,7 @@ class ToolCallLine(Struct, frozen=True, kw_only=True):
 
 
 class MessageLine(Struct, frozen=True, kw_only=True):
-    """The assistant's message, or what a line adds to it."""
+    """The assistant's message, or the part that a line adds."""
 
     role: Literal["assistant"] = "assistant"
     content: str = ""
@@ -89,7 +89,8 @@ class AnswerLine(Struct, frozen=True, kw_only=True):
     eval_duration: int | UnsetType = UNSET
     # Holdfast's own field: the tokens among prompt_eval_count that were not prefilled
     cached_tokens: int | UnsetType = UNSET
-    # Holdfast's own fields: what was left out of a prompt that did not fit; absent if nothing was
+    # Holdfast's own fields: the tokens and messages left out of a prompt that did not fit; absent
+    # if nothing was
     truncated_tokens: int | UnsetType = UNSET
     truncated_messages: int | UnsetType = UNSET
     logprobs: list[ContentLogprob] | UnsetType = UNSET
@@ -113,7 +114,7 @@ class GenerateLine(AnswerLine, frozen=True, kw_only=True):
 class ContextTurn(
     Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """One message of the conversation that an Ollama `context` (a list of integers) stands for."""
+    """One message of the conversation that an Ollama `context` (a list of integers) encodes."""
 
     role: Literal["system", "user", "assistant"]
     content: str

@@ -49,7 +49,7 @@ _OF_THE_ENGINE = (
 )
 # options for Ollama's own engine, which clients send with every request
 _WITHOUT_EFFECT = frozenset(_OF_THE_ENGINE.split())
-# fields of the request itself, which have no effect among the options
+# fields of the request itself, which are ignored among the options
 _MISPLACED = tuple(f"options.{name}" for name in SharedFields.model_fields)
 _OPTIONS = UnsupportedFields(
     neutral=dict.fromkeys(_MISPLACED, ()),
@@ -172,7 +172,7 @@ class OllamaRequest(SaltField):
 
     @property
     def asks_to_unload(self) -> bool:
-        """Whether the client asks to unload the model as soon as it is idle."""
+        """Whether the client asks to unload the model when it becomes idle."""
         return self.keep_alive is not None and re.search("[1-9]", str(self.keep_alive)) is None
 
 
@@ -194,7 +194,7 @@ class OllamaGeneration(SharedFields, LogprobFields, OllamaRequest, abc.ABC):
     @property
     @abc.abstractmethod
     def asks_nothing(self) -> bool:
-        """Whether there is no prompt, so that the model is only loaded or unloaded."""
+        """Whether a prompt is missing, so that the model is only loaded or unloaded."""
 
     @abc.abstractmethod
     def form(self, services: Services) -> OllamaAnswer:

@@ -78,7 +78,7 @@ from holdfast.front.server.request import parse, read_body
 from holdfast.front.server.services import Services
 
 _FUNCTION = "function"
-# beginning of the User-Agent of a client that always asks the model to think, and has no setting
+# beginning of the User-Agent of a client that always asks the model to think, without a setting
 # to turn that off
 _COPILOT = "GitHubCopilotChat/"
 _UNSUPPORTED = UnsupportedFields(neutral=SESSION_FIELDS)
@@ -179,7 +179,7 @@ def conversation(
     unanswered call.
     """
     ready: list[dict[str, Any]] = []
-    open_calls: dict[str, str] = {}  # id → name, for the latest calls that have no result yet
+    open_calls: dict[str, str] = {}  # id → name, for the latest calls without a result
     has_ids = False  # whether the latest calls were sent with ids
     for place, message in enumerate(messages):
         turn: dict[str, Any] = {"role": message["role"], "content": message.get("content") or ""}
@@ -272,7 +272,7 @@ def with_unload(
     answer: Response, asked: OllamaRequest, request: Request, services: Services
 ) -> Response:
     """Return the answer, and unload the model after sending it if an administrator asked for that.
-    `keep_alive` from other clients has no effect.
+    `keep_alive` from other clients is ignored.
     """
     if not _unloads(asked, request):
         return answer
@@ -320,7 +320,7 @@ class OllamaChat(OllamaGeneration):
 
     @property
     def asks_nothing(self) -> bool:
-        """Whether there are no messages."""
+        """Whether messages are missing."""
         return not self.messages
 
     def form(self, services: Services) -> ChatLines:
@@ -379,7 +379,7 @@ class OllamaGenerate(OllamaGeneration):
 
     @property
     def asks_nothing(self) -> bool:
-        """Whether there is no prompt."""
+        """Whether a prompt is missing."""
         return not self.prompt
 
     def form(self, services: Services) -> GenerateLines:
@@ -417,7 +417,7 @@ class OllamaGenerate(OllamaGeneration):
 
 
 def _without_images(turn: dict[str, Any]) -> dict[str, Any]:
-    """A turn as it is packed into a `context`, which has no images, as in Ollama."""
+    """The form of a turn in a `context`, without images, as in Ollama."""
     content = turn["content"]
     if isinstance(content, str):
         return turn

@@ -79,7 +79,7 @@ def openai_error(problem: Problem) -> ErrorBody:
 class PromptTokensDetails(Struct, frozen=True, kw_only=True):
     """Details of the prompt's tokens.
 
-    truncated_tokens, truncated_messages: what was left out of a prompt that did not fit; absent if
+    truncated_tokens, truncated_messages: those left out of a prompt that did not fit; absent if
         nothing was. These tokens are not counted in the prompt's tokens.
     """
 
@@ -141,7 +141,7 @@ class CalledFunction(Struct, frozen=True, kw_only=True):
 
 
 class AnswerToolCall(Struct, frozen=True, kw_only=True):
-    """A tool call, or what a chunk adds to the tool call with number `index`."""
+    """A tool call, or the part that a chunk adds to the tool call with number `index`."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -150,7 +150,7 @@ class AnswerToolCall(Struct, frozen=True, kw_only=True):
 
 
 class AnswerMessage(Struct, frozen=True, kw_only=True):
-    """The assistant's message, or what a chunk adds to it."""
+    """The assistant's message, or the part that a chunk adds."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
@@ -162,7 +162,7 @@ class AnswerMessage(Struct, frozen=True, kw_only=True):
 
 
 class ChatChoice(Struct, frozen=True, kw_only=True):
-    """A choice (with `message`), or what a chunk adds to a choice (`delta`)."""
+    """A choice (with `message`), or the part that a chunk adds to a choice (`delta`)."""
 
     index: int
     message: AnswerMessage | UnsetType = UNSET
@@ -197,7 +197,7 @@ class CompletionLogprobs(Struct, frozen=True, kw_only=True):
 
 
 class CompletionChoice(Struct, frozen=True, kw_only=True):
-    """A choice, or what a chunk adds to a choice."""
+    """A choice, or the part that a chunk adds to a choice."""
 
     index: int
     text: str
@@ -405,7 +405,7 @@ class ChatAnswer(OpenAIAnswer):
 
     def delta(self, event: OutputDelta) -> bytes:
         """Return a chunk with the new content; empty if there is neither content nor
-        log-probabilities. The end of a tool call has no content.
+        log-probabilities. The end of a tool call lacks content.
         """
         added = _encode(self._added(event))
         end = self._chunk_end(len(event.token_ids))

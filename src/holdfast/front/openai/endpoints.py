@@ -313,7 +313,7 @@ class CompletionRequest(GenerationFields, FormatFields):
         return requests, form
 
     def _refuse_too_many(self, prompts: int, limits: LimitsSettings) -> None:
-        """Refuse too many answers. Each answer is a sequence, and thousands of them would block the
+        """Refuse too many answers. Each answer is a sequence, and thousands would block the
         event loop before the queue could refuse them.
         """
         most = limits.max_batch_prompts
@@ -436,7 +436,7 @@ class EmbeddingsRequest(SaltField):
     def _form(self, model: str, vectors: Sequence[Embedding]) -> bytes:
         written = _base64 if self.encoding_format == "base64" else _numbers
         answer = VectorList(
-            # encode one by one, because encoding thousands at once would hold the GIL for too long
+            # encode one by one, because encoding thousands together would hold the GIL for too long
             data=[
                 msgspec.Raw(
                     msgspec.json.encode(VectorEntry(index=index, embedding=written(each.vector)))

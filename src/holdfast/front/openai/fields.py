@@ -58,7 +58,7 @@ _NEVER = (
     "repeat_penalty repeat_last_n n_predict num_predict num_ctx chat_template prompt_embeds "
     "num_draft_tokens"
 )
-# values of each field that have no effect and are therefore accepted; null is always accepted
+# values of each field that change nothing and are therefore accepted; null is always accepted
 KNOWN: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(_NEVER.split(), ()),
     **dict.fromkeys(_EMPTY.split(), ([], {}, "")),
@@ -442,7 +442,7 @@ class GenerationFields(SamplingFields):
         }
 
     def answer_options(self) -> dict[str, Any]:
-        """Return the arguments of an OpenAIAnswer that do not depend on what is generated."""
+        """Return the arguments of an OpenAIAnswer that do not depend on the generated tokens."""
         options = self.stream_options or StreamOptions()
         shows_usage = bool(options.include_usage)
         return {

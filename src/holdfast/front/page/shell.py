@@ -3,7 +3,7 @@
 The shell is the same for everybody and contains no data, so it needs no key. Its scripts read
 everything from the HTTP API, with the key that the user enters.
 
-Nothing is read, and no template engine imported, before the first browser comes.
+Files are not read, and no template engine is imported, before the first browser comes.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """A file of the page, as it is sent."""
+    """A file of the page, in its sent form."""
 
     media_type: str
     etag: str

@@ -268,8 +268,8 @@ class ToolHabits:
     """What a chat template requires of a conversation with tool calls."""
 
     id_form: IdForm = "random"
-    # the template accepts several calls in one answer; otherwise each call becomes an answer of its
-    # own, followed by its result
+    # the template accepts several calls in one answer; otherwise each call becomes a separate
+    # answer, followed by its result
     parallel: bool = True
     # if set: the template omits calls, so they are written into the answer's text in this format
     written: CallFormat | None = None
@@ -389,7 +389,7 @@ def _assign(results: Sequence[Message], turns: Sequence[_CallingTurn]) -> list[M
     """Assign results to the calls of answers. Returns the results that answer none of them.
 
     A result with an id answers the call with this id. A result without an id answers the first call
-    of its name that has no result yet. A second result of a call is appended to the first.
+    of its name without a result. A second result of a call is appended to the first.
     """
     calls = _Calls(turns)
     others: list[Message] = []

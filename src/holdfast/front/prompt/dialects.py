@@ -1,4 +1,4 @@
-"""Recognizes how a model writes calls and thoughts, and what its template does with them.
+"""Recognizes how a model writes calls and thoughts, and how its template handles them.
 
 When a model is loaded, its added tokens and the words in its chat template suggest model families.
 A family is chosen if its calls can be rendered by the template and read back
@@ -90,7 +90,7 @@ _WITH_THOUGHT: Final = ChatPrompt(
 
 
 class ThinkingReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about how a model writes its thoughts."""
+    """How a model writes its thoughts."""
 
     start: str
     end: str
@@ -101,18 +101,18 @@ class ThinkingReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DialectReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found out about a model's tools and thoughts when it was loaded."""
+    """The findings about a model's tools and thoughts when it was loaded."""
 
     family: str = ""
     # "template": the template shows the tools; "text": a message describes them; "none": the model
-    # has no template
+    # lacks a template
     tools: ToolsBy = "none"
     proven: bool = False  # whether calls that the template rendered were read back unchanged
     why: str = ""  # why the family is not proven, or why a message describes the tools
     # whether the template writes past calls; otherwise they are written into the text of answers
     calls_kept: bool = False
-    # whether the template accepts several calls in one answer; otherwise each call becomes an
-    # answer of its own, followed by its result
+    # whether the template accepts several calls in one answer; otherwise each call becomes a
+    # separate answer, followed by its result
     parallel: bool = False
     ids: str = ""  # the form of call ids
     thinking: ThinkingReport | None = None
@@ -204,7 +204,7 @@ class _Search:
     def by_family(self, names: Iterable[str]) -> tuple[_Candidate | None, str]:
         """The proven candidate that fits best, and a reason. None if no candidate was proven.
 
-        The reason says why there is no candidate, or why a message describes the tools.
+        The reason says why no candidate exists, or why a message describes the tools.
         """
         failure = "this model's calls match no known model family"
         best: _Candidate | None = None
@@ -268,7 +268,7 @@ class _Search:
         return _Candidate(dialect=dialect, habits=habits, proof=proof)
 
     def _mended(self, habits: ToolHabits) -> ToolHabits:
-        """Adapt the habits to what else the template requires of the turns after a call."""
+        """Adapt the habits to the other requirements of the template of the turns after a call."""
         if not follows_results(self._template.with_tool_habits(habits)):
             for text in _BRIDGES:
                 bridged = replace(habits, answer_after_results=text)
@@ -321,8 +321,8 @@ def _dialect(
 
 
 def _stripped_last(added: Mapping[int, AddedToken]) -> Sequence[tuple[int, AddedToken]]:
-    """The tokens, those with surrounding white space first. In some models, such a token stands for
-    a marker with the white space after it.
+    """The tokens, those with surrounding white space first. In some models, such a token is a
+    marker with the white space after it.
     """
     return sorted(added.items(), key=lambda item: item[1].content == item[1].content.strip())
 

@@ -54,7 +54,7 @@ from holdfast.wire.events import (
 from holdfast.wire.requests import Pooling, SamplingParams, TokenIds
 
 READ_ONLY = SamplingParams(temperature=0.0, seed=0)
-MAX_CONCURRENT = 16  # prompts per request that are queued or running at once; enough for a step
+MAX_CONCURRENT = 16  # prompts per request that are queued or running; enough for a step
 MIN_SHARED_TOKENS = 64  # a shorter common prefix is not worth waiting for
 _MAX_WAIT_SECONDS = 1.0
 # a bias added to both "yes" and "no", so that they become the two most likely tokens, whose
@@ -408,7 +408,7 @@ def _likelihood(
     bos = tokenizer.bos_token_id
     has_bos = bos is not None and tokenizer.encode("a", add_special_tokens=True)[0] == bos
     opening = TokenIds.of((bos,) if bos is not None and has_bos else ())
-    # the first token of the prompt has no probability
+    # the first token of the prompt lacks a probability
     scored_from = max(1, len(opening) + encoded.tokens_before(len(before)))
     token_ids = opening + encoded.token_ids
     if scored_from >= len(token_ids):

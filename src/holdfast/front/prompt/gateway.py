@@ -92,8 +92,8 @@ class _RunningAnswer:
 
 
 def _unless_forgotten(answer: _RunningAnswer, observe: Observe) -> Observe:
-    """Like `observe`, but ignores the end of a forgotten answer, so that nothing is remembered or
-    prefilled because of it.
+    """Like `observe`, but ignores the end of a forgotten answer, so that it is neither remembered
+    nor prefilled.
     """
 
     def see(event: OutputEvent) -> None:

@@ -36,7 +36,7 @@ from holdfast.lru_cache import LruCache
 
 _TAG_BYTES = 16
 # Maximum number of answers with the same meaning, such as calls without arguments: a recalled
-# answer is compared with all of them.
+# answer is compared with each.
 _MAX_ALIKE = 256
 # number of characters fed to a reader at a time; more would be slower, because a reader scans all
 # of its pending text each time
@@ -61,7 +61,7 @@ ReadMeaning: TypeAlias = Callable[[str], AnswerMeaning]
 
 
 class KnownAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """An answer as it was generated."""
+    """An answer in its generated form."""
 
     packed_tokens: bytes  # uint32, starting after the text that opens an answer in the template
     reasoning: str = ""
@@ -237,7 +237,7 @@ class KnownAnswers:
     def count(self, past: PastAnswers, *, placed: int) -> int:
         """Update the counters for one conversation. Returns the number of dropped tokens.
 
-        An answer counts as dropped if the rendered text does not show it as it was generated,
+        An answer counts as dropped if the rendered text does not show it in its generated form,
         because the template or the client left out a part. Each answer is counted once.
 
         placed: the number of answers whose generated tokens were put into the prompt.

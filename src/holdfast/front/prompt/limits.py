@@ -19,8 +19,8 @@ from holdfast.models.model_folder import DEFAULT_SAMPLING
 from holdfast.models.tokenizer_files import default_sampling
 from holdfast.wire.requests import SAMPLING_RANGES, SamplingParams
 
-# Maximum length of a stop string. Each new token is searched together with as much of the preceding
-# text as a stop string may contain.
+# Maximum length of a stop string. Each new token is searched together with preceding text of the
+# length of a stop string.
 MAX_STOP_CHARACTERS = 1024
 
 _CONTAINERS = (dict, list, tuple)
@@ -144,7 +144,7 @@ def tenant_of(*, api_key: str, name: str, cache_salt: str) -> str:
 
 
 def tenant_of_key(key_name: str, *, name: str, cache_salt: str) -> str:
-    """An opaque name as from `tenant_of`, but for a named key.
+    """An opaque name as from `tenant_of`, for a named key.
 
     A new key with the same name uses the same cache.
     """

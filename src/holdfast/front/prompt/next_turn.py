@@ -118,7 +118,7 @@ class _Recorder:
         opening = self.bundle.without_hidden(self.opening)
         # The events that the client saw have the whole meaning of the tokens, except in three
         # cases: the text may contain calls that were not parsed, the answer may have been ended
-        # within its text or after its first call, or the opening has a meaning of its own.
+        # within its text or after its first call, or the opening has a special meaning.
         is_seen_whole = (
             (self.reads_calls or not self._may_call(text))
             and end.stop_string is None
@@ -193,8 +193,8 @@ class WarmAhead:
         """Return a function that starts the prefill when the answer has ended.
 
         Call it with every event of the answer. It passes each event on to `observe`.
-        If the request has several choices, nothing is prefilled, because it is unknown which of
-        them the conversation will continue.
+        If the request has several choices, it prefills none, because it is unknown which
+        choice the conversation will continue.
 
         threads: the pool that renders the next turn.
         """

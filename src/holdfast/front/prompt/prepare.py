@@ -76,7 +76,7 @@ MAX_CHARACTERS_PER_TOKEN = 32
 # shortened, because shortening tokenizes the whole prompt.
 _MOST_SHORTENED = 8
 # A part of a text that contains some of its tokens has at most this many times the characters that
-# so many tokens of the text have on average; otherwise fewer tokens are kept.
+# this number of tokens of the text have on average; otherwise fewer tokens are kept.
 _AMPLE = 4
 _SEED_MASK = 2**63 - 1
 
@@ -95,7 +95,7 @@ class Prepared:
     put_back_tokens: int = 0  # tokens of past answers, put into the prompt as generated
     dropped_tokens: int = 0  # tokens of past answers that the prompt does not contain as generated
     breakpoints: tuple[MarkedPrefix, ...] = ()  # up to the client's cache breakpoints, ascending
-    # a budget of 0 tokens, which ends a thought at once; None if no marker ends this model's
+    # a budget of 0 tokens, which ends a thought immediately; None if no marker ends this model's
     # thoughts
     thought_end: ThinkingBudget | None = None
     unenforced: tuple[str, ...] = ()  # paths of schema keywords that the grammar ignores
@@ -124,7 +124,7 @@ def prepare(
 ) -> Prepared:
     """Prepare a request. Raises InvalidRequest and PromptTooLong.
 
-    prompt: the request's prompt with the names of its images; None: it has no images.
+    prompt: the request's prompt with the names of its images; None: without images.
     layouts: how the model sees these images, by image.
 
     A max_tokens beyond the context window is silently reduced, because agents send large constants.
@@ -301,7 +301,8 @@ def conversation_tokens(
 ) -> PromptTokens:
     """The tokens that the prompt of a request with this conversation would have.
 
-    Updates no counters. Returns no tokens if the model has no chat template. Raises InvalidRequest.
+    Updates no counters. Returns no tokens if the model lacks a chat template. Raises
+    InvalidRequest.
     """
     if bundle.template is None:
         return PromptTokens(token_ids=TokenIds())
@@ -358,8 +359,8 @@ def _fitted(
 ) -> tuple[Prompt, TruncatedPart | None]:
     """Leave out the middle of a prompt that does not leave enough room for the answer.
 
-    Returns the new prompt and what was left out; the prompt unchanged and None if it fits, or if it
-    cannot be shortened enough.
+    Returns the new prompt and a count of the parts left out; the prompt unchanged and None if it
+    fits, or if it cannot be shortened enough.
 
     text: the rendered prompt.
     """
@@ -511,7 +512,7 @@ class _TokenRuler:
         return "".join(head), "".join(tail[::-1])
 
     def _kept(self, parts: Iterable[str], tokens: int, *, end: int) -> list[str]:
-        """The first parts that have so many tokens. A text that has more is cut at the end with
+        """The first parts with this number of tokens. A text that has more is cut at the end with
         this index.
         """
         kept: list[str] = []
@@ -538,7 +539,7 @@ class _TokenRuler:
         left = piece.first_token + piece.tokens - max(0, tokens - last)
         ending = text[piece.start : piece.end][-piece.characters(_AMPLE * left) :]
         head, tail = self._bundle.tokenizer.encode_in_place([beginning, ending])
-        head_end, tail_start = 0, len(ending)  # if the characters there have no tokens
+        head_end, tail_start = 0, len(ending)  # if the characters there lack tokens
         if head.token_ids:
             _, head_end = head.characters_of(min(kept, len(head.token_ids)) - 1)
         if tail.token_ids:
@@ -695,7 +696,7 @@ def _sequences(
 def _predicted_tokens(
     request: GenerationRequest, bundle: TokenizerBundle, *, most: int, info: ModelInfo
 ) -> TokenIds:
-    """The first tokens of what the client expects the answer to be, at most `most`."""
+    """The first tokens of the answer that the client expects, at most `most`."""
     text = request.prediction[: most * MAX_CHARACTERS_PER_TOKEN]
     if not text:
         return TokenIds()
@@ -705,10 +706,10 @@ def _predicted_tokens(
 
 
 def _max_tokens(request: GenerationRequest, *, prompt_tokens: int, info: ModelInfo) -> int:
-    """The length of the longest answer: that of the request, or what fits.
+    """The length of the longest answer: that of the request, or the longest that fits.
 
-    With `kv_bits` auto, an answer that the request does not limit, or by more than what fits, is
-    limited to what fits without quantization, if that is enough for an ordinary answer.
+    With `kv_bits` auto, an answer that the request does not limit, or by more than fits, is
+    limited to the length that fits without quantization, if that is enough for an ordinary answer.
     """
     room = info.context_tokens - prompt_tokens
     if request.max_tokens is not None and request.max_tokens <= room:

@@ -236,7 +236,7 @@ def _likeness(answer: _Answer, calls: Sequence[_ProbeCall], dialect: ModelDialec
 def _misread(
     answer: _Answer, calls: Sequence[_ProbeCall], dialect: ModelDialect, ends: Sequence[str]
 ) -> str:
-    """What is wrong with the calls that are parsed from an answer; empty if nothing is."""
+    """The fault of the calls that are parsed from an answer; empty if they are right."""
     text = answer.text
     for mark in ends:
         text = text.partition(mark)[0]
@@ -332,7 +332,7 @@ _KEEPING: Final[Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkingSwitch:
-    """The template options for each thinking effort. If empty, the template has no switch."""
+    """The template options for each thinking effort. If empty, the template lacks a switch."""
 
     options: Mapping[ThinkingEffort, Options] = field(default_factory=dict)
     budget_option: str = ""  # name of the option that limits a thought to a number of tokens

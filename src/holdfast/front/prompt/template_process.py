@@ -6,8 +6,8 @@ interpreter detects every expensive operation. So a separate process (`template_
 templates, with limits on time and memory. This costs one exchange over a pipe. A process is started
 when none is idle, and can render the templates of any model.
 
-Only a few renders of one template run at once, so a template that hangs delays conversations that
-use the same template, but no others (unless as many templates hang as there are processes). A
+Only a few renders of one template run concurrently, so a template that hangs delays conversations
+that use the same template, but no others (unless templates hang in all processes). A
 render that has to wait too long fails with an error that tells the client to try again.
 """
 
@@ -41,7 +41,7 @@ from holdfast.front.prompt.template_worker import (
 )
 from holdfast.front.prompt.tool_definitions import KeptPart, packed_tool
 
-RENDER_SECONDS: Final = 5  # limit of processor time; a long conversation takes a hundredth of it
+RENDER_SECONDS: Final = 5  # limit of processor time; a long conversation takes a hundredth
 MAX_PROCESSES: Final = 8
 MAX_PER_TEMPLATE: Final = 2
 # A template that is being rendered gets another process only while fewer than this many run; the
@@ -262,7 +262,7 @@ class _RenderProcess:
         return OUTCOMES[head[0]], self._read(int.from_bytes(head[1:], "big"), seconds=seconds)
 
     def kill(self) -> None:
-        """End the process at once, whatever it is doing."""
+        """End the process immediately, even in the middle of a render."""
         self._process.kill()
         self._process.wait()
         self._tasks.close()

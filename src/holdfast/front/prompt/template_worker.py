@@ -1,7 +1,7 @@
 """The program that renders chat templates: reads tasks from standard input, writes texts to
 standard output.
 
-It holds nothing but compiled templates, so the server may kill it at any time. It also limits its
+It holds only compiled templates, so the server may kill it at any time. It also limits its
 own memory and processor time, as a second line of defence that works even if the server is gone.
 
 Templates run as in `transformers`: in a sandbox, with the same filters and functions.
@@ -127,7 +127,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         # The same result as the original's, but faster for dictionaries such as messages, because
-        # nothing is raised.
+        # it raises no errors.
         if type(obj) is dict and attribute not in _OF_DICTIONARIES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)

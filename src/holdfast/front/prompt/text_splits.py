@@ -71,7 +71,7 @@ class TextSplits:
         """Cut a text into pieces. Text that is appended changes only the last piece."""
         start = 0
         places: list[int] = []
-        # searching for one kind of bracket at a time is fast, searching for several at once is not
+        # searching for one kind of bracket at a time is fast, searching for several together is not
         for bracket in {mark[0] for mark in self.marks}:
             found = _IN_BRACKETS[bracket].finditer(text)
             places += [each.start() for each in found if each.group() in self.marks]
@@ -153,7 +153,7 @@ def _flat(stage: Mapping[str, Any], inner: str) -> list[Mapping[str, Any]]:
 
 
 def _is_local(stages: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether normalizing a text that begins with a space does not depend on what precedes it."""
+    """Whether normalizing a text that begins with a space does not depend on the preceding text."""
     return all(
         stage["type"] in _LOCAL_NORMALIZERS
         or (stage["type"] == "Replace" and _is_rare(stage["pattern"]))

@@ -348,7 +348,7 @@ class EncodedText:
         return bisect_right(self._spans, character, key=lambda span: span[1])
 
     def characters_of(self, token: int) -> tuple[int, int]:
-        """The range of characters that the token at this index stands for."""
+        """The range of characters that the token at this index covers."""
         return self._encoding.token_to_chars(token) or self._spans[token]
 
     def span(self, start: int, end: int) -> tuple[int, int] | None:
@@ -384,7 +384,7 @@ class PlacedPiece(NamedTuple):
     tokens: int
 
     def characters(self, tokens: int) -> int:
-        """The number of characters that so many tokens have on average, rounded up."""
+        """The number of characters that this number of tokens has on average, rounded up."""
         return -(-tokens * (self.end - self.start) // self.tokens)
 
 
@@ -434,7 +434,7 @@ class TokenMemory:
     """
 
     def __init__(self, *, max_bytes: int = DEFAULT_MODEL.known_text_bytes) -> None:
-        """max_bytes: limit for texts and tokens together; with 0, nothing is remembered."""
+        """max_bytes: limit for texts and tokens together; with 0, texts are not remembered."""
         self._pieces: LruCache[tuple[str, str], _Piece] = LruCache(max_bytes)  # by tenant and text
 
     def tokens_of(

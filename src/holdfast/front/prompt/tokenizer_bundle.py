@@ -53,7 +53,7 @@ _MAX_BUNDLES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageTokens:
-    """What stands for an image in a prompt until its own tokens replace it."""
+    """The placeholder of an image in a prompt until its own tokens replace it."""
 
     placeholder: str
     token_id: int | None  # None: the tokenizer does not have this token
@@ -64,7 +64,7 @@ class TokenizerBundle:
     """Tokenizer, chat template and sampling defaults of one model, shared by all its requests."""
 
     tokenizer: Tokenizer
-    template: ChatTemplate | None  # None: the model has no template and cannot chat
+    template: ChatTemplate | None  # None: the model lacks a template and cannot chat
     generation_defaults: Mapping[str, float]
     answer_frame: AnswerFrame = AnswerFrame()
     known_answers: KnownAnswers = field(default_factory=KnownAnswers)

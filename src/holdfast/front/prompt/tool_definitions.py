@@ -50,7 +50,7 @@ class KeptPart(dict[str, Any]):
     """A part of a conversation, such as a tool definition or a call in OpenAI's format, together
     with values derived from it (`made_once`).
 
-    It must not be changed. Copies of it are plain dictionaries.
+    It must not be changed. Copies are plain dictionaries.
     """
 
     __slots__ = ("_derived",)
@@ -95,7 +95,7 @@ def unpacked_tool(packed: bytes) -> KeptPart:
 
 
 def exact_key(part: Any, *, tenant: str) -> bytes | None:
-    """A hash of a part as it was sent, including key order and value types.
+    """A hash of a part in its sent form, including key order and value types.
 
     Returns None if the part cannot be hashed. The hash is of `marshal`'s output, which takes
     a fifth of the time of sorted JSON.

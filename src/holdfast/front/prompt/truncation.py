@@ -3,12 +3,12 @@
 Whole messages from the middle go first, then the middle of texts that are too long to be kept. The
 result depends only on the conversation and the limit. It should rarely change from turn to turn,
 because each change costs a prefill of everything after it. So more is left out than necessary. The
-number of tokens to leave out is chosen from a range: at least as many as necessary, and at most so
-many that the messages that remain of the middle fill a third of the room for them. The *roundest*
-number of this range is chosen (the one divisible by the highest power of two), and the oldest
-messages are left out until that number is reached. As the conversation grows, the range moves up,
-but its roundest number stays the same until the conversation has grown by a third of the room or
-more on average, and it never decreases.
+number of tokens to leave out is chosen from a range: at least as many as necessary, and at most
+the number at which the messages that remain of the middle fill a third of the room for them. The
+*roundest* number of this range is chosen (the one divisible by the highest power of two), and the
+oldest messages are left out until that number is reached. As the conversation grows, the range
+moves up, but its roundest number stays the same until the conversation has grown by a third of the
+room or more on average, and it never decreases.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ _TOOLS: Final[tuple[dict[str, Any], ...]] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnEnds:
-    """End tokens, as text. turn: they end every answer. message: they also end a thought or stand
-    before calls, so they end an answer only if no more of it follows.
+    """End tokens, as text. turn: they end every answer. message: they also end a thought or
+    precede calls, so they end an answer only if no more follows.
     """
 
     turn: tuple[str, ...] = ()

@@ -68,7 +68,7 @@ class StoredAnswer(NamedTuple):
 
 
 class AnswerFile:
-    """`answers/answers-3.sqlite` in a store's folder. Thread-safe; it writes on a thread of its own.
+    """`answers/answers-3.sqlite` in a store's folder. Thread-safe; it writes on a separate thread.
 
     The file is opened on first use after the store has created the folder. Files in older formats
     are deleted then.
@@ -90,7 +90,7 @@ class AnswerFile:
         """Return all undamaged answers with this secret."""
         found: list[StoredAnswer] = []
         if self._database is not None and secret[:_ID_BYTES] not in self._ids:
-            return ()  # return at once instead of waiting for the writer
+            return ()  # return immediately instead of waiting for the writer
         with self._opened() as database:
             if database is not None and secret[:_ID_BYTES] in self._ids:
                 rows = database.execute(
@@ -239,7 +239,7 @@ def _unlink_older(folder: Path) -> None:
 
 
 def _unlink(path: Path) -> None:
-    """Delete a database, if it exists, and the files that SQLite keeps beside it."""
+    """Delete a database, if it exists, and the files that SQLite keeps next to it."""
     for suffix in ("", "-wal", "-shm"):
         with contextlib.suppress(OSError):
             path.with_name(path.name + suffix).unlink(missing_ok=True)

@@ -29,7 +29,7 @@ import xxhash
 from holdfast.config import DEFAULT_RESPONSES, ResponsesSettings
 from holdfast.errors import ResponsesUnavailable
 from holdfast.files import Claim, claim, sweep
-from holdfast.machine.clocks import RetentionClock
+from holdfast.machine.retention_clock import RetentionClock
 from holdfast.store.block import StoreRefused
 from holdfast.store.folder import MAY_PASS, StoreFolder
 from holdfast.store.index import DAMAGE_SIGNS, clear_tables, make_tables, use_write_ahead_log
@@ -121,7 +121,7 @@ class StoredRecord:
 
 
 class RecordMissing(Exception):
-    """The tenant has no record with this id and kind."""
+    """The tenant does not have a record with this id and kind."""
 
     def __init__(self, record_id: str) -> None:
         super().__init__(record_id)
@@ -133,7 +133,7 @@ class FileDamaged(Exception):
 
 
 class ResponseStore:
-    """Runs a `ResponseFile` on a thread of its own, so that the event loop never waits for the
+    """Runs a `ResponseFile` on a separate thread, so that the event loop never waits for the
     disk.
     """
 
@@ -254,7 +254,7 @@ class ResponseFile:
         return True
 
     def record(self, key: RecordKey) -> StoredRecord:
-        """Return a record as it was last stored."""
+        """Return a record in its last stored form."""
         select = "SELECT body, run IS NOT NULL, is_lost FROM records WHERE number = ?"
         with self._database.reading() as database:
             row = self._row(database, key)
@@ -303,7 +303,7 @@ class ResponseFile:
         """Return input and output of a response and of all responses that it continues, oldest
         first.
 
-        Counts as a use of all of them. RecordMissing names the first response that no longer
+        Counts as a use of all. RecordMissing names the first response that no longer
         exists.
         """
         oldest = f"{_CHAIN} SELECT previous FROM chain ORDER BY depth DESC LIMIT 1"
@@ -496,7 +496,7 @@ class _Database:
         """
         if self._claim is None:
             sweep(folder, prefix=_CLAIM_PREFIX)
-            # OSError: the file system has no locks, so dead servers cannot be distinguished from
+            # OSError: the file system lacks locks, so dead servers cannot be distinguished from
             # living ones
             with contextlib.suppress(OSError):
                 self._claim = claim(folder, prefix=_CLAIM_PREFIX)

@@ -145,7 +145,7 @@ OutputItem: TypeAlias = (
 class InputTokensDetails(Struct, frozen=True, kw_only=True):
     """Details of the input tokens.
 
-    truncated_tokens, truncated_messages: what was left out of an input that did not fit; absent if
+    truncated_tokens, truncated_messages: those left out of an input that did not fit; absent if
         nothing was. These tokens are not counted in the input tokens.
     """
 
@@ -172,7 +172,7 @@ class ResponseUsage(Struct, frozen=True, kw_only=True):
 
 
 class ResponseFailure(Struct, frozen=True, kw_only=True):
-    """Why a response failed, and what the client can do."""
+    """Why a response failed, and advice for the client."""
 
     code: str
     message: str
@@ -370,7 +370,7 @@ class ResponseAnswer(AnswerFormat):
     def cancel(self) -> None:
         """End the response in its current state.
 
-        The API has no event for cancellation, so the last event says `incomplete`.
+        The API lacks an event for cancellation, so the last event says `incomplete`.
         """
         self._end_as("cancelled")
         self._event("incomplete", response=self.response)
@@ -463,7 +463,7 @@ class ResponseAnswer(AnswerFormat):
 class CompactionAnswer(ResponseAnswer):
     """AnswerFormat of a response whose only item is a compaction item."""
 
-    # the conversation, if the answer is to be a CompactedResponse that replaces it
+    # the conversation, if the answer becomes a CompactedResponse that replaces it
     replaces: Sequence[Mapping[str, Any]] | None = None
 
     def delta(self, event: OutputDelta) -> bytes:

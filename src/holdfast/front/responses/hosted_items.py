@@ -2,7 +2,7 @@
 
 This server offers none of these tools, but the conversation can continue here. Calls that the
 client ran (shell, patch, computer) are shown to the model as function calls with results. Calls
-that OpenAI's servers ran are left out, because the answers repeat what matters of them.
+that OpenAI's servers ran are left out, because the answers repeat their important parts.
 """
 
 from __future__ import annotations

@@ -340,8 +340,8 @@ def summary_seal(seal: Seal, model: str) -> Seal:
 def summary_options(*, max_tokens: int | None, thinking: Thinking) -> dict[str, Any]:
     """Return the fields of the GenerationRequest that makes the model summarize a conversation.
 
-    The conversation, followed by SUMMARY_TURN, is the prompt. It includes the tools, so most of it
-    is in the prefix cache. Raises RequestRefused if no token may be generated.
+    The conversation, followed by SUMMARY_TURN, is the prompt. It includes the tools, so most is in
+    the prefix cache. Raises RequestRefused if no token may be generated.
     """
     if max_tokens == 0:
         reason = "a summary needs at least 1 token"
@@ -356,14 +356,14 @@ def summary_options(*, max_tokens: int | None, thinking: Thinking) -> dict[str, 
 
 
 def stored_input(items: Iterable[Mapping[str, Any]]) -> list[Item]:
-    """Return input items as they are stored: with ids and defaults, without compaction triggers."""
+    """Return input items in stored form: with ids and defaults, without compaction triggers."""
     stem = uuid.uuid4().hex
     kept = [item for item in items if item.get("type") != TRIGGER]
     return [_completed(item, f"{stem}{number:02x}") for number, item in enumerate(kept)]
 
 
 def stored_output(items: Sequence[Any], hidden_thoughts: Mapping[str, str]) -> list[Item]:
-    """Return output items as they are stored.
+    """Return output items in their stored form.
 
     hidden_thoughts: item id → thought, for thoughts that the item does not show.
     """
@@ -380,7 +380,7 @@ def shown_item(item: Item) -> Item:
 
 
 def with_sealed_thought(item: Item, seal: Callable[[str], str]) -> Item:
-    """Return a stored item as it is shown to a client that asked for encrypted thoughts."""
+    """Return a stored item in the form for a client that asked for encrypted thoughts."""
     shown = shown_item(item)
     thought = ""
     if item["type"] == "reasoning":

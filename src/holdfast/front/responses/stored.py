@@ -475,7 +475,7 @@ async def _page(request: Request, services: Services, kind: Kind) -> Response:
         items.reverse()
     begin = 0
     if (after := query.get("after")) is not None:
-        # if several items have the id, continue after the last of them, so that paging always ends
+        # if several items have the id, continue after the last one, so that paging always ends
         places = [place for place, item in enumerate(items) if item["id"] == after]
         if not places:
             raise invalid_field("after", "no item of this list has this id")
@@ -498,7 +498,7 @@ async def _parsed(model: type[M], request: Request, services: Services, *, empty
 
 
 def _checked(items: list[AnyItem]) -> list[Item]:
-    """Return the items as they are stored.
+    """Return the items in their stored form.
 
     Raises RequestRefused for items that no response could continue.
     """

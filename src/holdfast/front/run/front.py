@@ -82,7 +82,7 @@ def run(
     Raises ModelLoadError or ConfigError (exit code 2) if the model or the address cannot be used.
 
     progress: called with the stage of loading and the fraction done, in the end with "ready".
-    on_ready: called on a thread with the server's URL when it serves; None: nothing is.
+    on_ready: called on a thread with the server's URL when it serves; None: no call.
     """
     started_at = time.monotonic()
     settings = effective.settings
@@ -107,7 +107,7 @@ def run(
     if catalog.at_start and not catalog.entries[0].is_pinned:
         first = catalog.entries[0]  # the only or the named model
         folder = resolve_model(first.model, progress=progress)
-        if first.model.speculation != "auto":  # a model that cannot draft is refused at once
+        if first.model.speculation != "auto":  # a model that cannot draft is refused immediately
             _draft_of(first, folder, catalog)
     try:
         with (
@@ -344,7 +344,7 @@ class Front:
 class _EarlySignals:
     """SIGINT and SIGTERM before the HTTP server handles them: they cancel the current task.
 
-    After the HTTP server has stopped, one more signal exits at once.
+    After the HTTP server has stopped, one more signal exits immediately.
     """
 
     def __init__(self) -> None:

@@ -199,7 +199,7 @@ def build_application(
 
 
 def _history_file(settings: Settings, history: PerformanceHistory) -> HistoryFile | None:
-    """The file of the history, opened; None if the user has no home folder for it, or if the next
+    """The file of the history, opened; None if the user lacks a home folder for it, or if the next
     server has another port.
     """
     if settings.server.port == 0:

@@ -128,7 +128,9 @@ def key_file_of(setting: str, environ: Mapping[str, str]) -> Path | None:
 
 
 def own_key_file(environ: Mapping[str, str]) -> Path | None:
-    """The path of the user's own key file, which may not exist; None if the user has no home."""
+    """The path of the user's own key file, which may not exist; None if the user lacks a home
+    folder.
+    """
     try:
         return configuration_folder(environ) / "keys.json"
     except RuntimeError:

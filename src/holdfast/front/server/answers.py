@@ -28,8 +28,8 @@ from holdfast.wire.requests import SamplingParams
 
 # time between two checks for silence; a keep-alive is therefore sent after 5 to 10 silent seconds
 KEEP_ALIVE_SECONDS = 5.0
-# Bounds one write and what waits behind it: a stream that was unread for a while, or the answer of an
-# earlier request, is ready as a whole. The socket's buffer may hold as many bytes in addition.
+# Bounds one write and the queue after it: a stream that was unread for a while, or the answer of an
+# earlier request, is ready as a whole. The socket's buffer may hold the same number in addition.
 MOST_READY_BYTES = 64 << 10
 HEADER_GRACE_SECONDS = 0.5  # delay of the headers, so that an early failure gets its own status
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"  # a comment, which readers of server-sent events ignore
@@ -68,7 +68,7 @@ class SecondsSpent(Struct, frozen=True, kw_only=True):
     waited_for_another: float
     restore: float
     prefill: float
-    # from the request's arrival to the first text, including all of the above; null if there was no
+    # from the request's arrival to the first text, including all of the above; null without
     # text
     first_text: float | None
 
@@ -102,7 +102,7 @@ class Explanation(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def explanation_of(choices: list[Explanation]) -> Explanation | None:
-    """Combine the explanations of an answer's choices into one; None if there are no choices."""
+    """Combine the explanations of an answer's choices into one; None without choices."""
     if not choices:
         return None
     first, *further = sorted(choices, key=lambda choice: choice.index)
@@ -321,7 +321,7 @@ format of the answer.
 
 
 class EventWriter:
-    """Writes the events of one answer in order, and keep-alives while there are no events."""
+    """Writes the events of one answer in order, and keep-alives while no events come."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Who sent a request, for which tenant, and what its headers ask for."""
+"""Who sent a request, for which tenant, and the options in its headers."""
 
 from __future__ import annotations
 

@@ -50,7 +50,8 @@ class HttpServer(uvicorn.Server):
     """uvicorn's server, which reports when it has started, and returns after a signal.
 
     It serves until SIGINT or SIGTERM; then it refuses new requests and finishes running answers. A
-    second signal ends the server at once. Start it with `await server.serve(sockets=[listener])`.
+    second signal ends the server immediately. Start it with `await
+    server.serve(sockets=[listener])`.
     """
 
     def __init__(
@@ -327,7 +328,7 @@ class Addresses:
     def log(self, address: str, why: str) -> None:
         """Log why a connection was closed.
 
-        Nothing is logged if the last line about this address is less than a minute old.
+        A line is not logged if the last line about this address is less than a minute old.
         """
         now = self._clock()
         if now - self._logged.get(address, -_LOG_SECONDS) < _LOG_SECONDS:
@@ -345,9 +346,9 @@ class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol with more limits; uvicorn itself limits only idle connections.
 
     The head of a request has a time limit. So does a pause within its body, unless the application
-    is slow to read. An answer may take any time, but a connection is closed if the client reads
-    nothing of the answer for too long: the transport reports when its buffer is full and when the
-    client has read most of it. A slow client stays connected, because the time limit restarts after
+    is slow to read. An answer may take any time, but a connection is closed if the client does
+    not read for too long: the transport reports when its buffer is full and when the
+    client has read most. A slow client stays connected, because the time limit restarts after
     every 50 kB or so.
     """
 

@@ -33,7 +33,7 @@ LONGEST_LINE = 240  # characters of a changed line that are shown
 LINES_BEFORE = 2
 LEAST_LOST = 256  # tokens
 _PART_BYTES = 150  # of a `PromptPart` and its places in the tables, without its texts
-_PIECE = 4096  # characters that are compared at once
+_PIECE = 4096  # characters that are compared together
 _TOOL = "the definition of the tool "
 _SYSTEM_PROMPT = "the system prompt"
 _SYSTEM = ("system", "developer")
@@ -44,7 +44,7 @@ _VERBS = {"added": "added", "left_out": "left out"}
 class PromptPart:
     """A message, or the definition of a tool. `name` says which, in words.
 
-    images: the lines of the text that stand for images.
+    images: the lines of the text that show images.
     """
 
     name: str
@@ -202,7 +202,7 @@ class RecentMisses:
                 self._bytes -= _bytes_of(part)
 
     def _counted(self, parts: Parts) -> Parts:
-        """The parts, as they are already known from other prompts."""
+        """The parts, if they are already known from other prompts."""
         for part in parts:
             if part not in self._parts:
                 self._parts[part] = part
@@ -398,7 +398,7 @@ def _line(text: str, begin: int, at: int) -> str:
 
 def _text_of(message: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
     """What a message says: its text, then its reasoning and calls as JSON; and those of the lines
-    that stand for images.
+    that show images.
     """
     content = message.get("content")
     texts: list[str] = []

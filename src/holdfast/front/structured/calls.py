@@ -264,7 +264,7 @@ def only_calls(rules: Rules, blocks: Sequence[CallBlock], *, parallel: bool) -> 
 def _opening(rules: Rules, block: CallBlock) -> str:
     """An expression for the text before the first call. White space within what the reader takes for
     the beginning of calls is as the family writes it: with other white space, the reader would take
-    a part of it for text.
+    a part for text.
     """
     opening = block.layout.opening.lstrip()
     mark = max((mark for mark in block.openers if opening.startswith(mark)), key=len, default="")
@@ -275,7 +275,7 @@ def _opening(rules: Rules, block: CallBlock) -> str:
 def bare_calls(
     rules: Rules, keys: BareKeys, tools: Sequence[CallableTool], *, parallel: bool
 ) -> str:
-    """An expression for calls that are bare JSON objects, or for one array of them.
+    """An expression for calls that are bare JSON objects, or for one array of such objects.
 
     Uses the same lexemes as JSON, so that calls and a document may begin alike.
     """
@@ -404,7 +404,7 @@ def in_channel(rules: Rules, channels: ChannelMarkup, body: str) -> str:
 def thought_channel(rules: Rules, channels: ChannelMarkup) -> str:
     """An expression for an optional thought at the beginning of the answer.
 
-    Empty if thoughts have no channel.
+    Empty if thoughts lack a channel.
     """
     opening, end = channels.thought
     return f"({rules.literal(opening)} {rules.text_before(end)})?" if opening else ""

@@ -126,7 +126,7 @@ def _trial(times: int) -> tuple[LLTokenizer, LLParserLimits]:
 
 
 def fault_of(grammar: str) -> str:
-    """Return what is wrong with a grammar; empty if nothing is. Releases the GIL."""
+    """Return the fault of a grammar; empty if it is right. Releases the GIL."""
     return _tried(grammar, 1)
 
 
@@ -147,7 +147,7 @@ def _tried(grammar: str, times: int) -> str:
 
 @lru_cache(maxsize=128)
 def fault_of_composed(grammar: str) -> str:
-    """Return what is wrong with a grammar that refers to tokens of a model; empty if nothing is.
+    """Return the fault of a grammar that refers to tokens of a model; empty if it is right.
 
     Cached, because agents send the same tools with every turn.
     """
@@ -162,7 +162,7 @@ def fault_of_composed(grammar: str) -> str:
 
 
 def checked_schema(schema: Any, *, bounds: SchemaBounds, strict: bool) -> CleanSchema:
-    """Reduce a schema to what a grammar can enforce.
+    """Reduce a schema to the parts that a grammar can enforce.
 
     Takes a few milliseconds the first time. May be called from any thread.
 
@@ -201,7 +201,7 @@ def _checked(schema: bytes, bounds: SchemaBounds, strict: bool) -> CleanSchema:
 
 
 def _fault(found: CleanSchema, node: Schema | bool) -> str:
-    """Return what is wrong with a part of a schema; empty if nothing is."""
+    """Return the fault of a part of a schema; empty if it is right."""
     definitions = found.schema.get("$defs") if isinstance(found.schema, dict) else None
     part = {**node, "$defs": definitions} if isinstance(node, dict) and definitions else node
     if is_endless(replace(found, schema=part)):
@@ -266,7 +266,7 @@ def _without_fault(
     if not isinstance(node, dict):
         return _ANY_OBJECT
     if keyword:
-        del node[keyword]  # this schema is a copy that nothing else uses yet
+        del node[keyword]  # this schema is an unshared copy
         return replace(found, unenforced=(*found.unenforced, join_place(place, keyword)))
     definitions = node.get("$defs")
     node.clear()

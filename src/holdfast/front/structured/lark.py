@@ -23,8 +23,8 @@ _BYTE: Final = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 IPV4: Final = rf"({_BYTE}\.){{3}}{_BYTE}"
 _GROUP: Final = "[0-9a-fA-F]{1,4}"
 _LAST: Final = f"({_GROUP}:{_GROUP}|{IPV4})"
-# As in RFC 3986: eight groups, of which the last two may be written as an IPv4 address; `::` stands
-# for one or more groups.
+# As in RFC 3986: eight groups, of which the last two may be written as an IPv4 address; `::`
+# replaces one or more groups.
 _SHORTENED: Final = (
     f"::({_GROUP}:){{5}}{_LAST}",
     *(
@@ -76,7 +76,7 @@ _SPACES_A_LEVEL: Final = 4
 _LEVELS_AROUND: Final = 1
 LEVELS_AROUND_ARGUMENTS: Final = 3
 _MOST_LEVELS: Final = 6  # for values that may be nested without limit
-# Regular expressions. In a grammar, a marker that is a token has no text, so they never match it.
+# Regular expressions. In a grammar, a marker that is a token lacks text, so they never match it.
 ANY: Final = r"(.|\n)*"
 GAP: Final = r"/[ \t\n]{0,4}/"
 # White space next to the markup of calls: a space, or line breaks with indentation
@@ -188,7 +188,7 @@ class Rules:
     def before_end(self, closing: str) -> str:
         """The closing markup of an answer, up to its end marker if it contains one.
 
-        A matcher treats an end marker as the end of the answer, never as a part of it.
+        A matcher treats an end marker as the end of the answer, never as its part.
         """
         for end in self._turn_ends:
             closing = closing.partition(end)[0]
@@ -205,7 +205,7 @@ class Rules:
     def parted(self, marker: str) -> tuple[str, str, str]:
         """Cut a text at the first marker that is a single token.
 
-        Returns the text before the marker, the marker, and the text after it. If there is no
+        Returns the text before the marker, the marker, and the text after it. Without a
         marker, returns the whole text and two empty strings.
         """
         if not self.marker_ids:
@@ -304,7 +304,7 @@ def _levels_of(
         return 0
     if (key := (id(node), most)) in known:
         return known[key]
-    known[key] = 0  # for a definition that is nothing but itself
+    known[key] = 0  # for a definition that only refers to itself
 
     def levels_of(inner: Any, most: int) -> int:
         return _levels_of(inner, most, definitions=definitions, known=known)

@@ -153,7 +153,7 @@ def arguments_of(rules: Rules, tool: CallableTool, values: Values) -> tuple[str,
 
 
 class _Tags:
-    """Raw values between tags: strings are written as they are, any other value as JSON.
+    """Raw values between tags: strings are written unchanged, any other value as JSON.
 
     A string ends at the first closing tag. The grammar does not stop the model from writing other
     text in a string that a reader takes for the end of a call: lexemes that forbid such text would

@@ -6,7 +6,7 @@ hundred cells at most. Durations are counted in buckets whose bounds are the sam
 distributions are merged by adding their counts, and a percentile of the sum has the same accuracy
 as one of a single minute.
 
-The history has no names but those of models, and no texts. A cell that is over is kept as bytes.
+The history contains only names of models, and no texts. A cell that is over is kept as bytes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from holdfast.machine.clocks import RetentionClock
+from holdfast.machine.retention_clock import RetentionClock
 
-# the finest duration that is told apart, and the buckets per doubling: a percentile is exact up to
+# the finest distinguished duration, and the buckets per doubling: a percentile is exact up to
 # the width of a bucket, a factor of 1.19
 LEAST: Final = 1e-5
 PER_DOUBLING: Final = 4
@@ -278,7 +278,7 @@ class KeptCell(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _Contents(msgspec.Struct, kw_only=True):
-    """A history as it is saved: the cells by model and by their length."""
+    """The saved form of a history: the cells by model and by their length."""
 
     version: int
     models: dict[str, dict[int, list[KeptCell]]]

@@ -1,6 +1,6 @@
 """The file in which the history of a server survives restarts.
 
-One server at a time uses a file: it holds a lock beside it. The file is written anew some minutes
+One server at a time uses a file: it holds a lock next to it. The file is written again some minutes
 after a change, and when the server stops. Without requests, nothing happens.
 """
 
@@ -110,7 +110,7 @@ class HistoryFile:
 
 
 def write_history(path: Path, packed: bytes) -> None:
-    """Replace the file by what `PerformanceHistory.packed` has returned. Raises OSError."""
+    """Replace the file by the result of `PerformanceHistory.packed`. Raises OSError."""
     checksum = zlib.crc32(packed).to_bytes(_CHECKSUM_BYTES, "big")
     with atomic_write(path) as file:
         file.write(_MAGIC + checksum + packed)
@@ -119,7 +119,7 @@ def write_history(path: Path, packed: bytes) -> None:
 
 
 def _checked(content: bytes) -> bytes:
-    """What was saved. Raises msgspec.DecodeError if it is damaged."""
+    """The saved history. Raises msgspec.DecodeError if it is damaged."""
     head = len(_MAGIC) + _CHECKSUM_BYTES
     packed = content[head:]
     if not content.startswith(_MAGIC) or len(content) > _LONGEST_BYTES:

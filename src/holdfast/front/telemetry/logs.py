@@ -96,7 +96,7 @@ def open_log_file(
                 return LogFile(
                     folder() / f"{name}{'' if number == 1 else f'-{number}'}{LOG_SUFFIX}", settings
                 )
-    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user lacks a home folder
         if settings.file == BACKGROUND:  # the default
             logging.getLogger(__name__).warning("no log file can be created: %s", error)
             return None

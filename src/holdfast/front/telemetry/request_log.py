@@ -114,7 +114,7 @@ class RequestRecord:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the request is no news, because programs or the page poll its path."""
+        """Whether the request is routine, because programs or the page poll its path."""
         is_polled = self.path in QUIET_PATHS or self.path.startswith(_QUIET_FOLDER)
         is_from_view = self.is_from_page and self.method == "GET" and self.path in _QUIET_FROM_PAGE
         return is_polled or is_from_view
@@ -349,7 +349,7 @@ class AnswerRecord:
         Metrics with the model as a label are counted from here on, because only now it is known to
         exist.
 
-        put_back_tokens: tokens of earlier answers that the prompt contains as they were generated.
+        put_back_tokens: tokens of earlier answers that the prompt contains in generated form.
         dropped_tokens: tokens of earlier answers that the chat template left out of the prompt.
         prompt: empty unless contents are logged. If it is set, the texts of the answers are
             recorded, too.

@@ -140,8 +140,8 @@ class NestedValues:
 class LiteralValues:
     """Arguments written as `KEY assign VALUE`, with values in the family's own syntax.
 
-    words: the spellings of true, false and null. quote: the mark on both sides of a string, which
-    has no escapes; if empty, strings are written as in JSON. quoted_keys: whether the keys of
+    words: the spellings of true, false and null. quote: the mark on both sides of a string
+    without escapes; if empty, strings are written as in JSON. quoted_keys: whether the keys of
     objects are quoted. assign: the text after an argument's name; if empty, arguments are written
     like the members of an object. single_quotes: whether strings may also use single quotes, as in
     Python. sorted_keys: whether templates sort the members of objects.
@@ -345,7 +345,7 @@ class CallFormat(ABC):
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
         """Read calls, from the opener at `source`'s current position to the end of their markup.
 
-        Returns False if there is no call. In that case nothing was emitted, the opener is text, and
+        Returns False without a call. In that case nothing was emitted, the opener is text, and
         reading continues after it. The text of a call may be dropped (`drop_read`) only after the
         call has begun. Every call that has begun is also ended. White space between markup is
         ignored.

@@ -21,7 +21,7 @@ _ALIASES: Final = {
     "int": "integer", "long": "integer", "float": "number", "double": "number", "num": "number", "decimal": "number",
     "bool": "boolean", "list": "array", "tuple": "array", "set": "array", "dict": "object", "map": "object", "none": "null",
 }  # fmt: skip
-_INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]{0,999})(\.0+)?")  # as many digits as in `NUMBER`
+_INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]{0,999})(\.0+)?")  # the number of digits in `NUMBER`
 JSON_TYPES: Final = frozenset({"json", "object", "array", "number", "boolean", "null"})
 """The types of a value that the model itself marked as JSON."""
 _MAX_DEPTH: Final = 16  # maximum depth of nested references and unions in a schema

@@ -14,7 +14,7 @@ from holdfast.front.toolcalls.incoming import Markers, is_marker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningFormat:
-    """The markers around a thought, as text. White space next to the markers is part of them."""
+    """The markers around a thought, as text. White space next to the markers belongs to them."""
 
     start: str
     end: str

@@ -131,7 +131,7 @@ class Incoming:
     ) -> Waiting[tuple[int, str]]:
         """Return the position and the text of the first mark from `start` on.
 
-        If several marks begin at this position, returns the longest. If there is no mark, returns
+        If several marks begin at this position, returns the longest. Without a mark, returns
         the end of the text or `start + limit`, and an empty mark.
         """
         longest, _ = _shape(tuple(marks))
@@ -205,7 +205,7 @@ def is_marker(text: str) -> bool:
 
 
 class Markers:
-    """The markers of one model that are single tokens, each with the character that stands for it.
+    """The markers of one model that are single tokens, each with the character that replaces it.
 
     Immutable.
     """

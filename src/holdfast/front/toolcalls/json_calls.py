@@ -24,8 +24,8 @@ from holdfast.front.toolcalls.incoming import Incoming, Waiting, marks_in
 from holdfast.front.toolcalls.literals import LENIENT
 
 _FENCES: Final = ("```json", "```")
-# Maximum number of consecutive openers. Some models end up writing nothing but openers, and
-# without a limit all of them would be read again from each one.
+# Maximum number of consecutive openers. Some models end up writing only openers, and
+# without a limit all would be read again from each one.
 _MOST_OPENERS: Final = 4
 _MOST_BRACES: Final = 8  # maximum nesting around a call's members
 _ARGUMENTS: Final = ("arguments", "parameters", "args", "input")  # models confuse these keys

@@ -116,7 +116,7 @@ class PythonCalls(CallFormat):
 class BracedCalls(CallFormat):
     """A family that writes one or more `call:NAME{KEY:VALUE,...}` between two markers.
 
-    quote: the mark on both sides of a string, which has no escapes.
+    quote: the mark on both sides of a string without escapes.
     """
 
     wrapper: tuple[str, str] = ("<|tool_call>", "<tool_call|>")
@@ -172,7 +172,7 @@ class BracedCalls(CallFormat):
         return False
 
     def _read_call(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read a name and its arguments. Returns False if there is no call."""
+        """Read a name and its arguments. Returns False without a call."""
         name, mark = yield from source.read_to(("{", "\n", "}", *self.marks), limit=_NAME_LENGTH)
         tool = parts.tools.named(name) if mark == "{" else None
         if tool is None:

@@ -55,10 +55,10 @@ class Literals:
     """Reads values in a family's own syntax and converts them to JSON text. The default syntax is
     JSON and Python.
 
-    Nothing is refused: whatever is not a value of the syntax is a string, and whatever is still
-    open at the end of the text is closed. Numbers keep their spelling if JSON allows it.
+    All input is accepted: text that is not a value of the syntax is a string, and a part that
+    is still open at the end of the text is closed. Numbers keep their spelling if JSON allows it.
 
-    raw_quotes: marks around strings without escapes. bare_keys: whether keys of objects have no
+    raw_quotes: marks around strings without escapes. bare_keys: whether keys of objects lack
     quotes. stops: marks that end everything that is open, except quoted strings.
     """
 
@@ -215,7 +215,7 @@ class JsonStream:
     """Reads one JSON object, repairs it, and passes it on as it arrives.
 
     The text passed on so far can always be completed to a valid object. Valid JSON is not changed.
-    Each character is read only once, whatever the length of the object.
+    Each character is read only once, for any length of the object.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class JsonStream:
         self._expects: Literal["key", "value", "next"] = "value"
         self._dangles = False  # a key and its colon were passed on, but no value yet
         self._too_deep = 0  # open brackets that were left out
-        self._held = ""  # a comma and white space that are passed on together with what follows
+        self._held = ""  # a comma and white space that are passed on together with the next text
 
     def read(self) -> Waiting[None]:
         """Read the object whose opening bracket is next. The text that was read is dropped."""

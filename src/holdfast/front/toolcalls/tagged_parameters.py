@@ -47,7 +47,7 @@ class ValueEnd(NamedTuple):
     last: what must follow after `before`, unless the text ends; if empty, anything may follow.
     spaces: further strings that count as white space. closes: True if the mark closes the value,
     False if the mark is left to be read. names_parameter: True if the mark ends the value only when
-    the name of a parameter that has no value yet is between the mark and `before`.
+    the name of a parameter without a value is between the mark and `before`.
     """
 
     mark: str
@@ -167,7 +167,7 @@ def _raw(
     padding: str,
     give: Callable[[str], None],
 ) -> Waiting[None]:
-    """Pass on the text of a value as soon as it is certain, and read what ends the value."""
+    """Pass on the text of a value when it is certain, and read what ends the value."""
     marks = tuple({lead + end.mark: None for end in ends for lead in (padding, "")})
     while True:
         certain = source.certain(marks)

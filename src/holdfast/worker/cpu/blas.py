@@ -6,8 +6,8 @@ the first import of `mlx.core`; this module does not import MLX. Measured: float
 become 13 times faster.
 
 With a C compiler, the shim of `kernels/products.py` is loaded, which passes MLX's calls on to the
-OpenBLAS in numpy's wheel: nothing else has to be installed, and only one BLAS with its threads is
-in the process. Without a compiler, an OpenBLAS or MKL of the system is loaded if there is one.
+OpenBLAS in numpy's wheel: other libraries need not be installed, and only one BLAS with its threads
+is in the process. Without a compiler, an OpenBLAS or MKL of the system is loaded if there is one.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def prepare_blas(threads: int | None = None) -> BlasReport:
     """Load a fast BLAS, so that MLX uses it. Call this before anything imports MLX.
 
     threads: None means one per usable core. If the system is not Linux, MLX was already imported,
-    or no library is usable, nothing is loaded, and the result says why. A second call returns the
-    result of the first one.
+    or no library is usable, the function loads none, and the result says why. A second call returns
+    the result of the first one.
     """
     global _current
     if _current.in_front:
@@ -120,7 +120,7 @@ class BlasThreads:
     @property
     def is_behind_shim(self) -> bool:
         """Whether the shim of `kernels/products.py` passes products on to it, and sets its thread
-        count meanwhile (`products.blas_on_one_thread`).
+        count for that time (`products.blas_on_one_thread`).
         """
         return self.file == _current.file and not _current.no_shim
 
@@ -206,7 +206,7 @@ class _Library:
         return getattr(self.handle, f"{self.prefix}{name}{self.suffix}")
 
     def text(self, name: str) -> str:
-        """What the function, which has no arguments, returns; empty if there is no such function."""
+        """The result of the function, called without arguments; empty if it does not exist."""
         if not self.has(name):
             return ""
         question = self.function(name)

@@ -1,7 +1,7 @@
 """Rotary embedding and linear layers in fewer graph operations, for CPUs.
 
 On a GPU, `mx.fast.rope` is one kernel. On a CPU, MLX composes it of 28 operations, and every
-rotation computes its cosines and sines anew. A decode step of a small model spends more time on
+rotation computes its cosines and sines again. A decode step of a small model spends more time on
 handling operations than on computing.
 
 Functions of this module take the place of MLX's. On a thread that is inside `Rotations.step` they use fewer
@@ -9,7 +9,7 @@ operations; everywhere else they call MLX's function, so nothing changes for oth
 the process. The results are bit-equal to MLX's:
 
 - A step computes cosines and sines once, for the queries and keys of all layers. They come from
-  MLX's own function: the rotation of (1, 0) is (cos, sin). What is left of a rotation is
+  MLX's own function: the rotation of (1, 0) is (cos, sin). The rest of a rotation is
   x * cosines + swapped * sines, where `swapped` exchanges the two numbers of each pair of x.
 - For a single token, this is compiled into one operation, which MLX traces once for all shapes.
   Several tokens gain little from that, and each further memory layout would cost one or two seconds
@@ -39,7 +39,7 @@ from holdfast.worker.engine.backend import StepOperations
 TABLE_POSITIONS = 64
 MOST_TABLES = 16
 _MARK = "_holdfast_plain"
-_KEPT = "_holdfast_transposed"  # not a parameter of the module, because it is no array
+_KEPT = "_holdfast_transposed"  # not a parameter of the module, because it is not an array
 _FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
 
@@ -73,7 +73,7 @@ class _Factors(NamedTuple):
 
 
 class Rotations(StepOperations):
-    """The cosines and sines of one model, as far as they are shared. Device thread only.
+    """The cosines and sines of one model, if they are shared. Device thread only.
 
     transposes_once: whether linear layers, too, take fewer operations. If an input's dimension of
         size 1 has an unusual stride, as in some recurrent layers, BLAS may then round in another
@@ -265,7 +265,7 @@ def _turned(x: mx.array, factors: _Factors, *, traditional: bool) -> mx.array:
 
 @dataclass(frozen=True, slots=True)
 class _Transposed:
-    """A weight of a linear layer, and a view of it, [1, inputs, outputs]."""
+    """A weight of a linear layer, and its view, [1, inputs, outputs]."""
 
     weight: mx.array
     view: mx.array

@@ -1,4 +1,4 @@
-"""Attention in numpy on all cores, for Linux without a GPU, where MLX has no fused kernel and its
+"""Attention in numpy on all cores, for Linux without a GPU, where MLX lacks a fused kernel and its
 softmax uses one core.
 
 Most of the prefill time of a long prompt goes into exponentials, which MLX computes one at a time.
@@ -112,7 +112,7 @@ def attend(spans: Sequence[AttentionSpan], *, sinks: mx.array | None) -> list[mx
     """Causal attention of each span over its own keys, computed in float32.
 
     Returns [1, heads, tokens, value_dim] for each span, in the type of the queries. Evaluates the
-    arrays of the spans. sinks: [heads], a score per head that takes part in the softmax but has no
+    arrays of the spans. sinks: [heads], a score per head that takes part in the softmax without a
     value; None: no sinks. A query's result depends only on its own keys, except for rounding:
     products with a different number of rows add in a different order.
     """

@@ -75,7 +75,7 @@ class HostDecoder:
         if any(each.scored_rows or each.pooled_rows for each in spans):
             return None
         if not all(each.is_decoding for each in spans):
-            # a state may have been rewound, but an earlier copy of it may still be under way
+            # a state may have been rewound, but an earlier copy may still be under way
             mx.synchronize()
         starts = itertools.accumulate((each.span.tokens for each in spans), initial=0)
         wanted = [
@@ -97,7 +97,7 @@ class HostDecoder:
                 each.sequence.trim()
         return StepLogits(
             drawn=logits if wanted else None,
-            is_computed=all(each.sequence.live.kv_bits == "native" for each in spans),
+            is_computed=not any(each.sequence.live.is_quantized for each in spans),
         )
 
     def compute(
@@ -110,7 +110,7 @@ class HostDecoder:
     ) -> mx.array | None:
         """Add tokens to sequences, and return the logits of the wanted rows.
 
-        token_ids: [rows], those of all spans, one behind the other; positions: theirs. spans: the
+        token_ids: [rows], those of all spans, one after the other; positions: theirs. spans: the
         state of each sequence, layer by layer, and how many tokens it gets. Returns None, and adds
         nothing, if a state or a token is of another kind.
         """
@@ -274,7 +274,7 @@ def _cuts(
     sequences: Sequence[Sequence[_Stored]], new: Sequence[int]
 ) -> tuple[list[_Cut], npt.NDArray[np.int32]]:
     """Divide what the new tokens of all sequences attend to into runs that the same rows see, and
-    return these, and the ids of their rows, one run's behind the other's.
+    return these, and the ids of their rows, one run's after the other's.
 
     sequences: what each sequence has stored in one layer, with the new tokens. new: their numbers.
     """

@@ -25,7 +25,6 @@ from holdfast.worker.cpu.kernels.decode_attention import (
     Quantized,
     Run,
 )
-from holdfast.worker.kv.bits import BITS
 from holdfast.worker.kv.layer import LayerKV
 
 SCORES_WORTH_IT = 1 << 14  # with fewer, waiting for MLX costs the time saved
@@ -111,7 +110,7 @@ def attend_in_place(
 
 
 def _have_codes(layers: Sequence[LayerKV]) -> bool:
-    return any(layer.kv_bits != "native" for layer in layers)
+    return any(layer.bits for layer in layers)
 
 
 def _has_kernel(layer: LayerKV, heads: int, *, is_quantized: bool) -> bool:
@@ -128,9 +127,7 @@ def _has_kernel(layer: LayerKV, heads: int, *, is_quantized: bool) -> bool:
 
 def bits_of(layer: LayerKV) -> tuple[Bits, Bits]:
     """Bits of the keys and of the values of the tokens that a layer holds quantized."""
-    if layer.kv_bits == "native":
-        return NATIVE_BITS, NATIVE_BITS
-    return BITS[layer.kv_bits]
+    return layer.bits or (NATIVE_BITS, NATIVE_BITS)
 
 
 def _buffer(stored: Sequence[mx.array], bits: tuple[Bits, Bits], *, kv_heads: int) -> Buffer:

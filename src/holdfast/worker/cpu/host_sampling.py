@@ -32,7 +32,7 @@ Ids: TypeAlias = npt.NDArray[np.intp]
 # from this size on, numpy is faster than MLX on a CPU for any number of rows
 LARGE_VOCABULARY = 8192
 _GROUP = 32  # tokens per group, approximately
-# as LARGE_VOCABULARY, but for rows with top-p
+# as LARGE_VOCABULARY, for rows with top-p
 _SMALLEST_FOR_NUCLEUS = 1024
 _ALLOWANCE = 1 / 4  # share of 1 - top_p that tokens may weigh together without being examined
 _FEW_GROUPS = 1 / 16  # share of all groups; if more matter, all weights are computed
@@ -46,7 +46,7 @@ _Words: TypeAlias = npt.NDArray[np.uint32]
 
 
 def _rows_of(logits: mx.array) -> Floats:
-    """Evaluate float32 logits, [rows, vocab], and return a numpy view of them."""
+    """Evaluate float32 logits, [rows, vocab], and return a numpy view."""
     mx.eval(logits)
     return np.array(logits, copy=False)
 
@@ -139,7 +139,7 @@ def draw_on_host(
     """Sample one token per row, uint32 [rows]. Evaluates `logits`, fp32 [rows, vocab].
 
     No row may be greedy or have top-k. If several tokens at the edge of top-p are equally likely,
-    all of them pass. A row without a finite maximum gets token 0.
+    all pass. A row without a finite maximum gets token 0.
     """
     with np.errstate(all="ignore"):
         tokens = [

@@ -90,8 +90,8 @@ def dequantized_five(arrays: Sequence[mx.array], *, dtype: mx.Dtype) -> mx.array
 def _codes_of_five_bits(packed: mx.array) -> mx.array:
     """Unpack codes of 5 bits to one code per byte, [1, heads, tokens, dimension]. Lazy.
 
-    `mx.dequantize` has no fast loop for 5 bits on CPUs. Five bytes hold eight codes, the first one in the lowest
-    bits; they are spread over the eight bytes of an integer (`FIELDS_OF_FIVE_BITS`).
+    `mx.dequantize` lacks a fast loop for 5 bits on CPUs. Five bytes hold eight codes, the first one
+    in the lowest bits; they are spread over the eight bytes of an integer (`FIELDS_OF_FIVE_BITS`).
     """
     bytes_of_codes = packed.view(mx.uint8)
     *rows, count = bytes_of_codes.shape

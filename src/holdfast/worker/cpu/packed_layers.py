@@ -1,4 +1,4 @@
-"""Layers on a CPU whose weights stay as they are stored: quantized, or in 16 bits.
+"""Layers on a CPU whose weights stay in their stored form: quantized, or in 16 bits.
 
 In MLX on CPUs, only float32 products are fast, but float32 weights take two to seven times the
 memory. So the layers get subclasses that multiply by a stand-in for the float32 weights: an array
@@ -160,7 +160,7 @@ def count(model: Any) -> int:
 
 
 def keep_stored(module: Any, dtype: mx.Dtype) -> None:
-    """Make a module compute with its weights as they are stored. Requires `supports`, and that
+    """Make a module compute with its stored weights. Requires `supports`, and that
     `unavailable` is empty.
 
     The module's weights are evaluated. dtype: the format of the embeddings that it returns.
@@ -179,7 +179,7 @@ def keep_stored(module: Any, dtype: mx.Dtype) -> None:
 
 
 def _put_stand_in(module: Any, *, room: int = 0) -> None:
-    """Give a module the array to multiply by, [1, inputs, outputs], and a flat view of it.
+    """Give a module the array to multiply by, [1, inputs, outputs], and its flat view.
 
     room: how many numbers to allocate.
     """
@@ -220,7 +220,7 @@ def _product(module: Any, x: mx.array) -> mx.array:
 
 
 def _evaluate(*arrays: mx.array) -> bool:
-    """Evaluate arrays. Returns False within mx.compile, where there are no numbers yet."""
+    """Evaluate arrays. Returns False within mx.compile, where numbers are not known yet."""
     try:
         mx.eval(*arrays)
     except ValueError as error:

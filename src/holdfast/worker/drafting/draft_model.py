@@ -4,13 +4,13 @@ All sequences that want a draft get it together, one forward pass per drafted to
 with the parameters, the seed and the position of the request, so it uses the same random numbers as
 the model that verifies, and a sampled token is often the same in both.
 
-The draft model has a state of its own for each sequence. It is opened late, because a short answer
+The draft model has a separate state for each sequence. It is opened late, because a short answer
 never pays for prefilling a long prompt twice: `Drafts` asks for it when the answer has become long
 enough. Before each draft, the state follows the sequence: rejected tokens are dropped, and the new
 ones are part of the first pass. When a sequence ends or is preempted, its state is kept for a while,
 so that the next turn of the conversation, or the resumed sequence, need not prefill again. States of
-a draft model are never stored: prefilling with it is cheap by comparison, and nothing but the speed
-of answers depends on it.
+a draft model are never stored: prefilling with it is cheap by comparison, and only the speed of
+answers depends on it.
 
 Device thread only.
 """
@@ -33,7 +33,7 @@ from holdfast.worker.drafting.suffix import MOST_DRAFTED, DraftRates
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
 from holdfast.worker.engine.sequence import Prefix
-from holdfast.worker.kv.live import LiveBase, LiveState, StateCheckpoint
+from holdfast.worker.kv.live import LiveBase, LiveState, Snapshot
 
 # how often a drafted token is right, by the number of right ones before it, before any is measured
 _FIRST_RATES = (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
@@ -60,9 +60,7 @@ class ModelDraft:
     live: LiveState
     tokens: npt.NDArray[np.int32]  # those in the state, and possibly more
     capacity_tokens: int
-    checkpoint: StateCheckpoint | None = (
-        None  # before the last draft, if not every state can rewind
-    )
+    checkpoint: Snapshot | None = None  # before the last draft, if not every state can rewind
     is_catching_up: bool = False  # whether prefill has begun, which goes on before each step
     matched: int = 0  # how many drafted tokens in a row were right
     drafted: list[int] = field(default_factory=list)  # the last draft
@@ -122,8 +120,8 @@ class DraftModel:
             self._forget(draft)
 
     def begin_step(self, *, is_alone: bool = True) -> None:
-        """Call this before the drafts of each step. is_alone: whether the device has nothing else to
-        do, so that what the draft model does can be timed.
+        """Call this before the drafts of each step. is_alone: whether the device is otherwise
+        idle, so that what the draft model does can be timed.
         """
         self._is_alone = is_alone
         self._may_prefill = True
@@ -144,7 +142,7 @@ class DraftModel:
         self, request: SequenceRequest, generated: Sequence[int], draft: ModelDraft | None
     ) -> float:
         """How long prefilling would take that a draft of a sequence needs first, about; 0 if it can
-        be drafted at once.
+        be drafted immediately.
         """
         tokens = len(request.prompt_token_ids) + len(generated)
         if draft is not None:
@@ -155,7 +153,7 @@ class DraftModel:
 
     def chances(self, draft: ModelDraft | None) -> tuple[float, ...]:
         """For each token that the model would draft for a sequence, the chance that it and all tokens
-        before it are right. None: the sequence has no state yet.
+        before it are right. None: the sequence lacks a state.
         """
         rates = self._rates if draft is None else draft.rates
         matched = 0 if draft is None else draft.matched
@@ -410,9 +408,7 @@ def _common(first: npt.NDArray[np.int32], second: npt.NDArray[np.int32]) -> int:
 
 def _can_go_back(draft: ModelDraft, tokens: int) -> bool:
     checkpoint = draft.checkpoint
-    return draft.live.can_rewind(tokens) or (
-        checkpoint is not None and checkpoint.position <= tokens
-    )
+    return draft.live.can_rewind(tokens) or (checkpoint is not None and checkpoint.start <= tokens)
 
 
 def _base_of(draft: ModelDraft, tokens: int) -> Prefix:
@@ -421,7 +417,7 @@ def _base_of(draft: ModelDraft, tokens: int) -> Prefix:
         return Prefix(base=LiveBase(state=draft.live, tokens=tokens, use="moved"))
     checkpoint = draft.checkpoint
     assert checkpoint is not None, "the state cannot go back"
-    base = LiveBase(state=draft.live, tokens=checkpoint.position, use="moved")
+    base = LiveBase(state=draft.live, tokens=checkpoint.start, use="moved")
     return Prefix(base=base, state=checkpoint)
 
 

@@ -3,8 +3,8 @@ the answer, or in another text.
 
 Answers often repeat parts of their prompt: edits repeat the file, tool calls repeat names and
 paths, later turns repeat facts. A `SuffixDrafter` finds an earlier place whose preceding tokens are
-the last tokens of the sequence, and drafts the tokens that follow that place. As long as they are
-right, it goes on from there, and nothing is searched. Otherwise it looks up the places of the last
+the last tokens of the sequence, and drafts the tokens that follow that place. While they are
+right, it continues from there, without a search. Otherwise it looks up the places of the last
 two tokens, and takes the one that agrees with the most tokens before them.
 
 Every new token also shows whether it would have been drafted. So the chance that a drafted token is
@@ -24,7 +24,7 @@ MOST_DRAFTED = 8  # tokens per draft
 _LEAST_CHANCE = 0.05  # of a token to be drafted
 _LONGEST_MATCH = 32  # longer ones are not measured
 _MOST_PLACES = 16  # the latest places of the last two tokens that are compared
-_MOST_INDEXED = 2048  # tokens of the prompt that are indexed at once, in less than a millisecond
+_MOST_INDEXED = 2048  # tokens of the prompt that are indexed together, in less than a millisecond
 _LONG_MATCH = 8  # after this many right tokens, one wrong token is taken for a replaced one
 _SEPARATOR = -1  # between two texts; image keys (`wire/images.py`) are negative here, too
 # A guess of how often a drafted token is right, by the size of its match (`_size`), and how many
@@ -196,7 +196,7 @@ class SuffixDrafter:
         drafted = self._tokens[at : at + most].tolist()
         if min(drafted) < 0:
             drafted = list(itertools.takewhile(lambda token_id: token_id >= 0, drafted))
-        elif at + most > len(self._tokens):  # a text that repeats itself goes on as it began
+        elif at + most > len(self._tokens):  # a text that repeats itself continues as it began
             drafted = (drafted * most)[:most]
         rates = self._rates.of_size
         chances: list[float] = []

@@ -10,7 +10,7 @@ it:
 - `DynamicNTKScalingRoPE` chooses the base of the rotation by the position of the last token of the
   forward pass. Beyond the trained context, mlx-lm's keys therefore depend on how a prompt is cut
   into chunks, and a cached prefix would differ from a new prefill. The patched class chooses the
-  base by the position of each token, which is what mlx-lm computes if a prompt is fed token by
+  base by the position of each token, as mlx-lm computes if a prompt is fed token by
   token.
 
 `olmo` and `phi3small` add the mask to the attention scores, but mlx-lm's mask is a string or

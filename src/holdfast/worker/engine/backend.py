@@ -102,9 +102,9 @@ class StepOperations:
 
 
 class Backend:
-    """What MLX computes by itself. Subclasses replace parts of it. Device thread only.
+    """What MLX computes by itself. Subclasses replace parts. Device thread only.
 
-    composes_attention: whether attention is composed of matrix products because there is no fused
+    composes_attention: whether attention is composed of matrix products because MLX lacks a fused
         kernel. Attention then takes keys and values in several buffers, and is computed here.
     fuses_operations: whether `mx.compile` pays for elementwise operations.
     runs_ahead: whether to dispatch a step before the previous one is collected.
@@ -137,8 +137,8 @@ class Backend:
         *,
         sinks: mx.array | None,
     ) -> mx.array | None:
-        """Attention of one query per sequence over the last `seen` positions of each; None: MLX is
-        to compute it.
+        """Attention of one query per sequence over the last `seen` positions of each; None: MLX
+        computes it.
 
         queries: scaled, [rows, heads, 1, head_dim]. sinks: [heads]. Returns [rows, heads, 1,
         value_dim].
@@ -149,7 +149,7 @@ class Backend:
         self, spans: Sequence[AttentionSpan], *, sinks: mx.array | None
     ) -> list[mx.array] | None:
         """Causal attention of each span over its own keys, [1, heads, tokens, value_dim] each;
-        None: MLX is to compute it.
+        None: MLX computes it.
         """
         return None
 
@@ -198,7 +198,7 @@ class Backend:
 
     def score(self, logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -> Scores | None:
         """Log-probabilities of one given token per row, and of each row's `top_logprobs` likeliest
-        tokens; None: MLX is to compute them.
+        tokens; None: MLX computes them.
 
         logits: fp32 [n, vocab]; token_ids: int [n].
         """
@@ -207,7 +207,7 @@ class Backend:
     # -- weights
 
     def stored_refused(self) -> str:
-        """Why no layer can compute with its weights as they are stored; empty if layers can."""
+        """Why no layer can compute with its stored weights; empty if layers can."""
         return "MLX computes all layers"
 
     def keeps_stored(self, module: Module) -> bool:
@@ -215,7 +215,7 @@ class Backend:
         return False
 
     def keep_stored(self, module: Module, dtype: mx.Dtype) -> None:
-        """Make a module compute with its weights as they are stored. Requires `keeps_stored`, and
+        """Make a module compute with its stored weights. Requires `keeps_stored`, and
         that `stored_refused` is empty.
 
         The module's weights are evaluated. dtype: the format of the embeddings that it returns.

@@ -14,7 +14,6 @@ from functools import cache
 
 import mlx.core as mx
 
-from holdfast.worker.kv.bits import BITS
 from holdfast.worker.kv.layer import LayerKV
 from holdfast.worker.kv.quantized import dequantized, fit_for, quantized
 
@@ -32,7 +31,8 @@ def attend(layer: LayerKV, seen: int, queries: mx.array, *, sinks: mx.array | No
     keys, values = layer.form()
     grouped = queries.astype(mx.float32).reshape(1, keys.heads, -1, keys.dimension)
     runs = [_pair(arrays, keys.heads, low, high) for arrays, low, high in layer.stored(seen)]
-    key_bits, value_bits = BITS[layer.kv_bits]
+    assert layer.bits is not None
+    key_bits, value_bits = layer.bits
     scores = [_product(grouped, of_keys, key_bits, transpose=True) for of_keys, _ in runs]
     ends = list(itertools.accumulate(part.shape[3] for part in scores))
     if sinks is not None:

@@ -357,7 +357,7 @@ class SequenceConstraint:
             self._fail(f"the grammar does not allow token {token_id}: {self.matcher.error}")
 
     def copy(self) -> SequenceConstraint:
-        """A constraint to try tokens with. What it does is not counted in `figures`."""
+        """A constraint to try tokens with. Its work is not counted in `figures`."""
         copied = replace(
             self,
             matcher=None if self.matcher is None else self.matcher.copy(),
@@ -385,7 +385,7 @@ class SequenceConstraint:
     def fill(self, words: Words) -> bool:
         """Write the mask of allowed tokens into `words`, the row of this sequence.
 
-        Returns False if there is no mask: no grammar limits the token, or no token may follow; in
+        Returns False without a mask: no grammar limits the token, or no token may follow; in
         the latter case, `failure` is set.
         """
         if self.matcher is None or self.failure:

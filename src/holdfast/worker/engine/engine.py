@@ -1,4 +1,4 @@
-"""Executes step plans: the forward passes of the layout, and sampling for all rows at once.
+"""Executes step plans: the forward passes of the layout, and sampling for all rows together.
 
 Device thread only.
 
@@ -51,7 +51,7 @@ from holdfast.worker.engine.sequence import (
     keep_everything,
 )
 from holdfast.worker.engine.views import StepContext
-from holdfast.worker.kv.bits import KVBits
+from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.kv.live import Conversion, LiveState, ModelForm, shared_beginning
 from holdfast.worker.vision.images import WorkerImages
 
@@ -158,7 +158,7 @@ class Engine:
     def longest_span(self, request_id: RequestId, start: int) -> int:
         """How many tokens a span of a sequence may have at most, beginning at position `start`."""
         sequence = self._sequences[request_id]
-        if self.cuts_at_blocks(sequence.live.kv_bits):
+        if sequence.live.is_quantized and self.cuts_at_blocks:
             return BLOCK_TOKENS - start % BLOCK_TOKENS
         edges = itertools.chain(*self.indivisible(sequence.request))
         return min((edge - start for edge in edges if edge > start), default=sys.maxsize)
@@ -186,14 +186,15 @@ class Engine:
         assert min(token_ids, default=0) >= 0, "an image key was drafted"
         if sequence.constraint is not None:
             token_ids = sequence.constraint.draft(token_ids)
-        if sequence.live.kv_bits != "native":
+        if sequence.live.is_quantized:
             # the current block is not quantized yet, so only its tokens can be dropped
             token_ids = token_ids[: BLOCK_TOKENS - 1 - sequence.live.tokens % BLOCK_TOKENS]
         return token_ids
 
-    def cuts_at_blocks(self, kv_bits: KVBits) -> bool:
+    @property
+    def cuts_at_blocks(self) -> bool:
         """Whether spans must not cross borders of quantized blocks; see `Runner.cuts_at_blocks`."""
-        return self._runner.cuts_at_blocks(kv_bits)
+        return self._runner.cuts_at_blocks
 
     def open(
         self,
@@ -287,7 +288,7 @@ class Engine:
     def has_unprepared_images(
         self, request: SequenceRequest, *, start: int, prepared: Container[str]
     ) -> bool:
-        """Whether a prompt has images, from a position on, that are not prepared and have no
+        """Whether a prompt has images, from a position on, that are not prepared and lack
         features.
         """
         if self.images is None or not request.images:
@@ -316,7 +317,7 @@ class Engine:
         self._sequences[request_id].live.reserve(capacity_tokens)
 
     def follow(self, request_id: RequestId, *, generated: Sequence[int], kept_tokens: int) -> None:
-        """Make `generated` what a sequence has generated, whatever it has sampled itself: its state
+        """Make `generated` the answer of a sequence, regardless of its own samples: its state
         keeps the first `kept_tokens` tokens, which must be part of both. No pending step may contain
         the sequence.
         """
@@ -345,9 +346,9 @@ class Engine:
     def conversions(
         self, request_ids: Iterable[RequestId], kv_bits: KVBits
     ) -> Iterator[tuple[tuple[RequestId, ...], Conversion]]:
-        """Yield what can be quantized at once, and what that would mean for memory: first each of
-        these open sequences alone, then each group of sequences that share tokens. Of both, the
-        longest come first. Sequences that `quantize` cannot convert are left out.
+        """Yield the sequences that can be quantized immediately, and the effect on memory: first
+        each of these open sequences alone, then each group of sequences that share tokens. Of both,
+        the longest come first. Sequences that `quantize` cannot convert are left out.
         """
         able: dict[RequestId, LiveState] = {}
         groups: dict[object, tuple[RequestId, ...]] = {}
@@ -360,7 +361,7 @@ class Engine:
         singles = [(request_id,) for request_id in able]
         for kind in (singles, [group for group in groups.values() if len(group) > 1]):
             counted = [
-                (each, Conversion.of([able[name] for name in each], kv_bits)) for each in kind
+                (each, Conversion.of([able[name] for name in each], BITS[kv_bits])) for each in kind
             ]
             yield from sorted(counted, key=lambda each: each[1].tokens, reverse=True)
 
@@ -379,7 +380,7 @@ class Engine:
         return before, sum(array.nbytes for array in sequence.live.arrays())
 
     def is_whole(self, request_id: RequestId) -> bool:
-        """Whether an open sequence can go on; False if a failed `quantize` has lost its state."""
+        """Whether an open sequence can continue; False if `quantize` has lost its state."""
         return self._sequences[request_id].live.is_whole
 
     def close(self, request_id: RequestId) -> None:
@@ -448,7 +449,7 @@ class Engine:
         """Copy the part of a sequence's state that is not copied yet, because the sequence is about
         to be closed. Does not wait.
 
-        Returns None if the sequence is empty or its layers have no snapshot form.
+        Returns None if the sequence is empty or its layers lack a snapshot form.
         """
         sequence = self._sequences[request_id]
         if sequence.live.tokens == 0 or sequence.live.is_foreign:
@@ -560,7 +561,7 @@ class Engine:
         pending.outputs.extend(drawn.arrays())
 
     def _pool(self, pending: PendingStep, hidden: Mapping[RequestId, mx.array]) -> None:
-        """Pool the hidden states of prompts that are to be embedded."""
+        """Pool the hidden states of prompts to embed."""
         for each in pending.spans:
             sequence = each.sequence
             request_id = each.span.request_id

@@ -1,6 +1,6 @@
 """Checks that prompts with images give the same results in the engine as in mlx-vlm.
 
-A prompt with two images is computed whole, in chunks that divide an image, beside another sequence,
+A prompt with two images is computed whole, in chunks that divide an image, with another sequence,
 and from a state that was copied behind the first image. Its logits must be those of mlx-vlm, which
 computes the whole prompt alone, in one forward pass. Errors are relative to the effect of other
 pictures: in 16 bits, another token of the text can change less than rounding does.
@@ -82,7 +82,7 @@ class _ImagePrompt:
 def examine_images(runner: Runner, images: WorkerImages) -> VisionInfo:
     """Compare prompts with images to mlx-vlm's results. Device thread only.
 
-    Returns how prompts are written, and what is refused because its results are wrong.
+    Returns how prompts are written, and the forms refused because their results are wrong.
     """
     if any(leaf.is_foreign for layer in runner.fresh_layers() for leaf in layer.leaves()):
         return msgspec.structs.replace(images.info, refused="it runs in the layout solo")
@@ -157,7 +157,7 @@ def _whole(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.array
 
 
 def _divided(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.array:
-    """Chunks end within each image, or behind it if the image must not be divided."""
+    """Chunks end within each image, or after it if the image must not be divided."""
     ends = [
         span.end if images.attends_both_ways else (span.start + span.end) // 2
         for span in case.spans

@@ -27,8 +27,8 @@ class KVForms:
     """The values of `kv_bits` (forms) that a model supports. Device thread only.
 
     default: the form of requests that do not choose one. costs: memory of a sequence, by form;
-    "native" is always supported. refused: the reasons why forms are not supported, as far as they
-    were tried. try_out: tests a form when it is needed for the first time; returns why its results
+    "native" is always supported. refused: the reasons why forms are not supported, if they were
+    tried. try_out: tests a form when it is needed for the first time; returns why its results
     are wrong, or an empty text. warnings: one if the configured default is not supported.
     """
 
@@ -95,8 +95,8 @@ class KVForms:
         many tokens of the prompt need no prefill in a form. fits: returns whether the sequence fits
         the KV budget in a form if it runs alone.
 
-        "auto" is native unless memory is short now, regardless of what was chosen or asked for
-        before. While memory is short, a native prefix counts only if it is more than half of the
+        "auto" is native unless memory is short now, regardless of earlier choices and
+        requests. While memory is short, a native prefix counts only if it is more than half of the
         prompt; otherwise, prefilling again usually takes less time than waiting for memory.
         """
         wanted = asked or self.default

@@ -24,7 +24,7 @@ from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.engine.seams import HeadSeam, LaterLogits, StepLogits
 from holdfast.worker.engine.sequence import SequenceSpan, token_ids_of
 from holdfast.worker.engine.views import GatherView, RowsView, SpanView, StateView, StepContext
-from holdfast.worker.kv.bits import KVBits
+from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.kv.kinds import ForeignState, fresh_layer
 from holdfast.worker.kv.layer import HeadsForm, Layer, LayerKV, LayerState
 from holdfast.worker.kv.live import LiveState, ModelForm
@@ -96,7 +96,7 @@ class Runner(ABC):
             layers = [
                 layer.with_leaves(
                     QuantizedKV(
-                        kv_bits,
+                        BITS[kv_bits],
                         form=next(pairs),
                         block_tokens=block_tokens,
                         dequantize=self.backend.dequantize,
@@ -136,12 +136,13 @@ class Runner(ABC):
         """
         return not LiveState(self.fresh_layers()).drops_last
 
-    def cuts_at_blocks(self, kv_bits: KVBits) -> bool:
+    @property
+    def cuts_at_blocks(self) -> bool:
         """Whether no span may cross the border of a block of quantized keys and values. This is so
         if the model computes attention itself: all tokens of a span then see the same arrays, but
         tokens of different blocks must see different tokens quantized.
         """
-        return not self.attends_to_parts and kv_bits != "native"
+        return not self.attends_to_parts
 
     def refusal(self) -> str:
         """Why this model's keys and values cannot be quantized; empty if they can."""
@@ -381,8 +382,8 @@ def own_caches(model: Any) -> list[Any]:
 
 
 def own_kinds(model: Any) -> list[Layer]:
-    """Empty layers for a new sequence, which replace mlx-lm's caches. A layout may not support all
-    of them.
+    """Empty layers for a new sequence, which replace mlx-lm's caches. A layout may not support
+    all.
     """
     return [fresh_layer(cache) for cache in own_caches(model)]
 

@@ -97,7 +97,7 @@ class LoadedModel:
     vocab_size: int
     platform: platform.PlatformReport
     computed_as: str  # the format of the weights, as it counts for the model's fingerprint
-    kept_layers: int  # layers whose weights stay as they are stored
+    kept_layers: int  # layers whose weights stay in their stored form
     note: str = ""  # why the weights are not in the preferred format; empty if they are
     adapter_files: tuple[AdapterFiles, ...] = ()
     adapters: Adapters | None = None  # None if there are none
@@ -105,7 +105,7 @@ class LoadedModel:
     images_refused: str = ""  # why a model with vision cannot
 
     def fingerprint(self, folder: Path, hashes: Mapping[str, str]) -> str:
-        """The fingerprint of the model in `folder`, as it was loaded (`model_fingerprint`)."""
+        """The fingerprint of the model in `folder`, in its loaded form (`model_fingerprint`)."""
         versions = [self.platform.mlx_version, seams.mlx_lm_version()]
         if isinstance(self.model, VisionModel):
             versions += vision.versions()
@@ -191,7 +191,7 @@ def _refuse_integers(folder: Path, model: Module) -> None:
     """Raise UnusableModel if a weight has an integer type that no layer unpacks.
 
     The file checks should have refused such a model. This is a second check, because MLX would
-    compute with the integers, whatever they stand for.
+    compute with the integers, even if they encode something else.
     """
     modules: list[tuple[str, Any]] = cast("Any", model).named_modules()
     for path, module in modules:

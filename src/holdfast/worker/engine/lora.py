@@ -2,7 +2,7 @@
 of its adapters.
 
 An adapter adds a low-rank product to the output of some layers, y = W x + scale · B (A x). The
-layers of the model stay as they are, but their classes are replaced by subclasses that compute the
+layers of the model stay unchanged, but their classes are replaced by subclasses that compute the
 layer's own output and then add the low-rank products of the adapters. So W x is computed once for
 all rows of a batch. Parameters, their names and their number formats do not change, and a row
 without an adapter keeps the layer's own output.
@@ -213,8 +213,8 @@ class Mixed:
     """
 
     def __init__(self, runs: Sequence[tuple[str, int]], scales: Mapping[str, float]) -> None:
-        """runs: the rows in order, as (name of the adapter, number of rows); an empty name stands
-        for the model without an adapter. scales: the scale of each adapter, by its name.
+        """runs: the rows in order, as (name of the adapter, number of rows); an empty name means
+        the model without an adapter. scales: the scale of each adapter, by its name.
         """
         self.count = sum(count for _, count in runs)
         self._runs = runs
@@ -286,7 +286,7 @@ class Adapters:
         """A context in which forward passes use these adapters.
 
         runs: the rows of the batch in order, as (name of the adapter, number of rows); an empty
-        name stands for the model without an adapter.
+        name means the model without an adapter.
         """
         names = {name for name, _ in runs}
         if len(names) == 1:

@@ -15,7 +15,7 @@ BLOCK_TOKENS = 256  # tokens per KV block in the prefix cache
 @dataclass(frozen=True, slots=True)
 class Draft:
     """Tokens that may follow a sequence. They are offered to the scheduler, which plans a span with
-    those that the next step is to verify.
+    those that the next step verifies.
 
     token_ids: empty while they are not known: the draft is expected to be made in time.
     chances: for each token, the chance that it and all tokens before it are right.
@@ -49,8 +49,8 @@ class Span:
 
     draft: tokens that are expected after that token. The step samples after each of them; those
     that plain decoding would have sampled, too, are kept (see docs/how-it-works/speculation.md).
-    If a decoding span has several tokens and none is drafted, then all but the last one were part of
-    the span before it, and are computed again (`SpanResult.repeated`).
+    If a decoding span has several tokens and none is drafted, then all except the last one were
+    part of the span before it, and are computed again (`SpanResult.repeated`).
     """
 
     request_id: RequestId
@@ -66,7 +66,7 @@ class Span:
 
     @property
     def certain_tokens(self) -> int:
-        """The number of tokens that are part of the sequence whatever the step samples."""
+        """The number of tokens that are part of the sequence before the step samples."""
         return self.tokens - len(self.drafted)
 
 

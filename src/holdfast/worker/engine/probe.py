@@ -22,7 +22,7 @@ with plain matrix products. Each of these queries attends mostly to one key, and
 spread over the whole context, including the boundaries between kernels: if a key is left out or
 confused with another, the error is as large as a value. For 32 heads of dimension 128 and 8 key
 heads in bf16, this takes 70 MB for a short time and 110 GFLOP, some 10 to 50 ms on a GPU
-(calculated). If MLX has no fused kernel for a head dimension, the scores take 330 MB more.
+(calculated). If MLX lacks a fused kernel for a head dimension, the scores take 330 MB more.
 """
 
 from __future__ import annotations
@@ -433,7 +433,7 @@ class _Judge:
     @cached_property
     def _allowed(self) -> float:
         """The allowed divergence. It is larger than usual if the results of mlx-lm itself change
-        when a prompt is prefilled in chunks instead of at once.
+        when a prompt is prefilled in chunks instead of whole.
         """
         own_way = SoloRunner(self._model, None)
         own_way.adapters = self._adapters
@@ -524,7 +524,7 @@ class _Reference:
 
 
 def is_close(got: mx.array, expected: mx.array, *, changed: mx.array) -> bool:
-    """Whether logits, [vocabulary], are the expected ones but for rounding. changed: the logits
+    """Whether logits, [vocabulary], are the expected ones except for rounding. changed: the logits
     after a change of the prompt, whose effect is the scale of errors.
     """
     rounding = ROUNDINGS * float(mx.finfo(expected.dtype).eps)
@@ -594,7 +594,7 @@ def _staggered(
             case,
             str(index),
             range(0, len(case.tokens), PROBED_BLOCK_TOKENS)
-            if runner.cuts_at_blocks(kv_bits)
+            if live[0].live.is_quantized and runner.cuts_at_blocks
             else (),
         )
         for index, case in enumerate(cases)
@@ -725,10 +725,10 @@ def attention_error(shape: AttentionShape, *, keys: int, queries: int) -> float:
 
 
 def _wanted_keys(at_once: int, *, seen: int) -> list[int]:
-    """The key that each query attends to. Half of them are at the boundaries or the last one; the
+    """The key that each query attends to. Half are at the boundaries or the last one; the
     other half is spread evenly over the `seen` keys.
 
-    at_once: queries per call; the number of keys returned is a multiple of it.
+    at_once: queries per call; the number of keys returned is its multiple.
     """
     special = [key for key in (*BOUNDARIES, seen - 1) if key < seen]
     count = -(-2 * len(special) // at_once) * at_once

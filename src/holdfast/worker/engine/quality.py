@@ -156,7 +156,8 @@ def _read(
     }
     predicted = len(passage.token_ids) - 1
     found: dict[KVBits, list[np.ndarray]] = {form: [] for form in tallies}
-    most = BLOCK_TOKENS if any(map(runner.cuts_at_blocks, tallies)) else CHUNK_TOKENS
+    is_cut = runner.cuts_at_blocks and any(each.live.is_quantized for each in sequences.values())
+    most = BLOCK_TOKENS if is_cut else CHUNK_TOKENS
     for start in range(0, predicted, most):
         tokens = min(most, predicted - start)
         logits = {
@@ -198,7 +199,7 @@ def _logits_of(runner: Runner, sequence: EngineSequence, *, start: int, tokens: 
 def _compared(
     logits: Mapping[KVBits, LaterLogits], targets: Sequence[int], *, vocab_size: int
 ) -> Iterator[tuple[KVBits, np.ndarray]]:
-    """Compare predictions, a few positions at once, because logits are large.
+    """Compare predictions, a few positions together, because logits are large.
 
     Yields a form and its figures, float32 [4, positions]: the surprise at the token that follows,
     the divergence from native, whether the most likely token is the same as with native, and

@@ -1,7 +1,7 @@
 """Samples one token for each row of a step's logits, on the device, with any mix of parameters.
 
-Nothing is read back from a GPU. The backend of a CPU samples from large vocabularies itself, and has
-to wait for the logits.
+Results of a GPU are not read back. The backend of a CPU samples from large vocabularies itself, and
+has to wait for the logits.
 
 Order: logit bias; repetition, presence and frequency penalties; computing the log-probabilities;
 the grammar's mask; temperature, top-k, top-p, min-p; choosing the token. A row's token depends only
@@ -61,7 +61,7 @@ class RowEdits:
         generated_ids: Sequence[int],
         vocab_size: int,
     ) -> RowEdits | None:
-        """The edits after the tokens in `generated_ids`; None if there is no bias and no penalty.
+        """The edits after the tokens in `generated_ids`; None without a bias and a penalty.
 
         Raises InvalidRequest if the bias has token ids that the model does not have.
         """
@@ -189,7 +189,7 @@ class RowLimits:
     """The tokens that may be sampled for each row.
 
     words: masks, int32 [rows, at least vocab / 32]; None if no row is masked. forced: maps a row to
-    the token that it gets whatever its logits are.
+    the token that it gets regardless of its logits.
     """
 
     words: Words | None
@@ -271,7 +271,7 @@ class RowState:
 
     def advance(self, tokens: mx.array, count: int = 1) -> None:
         """Update the state after the sequence's next `count` tokens. tokens: int [count], may be
-        lazy; ignored if the sequence has no edits.
+        lazy; ignored if the sequence lacks edits.
         """
         self.position += count
         if self.edits is not None:
@@ -439,7 +439,7 @@ def _drawer(kind: DrawKind, logits: mx.array) -> Draw | None:
 
 
 def _rows_of(logits: mx.array) -> npt.NDArray[np.float32]:
-    """Evaluate float32 logits, [rows, vocab], and return a numpy view of them."""
+    """Evaluate float32 logits, [rows, vocab], and return a numpy view."""
     mx.eval(logits)
     return np.array(logits, copy=False)
 

@@ -74,7 +74,7 @@ def draw(
 
     logits: fp32 [rows, vocab]. peaks: fp32 [rows], the rows' maxima. Exactly k tokens pass top-k:
     if the last ones are equally likely, those with the lowest ids. Without top-k, if several
-    equally likely tokens are at the edge of top-p, all of them pass.
+    equally likely tokens are at the edge of top-p, all pass.
     """
     if kind.greedy:
         return mx.argmax(logits, axis=-1)
@@ -139,7 +139,7 @@ def _draw_candidate(
 ) -> mx.array:
     # Top-p is applied after top-k: it is a share of the weight of the candidates that top-k leaves.
     # A candidate's random number depends on its id, not on its rank, so that rounding which swaps
-    # two nearly equal candidates does not change which of them wins.
+    # two nearly equal candidates does not change which one wins.
     candidates = ids.shape[-1]
     rank = mx.arange(candidates, dtype=mx.int32)[None, :]
     kept = rank < mx.array([[min(p.top_k, candidates)] for p in params], dtype=mx.int32)

@@ -18,11 +18,10 @@ from holdfast.worker.engine.constraints import SequenceConstraint
 from holdfast.worker.engine.plan import KeepPolicy, Span
 from holdfast.worker.engine.sampling import RowState, row_state
 from holdfast.worker.kv.live import (
-    KVBlock,
     LiveBase,
     LiveState,
     SavedState,
-    StateCheckpoint,
+    Snapshot,
     all_finite,
     start_from,
 )
@@ -39,8 +38,8 @@ class Prefix:
     """
 
     base: LiveBase | None = None
-    blocks: tuple[KVBlock, ...] = ()
-    state: StateCheckpoint | None = None
+    blocks: tuple[Snapshot, ...] = ()
+    state: Snapshot | None = None
     kept_tokens: int | None = None
 
 
@@ -270,8 +269,8 @@ class Kept:
     """
 
     request_id: RequestId
-    blocks: tuple[KVBlock, ...]
-    state: StateCheckpoint | None = None
+    blocks: tuple[Snapshot, ...]
+    state: Snapshot | None = None
     finite: mx.array = field(init=False)  # bool []; evaluated with the rest
 
     def __post_init__(self) -> None:
@@ -300,7 +299,7 @@ def keep_due(sequence: EngineSequence, policy: KeepPolicy, *, certain_tokens: in
     """Copy the state that is due for the cache after the last appended tokens. Lazy.
 
     certain_tokens: how many tokens the sequence certainly has; the others are drafted. Returns None
-    if nothing is due.
+    if none is due.
     """
     blocks = list(_full_blocks(sequence, policy.block_tokens, end=certain_tokens))
     if certain_tokens == sequence.live.tokens and certain_tokens in policy.boundaries:
@@ -316,7 +315,7 @@ def keep_everything(sequence: EngineSequence) -> Kept:
     return _kept_up_to_now(sequence, blocks)
 
 
-def _kept_up_to_now(sequence: EngineSequence, blocks: list[KVBlock]) -> Kept:
+def _kept_up_to_now(sequence: EngineSequence, blocks: list[Snapshot]) -> Kept:
     if sequence.live.tokens > sequence.kept:
         blocks.append(_next_block(sequence, sequence.live.tokens - sequence.kept))
     state = sequence.live.copy_checkpoint()
@@ -327,19 +326,19 @@ def _kept_up_to_now(sequence: EngineSequence, blocks: list[KVBlock]) -> Kept:
     )
 
 
-def _full_blocks(sequence: EngineSequence, block_tokens: int, *, end: int) -> Iterator[KVBlock]:
+def _full_blocks(sequence: EngineSequence, block_tokens: int, *, end: int) -> Iterator[Snapshot]:
     while end >= (end_of_block := _end_of_next_block(sequence, block_tokens)):
         yield _next_block(sequence, end_of_block - sequence.kept)
 
 
 def _end_of_next_block(sequence: EngineSequence, block_tokens: int) -> int:
     start = sequence.kept
-    if sequence.live.kv_bits != "native":  # quantized block by block, at fixed positions
+    if sequence.live.is_quantized:  # quantized block by block, at fixed positions
         start -= start % block_tokens
     return start + block_tokens
 
 
-def _next_block(sequence: EngineSequence, tokens: int) -> KVBlock:
+def _next_block(sequence: EngineSequence, tokens: int) -> Snapshot:
     block = sequence.live.copy_block(start=sequence.kept, tokens=tokens)
     sequence.kept += tokens
     return block

@@ -97,7 +97,7 @@ def _decoded(
     sinks: mx.array | None,
     context: StepContext,
 ) -> mx.array | None:
-    """Attention of decoding sequences by the backend; None if MLX is to compute it.
+    """Attention of decoding sequences by the backend; None if MLX computes it.
 
     queries: scaled, [rows, heads, 1, head_dim]; returns […, value_dim].
     """
@@ -138,7 +138,7 @@ def _attend_each(
     direct: dict[int, mx.array] = {}
     spans: dict[int, list[AttentionSpan]] = {}
     single = [at for at, asking in enumerate(queries) if asking.shape[2] == 1]
-    if 0 < len(single) < len(queries):  # decoding sequences beside prompts
+    if 0 < len(single) < len(queries):  # decoding sequences with prompts
         decoded = _decoded(
             [layers[at] for at in single],
             mx.concatenate([queries[at] for at in single]),
@@ -151,7 +151,7 @@ def _attend_each(
     for at, (layer, asking) in enumerate(zip(layers, queries, strict=True)):
         if at in direct:
             continue
-        if context.reads_codes and layer.kv_bits != "native" and asking.shape[2] == 1:
+        if context.reads_codes and layer.bits and asking.shape[2] == 1:
             seen = layer.seen_by_last(_narrower(asked, layer.window))
             direct[at] = code_attention.attend(layer, seen, asking * scale, sinks=sinks)
         else:
@@ -434,7 +434,7 @@ class SpanView(KVView):
         quantized keys and values it must: queries in different blocks see different tokens
         quantized.
         """
-        is_quantized = self._layer.kv_bits != "native"
+        is_quantized = self._layer.bits is not None
         return self._context.composes_attention or (is_quantized and self._context.attends_to_parts)
 
     def attend(
@@ -508,7 +508,7 @@ class StateView:
         length: int,
         update: Callable[[mx.array | None, None], tuple[mx.array, ...]],
     ) -> tuple[mx.array, mx.array]:
-        """Replace the state in a slot by what `update` makes of it (mlx-vlm). Returns the output and
+        """Replace the state in a slot by the result of `update` (mlx-vlm). Returns the output and
         the new state.
         """
         output, state, *_ = update(self[index], None)

@@ -3,8 +3,8 @@ when the model is loaded.
 
 In MLX on a CPU, only float32 matrix products are fast: bf16 products, and quantized products with
 many rows, are 20 times slower, and MLX cannot compute mixtures of experts in bf16. So on a CPU,
-layers keep their stored weights if the backend can compute their products, and as many other
-weights as fit in memory are converted to float32. On other devices, a model keeps
+layers keep their stored weights if the backend can compute their products, and other weights
+are converted, as far as they fit in memory, to float32. On other devices, a model keeps
 its stored format.
 """
 
@@ -63,8 +63,8 @@ class WeightFormat:
 
     dtype: the type that floating-point weights are converted to; None: they keep their types.
     unpack: whether quantized weights are dequantized. unpack_experts: whether this includes the
-    weights of experts. keep_layers: whether layers that the backend supports keep their weights as
-    they are stored, and are computed there. keep_halves: whether this includes weights of 16
+    weights of experts. keep_layers: whether layers that the backend supports keep their stored
+    weights, and are computed there. keep_halves: whether this includes weights of 16
     bits.
     """
 
@@ -126,7 +126,7 @@ def choose_format(
             )
     needs = [format_bytes(model, wish) for wish in wishes]
     for wish, need in zip(wishes, needs, strict=True):
-        # The last format in the list has no alternative, so it may take all memory.
+        # The last format in the list lacks an alternative, so it may take all memory.
         share = _FLOAT32_SHARE if wish is not wishes[-1] else 1.0
         if need > available_bytes * share:
             continue
@@ -190,7 +190,7 @@ def _cpu_computes(wish: WeightFormat, kinds: set[str]) -> bool:
 
 
 def format_bytes(model: Module, wish: WeightFormat) -> int:
-    """Bytes of the model's weights in this format. Nothing is evaluated."""
+    """Bytes of the model's weights in this format. The weights are not evaluated."""
     total = 0
     for module, name, array, numbers in _weights(model, wish.unpacks):
         dtype = wish.target(module, name, array)

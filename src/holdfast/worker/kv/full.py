@@ -58,12 +58,12 @@ class FrozenPart:
         self.arrays = tuple(arrays)
         self.holders: WeakSet[FullKV] = WeakSet()
         self._first: tuple[mx.array, mx.array] | None = None
-        self._converted: WeakValueDictionary[str, FrozenPart] = WeakValueDictionary()
+        self._converted: WeakValueDictionary[object, FrozenPart] = WeakValueDictionary()
 
-    def converted(self, form: str, convert: Convert, *, tokens: int) -> FrozenPart:
+    def converted(self, form: object, convert: Convert, *, tokens: int) -> FrozenPart:
         """The part, converted to another form: at least its first `tokens` tokens. As long as a
         holder uses the converted part, further calls return the same one, so that sequences still
-        share it. form: the name of that form. Lazy.
+        share it. form: identifies that form. Lazy.
         """
         part = self._converted.get(form)
         if part is None or part.capacity < tokens:  # its holders may use less, and `shrink` it
@@ -80,7 +80,7 @@ class FrozenPart:
             self._first = pair_of(self.arrays, end=tokens)
         return self._first
 
-    def is_converted(self, form: str) -> bool:
+    def is_converted(self, form: object) -> bool:
         """Whether a holder uses this part in another form, so that `converted` costs nothing."""
         return form in self._converted
 
@@ -167,7 +167,7 @@ class FullKV(LayerKV):
             self._buffers = moved(self._buffers, like, capacity=capacity, start=0, end=self._end)
 
     def copy_arrays(self, start: int, end: int) -> tuple[mx.array, ...]:
-        """Lazy copies of the arrays of tokens `start` to `end`, as they were appended."""
+        """Lazy copies of the arrays of tokens `start` to `end`, in their appended form."""
         return self._copied(start, end)
 
     def freeze(self) -> None:
@@ -200,7 +200,7 @@ class FullKV(LayerKV):
         fork.tokens = tokens
         return fork
 
-    def converted(self, tokens: int, form: str, convert: Convert) -> FullKV:
+    def converted(self, tokens: int, form: object, convert: Convert) -> FullKV:
         """A state with the first `tokens` tokens in another form, as `append_arrays` would add
         them. Frozen parts that several sequences hold are converted once. Lazy.
         """
@@ -423,7 +423,7 @@ def _holders(parts: Sequence[tuple[FrozenPart, int]]) -> set[FullKV]:
 
 
 def _holds_beginning(holder: FullKV, parts: Sequence[tuple[FrozenPart, int]]) -> bool:
-    """Whether a holder has all tokens of these adjacent parts, or a prefix of them."""
+    """Whether a holder has all tokens of these adjacent parts, or their prefix."""
     is_whole = True
     for part, tokens in parts:
         held = holder.held_of(part)

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeAlias
 import mlx.core as mx
 import msgspec
 
-from holdfast.worker.kv.bits import KVBits
+from holdfast.worker.kv.bits import Bits
 
 # creates the object that a model gets as its cache, from the states of several sequences
 ShowStates: TypeAlias = Callable[[Sequence[Any]], Any]
@@ -104,13 +104,11 @@ class CheckpointLayout:
     """The arrays that the checkpoint of one layer consists of.
 
     slots, filled: the number of slots of a recurrent layer, and the indices of those with an array.
-    kv_bits: the form of the arrays of a layer that keeps every token.
     """
 
     kind: str
     slots: int = 0
     filled: tuple[int, ...] = ()
-    kv_bits: KVBits = "native"
 
 
 # -- buffers
@@ -151,7 +149,7 @@ def write(buffers: Sequence[mx.array], arrays: Sequence[mx.array], *, start: int
     end = start + arrays[0].shape[2]
     if len(arrays) == len(buffers):
         for buffer, array in zip(buffers, arrays, strict=True):
-            # if the buffer is replaced as a whole, MLX keeps the layout of what is written
+            # if the buffer is replaced as a whole, MLX keeps the layout of the new contents
             buffer[:, :, start:end] = mx.contiguous(array) if end == buffer.shape[2] else array
         return
     (buffer,) = buffers
@@ -227,10 +225,10 @@ class LayerState(Layer):
     is_foreign: only mlx-lm understands the state, so it cannot be batched or saved.
     window: how many tokens a query sees, including its own; None: all, or no attention.
     chunk: the length of attention chunks, if a query sees only tokens of its chunk; None: no chunks.
-    kv_bits: how the keys and values of earlier blocks are held.
+    bits: of the keys and of the values of earlier blocks; None: they are not quantized.
     drops_last: the tokens of the last append can always be dropped (`rewind`), but only tokens of the
         current block if earlier blocks are quantized.
-    returns: the state can return to what it was before the last append (`saved`, `return_to`).
+    returns: the state can return to its form before the last append (`saved`, `return_to`).
     can_share: several running sequences can hold the same frozen tokens (`fork`). A runner may set
         it to False; then only parked states share frozen tokens.
     """
@@ -240,7 +238,7 @@ class LayerState(Layer):
     is_foreign: bool = False
     window: int | None = None
     chunk: int | None = None
-    kv_bits: KVBits = "native"
+    bits: tuple[Bits, Bits] | None = None
     drops_last: bool = False
     returns: bool = False
     can_share: bool = False
@@ -284,12 +282,12 @@ class LayerState(Layer):
 
     def resumable(self, tokens: int) -> int:
         """The longest prefix, at most `tokens` long, from which another sequence can continue with
-        this state as it is now. Only for layers that grow.
+        the present state. Only for layers that grow.
         """
         return tokens
 
     def lasting(self, tokens: int) -> int:
-        """As `resumable`, but for a prefix that stays usable when this state gets more tokens."""
+        """As `resumable`, for a prefix that stays usable when this state gets more tokens."""
         return tokens
 
     def quantized_before(self, tokens: int) -> int:
@@ -306,10 +304,6 @@ class LayerState(Layer):
         """The arrays that a checkpoint of this layer consists of."""
         return CheckpointLayout(self.kind)
 
-    def stored_bits(self, end: int) -> KVBits:
-        """The form of the arrays of `copy_out` up to this position. Only for layers that grow."""
-        return "native"
-
     def copy_out(self, start: int, end: int) -> tuple[mx.array, ...]:
         """Lazy copies with their own buffers.
 
@@ -319,7 +313,7 @@ class LayerState(Layer):
         raise self._no_snapshot()
 
     def restore(self, arrays: Iterator[mx.array], layout: CheckpointLayout, *, end: int) -> None:
-        """Restore what `copy_out` returned, taking as many arrays from `arrays` as needed. Lazy.
+        """Restore what `copy_out` returned, taking the needed arrays from `arrays`. Lazy.
 
         end: the number of tokens after which the layer's state was copied. A layer that grows
         appends one block after another; other layers must be empty. Raises SnapshotMismatch.
@@ -334,7 +328,7 @@ class LayerState(Layer):
     def reserve(self, tokens: int) -> None:
         """Make room for this many tokens in total; never shrinks.
 
-        Does nothing if the kind has no spare buffers.
+        Does nothing if the kind lacks spare buffers.
         """
 
     def trim(self) -> None:

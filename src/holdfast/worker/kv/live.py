@@ -13,13 +13,14 @@ into empty layers. Device thread only.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import mlx.core as mx
 
-from holdfast.worker.kv.bits import KVBits
+from holdfast.worker.kv.bits import Bits
 from holdfast.worker.kv.full import FrozenPart, FullKV
 from holdfast.worker.kv.layer import (
     CheckpointLayout,
@@ -35,24 +36,36 @@ BaseUse: TypeAlias = Literal["moved", "shared", "copied"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KVBlock:
-    """Keys and values of a run of tokens, in all layers that grow.
+class Snapshot:
+    """A block: keys and values of a run of tokens, in all layers that grow. Or a state: the windows
+    and recurrent states of all other layers, after the first `start` tokens; it has no tokens.
 
-    arrays: the arrays of each such layer (usually keys and values), tokens on axis 2, in the order
-    of the layers. If they are quantized, each is replaced by three: codes (uint32), scales, biases.
+    arrays: in the order of the layers; those of a block (usually keys and values) have the tokens
+        on axis 2. If they are quantized, each is replaced by three: codes (uint32), scales, biases.
+    layers: what the arrays of a state are; empty for a block.
     """
 
     start: int
-    tokens: int
+    tokens: int = 0
     arrays: tuple[mx.array, ...]
-    kv_bits: KVBits = "native"
+    layers: tuple[CheckpointLayout, ...] = ()
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
         return sum(array.nbytes for array in self.arrays)
 
-    def cut(self, tokens: int, *, offset: int = 0) -> KVBlock:
+    @property
+    def end(self) -> int:
+        """The number of tokens of the chain up to the end of the block, or to the state."""
+        return self.start + self.tokens
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether a block has codes instead of keys and values."""
+        return any(array.dtype == mx.uint32 for array in self.arrays[:1])
+
+    def cut(self, tokens: int, *, offset: int = 0) -> Snapshot:
         """The block's `tokens` tokens beginning at its token `offset`. Lazy; shares the block's
         buffers.
         """
@@ -61,7 +74,7 @@ class KVBlock:
         arrays = tuple(array[:, :, offset : offset + tokens] for array in self.arrays)
         return replace(self, start=self.start + offset, tokens=tokens, arrays=arrays)
 
-    def joined_with(self, following: KVBlock) -> KVBlock:
+    def joined_with(self, following: Snapshot) -> Snapshot:
         """The tokens of this block up to the beginning of `following`, which has the same form, and
         then those of `following`. Lazy.
         """
@@ -71,23 +84,6 @@ class KVBlock:
             tokens=begin.tokens + following.tokens,
             arrays=joined((begin.arrays, following.arrays)),
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateCheckpoint:
-    """Windows and recurrent states of all layers after exactly `position` tokens.
-
-    arrays: in the order of the layers.
-    """
-
-    position: int
-    layers: tuple[CheckpointLayout, ...]
-    arrays: tuple[mx.array, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(array.nbytes for array in self.arrays)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,9 +145,9 @@ class LiveState:
         return [leaf for leaf in self.leaves if not leaf.grows]
 
     @property
-    def kv_bits(self) -> KVBits:
-        """How the layers that grow hold keys and values."""
-        return next((leaf.kv_bits for leaf in self.leaves if leaf.grows), "native")
+    def is_quantized(self) -> bool:
+        """Whether the layers that grow hold the keys and values of earlier blocks quantized."""
+        return any(leaf.bits for leaf in self.leaves)
 
     def bytes_per_token(self) -> int:
         """Bytes that one more token takes; 0 before the first one."""
@@ -184,12 +180,12 @@ class LiveState:
 
     def resumable(self, tokens: int) -> int:
         """The longest prefix, at most `tokens` long, from which another sequence can continue with
-        this state as it is now, apart from layers that need a checkpoint.
+        the present state, apart from layers that need a checkpoint.
         """
         return min((leaf.resumable(tokens) for leaf in self.growing), default=tokens)
 
     def lasting(self, tokens: int) -> int:
-        """As `resumable`, but for a prefix that stays usable when this state gets more tokens."""
+        """As `resumable`, for a prefix that stays usable when this state gets more tokens."""
         return min((leaf.lasting(tokens) for leaf in self.growing), default=tokens)
 
     def rewind(self, tokens: int) -> None:
@@ -228,7 +224,7 @@ class LiveState:
         those of the current block. Waits for the device. Requires `can_quantize`.
 
         fresh: empty layers of the same model that hold keys and values quantized. If the device
-        fails, the state is as it was before, unless `is_whole` is False.
+        fails, the state is unchanged, unless `is_whole` is False.
         """
         empty = LiveState(fresh).leaves
         for old, new in zip(self.leaves, empty, strict=True):
@@ -309,22 +305,20 @@ class LiveState:
             checkpoint=tuple(form for leaf in self.fixed for form in leaf.form()),
         )
 
-    def copy_block(self, *, start: int, tokens: int) -> KVBlock:
+    def copy_block(self, *, start: int, tokens: int) -> Snapshot:
         """Copy a run of tokens out of the layers that grow. Lazy."""
-        end = start + tokens
-        arrays = tuple(array for leaf in self.growing for array in leaf.copy_out(start, end))
-        stored_bits = self.growing[0].stored_bits(end) if self.growing else "native"
-        return KVBlock(start=start, tokens=tokens, arrays=arrays, kv_bits=stored_bits)
+        copies = [leaf.copy_out(start, start + tokens) for leaf in self.growing]
+        return Snapshot(start=start, tokens=tokens, arrays=tuple(itertools.chain(*copies)))
 
-    def copy_checkpoint(self) -> StateCheckpoint:
+    def copy_checkpoint(self) -> Snapshot:
         """Copy the current state of the layers that do not grow. Lazy."""
-        return StateCheckpoint(
-            position=self.tokens,
+        return Snapshot(
+            start=self.tokens,
             layers=tuple(leaf.layout() for leaf in self.fixed),
             arrays=tuple(array for leaf in self.fixed for array in leaf.copy_out(0, self.tokens)),
         )
 
-    def append_block(self, block: KVBlock) -> None:
+    def append_block(self, block: Snapshot) -> None:
         """Append a block to the layers that grow. Lazy. Raises SnapshotMismatch."""
         if block.start != self.tokens:
             raise SnapshotMismatch(
@@ -332,10 +326,11 @@ class LiveState:
                 f"{self.tokens}"
             )
         self.tokens += block.tokens
-        layouts = [replace(leaf.layout(), kv_bits=block.kv_bits) for leaf in self.growing]
-        _restore(self.growing, block.arrays, layouts, end=self.tokens)
+        growing = self.growing
+        layouts = [leaf.layout() for leaf in growing]
+        _restore(growing, block.arrays, layouts, end=self.tokens)
 
-    def restore(self, blocks: Sequence[KVBlock], checkpoint: StateCheckpoint | None) -> None:
+    def restore(self, blocks: Sequence[Snapshot], checkpoint: Snapshot | None) -> None:
         """Append adjoining blocks to the layers that grow, and restore the other layers from the
         checkpoint. Lazy.
 
@@ -350,12 +345,12 @@ class LiveState:
             raise SnapshotMismatch(
                 "a sequence of this model can be resumed only at a checkpoint, and none is saved"
             )
-        if self.growing and checkpoint.position != self.tokens:
+        if self.growing and checkpoint.start != self.tokens:
             raise SnapshotMismatch(
-                f"the checkpoint is at token {checkpoint.position}, but the keys and values end at "
+                f"the checkpoint is at token {checkpoint.start}, but the keys and values end at "
                 f"{self.tokens}"
             )
-        self.tokens = checkpoint.position
+        self.tokens = checkpoint.start
         _restore(self.fixed, checkpoint.arrays, checkpoint.layers, end=self.tokens)
 
 
@@ -443,7 +438,7 @@ def start_from(base: LiveBase, fresh: list[Layer], *, is_restored: bool) -> Live
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """What it would mean for memory to quantize some sequences. Shared tokens count once.
+    """The effect on memory of quantizing some sequences. Shared tokens count once.
 
     tokens: all tokens of the sequences. shared_tokens: those whose native buffers would stay,
         because other sequences hold them. converted_tokens: those that another sequence holds
@@ -456,8 +451,8 @@ class Conversion:
     converted_tokens: int
 
     @staticmethod
-    def of(states: Sequence[LiveState], kv_bits: KVBits) -> Conversion:
-        """Count the tokens of states that can be quantized (`can_quantize`)."""
+    def of(states: Sequence[LiveState], bits: tuple[Bits, Bits]) -> Conversion:
+        """Count the tokens of states that can be quantized (`can_quantize`) to these bits."""
         tokens = 0
         held: dict[FrozenPart, list[int]] = {}
         for state in states:
@@ -473,7 +468,7 @@ class Conversion:
                 longest[part] for part, counts in held.items() if len(part.holders) > len(counts)
             ),
             converted_tokens=sum(
-                count for part, count in longest.items() if part.is_converted(kv_bits)
+                count for part, count in longest.items() if part.is_converted(bits)
             ),
         )
 

@@ -1,6 +1,6 @@
 """A layer that keeps every token quantized to 8, 5 or 4 bits, except those of the current block.
 
-Blocks begin at fixed positions. A query sees the tokens of its own block unquantized, and those of
+Blocks begin at fixed positions. A query sees the tokens of the same block unquantized, and those of
 all earlier blocks quantized, no matter whether they came from the cache or were just computed. So
 what a query sees depends only on its position: however a prompt is cut into chunks, and wherever a
 sequence is interrupted and restored, the result is the same.
@@ -19,7 +19,7 @@ from typing import Self, TypeAlias
 
 import mlx.core as mx
 
-from holdfast.worker.kv.bits import BITS, Bits, KVBits
+from holdfast.worker.kv.bits import Bits
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.layer import (
     DTYPES,
@@ -51,13 +51,6 @@ def group_of(dimension: int) -> int | None:
     quantized.
     """
     return next((size for size in (64, 32) if dimension % size == 0), None)
-
-
-def stored_bits(kv_bits: KVBits, *, end: int, block_tokens: int) -> KVBits:
-    """The form in which a block that ends at this position is stored: quantized if the block is
-    complete, otherwise native, so that a sequence can continue there.
-    """
-    return "native" if end % block_tokens else kv_bits
 
 
 def quantized(array: mx.array, bits: int) -> tuple[mx.array, mx.array, mx.array]:
@@ -93,7 +86,7 @@ def wrong_over_slices() -> frozenset[str]:
     results for them.
 
     Examples are `mx.dequantize` on Metal in some versions (mlx#4370), and `mx.quantized_matmul` on
-    CUDA, which has no kernel for slices. The test takes some milliseconds, once per process.
+    CUDA, which lacks a kernel for slices. The test takes some milliseconds, once per process.
     """
     stored = mx.random.normal((1, 4, 320, 128), key=mx.random.key(0))
     queries = mx.random.normal((1, 2, 3, 128), key=mx.random.key(1))
@@ -135,7 +128,7 @@ class QuantizedKV(LayerKV):
 
     def __init__(
         self,
-        kv_bits: KVBits,
+        bits: tuple[Bits, Bits],
         *,
         form: tuple[HeadsForm, HeadsForm],
         block_tokens: int,
@@ -145,8 +138,7 @@ class QuantizedKV(LayerKV):
         None: MLX does it.
         """
         super().__init__()
-        self.kv_bits = kv_bits
-        self._bits = BITS[kv_bits]
+        self.bits = self._bits = bits
         self._form = form
         # whether the codes of keys and values are in one buffer, the heads of the keys first
         self._is_joint = form[0] == form[1] and self._bits[0] == self._bits[1]
@@ -240,7 +232,7 @@ class QuantizedKV(LayerKV):
         """
         assert self.tokens == 0, "the state has tokens of its own"
         end = self._own(native.tokens - 1) if native.tokens else 0
-        self._old = native.converted(end, self.kv_bits, self._codes)
+        self._old = native.converted(end, self._bits, self._codes)
         self.tokens = self._begin = end
         if end < native.tokens:
             self.append_arrays(native.copy_arrays(end, native.tokens))
@@ -363,7 +355,7 @@ class QuantizedKV(LayerKV):
     def fork(self, tokens: int) -> Self:
         quantized_tokens = min(self._own(tokens), self._old.tokens)
         fork = type(self)(
-            self.kv_bits,
+            self._bits,
             form=self._form,
             block_tokens=self._block,
             dequantize=self._dequantize,
@@ -384,11 +376,11 @@ class QuantizedKV(LayerKV):
     def form(self) -> tuple[HeadsForm, ...]:
         return self._form
 
-    def stored_bits(self, end: int) -> KVBits:
-        return stored_bits(self.kv_bits, end=end, block_tokens=self._block)
-
     def copy_out(self, start: int, end: int) -> tuple[mx.array, ...]:
-        if self.stored_bits(end) == "native":
+        """Codes if the run ends with a block; otherwise unquantized, so that a sequence can continue
+        there.
+        """
+        if end % self._block:
             return tuple(map(copied, pair_of(self._native(start, end))))
         middle = min(max(start, self._old.tokens), end)
         runs = []
@@ -399,10 +391,9 @@ class QuantizedKV(LayerKV):
         return self._as_pair(runs[0] if len(runs) == 1 else joined(runs))
 
     def restore(self, arrays: Iterator[mx.array], layout: CheckpointLayout, *, end: int) -> None:
-        is_native = layout.kv_bits == "native"
-        if not is_native and layout.kv_bits != self.kv_bits:
-            raise SnapshotMismatch(f"the block is in {layout.kv_bits} bits, not in {self.kv_bits}")
-        taken = [next(arrays) for _ in range(2 if is_native else 2 * ARRAYS_OF_CODES)]
+        taken = [next(arrays)]
+        is_native = taken[0].dtype != mx.uint32
+        taken += [next(arrays) for _ in range(1 if is_native else 2 * ARRAYS_OF_CODES - 1)]
         found = {array.shape[2] for array in taken}
         if found != {end - self.tokens}:
             raise SnapshotMismatch(

@@ -22,7 +22,7 @@ WINDOW_SLACK_TOKENS = 256
 class WindowKV(LayerKV):
     """Keys and values of the last `window` tokens, in order, in a slightly longer buffer.
 
-    The next query can attend to window - 1 of them and, until `trim`, to all tokens of the last
+    The next query can attend to window - 1 tokens and, until `trim`, to all tokens of the last
     append.
     """
 
@@ -100,7 +100,7 @@ class WindowKV(LayerKV):
 
 class ChunkKV(WindowKV):
     """A layer with chunked attention: positions are divided into chunks of equal length, and a
-    token sees only the earlier tokens of its own chunk. Keeps the current chunk.
+    token sees only the earlier tokens of the same chunk. Keeps the current chunk.
 
     A complete chunk is kept until the next token comes, although that token will not see it, so
     that snapshots are never empty.

@@ -27,9 +27,10 @@ from holdfast.wire.events import CacheFigures, CacheOutcome, CacheReport, WaitRe
 from holdfast.wire.requests import TOKEN_BYTES, RequestId, common_tokens
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.loop.device_steps import costing_no_answer
-from holdfast.worker.loop.sequences import Ledger, LiveSequence, Trust
+from holdfast.worker.loop.sequences import Ledger, LiveSequence
+from holdfast.worker.prefix.chain import Cursor, Root
 from holdfast.worker.prefix.in_flight import InFlightPrefills
-from holdfast.worker.prefix.lookup import LiveChain
+from holdfast.worker.prefix.lookup import LiveChain, Trust
 from holdfast.worker.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run time
@@ -120,15 +121,12 @@ class CacheClient:
     @property
     def is_waited_for(self) -> bool:
         """Whether a request waits for `advance`; if so, the loop must not sleep."""
-        return bool(self._waiting(WaitReason.LOOKUP, WaitReason.DISK, WaitReason.IMAGES))
+        reasons = (WaitReason.LOOKUP, WaitReason.DISK, WaitReason.IMAGES)
+        return bool(self._scheduler.waiting_for(*reasons))
 
     def _waiting(self, *reasons: WaitReason) -> list[LiveSequence]:
-        """The sequences that are not open and wait for one of these, oldest first."""
-        return [
-            sequence
-            for sequence in self._ledger.live()
-            if not sequence.is_open and sequence.scheduled.waits_for in reasons
-        ]
+        """The sequences in the scheduler's queue that wait for one of these, oldest first."""
+        return [self._ledger[request_id] for request_id in self._scheduler.waiting_for(*reasons)]
 
     @property
     def has_uncommitted(self) -> bool:
@@ -136,7 +134,7 @@ class CacheClient:
         return bool(self._computing or self._computed)
 
     def is_computing_for(self, sequences: Container[LiveSequence]) -> bool:
-        """Whether one of these sequences has been closed, but the state copied out of it is still
+        """Whether one of these sequences has been closed, but the copied state is still
         being computed.
         """
         return any(rest.sequence in sequences for rest in self._computing)
@@ -154,8 +152,7 @@ class CacheClient:
             return 0
         return cache.cached_tokens(
             request.prompt_token_ids.packed,
-            tenant=request.tenant,
-            kv_bits=kv_bits,
+            root=cache.index.root(tenant=request.tenant, form=kv_bits),
             may_move=request.is_kept,
         )
 
@@ -204,8 +201,7 @@ class CacheClient:
         reusable = _reusable(sequence, chain)
         start.lookup = lookup = cache.lookup(
             reusable,
-            tenant=request.tenant,
-            kv_bits=sequence.kv_bits,
+            root=_root(cache, sequence),
             in_blocks_only=start.trust is Trust.BLOCKS,
             may_move=request.is_kept,
         )
@@ -342,8 +338,8 @@ class CacheClient:
             lookup = sequence.start.lookup
             if (
                 lookup is not None
+                and (lookup.has_lost_its_base or (lost and not lost.isdisjoint(lookup.plan.keys)))
                 and not sequence.scheduled.is_running
-                and (lookup.has_lost_its_base or not lost.isdisjoint(lookup.plan.keys))
             ):
                 self._postpone(sequence)
 
@@ -364,7 +360,7 @@ class CacheClient:
             self._report(sequence, CacheOutcome.OFF if is_off else CacheOutcome.SCORED)
         elif lookup is None:
             self._report(sequence, CacheOutcome.FAILED)
-            start.cursor = cache.cursor(tenant=request.tenant, kv_bits=sequence.kv_bits)
+            start.cursor = Cursor(_root(cache, sequence))
         elif lookup.cached_tokens:
             prefix = cache.prefix(lookup)
         restored_at = self._clock()
@@ -399,8 +395,6 @@ class CacheClient:
         assert sequence.start.cursor is not None
         live = LiveChain(
             request_id=sequence.id,
-            tenant=request.tenant,
-            kv_bits=sequence.kv_bits,
             session_id=request.session_id,
             chain=sequence.chain,
             prompt_tokens=sequence.prompt_tokens,
@@ -442,7 +436,7 @@ class CacheClient:
 
     @_guarded("the parked state of request %s could not be freed")
     def could_not_begin(self, sequence: LiveSequence) -> None:
-        """Free the parked state that was to be moved to a sequence which the engine could not open,
+        """Free the parked state meant for a sequence which the engine could not open,
         because that state is no longer valid.
         """
         lookup = sequence.start.lookup
@@ -478,35 +472,21 @@ class CacheClient:
 
     @_guarded("the blocks of request %s could not be forgotten")
     def distrust(self, sequence: LiveSequence) -> None:
-        """Forget the state that a failed sequence computed, and those of the blocks it started from
-        that are damaged.
-
-        Other blocks stay until the sequence has succeeded without them (`blame`), because a model
-        may fail on one prompt although the cached blocks are right.
+        """Forget the state that a failed sequence computed, and damaged state that it started
+        from.
         """
         self.discard((sequence,))
         if self._cache is None:
             return
-        gone = self._cache.forget(tuple(sequence.inserted))
-        start = sequence.start
-        if start.live is not None and start.trust is Trust.ALL:
-            start.live.is_stale = True
-        elif start.trust is not Trust.NOTHING:
-            unsound = self._cache.forget_unsound(start.blocks)
-            if unsound:
-                start.blocks = ()
-            gone += unsound
-        self._repeat_without(gone)
+        self._repeat_without(self._cache.distrust(sequence.start, tuple(sequence.inserted)))
 
     @_guarded("the blocks that request %s started from could not be forgotten")
     def blame(self, sequence: LiveSequence) -> None:
         """Forget the blocks that a sequence first started from, because it succeeded without the
         cache.
         """
-        blocks = sequence.start.blocks
-        sequence.start.blocks = ()
-        if self._cache is not None and blocks:
-            self._repeat_without(self._cache.forget(blocks))
+        if self._cache is not None:
+            self._repeat_without(self._cache.blame(sequence.start))
 
     @_guarded("requests may start from blocks of a forgotten session")
     def repeat_without_forgotten(self) -> None:
@@ -524,8 +504,8 @@ class CacheClient:
         self._free_twins(self._in_flight.withdraw(sequence.id))
 
     def quantize(self, sequence: LiveSequence, kv_bits: KVBits) -> tuple[int, int]:
-        """Quantize the state of an open sequence. No pending step may contain the sequence. What it
-        computes from then on is not cached. Raises what the device raises.
+        """Quantize the state of an open sequence. No pending step may contain the sequence. Its
+        later results are not cached. Raises what the device raises.
 
         Returns the bytes of its state before and after.
         """
@@ -588,7 +568,7 @@ class CacheClient:
         discarded = [rest.sequence for rest in rests if rest.sequence in sequences]
         self._computing = [rest for rest in self._computing if rest.sequence not in sequences]
         self._computed = [rest for rest in self._computed if rest.sequence not in sequences]
-        with ExitStack() as leaving:  # runs all of them, even if one raises
+        with ExitStack() as leaving:  # runs all, even if one raises
             for sequence in discarded:
                 leaving.callback(self._leave, sequence)
 
@@ -637,7 +617,7 @@ class CacheClient:
     def _commit(self, sequence: LiveSequence, kept: Kept) -> None:
         assert self._cache is not None
         assert sequence.start.cursor is not None, "committed before it was opened"
-        sequence.inserted += self._cache.insert(
+        sequence.inserted += self._cache.keep(
             sequence.start.cursor, sequence.chain, kept, live=sequence.live
         )
         if kept.blocks:
@@ -697,6 +677,10 @@ class ReadAheadRuns:
                 found += max(0, min(common, cached_tokens) - run.start)
                 self._runs.remove(run)
         return found
+
+
+def _root(cache: PrefixCache, sequence: LiveSequence) -> Root:
+    return cache.index.root(tenant=sequence.request.tenant, form=sequence.kv_bits)
 
 
 def _in_flight_tenant(sequence: LiveSequence) -> str:

@@ -1,4 +1,4 @@
-"""Selects the device of a process, and what computes on it in place of MLX."""
+"""Selects the device of a process, and the code that computes on it in place of MLX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts for the sequences that decode, so that a step can verify several tokens at once.
+"""Drafts for the sequences that decode, so that a step can verify several tokens together.
 
 Device thread only. See docs/how-it-works/speculation.md.
 """
@@ -34,7 +34,7 @@ logger = logging.getLogger("holdfast.worker")
 _LEAST_CHANCE_OF_ALL = 0.5
 # of tokens that a grammar forces: it may allow to divide the same text into tokens differently
 _FORCED_CHANCE = 0.9
-_MOST_OTHER_TOKENS = 2048  # of other answers, for one sequence; they are indexed at once
+_MOST_OTHER_TOKENS = 2048  # of other answers, for one sequence; they are indexed together
 _MOST_ANSWERS = 8  # with the same beginning of the prompt
 _MOST_BEGINNINGS = 64
 _LEAST_REMEMBERED = 8  # tokens of an answer
@@ -56,7 +56,7 @@ class RecentAnswers:
         )
 
     def add(self, request: SequenceRequest, answer: Sequence[int]) -> None:
-        """Remember the answer to a request, unless nothing is to be kept of it."""
+        """Remember the answer to a request, unless it must not be kept."""
         if not request.is_kept or len(answer) < _LEAST_REMEMBERED:
             return
         answers = self._by_beginning.first(_beginning(request), deque(maxlen=_MOST_ANSWERS))
@@ -215,8 +215,8 @@ class Drafts:
             self._draft_with(model, wanted, offers, count=count)
 
     def _is_ready(self, model: DraftModel, sequence: LiveSequence) -> bool:
-        """Whether the draft model can draft for a sequence at once. Prefills some of the sequence if
-        that is worth it.
+        """Whether the draft model can draft for a sequence immediately. Prefills some of the
+        sequence if that is worth it.
         """
         draft = sequence.drafts.by_model
         request = sequence.request
@@ -303,7 +303,9 @@ class Drafts:
         return self._verifiable(sequence, draft)
 
     def _verifiable(self, sequence: LiveSequence, draft: Draft) -> Draft:
-        """The part of a draft that a step can verify, or what the sequence's grammar forces."""
+        """The part of a draft that a step can verify, or the tokens that the sequence's grammar
+        forces.
+        """
         wanted = draft.token_ids
         if not sequence.answer.stop_token_ids.isdisjoint(wanted):
             # a drafted token that ends the answer would save nothing

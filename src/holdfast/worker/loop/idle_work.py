@@ -3,7 +3,7 @@
 A new request waits for at most one idle-work step. Then the prompt that is being prefilled is
 closed like a cancelled request, so that all state computed so far can be reused, even by the new
 request. The prefill continues when the device is idle again, unless the conversation has continued
-meanwhile or memory is short.
+since then or memory is short.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from typing import Protocol
 
 import msgspec
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from holdfast.machine.process_time import own_queue_times, share_of_core
 from holdfast.wire.commands import SHUT_DOWN, Command
@@ -85,7 +84,7 @@ class ZmqInbox:
                 while True:
                     commands += self._decoder.decode(self._socket.recv(zmq.NOBLOCK))
         if self._monitor in ready:
-            recv_monitor_message(self._monitor)
+            self._monitor.recv_multipart()
             self._is_over = True
         if self._wake_fd in ready:
             self._is_over = True
@@ -100,7 +99,7 @@ class ZmqInbox:
         try:
             self._socket.send(self._encoder.encode(events), zmq.NOBLOCK)
         except zmq.Again:
-            # without a high-water mark, sending fails only if there is no peer
+            # without a high-water mark, sending fails only without a peer
             self._is_over = True
 
     def close(self) -> None:
@@ -117,7 +116,7 @@ class Pulse:
     The device thread writes the activity and the heartbeat thread reads it: a single reference,
     replaced as a whole. The identity of the object tells whether the device thread is still in the
     same activity. At most one heartbeat interval is counted between two heartbeats, and only the
-    share of it in which the process did not wait for a core. So if the process is stopped, or the
+    share in which the process did not wait for a core. So if the process is stopped, or the
     machine sleeps or is busy, work seems shorter than it is, never longer.
     """
 
@@ -157,7 +156,7 @@ class Pulse:
 
 
 class Heart:
-    """Sends a heartbeat at once, and then at every interval of the pulse.
+    """Sends a heartbeat immediately, and then at every interval of the pulse.
 
     The socket keeps only the latest heartbeat (CONFLATE), so heartbeats do not pile up if the front
     does not read them.

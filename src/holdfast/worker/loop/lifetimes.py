@@ -14,7 +14,7 @@ from holdfast.wire.requests import RequestId
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.device_steps import DeviceFailed, device_call
-from holdfast.worker.loop.sequences import Ledger, LiveSequence, Trust
+from holdfast.worker.loop.sequences import Ledger, LiveSequence
 from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
 
@@ -164,7 +164,7 @@ class Lifetimes:
         sequence.scheduled.held_tokens = 0
 
     def wait_for_room(self, sequence: LiveSequence) -> bool:
-        """If there is no memory for a sequence's own copy of the prefix that it shares with others,
+        """If memory is short for a sequence's own copy of the prefix that it shares with others,
         close the sequence and let it wait. Returns False if there is enough memory.
         """
         if self._scheduler.has_room_apart(sequence.id):
@@ -209,7 +209,7 @@ class Lifetimes:
             return
         self.close(sequence, is_healthy=False)
         sequence.reuse_nothing()
-        sequence.start.trust = Trust.BLOCKS if blames_live_state else Trust.NOTHING
+        sequence.start.lose_trust()
         self._restart(sequence)
         if blames_live_state:
             self._cache.look_up(sequence)
@@ -225,7 +225,7 @@ class Lifetimes:
     ) -> None:
         """Free a sequence's state in the engine, after copying what is not cached yet.
 
-        is_healthy: False if the state must not be cached. has_ended: False if it goes on later.
+        is_healthy: False if the state must not be cached. has_ended: False if it continues later.
         """
         if sequence.is_open:
             sequence.is_open = False

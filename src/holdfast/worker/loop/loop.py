@@ -2,8 +2,8 @@
 that owns the device.
 
 The loop is pipelined by one step where that pays (on a GPU): step k+1 is dispatched before the loop
-waits for step k, so Python works while the device computes. Results of sequences that ended
-meanwhile are dropped.
+waits for step k, so Python works while the device computes. Results of sequences that have
+ended are dropped.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from holdfast.worker.loop.idle_work import IdleWork
 from holdfast.worker.loop.inbox import Inbox, Pulse
 from holdfast.worker.loop.lifetimes import Lifetimes
 from holdfast.worker.loop.memory_budget import MemoryBudget
-from holdfast.worker.loop.sequences import Ledger, LiveSequence, Times, Trust
+from holdfast.worker.loop.sequences import Ledger, LiveSequence, Times
 from holdfast.worker.scheduler.draft_gain import NO_OFFERS, Offers
 from holdfast.worker.scheduler.queue import ScheduledSequence, SequenceCosts
 from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome
@@ -64,7 +64,7 @@ if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run t
     from holdfast.worker.sessions.service import SessionService
 
 FETCHING_SECONDS = 0.001  # between two checks for blocks from disk when there is no other work
-IDLE_SECONDS = 5.0  # longest wait without work; a command ends the wait at once
+IDLE_SECONDS = 5.0  # longest wait without work; a command ends the wait immediately
 STATISTICS_SECONDS = 0.25  # between two statistics events of a busy worker
 
 logger = logging.getLogger("holdfast.worker")
@@ -78,7 +78,7 @@ class WorkerLoop:
     Each accepted request gets exactly one Finished event, unless the device breaks.
     """
 
-    # initial values of what the loop remembers between two iterations
+    # initial values of the data that the loop remembers between two iterations
     _flight: Flight | None = None  # the step that is dispatched, but not collected
     _collected_at = 0.0  # when the last step was collected
     _emitted_at = -IDLE_SECONDS  # when statistics were last emitted
@@ -470,8 +470,8 @@ class WorkerLoop:
     def _detach_running(self, command: SessionCommand, sessions: SessionService) -> None:
         """Detach the running requests of a session that is about to be closed.
 
-        What they have computed so far is closed or forgotten with the session, even if they are its
-        first requests. If it is forgotten, nothing that they compute from now on is cached.
+        Their results so far are closed or forgotten with the session, even if they are its
+        first requests. If it is forgotten, their later results are not cached.
         """
         for sequence in self._ledger.live():
             request = sequence.request
@@ -528,7 +528,7 @@ class WorkerLoop:
         """Dispatch the next step and collect the previous one, in this order if the engine runs
         ahead, otherwise in reverse order.
 
-        Returns False if there is no step to dispatch or collect.
+        Returns False without a step to dispatch or collect.
         """
         previous = self._flight
         self._collect_first()
@@ -688,7 +688,7 @@ class WorkerLoop:
 
     def _may_prefill(self, request_id: RequestId, start: int, tokens: int) -> bool:
         """Whether the next tokens of a prompt can be prefilled: the features of images in them are
-        there. If not, the sequence waits, and the others go on.
+        there. If not, the sequence waits, and the others continue.
         """
         sequence = self._ledger[request_id]
         if not sequence.request.images:
@@ -814,7 +814,7 @@ class WorkerLoop:
                     ledger.generate(sequence, result.token_ids[:count], result.logprobs[:count])
                     drawn[span.request_id] = count
                     repeated[span.request_id] = result.repeated
-                    if sequence.start.trust is Trust.NOTHING and sequence.start.blocks:
+                    if sequence.start.has_suspects:
                         self._cache.blame(sequence)
                     if end.reason is FinishReason.STOP:
                         ended.append((sequence, FinishReason.STOP, ""))

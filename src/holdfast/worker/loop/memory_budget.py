@@ -97,7 +97,7 @@ class MemoryBudget:
         now: seconds of any monotonic clock.
         """
         if self.pressure is Pressure.NORMAL:
-            self._cleared_at = now  # when a level begins, `_apply` releases the buffers at once
+            self._cleared_at = now  # when a level begins, `_apply` releases the buffers immediately
         if self._read_pressure is not None and now - self._read_at >= READ_SECONDS:
             self._read_at = now
             self.follow(self._read_pressure())
@@ -106,7 +106,7 @@ class MemoryBudget:
             self._clear_buffers()
 
     def follow(self, pressure: Pressure) -> None:
-        """Apply a new level of the system's memory pressure: release memory at once, or use it
+        """Apply a new level of the system's memory pressure: release memory immediately, or use it
         again.
         """
         if pressure is self._system:

@@ -1,8 +1,7 @@
-"""The accepted requests that have no Finished event yet, and the events that are to be sent."""
+"""The accepted requests without a Finished event, and the events to send."""
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,8 +29,8 @@ from holdfast.wire.requests import RequestId
 from holdfast.worker.drafting.suffix import SuffixDrafter
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.loop.counters import Counters
-from holdfast.worker.prefix.chain import Cursor, pack_tokens
-from holdfast.worker.prefix.lookup import LiveChain, Lookup
+from holdfast.worker.prefix.chain import pack_tokens
+from holdfast.worker.prefix.lookup import CachedStart, LiveChain
 from holdfast.worker.scheduler.queue import ScheduledSequence
 
 if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run time
@@ -47,7 +46,7 @@ class Ending:
     """
 
     counted_tokens: int  # including a stop token; the rest is dropped
-    reason: FinishReason | None  # STOP or LENGTH; None if the answer goes on
+    reason: FinishReason | None  # STOP or LENGTH; None if the answer continues
 
 
 _GOES_ON = Ending(1, None)  # the usual case: one token that is not the last
@@ -127,62 +126,6 @@ class SequenceDrafts:
     considered_at: int = 0  # tokens of the answer when that state is considered next
     accepted_tokens: int = 0  # drafted tokens that became part of the answer
     rejected_tokens: int = 0
-
-
-class Trust(enum.Enum):
-    """Which cached state a sequence may start from. After a failure on some, it is less."""
-
-    ALL = enum.auto()
-    BLOCKS = enum.auto()  # a live state may have caused a failure
-    NOTHING = enum.auto()  # blocks may have caused one: the sequence is prefilled completely
-
-
-@dataclass(slots=True)
-class CachedStart:
-    """The cached state that a sequence starts from."""
-
-    trust: Trust = Trust.ALL
-    lookup: Lookup | None = None  # what was found, until the engine has it
-    lookup_seconds: float = 0.0
-    report: CacheReport | None = None  # the cache hit when the sequence was opened first
-    cursor: Cursor | None = None  # how far the chain is known to be stored; None before the start
-    # what it has started from; blocks stay until they are known to be right or were forgotten
-    blocks: tuple[BlockKey, ...] = ()
-    live: LiveChain | None = None
-
-    @property
-    def cached_tokens(self) -> int:
-        """The tokens that need no prefill, as far as is known before the start."""
-        return 0 if self.lookup is None else self.lookup.cached_tokens
-
-    @property
-    def may_blame_live(self) -> bool:
-        """Whether the live state may be the cause of a failure."""
-        return self.live is not None and self.trust is Trust.ALL
-
-    @property
-    def may_be_blamed(self) -> bool:
-        """Whether the cached state may be the cause of a failure, so that the sequence may restart
-        without it.
-        """
-        return self.may_blame_live or (bool(self.blocks) and self.trust is not Trust.NOTHING)
-
-    def release(self) -> None:
-        """Unpin the prefix that was found, because the sequence has started or never will."""
-        if self.lookup is not None:
-            self.lookup.release()
-            self.lookup = None
-
-    def begin(self) -> None:
-        """Record that the sequence starts from the prefix that was found, if there is one."""
-        self.live = None
-        if self.lookup is not None:
-            self.cursor = self.lookup.plan.cursor
-            self.blocks = self.lookup.plan.keys
-            if self.lookup.base is not None:
-                self.live = self.lookup.base.chain
-        elif self.trust is not Trust.NOTHING:
-            self.blocks = ()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -270,7 +213,7 @@ class LiveSequence:
 
 
 class Ledger:
-    """The live sequences (those without a Finished event) by id, the events that are to be sent,
+    """The live sequences (those without a Finished event) by id, the events to send,
     and the worker's counters. Device thread only.
     """
 
@@ -292,8 +235,8 @@ class Ledger:
         return self._live.get(request_id)
 
     def is_live(self, sequence: LiveSequence) -> bool:
-        """Whether this sequence has no Finished event yet. Another sequence may have got the same
-        id meanwhile.
+        """Whether this sequence lacks a Finished event. Another sequence may have got the same id
+        since then.
         """
         return self._live.get(sequence.id) is sequence
 
@@ -380,13 +323,13 @@ class Ledger:
         self._outbox.append(event)
 
     def take_outbox(self) -> list[Event]:
-        """Return and remove all events that are to be sent, in order."""
+        """Return and remove all events to send, in order."""
         events = self._outbox
         self._outbox = []
         return events
 
     def waits(self) -> dict[RequestId, WaitReason]:
-        """The live requests that wait, and what each waits for."""
+        """The live requests that wait, and the reason of each."""
         return {
             sequence.id: sequence.scheduled.waits_for
             for sequence in self._live.values()

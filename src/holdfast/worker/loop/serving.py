@@ -104,8 +104,8 @@ def open_cache(
     """Open the prefix cache of a model; returns None for a layout whose state cannot be cached.
 
     hashes: the hashes of the model files (`fingerprint.files_of_identity`). ram_tier_bytes: the
-    limit for blocks in RAM. Blocks of adapters are stored with those of the model, but in chains of
-    their own (`PrefixCache.tenant_of`). Raises ConfigError if the store's folder cannot be used.
+    limit for blocks in RAM. Blocks of adapters are stored with those of the model, but in separate
+    chains (`PrefixCache.tenant_of`). Raises ConfigError if the store's folder cannot be used.
     """
     if costs.form is None:
         return None  # the probe has warned about this
@@ -260,8 +260,8 @@ def build_loop(
 ) -> tuple[WorkerLoop, ModelInfo]:
     """Load and probe the model, and build the loop.
 
-    If the model's files change meanwhile, the model is loaded again, because it could be a mix of
-    two versions. Raises ModelLoadError if the model or a setting is invalid.
+    If the model's files change during the load, the model is loaded again, because it could be a
+    mix of two versions. Raises ModelLoadError if the model or a setting is invalid.
     """
     folder = Path(settings.folder)
     own_code = runs_own_code(folder, trust_remote_code=settings.model.trust_remote_code)
@@ -326,7 +326,7 @@ class _Probed:
 
     @property
     def costs(self) -> KVCosts:
-        """The memory of a sequence whose request does not set `kv_bits`, while there is no memory
+        """The memory of a sequence whose request does not set `kv_bits`, without memory
         pressure.
         """
         return self.forms.costs[self.forms.usual]
@@ -351,9 +351,8 @@ class _Probed:
     def sequence_costs(self, kv_bits: KVBits) -> SequenceCosts:
         """The memory that the scheduler reserves for a sequence with these bits."""
         costs = _sequence_costs(self.forms.costs[kv_bits], self.draft_costs)
-        return replace(
-            costs, block_tokens=BLOCK_TOKENS if self.engine.cuts_at_blocks(kv_bits) else None
-        )
+        is_cut = kv_bits != "native" and self.engine.cuts_at_blocks
+        return replace(costs, block_tokens=BLOCK_TOKENS if is_cut else None)
 
 
 def _load_and_build(
@@ -579,7 +578,7 @@ def _speculates(engine: Engine, model: ModelSettings) -> bool:
 
 
 def _rest() -> None:
-    """Let the system page weights out, and release free buffers, while there is no work."""
+    """Let the system page weights out, and release free buffers, while the worker is idle."""
     platform.wire(0)
     _give_back_memory()
 

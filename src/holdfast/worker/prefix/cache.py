@@ -23,21 +23,14 @@ from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.worker.engine.plan import BLOCK_TOKENS, KeepPolicy
 from holdfast.worker.engine.sequence import Kept, Prefix
 from holdfast.worker.kv.bits import KVBits
-from holdfast.worker.kv.codec import (
-    Payload,
-    PayloadFormat,
-    check_sizes,
-    check_values,
-    named_bits,
-    to_bytes,
-)
-from holdfast.worker.kv.layer import ArrayForm, SnapshotMismatch
-from holdfast.worker.kv.live import KVBlock, StateCheckpoint
+from holdfast.worker.kv.codec import PayloadFormat, check_sizes, check_values, to_bytes
+from holdfast.worker.kv.layer import SnapshotMismatch
+from holdfast.worker.kv.live import Snapshot
 from holdfast.worker.prefix.cache_map import CacheUser, RecentMaps, cache_map
-from holdfast.worker.prefix.chain import Cursor
+from holdfast.worker.prefix.chain import Cursor, Root
 from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.prefix.live_tier import LiveTier
-from holdfast.worker.prefix.lookup import LiveChain, Lookup, ReusePlan, Shortfall
+from holdfast.worker.prefix.lookup import CachedStart, LiveChain, Lookup, ReusePlan, Shortfall
 from holdfast.worker.prefix.tiers import Residence
 
 MOST_BRANCH_POINTS = 8
@@ -46,7 +39,7 @@ BOUNDARY_TOKENS = 1024
 TEND_SECONDS = 0.25
 OFFER_AGAIN_SECONDS = 30.0
 BLOCKS_OFFERED_AGAIN = 64
-# at shutdown, for saving blocks that the store had no room for; the front waits twice as long
+# at shutdown, for saving blocks that the store lacked room for; the front waits twice as long
 CLOSING_SECONDS = 4.0
 BLOCKS_AT_A_TIME = 8
 
@@ -122,8 +115,7 @@ class PrefixCache:
         self,
         chain: bytes,
         *,
-        tenant: str = "",
-        kv_bits: KVBits = "native",
+        root: Root,
         in_blocks_only: bool = False,
         may_move: bool = True,
     ) -> Lookup:
@@ -134,11 +126,10 @@ class PrefixCache:
         state will be parked, which is just as useful.
         """
         asked_at = time.perf_counter()
-        plan = self._plan(chain, tenant, kv_bits, limit=_limit(chain))
+        plan = self._plan(chain, root, limit=_limit(chain))
         lookup = Lookup(
             chain=chain,
-            tenant=tenant,
-            kv_bits=kv_bits,
+            root=root,
             plan=plan,
             hold=self.index.pinned(plan),
             asked_at=asked_at,
@@ -150,17 +141,13 @@ class PrefixCache:
         self._fetch(lookup)
         return lookup
 
-    def cached_tokens(
-        self, chain: bytes, *, tenant: str, kv_bits: KVBits, may_move: bool = True
-    ) -> int:
+    def cached_tokens(self, chain: bytes, *, root: Root, may_move: bool = True) -> int:
         """The number of tokens of a chain that a sequence in this form would not prefill: what
         `lookup` would find, in blocks or in a live state. Stored tokens that cannot be resumed from
         do not count.
         """
-        in_blocks = self._plan(chain, tenant, kv_bits, limit=_limit(chain)).tokens
-        in_live = self.live.resumable(
-            chain, tenant=tenant, kv_bits=kv_bits, in_blocks=in_blocks, may_move=may_move
-        )
+        in_blocks = self._plan(chain, root, limit=_limit(chain)).tokens
+        in_live = self.live.resumable(chain, root=root, in_blocks=in_blocks, may_move=may_move)
         return max(in_blocks, in_live)
 
     def advance(self, lookup: Lookup) -> bool:
@@ -175,7 +162,7 @@ class PrefixCache:
             return False
         if lookup.awaited:
             return False
-        if not self._gather(lookup):  # a block was forgotten meanwhile because of another request
+        if not self._gather(lookup):  # a block was forgotten since then because of another request
             self._plan_again(lookup)
             return False
         if lookup.fetched_at is None:
@@ -185,7 +172,7 @@ class PrefixCache:
     def _take(self, lookup: Lookup, key: BlockKey) -> bool:
         """Take a block that was read; returns False if it cannot be used."""
         try:
-            payload = self.decoded(lookup.awaited.pop(key).result())
+            payload = self.decoded(lookup.awaited.pop(key).result(), root=lookup.root)
         except (ReadFailed, SnapshotMismatch) as failure:
             logger.warning(
                 "a stored block cannot be used; its tokens are prefilled again: %s", failure
@@ -209,18 +196,19 @@ class PrefixCache:
             if payload is None:
                 # a live state has the block, but its values are not finite
                 if self.index.residence(key) is Residence.RAM:
-                    self.forget((key,))
+                    self._forget((key,))
                 return False
             lookup.fetched[key] = payload
         return True
 
-    def payload(self, key: BlockKey) -> Payload | None:
+    def payload(self, key: BlockKey) -> Snapshot | None:
         """The payload of a key from RAM, or a copy from a live state; None if neither has it."""
         payload = self.index.payload(key)
-        return payload if isinstance(payload, KVBlock | StateCheckpoint) else self.live.copied(key)
+        return payload if isinstance(payload, Snapshot) else self.live.copied(key)
 
     def prefix(self, lookup: Lookup) -> Prefix | None:
-        """Assemble the prefix from which the engine starts the sequence; None if nothing is cached.
+        """Assemble the prefix from which the engine starts the sequence; None if the cache has
+        none.
 
         Records that the blocks were used. If a live state is moved, no other sequence may use it
         from now on.
@@ -229,33 +217,24 @@ class PrefixCache:
         if lookup.cached_tokens == 0:
             return None
         self.live.join(lookup)
-        blocks: list[KVBlock] = []
+        blocks: list[Snapshot] = []
         begin = lookup.base_tokens
         for block in lookup.missing_blocks:
-            kept = lookup.fetched[block.key]
-            assert isinstance(kept, KVBlock)
-            cut = kept.cut(block.end - begin, offset=begin - block.start)
+            cut = lookup.fetched[block.key].cut(block.end - begin, offset=begin - block.start)
             blocks.append(replace(cut, start=begin))
             begin = block.end
         self.index.accept(plan)
         missing = lookup.missing_state
-        state = None if missing is None else lookup.fetched[missing.key]
-        assert state is None or isinstance(state, StateCheckpoint)
-        kept_tokens = min(plan.tokens, lookup.cached_tokens)
         return Prefix(
             base=self.live.base(lookup),
             blocks=tuple(blocks),
-            state=state,
-            kept_tokens=kept_tokens,
+            state=None if missing is None else lookup.fetched[missing.key],
+            kept_tokens=min(plan.tokens, lookup.cached_tokens),
         )
 
-    def _plan(self, chain: bytes, tenant: str, kv_bits: KVBits, *, limit: int) -> ReusePlan:
+    def _plan(self, chain: bytes, root: Root, *, limit: int) -> ReusePlan:
         return self.index.plan(
-            chain,
-            tenant=tenant,
-            resumable_anywhere=self._form.resumes_anywhere,
-            limit=limit,
-            kv_bits=kv_bits,
+            chain, root=root, resumable_anywhere=self._form.resumes_anywhere, limit=limit
         )
 
     def _plan_again(self, lookup: Lookup) -> None:
@@ -264,7 +243,7 @@ class PrefixCache:
         if lookup.limit_tokens is not None:
             limit = min(limit, lookup.limit_tokens)
         planned_tokens = lookup.plan.tokens
-        lookup.plan = self._plan(lookup.chain, lookup.tenant, lookup.kv_bits, limit=limit)
+        lookup.plan = self._plan(lookup.chain, lookup.root, limit=limit)
         if lookup.limit_tokens is not None:
             unused = max(0, planned_tokens - lookup.plan.tokens)
             shortfall = Shortfall(CacheOutcome.UNREADABLE, unused)
@@ -290,11 +269,7 @@ class PrefixCache:
 
     # -- store new blocks
 
-    def cursor(self, *, tenant: str = "", kv_bits: KVBits = "native") -> Cursor:
-        """A cursor before the first token of a chain."""
-        return self.index.cursor(tenant=tenant, kv_bits=kv_bits)
-
-    def insert(
+    def keep(
         self, cursor: Cursor, chain: bytes | bytearray, kept: Kept, *, live: LiveChain | None = None
     ) -> tuple[BlockKey, ...]:
         """Store snapshots of a sequence with the packed tokens `chain`.
@@ -309,41 +284,45 @@ class PrefixCache:
                 kept.request_id,
             )
             return ()
-        blocks = [self.insert_block(cursor, chain, run, live=live) for run in kept.blocks]
-        if kept.state is not None:
-            blocks.append(self.insert_checkpoint(cursor, chain, kept.state))
+        snapshots = kept.blocks if kept.state is None else (*kept.blocks, kept.state)
+        blocks = [self.put(cursor, chain, snapshot, live=live) for snapshot in snapshots]
         if live is not None:
             self._fill_gaps(cursor, live)
         return tuple([block.key for block in blocks if block is not None])
 
-    def insert_block(
+    def put(
         self,
         cursor: Cursor,
         chain: bytes | bytearray,
-        run: KVBlock,
+        snapshot: Snapshot,
         *,
         live: LiveChain | None = None,
     ) -> Block | None:
-        """Store the tokens of `run`, a part of the chain, that are not stored yet. All values of the
-        run must be finite.
+        """Store the tokens of a block that are not stored yet, or a state if all tokens before it
+        are stored. All values must be finite.
 
         Returns the new block; None if there is nothing to store, or no room.
         """
-        end = min(run.start + run.tokens, len(chain) // TOKEN_BYTES)
+        end = min(snapshot.end, len(chain) // TOKEN_BYTES)
         self.index.advance(cursor, chain, end=end)
         start = cursor.position
-        if (
-            not run.start <= start < end
-        ):  # all of the run is stored, or the tokens before it are not
-            return None
-        if run.kv_bits != "native" and end % BLOCK_TOKENS:
+        if not snapshot.tokens:
+            fits = snapshot.layers == self._form.layers and 0 < snapshot.start <= min(start, end)
+            if not fits:
+                return None
+            at = cursor.back_at(end)
+            return self._save(self.index.insert_checkpoint(at, snapshot), snapshot)
+        if not snapshot.start <= start < end:
+            return None  # all of it is stored, or the tokens before it are not
+        if snapshot.is_quantized and end % BLOCK_TOKENS:
             return None  # no sequence could continue there
-        packed = run.cut(end - start, offset=start - run.start)
+        packed = snapshot.cut(end - start, offset=start - snapshot.start)
         mx.eval(packed.arrays)
         tokens = bytes(chain[start * TOKEN_BYTES : end * TOKEN_BYTES])
         # A live state counts as a holder of a block only if it has the block in the same form. It
         # will quantize its last block later, but an incomplete block is stored as native.
-        holder = None if live is None or live.kv_bits != packed.kv_bits else live
+        is_held = live is not None and live.root.form_at(end) == live.root.form
+        holder = live if is_held else None
         return self._save(self.index.insert(cursor, tokens, packed, holder=holder), packed)
 
     def _fill_gaps(self, cursor: Cursor, live: LiveChain) -> None:
@@ -355,22 +334,7 @@ class PrefixCache:
             if payload is not None:
                 self._save(self.index.fill(key, payload, holder=None), payload)
 
-    def insert_checkpoint(
-        self, cursor: Cursor, chain: bytes | bytearray, state: StateCheckpoint
-    ) -> Block | None:
-        """Store a state of the chain, if all tokens before it are stored.
-
-        Returns the new block; None if the state was not added.
-        """
-        position = state.position
-        if state.layers != self._form.layers or not 0 < position <= len(chain) // TOKEN_BYTES:
-            return None
-        self.index.advance(cursor, chain, end=position)
-        if cursor.position < position:
-            return None
-        return self._save(self.index.insert_checkpoint(cursor.back_at(position), state), state)
-
-    def _save(self, block: Block | None, payload: Payload) -> Block | None:
+    def _save(self, block: Block | None, payload: Snapshot) -> Block | None:
         """Give a new block to the store."""
         if block is not None and self.store is not None:
             self.store.put(encoded(block, payload))
@@ -378,33 +342,46 @@ class PrefixCache:
 
     # -- forget
 
-    def forget(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
-        """Forget blocks that cannot be trusted and all blocks after them; returns the forgotten
+    def distrust(self, start: CachedStart, computed: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
+        """Forget what a failed sequence has computed, and damaged state that it started from; see
+        `CachedStart`. Returns the forgotten keys.
+        """
+        gone = self._forget(computed)
+        if start.may_blame_live and start.live is not None:
+            start.live.is_stale = True
+        elif start.may_be_blamed and start.cursor is not None:
+            root = start.cursor.root
+            first = next((key for key in start.blocks if not self._is_sound(key, root)), None)
+            if first is not None:
+                gone += self._forget((first,))
+                start.blocks = ()
+        return gone
+
+    def blame(self, start: CachedStart) -> tuple[BlockKey, ...]:
+        """Forget the suspects of a sequence that has succeeded without them; returns the forgotten
         keys.
         """
+        suspects = start.blocks
+        start.blocks = ()
+        return self._forget(suspects)
+
+    def _forget(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
         return self.index.forget(keys, cause=CacheOutcome.UNREADABLE)
 
     def gone(self, keys: Iterable[BlockKey]) -> tuple[BlockKey, ...]:
         """Those of the given keys that are no longer stored anywhere."""
         return tuple([key for key in keys if self.index.residence(key) is None])
 
-    def forget_unsound(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
-        """Forget the first block of a chain that is not known to be sound, and all blocks after it.
-
-        A sound block is in memory, has the model's form and contains only finite values. Returns
-        the forgotten keys.
-        """
-        first = next((key for key in keys if not self._is_sound(key)), None)
-        return () if first is None else self.forget((first,))
-
-    def _is_sound(self, key: BlockKey) -> bool:
+    def _is_sound(self, key: BlockKey, root: Root) -> bool:
+        """Whether a block is in memory, has the model's form and contains only finite values."""
         payload = self.payload(key)
         if payload is None:
             return False
-        if isinstance(payload, StateCheckpoint):
-            forms = self._payloads.checkpoint_forms(payload.position)
-        else:
-            forms = self._payloads.block_forms(payload.tokens, payload.kv_bits)
+        forms = self._payloads.forms(
+            start=payload.start,
+            tokens=payload.tokens,
+            form=root.form if payload.is_quantized else "native",
+        )
         parts = to_bytes(payload)
         try:
             check_sizes(forms, parts)
@@ -445,7 +422,7 @@ class PrefixCache:
 
     def offer_rest(self) -> None:
         """At shutdown, offer the store the blocks that it refused before, and wait until it has
-        written all of them, accepts no more, or the time is up.
+        written all, accepts no more, or the time is up.
         """
         if (store := self.store) is None:
             return
@@ -501,45 +478,36 @@ class PrefixCache:
 
     # -- bytes
 
-    def check(self, stored: StoredBlock) -> None:
-        """Raise SnapshotMismatch unless the bytes of a stored block fit the block and the model,
-        and all values are finite. Any thread.
+    def check(self, stored: StoredBlock, *, root: Root) -> None:
+        """Raise SnapshotMismatch unless the bytes of a stored block fit the block, its root and the
+        model, and all values are finite. Any thread.
         """
-        forms = self._forms(stored)
+        block = stored.block
+        forms = self._payloads.forms(
+            start=block.start, tokens=block.tokens, form=_form_of(block, root)
+        )
         check_sizes(forms, stored.parts)
         check_values(forms, stored.parts)
 
-    def decoded(self, stored: StoredBlock) -> Payload:
+    def decoded(self, stored: StoredBlock, *, root: Root) -> Snapshot:
         """The payload of a stored block. Raises SnapshotMismatch if its bytes do not fit."""
         block = stored.block
-        if block.kind == "state":
-            return self._payloads.checkpoint_from_bytes(stored.parts, position=block.start)
-        _refuse_long(block)
-        return self._payloads.block_from_bytes(
-            stored.parts,
-            start=block.start,
-            tokens=block.tokens,
-            kv_bits=named_bits(stored.kv_bits),
+        return self._payloads.snapshot(
+            stored.parts, start=block.start, tokens=block.tokens, form=_form_of(block, root)
         )
 
-    def _forms(self, stored: StoredBlock) -> list[ArrayForm]:
-        block = stored.block
-        if block.kind == "state":
-            return self._payloads.checkpoint_forms(block.start)
-        _refuse_long(block)
-        return self._payloads.block_forms(block.tokens, named_bits(stored.kv_bits))
 
-
-def encoded(block: Block, payload: Payload) -> StoredBlock:
+def encoded(block: Block, payload: Snapshot) -> StoredBlock:
     """A block with the bytes of its payload, for the store or a file; `decoded` reverses it."""
-    kv_bits = payload.kv_bits if isinstance(payload, KVBlock) else "native"
-    return StoredBlock(block=block, parts=to_bytes(payload), kv_bits=kv_bits)
+    return StoredBlock(block=block, parts=to_bytes(payload))
 
 
 def _limit(chain: bytes) -> int:
     return len(chain) // TOKEN_BYTES - 1  # the last token is always prefilled
 
 
-def _refuse_long(block: Block) -> None:
-    if block.tokens > BLOCK_TOKENS:
-        raise SnapshotMismatch(f"a stored block of {block.tokens} tokens is too long")
+def _form_of(block: Block, root: Root) -> KVBits:
+    """The form of a stored block. Raises SnapshotMismatch if its length is impossible."""
+    if block.tokens > BLOCK_TOKENS or (block.kind == "state") != (block.tokens == 0):
+        raise SnapshotMismatch(f"a stored {block.kind} of {block.tokens} tokens is impossible")
+    return root.form_at(block.start + block.tokens)

@@ -17,7 +17,7 @@ from itertools import islice
 import msgspec
 
 from holdfast.lru_cache import LruCache
-from holdfast.store.block import BlockKey, root_key
+from holdfast.store.block import BlockKey
 from holdfast.wire.cache_map import CacheMap, CacheMapQuestion, CachePart, CacheTree
 from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.prefix.chain import Branch, Node
@@ -27,7 +27,7 @@ from holdfast.worker.prefix.tiers import Residence
 from holdfast.worker.prefix.tree import PrefixTree
 
 MOST_PARTS = 240
-# a block takes 2.4 microseconds (a core of a Xeon at 2.1 GHz), and requests wait meanwhile
+# a block takes 2.4 microseconds (a core of a Xeon at 2.1 GHz), and requests wait at that time
 MOST_BLOCKS = 20_000
 MOST_USERS = 256
 MOST_NAMES = 6
@@ -89,7 +89,7 @@ class _End:
 class _Owner:
     """Whose tree a root is."""
 
-    kv_bits: KVBits
+    form: KVBits
     adapter: str
     is_own: bool
 
@@ -176,10 +176,8 @@ def _owners(
         elif adapter and rest == own:
             continue
         for name, of_adapter, is_own in named:
-            for kv_bits in _FORMS:
-                owners[root_key(index.fingerprint, name, kv_bits)] = _Owner(
-                    kv_bits, of_adapter, is_own
-                )
+            for form in _FORMS:
+                owners[index.root(tenant=name, form=form).key] = _Owner(form, of_adapter, is_own)
     return owners
 
 
@@ -193,7 +191,7 @@ def _ends(
             # all blocks before a known one are known as well
             last = next((each for each in reversed(branch.blocks) if tree.has_node(each.key)), None)
             if last is not None:
-                cut = last.end - tree.place_of(last.key)[0].start
+                cut = last.end - tree.node(last.key).start
                 ends.setdefault(last.key, []).append(_End(rank, user.session_id, False, cut))
     for chain in chains:
         node = chain.cursor.node
@@ -256,8 +254,8 @@ class _Visit:
             part.blocks += 1
             self.blocks += 1
         part.tokens += tokens
-        part.nbytes += index.size_of(node.key) * tokens // node.tokens
-        part.nbytes += sum(index.size_of(key) for at, key in node.states.items() if cut < at <= end)
+        part.nbytes += node.nbytes * tokens // node.tokens
+        part.nbytes += sum(each.nbytes for at, each in node.states.items() if cut < at <= end)
         residence = index.residence(node.key)
         if residence is None:
             return  # missing
@@ -304,7 +302,7 @@ def _tree(owner: _Owner | None, first: Sequence[_Part]) -> CacheTree:
     hidden = [part for part in first if part.place is None]
     return CacheTree(
         is_own=owner is not None and owner.is_own,
-        kv_bits=None if owner is None else owner.kv_bits,
+        kv_bits=None if owner is None else owner.form,
         adapter="" if owner is None else owner.adapter,
         tokens=sum(part.whole_tokens for part in first),
         hidden_parts=len(hidden),

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from holdfast.store.block import BlockKey
+from holdfast.store.block import Block, BlockKey
 from holdfast.wire.requests import TOKEN_BYTES, TokenIds, common_tokens
+from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.kv.bits import KVBits
 
 
@@ -48,12 +49,14 @@ class ChainState(msgspec.Struct, frozen=True, gc=False):
     position: int
 
 
-class Branch(msgspec.Struct, frozen=True, kw_only=True, rename={"blocks": "steps"}):
+class Branch(
+    msgspec.Struct, frozen=True, kw_only=True, rename={"blocks": "steps", "form": "kv_bits"}
+):
     """A stored chain: its blocks from the first token on, and states along them, in order."""
 
     blocks: tuple[ChainBlock, ...] = ()
     states: tuple[ChainState, ...] = ()
-    kv_bits: KVBits = "native"
+    form: KVBits = "native"
 
     @property
     def tokens(self) -> int:
@@ -78,11 +81,30 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True, rename={"blocks": "steps
         return mine.key == last.key and mine.tokens >= last.tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Root:
+    """What all chains below one root of the tree have in common.
+
+    key: the parent key of their first blocks. form: how their sequences hold keys and values.
+    """
+
+    key: BlockKey
+    tenant: str = ""
+    form: KVBits = "native"
+
+    def form_at(self, end: int) -> KVBits:
+        """The form in which a block that ends at this position is stored: if it is incomplete,
+        unquantized, so that a sequence can continue there.
+        """
+        return "native" if end % BLOCK_TOKENS else self.form
+
+
 @dataclass(slots=True, eq=False)
 class Node:
-    """A node of the prefix tree: the own tokens of a block, which no earlier block had stored.
+    """A node of the prefix tree: a root, or a stored block or state. Its own tokens are those that
+    no earlier block had stored; a root and a state have none.
 
-    A root has no tokens. A cut is a number of own tokens of a node.
+    A cut is a number of own tokens of a node.
     """
 
     key: BlockKey
@@ -91,16 +113,30 @@ class Node:
     start: int  # position of the first own token in the chain
     offset: int  # number of the block's tokens before its own ones; other nodes hold them
     packed: bytes
+    block: Block | None = None  # None for a root
+    nbytes: int = 0  # of the payload or of its file
     # the nodes that follow this one: cut -> packed first token -> node
     branches: dict[int, dict[bytes, Node]] = field(default_factory=dict)
-    states: dict[int, BlockKey] = field(default_factory=dict)  # cut -> key of the state saved there
-    # blocks and states that end in this node and have no node of their own
-    covered: list[BlockKey] = field(default_factory=list)
+    states: dict[int, Node] = field(default_factory=dict)  # cut -> the state saved there
+    # blocks whose tokens all are in other nodes, the last one in this; and further states
+    covered: list[Node] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
         """The number of own tokens."""
         return len(self.packed) // TOKEN_BYTES
+
+    @property
+    def is_state(self) -> bool:
+        """Whether the node is a state."""
+        return self.block is not None and self.block.kind == "state"
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether matches return other nodes instead of this one."""
+        if self.packed or self.parent is None:
+            return False
+        return self.parent.states.get(self.parent_cut) is not self
 
     def detach(self) -> None:
         """Remove this node from its parent."""
@@ -118,7 +154,7 @@ class Node:
     def descendants(self) -> Iterator[Node]:
         """This node and all nodes below it, parents first.
 
-        Not recursive, because a chain of 100,000 tokens may have as many levels.
+        Not recursive, because a chain of 100,000 tokens may have that many levels.
         """
         pending = [self]
         while pending:
@@ -131,13 +167,12 @@ class Node:
         removed.
         """
         for node in reversed(list(self.descendants())):
-            yield from node.covered
-            yield from node.states.values()
-            yield node.key
+            for each in (*node.covered, *node.states.values(), node):
+                yield each.key
 
     def check_invariants(self) -> None:
         """Assert that this node and its children are consistent."""
-        assert self.packed or self.parent is None, "a node without tokens"
+        assert self.packed or self.parent is None, "a block without tokens"
         for cut, branches in self.branches.items():
             assert branches, "a cut without branches"
             assert 0 < cut <= self.tokens or self.parent is None, "a branch outside its parent"
@@ -156,7 +191,7 @@ def follow(
 ) -> list[tuple[Node, int]]:
     """Follow packed tokens through the tree, starting after the first `cut` own tokens of a node.
 
-    Returns the visited nodes, each with the number of its own tokens that match. at, end: the range
+    Returns the visited nodes, each with the number of its tokens that match. at, end: the range
     of bytes of `packed` to follow; all by default.
     """
     path: list[tuple[Node, int]] = []
@@ -185,10 +220,10 @@ class Cursor:
     `node`.
 
     The next block is added there. Without a node, the cursor is at the root. The node may be
-    evicted meanwhile; `PrefixTree.is_valid` tells whether the cursor is still valid.
+    evicted at any time; `PrefixTree.is_valid` tells whether the cursor is still valid.
     """
 
-    root: BlockKey
+    root: Root
     node: Node | None = None
     cut: int = 0
 
@@ -200,7 +235,7 @@ class Cursor:
     @property
     def parent_key(self) -> BlockKey:
         """The key of the block, or of the root, that the next block follows."""
-        return self.root if self.node is None else self.node.key
+        return self.root.key if self.node is None else self.node.key
 
     @property
     def parent_tokens(self) -> int:

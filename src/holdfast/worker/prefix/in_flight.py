@@ -120,7 +120,7 @@ class InFlightPrefills:
         A useful reader will store more than the `have` tokens that the request finds in the cache,
         and its progress is at least `have`. Of equally useful readers, the one with the most
         progress is returned. limit: how many of its tokens the request can reuse at most; usually
-        all but the last one.
+        all except the last one.
         """
         if limit is not None:
             packed = packed[: max(0, limit) * TOKEN_BYTES]

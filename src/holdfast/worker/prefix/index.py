@@ -10,7 +10,7 @@ lost. A block that a live chain holds has a payload in RAM only while that paylo
 A lost block stays in the tree, marked as missing, while the disk has blocks after it: reuse ends
 before it, but a sequence that recomputes its tokens fills the gap (`fill`), and the blocks after it
 become usable again. A block whose file could not be read is not lost but suspect: later plans use
-it again, and a sequence that recomputes its tokens meanwhile offers it to the store again.
+it again, and a sequence that recomputes its tokens offers it to the store again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.store.block import Block, BlockKey, BlockKind, by_place, child_key
 from holdfast.store.store import BlockStore
 from holdfast.wire.events import CacheFigures, CacheOutcome
 from holdfast.worker.kv.bits import KVBits
-from holdfast.worker.prefix.chain import Branch, ChainBlock, Cursor
+from holdfast.worker.prefix.chain import Branch, ChainBlock, Cursor, Root
 from holdfast.worker.prefix.lookup import EvictionHistory, LiveChain, Planner, ReusePlan
 from holdfast.worker.prefix.tiers import DiskIndex, Payload, Pins, RamTier, Residence
 from holdfast.worker.prefix.tree import PrefixTree
@@ -47,7 +47,6 @@ class PrefixIndex:
         self._ram = RamTier(ram_budget_bytes)
         self._disk = DiskIndex()
         self._pins = Pins(self._ram, self._disk)
-        self._sizes: dict[BlockKey, int] = {}  # bytes of each key in the tree
         self._history = EvictionHistory()
         # for each block, the live chains that hold all of its tokens
         self._holders: dict[BlockKey, set[LiveChain]] = {}
@@ -93,7 +92,8 @@ class PrefixIndex:
                 continue
             if not self._tree.has_node(key):
                 continue
-            self._sizes.setdefault(key, entry.file_bytes)
+            node = self._tree.node(key)
+            node.nbytes = node.nbytes or entry.file_bytes
             if not entry.is_missing:
                 self._disk.found(key)
                 self._missing.discard(key)
@@ -110,30 +110,28 @@ class PrefixIndex:
 
     # -- reuse
 
+    def root(self, *, tenant: str = "", form: KVBits = "native") -> Root:
+        """The root of a tenant's chains of this model. form: how their sequences hold keys and
+        values.
+        """
+        return Root(root_key(self.fingerprint, tenant, form), tenant, form)
+
     def plan(
         self,
         packed: bytes,
         *,
-        tenant: str = "",
+        root: Root,
         resumable_anywhere: bool,
         limit: int,
-        kv_bits: KVBits = "native",
     ) -> ReusePlan:
         """Plan which stored prefix, of at most `limit` tokens, a sequence with these packed tokens
         reuses.
 
         The plan counts as a use only once it is accepted. resumable_anywhere: whether all layers
-        keep every token, so that no saved state is needed. kv_bits: the form of the sequence. If it
-        is quantized, stored blocks that end at a multiple of BLOCK_TOKENS are quantized, and no
-        sequence can continue within such a block.
+        keep every token, so that no saved state is needed.
         """
-        root = root_key(self.fingerprint, tenant, kv_bits)
         return self._planner.plan(
-            packed,
-            root=root,
-            resumable_anywhere=resumable_anywhere,
-            limit=limit,
-            quantized_blocks=kv_bits != "native",
+            packed, root=root, resumable_anywhere=resumable_anywhere, limit=limit
         )
 
     def accept(self, plan: ReusePlan) -> None:
@@ -179,14 +177,10 @@ class PrefixIndex:
         return self._ram.pinned(self._tree.with_ancestors(keys))
 
     def pinned(self, plan: ReusePlan) -> ExitStack:
-        """As `hold`, but for all keys of a plan, which include their ancestors."""
+        """As `hold`, for all keys of a plan, which include their ancestors."""
         return self._ram.pinned(plan.keys)
 
     # -- add
-
-    def cursor(self, *, tenant: str = "", kv_bits: KVBits = "native") -> Cursor:
-        """A cursor before the first token of a chain."""
-        return Cursor(root_key(self.fingerprint, tenant, kv_bits))
 
     def advance(self, cursor: Cursor, packed: bytes | bytearray, *, end: int) -> None:
         """Move a cursor along its chain `packed` as far as the chain is stored, at most to token
@@ -204,7 +198,7 @@ class PrefixIndex:
 
         The cursor must have just been advanced; it moves past these tokens. With a disk, the caller
         gives the returned block to the store and reports the outcome to `disk_changed`. Returns
-        None if there is no room and no disk. holder: a live chain that also has the tokens.
+        None without room and disk. holder: a live chain that also has the tokens.
         """
         return self._add(cursor, "kv", packed, payload, holder=holder)
 
@@ -229,27 +223,22 @@ class PrefixIndex:
     ) -> Block | None:
         parent_key = cursor.parent_key
         parent_tokens = cursor.parent_tokens
-        start = cursor.position
         is_wanted = holder is None or self._store is not None
         has_room = is_wanted and self._make_room(payload.nbytes, before=parent_key)
         if not has_room and self._store is None and holder is None:
             return None
         key = child_key(parent_key, parent_tokens, packed, kind)
-        if kind == "state":
-            self._tree.append_checkpoint(cursor, key)
-        else:
-            self._tree.append(cursor, key, packed)
-        self._sizes[key] = payload.nbytes
-        if has_room:
-            self._put(key, payload)
         block = Block(
             key=key,
             parent_key=parent_key,
             parent_tokens=parent_tokens,
             kind=kind,
-            start=start,
+            start=cursor.position,
             packed_tokens=packed,
         )
+        self._tree.append(cursor, block).nbytes = payload.nbytes
+        if has_room:
+            self._put(key, payload)
         if self._store is not None:
             self.begin_saving(block)
         if holder is not None:
@@ -274,7 +263,7 @@ class PrefixIndex:
         """
         block = self._tree.block_of(key)
         self._suspects.discard(key)
-        self._sizes[key] = payload.nbytes
+        self._tree.node(key).nbytes = payload.nbytes
         if key not in self._ram:
             self._keep(key, payload)
         if self._store is not None and not self._disk.is_saving(key):
@@ -327,7 +316,7 @@ class PrefixIndex:
     def begin_holding(self, chain: LiveChain, keys: Iterable[BlockKey]) -> None:
         """Record that a live chain holds every token of these blocks.
 
-        RAM drops those that the disk has; without a disk, it drops all of them.
+        RAM drops those that the disk has; without a disk, it drops all.
         """
         for key in keys:
             if self._tree.has_node(key):
@@ -375,18 +364,16 @@ class PrefixIndex:
 
     # -- sessions
 
-    def branch(
-        self, packed: bytes | bytearray, *, tenant: str = "", kv_bits: KVBits = "native"
-    ) -> Branch:
+    def branch(self, packed: bytes | bytearray, *, root: Root) -> Branch:
         """The part of a chain of packed tokens that is in the tree, with its last states. Some of
         its blocks may be missing.
         """
-        match = self._tree.match(bytes(packed), root=root_key(self.fingerprint, tenant, kv_bits))
-        return Branch(blocks=match.blocks, states=match.states[-MOST_STATES:], kv_bits=kv_bits)
+        match = self._tree.match(bytes(packed), root=root)
+        return Branch(blocks=match.blocks, states=match.states[-MOST_STATES:], form=root.form)
 
     def kept_part(self, branch: Branch) -> Branch:
-        """The part of a branch that is still stored: its beginning, up to the first block that is
-        gone.
+        """The part of a branch that is still stored: its beginning, up to the first lost
+        block.
         """
         blocks = tuple(
             itertools.takewhile(lambda block: self.residence(block.key) is not None, branch.blocks)
@@ -412,7 +399,7 @@ class PrefixIndex:
 
     def size_of(self, key: BlockKey) -> int:
         """Bytes of a key's payload or of its file; 0 if the key is not stored."""
-        return self._sizes.get(key, 0)
+        return self._tree.node(key).nbytes if key in self._tree else 0
 
     def forget_branch(self, branch: Branch, *, needed: Container[BlockKey]) -> tuple[BlockKey, ...]:
         """Remove a branch, from its end back to the first key that other keys depend on or that is
@@ -423,11 +410,11 @@ class PrefixIndex:
         last: BlockKey | None = None
         known = [block for block in branch.blocks if self._tree.has_node(block.key)]
         for block in reversed(known):
-            node, _ = self._tree.place_of(block.key)
+            node = self._tree.node(block.key)
             is_whole = last is not None or self._is_whole(block)
             children = {child.key for child in node.children()} - {last}
-            own = (block.key, *node.states.values(), *node.covered)
-            if not is_whole or children or any(key in needed for key in own):
+            own = (node, *node.states.values(), *node.covered)
+            if not is_whole or children or any(each.key in needed for each in own):
                 break
             last = block.key
         if self._store is not None:
@@ -458,13 +445,13 @@ class PrefixIndex:
 
         The caller may give them to the store again, after `begin_saving`.
         """
-        return self._disk.unsaved
+        return tuple(map(self._tree.block_of, self._disk.unsaved))
 
     def begin_saving(self, block: Block) -> None:
         """Record that a block is given to the store."""
         # Evicting the block would free no memory: the store's queue has the same buffers.
         self._ram.hold((block.key,))
-        self._disk.begin_saving(block)
+        self._disk.begin_saving(block.key)
 
     def disk_changed(
         self, *, stored: Iterable[BlockKey] = (), lost: Iterable[BlockKey] = ()
@@ -511,7 +498,7 @@ class PrefixIndex:
                 self._disk.forget(key)
                 gone += self._vanish(key, CacheOutcome.UNREADABLE)
             elif not self._disk.is_saving(key):
-                self._disk.forget_copy(self._tree.block_of(key))
+                self._disk.forget_copy(key)
             self._pins.sync(key)
         return tuple(gone)
 
@@ -569,13 +556,12 @@ class PrefixIndex:
     def _drop_needless(self, key: BlockKey | None) -> None:
         """Remove a missing key that no key follows, then any such key before it."""
         while key is not None and key in self._missing:
-            node, _ = self._tree.place_of(key)
+            node = self._tree.node(key)
             if node.branches or node.states:
                 return
             before = self._tree.parent_of(key)
             self._tree.remove(key)
             self._missing.discard(key)
-            self._sizes.pop(key, None)
             key = before
 
     def _lose(self, key: BlockKey, cause: CacheOutcome) -> tuple[BlockKey, ...]:
@@ -587,7 +573,6 @@ class PrefixIndex:
             if self._tree.has_node(each):
                 self._record_loss(each, cause)
             self._tree.remove(each)
-            self._sizes.pop(each, None)
             self._missing.discard(each)
             self._suspects.discard(each)
             if each in self._ram:
@@ -606,11 +591,11 @@ class PrefixIndex:
         return gone
 
     def _record_loss(self, key: BlockKey, cause: CacheOutcome) -> None:
-        node, cut = self._tree.place_of(key)
-        if node.key == key:
-            self._history.record_block(node, cause=cause)
+        node = self._tree.node(key)
+        if node.is_state:
+            self._history.record_state(node, cause=cause)
         else:
-            self._history.record_state(node, cut, cause=cause)
+            self._history.record_block(node, cause=cause)
 
     # -- figures
 
@@ -618,7 +603,7 @@ class PrefixIndex:
         """The figures of the index, without those of the store."""
         return CacheFigures(
             kept_tokens=self._tree.tokens
-            - sum(self._tree.place_of(key)[0].tokens for key in self._missing),
+            - sum(self._tree.node(key).tokens for key in self._missing),
             tenants=self._tree.roots,
             ram_bytes=self._ram.resident_bytes,
             ram_budget_bytes=self._ram.budget_bytes,
@@ -629,24 +614,22 @@ class PrefixIndex:
         """Assert that tree, RAM, disk and live chains agree."""
         self._tree.check_invariants()
         self._ram.check_invariants()
-        self._disk.check_invariants()
         self._pins.check_invariants()
         in_tree = {key for key in self._tree if self._tree.has_node(key)}
         somewhere = self._disk.keys() | self._ram.keys() | self._holders.keys()
-        assert self._sizes.keys() == in_tree, "sizes of other keys"
         assert somewhere | self._missing == in_tree, (
             "the tree and the tiers (RAM, disk, live chains) have different keys"
         )
         assert not somewhere & self._missing, "a tier has a missing key"
         assert self._suspects <= self._disk.keys(), "a suspect key is not on disk"
         for key in self._missing:
-            node, _ = self._tree.place_of(key)
+            node = self._tree.node(key)
             assert node.branches or node.states, "a missing key that nothing follows"
         assert all(
             holders and all(key in chain.keys for chain in holders)
             for key, holders in self._holders.items()
         ), "a holder does not know what it holds"
         in_memory = self._ram.keys() | self._holders.keys()
-        assert all(block.key in in_memory for block in self._disk.unsaved), (
+        assert all(key in in_memory for key in self._disk.unsaved), (
             "an unsaved block is not in memory"
         )

@@ -14,23 +14,22 @@ import mlx.core as mx
 from holdfast.store.block import BlockKey
 from holdfast.wire.requests import TOKEN_BYTES, common_tokens
 from holdfast.worker.engine.plan import BLOCK_TOKENS
-from holdfast.worker.kv.bits import KVBits
-from holdfast.worker.kv.codec import Payload, PayloadFormat
+from holdfast.worker.kv.codec import PayloadFormat
 from holdfast.worker.kv.live import (
     BaseUse,
-    KVBlock,
     LiveBase,
     LiveState,
+    Snapshot,
     all_bytes,
     all_finite,
     frozen_bytes,
 )
-from holdfast.worker.kv.quantized import stored_bits
+from holdfast.worker.prefix.chain import Root
 from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.prefix.lookup import HeldMemory, LiveChain, LiveClaim, Lookup
 
 LEAST_SHARED_TOKENS = BLOCK_TOKENS  # a shorter prefix is copied
-# when a parked state is moved, it may lose 1/8 as many tokens as are reused, or one block
+# when a parked state is moved, it may lose an eighth of the number of reused tokens, or one block
 MOST_LOST_SHARE = 8
 CUE_TOKENS = 16  # tokens at a prompt's end that the next turn may contain in another form
 
@@ -50,7 +49,7 @@ class LiveChains:
 
     @property
     def parked(self) -> list[LiveChain]:
-        """The parked chains, in the order in which they are to be dropped."""
+        """The parked chains, in the order in which they will be dropped."""
         parked = [chain for chain in self._chains if chain.is_parked]
         return sorted(
             parked, key=lambda chain: (not chain.is_stale, bool(chain.claims), chain.used)
@@ -70,9 +69,7 @@ class LiveChains:
         """Remove a chain that is no longer live."""
         self._chains.remove(chain)
 
-    def longest(
-        self, packed: bytes, *, tenant: str, kv_bits: KVBits
-    ) -> tuple[LiveChain | None, int]:
+    def longest(self, packed: bytes, *, root: Root) -> tuple[LiveChain | None, int]:
         """The chain that shares the longest prefix with these tokens, and the length of that
         prefix. Returns (None, 0) if no chain shares a token.
 
@@ -82,7 +79,7 @@ class LiveChains:
         best = None
         most = (0, False, 0)
         for chain in self._chains:
-            if (chain.tenant, chain.kv_bits) == (tenant, kv_bits) and (own := chain.tokens):
+            if chain.root == root and (own := chain.tokens):
                 shared = min(own, common_tokens(chain.chain, packed))
                 rank = (shared, chain.is_parked, shared - own)
                 if shared and (best is None or rank > most):
@@ -158,8 +155,7 @@ class LiveTier:
         """Claim the live chain that has the most of a lookup's tokens; None if there is none."""
         claim = self._possible_claim(
             lookup.chain,
-            tenant=lookup.tenant,
-            kv_bits=lookup.kv_bits,
+            root=lookup.root,
             in_blocks=lookup.plan.tokens,
             may_move=lookup.may_move,
         )
@@ -168,26 +164,22 @@ class LiveTier:
             claim.use = self._use_of(claim, may_move=lookup.may_move)
         return claim
 
-    def resumable(
-        self, chain: bytes, *, tenant: str, kv_bits: KVBits, in_blocks: int, may_move: bool
-    ) -> int:
+    def resumable(self, chain: bytes, *, root: Root, in_blocks: int, may_move: bool) -> int:
         """The number of tokens of a chain that a sequence could take from a live state. in_blocks:
         the number that it could take from blocks.
         """
-        claim = self._possible_claim(
-            chain, tenant=tenant, kv_bits=kv_bits, in_blocks=in_blocks, may_move=may_move
-        )
+        claim = self._possible_claim(chain, root=root, in_blocks=in_blocks, may_move=may_move)
         return 0 if claim is None else claim.tokens
 
     def _possible_claim(
-        self, packed: bytes, *, tenant: str, kv_bits: KVBits, in_blocks: int, may_move: bool
+        self, packed: bytes, *, root: Root, in_blocks: int, may_move: bool
     ) -> LiveClaim | None:
         limit = len(packed) - TOKEN_BYTES  # the last token is always prefilled
-        chain, tokens = self._chains.longest(packed[:limit], tenant=tenant, kv_bits=kv_bits)
+        chain, tokens = self._chains.longest(packed[:limit], root=root)
         if chain is None or chain.state is None:
             return None
         moved = [claim.tokens for claim in chain.claims if claim.use == "moved"]
-        tokens = min([tokens, *moved])  # a state that is to be moved will lose all later tokens
+        tokens = min([tokens, *moved])  # a state that will be moved will lose all later tokens
         resumable = chain.state.resumable if chain.is_parked else chain.state.lasting
         tokens = resumable(tokens)
         form = self._form
@@ -213,9 +205,8 @@ class LiveTier:
         wanted = lookup.plan.tokens
         if lookup.base is not None or lookup.in_blocks_only or wanted < LEAST_SHARED_TOKENS:
             return
-        chain, tokens = self._chains.longest(
-            lookup.chain[: wanted * TOKEN_BYTES], tenant=lookup.tenant, kv_bits=lookup.kv_bits
-        )
+        packed = lookup.chain[: wanted * TOKEN_BYTES]
+        chain, tokens = self._chains.longest(packed, root=lookup.root)
         if chain is None or chain.state is None or tokens < LEAST_SHARED_TOKENS:
             return
         tokens = chain.state.lasting(tokens)
@@ -298,15 +289,12 @@ class LiveTier:
         """The blocks that a live state, started from this lookup, will hold in the form in which
         they are stored.
         """
+        root = lookup.root
         return [
             key
             for key in self._index.whole(lookup.plan.blocks)
-            if self._stored_bits(lookup, key) == lookup.kv_bits
+            if root.form_at(sum(self._index.run_of(key))) == root.form
         ]
-
-    def _stored_bits(self, lookup: Lookup, key: BlockKey) -> KVBits:
-        end = sum(self._index.run_of(key))
-        return stored_bits(lookup.kv_bits, end=end, block_tokens=BLOCK_TOKENS)
 
     def park(self, live: LiveChain, chain: bytes) -> None:
         """Park the state of a sequence that has ended normally, if there is room.
@@ -343,10 +331,8 @@ class LiveTier:
         assert state is not None, "a chain that is not live is parked"
         best = None
         most = LEAST_SHARED_TOKENS - 1
-        own = (live.tenant, live.kv_bits)
         for other in self._chains.parked:
-            is_alike = (other.tenant, other.kv_bits) == own
-            if is_alike and other.state is not None and not other.is_stale:
+            if other.root == live.root and other.state is not None and not other.is_stale:
                 shared = common_tokens(other.chain, chain)
                 tokens = min(shared, other.state.frozen_tokens, state.frozen_tokens)
                 if tokens > most:
@@ -379,7 +365,7 @@ class LiveTier:
     def forget_session(self, session_id: str, *, tenant: str) -> None:
         """Ensure that no sequence starts from a session's live states any more."""
         for live in self._chains:
-            live.is_stale |= (live.session_id, live.tenant) == (session_id, tenant)
+            live.is_stale |= (live.session_id, live.root.tenant) == (session_id, tenant)
 
     def drop_stale(self) -> None:
         """End the parked chains that no sequence may start from."""
@@ -439,7 +425,7 @@ class LiveTier:
             self._held = HeldMemory(total_bytes, total_bytes - needed_bytes, len(parked))
         return self._held
 
-    def copied(self, key: BlockKey) -> KVBlock | None:
+    def copied(self, key: BlockKey) -> Snapshot | None:
         """An evaluated copy of a block from a live chain; None if no chain has the block, or if its
         values are not finite.
         """
@@ -450,7 +436,7 @@ class LiveTier:
         """Release blocks that a live chain holds. Blocks that only this chain has are copied to RAM
         first, unless the RAM limit for blocks is 0.
         """
-        copies: dict[BlockKey, Payload | None] = {}
+        copies: dict[BlockKey, Snapshot | None] = {}
         may_keep = self._index.ram_budget_bytes > 0
         try:
             for key in self._index.held_alone(live, keys) if may_keep else ():
@@ -458,7 +444,7 @@ class LiveTier:
         finally:
             self._index.end_holding(live, keys, copies=copies)
 
-    def copy_of(self, chain: LiveChain, key: BlockKey) -> KVBlock | None:
+    def copy_of(self, chain: LiveChain, key: BlockKey) -> Snapshot | None:
         """An evaluated copy of a block from a live chain that has all its tokens; None if the chain
         is not live, or if the values are not finite.
         """

@@ -7,6 +7,7 @@ parked. Blocks that a live chain holds need no copy in RAM.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -18,13 +19,11 @@ from holdfast.store.block import BlockKey, StoredBlock
 from holdfast.wire.events import CacheOutcome, CacheReport, Divergence
 from holdfast.wire.requests import TOKEN_BYTES, RequestId, common_tokens
 from holdfast.worker.engine.plan import BLOCK_TOKENS
-from holdfast.worker.kv.bits import KVBits
-from holdfast.worker.prefix.chain import ChainBlock, ChainState, Cursor, Node
-from holdfast.worker.prefix.tiers import Payload
+from holdfast.worker.prefix.chain import ChainBlock, ChainState, Cursor, Node, Root
 from holdfast.worker.prefix.tree import PrefixMatch, PrefixTree
 
 if TYPE_CHECKING:
-    from holdfast.worker.kv.live import BaseUse, LiveState
+    from holdfast.worker.kv.live import BaseUse, LiveState, Snapshot
 
 # number of lost blocks that are remembered, and of lost states: at most 2 MiB of tokens
 REMEMBERED = 2048
@@ -32,7 +31,7 @@ REMEMBERED = 2048
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """Why the rest of a prompt cannot come from the cache; COMPLETE if there is no rest."""
+    """Why the rest of a prompt cannot come from the cache; COMPLETE without a rest."""
 
     outcome: CacheOutcome
     unused_tokens: int = 0  # further tokens that are or were stored but cannot be used
@@ -86,9 +85,10 @@ class EvictionHistory:
         )
         self._blocks.put(place, (node.key, node.offset, node.packed, cause))
 
-    def record_state(self, node: Node, cut: int, *, cause: CacheOutcome) -> None:
-        """Record that the state after `cut` own tokens of a node is lost."""
-        self._states.put((node.key, node.offset + cut), cause)
+    def record_state(self, node: Node, *, cause: CacheOutcome) -> None:
+        """Record that a state is lost."""
+        assert node.parent is not None, "a root is not lost"
+        self._states.put((node.parent.key, node.parent.offset + node.parent_cut), cause)
 
     def lost_after(self, place: Cursor, packed: bytes) -> Shortfall | None:
         """Return how many of the tokens `packed` were once stored after `place`, and why they were
@@ -150,14 +150,15 @@ class Planner:
         self,
         packed: bytes,
         *,
-        root: BlockKey,
+        root: Root,
         resumable_anywhere: bool,
         limit: int,
-        quantized_blocks: bool = False,
     ) -> ReusePlan:
         """Find the longest stored prefix, of at most `limit` tokens, that can be resumed from.
 
-        resumable_anywhere, quantized_blocks: as in `PrefixIndex.plan`.
+        resumable_anywhere: as in `PrefixIndex.plan`. If the sequences hold keys and values
+        quantized, so do stored blocks that end at a multiple of BLOCK_TOKENS, and no sequence can
+        continue within such a block.
         """
         limit = max(0, min(limit, len(packed) // TOKEN_BYTES))
         whole = self._tree.match(packed, root=root)
@@ -166,7 +167,7 @@ class Planner:
         state: ChainState | None = None
 
         def resumable(position: int) -> int:
-            return self._before_quantized(match, position) if quantized_blocks else position
+            return position if root.form == "native" else self._before_quantized(match, position)
 
         tokens = resumable(stored)
         if not resumable_anywhere:
@@ -253,7 +254,7 @@ class Planner:
             return lost
         if match.divergence is not None:
             return Shortfall(CacheOutcome.DIVERGED, divergence=match.divergence)
-        if self._tree.has_root(match.end.root):
+        if self._tree.has_root(match.end.root.key):
             return Shortfall(CacheOutcome.NEW_TOKENS)
         return Shortfall(CacheOutcome.NOTHING_STORED)
 
@@ -316,8 +317,6 @@ class LiveChain:
     """
 
     request_id: RequestId  # of the request that runs on this state, or was the last to run
-    tenant: str
-    kv_bits: KVBits = "native"
     session_id: str = ""  # of that request, if it has one
     chain: bytes | bytearray  # packed
     prompt_tokens: int = 0  # of that request
@@ -329,6 +328,11 @@ class LiveChain:
     is_stale: bool = False  # a part was forgotten: no sequence may start from it
     used: int = 0
     claims: list[LiveClaim] = field(default_factory=list)
+
+    @property
+    def root(self) -> Root:
+        """The root of the chain."""
+        return self.cursor.root
 
     @property
     def tokens(self) -> int:
@@ -360,13 +364,12 @@ class Lookup:
     """
 
     chain: bytes
-    tenant: str
-    kv_bits: KVBits
+    root: Root
     plan: ReusePlan
     hold: ExitStack  # keeps the plan's blocks from being evicted
     asked_at: float
     awaited: dict[BlockKey, Future[StoredBlock]] = field(default_factory=dict)
-    fetched: dict[BlockKey, Payload] = field(default_factory=dict)
+    fetched: dict[BlockKey, Snapshot] = field(default_factory=dict)
     fetched_at: float | None = None  # None until all payloads are in memory
     # limits reuse, because the block or state after these tokens could not be read
     limit_tokens: int | None = None
@@ -472,3 +475,80 @@ class Lookup:
         self.fetched.clear()
         self.awaited.clear()
         self.drop_base()
+
+
+class Trust(enum.Enum):
+    """Which cached state a sequence may start from."""
+
+    ALL = enum.auto()
+    BLOCKS = enum.auto()
+    NOTHING = enum.auto()
+
+
+@dataclass(slots=True)
+class CachedStart:
+    """The cached state that a sequence starts from, and how far that is trusted.
+
+    A sequence may fail because of cached state or for another reason, and only another attempt
+    tells. Each failure costs one degree of trust, and what the sequence has computed is forgotten:
+
+    - ALL, after a start from a live state: that state becomes stale, so that no sequence starts
+      from it. The next attempt starts from BLOCKS only.
+    - ALL or BLOCKS, after a start from blocks: those from the first damaged one on are forgotten;
+      if none is damaged, they stay, but are suspects. The next attempt starts from NOTHING.
+    - NOTHING, or after a start without cached state: the request fails; suspects stay.
+
+    If an attempt from NOTHING succeeds, the suspects were to blame and are forgotten.
+    """
+
+    trust: Trust = Trust.ALL
+    lookup: Lookup | None = None  # what was found, until the engine has it
+    lookup_seconds: float = 0.0
+    report: CacheReport | None = None  # the cache hit when the sequence was opened first
+    cursor: Cursor | None = None  # how far the chain is known to be stored; None before the start
+    # what it has started from; blocks stay until they are known to be right or were forgotten
+    blocks: tuple[BlockKey, ...] = ()
+    live: LiveChain | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        """The tokens that need no prefill, as far as is known before the start."""
+        return 0 if self.lookup is None else self.lookup.cached_tokens
+
+    @property
+    def may_blame_live(self) -> bool:
+        """Whether the live state may be the cause of a failure."""
+        return self.live is not None and self.trust is Trust.ALL
+
+    @property
+    def may_be_blamed(self) -> bool:
+        """Whether the cached state may be the cause of a failure, so that the sequence may restart
+        without it.
+        """
+        return self.may_blame_live or (bool(self.blocks) and self.trust is not Trust.NOTHING)
+
+    @property
+    def has_suspects(self) -> bool:
+        """Whether a success tells that the blocks of an earlier attempt were to blame."""
+        return self.trust is Trust.NOTHING and bool(self.blocks)
+
+    def lose_trust(self) -> None:
+        """Record that the sequence has failed and is started again."""
+        self.trust = Trust.BLOCKS if self.may_blame_live else Trust.NOTHING
+
+    def release(self) -> None:
+        """Unpin the prefix that was found, because the sequence has started or never will."""
+        if self.lookup is not None:
+            self.lookup.release()
+            self.lookup = None
+
+    def begin(self) -> None:
+        """Record that the sequence starts from the prefix that was found, if there is one."""
+        self.live = None
+        if self.lookup is not None:
+            self.cursor = self.lookup.plan.cursor
+            self.blocks = self.lookup.plan.keys
+            if self.lookup.base is not None:
+                self.live = self.lookup.base.chain
+        elif self.trust is not Trust.NOTHING:
+            self.blocks = ()

@@ -11,11 +11,13 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import ExitStack
 from enum import Enum
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
-from holdfast.store.block import Block, BlockKey
+from holdfast.store.block import BlockKey
 
 MOST_EXPECTED_LOSSES = 65536
+
+DiskState: TypeAlias = Literal["stored", "saving", "unsaved"]
 
 
 class Residence(Enum):
@@ -51,7 +53,7 @@ class EvictionOrder:
         self._children: dict[BlockKey, int] = {}
         # for any key, so that a hold remains when a key is removed and added again
         self._holds: dict[BlockKey, int] = {}
-        # contains, at least once, every member that has no children and no holds
+        # contains, at least once, every member without children and holds
         self._leaves: list[tuple[int, BlockKey]] = []
         self._uses = 0
 
@@ -95,8 +97,8 @@ class EvictionOrder:
                 self._last_used[key] = self._uses
 
     def hold(self, keys: Iterable[BlockKey]) -> None:
-        """Hold keys, which may become members later, until they are released as often as they were
-        held.
+        """Hold keys, which may become members later, until they are released once for each
+        hold.
         """
         for key in keys:
             self._holds[key] = self._holds.get(key, 0) + 1
@@ -235,62 +237,59 @@ class DiskIndex:
     """
 
     def __init__(self) -> None:
-        self._stored: set[BlockKey] = set()
-        self._saving: dict[BlockKey, Block] = {}
-        self._unsaved: dict[BlockKey, Block] = {}
+        self._states: dict[BlockKey, DiskState] = {}
         self._expected_losses: OrderedDict[BlockKey, int] = OrderedDict()
 
     def __contains__(self, key: BlockKey) -> bool:
-        return key in self._stored or key in self._saving
+        return self._states.get(key, "unsaved") != "unsaved"
 
     @property
-    def unsaved(self) -> tuple[Block, ...]:
-        """Blocks that the disk did not take, or lost."""
-        return tuple(self._unsaved.values())
+    def unsaved(self) -> list[BlockKey]:
+        """Keys that the disk did not take, or lost; in this order."""
+        return [key for key, state in self._states.items() if state == "unsaved"]
 
     def is_stored(self, key: BlockKey) -> bool:
         """Whether the disk certainly has a key."""
-        return key in self._stored
+        return self._states.get(key) == "stored"
 
     def is_saving(self, key: BlockKey) -> bool:
         """Whether the store has been given a key and has not reported the outcome yet."""
-        return key in self._saving
+        return self._states.get(key) == "saving"
 
-    def begin_saving(self, block: Block) -> None:
+    def _put(self, key: BlockKey, state: DiskState) -> None:
+        self._states.pop(key, None)
+        self._states[key] = state
+
+    def begin_saving(self, key: BlockKey) -> None:
         """Record that a block was given to the store."""
-        self._unsaved.pop(block.key, None)
-        self._stored.discard(block.key)
-        self._saving[block.key] = block
+        self._put(key, "saving")
 
     def found(self, key: BlockKey) -> None:
         """Record that a key was found on the disk."""
-        if key not in self._saving:
-            self._unsaved.pop(key, None)
-            self._stored.add(key)
+        if not self.is_saving(key):
+            self._put(key, "stored")
 
     def saved(self, key: BlockKey) -> bool:
         """Record that a block is durable. Returns False if it was not being saved or is
         forgotten.
         """
-        if self._saving.pop(key, None) is None:
-            return False
-        self._stored.add(key)
-        return True
+        is_news = self.is_saving(key)
+        if is_news:
+            self._put(key, "stored")
+        return is_news
 
     def lost(self, key: BlockKey) -> bool:
         """Record that the disk does not have a key. Returns False if this is not news: the loss was
         expected, or the key was not on disk.
         """
         if self._is_expected_loss(key):
-            if self._saving.pop(key, None) is not None:
-                self._stored.add(key)
+            self.saved(key)
             return False
-        block = self._saving.pop(key, None)
-        if block is not None:
-            self._unsaved[key] = block
+        if self.is_saving(key):
+            self._put(key, "unsaved")
             return True
-        if key in self._stored:
-            self._stored.remove(key)
+        if self.is_stored(key):
+            del self._states[key]
             return True
         return False
 
@@ -299,15 +298,13 @@ class DiskIndex:
         was_there = key in self
         if was_there:
             self.expect_loss(key)
-        self._stored.discard(key)
-        self._saving.pop(key, None)
-        self._unsaved.pop(key, None)
+        self._states.pop(key, None)
         return was_there
 
-    def forget_copy(self, block: Block) -> None:
+    def forget_copy(self, key: BlockKey) -> None:
         """Forget the file of a block that is in memory, because the file is unusable."""
-        self.forget(block.key)
-        self._unsaved[block.key] = block
+        self.forget(key)
+        self._put(key, "unsaved")
 
     def expect_loss(self, key: BlockKey) -> None:
         """Ignore one more report of the loss of this key."""
@@ -323,13 +320,7 @@ class DiskIndex:
 
     def keys(self) -> set[BlockKey]:
         """All keys that the disk has or will have."""
-        return self._stored | self._saving.keys()
-
-    def check_invariants(self) -> None:
-        """Assert that no key is in two states, for example stored and unsaved."""
-        assert not self._stored & self._saving.keys(), "stored and being saved"
-        assert not self._stored & self._unsaved.keys(), "stored and unsaved"
-        assert not self._saving.keys() & self._unsaved.keys(), "being saved and unsaved"
+        return {key for key in self._states if key in self}
 
 
 class Pins:

@@ -80,7 +80,7 @@ class KvLedger:
         return sequence.costs.bytes_for(capacity, held_tokens=sequence.held_tokens)
 
     def capacities_for_growth(self, sequence: ScheduledSequence) -> tuple[int, ...]:
-        """The capacities to try, in this order, for a sequence that has no room for its next token:
+        """The capacities to try, in this order, for a sequence that lacks room for its next token:
         the preferred one, then the smallest one.
         """
         tokens = min(sequence.position + self._expected_output_tokens, sequence.final_tokens)
@@ -147,8 +147,8 @@ class KvLedger:
         self._running.add(sequence)
 
     def leave(self, sequence: ScheduledSequence, *, observed_steps: int) -> None:
-        """Free the reservation of a sequence, at once or when the last step that uses the sequence
-        is over.
+        """Free the reservation of a sequence, immediately or when the last step that uses the
+        sequence is over.
         """
         self._running.remove(sequence)
         freed = sequence.stop()
@@ -192,7 +192,7 @@ def make_room(
     ranks: Mapping[RequestId, Rank],
     preempt: Callable[[ScheduledSequence], None],
 ) -> RoomMade:
-    """Grow each sequence that has no room for its next token, the most urgent one first.
+    """Grow each sequence that lacks room for its next token, the most urgent one first.
 
     The lowest rank is the most urgent. A sequence that does not fit waits if the dispatched
     steps will free enough memory. Otherwise the least urgent running sequence is preempted,
@@ -200,7 +200,7 @@ def make_room(
     ends. The most urgent sequence always finds room, because it fits alone (admission checked
     this), so some sequence always makes progress.
 
-    needy: the sequences that have no room for their next token.
+    needy: the sequences that lack room for their next token.
     running: all running sequences, oldest first; `preempt` must remove a sequence from it.
     """
     made = RoomMade()
@@ -209,7 +209,7 @@ def make_room(
         if sequence.request_id not in running:
             continue  # preempted in favor of a more urgent sequence
         least_bytes = extra_bytes(sequence, ledger.capacities_for_growth(sequence)[-1])
-        while ledger.free_bytes - claimed_bytes < least_bytes:
+        while (spare_bytes := ledger.free_bytes - claimed_bytes) < least_bytes:
             victim = preemption_order(running, ranks)[0]
             if victim is sequence and len(running) == 1 and sequence.held_tokens:
                 # The shared state may take more memory than the sequence's own tokens need, and no
@@ -227,7 +227,7 @@ def make_room(
             made.preempted.append(victim.request_id)
             preempt(victim)
         else:
-            _grow(ledger, sequence, spare_bytes=ledger.free_bytes - claimed_bytes)
+            _grow(ledger, sequence, spare_bytes=spare_bytes)
             made.grown.append(sequence.request_id)
     return made
 
@@ -266,7 +266,7 @@ def victims_for(
         if has_room():
             return gone
         gone.append(candidate)
-    return gone if has_room() else []
+    return gone if gone and has_room() else []
 
 
 def extra_bytes(sequence: ScheduledSequence, capacity_tokens: int) -> int:

@@ -9,7 +9,7 @@ long one, short prompts at most halve the speed of a long one, and equal prompts
 after the other, which lets the first answer start early.
 
 If several flows have prompts, each flow gets an equal share of the step, including its decoding
-rows, and the others take what a flow does not use; but short prompts of flows that had no prompts
+rows, and the others take what a flow does not use; but short prompts of flows without prompts
 until now go first (`SparseFlows`). Batch prompts get what interactive ones do not use, unless they
 were passed over for a while.
 """
@@ -35,8 +35,8 @@ LEAST_ALONE_TOKENS = 256
 # Chunks that do not end at a boundary are multiples of this: fine enough to use most of a step's
 # time, and coarse enough for whole vectors in matrix products.
 GRAIN_TOKENS = 8
-# After this many steps with chunks, one step only decodes: the cost of chunks is what they add to
-# the duration of such a step.
+# After this many steps with chunks, one step only decodes: the cost of chunks is the time that they
+# add to the duration of such a step.
 MIXED_STEPS_IN_A_ROW = 32
 
 
@@ -125,7 +125,7 @@ class Allowance:
         self._held_seconds = 0.0
 
     def hold_back_half(self) -> None:
-        """Hold back half of what is left for prompts that are served later."""
+        """Hold back half of the rest for prompts that are served later."""
         self.hold_back_all_but(tokens=self.tokens - self.tokens // 2, seconds=self.seconds / 2)
 
     def hold_back_all_but(self, *, tokens: int, seconds: float) -> None:
@@ -149,8 +149,8 @@ class Allowance:
         """Take tokens for a prompt that already has `taken` tokens of the step; returns how many.
 
         The number is at least the quantum and a multiple of `GRAIN_TOKENS`, unless the chunk
-        reaches a boundary or the end of the prompt. at_least_a_quantum: take a quantum whatever it
-        costs, so that the prompt progresses.
+        reaches a boundary or the end of the prompt. at_least_a_quantum: take a quantum at any
+        cost, so that the prompt progresses.
         """
         position = sequence.position + taken
         wanted = longest_chunk(costs, sequence) - taken
@@ -277,7 +277,7 @@ class ChunkSharing:
         step: int,
         rows: Mapping[str, int],
     ) -> None:
-        """Give each flow an equal share. The flows take turns at being first, so all of them
+        """Give each flow an equal share. The flows take turns at being first, so all
         progress.
         """
         turn, first = divmod(self._first_flow, len(groups))

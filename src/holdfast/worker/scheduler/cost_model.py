@@ -21,7 +21,7 @@ _POSITIONS_SPREAD = 256.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkBounds:
-    """Limits for the size of prompt chunks that the device sets. The default has no limits.
+    """Limits for the size of prompt chunks that the device sets. The default is unlimited.
 
     seconds: the longest time that a step without decoding rows may take. The GPU watchdog of macOS
     ends a command that runs too long, and a new request waits for the dispatched step.
@@ -212,7 +212,7 @@ class CostModel:
         measured. An outlier may still take several times as long.
 
         Beyond the measured range, the cost grows in proportion to rows and positions: no row costs
-        more than the first, and attention over twice as many tokens costs at most twice as much.
+        more than the first, and attention over twice the tokens costs at most twice as much.
         """
         if (load.decode_rows and not self._decode.is_learned) or (
             load.chunks and not self._prompt.is_learned

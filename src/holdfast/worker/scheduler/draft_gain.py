@@ -8,10 +8,10 @@ it is learned as a separate factor.
 
 The drafted tokens are chosen so that the product of the speeds of all sequences becomes as large as
 possible. A draft that doubles the speed of one of eight sequences is thus not worth a step that is
-a tenth longer for all of them. If no choice increases the product, nothing is drafted.
+a tenth longer for all. If no choice increases the product, no token is drafted.
 
 A draft model takes time before the step, a pass per drafted token. So its passes are chosen first,
-from what its drafts have been worth (`passes`), and the drafted tokens that are verified afterwards.
+from the value of its drafts (`passes`), and the drafted tokens that are verified afterwards.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FIRST_FIXED, _FIRST_PER_ROW = 0.95, 0.15
 # are the ends of the ranges.
 _RANGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _LEVEL_SHARE = 0.25  # of a deviation that is taken to hold for all ranges
-# of a verifying step's deviation that is attributed to verifying itself, and the most of it
+# of a verifying step's deviation that is attributed to verifying itself, and its maximum
 _VERIFYING_SHARE = 0.1
 _MOST_VERIFYING_DEVIATION = 0.3
 _MEMORY_STEPS = 16
@@ -87,8 +87,8 @@ class RowCosts:
         self._fill_gap(place, 1)
 
     def _fill_gap(self, place: int, step: int) -> None:
-        """Set the offsets of the ranges without steps beside a place, below it or above it, to values
-        between those of the nearest ranges with steps.
+        """Set the offsets of the ranges without steps next to a place, below it or above it, to
+        values between those of the nearest ranges with steps.
         """
         end = place + step
         while 0 <= end < len(self._offsets) and not self._steps[end]:
@@ -220,8 +220,8 @@ class DraftGain:
         gained that time, had it drafted since the answer began, or if it has not been tried for long
         enough.
 
-        chances: of its drafts. rows: how many sequences decode. generated: tokens of the answer; as
-        many are expected to follow.
+        chances: of its drafts. rows: how many sequences decode. generated: tokens of the answer;
+        the same number is expected to follow.
         """
         plain = self._costs.seconds(rows)
         if plain is None:

@@ -40,8 +40,8 @@ class SequenceCosts:
     block_tokens: int | None = None  # no span crosses a multiple of this; None: no limit
 
     def bytes_for(self, capacity_tokens: int, *, held_tokens: int = 0) -> int:
-        """The bytes to reserve for one sequence of this capacity. Nothing is reserved for its first
-        `held_tokens` tokens, because live states hold them.
+        """The bytes to reserve for one sequence of this capacity. Memory is not reserved for its
+        first `held_tokens` tokens, because live states hold them.
         """
         own_tokens = max(0, capacity_tokens - held_tokens)
         return (
@@ -102,8 +102,8 @@ class ScheduledSequence:
     known_tokens: int = 0  # length of the prompt and of the answer at the time of admission
     capacity_tokens: int = 0  # 0 while it waits
     last_step: int = 0  # the last step with one of its spans, or the step that admitted it
-    # whether its last step verifies drafted tokens: nothing is planned until it is known how many of
-    # them are accepted
+    # whether its last step verifies drafted tokens: planning stops until it is known how many are
+    # accepted
     is_verifying: bool = False
     repeated: int = 0  # tokens that the next span has to begin with, although a step had them
 
@@ -195,7 +195,7 @@ class ScheduledSequence:
         """The largest number of drafted tokens that the next span of the decoding sequence may have.
 
         At least one token of the answer is planned later, so that `is_fully_planned` never depends
-        on what is accepted.
+        on the accepted tokens.
         """
         if self.repeated:
             return 0
@@ -208,7 +208,7 @@ class ScheduledSequence:
         """Record how many tokens a step generated that verified drafted tokens.
 
         verified: the tokens of the span. drawn: 0 if the step failed; the span is then computed
-        again without drafted tokens, or the sequence ends. repeated: how many of the tokens are to
+        again without drafted tokens, or the sequence ends. repeated: how many of the tokens must
         be computed again.
         """
         rejected = verified - max(drawn, 1)
@@ -219,7 +219,7 @@ class ScheduledSequence:
 
     @property
     def is_fully_planned(self) -> bool:
-        """Whether nothing is left to plan, so that the sequence ends with the dispatched steps at
+        """Whether everything is planned, so that the sequence ends with the dispatched steps at
         the latest.
         """
         return self.planned_draws >= self.max_tokens and self.position >= self.known_tokens

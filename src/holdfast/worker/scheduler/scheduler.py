@@ -3,7 +3,7 @@
 Works on counts only: no tokens, no clock, no MLX.
 
 The worker may ask for step k+1 before it reports the result of step k, so that the device never
-waits. Tokens count as soon as they are planned, and a sequence whose tokens are all planned gets no
+waits. Tokens count once they are planned, and a sequence whose tokens are all planned gets no
 more spans. A sequence that turns out to have ended in step k may have a span in step k+1; the token
 of that span is ignored. Memory that a dispatched step uses stays reserved until the result of that
 step is reported.
@@ -357,7 +357,7 @@ class Scheduler:
             self._decoding.remove(sequence)
 
     def resume(self, request_id: RequestId) -> None:
-        """Continue a paused request; if it was preempted meanwhile, it joins the end of the
+        """Continue a paused request; if it was preempted since then, it joins the end of the
         queue.
         """
         sequence = self._known.get(request_id)
@@ -372,6 +372,12 @@ class Scheduler:
             self._reading = [each for each in self._running.values() if each in reading]
         elif not sequence.is_fully_planned:
             self._decoding.append(sequence)
+
+    def waiting_for(self, *reasons: WaitReason) -> list[RequestId]:
+        """The sequences in the queue that wait for one of these, oldest first."""
+        # few wait for anything but memory
+        unready = [each for each in self._queue if each.waits_for is not WaitReason.MEMORY]
+        return [each.request_id for each in unready if each.waits_for in reasons]
 
     def restart(self, request_id: RequestId) -> None:
         """Prefill a request again from its first token. The request joins the end of the queue.
@@ -780,7 +786,7 @@ class Scheduler:
         )
 
     def _decoding_this_step(self, number: int) -> list[ScheduledSequence]:
-        """The sequences that decode in this step: all of them, or, if they would leave no room for
+        """The sequences that decode in this step: all, or, if they would leave no room for
         a chunk, some of them in turn.
         """
         limit = self._step_tokens

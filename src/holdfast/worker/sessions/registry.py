@@ -1,7 +1,7 @@
 """The sessions of a worker, by tenant and id, and the blocks that they pin. A session is a name for
 the token chains of one agent or conversation.
 
-This module has no clock: callers pass the time.
+This module works without a clock: callers pass the time.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ class SessionPins:
         self._unpin(session, self._keys.get(name, set()) - wanted)
         self._over.discard(name)
         for branch in branches:
-            # Blocks after one that is gone, or does not fit in the quota, would be useless.
+            # Blocks after a lost one, or one that does not fit in the quota, would be useless.
             for key in self._cache.index.kept_part(branch).keys:
                 if not self._pin(name, key):
                     self._over.add(name)
@@ -271,7 +271,7 @@ class SessionPins:
         self._pin_on_disk(session)
 
     def _pin_on_disk(self, session: Session) -> None:
-        """Tell the store until when to keep the last block of each branch, and thereby all blocks
+        """Tell the store until when to keep the last block of each branch, and with it all blocks
         before it.
         """
         name = session.record_name

@@ -15,9 +15,10 @@ from concurrent.futures import Future
 import msgspec
 
 from holdfast.errors import SessionFailure, SessionRefused
-from holdfast.machine.clocks import RetentionClock
+from holdfast.machine.retention_clock import RetentionClock
 from holdfast.store.block import BlockKey
 from holdfast.store.folder import ReadRecords
+from holdfast.wire.events import CacheOutcome
 from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.wire.sessions import (
     OperationName,
@@ -89,7 +90,7 @@ class SessionService:
         self._dirty: dict[str, Session] = {}
         self._unreadable: set[str] = set()
         self._asked_records: Future[ReadRecords | None] | None = None
-        # Names of earlier workers' records that could not be read yet; None: all of them. They are
+        # Names of earlier workers' records that could not be read yet; None: all. They are
         # not overwritten before they have been read.
         self._unread: frozenset[str] | None = None
         self._read_at = 0.0
@@ -148,7 +149,9 @@ class SessionService:
             except SessionRefused as refusal:
                 logger.warning("the session of a request cannot be opened: %s", refusal)
                 return
-        branch = self._cache.index.branch(chain, tenant=tenant, kv_bits=kv_bits)
+        branch = self._cache.index.branch(
+            chain, root=self._cache.index.root(tenant=tenant, form=kv_bits)
+        )
         if not is_alternative:
             session.use(branch, now=now)
         else:
@@ -165,7 +168,9 @@ class SessionService:
         session = self._registry.find(session_id, tenant=tenant)
         if session is None:
             session = self._registry.open(session_id, tenant=tenant, now=now)
-        branch = self._cache.index.branch(chain, tenant=tenant, kv_bits=kv_bits)
+        branch = self._cache.index.branch(
+            chain, root=self._cache.index.root(tenant=tenant, form=kv_bits)
+        )
         session.branches = (*session.branches, branch)  # even beyond the limit: all are forgotten
 
     def users(self) -> list[CacheUser]:
@@ -323,7 +328,9 @@ class SessionService:
         tenant = command.tenant
         self._registry.refuse_taken(session_id, tenant=tenant)
         branches = tuple(
-            self._cache.index.branch(chain, tenant=tenant, kv_bits=branch.kv_bits)
+            self._cache.index.branch(
+                chain, root=self._cache.index.root(tenant=tenant, form=branch.form)
+            )
             for branch, chain in zip(manifest.branches, chains, strict=True)
         )
         if any(
@@ -355,7 +362,8 @@ class SessionService:
             # keys in memory whose values are not finite
             index = self._cache.index
             known = [key for key in transfer.lost if index.residence(key) is not None]
-            self._cache.forget([key for key in known if self._cache.payload(key) is None])
+            damaged = [key for key in known if self._cache.payload(key) is None]
+            index.forget(damaged, cause=CacheOutcome.UNREADABLE)
             return self.carry_out(transfer.command)
         if transfer.failure is not None:
             return _refused(transfer.command, transfer.failure)

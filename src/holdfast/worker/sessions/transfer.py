@@ -24,9 +24,9 @@ from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.wire.sessions import SessionCommand
 from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.kv.layer import SnapshotMismatch
-from holdfast.worker.kv.live import KVBlock, StateCheckpoint
+from holdfast.worker.kv.live import Snapshot
 from holdfast.worker.prefix.cache import PrefixCache, encoded
-from holdfast.worker.prefix.chain import Branch, Cursor
+from holdfast.worker.prefix.chain import Branch, Cursor, Root
 from holdfast.worker.sessions.registry import MOST_BRANCHES, Session
 from holdfast.worker.sessions.session_file import Manifest, SessionFile, bad_file, write_session
 
@@ -213,10 +213,7 @@ class Transfers:
             while contents.full():
                 yield True
             payload = self._cache.payload(block.key)
-            if isinstance(payload, KVBlock | StateCheckpoint):
-                contents.put_nowait(encoded(block, payload))
-            else:
-                contents.put_nowait(block.key)
+            contents.put_nowait(block.key if payload is None else encoded(block, payload))
             yield False
         while not transfer.ended.is_set():
             yield True
@@ -238,7 +235,7 @@ class Transfers:
                     except BlockUnreadable:
                         raise  # the block is not lost: the next export may read it
                     except ReadFailed as error:
-                        # the export has failed, but goes on, to find all other lost blocks
+                        # the export has failed, but continues, to find all other lost blocks
                         failure = error
                         transfer.lost.append(error.key)
                         continue
@@ -264,25 +261,28 @@ class Transfers:
         """Check the whole file, then queue its blocks, branch by branch."""
         file = SessionFile(Path(transfer.command.path), most_tokens=self._context_tokens)
 
+        branches = file.manifest.branches
+        forms = {key: branch.form for branch in branches for key in branch.keys}
+
         def check(block: StoredBlock) -> None:
             if transfer.stop.is_set():
                 raise _failed("the transfer was interrupted")
-            self._check_block(block)
+            self._check_block(block, self._cache.index.root(form=forms.get(block.key, "native")))
 
         try:
             file.refuse_other_model(self._cache.fingerprint_of(transfer.command.adapter))
             checked.put((file, file.checked_chains(check)))
-            for branch in file.manifest.branches:
+            for branch in branches:
                 for key in branch.keys:
                     put = partial(blocks.put, file.block(key), timeout=_POLL_SECONDS)
                     _when_possible(put, transfer.stop)
         finally:
             file.close()
 
-    def _check_block(self, stored: StoredBlock) -> None:
+    def _check_block(self, stored: StoredBlock, root: Root) -> None:
         """Check a block or state, including its values, against the model."""
         try:
-            self._cache.check(stored)
+            self._cache.check(stored, root=root)
         except SnapshotMismatch as mismatch:
             raise bad_file(
                 f"block {stored.key.hex()[:12]} of the file does not fit this model: {mismatch}"
@@ -294,19 +294,20 @@ class Transfers:
         checked: queue.Queue[tuple[SessionFile, list[bytes]]],
         blocks: queue.Queue[StoredBlock],
     ) -> Steps:
-        """Import the blocks from the queue; register the session when all of them are there."""
+        """Import the blocks from the queue; register the session when all are there."""
         command = transfer.command
         file, chains = yield from self._next(transfer, checked)
         self._check_room(command, file)
         taken: list[bytes] = []
         for branch, chain in zip(file.manifest.branches, chains, strict=True):
-            cursor = self._cache.cursor(tenant=command.tenant, kv_bits=branch.kv_bits)
+            root = self._cache.index.root(tenant=command.tenant, form=branch.form)
+            cursor = Cursor(root)
             tokens = yield from self._take_blocks(transfer, blocks, branch, chain, cursor)
             taken.append(chain[: tokens * TOKEN_BYTES])
             for _ in branch.states:
-                state = self._cache.decoded((yield from self._next(transfer, blocks)))
-                assert isinstance(state, StateCheckpoint)
-                self._cache.insert_checkpoint(cursor, taken[-1], state)
+                stored = yield from self._next(transfer, blocks)
+                state = self._cache.decoded(stored, root=root)
+                self._cache.put(cursor, taken[-1], state)
         transfer.session = self._register(command, file.manifest, taken)
 
     def _take_blocks(
@@ -324,23 +325,22 @@ class Transfers:
         before that block, because no sequence can continue within it.
         """
         tokens = 0
-        begun: KVBlock | None = None  # the first tokens of a quantized block
+        begun: Snapshot | None = None  # the first tokens of a quantized block
         is_cut = False
         for part in branch.blocks:
-            run = self._cache.decoded((yield from self._next(transfer, blocks)))
-            assert isinstance(run, KVBlock)
-            run = run.cut(part.tokens)
+            stored = yield from self._next(transfer, blocks)
+            run = self._cache.decoded(stored, root=cursor.root).cut(part.tokens)
             if begun is not None and begun.start < run.start:
                 is_one_block = part.end - begun.start <= BLOCK_TOKENS
-                is_cut = is_cut or run.kv_bits != begun.kv_bits or not is_one_block
+                is_cut = is_cut or run.is_quantized != begun.is_quantized or not is_one_block
                 run = run if is_cut else begun.joined_with(run)
             if is_cut:
                 continue
             begun = None
-            if run.kv_bits != "native" and part.end % BLOCK_TOKENS:
+            if run.is_quantized and part.end % BLOCK_TOKENS:
                 begun = run
             else:
-                self._cache.insert_block(cursor, chain, run)
+                self._cache.put(cursor, chain, run)
                 tokens = part.end
         return tokens
 

@@ -1,7 +1,7 @@
 """Keeps the features of images, in RAM and on disk, so that a vision tower runs once per image.
 
 A file holds the features of one image by one model, as safetensors with the checksum of its arrays
-in the metadata. A file that is damaged is deleted and computed anew. All models share a folder; it
+in the metadata. A file that is damaged is deleted and computed again. All models share a folder; it
 is bounded, and the features that were used longest ago go first.
 """
 
@@ -34,8 +34,8 @@ class FeatureCache:
     def __init__(
         self, folder: Path | None, *, fingerprint: str, ram_bytes: int, disk_bytes: int
     ) -> None:
-        """folder: None: nothing is kept on disk. fingerprint: of the model. ram_bytes, disk_bytes:
-        how much may be kept.
+        """folder: None: features are not kept on disk. fingerprint: of the model. ram_bytes,
+        disk_bytes: how much may be kept.
         """
         self._folder = folder
         self._prefix = fingerprint[:_FINGERPRINT_DIGITS]

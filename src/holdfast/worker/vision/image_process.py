@@ -197,7 +197,7 @@ class ImageProcess:
             return
         try:
             self._process.give(task, self._file)
-        except OSError:  # the process ended while idle: no image is to blame
+        except OSError:  # the process ended while idle: it was not because of an image
             self._replace(self._process, "it has ended")
             self._try_again(asked, "it has ended")
 
@@ -331,7 +331,7 @@ class _Process:
         return outcome
 
     def kill(self) -> None:
-        """End the process at once, whatever it is doing."""
+        """End the process immediately, even in the middle of an image."""
         self._process.kill()
         with contextlib.suppress(
             subprocess.TimeoutExpired

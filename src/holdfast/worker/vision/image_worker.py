@@ -1,4 +1,4 @@
-"""The program that decodes and processes images for one worker, in a process of its own.
+"""The program that decodes and processes images for one worker, in a separate process.
 
 Decoding and resizing a large image takes seconds and gigabytes, and the decoders are native code
 that reads untrusted files. So they run neither on the device thread nor in the front. The worker
@@ -175,7 +175,7 @@ def _packed(value: Any, file: BinaryIO) -> Packed:
 def unpacked(inputs: Mapping[str, Packed], data: memoryview) -> dict[str, Any]:
     """The inputs of the vision tower, as the processor returned them. Device thread only.
 
-    data: the file of the task. Arrays are copied out of it.
+    data: the file of the task. Arrays are copied.
     """
     return {name: _unpacked(value, data) for name, value in inputs.items()}
 

@@ -40,7 +40,7 @@ class ImageFeatures:
 
     by_token: embeddings and further features, [tokens, …], by the name of the argument.
     is_visual: which of the tokens show the image; the others are markers. bool [tokens].
-    deepstack: what is added to the hidden states of the visual tokens after the first layers,
+    deepstack: the values added to the hidden states of the visual tokens after the first layers,
         [layers, visual tokens, hidden]; None: nothing.
     """
 
@@ -159,7 +159,7 @@ class VisionModel(Module):
 
     @property
     def image_token_ids(self) -> frozenset[int]:
-        """The tokens that stand for parts of images."""
+        """The tokens that show parts of images."""
         names = ("image_token_id", "image_token_index")
         found = (getattr(self.whole.config, name, None) for name in names)
         return frozenset(token_id for token_id in found if isinstance(token_id, int))

@@ -35,7 +35,7 @@ class Processor:
         self.info = info
 
     def process(self, image: str, picture: Image.Image) -> ProcessedImage:
-        """Process a picture. Raises ImageUnusable, and what the processor raises."""
+        """Process a picture. Raises ImageUnusable, and the errors of the processor."""
         found = self._call([picture])
         ids = np.array(found["input_ids"]).reshape(-1).tolist()
         grids = [found[name] for name in _GRIDS if found.get(name) is not None]

@@ -106,7 +106,7 @@ def _compiled(source: Path) -> Path:
             capture_output=True,
             timeout=_BUILD_SECONDS,
         )
-        built.replace(target)  # atomic: several workers may compile at once
+        built.replace(target)  # atomic: several workers may compile concurrently
     _delete_unused(folder, source.stem)
     return target
 
@@ -151,7 +151,7 @@ def _folders() -> list[Path]:
     """
     try:
         first = [kernels_folder(os.environ)]
-    except RuntimeError:  # the user has no home folder
+    except RuntimeError:  # the user lacks a home folder
         first = []
     return [*first, *fallback_folders()]
 

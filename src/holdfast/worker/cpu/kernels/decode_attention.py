@@ -25,7 +25,7 @@ _MOST_QUANTIZED_DIMENSION = 640
 _MOST_HEADS_PER_KEY_HEAD = 64
 CHUNK_TOKENS = 2048  # at most this many tokens are one piece of work
 _TOKENS_PER_THREAD = 2048  # key heads × tokens from which waking another thread is worth it
-_TILE_NUMBERS = 1 << 17  # codes that numpy converts at once: 512 KiB of float32 fit in the L2 cache
+_TILE_NUMBERS = 1 << 17  # codes that numpy converts together: as float32, they fit in the L2 cache
 _LEAST_TILE = 64  # tokens; with fewer, the overhead of numpy calls is too large
 _NO_SCORE = -3e38
 _FAILURES = {1: "there is not enough memory", 2: "the shapes or bits are not supported"}
@@ -133,7 +133,7 @@ def attend(
 
     queries: scaled, [rows, heads, dimension]. rows: the runs of each row, with at least one token
     per run and no token twice. sinks: [heads], for each head a score that takes part in the softmax
-    but has no value. Returns [rows, heads, value_dimension]. Requires that `supports` is true and
+    without a value. Returns [rows, heads, value_dimension]. Requires that `supports` is true and
     `unavailable` is empty. Releases the interpreter lock.
     """
     queries = np.ascontiguousarray(queries)
@@ -169,7 +169,7 @@ def can_dequantize(dimension: int) -> bool:
 
 
 def dequantize(runs: Sequence[tuple[Quantized, int, int]], out: Floats) -> None:
-    """Write tokens `start` to `end` of each (codes, start, end) to `out` as float32, one run behind
+    """Write tokens `start` to `end` of each (codes, start, end) to `out` as float32, one run after
     the other.
 
     out: [heads, tokens, dimension], row-contiguous. All runs have the same shape except for their

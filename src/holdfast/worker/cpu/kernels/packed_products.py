@@ -1,4 +1,4 @@
-"""Products with weights that stay as they are stored, packed or in 16 bits: packed_products.h."""
+"""Products with weights in their stored form, packed or in 16 bits: packed_products.h."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _StandIn(ctypes.Structure):
 
 
 def unavailable() -> str:
-    """Why there is no kernel; empty if there is one."""
+    """Why the kernel is missing; empty if there is one."""
     return products.unavailable() or turned_off(NAME)
 
 

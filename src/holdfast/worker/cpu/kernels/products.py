@@ -2,7 +2,7 @@
 
 The shim (products.c) has the functions that MLX calls. It is loaded before MLX and passes the
 calls on, so that any BLAS can compute them, also one whose functions have other names. It computes
-products of few rows itself, which is what decode steps consist of.
+products of few rows itself, of which decode steps consist.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Blas:
 
 
 def unavailable() -> str:
-    """Why there is no shim; empty if there is one."""
+    """Why the shim is missing; empty if there is one."""
     return _shim().reason
 
 
@@ -70,7 +70,7 @@ def put_before_mlx(blas: Blas, *, threads: int) -> str:
     """Let MLX, which must not have been imported yet, call `blas` through the shim.
 
     Returns the file of the shim; empty if its results differ from numpy's on this machine, in
-    which case nothing is changed. Requires that `unavailable` is empty.
+    which case MLX stays unchanged. Requires that `unavailable` is empty.
     """
     use(blas, threads=threads, most_rows=few_rows())
     if not _agrees_with_numpy():
@@ -120,7 +120,7 @@ def product(inputs: Floats, matrix: Floats, bias: Floats | None = None) -> Float
 
 def _asked(inputs: Floats, matrix: Floats, outputs: int, form: int, bias: Floats | None) -> Floats:
     rows, inner = inputs.shape
-    # what is there before must not be read if there is no bias
+    # without a bias, the earlier contents must not be read
     result = np.full((rows, outputs), np.nan, np.float32) if bias is None else bias.copy()
     library().cblas_sgemm(
         *map(ctypes.c_int, (_ROW_MAJOR, _AS_IT_IS, form, rows, outputs, inner)),
