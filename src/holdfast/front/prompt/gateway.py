@@ -391,8 +391,8 @@ class GenerationStream:
     ) -> None:
         """sources: the events of each sequence. repeated_tokens: see `RepetitionGuard`."""
         self.request = request
-        self.prompt_tokens = prepared.prompt_tokens
-        self.sampling = prepared.sequences[0].sampling
+        self.prompt_tokens = prepared.prompt_tokens  # counted once, however many choices there are
+        self.sampling = prepared.sequences[0].sampling  # completed by the model's defaults
         self.put_back_tokens = prepared.put_back_tokens
         self.dropped_tokens = prepared.dropped_tokens
         self.breakpoints = prepared.breakpoints
@@ -456,7 +456,10 @@ class GenerationStream:
             self._ready.extend([self._watched(choice, each) for each in choice.text.feed(event)])
 
     def pause(self) -> None:
-        """Pause generation until `go_on`. Tokens that were already generated can still be read."""
+        """Pause generation until `go_on`. Tokens that were already generated can still be read.
+
+        Meanwhile, other requests may take the KV memory of this one.
+        """
         for choice in self._choices:
             choice.source.pause()
 

@@ -20,7 +20,7 @@ from collections.abc import (
 )
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 from starlette.types import Receive
@@ -31,16 +31,13 @@ from holdfast.front.fleet.catalog import Catalog
 from holdfast.front.fleet.library import Library
 from holdfast.front.fleet.residency import ModelStatus, Residency
 from holdfast.front.images.intake import ImageIntake
-from holdfast.front.output import Embedding, OutputEvent, Relevance, TruncatedPart
+from holdfast.front.output import OutputEvent, TruncatedPart
 from holdfast.front.prompt.dialects import DialectReport
-from holdfast.front.prompt.tokenize import Tokenizer
+from holdfast.front.prompt.gateway import Gateway, GenerationStream
 from holdfast.front.records.responses import ResponseStore
 from holdfast.front.request import (
-    EmbeddingRequest,
-    EncodedPrompt,
     GenerationRequest,
     MarkedPrefix,
-    RankRequest,
 )
 from holdfast.front.server.access import AnswersAtOnce, Drain, KeyRing, Seal
 from holdfast.front.server.held_answers import HeldAnswer, HeldAnswers
@@ -54,89 +51,13 @@ from holdfast.front.telemetry.traces import Traces
 from holdfast.machine.clocks import awake_clock, awake_timeout
 from holdfast.models.adapter_folder import SEPARATOR
 from holdfast.wire.events import WorkerStatistics
-from holdfast.wire.requests import SamplingParams
-from holdfast.wire.sessions import SessionCommand, SessionInfo
 
 RequestState: TypeAlias = Literal["waiting", "reading", "writing", "abandoned"]
 _STOPPED = "the server stopped before the answer was complete"
 
-# Sends a session command to a model's worker. Raises SessionRefused, UnknownModel, QueueFull and
-# WorkerUnavailable.
-SessionsCall: TypeAlias = Callable[[str, SessionCommand], Awaitable[tuple[SessionInfo, ...]]]
-
-
-class OutputStream(Protocol):
-    """The answer to one accepted request: text deltas, and one `ChoiceFinished` per choice."""
-
-    prompt_tokens: int  # counted once for all choices
-    put_back_tokens: int  # tokens of earlier answers that the prompt contains as generated
-    dropped_tokens: int  # tokens of earlier answers that the chat template left out
-    sampling: SamplingParams  # the request's parameters, completed by the model's defaults
-    breakpoints: tuple[MarkedPrefix, ...]  # the client's cache breakpoints, ascending
-    unenforced: tuple[str, ...]  # schema keywords that the grammar does not enforce, as paths
-    left_out: (
-        TruncatedPart | None
-    )  # the parts left out because the prompt did not fit; None: nothing
-
-    @property
-    def cached_tokens(self) -> int | None:
-        """Prompt tokens that needed no prefill; None until the prompt is prefilled."""
-        ...
-
-    def __aiter__(self) -> AsyncIterator[OutputEvent]:
-        """Yield the events. Raises GenerationFailed if a choice cannot be finished."""
-        ...
-
-    def pause(self) -> None:
-        """Stop generating until `go_on`. Tokens that were already generated can still be read.
-
-        Other requests may then take the KV memory of this one.
-        """
-        ...
-
-    def go_on(self) -> None:
-        """Undo `pause`."""
-        ...
-
-    def end_thoughts(self) -> bool:
-        """End the reasoning now. Returns whether this model supports that."""
-        ...
-
-    async def aclose(self) -> None:
-        """Cancel the choices that still run."""
-        ...
-
-
-GenerateCall: TypeAlias = Callable[[GenerationRequest], Coroutine[Any, Any, OutputStream]]
-
-
-class GatewayCalls(Protocol):
-    """Answers requests with the models, like `Gateway`."""
-
-    async def generate(self, request: GenerationRequest) -> OutputStream:
-        """Check and submit a request; returns when all its sequences are accepted."""
-        ...
-
-    async def encode(self, request: GenerationRequest) -> EncodedPrompt:
-        """Render and tokenize a request's prompt without using the worker."""
-        ...
-
-    async def embed(self, request: EmbeddingRequest) -> tuple[Embedding, ...]:
-        """Compute a vector of length 1 for each input."""
-        ...
-
-    async def rank(self, request: RankRequest) -> tuple[Relevance, ...]:
-        """Score the relevance of each document for a query."""
-        ...
-
-    async def tokenizer_of(self, model: str) -> Tokenizer:
-        """The tokenizer of a model, which need not be loaded."""
-        ...
-
-    @property
-    def sessions(self) -> SessionsCall:
-        """Sends a session command to a model's worker."""
-        ...
+OutputStream: TypeAlias = "GenerationStream | MergedStream"
+"""The answer to one accepted request: text deltas, and one `ChoiceFinished` per choice."""
+GenerateCall: TypeAlias = Callable[[GenerationRequest], Coroutine[Any, Any, GenerationStream]]
 
 
 @dataclass(slots=True, eq=False)
@@ -296,7 +217,7 @@ class Services:
     """The objects that HTTP handlers use to answer requests."""
 
     settings: Settings
-    engine: GatewayCalls
+    engine: Gateway
     models: ServedModels
     answers: Answers = field(default_factory=Answers)
     access: Access = field(default_factory=Access)
@@ -450,7 +371,7 @@ async def open_streams(
 
 async def _open_many(generate: GenerateCall, requests: Sequence[GenerationRequest]) -> OutputStream:
     tasks = [asyncio.create_task(generate(request)) for request in requests]
-    streams: list[OutputStream] = []
+    streams: list[GenerationStream] = []
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in tasks:
@@ -463,7 +384,7 @@ async def _open_many(generate: GenerateCall, requests: Sequence[GenerationReques
     return MergedStream(streams, requests[0].choices)
 
 
-async def _abandon(tasks: Sequence[asyncio.Task[OutputStream]]) -> None:
+async def _abandon(tasks: Sequence[asyncio.Task[GenerationStream]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
@@ -481,7 +402,7 @@ class MergedStream:
     Choice i of prompt p has the index p · choices + i.
     """
 
-    def __init__(self, streams: Sequence[OutputStream], choices: int) -> None:
+    def __init__(self, streams: Sequence[GenerationStream], choices: int) -> None:
         self._streams = streams
         self.prompt_tokens = sum(stream.prompt_tokens for stream in streams)
         self.put_back_tokens = sum(stream.put_back_tokens for stream in streams)
@@ -551,7 +472,7 @@ class MergedStream:
         for stream in self._streams:
             await stream.aclose()
 
-    async def _read(self, stream: OutputStream, first_index: int) -> None:
+    async def _read(self, stream: GenerationStream, first_index: int) -> None:
         async for event in stream:
             await self._has_room.wait()
             self._events.put_nowait(msgspec.structs.replace(event, index=event.index + first_index))
