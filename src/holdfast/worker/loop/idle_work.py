@@ -63,7 +63,7 @@ class IdleWork:
     def begin(self) -> None:
         """Give the newest prompt to the scheduler if there is no other work."""
         live = self._ledger.live()
-        if self._current() is not None or not all(each.request.is_idle_work for each in live):
+        if self._current() is not None or not all(each.scheduled.is_idle_work for each in live):
             return
         if not live:
             return
@@ -105,7 +105,7 @@ class IdleWork:
 
     def _prompts(self) -> list[LiveSequence]:
         """The prompts that wait and the one that is being prefilled, oldest first."""
-        return [each for each in self._ledger.live() if each.request.is_idle_work]
+        return [each for each in self._ledger.live() if each.scheduled.is_idle_work]
 
     def _current(self) -> LiveSequence | None:
         """The prompt that is being prefilled, or None. If its prefill has just ended, the
