@@ -87,7 +87,7 @@ FORMS: Mapping[str, Sequence[str]] = {
 }
 WAITS = {
     "front.fleet.slot.Leases._queue": "for a place among the requests of its model",
-    "front.fleet.slot.ModelSlot.wait_loaded": "for its model to load",
+    "front.fleet.slot.ModelSlot.wait_client": "for its model to load",
     "front.prompt.template_process.RenderProcesses._place": "for a template process",
     "front.link.model_client._OpenRequest.is_sent": "for a worker, or the trial of another request",
     "worker.loop.inbox.ZmqInbox": "for the loop to read it",

@@ -29,7 +29,7 @@ from holdfast.files import compiled_code_folder, kernels_folder
 from holdfast.front.fleet.worker_files import of_this_machine
 from tests.fakes.volumes import read_only
 
-BUSY_PROCESSES = 6
+BUSY_PROCESSES = 12
 _BUSY = "while True: pass"
 # These headers belong to one connection, not to the message (RFC 9110, section 7.6.1).
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"}

@@ -493,7 +493,7 @@ def scripted_services(
             log=log or LogSettings(),
             store=StoreSettings(folder="off"),
         ),
-        engine=gateway,
+        gateway=gateway,
         models=ServedModels(
             catalog=directory.catalog,
             control=control or ScriptedControl(),

@@ -361,7 +361,7 @@ def _wait_until_stopped(server: RunningServer, *, now: bool) -> None:
         requests = _unfinished_requests(server)
         if requests != 0 and now:
             _terminate(server)
-            now = False  # a second signal would also end the workers, which are saving their cache
+            now = False  # one more would also end the workers, which are saving their cache
         elif requests and requests != printed:
             typer.echo(f"{server.url} waits for {count_text(requests, 'request')}")
             printed = requests

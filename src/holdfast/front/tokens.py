@@ -135,7 +135,7 @@ async def tokenize(request: Request, services: Services) -> Response:
     """Tokenize a text, or a conversation as the model would read it."""
     body = await read_json(request, TokenizeBody, services.limits)
     text, model = body.text(), model_of(services, body.model)
-    tokenizer = await services.engine.tokenizer_of(model)
+    tokenizer = await services.gateway.tokenizer_of(model)
     request.scope[RECORD].model = model
     if text is None:
         token_ids = (await _encoded(request, services, body)).token_ids
@@ -161,7 +161,7 @@ async def detokenize(request: Request, services: Services) -> Response:
     """Decode tokens to text. The text contains the special tokens."""
     body = await read_json(request, DetokenizeBody, services.limits)
     model = model_of(services, body.model)
-    tokenizer = await services.engine.tokenizer_of(model)
+    tokenizer = await services.gateway.tokenizer_of(model)
     request.scope[RECORD].model = model
     check_token_ids(tuple(body.tokens), vocab_size=tokenizer.vocab_size, field="tokens")
     text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
@@ -206,7 +206,7 @@ async def _encoded(
     (asked,), _ = body.plan(context)
     context.time_limit_seconds()  # refuses an invalid header, although no limit applies here
     request.scope[RECORD].model = asked.model
-    return await services.engine.encode(asked)
+    return await services.gateway.encode(asked)
 
 
 def _piece(tokenizer: Tokenizer, token_id: int) -> TokenPiece:

@@ -96,6 +96,7 @@ class StoreRefused(HoldfastError):
 class Block(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Identifies a block of KV, or a model state: the key, the parent, the tokens.
 
+    parent_tokens: the number of the parent's tokens, 0 if it is a root.
     start: position of the block's first token in the chain. A block at 0 follows a root. Any other
         block follows at least one token of its parent, which therefore starts before it.
     packed_tokens: the block's token ids as little-endian uint32; empty for a state.
@@ -111,10 +112,9 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def __post_init__(self) -> None:
         if len(self.key) != KEY_BYTES or len(self.parent_key) != KEY_BYTES:
             raise ValueError(f"keys have {KEY_BYTES} bytes")
-        first = self.start == 0
-        if not 0 <= self.parent_tokens <= self.start < MOST_TOKENS or first != (
-            self.parent_tokens == 0
-        ):
+        follows_root = self.parent_tokens == 0
+        is_possible = 0 <= self.parent_tokens <= self.start < MOST_TOKENS
+        if not is_possible or follows_root != (self.start == 0):
             raise ValueError(
                 f"a block at {self.start} cannot follow {self.parent_tokens} tokens of its parent"
             )

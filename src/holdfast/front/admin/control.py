@@ -104,6 +104,7 @@ async def _model_events(services: Services) -> AsyncIterator[bytes]:
 
 
 def _memory(services: Services) -> dict[str, Any]:
+    """The memory pressure, as an event; empty as long as there has been none."""
     watch = services.models.control.memory
     return {"level": level_name(watch.pressure), "reason": watch.reason} if watch.reason else {}
 

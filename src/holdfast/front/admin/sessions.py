@@ -330,7 +330,7 @@ async def _objects(
 
     async def carry_out() -> None:
         nonlocal found
-        found = await services.engine.sessions(model, command)
+        found = await services.gateway.sessions(model, command)
 
     if not is_waited_for(services, model):
         await carry_out()

@@ -363,7 +363,7 @@ async def count_message_tokens(request: Request, services: Services) -> Response
     """Count the tokens of the prompt."""
     asked = await read_json(request, CountTokensRequest, services.limits)
     context = context_of(request, services, cache_salt=asked.cache_salt)
-    encoded = await services.engine.encode(asked.request(context))
+    encoded = await services.gateway.encode(asked.request(context))
     return json_response(TokenCount(input_tokens=len(encoded.token_ids)))
 
 

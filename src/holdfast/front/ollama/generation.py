@@ -305,7 +305,7 @@ async def _loaded(
         check_admin(request)
         await services.models.control.unload(model_id)
     else:
-        await services.engine.encode(GenerationRequest(request_id="", model=model_id, prompt=" "))
+        await services.gateway.encode(GenerationRequest(request_id="", model=model_id, prompt=" "))
     line = asked.form(services).line(
         done=True, done_reason="unload" if asked.asks_to_unload else "load"
     )

@@ -154,7 +154,7 @@ async def learn_capabilities(model_id: str, services: Services) -> None:
     if without_adapter(services, model_id) not in services.models.dialects:
         # suppressed: if the files are broken, the capabilities stay unknown
         with contextlib.suppress(UnknownModel, UnusableModel, WorkerUnavailable):
-            await services.engine.tokenizer_of(model_id)
+            await services.gateway.tokenizer_of(model_id)
 
 
 def capabilities(model_id: str, services: Services) -> tuple[Capability, ...]:

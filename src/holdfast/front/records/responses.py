@@ -175,6 +175,9 @@ class ResponseStore:
 class ResponseFile:
     """The records of all tenants, within the limits of the settings. Not thread-safe.
 
+    folder: None keeps the records in memory. clock: seconds since the epoch; it may jump, so the
+        age of a record also depends on `steady`, which does not.
+
     Every method may raise FileDamaged, sqlite3.Error and OSError. Methods with the key of an
     existing record raise RecordMissing if the record does not exist.
     """

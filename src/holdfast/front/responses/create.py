@@ -130,7 +130,7 @@ async def count_input_tokens(request: Request, services: Services) -> Response:
     counted = resolved.asked.request(
         context, offered=offered, before=resolved.before, only_counts=True
     )
-    encoded = await services.engine.encode(counted)
+    encoded = await services.gateway.encode(counted)
     return json_response(InputTokens(input_tokens=len(encoded.token_ids)))
 
 

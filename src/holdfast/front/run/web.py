@@ -162,7 +162,7 @@ def build_application(
     metrics = Metrics(loop_tick_seconds=settings.server.loop_tick_seconds)
     services = Services(
         settings=settings,
-        engine=gateway,
+        gateway=gateway,
         models=ServedModels(
             catalog=lambda: residency.catalog,
             control=residency,

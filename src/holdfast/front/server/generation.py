@@ -238,7 +238,7 @@ class GenerationResponse(Response):
         If the model is not loaded or its queue is full, answers whose client is gone are cancelled
         first, to make room.
         """
-        generate = self._services.engine.generate
+        generate = self._services.gateway.generate
         requests = self._requests
         held = self._services.answers.held
         async with self._limit.enforced():
@@ -530,7 +530,7 @@ async def embed(
 
     read: as for `generate`.
     """
-    return await _read(request, services, read, services.engine.embed)
+    return await _read(request, services, read, services.gateway.embed)
 
 
 async def rank(
@@ -540,7 +540,7 @@ async def rank(
 
     read: as for `generate`.
     """
-    return await _read(request, services, read, services.engine.rank)
+    return await _read(request, services, read, services.gateway.rank)
 
 
 async def _read(

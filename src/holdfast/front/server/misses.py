@@ -335,6 +335,7 @@ def _common(parts: Parts, others: Parts) -> tuple[int, int]:
 
 
 def _common_characters(text: str, other: str) -> int:
+    """How many characters both texts begin with."""
     end = min(len(text), len(other))
     at = 0
     while at < end and text[at : at + _PIECE] == other[at : at + _PIECE]:

@@ -217,7 +217,7 @@ class Services:
     """The objects that HTTP handlers use to answer requests."""
 
     settings: Settings
-    engine: Gateway
+    gateway: Gateway
     models: ServedModels
     answers: Answers = field(default_factory=Answers)
     access: Access = field(default_factory=Access)

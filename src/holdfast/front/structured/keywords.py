@@ -150,7 +150,9 @@ def is_too_small(value: Any) -> bool:
 
 
 def names_too_small(grammar: str) -> bool:
-    """Whether the schemas in a grammar seem to contain a number below the 64-bit range."""
+    """Whether the text of a grammar contains a schema and a number below the 64-bit range; the
+    number may be in a string.
+    """
     return "%json" in grammar and _SMALLER.search(grammar) is not None
 
 

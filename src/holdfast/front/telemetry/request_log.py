@@ -330,6 +330,8 @@ class AnswerRecord:
         self._tokens: dict[int, int] = {}  # number of tokens by choice
         self._first_text: dict[int, float] = {}
         self._latest_text: dict[int, float] = {}
+        # seconds between two texts: the metric of all answers, those of this answer, and the latest,
+        # which are not counted in the metric yet
         self._gaps: Histogram | None = None
         self._gaps_of_answer = Distribution()
         self._uncounted_gaps: list[float] = []

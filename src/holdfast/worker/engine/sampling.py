@@ -373,7 +373,8 @@ def score_tokens(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) ->
     """Log-probabilities of one given token per row, and of each row's `top_logprobs` likeliest
     tokens. Lazy unless numpy computes them.
 
-    logits: [n, vocab], any float dtype. token_ids: int [n], the given token of each row.
+    logits: [n, vocab], any float dtype, before the temperature. token_ids: int [n], the given token
+        of each row.
     """
     logits = logits.astype(mx.float32)
     top_logprobs = min(top_logprobs, logits.shape[-1])

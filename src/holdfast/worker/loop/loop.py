@@ -865,7 +865,9 @@ class WorkerLoop:
         return not self._cache.has_uncommitted
 
     def _end_flight(self) -> tuple[LiveSequence, ...]:
-        """Collect the last step; returns the sequences that failed in it."""
+        """Collect the step that still runs on the device, without sending its tokens; returns the
+        sequences that failed in it.
+        """
         flight = self._flight
         self._flight = None
         if flight is None:

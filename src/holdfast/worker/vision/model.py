@@ -208,7 +208,7 @@ class VisionModel(Module):
         return logits[0, -1]
 
     def relative_positions(self, layout: ImageLayout) -> Positions:
-        """The positions of an image's tokens, if the image is the beginning of a prompt."""
+        """The positions of an image's tokens, counted from the image's first token."""
         ids = mx.array([[*self.marker, *layout.token_ids]])
         grid = mx.array([layout.grid])
         positions, _ = self.whole.language_model.get_rope_index(ids, image_grid_thw=grid)
