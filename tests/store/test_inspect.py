@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.block import BadBlock, StoreRefused, fingerprint_id
+from holdfast.store.block import BadBlock, BlockMissing, StoreRefused, fingerprint_id
 from holdfast.store.inspect import (
     clear_store,
     list_store,
@@ -42,7 +42,7 @@ def quarantine_damaged(folder: Path) -> None:
     """Let a store find out that the last block of the chain is damaged."""
     block_path(folder, CHAIN[4].key).write_bytes(b"damaged")
     with BlockStore(folder, fingerprint=FINGERPRINT) as store:
-        with pytest.raises(BadBlock):
+        with pytest.raises((BadBlock, BlockMissing)):  # the store's own thread may find it first
             store.read(CHAIN[4].key).result()
         store.flush()
 

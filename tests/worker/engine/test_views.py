@@ -24,7 +24,7 @@ from holdfast.worker.engine.views import (
     StateView,
     StepContext,
 )
-from holdfast.worker.kv.bits import KVBits
+from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.kinds import Composite, ForeignState
 from holdfast.worker.kv.layer import HeadsForm, LayerKV
@@ -358,7 +358,7 @@ def decoded(context: StepContext, *, bits: KVBits, value_dim: int, **more: Any) 
         for story in stories
     ]
     form = (HeadsForm.of_array(pairs[0][0]), HeadsForm.of_array(pairs[0][1]))
-    layers = [QuantizedKV(bits, form=form, block_tokens=16) for _ in stories]
+    layers = [QuantizedKV(BITS[bits], form=form, block_tokens=16) for _ in stories]
     for layer, (keys, values) in zip(layers, pairs, strict=True):
         for start, end in itertools.pairwise((0, keys.shape[2] // 3, keys.shape[2] - 1)):
             layer.freeze()
@@ -424,7 +424,7 @@ def test_a_prompt_in_the_step_does_not_dequantize_decoding_sequences(
         for at in asked:
             story, tokens = stories[at], new_tokens[at]
             form = (HeadsForm.of_array(story.keys), HeadsForm.of_array(story.values))
-            layer = QuantizedKV("8", form=form, block_tokens=16)
+            layer = QuantizedKV((8, 8), form=form, block_tokens=16)
             layer.append(story.keys[:, :, :-tokens], story.values[:, :, :-tokens])
             layers.append(layer)
             parts.append(
