@@ -57,7 +57,7 @@ class StoreSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovalReport:
-    """The deleted items."""
+    """What was deleted."""
 
     keys: tuple[BlockKey, ...]
     freed_bytes: int

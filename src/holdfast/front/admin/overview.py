@@ -1,5 +1,5 @@
 """What the page for browsers shows besides the other endpoints: the caller, the steps of the
-workers, which models there are, and how clients are configured.
+workers, the models, and how clients are configured.
 """
 
 from __future__ import annotations

@@ -87,9 +87,9 @@ class EngineClient(Protocol):
     async def ask(self, command: Question) -> Answer:
         """Send a command that the worker answers once.
 
-        If the worker dies before, the command is sent to the next worker. If it fails there, but
-        the first worker may already have carried it out, the message of the answer says so. Raises
-        WorkerUnavailable if no worker comes, or if both die.
+        If the worker dies before it answers, the command is sent to the next worker. If it fails
+        there, but the first worker may already have carried it out, the message of the answer says
+        so. Raises WorkerUnavailable if no worker comes, or if both die.
         """
         ...
 

@@ -528,7 +528,7 @@ class WorkerLoop:
         """Dispatch the next step and collect the previous one, in this order if the engine runs
         ahead, otherwise in reverse order.
 
-        Returns False without a step to dispatch or collect.
+        Returns False if there is no step to dispatch or collect.
         """
         previous = self._flight
         self._collect_first()

@@ -198,7 +198,7 @@ class PrefixIndex:
 
         The cursor must have just been advanced; it moves past these tokens. With a disk, the caller
         gives the returned block to the store and reports the outcome to `disk_changed`. Returns
-        None without room and disk. holder: a live chain that also has the tokens.
+        None if there is neither room nor a disk. holder: a live chain that also has the tokens.
         """
         return self._add(cursor, "kv", packed, payload, holder=holder)
 
