@@ -561,7 +561,7 @@ class ChatSession:
     def sampling(self) -> str:
         """The sampling parameters and where they come from; empty if unknown."""
         defaults: dict[str, float] = {}
-        with contextlib.suppress(NotServed):  # the model was removed meanwhile
+        with contextlib.suppress(NotServed):  # the model was removed
             defaults = self._client.model(self._model).get("default_sampling") or {}
         chosen = {name: value for name, value in self._options.items() if name == "temperature"}
         used = chosen or defaults

@@ -57,7 +57,7 @@ class StoreSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovalReport:
-    """What was deleted."""
+    """The deleted items."""
 
     keys: tuple[BlockKey, ...]
     freed_bytes: int

@@ -191,8 +191,8 @@ class ClientRecipe(Struct, frozen=True, kw_only=True):
 class ClientRecipes(Struct, frozen=True, kw_only=True):
     """How clients are configured for this server.
 
-    Libraries read the key from `key_variable`. In the settings of agents, `KEY` is replaced by the
-    key.
+    Libraries read the key from `key_variable`. In the settings of agents, `KEY` is a placeholder
+    for the key.
     """
 
     url: str

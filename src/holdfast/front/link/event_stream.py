@@ -108,7 +108,7 @@ class EventStream:
     Calling `aclose` or cancelling the consumer cancels the request.
 
     Backpressure: a sequence with more than `unread_bytes` of unread events is paused, and resumed
-    when half are read. The consumer may pause it as well (`pause`, `go_on`). If the worker
+    when half of these are read. The consumer may pause it as well (`pause`, `go_on`). If the worker
     dies, another one continues the sequence (`resume`); the consumer sees one uninterrupted series
     of events.
     """

@@ -194,7 +194,7 @@ class ImageLayouts:
         its images.
 
         Raises InvalidRequest if the model cannot use a new image; WorkerUnavailable if layouts were
-        evicted since then.
+        evicted in the meantime.
         """
         found = {image: self._known.get((model, image)) for image in taken.fields}
         if None in found.values():

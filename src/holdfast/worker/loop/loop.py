@@ -2,8 +2,8 @@
 that owns the device.
 
 The loop is pipelined by one step where that pays (on a GPU): step k+1 is dispatched before the loop
-waits for step k, so Python works while the device computes. Results of sequences that have
-ended are dropped.
+waits for step k, so Python works while the device computes. Results of sequences that end
+during the step are dropped.
 """
 
 from __future__ import annotations
