@@ -213,7 +213,7 @@ def _aider(target: AgentTarget) -> AgentSetup:
 
 
 def _qwen(target: AgentTarget) -> AgentSetup:
-    """Configures Qwen Code's context length in a file of defaults, because it lacks an option."""
+    """Configures Qwen Code's context length in a file of defaults, because there is no option."""
     options = (
         "--auth-type",
         "openai",

@@ -275,8 +275,8 @@ def claim(parent: Path, *, prefix: str) -> Claim:
 def abandoned(folders: Iterable[Path]) -> Iterator[list[Path]]:
     """Yield those of the claimed folders whose owners have died.
 
-    The folders are locked until the context ends, so no other process handles them at the same
-    time. Raises OSError.
+    The folders are locked until the context ends, so no other process handles them until
+    then. Raises OSError.
     """
     files: list[int] = []
     found: list[Path] = []
@@ -336,7 +336,7 @@ def lock_file(folder: Path) -> int | None:
 def try_lock(file: int) -> bool:
     """Lock an open file. Returns False if another process holds the lock.
 
-    Raises OSError if the file system lacks locks.
+    Raises OSError if the file system has no locks.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

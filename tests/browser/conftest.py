@@ -10,7 +10,7 @@ from playwright.sync_api import Browser
 from tests.fakes.browser import Visitor, running_browser, visiting
 from tests.fakes.page_script import ANSWERS, MARKUP
 from tests.fakes.scripted_model import write_scripted
-from tests.fakes.server_process import ServerProcess, running_server, unhurried
+from tests.fakes.server_process import ServerProcess, running_server, slow_steps
 
 
 @pytest.fixture(scope="module")  # not longer: its event loop keeps others from running
@@ -31,7 +31,7 @@ def scripted_server(
     store = tmp_path_factory.mktemp("store") / MARKUP
     options = ("--name", "scripted", "--store", str(store), "--speculation", "off")
     options += ("--allowed-hosts", "harbour.example")
-    with running_server(str(folder), *options, environ=unhurried()) as server:
+    with running_server(str(folder), *options, environ=slow_steps()) as server:
         yield server
 
 

@@ -28,7 +28,7 @@ from tests.fakes.server_process import (
     ServerProcess,
     children_running,
     running_server,
-    unhurried,
+    slow_steps,
     until,
 )
 
@@ -74,7 +74,7 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     }
     options = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
     arguments = ("--models", str(folder / "models.toml"), "--store", "off", *options)
-    with running_server(*arguments, environ=unhurried()) as server:
+    with running_server(*arguments, environ=slow_steps()) as server:
         yield server
 
 

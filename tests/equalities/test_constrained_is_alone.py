@@ -126,3 +126,12 @@ def test_an_unused_budget_does_not_change_the_answer() -> None:
             alone(engine, plain, constraints={"thinking_budget": budget}).tokens
             == alone(engine, plain).tokens
         )
+
+
+def test_log_probabilities_are_those_before_the_mask() -> None:
+    engine = Engine(probed("llama"), vocab_size=VOCAB_SIZE, constraints=tiny_constraints())
+    free = Played(prompt=(1, 2, 3), wanted_tokens=1, leaves_after=1, joins_at=0)
+    masked, plain = alone(engine, free, constraints={"grammar": LETTERS}), alone(engine, free)
+    assert masked.tokens != plain.tokens
+    assert masked.logprobs[0].top == plain.logprobs[0].top
+    assert masked.logprobs[0].logprob < 0

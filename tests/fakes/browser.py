@@ -16,7 +16,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, Request, expect, sync_playwright
 
-from tests.fakes.server_process import hurrying
+from tests.fakes.server_process import steps_at_full_speed
 
 PROGRAMS = (
     "chromium-headless-shell",
@@ -111,11 +111,11 @@ class Visitor:
         return bool(self.page.evaluate(_BRING, [kind, files, place]))
 
     def until_answered(self, answers: int = 1) -> str:
-        """Wait for the end of the last answer, while unhurried servers hurry; returns its visible
-        text, empty if it was stopped before any.
+        """Wait for the end of the last answer, with the steps at full speed; returns its visible text,
+        empty if it was stopped before any.
         """
         article = self.page.get_by_role("article").nth(answers - 1)
-        with hurrying():
+        with steps_at_full_speed():
             article.get_by_role("button", name="Regenerate").wait_for()
         expect(article.locator("markdown-text[aria-busy]")).to_have_count(0)  # all is drawn
         return "\n".join(article.locator("markdown-text").all_inner_texts())

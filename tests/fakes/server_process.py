@@ -67,27 +67,27 @@ def python_output(code: str, **variables: str) -> str:
 
 
 @functools.cache
-def _hurry() -> Path:
-    """The file that makes the unhurried servers of this process hurry."""
-    return Path(tempfile.mkdtemp(prefix="holdfast-tests-")) / "hurry"
+def _full_speed_file() -> Path:
+    """While this file exists, `slow_steps` has no effect."""
+    return Path(tempfile.mkdtemp(prefix="holdfast-tests-")) / "full-speed"
 
 
-def unhurried() -> dict[str, str]:
-    """Changes to the environment with which every step of a worker takes longer, except while
-    `hurrying`.
+def slow_steps() -> dict[str, str]:
+    """Changes to the environment with which every step of a worker takes longer, except within
+    `steps_at_full_speed`.
     """
-    folder = Path(__file__).parent / "unhurried"
-    return {"PYTHONPATH": f"{_SOURCE}:{folder}", "UNHURRIED_UNTIL": str(_hurry())}
+    folder = Path(__file__).parent / "slow_steps"
+    return {"PYTHONPATH": f"{_SOURCE}:{folder}", "SLOW_STEPS_UNTIL": str(_full_speed_file())}
 
 
 @contextlib.contextmanager
-def hurrying() -> Iterator[None]:
-    """Unhurried servers are as fast as others during the block."""
-    _hurry().touch()
+def steps_at_full_speed() -> Iterator[None]:
+    """The servers with `slow_steps` are as fast as others during the block."""
+    _full_speed_file().touch()
     try:
         yield
     finally:
-        _hurry().unlink()
+        _full_speed_file().unlink()
 
 
 def _reading(pipe: IO[str], lines: list[str]) -> threading.Thread:

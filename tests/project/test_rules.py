@@ -26,7 +26,7 @@ MAY_CATCH_ALL = {
 LONGEST_POLL_SECONDS = 0.01  # between two polls
 MAY_SLEEP = {
     "tests/fakes/front_main.py": 1,  # the passing of time is tested
-    "tests/fakes/unhurried/sitecustomize.py": 1,  # a slow machine
+    "tests/fakes/slow_steps/sitecustomize.py": 1,  # a slow machine
     "tests/fakes/waiting_server.py": 1,
     "tests/slow/test_soak.py": 1,
     "bench/tests/test_registry.py": 1,  # a slow server and engine, for measurements

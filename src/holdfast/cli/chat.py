@@ -117,7 +117,7 @@ Images: TypeAlias = Annotated[
 
 
 class NotAModel(HoldfastError):
-    """The argument MODEL is a question, or a question is missing."""
+    """The argument MODEL is a question, or there is no question."""
 
 
 @functools.partial(settings_command, shown=_SHOWN, left_out=_SERVER_ONLY)
@@ -511,7 +511,7 @@ class ChatSession:
         if stopped:
             answer.calls.clear()  # the arguments of the last call may be cut off
         if answer.is_empty:
-            # many chat templates allow no second question if the first one lacks an answer
+            # many chat templates allow no second question if the first one has no answer
             self._messages.pop()
         else:
             self._messages.append(answer.message())
@@ -561,7 +561,7 @@ class ChatSession:
     def sampling(self) -> str:
         """The sampling parameters and where they come from; empty if unknown."""
         defaults: dict[str, float] = {}
-        with contextlib.suppress(NotServed):  # the model was removed meanwhile
+        with contextlib.suppress(NotServed):  # the model was removed
             defaults = self._client.model(self._model).get("default_sampling") or {}
         chosen = {name: value for name, value in self._options.items() if name == "temperature"}
         used = chosen or defaults

@@ -38,7 +38,7 @@ class Level(StrEnum):
 
 
 class LogUnavailable(HoldfastError):
-    """The log file is missing, or it cannot be read."""
+    """There is no log file, or it cannot be read."""
 
 
 def logs(

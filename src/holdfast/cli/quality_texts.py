@@ -132,7 +132,7 @@ def _page(
     page = _rendered(template, notes, asked)
     first: tuple[int, ...] = ()
     places = _value_places(page, asked)
-    if not places:  # the template is missing, or it changes messages
+    if not places:  # there is no template, or it changes messages
         page = _plain(notes, asked)
         first = _first_tokens(tokenizer)
         places = _value_places(page, asked)
@@ -155,7 +155,7 @@ def _notes(random: Random, count: int) -> list[_Note]:
 
 
 def _rendered(template: ChatTemplate | None, notes: Sequence[_Note], asked: Sequence[_Note]) -> str:
-    """The page as a conversation; empty if the model lacks a template, or the template refuses the
+    """The page as a conversation; empty if the model has no template, or the template refuses the
     conversation.
     """
     if template is None:

@@ -541,7 +541,7 @@ def clear_state(
     config: Config = None,
     yes: Yes = False,
 ) -> None:
-    """Delete some or all files that Holdfast keeps on disk, unless a running server uses it."""
+    """Delete some or all files that Holdfast keeps on disk, unless a running server uses them."""
     kinds = {kind.name: kind for kind in _state_kinds(config)}
     if all_kinds:
         names = [name for name, kind in kinds.items() if kind.clear is not None]

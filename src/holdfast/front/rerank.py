@@ -60,7 +60,7 @@ _UNSUPPORTED = UnsupportedFields(
 
 
 class TextObject(BaseModel):
-    """A document or query in the form `{"text": "..."}`, which means its text."""
+    """A document or query in the form `{"text": "..."}`, equal to the plain text."""
 
     model_config = STRICT
 

@@ -165,7 +165,7 @@ class InProcessClient:
     def ask(self, command: Question) -> Answer:
         """Send a command that the worker answers once.
 
-        Raises WorkerUnavailable if the worker has ended, or ends before the answer.
+        Raises WorkerUnavailable if the worker has ended, or ends before it answers.
         """
         answer: Future[Answer] = Future()
         with self._alive():

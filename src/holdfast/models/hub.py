@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from holdfast.errors import ModelLoadError, NoSuchModel
 
-_LOOKUP_SECONDS = 2.5  # for looking up the Hub's host name; this alone limits that time
+_LOOKUP_SECONDS = 2.5  # for looking up the Hub's host name; no other setting limits that time
 _PATIENCE_SECONDS = 2.0  # how long to wait before the warning that the Hub is slow
 # how long to wait for the Hub's first answer; huggingface_hub itself tries for 23 s and prints each
 # attempt

@@ -210,8 +210,8 @@ def _start_over(file: IO[bytes]) -> None:
 
 
 def _lock_path(etag: str, repository: Path) -> Path:
-    """The library's own lock file of a blob, so that the library never writes the file at the same
-    time.
+    """The library's own lock file of a blob, so that the library does not write the file while it
+    is held.
     """
     return repository.parent / ".locks" / repository.name / f"{etag}.lock"
 

@@ -48,7 +48,7 @@ _NESTED_KEYS = ("text_config", "llm_config", "language_config")
 _EXTENDING_ROPE = ("yarn", "longrope", "su", "dynamic", "linear")
 _ABSURD_TOKENS = 1 << 31  # tokenizers write 1e30 for an unknown length
 LONGEST_ANSWER_TOKENS = 32_000  # agents should reserve at most this much for an answer
-UNKNOWN_CONTEXT_TOKENS = 32768  # used for recurrent models, which lack their own limit
+UNKNOWN_CONTEXT_TOKENS = 32768  # used for recurrent models, which have no limit
 
 # For models that recommend nothing. At temperature 1, small models get simple questions wrong that
 # they can answer (measured in docs/guides/models.md).
@@ -263,7 +263,7 @@ def context_tokens(
     """The length in tokens of the longest sequence that the model can process.
 
     requested: the setting model.context_tokens. tokenizer_limit: model_max_length, used if the
-    configuration lacks a length. Raises ModelLoadError if `requested` exceeds the model's own
+    configuration has no length. Raises ModelLoadError if `requested` exceeds the model's own
     limit.
     """
     known = own_context_tokens(config, tokenizer_limit=tokenizer_limit)
@@ -310,7 +310,7 @@ def _own_context(config: Mapping[str, Any]) -> int:
 
 
 def _extended_context(config: Mapping[str, Any]) -> int:
-    """The context window after RoPE scaling; 0 if the configuration lacks an original window."""
+    """The context window after RoPE scaling; 0 if the configuration has no original window."""
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
     if not isinstance(scaling, Mapping):
         return 0

@@ -367,7 +367,7 @@ def is_folder(settings: StoreSettings) -> bool:
 
 
 def library_folder(settings: StoreSettings, environ: Mapping[str, str]) -> str:
-    """Like `chosen_folder`, for the Python library, which lacks a store on disk by default."""
+    """Like `chosen_folder`, for the Python library, which has no store on disk by default."""
     return "" if settings.folder == AUTO else chosen_folder(settings, environ)
 
 

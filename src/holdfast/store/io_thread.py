@@ -303,7 +303,7 @@ class IoThread:
     def _publish(self) -> list[Entry]:
         """Make the oldest files durable, and add them to the index.
 
-        Blocks that arrive before are written to the incoming folder.
+        Blocks that arrive while this runs are written to the incoming folder.
         """
         group = self._ahead.group(most_bytes=GROUP_BYTES, most_blocks=GROUP_BLOCKS)
         try:

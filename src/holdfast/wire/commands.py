@@ -31,8 +31,8 @@ MOST_STEP_TOKENS = 1 << 20
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit on the reasoning tokens of an answer, for any number of interruptions of the
-    reasoning.
+    """A limit on the reasoning tokens of an answer, also if the reasoning is interrupted
+    several times.
 
     At the limit, the worker forces the tokens that end the reasoning. As long as a grammar does not
     allow these tokens, the reasoning continues.
@@ -88,7 +88,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     grammar: str = ""  # for llguidance; empty: no constraint
     thinking_budget: ThinkingBudget | None = None
     tenant: str = ""  # tenants do not share cached prefixes
-    session_id: str = ""  # opened by the request if the tenant lacks a session of that id
+    session_id: str = ""  # opened by the request if the tenant has no session of that id
     # whether it is a further choice of an answer of its session, which the next turn probably does
     # not continue
     is_alternative: bool = False

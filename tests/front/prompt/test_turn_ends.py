@@ -71,7 +71,7 @@ _CALL = '{"name": "get_time", "arguments": {}}'
 
 
 @pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
-def test_the_end_tokens_of_each_family_arefound_in(name: str) -> None:
+def test_the_end_tokens_of_each_family_are_found(name: str) -> None:
     found, tokenizer = found_in(FAMILY_TEMPLATES[name])
     assert found.template is not None
     tokens = [token.content for token in tokenizer.backend.get_added_tokens_decoder().values()]

@@ -77,6 +77,7 @@ def test_parameters_and_their_names_do_not_change(tmp_path: Path) -> None:
 def test_the_head_seam_and_a_head_adapter_work_together(tmp_path: Path) -> None:
     folder = write_tiny_adapter(tmp_path / "sql", "stablelm", seed=1, keys=["lm_head"])
     model = make_tiny("stablelm")
+    plain = model(IDS)
     adapters = attached(model, folder)
     head = HeadSeam(model)
     expected = adapted_by_mlx_lm(make_tiny("stablelm"), folder)(IDS)
@@ -84,6 +85,8 @@ def test_the_head_seam_and_a_head_adapter_work_together(tmp_path: Path) -> None:
         selected = model(IDS)
     assert head.used
     assert float(mx.abs(selected[0] - expected[0, 3]).max()) < 1e-4
+    assert float(mx.abs(selected[0] - plain[0, 3]).max()) > 0.1
+    assert mx.array_equal(model(IDS), plain)
 
 
 def test_adapters_count_as_memory_of_weights(tmp_path: Path) -> None:
@@ -99,10 +102,13 @@ def test_an_adapter_of_a_quantized_model_is_applied(tmp_path: Path, dequantize: 
     folder = write_tiny(tmp_path / "model", "qwen3", quantize, dtype=mx.bfloat16)
     adapter = write_tiny_adapter(tmp_path / "sql", "qwen3", seed=1)
     loaded = load(folder, adapter, dequantize=dequantize, dtype="float32")
-    plain = load(folder, dequantize=dequantize, dtype="float32").model
-    expected = adapted_by_mlx_lm(plain, adapter)(IDS)
+    plain_model = load(folder, dequantize=dequantize, dtype="float32").model
+    plain = loaded.model(IDS)
+    expected = adapted_by_mlx_lm(plain_model, adapter)(IDS)
     assert loaded.adapters is not None
     assert float(mx.abs(loaded.adapters.call("sql", loaded.model, IDS) - expected).max()) < 1e-4
+    assert float(mx.abs(expected - plain).max()) > 0.1
+    assert mx.array_equal(loaded.model(IDS), plain)
 
 
 # -- adapters of other models

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.store.block import KEY_BYTES, BlockKey, BlockKind, child_key, root_key
+from holdfast.worker.kv.bits import BITS
 from holdfast.worker.prefix.chain import (
     pack_tokens,
 )
@@ -35,6 +36,11 @@ def test_models_and_tenants_have_different_roots(
     first: tuple[str, str], second: tuple[str, str]
 ) -> None:
     assert (root_key(*first) == root_key(*second)) == (first == second)
+
+
+def test_forms_of_keys_and_values_have_different_roots() -> None:
+    forms = ["native", *BITS]
+    assert len({root_key("model", "tenant", form) for form in forms}) == len(forms)
 
 
 def test_fingerprint_and_salt_are_separated_unambiguously() -> None:

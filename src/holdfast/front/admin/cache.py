@@ -111,7 +111,7 @@ class RecentMissList(Struct, frozen=True, kw_only=True):
 
 @operation("GET", MISSES_PATH, answers_of(RecentMissList), _QUERY)
 async def list_misses(request: Request, services: Services) -> Response:
-    """List the last answers whose prompts missed the prefix cache, and their changes.
+    """List the last answers whose prompts missed the prefix cache, and the changes in the prompts.
 
     With an ordinary API key, only answers to that key. If no keys are set, requires a connection
     from this machine. Texts of a prompt are shown only to the tenant that sent it, and to admins

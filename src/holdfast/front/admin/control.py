@@ -260,8 +260,8 @@ class RunningRequest(Struct, frozen=True, kw_only=True):
     answer_id: the id that the client gets with its answer; empty until the request is checked.
     key: the name of the request's API key, or empty.
     client: the client's address.
-    prefilled_tokens, cached_tokens: progress of a long prefill, and its cached part; 0 until
-        progress is reported.
+    prefilled_tokens, cached_tokens: progress of a long prefill, and how many tokens were
+        cached; 0 until progress is reported.
     tokens_per_second: speed of the answer; null until it can be measured.
     waits_for: as in /health; null if the request does not wait.
     """

@@ -1,5 +1,5 @@
 """What the page for browsers shows besides the other endpoints: the caller, the steps of the
-workers, which models there are, and how clients are configured.
+workers, the models, and how clients are configured.
 """
 
 from __future__ import annotations
@@ -191,8 +191,8 @@ class ClientRecipe(Struct, frozen=True, kw_only=True):
 class ClientRecipes(Struct, frozen=True, kw_only=True):
     """How clients are configured for this server.
 
-    Libraries read the key from `key_variable`. In the settings of agents, `KEY` is replaced by the
-    key.
+    Libraries read the key from `key_variable`. In the settings of agents, `KEY` is a placeholder
+    for the key.
     """
 
     url: str

@@ -109,7 +109,7 @@ class MemoryHealth(Struct, frozen=True, kw_only=True):
 
 
 class WaitingRequest(Struct, frozen=True, kw_only=True):
-    """A waiting request, and the reason.
+    """A waiting request, with the reason for its wait.
 
     waits_for: place (memory on the machine for its model), load (its model is being loaded), lookup
         (the cache is searched again), disk (cached blocks are being read), images (they are being
@@ -156,7 +156,7 @@ class ModelHealth(Struct, frozen=True, kw_only=True):
     worker process, or null. `leases` is the number of requests that use the model.
     `idle_seconds_left` is the time until the model is unloaded if no request comes; null: it is not
     unloaded. `footprint_bytes` is the model's memory, 0 if it is not loaded. `failure` says why it
-    could not be loaded. `memory` is null if the model lacks a prefix cache, or has not reported one
+    could not be loaded. `memory` is null if the model has no prefix cache, or has not reported one
     yet. `dialect` describes how the model writes tool calls and reasoning, as far as its chat
     template proves it. A sequence takes `kv_bytes_per_token` for each token and, for windows and
     recurrent states, `fixed_bytes_per_sequence`. These and `kv` are null until the model is loaded.

@@ -210,7 +210,7 @@ class MessagesAnswer(AnswerFormat):
     """The AnswerFormat of the Messages API. Unstreamed messages are built from the same events.
 
     max_tokens: as in the request.
-    hides_thinking: thinking blocks lack text and have only a signature that contains the text.
+    hides_thinking: thinking blocks have no text, only a signature that contains the text.
     """
 
     def __init__(

@@ -317,7 +317,7 @@ def _result(block: Mapping[str, Any], field: str) -> Message:
             elif not _is_left_out(part["type"]):
                 parts.append(_other(part, "tool", f"{field}.content.{place}"))
         content = parts
-    if block.get("is_error"):  # chat templates lack a field for errors
+    if block.get("is_error"):  # chat templates have no field for errors
         content = _failed(content)
     return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": content}
 

@@ -114,7 +114,7 @@ class CatalogEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedEntry:
-    """The meaning of a name in a request: a model, or a model with a LoRA adapter."""
+    """What a name in a request refers to: a model, or a model with a LoRA adapter."""
 
     entry: CatalogEntry
     adapter: str = ""  # empty: the model itself
@@ -165,7 +165,7 @@ class Catalog:
         )
 
     def named(self, name: str) -> NamedEntry | None:
-        """Return the meaning of a name or alias, with or without an adapter; None if nothing."""
+        """Return what a name or alias, with or without an adapter, refers to; None if nothing."""
         return self._by_name.get(name)
 
     def find(self, name: str) -> CatalogEntry | None:

@@ -18,7 +18,7 @@ from holdfast.front.telemetry.metrics import PressureFigures
 from holdfast.machine.device_memory import DeviceMemory, Pressure, memory_report, process_footprint
 
 # Shares of the memory that weights and steps leave free. KV and cached blocks of one worker are
-# planned to take at most 80 % (`plan_memory`), so the planned use is below the first one.
+# planned to take at most 80 % of this (`plan_memory`), so the planned use is below the first one.
 FIRST_WATERMARK = 0.85
 SECOND_WATERMARK = 0.95
 # A level ends when the footprint has been this much below its watermark for a while. Otherwise, the

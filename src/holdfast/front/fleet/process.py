@@ -166,7 +166,7 @@ class WorkerProcess:
         """
         self._watch_task.cancel()
         if not self.link.started.done():
-            # While a worker loads its model, only SIGKILL stops it, and it does not have state to
+            # While a worker loads its model, only SIGKILL stops it, and there is no state to
             # save yet.
             self._signal(signal.SIGKILL)
         elif self.is_alive:
@@ -245,7 +245,7 @@ class Watchdog:
 
     A worker that sends no heartbeats is judged by its progress, because a native call may hold the
     interpreter lock for a long time, and on a busy machine many times longer. A process that uses
-    no processor time and reads nothing hangs. One that does may use the processor time of a
+    no processor time and reads nothing hangs. One that does gets the processor time of a
     step that has not been measured.
 
     The time since the last poll counts as at most one interval. So the worker never seems to hang

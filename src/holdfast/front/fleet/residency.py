@@ -66,7 +66,7 @@ class ModelStatus:
     pid: int | None
     running: int
     queued: int
-    # for each sequence that waits in the worker, the reason
+    # for each sequence that waits in the worker, the reason for its wait
     waits: Mapping[RequestId, WaitReason]
     info: ModelInfo | None
     memory: CacheFigures | None
@@ -563,7 +563,7 @@ class Residency:
         )
 
     def _device_memory_bytes(self) -> int:
-        """Memory of the GPU, as the workers report it; 0 if the GPU is missing or no worker has
+        """Memory of the GPU, as the workers report it; 0 if there is no GPU or no worker has
         reported one.
         """
         infos = (slot.info for slot in self._slots.values())

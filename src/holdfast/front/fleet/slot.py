@@ -4,7 +4,7 @@
 a loaded model has a worker: a worker that dies or hangs is replaced, and its requests continue with
 the next worker (`ModelClient`).
 
-- UNLOADED, FAILED: without a worker. After a failure, requests are refused until `retry_at`.
+- UNLOADED, FAILED: there is no worker. After a failure, requests are refused until `retry_at`.
 - LOADING: the first worker of this load is starting. Requests get leases and wait for the worker.
 - READY: the worker serves.
 - RESTARTING: the worker is gone and the next one is starting. Requests get leases and wait for it.
@@ -192,8 +192,7 @@ class ModelSlot:
         self._failures_in_a_row = 0
         self._files: asyncio.Future[ModelFiles] | None = None
         self._are_files_old = False
-        # the scheduler's settings, if `set_limits` has changed them
-        self._scheduler: SchedulerSettings | None = None
+        self._scheduler: SchedulerSettings | None = None  # set by `set_limits`
         self._pressure = Pressure.NORMAL  # the memory pressure that the worker was told
         self._waiting_sequences = 0  # sequences with a lease that wait for the worker
         self._changed = asyncio.Event()

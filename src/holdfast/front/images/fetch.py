@@ -5,9 +5,9 @@ name in a URL is resolved once, all of its addresses are checked, and the connec
 checked address, not to the name. Then the address of the other end is checked again. A redirect is
 a new URL and is checked in the same way. Proxies from the environment are not used.
 
-A fetch ends at its deadline, even if the host does not answer, because its socket is shut down
-then. Looking up a name cannot be interrupted: it runs on other threads, and the fetch stops waiting
-for it.
+A fetch ends at its deadline, even if the host answers slowly or not at all, because its socket is
+shut down then. Looking up a name cannot be interrupted: it runs on other threads, and the fetch
+stops waiting for it.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class ImageFolder:
     def _evict(self, *, written: str) -> None:
         """If the files take more than the allowed space, remove the least recently used.
 
-        Images may be released at the same time, but none is held, because `hold` has the lock.
+        Images may be released while this runs, but none is held, because `hold` has the lock.
         """
         if self._total_bytes is not None and self._total_bytes <= self._max_bytes:
             return

@@ -86,8 +86,8 @@ class ImageSource:
         return len(sent), hash(sent), xxhash.xxh3_128_intdigest(sent)
 
     def digest(self) -> str:
-        """A short digest of the data that the client sent: equal images by the same way have the
-        same.
+        """A short digest of the data that the client sent: equal images, sent in the same way,
+        have the same digest.
         """
         return f"{self.key()[2]:032x}"[:_DIGEST_DIGITS]
 

@@ -87,9 +87,9 @@ class EngineClient(Protocol):
     async def ask(self, command: Question) -> Answer:
         """Send a command that the worker answers once.
 
-        If the worker dies before, the command is sent to the next worker. If it fails there, but
-        the first worker may already have carried it out, the message of the answer says so. Raises
-        WorkerUnavailable if no worker comes, or if both die.
+        If the worker dies before it answers, the command is sent to the next worker. If it fails
+        there, but the first worker may already have carried it out, the message of the answer says
+        so. Raises WorkerUnavailable if no worker comes, or if both die.
         """
         ...
 
@@ -108,7 +108,7 @@ class EventStream:
     Calling `aclose` or cancelling the consumer cancels the request.
 
     Backpressure: a sequence with more than `unread_bytes` of unread events is paused, and resumed
-    when half are read. The consumer may pause it as well (`pause`, `go_on`). If the worker
+    when half of these are read. The consumer may pause it as well (`pause`, `go_on`). If the worker
     dies, another one continues the sequence (`resume`); the consumer sees one uninterrupted series
     of events.
     """

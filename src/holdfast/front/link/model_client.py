@@ -57,7 +57,7 @@ Commands that are not listed here can be repeated without harm.
 """
 
 DEATHS_OF_ONE = 3  # deaths during one request, after fewer than FEW_TOKENS new tokens each
-DEATHS_OF_A_LIFE = 12  # deaths during one request, with any number of generated tokens
+DEATHS_OF_A_LIFE = 12  # deaths during one request, even if it generated many tokens
 FEW_TOKENS = 8
 REMEMBERED_SECONDS = 3600.0  # how long a request that killed workers stays refused
 MOST_REMEMBERED = 256
@@ -553,11 +553,11 @@ class Isolation:
     is refused.
 
     A request is a suspect after three workers died during it, each before it had eight new tokens,
-    or after twelve, with any progress: a request that kills each worker after two tokens makes
-    progress in every life. A suspect runs alone until it has generated more than twice the
+    or after twelve, even if it progresses each time: a request that kills each worker after two
+    tokens makes progress in every life. A suspect runs alone until it has generated more than twice the
     tokens of its last life; each further trial is twice as long. If two workers in a row die
     during the trial, it is refused, and the deaths so far count against no other request. One death
-    does not prove it: something else may have killed the worker.
+    proves nothing: something else may have killed the worker.
 
     So the number of deaths that one request can cause is bounded. A suspect whose stream is not read
     cannot be tried: it waits, and the others run.

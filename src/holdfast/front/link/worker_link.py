@@ -115,7 +115,7 @@ class WorkerLink:
         except zmq.Again:
             return False
         # The descriptor is edge-triggered: sending may swallow the edge of an event that arrives
-        # at that time.
+        # while it runs.
         self._loop.call_soon(self._drain)
         return True
 

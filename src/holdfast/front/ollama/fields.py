@@ -194,7 +194,7 @@ class OllamaGeneration(SharedFields, LogprobFields, OllamaRequest, abc.ABC):
     @property
     @abc.abstractmethod
     def asks_nothing(self) -> bool:
-        """Whether a prompt is missing, so that the model is only loaded or unloaded."""
+        """Whether there is no prompt, so that the model is only loaded or unloaded."""
 
     @abc.abstractmethod
     def form(self, services: Services) -> OllamaAnswer:

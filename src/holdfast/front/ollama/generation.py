@@ -320,7 +320,7 @@ class OllamaChat(OllamaGeneration):
 
     @property
     def asks_nothing(self) -> bool:
-        """Whether messages are missing."""
+        """Whether there are no messages."""
         return not self.messages
 
     def form(self, services: Services) -> ChatLines:
@@ -379,7 +379,7 @@ class OllamaGenerate(OllamaGeneration):
 
     @property
     def asks_nothing(self) -> bool:
-        """Whether a prompt is missing."""
+        """Whether there is no prompt."""
         return not self.prompt
 
     def form(self, services: Services) -> GenerateLines:

@@ -79,7 +79,7 @@ def openai_error(problem: Problem) -> ErrorBody:
 class PromptTokensDetails(Struct, frozen=True, kw_only=True):
     """Details of the prompt's tokens.
 
-    truncated_tokens, truncated_messages: those left out of a prompt that did not fit; absent if
+    truncated_tokens, truncated_messages: how many were left out of a prompt that did not fit; absent if
         nothing was. These tokens are not counted in the prompt's tokens.
     """
 
@@ -405,7 +405,7 @@ class ChatAnswer(OpenAIAnswer):
 
     def delta(self, event: OutputDelta) -> bytes:
         """Return a chunk with the new content; empty if there is neither content nor
-        log-probabilities. The end of a tool call lacks content.
+        log-probabilities. The end of a tool call has no content.
         """
         added = _encode(self._added(event))
         end = self._chunk_end(len(event.token_ids))

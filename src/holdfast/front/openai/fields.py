@@ -433,7 +433,7 @@ class GenerationFields(SamplingFields):
         return {"model": model, **super().request_options(context)}
 
     def body_options(self) -> dict[str, Any]:
-        """Return those of these fields that the body alone determines."""
+        """Return the fields that the body alone determines."""
         return {
             "choices": self.choices,
             "stop": self.stop_strings(),

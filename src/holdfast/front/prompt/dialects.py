@@ -105,7 +105,7 @@ class DialectReport(msgspec.Struct, frozen=True, kw_only=True):
 
     family: str = ""
     # "template": the template shows the tools; "text": a message describes them; "none": the model
-    # lacks a template
+    # has no template
     tools: ToolsBy = "none"
     proven: bool = False  # whether calls that the template rendered were read back unchanged
     why: str = ""  # why the family is not proven, or why a message describes the tools
@@ -268,7 +268,7 @@ class _Search:
         return _Candidate(dialect=dialect, habits=habits, proof=proof)
 
     def _mended(self, habits: ToolHabits) -> ToolHabits:
-        """Adapt the habits to the other requirements of the template of the turns after a call."""
+        """Adapt the habits to the template's other requirements for the turns after a call."""
         if not follows_results(self._template.with_tool_habits(habits)):
             for text in _BRIDGES:
                 bridged = replace(habits, answer_after_results=text)

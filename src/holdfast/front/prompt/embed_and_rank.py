@@ -408,7 +408,7 @@ def _likelihood(
     bos = tokenizer.bos_token_id
     has_bos = bos is not None and tokenizer.encode("a", add_special_tokens=True)[0] == bos
     opening = TokenIds.of((bos,) if bos is not None and has_bos else ())
-    # the first token of the prompt lacks a probability
+    # the first token of the prompt has no probability
     scored_from = max(1, len(opening) + encoded.tokens_before(len(before)))
     token_ids = opening + encoded.token_ids
     if scored_from >= len(token_ids):

@@ -458,7 +458,7 @@ class GenerationStream:
     def pause(self) -> None:
         """Pause generation until `go_on`. Tokens that were already generated can still be read.
 
-        Meanwhile, other requests may take the KV memory of this one.
+        Until then, other requests may take the KV memory of this one.
         """
         for choice in self._choices:
             choice.source.pause()

@@ -158,7 +158,7 @@ class ImageLayouts:
     """
 
     def __init__(self, folder: ImageFolder | None = None, *, max_bytes: int = 16_000_000) -> None:
-        """folder: of the images; None: without images."""
+        """folder: of the images; None: there are no images."""
         self._folder = folder
         # a string is the reason why a model cannot use an image
         self._known: LruCache[tuple[str, str], ImageLayout | str] = LruCache(max_bytes)
@@ -194,7 +194,7 @@ class ImageLayouts:
         its images.
 
         Raises InvalidRequest if the model cannot use a new image; WorkerUnavailable if layouts were
-        evicted since then.
+        evicted in the meantime.
         """
         found = {image: self._known.get((model, image)) for image in taken.fields}
         if None in found.values():

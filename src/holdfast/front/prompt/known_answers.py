@@ -61,7 +61,7 @@ ReadMeaning: TypeAlias = Callable[[str], AnswerMeaning]
 
 
 class KnownAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """An answer in its generated form."""
+    """An answer exactly as generated."""
 
     packed_tokens: bytes  # uint32, starting after the text that opens an answer in the template
     reasoning: str = ""

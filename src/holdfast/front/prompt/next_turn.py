@@ -193,7 +193,7 @@ class WarmAhead:
         """Return a function that starts the prefill when the answer has ended.
 
         Call it with every event of the answer. It passes each event on to `observe`.
-        If the request has several choices, it prefills none, because it is unknown which
+        If the request has several choices, it prefills no turn, because it is unknown which
         choice the conversation will continue.
 
         threads: the pool that renders the next turn.

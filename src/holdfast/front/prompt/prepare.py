@@ -124,7 +124,7 @@ def prepare(
 ) -> Prepared:
     """Prepare a request. Raises InvalidRequest and PromptTooLong.
 
-    prompt: the request's prompt with the names of its images; None: without images.
+    prompt: the request's prompt with the names of its images; None: it has no images.
     layouts: how the model sees these images, by image.
 
     A max_tokens beyond the context window is silently reduced, because agents send large constants.
@@ -539,7 +539,7 @@ class _TokenRuler:
         left = piece.first_token + piece.tokens - max(0, tokens - last)
         ending = text[piece.start : piece.end][-piece.characters(_AMPLE * left) :]
         head, tail = self._bundle.tokenizer.encode_in_place([beginning, ending])
-        head_end, tail_start = 0, len(ending)  # if the characters there lack tokens
+        head_end, tail_start = 0, len(ending)  # if the characters there have no tokens
         if head.token_ids:
             _, head_end = head.characters_of(min(kept, len(head.token_ids)) - 1)
         if tail.token_ids:

@@ -236,7 +236,7 @@ def _likeness(answer: _Answer, calls: Sequence[_ProbeCall], dialect: ModelDialec
 def _misread(
     answer: _Answer, calls: Sequence[_ProbeCall], dialect: ModelDialect, ends: Sequence[str]
 ) -> str:
-    """The fault of the calls that are parsed from an answer; empty if they are right."""
+    """The fault of the calls that are parsed from an answer; empty if there is none."""
     text = answer.text
     for mark in ends:
         text = text.partition(mark)[0]
@@ -332,7 +332,7 @@ _KEEPING: Final[Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkingSwitch:
-    """The template options for each thinking effort. If empty, the template lacks a switch."""
+    """The template options for each thinking effort. If empty, the template has no switch."""
 
     options: Mapping[ThinkingEffort, Options] = field(default_factory=dict)
     budget_option: str = ""  # name of the option that limits a thought to a number of tokens

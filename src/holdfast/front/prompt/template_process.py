@@ -41,7 +41,7 @@ from holdfast.front.prompt.template_worker import (
 )
 from holdfast.front.prompt.tool_definitions import KeptPart, packed_tool
 
-RENDER_SECONDS: Final = 5  # limit of processor time; a long conversation takes a hundredth
+RENDER_SECONDS: Final = 5  # limit of processor time; a long conversation takes 0.05 s
 MAX_PROCESSES: Final = 8
 MAX_PER_TEMPLATE: Final = 2
 # A template that is being rendered gets another process only while fewer than this many run; the

@@ -278,7 +278,7 @@ def _normal(at: CacheBreakpoint, asked: Sequence[Any]) -> CacheBreakpoint:
 def _spot(
     at: CacheBreakpoint, asked: Sequence[Any], shown: Sequence[Any], guard: Guard
 ) -> _Spot | None:
-    """The position at which to put a mark; None if the text for it is missing."""
+    """The position at which to put a mark; None if there is no text for it."""
     if at.parts:
         return _after_parts(at, _parts(asked[at.messages]), _text(shown[at.messages]), guard)
     leading = _leading(shown)

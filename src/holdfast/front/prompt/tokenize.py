@@ -434,7 +434,7 @@ class TokenMemory:
     """
 
     def __init__(self, *, max_bytes: int = DEFAULT_MODEL.known_text_bytes) -> None:
-        """max_bytes: limit for texts and tokens together; with 0, texts are not remembered."""
+        """max_bytes: limit for texts and tokens together; with 0, none are remembered."""
         self._pieces: LruCache[tuple[str, str], _Piece] = LruCache(max_bytes)  # by tenant and text
 
     def tokens_of(

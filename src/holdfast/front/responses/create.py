@@ -113,7 +113,7 @@ async def create_response(request: Request, services: Services) -> Response:
 async def compact_response(request: Request, services: Services) -> Response:
     """Have the model summarize a conversation.
 
-    The client sends the result in place of the conversation. The result is not stored.
+    The client sends the result in place of the conversation. Neither is stored.
     """
     return await _generated(request, services, only_compacts=True)
 

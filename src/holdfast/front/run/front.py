@@ -82,7 +82,7 @@ def run(
     Raises ModelLoadError or ConfigError (exit code 2) if the model or the address cannot be used.
 
     progress: called with the stage of loading and the fraction done, in the end with "ready".
-    on_ready: called on a thread with the server's URL when it serves; None: no call.
+    on_ready: called on a thread with the server's URL when it serves; None: nobody is told.
     """
     started_at = time.monotonic()
     settings = effective.settings

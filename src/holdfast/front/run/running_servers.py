@@ -139,7 +139,7 @@ class ReadyServer:
     ready_seconds: float
     needs_key: bool
     store_folder: str  # empty: the cache is in RAM only
-    memory: CacheFigures | None  # None: this model's layout lacks a cache
+    memory: CacheFigures | None  # None: this model's layout has no cache
     lan_urls: tuple[str, ...] = ()  # for other machines, if it listens on all addresses
     log_file: str = ""  # empty: there is none
     is_open: bool = False  # reachable from other machines without a key
@@ -284,7 +284,7 @@ def _usual_address() -> str:
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(_DOCUMENTATION_ADDRESS)  # sends nothing: datagrams lack a handshake
+            probe.connect(_DOCUMENTATION_ADDRESS)  # sends nothing: datagrams have no handshake
         except OSError:
             return ""
         return str(probe.getsockname()[0])

@@ -68,8 +68,8 @@ class SecondsSpent(Struct, frozen=True, kw_only=True):
     waited_for_another: float
     restore: float
     prefill: float
-    # from the request's arrival to the first text, including all of the above; null without
-    # text
+    # from the request's arrival to the first text, including all of the above; null if
+    # there is no text
     first_text: float | None
 
 
@@ -102,7 +102,7 @@ class Explanation(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def explanation_of(choices: list[Explanation]) -> Explanation | None:
-    """Combine the explanations of an answer's choices into one; None without choices."""
+    """Combine the explanations of an answer's choices into one; None if there are none."""
     if not choices:
         return None
     first, *further = sorted(choices, key=lambda choice: choice.index)

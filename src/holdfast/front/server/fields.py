@@ -31,7 +31,7 @@ INT64_MAX = 2**63 - 1
 INT32_MAX = 2**31 - 1
 STRICT = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 ONE, MANY = TAG_MARK + "one", TAG_MARK + "many"
-# 0: the prompt is prefilled and cached, without an answer
+# 0: the prompt is only prefilled and cached
 MaxTokens = Annotated[int, Field(ge=0, le=INT32_MAX)]
 Model = Annotated[str, Field(min_length=1)]
 CacheSalt = Annotated[str, Field(min_length=1, max_length=4096)]
@@ -291,8 +291,8 @@ def choice_among(
 ) -> ToolChoice:
     """Create the tool choice from the `tool_choice` field of a request.
 
-    Raises RequestRefused if no tool has one of the names, or if a call is required but tools are
-    missing.
+    Raises RequestRefused if no tool has one of the names, or if a call is required but there are
+    no tools.
 
     names: the tools that may be called; if empty, all.
     tools: all tools of the request, in OpenAI's format.
@@ -349,7 +349,7 @@ def checked_definitions(
 class UnsupportedFields:
     """The request fields that a protocol does not support.
 
-    neutral: for each field, the values that are ignored; null always is.
+    neutral: for each field, the values that have no effect; null never has one.
     reasons: for a field, why it is unsupported, unless the reason is just "not yet".
     """
 

@@ -193,7 +193,7 @@ class GenerationResponse(Response):
         self._is_lost = True
         record.is_aborted = True
         if self._held is not None and leave(self._services, self._held, has_all=False):
-            counted.close()  # allows the caller to send other requests at the same time
+            counted.close()  # allows the caller to send other requests from now on
             if self._writer is not None:
                 self._writer.detach()
             await self._held.given_up.wait()

@@ -194,7 +194,7 @@ class ForwardedAddresses:
         """The last hop that is not a trusted proxy, or the first hop if all are trusted proxies.
 
         The hops are read from the end: each was written by the hop after it, so it is only as
-        reliable as that hop. Returns None if a hop on the way lacks a readable address.
+        reliable as that hop. Returns None if a hop on the way has no readable address.
         """
         found: Address | None = None
         for hop in reversed(hops[-_MOST_HOPS:]):
@@ -319,7 +319,7 @@ class Guard:
         # still sends its own name as the Host.
         name = host_name(header)
         if name is None:
-            return self._any_host and header == ""  # HTTP/1.0 lacks Host
+            return self._any_host and header == ""  # HTTP/1.0 has no Host
         return self._any_host or name in self._hosts or (self._any_address and is_address(name))
 
     def _is_own_page(self, headers: dict[bytes, bytes]) -> bool:
@@ -367,7 +367,7 @@ def _locked_out(headers: dict[bytes, bytes]) -> RequestRefused:
 def caller_in(
     scope: Scope, headers: Mapping[bytes, bytes], *, server_key: str, keys: KeyRing
 ) -> Caller | None:
-    """The sender of a request; None if a key is required and the request lacks a valid one."""
+    """The sender of a request; None if a key is required and the request has no valid one."""
     address = scope["client"][0] if scope.get("client") else ""
     if not server_key and not keys.is_needed:
         is_local = is_loopback(address) and not any(name in headers for name in _SIGNS_OF_PROXIES)

@@ -243,7 +243,7 @@ class HeldAnswer(EventLog):
         self.clients = 1  # connected clients: of the original request and of its retries
         self.kept = KeptEvents.ALL
         self.held_bytes = 0
-        self.given_up = asyncio.Event()  # the answer lacks a client, and no retry can get it
+        self.given_up = asyncio.Event()  # the answer has no client, and no retry can get it
         self.is_over = asyncio.Event()  # generation has ended
         self._is_repeatable = bool(requests) and all(
             each.sampling.seed is not None for each in requests
@@ -440,7 +440,7 @@ class HeldAnswers:
             await asyncio.wait(self.tasks)
 
     def check_invariants(self) -> None:
-        """Assert that counts are correct and within limits, and lost answers lack a client."""
+        """Assert that counts are correct and within limits, and lost answers have no client."""
         assert sum(answer.held_bytes for answer in self._answers) == self.held_bytes, (
             "the total differs from the sum over all answers"
         )
@@ -477,7 +477,7 @@ class HeldAnswers:
         return [answer for answer in self._lost if answer.identity.sender == sender]
 
     def _make_room(self, answer: HeldAnswer, size: int) -> bool:
-        """Make room for an event. Returns False, and drops the event, if the room is full."""
+        """Make room for an event. Returns False, and drops the event, if there is none."""
         for ended in self._ended():
             if self.held_bytes + size <= self._most_bytes:
                 return True

@@ -348,7 +348,7 @@ class BoundedProtocol(HttpToolsProtocol):
     The head of a request has a time limit. So does a pause within its body, unless the application
     is slow to read. An answer may take any time, but a connection is closed if the client does
     not read for too long: the transport reports when its buffer is full and when the
-    client has read most. A slow client stays connected, because the time limit restarts after
+    client has read most of the buffer. A slow client stays connected, because the time limit restarts after
     every 50 kB or so.
     """
 

@@ -44,7 +44,7 @@ _VERBS = {"added": "added", "left_out": "left out"}
 class PromptPart:
     """A message, or the definition of a tool. `name` says which, in words.
 
-    images: the lines of the text that show images.
+    images: the lines of the text that represent images.
     """
 
     name: str
@@ -399,7 +399,7 @@ def _line(text: str, begin: int, at: int) -> str:
 
 def _text_of(message: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
     """What a message says: its text, then its reasoning and calls as JSON; and those of the lines
-    that show images.
+    that represent images.
     """
     content = message.get("content")
     texts: list[str] = []

@@ -165,7 +165,7 @@ class Problem:
     def message_with_field(self) -> str:
         """The message, preceded by the name of the field at fault unless it contains that name.
 
-        Used by protocols whose error format lacks a separate place for the name.
+        Used by protocols whose error format has no separate place for the name.
         """
         if self.field and self.field not in self.message:
             return f"`{self.field}`: {self.message}"

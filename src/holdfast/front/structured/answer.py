@@ -231,7 +231,7 @@ class _Body:
         is_json = wanted.kind in ("json_object", "json_schema")
         calls = []
         for read in self._dialect.read_forms:
-            # for JSON, `bare_calls` below covers calls without markers
+            # where the format is JSON, `bare_calls` below covers calls without markers
             blocks = [
                 block
                 for block in lenient_call_blocks(

@@ -404,7 +404,7 @@ def in_channel(rules: Rules, channels: ChannelMarkup, body: str) -> str:
 def thought_channel(rules: Rules, channels: ChannelMarkup) -> str:
     """An expression for an optional thought at the beginning of the answer.
 
-    Empty if thoughts lack a channel.
+    Empty if thoughts have no channel.
     """
     opening, end = channels.thought
     return f"({rules.literal(opening)} {rules.text_before(end)})?" if opening else ""

@@ -126,7 +126,7 @@ def _trial(times: int) -> tuple[LLTokenizer, LLParserLimits]:
 
 
 def fault_of(grammar: str) -> str:
-    """Return the fault of a grammar; empty if it is right. Releases the GIL."""
+    """Return the error in a grammar; empty if it is valid. Releases the GIL."""
     return _tried(grammar, 1)
 
 
@@ -147,7 +147,7 @@ def _tried(grammar: str, times: int) -> str:
 
 @lru_cache(maxsize=128)
 def fault_of_composed(grammar: str) -> str:
-    """Return the fault of a grammar that refers to tokens of a model; empty if it is right.
+    """Return the error in a grammar that refers to tokens of a model; empty if it is valid.
 
     Cached, because agents send the same tools with every turn.
     """
@@ -201,7 +201,7 @@ def _checked(schema: bytes, bounds: SchemaBounds, strict: bool) -> CleanSchema:
 
 
 def _fault(found: CleanSchema, node: Schema | bool) -> str:
-    """Return the fault of a part of a schema; empty if it is right."""
+    """Return the error in a part of a schema; empty if it is valid."""
     definitions = found.schema.get("$defs") if isinstance(found.schema, dict) else None
     part = {**node, "$defs": definitions} if isinstance(node, dict) and definitions else node
     if is_endless(replace(found, schema=part)):

@@ -43,7 +43,7 @@ UNKNOWN_FORMATS: Final = frozenset(
 )
 """Formats of JSON Schema that no grammar enforces. Others, like `password`, restrict nothing."""
 LONGEST: Final = {"email": 254, "hostname": 253, "uri": 2048}
-"""Maximum lengths, in characters, for formats whose patterns lack a limit. They are the limits of
+"""Maximum lengths, in characters, for formats whose patterns have no limit. They are the limits of
 SMTP, of DNS, and of most web software.
 """
 # Maximum number of characters in one pattern, with counted repetitions written out. A pattern of

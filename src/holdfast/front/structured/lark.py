@@ -76,7 +76,7 @@ _SPACES_A_LEVEL: Final = 4
 _LEVELS_AROUND: Final = 1
 LEVELS_AROUND_ARGUMENTS: Final = 3
 _MOST_LEVELS: Final = 6  # for values that may be nested without limit
-# Regular expressions. In a grammar, a marker that is a token lacks text, so they never match it.
+# Regular expressions. In a grammar, a marker that is a token has no text, so they never match it.
 ANY: Final = r"(.|\n)*"
 GAP: Final = r"/[ \t\n]{0,4}/"
 # White space next to the markup of calls: a space, or line breaks with indentation
@@ -188,7 +188,7 @@ class Rules:
     def before_end(self, closing: str) -> str:
         """The closing markup of an answer, up to its end marker if it contains one.
 
-        A matcher treats an end marker as the end of the answer, never as its part.
+        A matcher treats an end marker as the end of the answer, never as part of the text.
         """
         for end in self._turn_ends:
             closing = closing.partition(end)[0]

@@ -335,7 +335,7 @@ class Metrics(Collector):
 
 
 def _residency_families(residency: Mapping[str, ResidencyFigures]) -> Iterator[Metric]:
-    """Yield metrics about which models are loaded and the waits of requests."""
+    """Yield metrics about which models are loaded and how long requests waited."""
     yield from _plain(GaugeMetricFamily, "holdfast_model_", _RESIDENT, residency)
     yield _labelled(
         "holdfast_model_changes",

@@ -351,7 +351,7 @@ class AnswerRecord:
         Metrics with the model as a label are counted from here on, because only now it is known to
         exist.
 
-        put_back_tokens: tokens of earlier answers that the prompt contains in generated form.
+        put_back_tokens: tokens of earlier answers that the prompt contains exactly as generated.
         dropped_tokens: tokens of earlier answers that the chat template left out of the prompt.
         prompt: empty unless contents are logged. If it is set, the texts of the answers are
             recorded, too.

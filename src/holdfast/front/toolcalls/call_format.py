@@ -345,7 +345,7 @@ class CallFormat(ABC):
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
         """Read calls, from the opener at `source`'s current position to the end of their markup.
 
-        Returns False without a call. In that case nothing was emitted, the opener is text, and
+        Returns False if there is no call. In that case nothing was emitted, the opener is text, and
         reading continues after it. The text of a call may be dropped (`drop_read`) only after the
         call has begun. Every call that has begun is also ended. White space between markup is
         ignored.

@@ -322,7 +322,7 @@ class KimiK3(CallFormat):
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
         """Read tags, and the text in the channels and calls that the tags open.
 
-        Returns False without a tag at the current position.
+        Returns False if there is no tag at the current position.
         """
         channel: TextKind | None = None
         read = False
@@ -374,7 +374,7 @@ class KimiK3(CallFormat):
                 yield
 
     def _read_tag(self, source: Incoming, mark: str) -> Waiting[tuple[str, dict[str, str]] | None]:
-        """Read a tag's name and attributes. Returns None and reads nothing without a tag."""
+        """Read a tag's name and attributes. Returns None and reads nothing if there is none."""
         start = source.place + len(mark)
         at, end = yield from source.find(
             (self.separator, self.open, self.close), start, limit=_TAG_LENGTH

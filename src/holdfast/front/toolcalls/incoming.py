@@ -131,7 +131,7 @@ class Incoming:
     ) -> Waiting[tuple[int, str]]:
         """Return the position and the text of the first mark from `start` on.
 
-        If several marks begin at this position, returns the longest. Without a mark, returns
+        If several marks begin at this position, returns the longest. If there is none, returns
         the end of the text or `start + limit`, and an empty mark.
         """
         longest, _ = _shape(tuple(marks))

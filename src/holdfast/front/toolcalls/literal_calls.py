@@ -172,7 +172,7 @@ class BracedCalls(CallFormat):
         return False
 
     def _read_call(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read a name and its arguments. Returns False without a call."""
+        """Read a name and its arguments. Returns False if there is none."""
         name, mark = yield from source.read_to(("{", "\n", "}", *self.marks), limit=_NAME_LENGTH)
         tool = parts.tools.named(name) if mark == "{" else None
         if tool is None:

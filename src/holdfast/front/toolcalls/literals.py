@@ -58,7 +58,7 @@ class Literals:
     All input is accepted: text that is not a value of the syntax is a string, and a part that
     is still open at the end of the text is closed. Numbers keep their spelling if JSON allows it.
 
-    raw_quotes: marks around strings without escapes. bare_keys: whether keys of objects lack
+    raw_quotes: marks around strings without escapes. bare_keys: whether keys of objects have no
     quotes. stops: marks that end everything that is open, except quoted strings.
     """
 

@@ -120,7 +120,7 @@ class BlasThreads:
     @property
     def is_behind_shim(self) -> bool:
         """Whether the shim of `kernels/products.py` passes products on to it, and sets its thread
-        count for that time (`products.blas_on_one_thread`).
+        count within `products.blas_on_one_thread`.
         """
         return self.file == _current.file and not _current.no_shim
 

@@ -73,7 +73,7 @@ class _Factors(NamedTuple):
 
 
 class Rotations(StepOperations):
-    """The cosines and sines of one model, if they are shared. Device thread only.
+    """The cosines and sines of one model that layers share. Device thread only.
 
     transposes_once: whether linear layers, too, take fewer operations. If an input's dimension of
         size 1 has an unusual stride, as in some recurrent layers, BLAS may then round in another

@@ -220,7 +220,7 @@ def _product(module: Any, x: mx.array) -> mx.array:
 
 
 def _evaluate(*arrays: mx.array) -> bool:
-    """Evaluate arrays. Returns False within mx.compile, where numbers are not known yet."""
+    """Evaluate arrays. Returns False within mx.compile, where there are no numbers yet."""
     try:
         mx.eval(*arrays)
     except ValueError as error:

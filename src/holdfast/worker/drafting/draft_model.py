@@ -153,7 +153,7 @@ class DraftModel:
 
     def chances(self, draft: ModelDraft | None) -> tuple[float, ...]:
         """For each token that the model would draft for a sequence, the chance that it and all tokens
-        before it are right. None: the sequence lacks a state.
+        before it are right. None: the sequence has no state yet.
         """
         rates = self._rates if draft is None else draft.rates
         matched = 0 if draft is None else draft.matched

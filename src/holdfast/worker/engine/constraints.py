@@ -385,7 +385,7 @@ class SequenceConstraint:
     def fill(self, words: Words) -> bool:
         """Write the mask of allowed tokens into `words`, the row of this sequence.
 
-        Returns False without a mask: no grammar limits the token, or no token may follow; in
+        Returns False if there is no mask: no grammar limits the token, or no token may follow; in
         the latter case, `failure` is set.
         """
         if self.matcher is None or self.failure:

@@ -317,7 +317,7 @@ class Engine:
         self._sequences[request_id].live.reserve(capacity_tokens)
 
     def follow(self, request_id: RequestId, *, generated: Sequence[int], kept_tokens: int) -> None:
-        """Make `generated` the answer of a sequence, regardless of its own samples: its state
+        """Make `generated` the answer of a sequence, in place of its own samples: its state
         keeps the first `kept_tokens` tokens, which must be part of both. No pending step may contain
         the sequence.
         """

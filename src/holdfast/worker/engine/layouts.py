@@ -383,7 +383,7 @@ def own_caches(model: Any) -> list[Any]:
 
 def own_kinds(model: Any) -> list[Layer]:
     """Empty layers for a new sequence, which replace mlx-lm's caches. A layout may not support
-    all.
+    all of these.
     """
     return [fresh_layer(cache) for cache in own_caches(model)]
 

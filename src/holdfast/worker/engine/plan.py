@@ -66,7 +66,7 @@ class Span:
 
     @property
     def certain_tokens(self) -> int:
-        """The number of tokens that are part of the sequence before the step samples."""
+        """The number of tokens that are part of the sequence, independent of the step's samples."""
         return self.tokens - len(self.drafted)
 
 

@@ -728,7 +728,7 @@ def _wanted_keys(at_once: int, *, seen: int) -> list[int]:
     """The key that each query attends to. Half are at the boundaries or the last one; the
     other half is spread evenly over the `seen` keys.
 
-    at_once: queries per call; the number of keys returned is its multiple.
+    at_once: queries per call; the number of keys returned is a multiple of this.
     """
     special = [key for key in (*BOUNDARIES, seen - 1) if key < seen]
     count = -(-2 * len(special) // at_once) * at_once

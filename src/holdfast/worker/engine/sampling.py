@@ -61,7 +61,7 @@ class RowEdits:
         generated_ids: Sequence[int],
         vocab_size: int,
     ) -> RowEdits | None:
-        """The edits after the tokens in `generated_ids`; None without a bias and a penalty.
+        """The edits after the tokens in `generated_ids`; None if there is no bias and no penalty.
 
         Raises InvalidRequest if the bias has token ids that the model does not have.
         """
@@ -271,7 +271,7 @@ class RowState:
 
     def advance(self, tokens: mx.array, count: int = 1) -> None:
         """Update the state after the sequence's next `count` tokens. tokens: int [count], may be
-        lazy; ignored if the sequence lacks edits.
+        lazy; ignored if the sequence has no edits.
         """
         self.position += count
         if self.edits is not None:

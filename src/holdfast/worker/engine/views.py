@@ -138,7 +138,7 @@ def _attend_each(
     direct: dict[int, mx.array] = {}
     spans: dict[int, list[AttentionSpan]] = {}
     single = [at for at, asking in enumerate(queries) if asking.shape[2] == 1]
-    if 0 < len(single) < len(queries):  # decoding sequences with prompts
+    if 0 < len(single) < len(queries):  # decoding sequences together with prompts
         decoded = _decoded(
             [layers[at] for at in single],
             mx.concatenate([queries[at] for at in single]),

@@ -126,7 +126,7 @@ def choose_format(
             )
     needs = [format_bytes(model, wish) for wish in wishes]
     for wish, need in zip(wishes, needs, strict=True):
-        # The last format in the list lacks an alternative, so it may take all memory.
+        # The last format in the list has no alternative, so it may take all memory.
         share = _FLOAT32_SHARE if wish is not wishes[-1] else 1.0
         if need > available_bytes * share:
             continue

@@ -423,7 +423,7 @@ def _holders(parts: Sequence[tuple[FrozenPart, int]]) -> set[FullKV]:
 
 
 def _holds_beginning(holder: FullKV, parts: Sequence[tuple[FrozenPart, int]]) -> bool:
-    """Whether a holder has all tokens of these adjacent parts, or their prefix."""
+    """Whether a holder has all tokens of these adjacent parts, or a prefix."""
     is_whole = True
     for part, tokens in parts:
         held = holder.held_of(part)

@@ -328,7 +328,7 @@ class LayerState(Layer):
     def reserve(self, tokens: int) -> None:
         """Make room for this many tokens in total; never shrinks.
 
-        Does nothing if the kind lacks spare buffers.
+        Does nothing if the kind has no spare buffers.
         """
 
     def trim(self) -> None:

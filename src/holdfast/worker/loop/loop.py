@@ -2,8 +2,8 @@
 that owns the device.
 
 The loop is pipelined by one step where that pays (on a GPU): step k+1 is dispatched before the loop
-waits for step k, so Python works while the device computes. Results of sequences that have
-ended are dropped.
+waits for step k, so Python works while the device computes. Results of sequences that end
+during the step are dropped.
 """
 
 from __future__ import annotations
@@ -528,7 +528,7 @@ class WorkerLoop:
         """Dispatch the next step and collect the previous one, in this order if the engine runs
         ahead, otherwise in reverse order.
 
-        Returns False without a step to dispatch or collect.
+        Returns False if there is no step to dispatch or collect.
         """
         previous = self._flight
         self._collect_first()

@@ -235,8 +235,8 @@ class Ledger:
         return self._live.get(request_id)
 
     def is_live(self, sequence: LiveSequence) -> bool:
-        """Whether this sequence lacks a Finished event. Another sequence may have got the same id
-        since then.
+        """Whether this sequence has no Finished event yet. Another sequence may have got the same
+        id since then.
         """
         return self._live.get(sequence.id) is sequence
 
@@ -329,7 +329,7 @@ class Ledger:
         return events
 
     def waits(self) -> dict[RequestId, WaitReason]:
-        """The live requests that wait, and the reason of each."""
+        """The live requests that wait, each with the reason for its wait."""
         return {
             sequence.id: sequence.scheduled.waits_for
             for sequence in self._live.values()

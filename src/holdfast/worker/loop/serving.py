@@ -326,8 +326,8 @@ class _Probed:
 
     @property
     def costs(self) -> KVCosts:
-        """The memory of a sequence whose request does not set `kv_bits`, without memory
-        pressure.
+        """The memory of a sequence whose request does not set `kv_bits`, while there is no
+        memory pressure.
         """
         return self.forms.costs[self.forms.usual]
 

@@ -39,7 +39,7 @@ BOUNDARY_TOKENS = 1024
 TEND_SECONDS = 0.25
 OFFER_AGAIN_SECONDS = 30.0
 BLOCKS_OFFERED_AGAIN = 64
-# at shutdown, for saving blocks that the store lacked room for; the front waits twice as long
+# at shutdown, for saving blocks that the store had no room for; the front waits twice as long
 CLOSING_SECONDS = 4.0
 BLOCKS_AT_A_TIME = 8
 
@@ -208,7 +208,7 @@ class PrefixCache:
 
     def prefix(self, lookup: Lookup) -> Prefix | None:
         """Assemble the prefix from which the engine starts the sequence; None if the cache has
-        none.
+        no part of it.
 
         Records that the blocks were used. If a live state is moved, no other sequence may use it
         from now on.

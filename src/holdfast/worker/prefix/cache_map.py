@@ -27,7 +27,7 @@ from holdfast.worker.prefix.tiers import Residence
 from holdfast.worker.prefix.tree import PrefixTree
 
 MOST_PARTS = 240
-# a block takes 2.4 microseconds (a core of a Xeon at 2.1 GHz), and requests wait at that time
+# a block takes 2.4 microseconds (a core of a Xeon at 2.1 GHz), and requests wait until it is done
 MOST_BLOCKS = 20_000
 MOST_USERS = 256
 MOST_NAMES = 6

@@ -220,7 +220,7 @@ class Cursor:
     `node`.
 
     The next block is added there. Without a node, the cursor is at the root. The node may be
-    evicted at any time; `PrefixTree.is_valid` tells whether the cursor is still valid.
+    evicted since then; `PrefixTree.is_valid` tells whether the cursor is still valid.
     """
 
     root: Root

@@ -10,7 +10,8 @@ lost. A block that a live chain holds has a payload in RAM only while that paylo
 A lost block stays in the tree, marked as missing, while the disk has blocks after it: reuse ends
 before it, but a sequence that recomputes its tokens fills the gap (`fill`), and the blocks after it
 become usable again. A block whose file could not be read is not lost but suspect: later plans use
-it again, and a sequence that recomputes its tokens offers it to the store again.
+it again, and a sequence that recomputes its tokens in the meantime offers it to the store
+again.
 """
 
 from __future__ import annotations
@@ -198,7 +199,7 @@ class PrefixIndex:
 
         The cursor must have just been advanced; it moves past these tokens. With a disk, the caller
         gives the returned block to the store and reports the outcome to `disk_changed`. Returns
-        None without room and disk. holder: a live chain that also has the tokens.
+        None if there is neither room nor a disk. holder: a live chain that also has the tokens.
         """
         return self._add(cursor, "kv", packed, payload, holder=holder)
 

@@ -31,7 +31,7 @@ REMEMBERED = 2048
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """Why the rest of a prompt cannot come from the cache; COMPLETE without a rest."""
+    """Why the rest of a prompt cannot come from the cache; COMPLETE if there is none."""
 
     outcome: CacheOutcome
     unused_tokens: int = 0  # further tokens that are or were stored but cannot be used

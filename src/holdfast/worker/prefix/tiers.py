@@ -53,7 +53,7 @@ class EvictionOrder:
         self._children: dict[BlockKey, int] = {}
         # for any key, so that a hold remains when a key is removed and added again
         self._holds: dict[BlockKey, int] = {}
-        # contains, at least once, every member without children and holds
+        # contains, at least once, every member without children or holds
         self._leaves: list[tuple[int, BlockKey]] = []
         self._uses = 0
 

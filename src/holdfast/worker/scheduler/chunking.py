@@ -149,8 +149,8 @@ class Allowance:
         """Take tokens for a prompt that already has `taken` tokens of the step; returns how many.
 
         The number is at least the quantum and a multiple of `GRAIN_TOKENS`, unless the chunk
-        reaches a boundary or the end of the prompt. at_least_a_quantum: take a quantum at any
-        cost, so that the prompt progresses.
+        reaches a boundary or the end of the prompt. at_least_a_quantum: take a quantum even if it
+        is expensive, so that the prompt progresses.
         """
         position = sequence.position + taken
         wanted = longest_chunk(costs, sequence) - taken

@@ -32,7 +32,7 @@ _FIRST_FIXED, _FIRST_PER_ROW = 0.95, 0.15
 # are the ends of the ranges.
 _RANGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _LEVEL_SHARE = 0.25  # of a deviation that is taken to hold for all ranges
-# of a verifying step's deviation that is attributed to verifying itself, and its maximum
+# of a verifying step's deviation that is attributed to verifying itself, and the limit of that part
 _VERIFYING_SHARE = 0.1
 _MOST_VERIFYING_DEVIATION = 0.3
 _MEMORY_STEPS = 16

@@ -34,7 +34,7 @@ class FeatureCache:
     def __init__(
         self, folder: Path | None, *, fingerprint: str, ram_bytes: int, disk_bytes: int
     ) -> None:
-        """folder: None: features are not kept on disk. fingerprint: of the model. ram_bytes,
+        """folder: None: features are only kept in memory. fingerprint: of the model. ram_bytes,
         disk_bytes: how much may be kept.
         """
         self._folder = folder

@@ -197,7 +197,7 @@ class ImageProcess:
             return
         try:
             self._process.give(task, self._file)
-        except OSError:  # the process ended while idle: it was not because of an image
+        except OSError:  # the process ended while idle: no image caused it
             self._replace(self._process, "it has ended")
             self._try_again(asked, "it has ended")
 

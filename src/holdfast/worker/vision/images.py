@@ -153,7 +153,7 @@ class WorkerImages:
     def unprepared(
         self, request: SequenceRequest, *, start: int, prepared: Container[str]
     ) -> list[ImageLayout]:
-        """The images of a prompt from a position on that are not prepared and lack features."""
+        """The images of a prompt from a position on that are not prepared and have no features."""
         return [
             span.layout
             for span in request.images

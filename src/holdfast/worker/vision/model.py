@@ -159,7 +159,7 @@ class VisionModel(Module):
 
     @property
     def image_token_ids(self) -> frozenset[int]:
-        """The tokens that show parts of images."""
+        """The tokens that represent parts of images."""
         names = ("image_token_id", "image_token_index")
         found = (getattr(self.whole.config, name, None) for name in names)
         return frozenset(token_id for token_id in found if isinstance(token_id, int))

@@ -25,7 +25,8 @@ _MOST_QUANTIZED_DIMENSION = 640
 _MOST_HEADS_PER_KEY_HEAD = 64
 CHUNK_TOKENS = 2048  # at most this many tokens are one piece of work
 _TOKENS_PER_THREAD = 2048  # key heads × tokens from which waking another thread is worth it
-_TILE_NUMBERS = 1 << 17  # codes that numpy converts together: as float32, they fit in the L2 cache
+# codes that numpy converts in one call: as float32, they fit in the L2 cache
+_TILE_NUMBERS = 1 << 17
 _LEAST_TILE = 64  # tokens; with fewer, the overhead of numpy calls is too large
 _NO_SCORE = -3e38
 _FAILURES = {1: "there is not enough memory", 2: "the shapes or bits are not supported"}

@@ -133,7 +133,7 @@ class _DecoderCall(ctypes.Structure):
 
 
 def unavailable() -> str:
-    """Why the kernel is missing; empty if there is one."""
+    """Why there is no kernel; empty if there is one."""
     return products.unavailable() or decode_attention.unavailable() or turned_off(NAME)
 
 

@@ -44,7 +44,7 @@ class _StandIn(ctypes.Structure):
 
 
 def unavailable() -> str:
-    """Why the kernel is missing; empty if there is one."""
+    """Why there is no kernel; empty if there is one."""
     return products.unavailable() or turned_off(NAME)
 
 

@@ -42,7 +42,7 @@ class Blas:
 
 
 def unavailable() -> str:
-    """Why the shim is missing; empty if there is one."""
+    """Why there is no shim; empty if there is one."""
     return _shim().reason
 
 
@@ -70,7 +70,7 @@ def put_before_mlx(blas: Blas, *, threads: int) -> str:
     """Let MLX, which must not have been imported yet, call `blas` through the shim.
 
     Returns the file of the shim; empty if its results differ from numpy's on this machine, in
-    which case MLX stays unchanged. Requires that `unavailable` is empty.
+    which case nothing changes. Requires that `unavailable` is empty.
     """
     use(blas, threads=threads, most_rows=few_rows())
     if not _agrees_with_numpy():

@@ -18,11 +18,11 @@ if "holdfast.worker" in sys.orig_argv:
     from holdfast.worker.loop.loop import WorkerLoop
 
     complete = WorkerLoop._complete
-    hurry = os.environ["UNHURRIED_UNTIL"]
+    until = os.environ["SLOW_STEPS_UNTIL"]
 
     @wraps(complete)
     def _complete(self: WorkerLoop, flight: object) -> None:
-        if not os.path.exists(hurry):
+        if not os.path.exists(until):
             time.sleep(STEP_SECONDS)
         complete(self, flight)  # type: ignore[arg-type]
 
