@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
 from holdfast.errors import InvalidRequest
@@ -121,6 +123,38 @@ def test_an_invalid_option_is_refused_by_name(options: Any, field: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         asked(**options)
     assert refused.value.field == field
+
+
+def test_numbers_of_numpy_are_options() -> None:
+    given = asked(
+        max_tokens=np.int64(5),
+        top_logprobs=np.int32(3),
+        temperature=np.float32(0.5),
+        top_k=np.uint8(7),
+        seed=np.int64(9),
+        logit_bias={np.int64(4): np.float64(1.5)},
+        template_options={"share": np.float32(0.25), "flag": True},
+    )
+    meant = asked(
+        max_tokens=5,
+        top_logprobs=3,
+        temperature=0.5,
+        top_k=7,
+        seed=9,
+        logit_bias={4: 1.5},
+        template_options={"share": 0.25, "flag": True},
+    )
+    encoded = [
+        msgspec.json.encode(msgspec.structs.replace(each, request_id="")) for each in (given, meant)
+    ]
+    assert encoded[0] == encoded[1]
+
+
+@pytest.mark.parametrize("value", [np.zeros(0), np.zeros(2), {}, object()])
+@pytest.mark.parametrize("option", ["max_tokens", "stop", "top_logprobs"])
+def test_an_option_of_a_wrong_type_is_refused_by_name(option: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=f"`{option}`"):
+        asked(**{option: value})
 
 
 def test_an_unknown_option_is_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 import shutil
 import uuid
@@ -713,7 +714,9 @@ def chat_request(
     given = {name: value for name, value in options.items() if value is not None}
     given.setdefault("max_tokens", options.get("max_tokens", DEFAULT_ANSWER_TOKENS))
     # the protocol has smaller ranges than the library
-    sampling = {name: given.pop(name, None) for name in SamplingParams.__struct_fields__}
+    sampling = {name: _number(given.pop(name, None)) for name in SamplingParams.__struct_fields__}
+    if isinstance(bias := sampling["logit_bias"], Mapping):
+        sampling["logit_bias"] = {_number(token): _number(bias[token]) for token in bias}
     tenant = given.pop("tenant", "")
     session_id = given.pop("session_id", "")
     template_options = given.pop("template_options", None)
@@ -769,7 +772,16 @@ def _plain(value: Any) -> Any:
     """The value with the types that a body in JSON has."""
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
-    return [*map(_plain, value)] if isinstance(value, list | tuple) else value
+    return [*map(_plain, value)] if isinstance(value, list | tuple) else _number(value)
+
+
+def _number(value: Any) -> Any:
+    """The value; a number of another library, such as NumPy, as a number of Python."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else value
 
 
 def _refuse_unknown(names: Collection[str], options: type) -> None:

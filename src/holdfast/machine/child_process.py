@@ -34,8 +34,7 @@ def answer_of(
     except subprocess.TimeoutExpired:
         raise HoldfastError(f"{doing} took more than {limit_seconds:.0f} s{hint}") from None
     except subprocess.CalledProcessError as error:
-        lines = error.stderr.decode(errors="replace").strip().splitlines()
-        reason = lines[-1] if lines else f"exit code {error.returncode}"
-        raise HoldfastError(f"{doing} failed: {reason}") from error
+        lines = error.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
+        raise HoldfastError(f"{doing} ended with code {error.returncode}: {lines[-1]}") from error
     except msgspec.DecodeError as error:
         raise HoldfastError(f"{doing} failed: {error}") from error

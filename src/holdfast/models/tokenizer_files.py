@@ -4,6 +4,7 @@ special tokens, and the recommended sampling.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -123,9 +124,12 @@ def eos_token_ids(folder: Path) -> tuple[int, ...]:
 def recommended_sampling(config: Mapping[str, Any]) -> dict[str, float]:
     """The sampling parameters of a generation_config.json. Unusable values are left out.
 
-    `do_sample: false` means temperature 0.
+    `do_sample: false` means temperature 0. A fractional `top_k` is truncated.
     """
-    read = {name: SAMPLING_RANGES[name].accepted(config.get(name)) for name in _RECOMMENDED}
+    given = {name: config.get(name) for name in _RECOMMENDED}
+    if isinstance(top_k := given["top_k"], float) and 0 <= top_k < math.inf:
+        given["top_k"] = int(top_k)
+    read = {name: SAMPLING_RANGES[name].accepted(value) for name, value in given.items()}
     usable = {name: value for name, value in read.items() if value is not None}
     if config.get("do_sample") is False:
         usable["temperature"] = 0.0

@@ -171,6 +171,14 @@ def test_integers_stay_integers() -> None:
     assert isinstance(found["top_k"], int)
 
 
+@pytest.mark.parametrize(
+    ("top_k", "meant"),
+    [(40.5, {"top_k": 40}), (0.5, {"top_k": 0}), (1e300, {}), (-0.5, {}), (float("nan"), {})],
+)
+def test_a_fractional_top_k_of_a_model_is_truncated(top_k: float, meant: dict[str, float]) -> None:
+    assert recommended_sampling({"top_k": top_k}) == meant
+
+
 def test_a_model_without_recommendations_gets_defaults_for_open_fields() -> None:
     every = tuple(DEFAULT_SAMPLING)
     filled = with_model_defaults(SamplingParams(), unset=every, defaults={})

@@ -22,6 +22,7 @@ from holdfast.front.request import (
     ToolChoice,
 )
 from holdfast.front.structured.answer import AnswerGrammar, answer_grammar
+from holdfast.front.structured.values import CallableTool, Members
 from holdfast.front.toolcalls.call_format import Call
 from holdfast.front.toolcalls.dialect import ModelDialect
 from holdfast.front.toolcalls.families import FAMILIES
@@ -319,6 +320,49 @@ def test_a_strict_tool_follows_its_schema_others_their_names() -> None:
     assert accepts(
         grammar, '<tool_call>\n{"name": "edit", "arguments": {"anything": 1}}\n</tool_call>'
     )
+
+
+_LOOP: Final = {"$ref": "#/$defs/loop"}
+_IN_LOOPS: Final = {
+    "type": "object",
+    "properties": {"x": _LOOP, "y": _LOOP, "z": _LOOP},
+}
+_LOOPS: Final = {
+    "properties": {"a": _LOOP},
+    "$defs": {"loop": {"anyOf": [_LOOP, _LOOP, _IN_LOOPS, {**_IN_LOOPS, "required": ["x"]}]}},
+}
+
+
+def test_a_union_that_contains_itself_has_each_alternative_once() -> None:
+    tool = CallableTool(name="t", arguments=_LOOPS)
+    assert tool.alternatives(_LOOP) == [_IN_LOOPS, {**_IN_LOOPS, "required": ["x"]}]
+
+
+def test_a_union_of_nothing_but_itself_allows_any_value() -> None:
+    tool = CallableTool(name="t", arguments={"$defs": {"loop": {"anyOf": [_LOOP, _LOOP]}}})
+    assert tool.alternatives(_LOOP) == [{}]
+
+
+def test_references_with_different_bounds_are_different_alternatives() -> None:
+    text = {"type": "string"}
+    tool = CallableTool(name="t", arguments={"$defs": {"loop": text}})
+    union = {"anyOf": [{**_LOOP, "maxLength": 1}, {**_LOOP, "minLength": 9}]}
+    assert tool.alternatives(union) == [{**text, "maxLength": 1}, {**text, "minLength": 9}]
+
+
+def test_each_part_of_an_object_counts_once() -> None:
+    whole = {"allOf": [_LOOP, _LOOP, {"required": ["x"]}], "minProperties": 1}
+    tool = CallableTool(name="t", arguments={"$defs": {"loop": whole}})
+    assert tool.members(whole) == Members(
+        properties={"x": True}, required=frozenset({"x"}), others=True, left_out=("minProperties",)
+    )
+
+
+@pytest.mark.parametrize("family", _CONSTRAINED)
+def test_a_union_that_contains_itself_has_a_small_grammar(family: str) -> None:
+    tools = ({"type": "function", "function": {"name": "t", "parameters": _LOOPS}},)
+    grammar = _grammar(_dialect(family), ToolChoice(mode="required"), tools=tools)
+    assert len(grammar.text) < 20_000
 
 
 def test_tool_choice_none_makes_calls_impossible() -> None:

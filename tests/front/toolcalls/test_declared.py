@@ -84,6 +84,13 @@ def test_a_malformed_schema_allows_any_type(schema: Any) -> None:
     assert ParameterTypes(schema).of_parameter("text") == frozenset()
 
 
+def test_a_union_that_contains_itself_has_each_branch_once() -> None:
+    loop = {"$ref": "#/$defs/loop"}
+    union = {"anyOf": [loop, loop, {"type": "string"}, loop, {"type": "null"}]}
+    types = ParameterTypes({"$defs": {"loop": union}})
+    assert [*types.branches(loop)] == [loop, union, {"type": "string"}, {"type": "null"}]
+
+
 @pytest.mark.parametrize(
     ("reference", "allowed"),
     [
@@ -92,6 +99,13 @@ def test_a_malformed_schema_allows_any_type(schema: Any) -> None:
         ("#spot", {"number"}),
         ("https://x.org/tool#/$defs/a~1b", {"boolean"}),
         ("#/prefixItems/1", {"null"}),
+        ("#/$defs/a%2Fb", {"boolean"}),
+        ("#/$defs/A%2FB", {"array"}),
+        ("#/$defs/100%", {"object"}),
+        ("#$defs/c", {"number"}),
+        ("#/$defs/c/", {"number"}),
+        ("#/prefixItems/2", set()),
+        ("#/prefixItems/" + 5000 * "1", set()),
         ("https://other.org/tool#/$defs/a~1b", set()),
         ("#/$defs/missing", set()),
         ("#nowhere", set()),
@@ -104,6 +118,8 @@ def test_references_into_the_schema_are_followed(reference: Any, allowed: set[st
         "$defs": {
             "a/b": {"type": "boolean"},
             "one two": {"type": "integer"},
+            "A%2FB": {"type": "array"},
+            "100%": {"type": "object"},
             "c": {"$anchor": "spot", "type": "number"},
         },
         "prefixItems": [{}, {"type": "null"}],

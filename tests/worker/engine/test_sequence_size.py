@@ -21,6 +21,6 @@ def test_bytes_equal_those_the_engine_measures(name: str) -> None:
 
 def test_an_unknown_model_is_reported() -> None:
     with pytest.raises(
-        ModelLoadError, match=r"this model takes failed: ValueError: Model type kelp not supported"
+        ModelLoadError, match=r"takes ended with code 1: ValueError: Model type kelp not supported"
     ):
         sequence_size_of({"model_type": "kelp"})

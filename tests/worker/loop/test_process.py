@@ -68,3 +68,23 @@ def test_the_process_imports_mlx_after_choosing_a_blas() -> None:
     code = "import sys, holdfast.worker.loop.process; print('mlx.core' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("hidden", ["", "holdfast.worker.loop.serving"])
+@pytest.mark.parametrize("switch", ["enable", "disable"])
+def test_loading_leaves_garbage_collection_as_it_was(switch: str, hidden: str) -> None:
+    """The library loads a model on a thread of the user's program."""
+    code = f"""
+import contextlib, gc, sys
+from holdfast.worker.loop.process import serve_model
+from tests.fakes.fake_worker import fake_settings
+from tests.fakes.script_inbox import ScriptInbox
+gc.{switch}()
+if {hidden!r}:
+    sys.modules[{hidden!r}] = None
+with contextlib.suppress(ImportError):
+    serve_model(ScriptInbox([]), fake_settings())
+print(gc.isenabled())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(switch == "enable")

@@ -196,7 +196,7 @@ def _refusal(fault: ErrorDetails) -> RequestRefused:
     if kind == "missing":
         return RequestRefused(f"`{field}` is required", code=code, field=field)
     text = message.removeprefix("Value error, ")
-    if given in ("", []) and kind.endswith("too_short"):
+    if isinstance(given, str | list) and not given and kind.endswith("too_short"):
         text = "must not be empty"
     return invalid_field(field, f"{text[:1].lower()}{text[1:]}", code=code, shown=_shown(given))
 

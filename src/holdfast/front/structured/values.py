@@ -45,7 +45,8 @@ _OF_NUMBERS: Final = (
 )
 _ALL_TYPES: Final = ("string", "number", "boolean", "null", "array", "object")
 _TAG_TYPES: Final = ("number", "boolean", "null", "array", "object")
-_DEEPEST: Final = 16  # maximum depth to which references, `allOf` and unions are followed
+_DEEPEST: Final = 16  # maximum depth to which references and unions are followed
+_MOST_REFERENCES: Final = 256  # maximum number of references that are followed in one union
 _DEEPEST_TAGS: Final = 4  # maximum depth of nested tags; anything is allowed below
 _FREE_KEY: Final = r"[A-Za-z_][A-Za-z0-9_.\-]{0,63}"
 _SINGLE_QUOTED: Final = r"/'([^'\\\n]|\\[nrt'\"\\])*'/"
@@ -86,43 +87,48 @@ class CallableTool:
         """Resolve a `$ref` of the tool's clean schema."""
         return References(self.arguments).target(reference)
 
-    def alternatives(self, node: Any, *, depth: int = 0) -> Iterator[Schema]:
-        """Split a schema into alternatives without references and unions at the top."""
-        if not isinstance(node, dict) or depth > _DEEPEST:
+    def alternatives(self, node: Any, *, depth: int = 0) -> Sequence[Schema]:
+        """Split a schema into alternatives without references and unions at the top.
+
+        depth: the number of values around the schema.
+        """
+        return [*self._alternatives(node, depth, [])] or [{}]
+
+    def _alternatives(self, node: Any, depth: int, seen: list[Schema]) -> Iterator[Schema]:
+        """seen: the references that were followed; the alternatives behind them are not repeated."""
+        if not isinstance(node, dict) or depth > _DEEPEST or len(seen) > _MOST_REFERENCES:
             yield {}
             return
         if "$ref" in node:
-            target = self.target(node["$ref"])
-            node = {**target, **_without(node, "$ref")} if isinstance(target, dict) else {}
-            yield from self.alternatives(node, depth=depth + 1)
+            if node not in seen:
+                seen.append(node)
+                target = self.target(node["$ref"])
+                node = {**target, **_without(node, "$ref")} if isinstance(target, dict) else {}
+                yield from self._alternatives(node, depth + 1, seen)
             return
         for keyword in ("anyOf", "oneOf"):
             if keyword in node:
                 for member in _alternatives(node, keyword):
-                    yield from self.alternatives(member, depth=depth + 1)
+                    yield from self._alternatives(member, depth + 1, seen)
                 return
         yield node
 
-    def members(self, node: Schema, *, depth: int = 0) -> Members:
+    def members(self, node: Schema) -> Members:
         """Return the members of an object, including those declared in `allOf` and behind `$ref`.
 
         node: an object's schema, within the tool's schema.
         """
         combined = ("anyOf", "oneOf", "patternProperties", "minProperties", "maxProperties")
-        left_out = [word for word in combined if word in node]
-        found = dict[str, Any](node.get("properties", {}))
-        required = {*node.get("required", ())}
-        others = node.get("additionalProperties", True)
-        parts = [*node.get("allOf", ())]
-        if "$ref" in node:
-            parts.append(self.target(node["$ref"]))
-        for part in parts if depth < _DEEPEST else ():
-            if isinstance(part, dict):
-                more = self.members(part, depth=depth + 1)
-                found.update(more.properties)
-                required |= more.required
-                others = others if more.others is True else more.others
-                left_out += more.left_out
+        left_out: list[str] = []
+        found: dict[str, Any] = {}
+        required: set[str] = set()
+        others: Any = True
+        for part in self._parts(node):
+            left_out += [word for word in combined if word in part]
+            found.update(part.get("properties", {}))
+            required.update(part.get("required", ()))
+            more = part.get("additionalProperties", True)
+            others = others if more is True else more
         declared = {name: schema for name, schema in found.items() if schema is not False}
         declared.update(dict.fromkeys(sorted(required - declared.keys()), others))
         return Members(
@@ -131,6 +137,20 @@ class CallableTool:
             others=others,
             left_out=tuple(left_out),
         )
+
+    def _parts(self, node: Schema) -> Iterator[Schema]:
+        """Iterate over a schema and those that must hold with it, each once."""
+        waiting: list[Any] = [node]
+        seen: set[int] = set()
+        while waiting:
+            part = waiting.pop()
+            if not isinstance(part, dict) or id(part) in seen:
+                continue
+            seen.add(id(part))
+            yield part
+            if "$ref" in part:
+                waiting.append(self.target(part["$ref"]))
+            waiting += reversed(part.get("allOf", ()))
 
 
 def arguments_of(rules: Rules, tool: CallableTool, values: Values) -> tuple[str, tuple[str, ...]]:
@@ -281,6 +301,7 @@ class _NestedTags:
         self._rules = rules
         self._tool = tool
         self._tags = tags
+        self._tagged_rules: dict[tuple[str, str, int], str] = {}
 
     def members(self, node: Schema, *, depth: int) -> str:
         """A grammar expression for the members of an object, each enclosed in the tags of its name."""
@@ -292,14 +313,17 @@ class _NestedTags:
         return members(self._rules, given, required=found.required, separator="")
 
     def _tagged(self, name: str, node: Any, *, depth: int) -> str:
-        end = f"{self._tags.mark}</{name}>"
-        values = [
-            self._value(branch, end, depth=depth)
-            for each in self._tool.alternatives(node)
-            for branch in _each_type(each)
-        ]
-        lead = self._rules.literal(f"{self._tags.mark}<{name}>")
-        return self._rules.rule(f"{lead} {one_of(filter(None, values))}")
+        key = name, json.dumps(node), depth
+        if key not in self._tagged_rules:
+            end = f"{self._tags.mark}</{name}>"
+            values = [
+                self._value(branch, end, depth=depth)
+                for each in self._tool.alternatives(node, depth=depth)
+                for branch in _each_type(each)
+            ]
+            lead = self._rules.literal(f"{self._tags.mark}<{name}>")
+            self._tagged_rules[key] = self._rules.rule(f"{lead} {one_of(filter(None, values))}")
+        return self._tagged_rules[key]
 
     def _value(self, node: Schema, end_tag: str, *, depth: int) -> str:
         """An expression for a value and the tag that closes it.

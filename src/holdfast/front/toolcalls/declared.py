@@ -24,7 +24,7 @@ _ALIASES: Final = {
 _INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]{0,999})(\.0+)?")  # the number of digits in `NUMBER`
 JSON_TYPES: Final = frozenset({"json", "object", "array", "number", "boolean", "null"})
 """The types of a value that the model itself marked as JSON."""
-_MAX_DEPTH: Final = 16  # maximum depth of nested references and unions in a schema
+_MOST_DIGITS: Final = 9  # of the number of an item in a reference
 _NAME: Final = re.compile(r"[^\s<>\"'={}()\[\],;]{1,256}")
 
 
@@ -84,17 +84,11 @@ class References:
         base, _, fragment = reference.partition("#")
         if base and not (isinstance(self._root, dict) and base == self._root.get("$id")):
             raise LookupError(reference)
-        if fragment and not fragment.startswith("/"):
+        if fragment and not fragment.startswith("/") and fragment in self._anchors:
             return self._anchors[fragment]
         target = self._root
-        for step in fragment.split("/")[1:]:
-            step = unquote(step).replace("~1", "/").replace("~0", "~")
-            if isinstance(target, list) and step.isdecimal():
-                target = target[int(step)]
-            elif isinstance(target, Mapping):
-                target = target[step]
-            else:
-                raise LookupError(step)
+        for step in fragment.removeprefix("/").split("/") if fragment else ():
+            target = _member(target, step)
         return target
 
     @cached_property
@@ -110,6 +104,23 @@ class References:
             elif isinstance(node, list | tuple):
                 waiting.extend(node)
         return found
+
+
+def _member(node: Any, step: str) -> Any:
+    """What one step of a JSON pointer leads to. Raises LookupError.
+
+    As clients write them, names may lack the escapes of URLs, and empty steps lead nowhere.
+    """
+    if isinstance(node, list) and step.isdecimal() and len(step) <= _MOST_DIGITS:
+        return node[int(step)]
+    if isinstance(node, Mapping):
+        for name in (step, unquote(step)):
+            name = name.replace("~1", "/").replace("~0", "~")
+            if name in node:
+                return node[name]
+        if not step:
+            return node
+    raise LookupError(step)
 
 
 class ToolName(NamedTuple):
@@ -226,18 +237,24 @@ class ParameterTypes:
             if isinstance(members := node.get("properties"), Mapping):
                 yield members
 
-    def branches(self, schema: Any, depth: int = _MAX_DEPTH) -> Iterator[Mapping[str, Any]]:
-        """Iterate over a schema, the schemas it refers to, and those it combines."""
-        if not isinstance(schema, Mapping) or not depth:
-            return
-        yield schema
-        if isinstance(reference := schema.get("$ref"), str):
-            with suppress(LookupError):
-                yield from self.branches(self._references.target(reference), depth - 1)
-        for word in ("anyOf", "oneOf", "allOf"):
-            if isinstance(branches := schema.get(word), list):
-                for branch in branches:
-                    yield from self.branches(branch, depth - 1)
+    def branches(self, schema: Any) -> Iterator[Mapping[str, Any]]:
+        """Iterate over a schema, the schemas it refers to, and those it combines, each once."""
+        waiting = [schema]
+        seen: set[int] = set()
+        while waiting:
+            node = waiting.pop()
+            if not isinstance(node, Mapping) or id(node) in seen:
+                continue
+            seen.add(id(node))
+            yield node
+            found: list[Any] = []
+            if isinstance(reference := node.get("$ref"), str):
+                with suppress(LookupError):
+                    found.append(self._references.target(reference))
+            for word in ("anyOf", "oneOf", "allOf"):
+                if isinstance(branches := node.get(word), list):
+                    found += branches
+            waiting += reversed(found)
 
 
 class TypedValue(NamedTuple):
