@@ -283,6 +283,8 @@ class StepWorker:
         """One iteration of the worker's loop."""
         offers = {name: offer for name in self.live if (offer := self.offer(name)).chances}
         decision = self.scheduler.next_step(offers)
+        if decision.admitted or decision.grown:
+            assert not self.scheduler.excess_bytes, "more is reserved than the budget allows"
         self._carry_out(decision)
         if not decision.plan.spans and not self.under_way:
             stuck = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -556,3 +557,21 @@ async def test_an_unfinished_prefill_is_not_reported_to_the_next_worker(front: F
 
 async def _next(stream: EventStream) -> RequestEvent:
     return await anext(stream)
+
+
+class Unwalked(dict[str, Any]):
+    """A dict that is only asked for single keys."""
+
+    def _refuse(self) -> NoReturn:
+        raise AssertionError("all entries are visited")
+
+    __iter__ = keys = values = items = _refuse
+
+
+def test_a_submission_does_not_visit_the_other_open_requests(front: Front) -> None:
+    front.submit(*"abc")
+    front.client._open = Unwalked(front.client._open)
+    front.submit("d")
+    assert front.worker.ids == [*"abcd"]
+    with pytest.raises(AssertionError, match="visited"):
+        front.next_worker()

@@ -181,10 +181,48 @@ def test_a_request_is_looked_up_again_if_its_blocks_are_gone() -> None:
     waiting.arrive("a", 1, 2, 3, 4, 5)
     gone = waiting.cache.forget(tuple(stored_chain(1, 2, 3, 4)))
     waiting.client._repeat_without(gone)
+    assert waiting.ledger.waits()["a"] is WaitReason.LOOKUP
     assert waiting.admitted() == {}
     waiting.client.advance()
     assert waiting.admitted() == {"a": 0}
     assert len(waiting.cache.lookups) == 3, "who runs is not looked up again"
+
+
+def test_requests_postponed_while_memory_is_critical_wait_for_memory() -> None:
+    waiting = Waiting()
+    waiting.arrive("early", 9, 9)
+    waiting.arrive("second", 8, 8)
+    waiting.scheduler.admits_one_at_a_time = True
+    for name in ("third", "fourth"):
+        waiting.arrive(name, 7, 7)
+    for _ in range(2):
+        waiting.client.advance()
+        assert set(waiting.ledger.waits().values()) == {WaitReason.MEMORY}
+        assert [each.id for each in waiting.client._looked_up()] == ["early"]
+    assert waiting.admitted().keys() == {"early"}
+    waiting.ledger["early"].start.release()
+    waiting.client.advance()
+    assert [each.id for each in waiting.client._looked_up()] == ["second"]
+    waiting.scheduler.admits_one_at_a_time = False
+    waiting.client.advance()
+    assert len(waiting.client._looked_up()) == 3
+    assert waiting.ledger["fourth"].times.waited.keys() == {WaitReason.MEMORY}
+
+
+def test_postponed_requests_do_not_each_scan_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting, scans = Waiting(), [0]
+    waiting.scheduler.admits_one_at_a_time = True
+    for index in range(1, 12):
+        waiting.arrive(str(index), index, 1)
+    live = waiting.ledger.live
+
+    def counted() -> tuple[LiveSequence, ...]:
+        scans[0] += 1
+        return live()
+
+    monkeypatch.setattr(waiting.ledger, "live", counted)
+    waiting.client.advance()
+    assert 0 < scans[0] < 4
 
 
 def test_released_blocks_may_be_evicted() -> None:

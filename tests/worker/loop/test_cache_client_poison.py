@@ -19,7 +19,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.wire.commands import SHUT_DOWN, Command, SequenceRequest
-from holdfast.wire.events import CacheOutcome, FinishReason
+from holdfast.wire.events import CacheOutcome, FinishReason, WaitReason
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import Runner
@@ -32,7 +32,7 @@ from tests.fakes.poison import rewrite, with_value, with_values
 from tests.fakes.running_ahead import RunningAhead
 from tests.fakes.script_inbox import ScriptInbox, cancel, pause, resume
 from tests.fakes.slow import slow
-from tests.fakes.stepped_worker import answer_alone
+from tests.fakes.stepped_worker import SteppedWorker, answer_alone
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
 NAN, INFINITY = math.nan, math.inf
@@ -240,6 +240,32 @@ def test_sent_tokens_stay_and_the_answer_continues_from_them(
     assert inbox.tokens("a") == right
     assert inbox.finished("a").reason is FinishReason.LENGTH
     assert len(warnings(caplog)) == 1
+
+
+def test_a_paused_sequence_that_fails_after_a_live_state_stays_paused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    subject = SteppedWorker("llama", engine=RunningAhead)
+    subject.send(greedy("before", random_prompt(90)))
+    subject.run_to_end()
+    subject.send(greedy("a", random_prompt(90) + random_prompt(5, "a"), max_tokens=20))
+    while fed(subject.worker, "a") < 97:
+        subject.step()
+    (sequence,) = subject.loop._ledger.live()
+    assert sequence.start.may_blame_live
+    spoil(subject.worker, "a")
+    subject.step()  # dispatches a step that will fail
+    subject.send(pause("a"))
+    while subject.step():
+        pass
+    assert len(warnings(caplog)) == 1
+    assert sequence.attempts == 1
+    assert sequence.scheduled.waits_for is WaitReason.READER
+    assert not sequence.is_open
+    subject.send(resume("a"))
+    subject.run_to_end()
+    subject.check_answer("a")
+    subject.end()
 
 
 BAD = VOCAB_SIZE - 2

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
+import pytest
+
 from holdfast.worker.prefix.tiers import DiskIndex, Pins, RamTier
 from tests.fakes.chains import named
 from tests.fakes.payloads import Weight
@@ -67,3 +71,30 @@ def test_pinned_keys_outside_ram_are_held_on_entry() -> None:
     subject.ram.put(other, Weight(3), parent=None)
     subject.pins.sync(other)
     assert subject.leaving() == [B, C]
+
+
+class Unwalked(dict[bytes, Any]):
+    """A dict that is only asked for single keys."""
+
+    def _refuse(self) -> NoReturn:
+        raise AssertionError("all entries are visited")
+
+    __iter__ = keys = values = items = _refuse
+
+
+def test_the_unsaved_keys_are_found_without_visiting_all_keys_on_disk() -> None:
+    disk = DiskIndex()
+    for key in (A, B, C):
+        disk.begin_saving(key)
+    disk._states = Unwalked(disk._states)
+    assert disk.lost(C)
+    disk.forget_copy(A)
+    disk.found(B)
+    assert list(disk.unsaved) == [C, A]
+    disk.begin_saving(C)
+    disk.forget(A)
+    assert list(disk.unsaved) == []
+    assert C in disk
+    assert A not in disk
+    with pytest.raises(AssertionError, match="visited"):
+        disk.keys()

@@ -158,8 +158,11 @@ class ModelClient:
                 is_deadly=True,
             )
             return stream
-        self._open[request.request_id] = _OpenRequest(request, stream)
-        self._send_what_may_run()
+        opened = self._open[request.request_id] = _OpenRequest(request, stream)
+        if not self._isolation.is_over:
+            self._send_what_may_run()
+        elif self._worker is not None and self._worker.is_open:
+            _let_run(opened, self._worker)
         return stream
 
     async def statistics(self) -> WorkerStatistics:

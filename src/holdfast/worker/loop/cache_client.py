@@ -190,7 +190,7 @@ class CacheClient:
         if cache is None or start.trust is Trust.NOTHING:
             self._restart_cold(sequence)
             return
-        if self._scheduler.admits_one_at_a_time and self._looked_up():
+        if self._must_postpone():
             self._postpone(sequence)
             return
         # first commit the latest states: the next turn often arrives right after the answer that it
@@ -218,19 +218,22 @@ class CacheClient:
             )
         self._take_fetched(sequence)
 
-    def _wait(self, sequence: LiveSequence, reason: WaitReason) -> None:
-        sequence.wait(reason, now=self._clock())
-
     def _looked_up(self) -> list[LiveSequence]:
-        """The waiting sequences whose cached prefix is pinned."""
+        """The sequences whose cached prefix is pinned: those that wait with it, and admitted ones
+        until the engine has opened them.
+        """
         return [each for each in self._ledger.live() if each.start.lookup is not None]
+
+    def _must_postpone(self) -> bool:
+        """Whether memory is critically short, and a sequence has its prefix in memory already."""
+        return self._scheduler.admits_one_at_a_time and bool(self._looked_up())
 
     def _postpone(self, sequence: LiveSequence) -> None:
         """Look up a waiting sequence's prefix later: while memory is critically short, only one
         waiting sequence may have its prefix in memory.
         """
         self.withdraw(sequence)
-        self._wait(sequence, WaitReason.LOOKUP)
+        sequence.wait(WaitReason.LOOKUP, now=self._clock(), reported=WaitReason.MEMORY)
 
     def _waits_for_twin(self, sequence: LiveSequence, chain: bytes, *, cached_tokens: int) -> bool:
         tenant = _in_flight_tenant(sequence)
@@ -240,7 +243,7 @@ class CacheClient:
             return False
         sequence.start.release()
         self._in_flight.wait(sequence.id, ahead)
-        self._wait(sequence, WaitReason.TWIN)
+        sequence.wait(WaitReason.TWIN, now=self._clock())
         return True
 
     def _take_fetched(self, sequence: LiveSequence) -> None:
@@ -250,7 +253,7 @@ class CacheClient:
         if self._cache.advance(sequence.start.lookup):
             self._let_start(sequence)
         else:
-            self._wait(sequence, WaitReason.DISK)
+            sequence.wait(WaitReason.DISK, now=self._clock())
 
     def _let_start(self, sequence: LiveSequence) -> None:
         """Let a sequence start after the prefix that was found for it, once the images after that
@@ -261,11 +264,12 @@ class CacheClient:
         if self._engine.has_unprepared_images(
             sequence.request, start=cached_tokens, prepared=sequence.prepared_images
         ):
-            self._wait(sequence, WaitReason.IMAGES)
+            sequence.wait(WaitReason.IMAGES, now=self._clock())
             return
         held_tokens = 0 if lookup is None else lookup.held_tokens
         sequence.scheduled.start_after(cached_tokens, held_tokens=held_tokens)
-        self._wait(sequence, WaitReason.MEMORY)
+        # from here on, the scheduler may admit it
+        sequence.wait(WaitReason.MEMORY, now=self._clock())
 
     def _prepare_images(self) -> None:
         """Compute the features of at most one image, to limit the delay of running sequences."""
@@ -294,8 +298,14 @@ class CacheClient:
                 self._postpone(sequence)
         if self.is_waited_for:
             self._prepare_images()
+            postpones = self._must_postpone()
             for sequence in self._waiting(WaitReason.LOOKUP):
+                if postpones:
+                    self._postpone(sequence)
+                    continue
                 self.look_up(sequence)
+                is_critical = self._scheduler.admits_one_at_a_time
+                postpones = is_critical and sequence.start.lookup is not None
             for sequence in self._waiting(WaitReason.DISK):
                 self._take_fetched(sequence)
         if self._cache is not None:
@@ -327,7 +337,7 @@ class CacheClient:
 
     def _free_twins(self, request_ids: Iterable[RequestId]) -> None:
         for request_id in request_ids:
-            self._wait(self._ledger[request_id], WaitReason.LOOKUP)
+            self._ledger[request_id].wait(WaitReason.LOOKUP, now=self._clock())
 
     def _repeat_without(self, gone: Iterable[BlockKey]) -> None:
         """Repeat the lookup of waiting sequences that would have started from lost blocks or live
@@ -341,7 +351,8 @@ class CacheClient:
                 and (lookup.has_lost_its_base or (lost and not lost.isdisjoint(lookup.plan.keys)))
                 and not sequence.scheduled.is_running
             ):
-                self._postpone(sequence)
+                self.withdraw(sequence)
+                sequence.wait(WaitReason.LOOKUP, now=self._clock())
 
     # -- open
 

@@ -212,7 +212,7 @@ class Lifetimes:
         sequence.start.lose_trust()
         self._restart(sequence)
         if blames_live_state:
-            self._cache.look_up(sequence)
+            self._look_up_unless_paused(sequence)
 
     def drop(self, sequence: LiveSequence, reason: FinishReason, *, error: str = "") -> None:
         """End a sequence that the scheduler still knows."""

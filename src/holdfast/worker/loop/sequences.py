@@ -180,9 +180,14 @@ class LiveSequence:
         """The length of the prompt and the answer so far."""
         return self.prompt_tokens + len(self.answer.token_ids)
 
-    def wait(self, reason: WaitReason | None, *, now: float) -> None:
-        """Record what the request waits for from now on; None: it does not wait."""
-        self.times.wait(reason, now=now)
+    def wait(
+        self, reason: WaitReason | None, *, now: float, reported: WaitReason | None = None
+    ) -> None:
+        """Record what the request waits for from now on; None: it does not wait.
+
+        reported: the reason that users see, if that is another one.
+        """
+        self.times.wait(reported or reason, now=now)
         self.scheduled.waits_for = reason
 
     def admit(self, *, now: float) -> None:
@@ -331,9 +336,9 @@ class Ledger:
     def waits(self) -> dict[RequestId, WaitReason]:
         """The live requests that wait, each with the reason for its wait."""
         return {
-            sequence.id: sequence.scheduled.waits_for
+            sequence.id: sequence.times.waiting[0]
             for sequence in self._live.values()
-            if sequence.scheduled.waits_for is not None and not sequence.request.is_idle_work
+            if sequence.times.waiting is not None and not sequence.request.is_idle_work
         }
 
     def check_invariants(self) -> None:

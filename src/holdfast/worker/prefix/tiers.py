@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, KeysView
 from contextlib import ExitStack
 from enum import Enum
 from typing import Literal, Protocol, TypeAlias
@@ -17,7 +17,7 @@ from holdfast.store.block import BlockKey
 
 MOST_EXPECTED_LOSSES = 65536
 
-DiskState: TypeAlias = Literal["stored", "saving", "unsaved"]
+DiskState: TypeAlias = Literal["stored", "saving"]
 
 
 class Residence(Enum):
@@ -238,15 +238,16 @@ class DiskIndex:
 
     def __init__(self) -> None:
         self._states: dict[BlockKey, DiskState] = {}
+        self._unsaved: dict[BlockKey, None] = {}  # apart from `_states`, in order
         self._expected_losses: OrderedDict[BlockKey, int] = OrderedDict()
 
     def __contains__(self, key: BlockKey) -> bool:
-        return self._states.get(key, "unsaved") != "unsaved"
+        return key in self._states
 
     @property
-    def unsaved(self) -> list[BlockKey]:
+    def unsaved(self) -> KeysView[BlockKey]:
         """Keys that the disk did not take, or lost; in this order."""
-        return [key for key, state in self._states.items() if state == "unsaved"]
+        return self._unsaved.keys()
 
     def is_stored(self, key: BlockKey) -> bool:
         """Whether the disk certainly has a key."""
@@ -257,7 +258,7 @@ class DiskIndex:
         return self._states.get(key) == "saving"
 
     def _put(self, key: BlockKey, state: DiskState) -> None:
-        self._states.pop(key, None)
+        self._unsaved.pop(key, None)
         self._states[key] = state
 
     def begin_saving(self, key: BlockKey) -> None:
@@ -285,13 +286,10 @@ class DiskIndex:
         if self._is_expected_loss(key):
             self.saved(key)
             return False
-        if self.is_saving(key):
-            self._put(key, "unsaved")
-            return True
-        if self.is_stored(key):
-            del self._states[key]
-            return True
-        return False
+        state = self._states.pop(key, None)
+        if state == "saving":
+            self._unsaved[key] = None
+        return state is not None
 
     def forget(self, key: BlockKey) -> bool:
         """Drop all knowledge of a key. Returns whether the key must be removed from the disk."""
@@ -299,12 +297,13 @@ class DiskIndex:
         if was_there:
             self.expect_loss(key)
         self._states.pop(key, None)
+        self._unsaved.pop(key, None)
         return was_there
 
     def forget_copy(self, key: BlockKey) -> None:
         """Forget the file of a block that is in memory, because the file is unusable."""
         self.forget(key)
-        self._put(key, "unsaved")
+        self._unsaved[key] = None
 
     def expect_loss(self, key: BlockKey) -> None:
         """Ignore one more report of the loss of this key."""
@@ -320,7 +319,7 @@ class DiskIndex:
 
     def keys(self) -> set[BlockKey]:
         """All keys that the disk has or will have."""
-        return {key for key in self._states if key in self}
+        return set(self._states)
 
 
 class Pins:

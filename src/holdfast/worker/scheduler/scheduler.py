@@ -375,8 +375,9 @@ class Scheduler:
 
     def waiting_for(self, *reasons: WaitReason) -> list[RequestId]:
         """The sequences in the queue that wait for one of these, oldest first."""
-        # few wait for anything but memory
-        unready = [each for each in self._queue if each.waits_for is not WaitReason.MEMORY]
+        # few wait for anything but memory; a member of an enum is slow to look up for each
+        memory = WaitReason.MEMORY
+        unready = [each for each in self._queue if each.waits_for is not memory]
         return [each.request_id for each in unready if each.waits_for in reasons]
 
     def restart(self, request_id: RequestId) -> None:
