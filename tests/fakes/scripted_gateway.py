@@ -233,7 +233,8 @@ class ScriptedGateway:
             await self._changed.wait()
 
     async def generate(self, request: GenerationRequest) -> ScriptedStream:
-        if isinstance(request.prompt, ChatPrompt):  # its model reads text only
+        # its model reads text only
+        if isinstance(request.prompt, ChatPrompt) and request.prompt.has_images:
             prompt = text_only(request.prompt)
             request = msgspec.structs.replace(request, prompt=prompt)
         self.requests.append(request)

@@ -149,7 +149,7 @@ def seeing_front(
         return bundle
 
     gateway = Gateway(lease_of, Bundles(read), LimitsSettings(), images=intake)
-    services = replace(scripted_services(ScriptedGateway(), server=server), engine=gateway)
+    services = replace(scripted_services(ScriptedGateway(), server=server), gateway=gateway)
     http = httpx.AsyncClient(
         transport=httpx.ASGITransport(create_application(services)),
         base_url="http://127.0.0.1:8321",

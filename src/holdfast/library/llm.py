@@ -736,14 +736,14 @@ def chat_request(
         body["tool_choice"] = {"function": {"name": choice}}
     if isinstance(form, Mapping) and form.get("type") not in ("text", "json_object", "json_schema"):
         body["response_format"] = {"type": "json_schema", "json_schema": {"schema": form}}
-    asked = validated(ChatCompletionRequest, _plain(body))
+    parsed = validated(ChatCompletionRequest, _plain(body))
     return GenerationRequest(
         request_id=uuid.uuid4().hex,
         model="",
         tenant=tenant_of(api_key="", name=tenant, cache_salt=""),
         session_id=session_id,
-        **asked.conversation_fields(limits),
-        **{**asked.body_options(), **sampling_options(sampling)},
+        **parsed.conversation_fields(limits),
+        **{**parsed.body_options(), **sampling_options(sampling)},
     )
 
 

@@ -110,9 +110,9 @@ async def generate(
         identity = await asyncio.to_thread(identity_of, request, body, services.server)
     if (taken := rejoined(identity, request, services)) is not None:
         return taken
-    asked = read(body)
-    context = context_of(request, services, cache_salt=asked.cache_salt)
-    requests, form = asked.plan(context)
+    parsed = read(body)
+    context = context_of(request, services, cache_salt=parsed.cache_salt)
+    requests, form = parsed.plan(context)
     return GenerationResponse(context, requests, form, answer, identity=identity)
 
 
@@ -339,12 +339,12 @@ def _refuse_broken_end(event: ChoiceFinished) -> None:
 
 def _content(requests: Sequence[GenerationRequest]) -> str:
     """The texts of the prompts, for the log."""
-    asked = []
+    texts = []
     for request in requests:
         prompt = request.prompt
         shown = for_log(prompt.messages) if isinstance(prompt, ChatPrompt) else prompt
-        asked.append(shown if isinstance(shown, str) else msgspec.json.encode(shown).decode())
-    return "\n".join(asked) or "(empty)"
+        texts.append(shown if isinstance(shown, str) else msgspec.json.encode(shown).decode())
+    return "\n".join(texts) or "(empty)"
 
 
 async def run_alone(
@@ -550,9 +550,9 @@ async def _read(
     call: Callable[[Reads], Awaitable[tuple[Read, ...]]],
 ) -> Response:
     answer = AnswerRecord(services.telemetry.metrics)
-    asked = read(await read_body(request, limit_bytes=services.limits.max_body_bytes))
-    context = context_of(request, services, cache_salt=asked.cache_salt)
-    asked_for, form = asked.plan(context)
+    parsed = read(await read_body(request, limit_bytes=services.limits.max_body_bytes))
+    context = context_of(request, services, cache_salt=parsed.cache_salt)
+    asked_for, form = parsed.plan(context)
     limit = TimeLimit(context.time_limit_seconds())
 
     async def body() -> bytes:
