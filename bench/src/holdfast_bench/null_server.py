@@ -1,4 +1,4 @@
-"""A server without a model, which immediately answers with random words.
+"""A server that answers every request immediately with random words, without running a model.
 
 It measures the load generator: `python -m holdfast_bench.null_server --port PORT`. Tests use it,
 too.

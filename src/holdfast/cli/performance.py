@@ -145,7 +145,7 @@ def speed_text(speed: Mapping[str, Any] | None) -> str:
 
 
 def share_text(part: int, whole: int) -> str:
-    """A share in percent; empty if the whole is 0."""
+    """`part` as a percentage of `whole`; an empty string if `whole` is 0."""
     return f"{100 * part / whole:.0f} %" if whole else ""
 
 

@@ -302,7 +302,7 @@ class BlockIndex:
         self._write("DELETE FROM pins WHERE until <= ?", [(now,)])
 
     def newest_use(self) -> float | None:
-        """The time of the most recent use of any block; None if there are none."""
+        """When a block was last used, in seconds since the epoch; None in an empty store."""
         (newest,) = self._database.execute("SELECT max(last_used) FROM blocks").fetchone()
         return float(newest) if isinstance(newest, float) else None
 

@@ -110,7 +110,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     @property
     def is_idle_work(self) -> bool:
-        """Whether the request runs only while the worker is otherwise idle."""
+        """Whether the request may run only while no other request runs."""
         return self.read_ahead is not None
 
     def without_session(self, *, forget: bool) -> SequenceRequest:

@@ -90,8 +90,8 @@ class FirstForms:
         kind: Hashable,
         tenant: str = "",
     ) -> ReadyMessage:
-        """What `make` returns for a message. If a client sends the message again, this is the same
-        object, so that nothing is computed again.
+        """The result of `make` for a message, which is kept: the same message gives the same object
+        later, without another call of `make`.
 
         kind: identifies everything else that the result depends on.
         """

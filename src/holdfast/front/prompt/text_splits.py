@@ -71,7 +71,7 @@ class TextSplits:
         """Cut a text into pieces. Text that is appended changes only the last piece."""
         start = 0
         places: list[int] = []
-        # searching for one kind of bracket at a time is fast, searching for several together is not
+        # one fast search per kind of bracket; one search for all kinds together would be slower
         for bracket in {mark[0] for mark in self.marks}:
             found = _IN_BRACKETS[bracket].finditer(text)
             places += [each.start() for each in found if each.group() in self.marks]

@@ -486,7 +486,7 @@ def _times(expression: str, least: int, most: int | None) -> str:
 
 
 def _types_of(node: Schema) -> tuple[str, ...]:
-    """Return the types that a schema seems to allow."""
+    """The JSON types that a schema allows, as far as its `type`, listed values and parts tell."""
     if found := tuple(types_of(node)):
         return found
     if "allOf" in node:

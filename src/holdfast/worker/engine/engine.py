@@ -346,9 +346,9 @@ class Engine:
     def conversions(
         self, request_ids: Iterable[RequestId], kv_bits: KVBits
     ) -> Iterator[tuple[tuple[RequestId, ...], Conversion]]:
-        """Yield the sequences that can be quantized immediately, and the effect on memory: first
-        each of these open sequences alone, then each group of sequences that share tokens. Of both,
-        the longest come first. Sequences that `quantize` cannot convert are left out.
+        """Yield sets of open sequences that can be quantized now, with the effect on memory: first
+        single sequences, then groups that share tokens; the longest first in each part. Sequences
+        that `quantize` cannot convert are left out.
         """
         able: dict[RequestId, LiveState] = {}
         groups: dict[object, tuple[RequestId, ...]] = {}

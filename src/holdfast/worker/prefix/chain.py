@@ -93,18 +93,18 @@ class Root:
     form: KVBits = "native"
 
     def form_at(self, end: int) -> KVBits:
-        """The form in which a block that ends at this position is stored: if it is incomplete,
-        unquantized, so that a sequence can continue there.
+        """The form of a stored block that ends at this position. An incomplete block is never
+        quantized, so that a sequence can continue from its end.
         """
         return "native" if end % BLOCK_TOKENS else self.form
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A node of the prefix tree: a root, or a stored block or state. Its own tokens are those that
-    no earlier block had stored; a root and a state have none.
+    """A node of the prefix tree: a root, a stored block or a stored state.
 
-    A cut is a number of own tokens of a node.
+    Two blocks can overlap. The node's own tokens are those that no earlier block contains; a root
+    and a state have none. A cut is a position within them: how many of them come before it.
     """
 
     key: BlockKey
@@ -133,7 +133,9 @@ class Node:
 
     @property
     def is_covered(self) -> bool:
-        """Whether matches return other nodes instead of this one."""
+        """Whether this is a state whose place in the tree another state has taken, so that lookups
+        find that one.
+        """
         if self.packed or self.parent is None:
             return False
         return self.parent.states.get(self.parent_cut) is not self

@@ -277,8 +277,8 @@ class ChunkSharing:
         step: int,
         rows: Mapping[str, int],
     ) -> None:
-        """Give each flow an equal share. The flows take turns at being first, so all
-        progress.
+        """Give each flow an equal share. The flow that comes first changes with each step, so that
+        every flow makes progress.
         """
         turn, first = divmod(self._first_flow, len(groups))
         self._first_flow += 1

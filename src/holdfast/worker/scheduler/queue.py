@@ -43,7 +43,7 @@ class SequenceCosts:
         """The bytes to reserve for one sequence of this capacity. Memory is not reserved for its
         first `held_tokens` tokens, because live states hold them.
         """
-        # max() would be slower, and this is summed over all running sequences
+        # a comparison is faster than max(), and every step does this for each running sequence
         own_tokens = capacity_tokens - held_tokens if held_tokens < capacity_tokens else 0
         return (
             own_tokens * self.kv_bytes_per_token

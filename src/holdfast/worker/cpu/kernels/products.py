@@ -120,7 +120,7 @@ def product(inputs: Floats, matrix: Floats, bias: Floats | None = None) -> Float
 
 def _asked(inputs: Floats, matrix: Floats, outputs: int, form: int, bias: Floats | None) -> Floats:
     rows, inner = inputs.shape
-    # without a bias, the earlier contents must not be read
+    # without a bias, beta is 0 and BLAS must ignore these values: NaN would show if it did not
     result = np.full((rows, outputs), np.nan, np.float32) if bias is None else bias.copy()
     library().cblas_sgemm(
         *map(ctypes.c_int, (_ROW_MAJOR, _AS_IT_IS, form, rows, outputs, inner)),
