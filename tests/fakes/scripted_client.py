@@ -1,4 +1,4 @@
-"""An EngineClient that answers from a script, on the loop's thread, one event per iteration of the
+"""An WorkerClient that answers from a script, on the loop's thread, one event per iteration of the
 loop.
 """
 

@@ -16,7 +16,7 @@ from holdfast.config import ImagesSettings, LimitsSettings, ServerSettings
 from holdfast.front.application import create_application
 from holdfast.front.images.fetch import AddressTest, is_public
 from holdfast.front.images.intake import ImageIntake
-from holdfast.front.link.event_stream import EngineClient
+from holdfast.front.link.event_stream import WorkerClient
 from holdfast.front.prompt.dialects import find_dialect
 from holdfast.front.prompt.gateway import Gateway
 from holdfast.front.prompt.known_answers import KnownAnswers
@@ -142,7 +142,7 @@ def seeing_front(
     bundle = bundle or seeing_bundle(family)
 
     @asynccontextmanager
-    async def lease_of(model: str, sequences: int) -> AsyncIterator[EngineClient]:
+    async def lease_of(model: str, sequences: int) -> AsyncIterator[WorkerClient]:
         yield engine
 
     async def read(model: str) -> TokenizerBundle:

@@ -24,7 +24,7 @@ from holdfast.front.fleet.memory_watch import (
     MemoryUse,
     MemoryWatch,
 )
-from holdfast.front.link.event_stream import EngineClient
+from holdfast.front.link.event_stream import WorkerClient
 from holdfast.machine.device_memory import DeviceMemory, Pressure, process_footprint
 from holdfast.wire.events import WorkerStatistics
 from tests.fakes.fake_models import FakeModels, catalog_over
@@ -151,7 +151,7 @@ async def until_pressure(made: FakeModels, pressure: Pressure) -> None:
 
 
 @contextlib.asynccontextmanager
-async def two_answers(client: EngineClient) -> AsyncIterator[None]:
+async def two_answers(client: WorkerClient) -> AsyncIterator[None]:
     """Two long answers, read so that neither is paused."""
 
     async def read(name: str) -> None:

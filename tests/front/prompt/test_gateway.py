@@ -27,7 +27,7 @@ from holdfast.errors import (
     UnknownModel,
     WorkerUnavailable,
 )
-from holdfast.front.link.event_stream import EngineClient
+from holdfast.front.link.event_stream import WorkerClient
 from holdfast.front.output import ChoiceFinished, OutputEvent, TextDelta
 from holdfast.front.prompt import prepare as prepare_module
 from holdfast.front.prompt import template_process
@@ -77,7 +77,7 @@ def serve(
     engine = ScriptedClient(script, **options)
 
     @asynccontextmanager
-    async def lease_of(model: str, sequences: int) -> AsyncIterator[EngineClient]:
+    async def lease_of(model: str, sequences: int) -> AsyncIterator[WorkerClient]:
         if model != "toy":
             raise UnknownModel(model=model, available=("toy",))
         engine.leases += 1
@@ -538,7 +538,7 @@ async def test_a_model_with_a_hanging_template_delays_no_other(
     engine = ScriptedClient(answers(1))
 
     @asynccontextmanager
-    async def lease_of(model: str, sequences: int) -> AsyncIterator[EngineClient]:
+    async def lease_of(model: str, sequences: int) -> AsyncIterator[WorkerClient]:
         yield engine
 
     async def read(model: str) -> TokenizerBundle:

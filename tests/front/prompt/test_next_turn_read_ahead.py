@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.config import LimitsSettings
-from holdfast.front.link.event_stream import EngineClient
+from holdfast.front.link.event_stream import WorkerClient
 from holdfast.front.prompt.gateway import Gateway
 from holdfast.front.prompt.known_answers import KnownAnswers
 from holdfast.front.prompt.template_probes import NextTurn
@@ -61,7 +61,7 @@ async def ask(
     """Read one answer to its end; returns the requests to prefill ahead."""
 
     @asynccontextmanager
-    async def lease_of(model: str, sequences: int) -> AsyncIterator[EngineClient]:
+    async def lease_of(model: str, sequences: int) -> AsyncIterator[WorkerClient]:
         yield client
 
     async def read(model: str) -> TokenizerBundle:

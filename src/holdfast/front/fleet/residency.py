@@ -32,7 +32,7 @@ from holdfast.front.fleet.memory_watch import (
     level_name,
 )
 from holdfast.front.fleet.slot import SHUTTING_DOWN, Fetch, ModelFiles, ModelSlot, State
-from holdfast.front.link.event_stream import EngineClient
+from holdfast.front.link.event_stream import WorkerClient
 from holdfast.front.link.model_client import AdaptedClient
 from holdfast.front.telemetry.metrics import ResidencyFigures
 from holdfast.front.telemetry.request_log import waiting_for
@@ -235,7 +235,7 @@ class Residency:
         self._changed.set()
 
     @contextlib.asynccontextmanager
-    async def lease(self, model: str, sequences: int = 1) -> AsyncIterator[EngineClient]:
+    async def lease(self, model: str, sequences: int = 1) -> AsyncIterator[WorkerClient]:
         """Lease a model for `sequences` sequences, and yield the link to its worker. If the name
         includes an adapter, all requests on the link are for that adapter.
 

@@ -53,7 +53,7 @@ _TOKEN_BYTES = 256  # memory of a token in an event; about the same as JSON and 
 _RIVAL_BYTES = 100  # memory of each log-probability of a token
 
 
-class EngineClient(Protocol):
+class WorkerClient(Protocol):
     """A loaded model, as code on the event loop uses it."""
 
     @property
@@ -94,7 +94,7 @@ class EngineClient(Protocol):
         ...
 
 
-LeaseOf: TypeAlias = Callable[[str, int], AbstractAsyncContextManager[EngineClient]]
+LeaseOf: TypeAlias = Callable[[str, int], AbstractAsyncContextManager[WorkerClient]]
 """Leases a model by name for a number of sequences: waits for the model's client, and keeps the
 model loaded.
 

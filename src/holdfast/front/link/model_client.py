@@ -76,7 +76,7 @@ class Loss:
 
 
 class ModelClient:
-    """Implements `EngineClient`. `ModelSlot` tells it when a worker has come or gone.
+    """Implements `WorkerClient`. `ModelSlot` tells it when a worker has come or gone.
 
     Only use it on the event loop's thread.
     """
@@ -136,7 +136,7 @@ class ModelClient:
         return self._worker
 
     def submit(self, request: SequenceRequest) -> EventStream:
-        """Send one sequence, now or as soon as there is a worker; see `EngineClient`.
+        """Send one sequence, now or as soon as there is a worker; see `WorkerClient`.
 
         Raises ValueError if the request id is in use.
         """
@@ -166,7 +166,7 @@ class ModelClient:
         return stream
 
     async def statistics(self) -> WorkerStatistics:
-        """See `EngineClient`."""
+        """See `WorkerClient`."""
         return await self.worker.statistics()
 
     @overload
@@ -176,7 +176,7 @@ class ModelClient:
     async def ask(self, command: ImageCommand) -> ImageAnswer: ...
 
     async def ask(self, command: Question) -> Answer:
-        """See `EngineClient`."""
+        """See `WorkerClient`."""
         if self._end:
             raise WorkerUnavailable(self._end)
         asked = _OpenCommand(command, asyncio.get_running_loop().create_future())
@@ -417,7 +417,7 @@ class ModelClient:
 
 
 class AdaptedClient:
-    """Implements `EngineClient` for one LoRA adapter of a model: sends all requests to it."""
+    """Implements `WorkerClient` for one LoRA adapter of a model: sends all requests to it."""
 
     def __init__(self, client: ModelClient, adapter: str) -> None:
         self._client = client
@@ -429,7 +429,7 @@ class AdaptedClient:
         return self._client.info
 
     def submit(self, request: SequenceRequest) -> EventStream:
-        """Send one sequence; see `EngineClient`."""
+        """Send one sequence; see `WorkerClient`."""
         return self._client.submit(msgspec.structs.replace(request, adapter=self._adapter))
 
     async def statistics(self) -> WorkerStatistics:
@@ -443,7 +443,7 @@ class AdaptedClient:
     async def ask(self, command: ImageCommand) -> ImageAnswer: ...
 
     async def ask(self, command: Question) -> Answer:
-        """Send a command that the worker answers once; see `EngineClient`."""
+        """Send a command that the worker answers once; see `WorkerClient`."""
         if isinstance(command, SessionCommand):
             command = msgspec.structs.replace(command, adapter=self._adapter)
         return await self._client.ask(command)

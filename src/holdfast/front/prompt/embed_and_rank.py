@@ -27,7 +27,7 @@ from holdfast.errors import (
     TooLargeForMemory,
     WorkerUnavailable,
 )
-from holdfast.front.link.event_stream import EngineClient, RequestEvent, refusal
+from holdfast.front.link.event_stream import RequestEvent, WorkerClient, refusal
 from holdfast.front.output import Embedding, Relevance
 from holdfast.front.prompt.limits import check_token_ids
 from holdfast.front.prompt.prepare import (
@@ -117,7 +117,7 @@ class PromptReader:
 
 
 async def read_prompts(
-    client: EngineClient, sequences: Sequence[SequenceRequest], *, field_of: Callable[[int], str]
+    client: WorkerClient, sequences: Sequence[SequenceRequest], *, field_of: Callable[[int], str]
 ) -> list[ReadPrompt]:
     """Run all sequences, a few at a time. Returns their results in order.
 

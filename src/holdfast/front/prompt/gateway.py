@@ -20,7 +20,7 @@ from holdfast.errors import GenerationFailed, SessionFailure, SessionRefused, Wo
 from holdfast.front.answers.choice import ChoiceText
 from holdfast.front.answers.stops import RepetitionGuard
 from holdfast.front.images.intake import ImageIntake, text_only
-from holdfast.front.link.event_stream import EngineClient, EventStream, LeaseOf, one_ready, refusal
+from holdfast.front.link.event_stream import EventStream, LeaseOf, WorkerClient, one_ready, refusal
 from holdfast.front.output import (
     ChoiceFinished,
     Embedding,
@@ -281,7 +281,7 @@ class Gateway:
 
     async def _model(
         self, model: str, sequences: int, lease: AsyncExitStack
-    ) -> tuple[EngineClient, TokenizerBundle]:
+    ) -> tuple[WorkerClient, TokenizerBundle]:
         """The client of a model's worker, and the tokenizer. Both are loaded at the same time."""
         self._bundles.begin(model)
         client = await lease.enter_async_context(self._lease_of(model, sequences))
@@ -294,7 +294,7 @@ class Gateway:
         return client, bundle.seeing(vision)
 
     async def _with_images(
-        self, request: GenerationRequest, client: EngineClient, held: AsyncExitStack
+        self, request: GenerationRequest, client: WorkerClient, held: AsyncExitStack
     ) -> tuple[Prompt, Layouts]:
         """Take the images of a request and get their token layouts from the worker.
 

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from holdfast.errors import HoldfastError
-from holdfast.front.link.event_stream import EngineClient
+from holdfast.front.link.event_stream import WorkerClient
 from holdfast.front.output import (
     ChoiceFinished,
     OutputDelta,
@@ -185,7 +185,7 @@ class WarmAhead:
         request: GenerationRequest,
         bundle: TokenizerBundle,
         prepared: Prepared,
-        client: EngineClient,
+        client: WorkerClient,
         *,
         threads: Executor,
         observe: Observe,
@@ -235,7 +235,7 @@ class WarmAhead:
         return see
 
     def _begin(
-        self, make: Callable[[], SequenceRequest | None], client: EngineClient, threads: Executor
+        self, make: Callable[[], SequenceRequest | None], client: WorkerClient, threads: Executor
     ) -> None:
         loop = asyncio.get_running_loop()
         task = loop.create_task(_prefill(make, client, threads), name="warm-ahead")
@@ -244,7 +244,7 @@ class WarmAhead:
 
 
 async def _prefill(
-    make: Callable[[], SequenceRequest | None], client: EngineClient, threads: Executor
+    make: Callable[[], SequenceRequest | None], client: WorkerClient, threads: Executor
 ) -> None:
     """Create a request that only prefills, and submit it.
 
