@@ -1,0 +1,247 @@
+"""A worker's process in the simulated world: the real link, heart, loop, scheduler, prefix cache,
+sessions and store, over the simulated device.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from holdfast.machine.device_memory import DeviceMemory, MemoryPlan, plan_memory
+from holdfast.store.maintenance import store_limits
+from holdfast.store.store import BlockStore
+from holdfast.wire.commands import Assignment, WorkerSettings
+from holdfast.wire.events import ModelInfo
+from holdfast.worker.engine.engine import KVCosts
+from holdfast.worker.engine.kv_forms import KVForms
+from holdfast.worker.engine.plan import BLOCK_TOKENS
+from holdfast.worker.kv.bits import BITS, KVBits
+from holdfast.worker.kv.codec import PayloadFormat
+from holdfast.worker.loop.inbox import Heart, Inbox, Progress, Pulse, ZmqInbox
+from holdfast.worker.loop.loop import WorkerLoop
+from holdfast.worker.loop.memory_budget import MemoryBudget
+from holdfast.worker.loop.process import live
+from holdfast.worker.prefix.cache import PrefixCache
+from holdfast.worker.prefix.index import PrefixIndex
+from holdfast.worker.scheduler.queue import SequenceCosts
+from holdfast.worker.scheduler.scheduler import Scheduler
+from holdfast.worker.sessions.service import SessionService
+from tests.simulation.device import Costs, Fault, SimulatedEngine, make_engine
+from tests.simulation.links import Wake
+from tests.simulation.world import Killed, Process, World
+
+CONTEXT_TOKENS = 8192
+VOCAB_SIZE = 1536  # of the bundled tokenizer
+_costs_of: dict[str, dict[KVBits, KVCosts]] = {}
+
+
+@dataclass
+class Machine:
+    """The machine that all processes share: its memory, its device, and what will happen to it.
+
+    loads: what the next loads of workers will do, oldest first: a number of seconds, or a fault.
+    """
+
+    memory: DeviceMemory = DeviceMemory(
+        total_bytes=64 << 20, available_bytes=48 << 20, unified=False
+    )
+    costs: Costs = field(default_factory=Costs)
+    load_seconds: float = 0.5
+    weight_bytes: int = 1 << 20
+    loads: list[Fault] = field(default_factory=list)
+    workers: dict[int, SimulatedWorker] = field(default_factory=dict)  # by pid, living ones
+
+
+@dataclass(eq=False)
+class SimulatedWorker:
+    """One life of a worker, with what tests look at."""
+
+    process: Process
+    settings: WorkerSettings
+    engine: SimulatedEngine | None = None
+    loop: WorkerLoop | None = None
+    cache: PrefixCache | None = None
+    index: PrefixIndex | None = None
+    store: BlockStore | None = None
+    wake: Wake = field(default_factory=Wake)
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.settings.model.name
+
+
+def start_worker(world: World, machine: Machine, assignment: Assignment, process: Process) -> None:
+    """Run a worker in its process."""
+    settings = assignment.settings
+    worker = SimulatedWorker(process, settings)
+    machine.workers[process.pid] = worker
+    process.ends.append(lambda: machine.workers.pop(process.pid, None))
+    pulse = Pulse(interval_seconds=settings.residency.heartbeat_seconds)
+    heart = Heart(assignment.heartbeat_endpoint, pulse)
+
+    def main() -> None:
+        heart.start()
+        inbox = ZmqInbox(assignment.endpoint, wake_fd=worker.wake)  # type: ignore[arg-type]
+        end = live(inbox, lambda inbox, progress: _build(world, machine, worker, inbox, progress, pulse))
+        heart.stop()
+        process.exit(int(end))
+        raise Killed
+
+    process.spawn(main, "device")
+
+
+def costs_of(world: World, model: str) -> dict[KVBits, KVCosts]:
+    """The memory of a sequence, by form; measured once per model."""
+    if model not in _costs_of:
+        engine = make_engine(world, model=model, vocab_size=VOCAB_SIZE, costs=Costs())
+        costs = engine.measure_costs()
+        assert costs.form is not None
+        engine._runner.learn_form(costs.form)
+        _costs_of[model] = {"native": costs} | {each: engine.measure_costs(each) for each in BITS}
+    return _costs_of[model]
+
+
+def _build(
+    world: World,
+    machine: Machine,
+    worker: SimulatedWorker,
+    inbox: Inbox,
+    progress: Progress,
+    pulse: Pulse,
+) -> tuple[WorkerLoop, ModelInfo]:
+    settings = worker.settings
+    progress("reading", 0.0)
+    fault = machine.loads.pop(0) if machine.loads else None
+    if fault is not None:
+        world.tell(f"the load of {worker.process.name} {fault.value}")
+    world.block(machine.load_seconds * world.random.uniform(0.5, 2.0))
+    if fault is Fault.HANG:
+        world.block()
+    if fault is Fault.DIES:
+        worker.process.kill()
+        world.block()
+    if fault is Fault.ERROR:
+        raise RuntimeError("the simulated load failed")
+    progress("reading", 1.0)
+    model = Path(settings.folder).name
+    by_bits = costs_of(world, model)
+    engine = make_engine(world, model=model, vocab_size=VOCAB_SIZE, costs=machine.costs)
+    native = by_bits["native"]
+    assert native.form is not None
+    engine._runner.learn_form(native.form)
+    forms = KVForms(default=settings.model.kv_bits, costs=by_bits, refused={})
+    plan_for = _planner(machine, settings)
+    plan = plan_for(settings.share.state_bytes)
+    weights = {
+        each: SequenceCosts(
+            kv_bytes_per_token=costs.bytes_per_token,
+            fixed_bytes_per_sequence=costs.fixed_bytes,
+            block_tokens=BLOCK_TOKENS if each != "native" and engine.cuts_at_blocks else None,
+        )
+        for each, costs in by_bits.items()
+    }
+    step_tokens = settings.scheduler.step_tokens or 512
+    scheduler = Scheduler(
+        replace(settings.scheduler, step_tokens=step_tokens),
+        weights[forms.usual],
+        budget_bytes=plan.kv_bytes,
+        context_tokens=CONTEXT_TOKENS,
+        mixes_chunks=True,
+    )
+    fingerprint = f"toy model {model}"
+    store = None
+    if settings.store.folder:
+        store = BlockStore(
+            Path(settings.store.folder),
+            fingerprint=fingerprint,
+            served_as=settings.model.name,
+            limits=store_limits(settings.store),
+        )
+    index = PrefixIndex(fingerprint=fingerprint, ram_budget_bytes=plan.ram_tier_bytes, disk=store)
+    cache = PrefixCache(
+        index,
+        store=store,
+        payloads=PayloadFormat(model=native.form),
+        most_parked_bytes=settings.store.ram_bytes,
+    )
+    sessions = SessionService(
+        cache,
+        most=settings.store.max_sessions,
+        ttl_seconds=settings.store.session_seconds,
+        pinned_percent=settings.store.pinned_percent,
+        context_tokens=CONTEXT_TOKENS,
+    )
+    fitting = {
+        each: costs.longest_sequence(plan.kv_bytes, most_tokens=CONTEXT_TOKENS)
+        for each, costs in weights.items()
+    }
+    budget = MemoryBudget(
+        plan,
+        plan_for=plan_for,
+        contexts_of=lambda kv_bytes: {
+            each: costs.longest_sequence(kv_bytes, most_tokens=CONTEXT_TOKENS)
+            for each, costs in weights.items()
+        }
+        | {"auto": weights["8"].longest_sequence(kv_bytes, most_tokens=CONTEXT_TOKENS)},
+        scheduler=scheduler,
+        cache=cache,
+        most_parked_bytes=settings.store.ram_bytes,
+    )
+    loop = WorkerLoop(
+        engine=engine,
+        scheduler=scheduler,
+        inbox=inbox,
+        retry_chunk_tokens=step_tokens,
+        cache=cache,
+        sessions=sessions,
+        memory=budget,
+        pulse=pulse,
+        forms=forms,
+        speculates=settings.model.speculation != "off",
+        costs=weights,
+    )
+    worker.engine, worker.loop, worker.cache, worker.index = engine, loop, cache, index
+    worker.store = store
+    info = ModelInfo(
+        model_type="toy",
+        layout="rows",
+        layout_reason="",
+        parameters=1,
+        weight_bytes=machine.weight_bytes,
+        compute_dtype="float32",
+        context_tokens=fitting[forms.usual],
+        own_context_tokens=CONTEXT_TOKENS,
+        vocab_size=VOCAB_SIZE,
+        kv_bits=settings.model.kv_bits,
+        kv_bytes_per_token=by_bits[forms.usual].bytes_per_token,
+        kv_bytes_by_bits={each: costs.bytes_per_token for each, costs in by_bits.items()},
+        context_tokens_by_bits={**fitting, "auto": fitting["8"]},
+        fixed_bytes_per_sequence=0,
+        kv_budget_bytes=plan.kv_bytes,
+        device="simulated",
+        is_on_cpu=True,
+        fingerprint=fingerprint,
+        load_seconds=machine.load_seconds,
+    )
+    return loop, info
+
+
+def _planner(machine: Machine, settings: WorkerSettings) -> Callable[[int | None], MemoryPlan]:
+    def plan_for(state_bytes: int | None) -> MemoryPlan:
+        return plan_memory(
+            machine.memory,
+            weight_bytes=machine.weight_bytes,
+            kv_bytes=settings.model.memory_bytes,
+            ram_tier_bytes=settings.store.ram_bytes,
+            share=replace(settings.share, state_bytes=state_bytes),
+        )
+
+    return plan_for
+
+
+logging.getLogger("holdfast")
+_: Any
