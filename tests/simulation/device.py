@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from tokenizers import Tokenizer
 
 from holdfast.worker.engine.backend import in_use
 from holdfast.worker.engine.engine import Engine, PendingStep
@@ -31,16 +34,31 @@ from holdfast.worker.kv.layer import Layer
 from holdfast.worker.kv.quantized import QuantizedKV
 from tests.simulation.world import World
 
+BUNDLED = Path(__file__).parents[2] / "src/holdfast/models/bundled/holdfast-demo"
 DIMENSION = 32  # numbers in a key, as many as one group of quantized ones
 LEVELS = 16
-FIRST_TOKEN, LAST_TOKEN = 35, 1500  # plain text in the bundled tokenizer
 END_TOKEN = 2  # <|im_end|>
 ONE_IN = 60  # so many answers end after a token
 PEAK = 1e4  # the logit of the only token that is possible
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
-@lru_cache(maxsize=4096)
+@cache
+def tokenizer() -> Tokenizer:
+    """The bundled model's."""
+    return Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
+
+
+@cache
+def plain_tokens() -> list[int]:
+    """Tokens that are words or parts of words, which no parser of answers reads as markup."""
+    found = tokenizer()
+    size = found.get_vocab_size()
+    texts = [found.decode([token], skip_special_tokens=False) for token in range(size)]
+    return [token for token, text in enumerate(texts) if re.fullmatch(" ?[A-Za-z]+", text)]
+
+
+@lru_cache(maxsize=1 << 16)
 def _rows(token: int, position: int) -> np.ndarray[Any, Any]:
     """The key and the value of a token: float32 [2, DIMENSION]."""
     seed = f"{token} {position}".encode()
@@ -64,7 +82,8 @@ def next_token(sums: np.ndarray[Any, Any], position: int, model: str) -> int:
     number = int.from_bytes(digest, "little")
     if number % ONE_IN == 0:
         return END_TOKEN
-    return FIRST_TOKEN + number // ONE_IN % (LAST_TOKEN - FIRST_TOKEN)
+    plain = plain_tokens()
+    return plain[number // ONE_IN % len(plain)]
 
 
 class Oracle:
@@ -185,7 +204,7 @@ class SimulatedEngine(Engine):
 
     world: World
     costs: Costs
-    faults: list[Fault]  # of the next steps
+    faults: list[Fault | None]  # of the next steps
     is_broken = False
 
     def dispatch(self, plan: StepPlan) -> PendingStep:

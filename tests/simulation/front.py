@@ -10,7 +10,6 @@ import pickle
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,11 +28,10 @@ from holdfast.front.run.web import build_application
 from holdfast.machine.device_memory import MemoryShare
 from holdfast.machine.process_time import Progress
 from holdfast.wire.commands import Assignment, WorkerSettings
+from tests.simulation.device import BUNDLED
 from tests.simulation.event_loop import SimulatedLoop
 from tests.simulation.worker import Machine, start_worker
 from tests.simulation.world import Killed, Process, World, world
-
-BUNDLED = Path(__file__).parents[2] / "src/holdfast/models/bundled/holdfast-demo"
 
 
 class _Child:
@@ -101,6 +99,7 @@ class SimulatedFront:
             entries=tuple(models), at_start=tuple(each.name for each in models if each.is_pinned)
         )
         self._numbers = 0
+        self._requests: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
         self.process.ends.append(self._end_of_process)
         self.process.spawn(self._main, "loop")
@@ -133,12 +132,33 @@ class SimulatedFront:
             await self.residency.wait_ready()
             self.is_ready = True
             await self._stop.wait()
-            self.app = None
+            await self._drained(app)
         await self.residency.stop()
+
+    def accept(self, exchange: Any) -> None:
+        """A request has come: let the application answer it."""
+        task = self.loop.create_task(exchange.serve(), name="request")
+        self._requests.add(task)
+        task.add_done_callback(self._requests.discard)
 
     def stop(self) -> None:
         """Ask it to stop, as by SIGTERM."""
         self.loop.call_soon_threadsafe(self._stop.set)
+
+    async def _drained(self, app: Starlette) -> None:
+        """Let running answers finish, as the HTTP server does."""
+        services = app.state.services
+        services.access.drain.begin(self.settings.server.shutdown_seconds)
+        services.models.library.stop()
+        await services.answers.held.end_lost()
+        running = {*self._requests, *services.answers.held.tasks}
+        if running:
+            await asyncio.wait(running, timeout=services.access.drain.seconds_left)
+        self.app = None
+        for task in self._requests:
+            task.cancel()
+        if self._requests:
+            await asyncio.wait(set(self._requests), timeout=5.0)
 
     def _worker_of(
         self, entry: CatalogEntry, files: ModelFiles, share: MemoryShare

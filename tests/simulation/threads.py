@@ -57,10 +57,12 @@ class Lock:
         return True
 
     def release(self) -> None:
+        found = world_or_none()
         if not self._is_locked:
+            if found is not None and found.here.is_dead:
+                return  # it could not be taken again
             raise RuntimeError("release unlocked lock")
         self._is_locked = False
-        found = world_or_none()
         while found is not None and self._waiting:
             task = self._waiting.popleft()
             if not task.process.is_dead:
@@ -201,7 +203,7 @@ class Timer(Thread):
         self._is_cancelled = True
 
     def run(self) -> None:
-        world().block(self._interval)
+        sleep(self._interval)
         if not self._is_cancelled:
             super().run()
 

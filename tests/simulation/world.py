@@ -20,7 +20,6 @@ import greenlet
 
 EPOCH = 1_800_000_000.0  # the wall clock when a world begins
 CALL_SECONDS = 1e-6  # by which each look at a clock moves it on
-MOST_IDLE_SECONDS = 400 * 86_400.0
 
 
 class Killed(BaseException):
@@ -41,7 +40,6 @@ class Process:
         self.exit_code: int | None = None
         self.tasks: dict[Task, None] = {}
         self.ends: list[Callable[[], None]] = []
-        self.clock_shift = 0.0  # of its wall clock, in seconds
         self._held: list[Task] = []  # ready while it was suspended
 
     def spawn(self, run: Callable[[], object], name: str, *, is_daemon: bool = False) -> Task:
@@ -108,7 +106,8 @@ class Task:
         except (Killed, greenlet.GreenletExit):
             pass
         except BaseException as error:
-            self.failure = error
+            if not self.process.is_dead:
+                self.failure = error
         finally:
             self.is_over = True
             self.process.tasks.pop(self, None)
@@ -124,6 +123,7 @@ class World:
         self.random = random.Random(seed)
         self.hub = greenlet.getcurrent()
         self.now = 1000.0
+        self.wall_shift = 0.0  # of the wall clock, in seconds
         self.events = 0
         self.current: Task | None = None
         self.processes: list[Process] = []
@@ -144,8 +144,8 @@ class World:
         return self.now
 
     def wall(self) -> float:
-        """Seconds since the epoch, as the process that asks sees them."""
-        return EPOCH + self.clock() + self.here.clock_shift
+        """Seconds since the epoch."""
+        return EPOCH + self.clock() + self.wall_shift
 
     # -- processes and tasks
 

@@ -1,0 +1,248 @@
+"""What happens in a simulated world from outside: turns of agents, and what goes wrong.
+
+A scenario is data, made from a seed before the world begins. So a failing one can be shortened by
+leaving actions out, and kept as a test.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+Protocol: TypeAlias = Literal["chat", "messages", "responses", "completions"]
+Reader: TypeAlias = Literal["reads", "slow", "cancels", "breaks", "retries"]
+BLOCK = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """One request of an agent's conversation, after its earlier turns.
+
+    tokens: of the new message, about. edge: the prompt is filled up to end this many tokens after
+    the edge of a block; None: it is not filled. forget: how many of the last messages are left out
+    first, as after an edit.
+    """
+
+    at: float
+    agent: str
+    tokens: int = 20
+    edge: int | None = None
+    max_tokens: int = 20
+    model: str = "m"
+    protocol: Protocol = "chat"
+    streams: bool = True
+    reader: Reader = "reads"
+    read_pieces: int = 3  # before it cancels or breaks
+    wait_seconds: float = 1.0  # until it retries
+    choices: int = 1
+    kv_bits: str = ""
+    session: str = ""
+    tenant: str = ""
+    forget: int = 0
+    seed: int | None = None
+    is_batch: bool = False
+    timeout_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branch:
+    """A new agent that goes on from another one's conversation. keep: how many of its messages."""
+
+    at: float
+    agent: str
+    source: str
+    keep: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A short request of an administrator or of an agent."""
+
+    at: float
+    method: str
+    path: str
+    body: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """Something goes wrong. `faults.py` knows the kinds."""
+
+    at: float
+    kind: str
+    model: str = "m"
+    seconds: float = 0.0
+    number: int = 0
+    name: str = ""
+    error: int = 0
+
+
+Action: TypeAlias = Turn | Branch | Call | Trouble
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """A whole world. `order`: the seed of the order of events. options: of the server."""
+
+    order: int
+    actions: tuple[Action, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ends_at(self) -> float:
+        """When the last action happens, in seconds."""
+        return max((action.at for action in self.actions), default=0.0)
+
+
+# how often each kind of trouble is chosen
+TROUBLES: Mapping[str, int] = {
+    "worker dies": 4,
+    "worker is suspended": 2,
+    "worker hangs": 1,
+    "step fails": 4,
+    "step computes NaN": 3,
+    "step is slow": 2,
+    "step kills": 2,
+    "load fails": 2,
+    "server dies": 2,
+    "server restarts": 2,
+    "power cut": 2,
+    "disk error": 5,
+    "disk is full": 2,
+    "block is damaged": 3,
+    "block vanishes": 2,
+    "clock jumps": 2,
+    "machine sleeps": 2,
+    "memory is short": 2,
+    "memory is enough": 1,
+}
+DISK_OPERATIONS = (
+    "open", "read", "write", "sync", "rename", "unlink", "stat", "list", "mkdir", "touch", "sqlite",
+)  # fmt: skip
+DISK_ERRORS = (errno.EIO, errno.ENOSPC, errno.EMFILE, errno.EACCES, errno.ENOENT, errno.EINTR)
+
+
+def options_of(dice: random.Random) -> dict[str, Any]:
+    """How a server is set up."""
+    models = dice.choice((["m"], ["m"], ["m"], ["m", "other"]))
+    return {
+        "models": models,
+        "has_store": dice.random() < 0.9,
+        "kv_bits": dice.choice(("native", "native", "auto", "8", "4")),
+        "kv_tokens": dice.choice((3000, 6000, 12_000, 40_000)),
+        "ram_tokens": dice.choice((None, 0, 2000, 20_000)),
+        "max_running": dice.choice((1, 2, 4, 8)),
+        "max_queued": dice.choice((2, 16, 256)),
+        "step_tokens": dice.choice((64, 256, 512)),
+        "max_loaded": dice.choice((None, 1)) if len(models) > 1 else None,
+        "idle_seconds": dice.choice((None, None, 30.0, 600.0)),
+        "max_sessions": dice.choice((2, 64)),
+        "store_bytes": dice.choice((None, None, 2 << 20)),
+        "has_key": dice.random() < 0.3,
+        "reconnect_seconds": dice.choice((0.0, 60.0)),
+    }
+
+
+def scenario_of(seed: int, *, actions: int = 40) -> Scenario:
+    """The scenario of a seed."""
+    dice = random.Random(f"scenario {seed}")
+    options = options_of(dice)
+    trouble_share = dice.choice((0.0, 0.05, 0.15, 0.3))
+    agents = [f"a{number}" for number in range(dice.choice((1, 2, 3, 6, 12)))]
+    tenants = dice.choice(([""], ["", "t1"], ["t1", "t2", "t3"]))
+    tenant_of = {agent: dice.choice(tenants) for agent in agents}
+    pace = dice.choice((0.05, 0.5, 5.0, 60.0))
+    found: list[Action] = []
+    at = 0.0
+    while len(found) < actions:
+        at += dice.expovariate(1 / pace)
+        if dice.random() < 0.02:
+            at += dice.choice((600.0, 3600.0, 86_400.0))  # nobody is there
+        what = dice.random()
+        if what < trouble_share:
+            found.append(_trouble(dice, at, options))
+        elif what < trouble_share + 0.04:
+            source = dice.choice(agents)
+            agent = f"{source}.{len(found)}"
+            tenant_of[agent] = tenant_of[source]
+            agents.append(agent)
+            found.append(Branch(at=at, agent=agent, source=source, keep=dice.randrange(1, 8)))
+        elif what < trouble_share + 0.08:
+            found.append(_call(dice, at, options))
+        elif what < trouble_share + 0.10:
+            turn = _turn(dice, at, dice.choice(agents), options)
+            for number in range(dice.randrange(2, 6)):  # a crowd behind one prefix
+                agent = f"{turn.agent}+{len(found)}"
+                tenant_of[agent] = tenant_of[turn.agent]
+                agents.append(agent)
+                found.append(Branch(at=at, agent=agent, source=turn.agent, keep=100))
+                found.append(_with(turn, agent=agent, tenant=tenant_of[agent], seed=number))
+        else:
+            turn = _turn(dice, at, dice.choice(agents), options)
+            found.append(_with(turn, tenant=tenant_of[turn.agent]))
+    return Scenario(order=seed, actions=tuple(found), options=options)
+
+
+def _with(turn: Turn, **changes: Any) -> Turn:
+    from dataclasses import replace
+
+    return replace(turn, **changes)
+
+
+def _turn(dice: random.Random, at: float, agent: str, options: Mapping[str, Any]) -> Turn:
+    return Turn(
+        at=at,
+        agent=agent,
+        model=dice.choice(options["models"]),
+        tokens=dice.choice((5, 20, 100, 300, 800)),
+        edge=dice.choice((None, None, -1, 0, 1, 2)),
+        max_tokens=dice.choice((1, 5, 20, 60, 300)),
+        protocol=dice.choice(("chat", "chat", "messages", "responses", "completions")),
+        streams=dice.random() < 0.7,
+        reader=dice.choice(("reads", "reads", "reads", "reads", "slow", "cancels", "breaks", "retries")),
+        read_pieces=dice.randrange(0, 12),
+        wait_seconds=dice.choice((0.01, 1.0, 20.0, 100.0)),
+        choices=dice.choice((1, 1, 1, 1, 2, 3)),
+        kv_bits=dice.choice(("", "", "", "native", "auto", "8", "4")),
+        session=dice.choice(("", "", f"s-{agent}", "s-common")),
+        forget=dice.choice((0, 0, 0, 0, 0, 1, 2, 4)),
+        seed=dice.choice((None, 7)),
+        is_batch=dice.random() < 0.1,
+        timeout_seconds=dice.choice((None, None, None, 0.05, 2.0)),
+    )
+
+
+def _trouble(dice: random.Random, at: float, options: Mapping[str, Any]) -> Trouble:
+    (kind,) = dice.choices(list(TROUBLES), weights=list(TROUBLES.values()))
+    return Trouble(
+        at=at,
+        kind=kind,
+        model=dice.choice(options["models"]),
+        seconds=dice.choice((0.5, 5.0, 30.0, 600.0)),
+        number=dice.randrange(1, 12),
+        name=dice.choice(DISK_OPERATIONS),
+        error=dice.choice(DISK_ERRORS),
+    )
+
+
+def _call(dice: random.Random, at: float, options: Mapping[str, Any]) -> Call:
+    model = dice.choice(options["models"])
+    session = dice.choice(("s-common", "s-a0", "s-a1"))
+    calls: Sequence[tuple[str, str, Mapping[str, Any] | None]] = (
+        ("GET", "/health", None),
+        ("GET", "/v1/models", None),
+        ("GET", f"/v1/sessions?model={model}", None),
+        ("POST", "/v1/sessions", {"id": session, "model": model, "pinned": dice.random() < 0.5}),
+        ("POST", f"/v1/sessions/{session}/fork?model={model}", {"id": f"f{dice.randrange(9)}"}),
+        ("DELETE", f"/v1/sessions/{session}?model={model}", None),
+        ("DELETE", f"/v1/sessions/{session}?model={model}&forget=true", None),
+        ("POST", f"/admin/models/{model}/unload", None),
+        ("POST", f"/admin/models/{model}/load", None),
+        ("GET", "/admin/cache", None),
+        ("GET", "/admin/requests", None),
+    )
+    method, path, body = dice.choice(calls)
+    return Call(at=at, method=method, path=path, body=body)

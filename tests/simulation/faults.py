@@ -1,0 +1,77 @@
+"""What can go wrong in the simulated world, and how it is made to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.simulation.actions import Trouble
+from tests.simulation.device import Fault
+from tests.simulation.worker import SimulatedWorker
+
+if TYPE_CHECKING:
+    from tests.simulation.simulation import Simulation
+
+_OF_STEPS = {
+    "step fails": Fault.ERROR,
+    "step computes NaN": Fault.NAN,
+    "step is slow": Fault.SLOW,
+    "step kills": Fault.DIES,
+    "worker hangs": Fault.HANG,
+}
+
+
+def cause(simulation: Simulation, trouble: Trouble) -> None:
+    """Make it happen."""
+    world, machine = simulation.world, simulation.machine
+    worker = _worker_of(simulation, trouble.model)
+    simulation.checks.excuse(trouble)
+    match trouble.kind:
+        case kind if kind in _OF_STEPS:
+            if worker is not None and worker.engine is not None:
+                worker.engine.faults += [None] * (trouble.number - 1) + [_OF_STEPS[kind]]
+        case "worker dies":
+            if worker is not None:
+                worker.process.kill()
+        case "worker is suspended":
+            if worker is not None:
+                process = worker.process
+                process.suspend()
+                world.after(trouble.seconds, process.resume)
+        case "load fails":
+            machine.loads.append((Fault.ERROR, Fault.DIES, Fault.HANG)[trouble.number % 3])
+        case "server dies":
+            simulation.front.process.kill()
+        case "server restarts":
+            simulation.front.stop()
+        case "power cut":
+            simulation.front.process.kill()
+            for each in list(machine.workers.values()):
+                each.process.kill()
+            simulation.power_cut()
+        case "clock jumps":
+            jump = trouble.seconds * (1 if trouble.number % 2 else -1)
+            world.wall_shift += jump
+        case "machine sleeps":
+            world.now += trouble.seconds
+        case "memory is short" | "memory is enough":
+            simulation.press(is_short=trouble.kind == "memory is short")
+        case "disk error" | "disk is full" | "block is damaged" | "block vanishes":
+            simulation.trouble_disk(trouble)
+        case kind:
+            raise AssertionError(f"unknown trouble: {kind}")
+
+
+def end_all(simulation: Simulation) -> None:
+    """Let nothing more go wrong."""
+    simulation.machine.loads.clear()
+    for worker in simulation.machine.workers.values():
+        if worker.engine is not None:
+            worker.engine.faults.clear()
+    simulation.heal()
+
+
+def _worker_of(simulation: Simulation, model: str) -> SimulatedWorker | None:
+    for worker in simulation.machine.workers.values():
+        if worker.name == model:
+            return worker
+    return None

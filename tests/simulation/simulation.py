@@ -1,0 +1,258 @@
+"""One run of a scenario: the world, the server, the agents, the troubles, and what came of them."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.config import (
+    LogSettings,
+    ResidencySettings,
+    SchedulerSettings,
+    ServerSettings,
+    Settings,
+    StoreSettings,
+)
+from holdfast.machine.device_memory import DeviceMemory
+from tests.simulation import faults
+from tests.simulation.actions import Action, Branch, Call, Scenario, Trouble, Turn
+from tests.simulation.agents import Agent
+from tests.simulation.checks import Checks, Violation
+from tests.simulation.front import SimulatedFront, begin_front, entry
+from tests.simulation.network import Broken, ask
+from tests.simulation.worker import Machine
+from tests.simulation.world import Stuck, World, a_world
+
+TOKEN_BYTES = 256  # of keys and values, unquantized
+RESTART_SECONDS = 2.0  # until the service manager starts a dead server again
+SETTLING_SECONDS = 9000.0  # after the last action
+KEY = "a-key-of-the-simulation"
+
+
+@dataclass
+class Outcome:
+    """What came of a run. states: pairs of what the server did and what happened to it then."""
+
+    violations: list[Violation] = field(default_factory=list)
+    seconds: float = 0.0
+    events: int = 0
+    states: set[tuple[str, str]] = field(default_factory=set)
+    story: list[tuple[float, str]] = field(default_factory=list)
+    trace_hash: str = ""
+    answers: int = 0
+
+
+class Simulation:
+    """A scenario while it runs."""
+
+    def __init__(self, world: World, scenario: Scenario, folder: Path) -> None:
+        self.world, self.scenario, self.folder = world, scenario, folder
+        self.options = scenario.options
+        self.machine = Machine(
+            memory=DeviceMemory(total_bytes=1 << 30, available_bytes=1 << 29, unified=False)
+        )
+        self.key_headers = {"authorization": f"Bearer {KEY}"} if self.options["has_key"] else {}
+        self.checks = Checks(self)
+        self.agents: dict[str, Agent] = {}
+        self.fronts: list[SimulatedFront] = []
+        self.is_stopping = False
+        self.front = self.begin_front()
+        self._done = False
+        world.outside.spawn(self._play, "scenario")
+        world.on_event = self.checks.after_event
+
+    # -- the server
+
+    def begin_front(self) -> SimulatedFront:
+        """Start the server, and again whenever it ends."""
+        models = [
+            entry(
+                name,
+                is_pinned=name == "m" and self.options["max_loaded"] is None,
+                kv_bits=self.options["kv_bits"],
+                memory_bytes=self.options["kv_tokens"] * TOKEN_BYTES,
+            )
+            for name in self.options["models"]
+        ]
+        self.front = begin_front(self.world, self.machine, self._settings(), models)
+        self.fronts.append(self.front)
+        self.front.process.ends.append(
+            lambda: None if self.is_stopping else self.world.after(RESTART_SECONDS, self.begin_front)
+        )
+        return self.front
+
+    def _settings(self) -> Settings:
+        options = self.options
+        ram_tokens = options["ram_tokens"]
+        return Settings(
+            server=ServerSettings(
+                port=0,
+                api_key=KEY if options["has_key"] else "",
+                reconnect_seconds=options["reconnect_seconds"],
+            ),
+            scheduler=SchedulerSettings(
+                max_running=options["max_running"],
+                max_queued=options["max_queued"],
+                step_tokens=options["step_tokens"],
+                min_chunk_tokens=32,
+            ),
+            residency=ResidencySettings(
+                max_loaded=options["max_loaded"], idle_seconds=options["idle_seconds"]
+            ),
+            store=StoreSettings(
+                folder=str(self.folder / "store") if options["has_store"] else "",
+                ram_bytes=None if ram_tokens is None else ram_tokens * TOKEN_BYTES,
+                max_sessions=options["max_sessions"],
+                disk_bytes=options["store_bytes"],
+            ),
+            log=LogSettings(level="warning"),
+        )
+
+    # -- the scenario
+
+    def _play(self) -> None:
+        began = self.world.now
+        for action in self.scenario.actions:
+            wait = began + action.at - self.world.now
+            if wait > 0:
+                self._wait(wait)
+            self._act(action)
+        deadline = self.world.now + SETTLING_SECONDS
+        faults.end_all(self)
+        while any(agent.is_busy for agent in self.agents.values()):
+            if self.world.now > deadline:
+                self.violation("bounded time", f"these agents never end: {self._busy()}")
+            self._wait(5.0)
+        self._wait(120.0)  # for answers that nobody fetches, and for what is written later
+        self.checks.at_rest()
+        self.is_stopping = True
+        self.front.stop()
+        while not self.front.process.is_dead:
+            if self.world.now > deadline + SETTLING_SECONDS:
+                self.violation("bounded time", "the server does not stop")
+            self._wait(1.0)
+        self.checks.at_end()
+        self._done = True
+
+    def _wait(self, seconds: float) -> None:
+        ends_at = self.world.now + seconds
+        while self.world.now < ends_at:
+            self.world.block(ends_at - self.world.now)
+
+    def _busy(self) -> str:
+        return ", ".join(name for name, agent in self.agents.items() if agent.is_busy)
+
+    def agent(self, name: str) -> Agent:
+        """The agent of this name."""
+        if name not in self.agents:
+            self.agents[name] = Agent(self, name)
+        return self.agents[name]
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Turn():
+                self.agent(action.agent).give(action)
+            case Branch():
+                source = self.agent(action.source).messages
+                self.agent(action.agent).messages[:] = _whole_turns(source[: action.keep])
+            case Call():
+                self.world.outside.spawn(lambda: self._call(action), "call")
+            case Trouble():
+                self.world.tell(f"trouble: {action.kind}")
+                faults.cause(self, action)
+
+    def _call(self, call: Call) -> None:
+        front = self.front
+        try:
+            status, answer = ask(
+                front, call.method, call.path, call.body, headers=self.key_headers
+            )
+        except (Broken, TimeoutError):
+            return
+        self.world.tell(f"{call.method} {call.path}: {status}")
+        self.checks.called(call, status, answer)
+
+    # -- what goes wrong
+
+    def power_cut(self) -> None:
+        """The disk loses what was not made durable."""
+
+    def trouble_disk(self, trouble: Trouble) -> None:
+        """The disk fails."""
+
+    def heal(self) -> None:
+        """The disk works again."""
+
+    def press(self, *, is_short: bool) -> None:
+        """Other programs take memory, or give it back."""
+
+    # -- the outcome
+
+    def violation(self, invariant: str, what: str) -> None:
+        """Something that must never be has happened. Ends the run."""
+        raise Violation(invariant, what, at=self.world.now)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the scenario has been played to its end."""
+        return self._done
+
+
+def _whole_turns(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    while messages and messages[-1]["role"] == "user":
+        messages = messages[:-1]
+    return list(messages)
+
+
+@contextmanager
+def _a_folder() -> Iterator[Path]:
+    place = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    folder = Path(tempfile.mkdtemp(prefix="simulation-", dir=place))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run(scenario: Scenario, *, most_events: int = 3_000_000) -> Outcome:
+    """Run a scenario to its end, or to its first violation."""
+    outcome = Outcome()
+    logging.disable(logging.CRITICAL)
+    with _a_folder() as folder, a_world(scenario.order) as world:
+        os.environ.update(
+            HOME=str(folder),
+            XDG_CACHE_HOME=str(folder / "cache"),
+            XDG_STATE_HOME=str(folder / "state"),
+            XDG_CONFIG_HOME=str(folder / "config"),
+        )
+        try:
+            simulation = Simulation(world, scenario, folder)
+            world.run(lambda: simulation.is_over or world.events > most_events)
+            outcome.states = simulation.checks.states
+            outcome.answers = simulation.checks.answers
+        except Violation as violation:
+            outcome.violations.append(violation)
+        except Stuck as stuck:
+            outcome.violations.append(Violation("progress", str(stuck), at=world.now))
+        except AssertionError as error:
+            outcome.violations.append(Violation("assertion", _where(error), at=world.now))
+        except Exception as error:
+            outcome.violations.append(Violation("no exception", _where(error), at=world.now))
+        outcome.seconds = world.now - 1000.0
+        outcome.events, outcome.story = world.events, world.story
+        outcome.trace_hash = world.trace_hash
+    gc.collect()
+    return outcome
+
+
+def _where(error: BaseException) -> str:
+    import traceback
+
+    return "".join(traceback.format_exception(error)[-6:])
