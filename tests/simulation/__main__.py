@@ -14,15 +14,17 @@ from tests.simulation import links, threads
 threads.install()  # before anything else takes Python's own threads and clocks
 links.install()
 
-from tests.simulation import checks, front  # noqa: E402
+from tests.simulation import checks, front, worker  # noqa: E402
 
 front.install()
 checks.install()
+worker.install()
 
 from tests.simulation.actions import scenario_of  # noqa: E402
 from tests.simulation.simulation import run  # noqa: E402
 
 if __name__ == "__main__":
+    import faulthandler; faulthandler.dump_traceback_later(150, exit=True)
     began = threads._REAL_MONOTONIC()
     events = 0
     for seed in range(int(sys.argv[1]), int(sys.argv[2])):

@@ -160,7 +160,7 @@ def scenario_of(seed: int, *, actions: int = 40) -> Scenario:
     while len(found) < actions:
         at += dice.expovariate(1 / pace)
         if dice.random() < 0.02:
-            at += dice.choice((600.0, 3600.0, 86_400.0))  # nobody is there
+            at += dice.choice((600.0, 600.0, 3600.0, 10_000.0))  # nobody is there
         what = dice.random()
         if what < trouble_share:
             found.append(_trouble(dice, at, options))

@@ -224,7 +224,9 @@ def sleep(seconds: float) -> None:
     """In place of `time.sleep`."""
     found = world_or_none()
     if found is not None and found.current is not None:
-        found.block(seconds)
+        ends_at = found.now + seconds
+        while (left := ends_at - found.now) > 0:
+            found.block(left)
 
 
 def urandom(size: int) -> bytes:
