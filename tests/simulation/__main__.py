@@ -14,6 +14,10 @@ from tests.simulation import links, threads
 threads.install()  # before anything else takes Python's own threads and clocks
 links.install()
 
+from tests.simulation import disk
+
+disk.install()
+
 from tests.simulation import checks, front, worker  # noqa: E402
 
 front.install()
@@ -24,15 +28,22 @@ from tests.simulation.actions import scenario_of  # noqa: E402
 from tests.simulation.simulation import run  # noqa: E402
 
 if __name__ == "__main__":
-    import faulthandler; faulthandler.dump_traceback_later(150, exit=True)
+    import faulthandler
+
+    faulthandler.dump_traceback_later(150, exit=True)
     began = threads._REAL_MONOTONIC()
     events = 0
     for seed in range(int(sys.argv[1]), int(sys.argv[2])):
         outcome = run(scenario_of(seed))
         events += outcome.events
         print(
-            seed, f"{outcome.seconds:.0f} s", outcome.events, outcome.answers, outcome.trace_hash,
-            f"{events / (threads._REAL_MONOTONIC() - began):.0f}/s", flush=True,
+            seed,
+            f"{outcome.seconds:.0f} s",
+            outcome.events,
+            outcome.answers,
+            outcome.trace_hash,
+            f"{events / (threads._REAL_MONOTONIC() - began):.0f}/s",
+            flush=True,
         )
         for violation in outcome.violations:
             print(violation)
