@@ -134,30 +134,32 @@ class ToyRunner(Runner):
         return ""
 
     def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
-        rows = [row for each in spans for row in self._logits(each)]
+        fresh = [self._append(each) for each in spans]
+        mx.eval([array for each in spans for array in each.sequence.live.arrays()])
+        rows = [row for each, new in zip(spans, fresh, strict=True) for row in self._logits(each, new)]
         if not rows:
             return StepLogits(is_computed=True)
         return StepLogits(drawn=mx.array(np.stack(rows)), is_computed=True)
 
     _run = forward  # type: ignore[assignment]
 
-    def _logits(self, each: SequenceSpan) -> list[np.ndarray[Any, Any]]:
-        span, sequence = each.span, each.sequence
-        (layer,) = sequence.live.layers
+    def _append(self, each: SequenceSpan) -> np.ndarray[Any, Any]:
+        """Add the span's keys and values; returns them, [2, tokens, DIMENSION]."""
+        (layer,) = each.sequence.live.layers
         assert isinstance(layer, FullKV | QuantizedKV)
-        fresh = rows_of(self._tokens(each), span.start, self._weights)
+        fresh = rows_of(self._tokens(each), each.span.start, self._weights)
         layer.append(mx.array(fresh[:1, None]), mx.array(fresh[1:, None]))
-        mx.eval(list(layer.arrays()))
-        wanted = each.wanted_rows
-        if not wanted:
+        return fresh
+
+    def _logits(
+        self, each: SequenceSpan, fresh: np.ndarray[Any, Any]
+    ) -> list[np.ndarray[Any, Any]]:
+        span = each.span
+        if not each.wanted_rows:
             return []
-        total = span.start + span.tokens
-        sums = np.zeros((2, DIMENSION))
-        for keys, values in layer.parts(total):
-            # quantization moves a number by less than a half
-            sums += [np.rint(np.array(each)).sum((0, 1, 2)) for each in (keys, values)]
+        sums = self._sums(each.sequence.live.layers[0], span.start + span.tokens)
         found = []
-        for row in reversed(wanted):
+        for row in reversed(each.wanted_rows):
             past = fresh[:, row + 1 :].sum(axis=1)  # tokens that this row does not see
             logits = np.zeros(self._vocab_size, np.float32)
             logits[next_token(sums - past, span.start + row + 1, self._weights)] = PEAK
@@ -166,11 +168,26 @@ class ToyRunner(Runner):
             found.append(logits)
         return found[::-1]
 
+    def _sums(self, layer: Layer, tokens: int) -> np.ndarray[Any, Any]:
+        """The sums of all keys and of all values, [2, DIMENSION]."""
+        sums = np.zeros((2, DIMENSION))
+        if isinstance(layer, FullKV):  # without a further computation on the device
+            for buffers, low, high in layer.stored(tokens):
+                views = [np.array(each, copy=False)[:, :, low:high] for each in buffers]
+                sums += np.concatenate(views, axis=1)[0].sum(axis=1)
+            return sums
+        assert isinstance(layer, QuantizedKV)
+        for keys, values in layer.parts(tokens):
+            # quantization moves a number by less than a half
+            sums += [np.rint(np.array(each)).sum((0, 1, 2)) for each in (keys, values)]
+        return sums
+
     def _tokens(self, each: SequenceSpan) -> list[int]:
         span, sequence = each.span, each.sequence
         if not each.is_decoding:
-            known: list[int] = sequence.known[span.start : span.start + span.tokens].tolist()  # type: ignore[assignment]
-            return known
+            known = np.array(sequence.known, copy=False)
+            tokens: list[int] = known[span.start : span.start + span.tokens].tolist()
+            return tokens
         if span.tokens == 1:
             return [sequence.last_token]
         return [*sequence.repeated, sequence.last_token, *span.drafted]
