@@ -41,6 +41,7 @@ class Exchange:
         self.headers: dict[str, str] = {}
         self.is_complete = False
         self.is_broken = False
+        self.has_begun = False  # the application has the request
         self._unread: deque[bytes] = deque()
         self._unread_bytes = 0
         self._reader: Task | None = None
@@ -125,6 +126,7 @@ class Exchange:
         if app is None:
             self._break()
             return
+        self.has_begun = True
         self._gone, self._drained = asyncio.Event(), asyncio.Event()
         has_body = False
 
