@@ -1,23 +1,17 @@
 """Continue the training of a bundled model: `python train.py holdfast-demo WORK_FOLDER`.
 
 If the folder has a checkpoint, the training resumes from it; SIGTERM saves one and ends.
-
-On a busy machine, two processes with one thread each are much faster than two threads, and the sum
-of the gradients is the same: `torchrun --nproc-per-node 2 train.py holdfast-demo WORK_FOLDER
---threads 1`.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from conversation import Encoder
 from export import exported_weights
@@ -41,11 +35,8 @@ def rate_factor(recipe: Recipe, done: float) -> float:
 class Trainer:
     """A training run. Its checkpoint contains all of its state."""
 
-    def __init__(
-        self, recipe: Recipe, folder: Path, rank: int = 0, ranks: int = 1, float32: bool = False
-    ) -> None:
-        self.recipe, self.folder, self.rank, self.ranks = recipe, folder, rank, ranks
-        self.float32 = float32
+    def __init__(self, recipe: Recipe, folder: Path, float32: bool = False) -> None:
+        self.recipe, self.folder, self.float32 = recipe, folder, float32
         folder.mkdir(parents=True, exist_ok=True)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         torch.manual_seed(recipe.seed)
@@ -62,7 +53,7 @@ class Trainer:
             "steps": 0,
         }
         self.answer_loss = 8.0
-        self.wants_stop = self.is_stopping = False
+        self.is_stopping = False
         self._restore()
 
     @property
@@ -92,12 +83,10 @@ class Trainer:
 
     def stop(self, *_: object) -> None:
         """Signal handler: save and stop after the current step."""
-        self.wants_stop = True
+        self.is_stopping = True
 
     def save(self) -> None:
         """Replace the checkpoint atomically."""
-        if self.rank:
-            return
         state = {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state(),
@@ -118,7 +107,7 @@ class Trainer:
     def _report(self) -> None:
         """Print progress and save the checkpoint from time to time."""
         now, tokens = time.monotonic(), self.counters["tokens"]
-        if self.counters["steps"] % 25 == 0 and not self.rank:
+        if self.counters["steps"] % 25 == 0:
             speed = (tokens - self.tokens_before) / (now - self.started)
             print(
                 f"{tokens / 1e6:.2f}M tokens, {self.done:.1%}, answer loss {self.answer_loss:.4f}, "
@@ -131,12 +120,9 @@ class Trainer:
 
     def _step(self, batches: list[Batch]) -> None:
         total = sum(batch.weights.sum().item() for batch in batches)
-        for batch in batches[self.rank :: self.ranks]:
+        for batch in batches:
             (self._loss(batch) * (batch.weights.sum().item() / total)).backward()
         self.counters["tokens"] += sum(batch.size for batch in batches)
-        self.is_stopping = self.wants_stop
-        if self.ranks > 1:
-            self._sum_gradients()
         self.optimizer.step(rate_factor(self.recipe, self.done))
         self.counters["steps"] += 1
 
@@ -154,21 +140,6 @@ class Trainer:
             self.answer_loss = 0.98 * self.answer_loss + 0.02 * mean
         return (losses * weights).sum() / weights.sum()
 
-    def _sum_gradients(self) -> None:
-        """Sum the gradients of all processes, and let all stop after the same step."""
-        parameters = list(self.network.parameters())
-        gradients = [
-            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            for parameter in parameters
-        ]
-        wants_stop = torch.tensor([float(self.wants_stop)], device=self.device)
-        flat = torch.cat([*(gradient.flatten() for gradient in gradients), wants_stop])
-        dist.all_reduce(flat)
-        self.is_stopping = bool(flat[-1] > 0)
-        parts = flat[:-1].split([parameter.numel() for parameter in parameters])
-        for parameter, part in zip(parameters, parts, strict=True):
-            parameter.grad = part.view_as(parameter)
-
 
 def main() -> None:
     """Command line."""
@@ -180,11 +151,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="compile the layers first")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    if ranks > 1:
-        dist.init_process_group("gloo")
-    rank = int(os.environ.get("RANK", "0"))
-    trainer = Trainer(RECIPES[arguments.model], arguments.folder, rank, ranks, arguments.float32)
+    trainer = Trainer(RECIPES[arguments.model], arguments.folder, arguments.float32)
     if arguments.compile:
         for layer in trainer.network.layers:
             layer.compile(dynamic=True)
