@@ -22,6 +22,8 @@ from holdfast_bench.results import (
     write_results,
 )
 
+PUBLISHED = Path(__file__).parents[2] / "docs" / "bench"
+
 
 def test_results_survive_writing_and_reading(tmp_path: Path) -> None:
     rounds = [Sample(metrics={"request_seconds": [0.5, 0.25]}, gaps=[0.1])]
@@ -106,45 +108,33 @@ def test_failures_appear_in_the_report() -> None:
 # -- charts
 
 
-def case_of(scenario: str, settings: dict[str, object], metrics: dict[str, float]) -> CaseResult:
-    values = {name: [value] for name, value in metrics.items()}
-    rounds = [Sample(metrics=values, gaps=[0.01, 0.02])]
-    contenders = [ContenderResult(label="holdfast", rounds=rounds)]
-    return CaseResult(
-        scenario=scenario, case="c", model="m", settings=dict(settings), contenders=contenders
-    )
+@pytest.mark.parametrize("folder", ["growth", "growth-hybrid", "memory", "reuse", "reuse-long"])
+def test_published_results_give_the_charts_beside_them(folder: str) -> None:
+    published = PUBLISHED / "memory" / folder
+    charts = charts_of(read_results(published / "results.json"))
+    names = {f"{chart.name}.svg" for chart in charts}
+    assert names == {file.name for file in published.glob("*.svg")}
+    assert all(points == sorted(points) for chart in charts for points in chart.lines.values())
 
 
-def test_a_line_connects_the_cases_of_a_scenario() -> None:
+def test_a_line_connects_the_cases_of_a_model() -> None:
     cases = [
-        case_of("streams", {"streams": n, "kind": "equal"}, {"tokens_per_second": 100.0 * n})
-        for n in (8, 1)
+        CaseResult(
+            scenario="streams",
+            case=f"{streams} equal",
+            model=model,
+            settings={"streams": streams, "kind": "equal"},
+            contenders=[
+                ContenderResult(
+                    label="holdfast", rounds=[Sample(metrics={"tokens_per_second": [speed]})]
+                )
+            ],
+        )
+        for model, streams, speed in (("m", 8, 800.0), ("m", 1, 100.0), ("n", 1, 50.0))
     ]
-    (chart,) = charts_of(Results(cases=cases))
-    assert chart.lines == {"holdfast": [(1.0, 100.0), (8.0, 800.0)]}
-
-
-def test_retained_memory_starts_at_zero_agents() -> None:
-    metrics = {"kept_bytes @ 1 agents": 2.0**20, "kept_bytes @ 4 agents": 3 * 2.0**20}
-    (chart,) = charts_of(Results(cases=[case_of("memory", {"common_tokens": 0}, metrics)]))
-    assert chart.lines == {"holdfast": [(0.0, 0.0), (1.0, 1.0), (4.0, 3.0)]}
-
-
-def test_restarts_have_a_chart_with_values() -> None:
-    metrics = {"first_token_seconds @ after a restart": 0.25}
-    charts = charts_of(Results(cases=[case_of("reuse", {"context_tokens": 1000}, metrics)]))
-    chart = next(chart for chart in charts if chart.name == "restart-m")
-    assert chart.lines == {"holdfast": [(1000.0, 0.25)]}
-    assert chart.shows_values
-
-
-def test_each_model_has_its_own_charts() -> None:
-    cases = [
-        case_of("prefill", {"prompt_tokens": 512}, {"first_token_seconds": 1.0}) for _ in range(2)
-    ]
-    cases[1].model = "n"
-    names = [chart.name for chart in charts_of(Results(cases=cases))]
-    assert names == ["first-token-m", "first-token-n"]
+    charts = charts_of(Results(cases=cases))
+    assert [chart.name for chart in charts] == ["streams-equal-m", "streams-equal-n"]
+    assert charts[0].lines == {"holdfast": [(1.0, 100.0), (8.0, 800.0)]}
 
 
 def test_a_histogram_contains_every_value_once() -> None:
@@ -157,7 +147,6 @@ def test_a_histogram_contains_every_value_once() -> None:
 
 def test_charts_are_written_as_svg(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the benchmarks' extra charts")
-    charts = charts_of(Results(cases=[case_of("stall", {}, {})]))
-    assert write_charts(charts, tmp_path) == ["gaps-c-m.svg"]
-    root = ElementTree.parse(tmp_path / "gaps-c-m.svg").getroot()
-    assert root.tag.endswith("svg")
+    charts = charts_of(read_results(PUBLISHED / "memory" / "growth" / "results.json"))
+    (name,) = write_charts(charts, tmp_path)
+    assert ElementTree.parse(tmp_path / name).getroot().tag.endswith("svg")
