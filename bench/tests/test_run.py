@@ -148,11 +148,12 @@ async def test_llama_cpp_in_float32_gives_equal_answers(
     pytest.importorskip("xllamacpp", reason="needs the benchmarks' extra llama-cpp")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     exact = replace(llama_cpp(), command=(*llama_cpp().command, "--exact"))
-    model = {"peers": ["none"], "others": [exact], "model": "qwen3-9m"}
-    items = items_of(["streams"], "quick", **model)  # type: ignore[arg-type]
+    items = items_of(
+        ["streams"], "quick", peers=["none"], others=[exact], model="qwen3-9m", case="equal"
+    )
     plan = Plan(items=tuple(items), out=tmp_path / "out", rounds=1, noise_rounds=0)
     results = await run_benchmarks(plan)
-    assert len(results.cases) == 3
+    assert len(results.cases) == 2
     for case in results.cases:
         assert [error for each in case.contenders for error in each.errors()] == []
         agreed = case.contenders[1].agreement
