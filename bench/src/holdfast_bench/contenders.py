@@ -187,7 +187,9 @@ def _blas(*, of_the_system: bool) -> tuple[str, str]:
 
 
 def _told_by(script: str, *arguments: str) -> str:
-    """The output of a Python script in another process, because looking for a BLAS loads it."""
+    """The output of a Python script in another process, because looking for a BLAS loads it. The first
+    time, it also compiles Holdfast's kernels.
+    """
     command = [sys.executable, "-c", script, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     return done.stdout.rstrip("\n")
