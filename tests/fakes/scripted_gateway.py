@@ -185,7 +185,7 @@ class ScriptedStream:
     def pause(self) -> None:
         self.is_paused = True
 
-    def go_on(self) -> None:
+    def unpause(self) -> None:
         self.is_paused = False
 
     def end_thoughts(self) -> bool:

@@ -110,7 +110,7 @@ def list_models(
         rows = [_row(entry, served) for entry in catalog.entries]
         left_out = [
             {"name": each.name, "reason": each.reason, "origin": each.origin}
-            for each in catalog.left_out
+            for each in catalog.excluded
         ]
         only_served = _only_served(rows, served or {})
         if as_json:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from holdfast.front.telemetry import history as module
 from holdfast.front.telemetry.history import (
-    KEPT,
     LEAST,
     PER_DOUBLING,
     RANGES,
+    RETENTION_SECONDS,
     Cell,
     Distribution,
     PerformanceHistory,
@@ -152,7 +152,7 @@ def test_only_the_longest_range_is_kept_over_time() -> None:
         sizes.append(len(history.packed()))
     assert max(sizes[10:]) <= sizes[10] * 1.02
     assert (7 * 24 - 1) * 12 < history.report("7d").total.answers <= 7 * 24 * 12
-    clock.now += max(KEPT.values())
+    clock.now += max(RETENTION_SECONDS.values())
     assert history.report("7d").models == []
     history.packed()
     assert history.models == frozenset()

@@ -390,7 +390,7 @@ class SamplingFields(SharedFields):
         return bool(self.stream)
 
     @property
-    def can_wait(self) -> bool:
+    def is_batch(self) -> bool:
         """Whether the body asks for batch priority."""
         return self.service_tier in _PATIENT_TIERS or (self.priority or 0) > 0
 
@@ -437,7 +437,7 @@ class GenerationFields(SamplingFields):
         return {
             "choices": self.choices,
             "stop": self.stop_strings(),
-            "tells_progress": bool(self.return_progress and self.stream),
+            "reports_progress": bool(self.return_progress and self.stream),
             **super().body_options(),
         }
 
