@@ -408,7 +408,7 @@ async def asked(front: Front, operation: OperationName = "get") -> asyncio.Task[
     command = SessionCommand(
         operation=operation, tenant="", call_id="c", session_id="s", new_session_id="t"
     )
-    task = asyncio.create_task(front.client.ask(command))
+    task = asyncio.create_task(front.client.call(command))
     await asyncio.sleep(0)
     return task
 
@@ -430,7 +430,7 @@ async def test_a_command_without_a_worker_waits_for_the_next_one(front: Front) -
 
 async def test_an_image_question_is_repeated_to_the_next_worker(front: Front) -> None:
     question = ImageCommand(images=("a",), call_id="c")
-    task = asyncio.create_task(front.client.ask(question))
+    task = asyncio.create_task(front.client.call(question))
     await asyncio.sleep(0)
     front.die()
     assert front.next_worker().commands == [question]

@@ -571,7 +571,7 @@ def choice_of(
     return (
         asked
         if asked.mode == "none"
-        else msgspec.structs.replace(asked, held=offered.enforced_names)
+        else msgspec.structs.replace(asked, enforced_names=offered.enforced_names)
     )
 
 
