@@ -71,7 +71,7 @@ def _model_operations(speakers: Sequence[Dialect]) -> tuple[Operation, ...]:
     shapes = [dialect.models for dialect in speakers if dialect.models is not None]
 
     def shape_for(request: Request) -> ModelShapes:
-        spoken: ModelShapes | None = request.app.state.dialects.spoken(request.headers).models
+        spoken: ModelShapes | None = request.app.state.dialects.by_headers(request.headers).models
         is_on = spoken is not None and spoken.is_on(request.app.state.services.server)
         return spoken if spoken is not None and is_on else shapes[0]
 

@@ -32,8 +32,8 @@ from holdfast.front.run.web import build_application
 from holdfast.front.server import answers as server_answers
 from holdfast.front.server.answers import (
     AnswerFormat,
-    Asked,
     Explanation,
+    GenerationPlan,
 )
 from holdfast.front.server.context import RequestContext
 from holdfast.front.server.dialect import Dialect, accepts, operation
@@ -104,7 +104,7 @@ class Wish(BaseModel):
     def cache_salt(self) -> str:
         return self.secret
 
-    def plan(self, context: RequestContext) -> Asked:
+    def plan(self, context: RequestContext) -> GenerationPlan:
         request = GenerationRequest(
             request_id="toy",
             model=self.by or first_model(context.services),

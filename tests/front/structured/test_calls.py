@@ -209,7 +209,9 @@ def test_a_constrained_call_may_escape_characters_in_strings(family: str) -> Non
 
 def test_only_tools_held_to_their_schemas_are_constrained() -> None:
     dialect = _dialect("hermes")
-    grammar = _grammar(dialect, ToolChoice(enforced_names=("get_weather",)), settings=ToolsSettings()).text
+    grammar = _grammar(
+        dialect, ToolChoice(enforced_names=("get_weather",)), settings=ToolsSettings()
+    ).text
     assert accepts(grammar, _written(dialect, _WEATHER))
     assert not accepts(grammar, _written(dialect, Call("get_weather", {"days": 3})))
     assert accepts(grammar, _written(dialect, Call("edit", {"path": 5})))
