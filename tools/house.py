@@ -73,7 +73,7 @@ FORMS: Mapping[str, Sequence[str]] = {
         worker.engine.sequence.Kept worker.engine.sequence.Prefix worker.prefix.chain.Node
         worker.prefix.chain.Cursor worker.prefix.chain.ChainBlock worker.prefix.chain.ChainState
         store.block.Block store.block.StoredBlock store.block.Entry""".split(),
-    "image": """front.images.sources.ImageSource front.images.intake._Hold
+    "image": """front.images.sources.ImageSource front.images.intake._HeldImages
         front.images.intake.PromptWithImages front.request.PlacedImage wire.images.ImageLayout
         wire.images.ImageSpan wire.images.ImageCommand wire.images.ImageAnswer
         worker.vision.image_process.ImageFile worker.vision.image_process._Asked

@@ -73,7 +73,7 @@ assert "PIL" not in sys.modules
 seal = Seal()
 seal.sign("x")
 assert "cryptography" not in sys.modules
-seal.close("x")
+seal.encrypt("x")
 assert "cryptography" in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -99,7 +99,7 @@ def test_tenants_cannot_open_each_others_seals(tmp_path: Path) -> None:
         assert other.decrypt(anns.encrypt("x")) is None
         assert not other.is_signed("x", anns.sign("x"))
     assert (
-        Seal(tmp_path).for_tenant("ann").decrypt(Seal(tmp_path).for_tenant("ann").close("x")) == "x"
+        Seal(tmp_path).for_tenant("ann").decrypt(Seal(tmp_path).for_tenant("ann").encrypt("x")) == "x"
     )
 
 
