@@ -108,18 +108,7 @@ PAGE = Dialect(
     prefixes=("/page",),
     operations=(*start_page.OPERATIONS, *shell.OPERATIONS),
 )
-DIALECTS = (
-    OPENAI,
-    MODELS,
-    PAGE,
-    ADMIN,
-    RESPONSES,
-    RERANK,
-    TOKENS,
-    OTHER_PARTS,
-    ANTHROPIC,
-    OLLAMA,
-)
+DIALECTS = (OPENAI, MODELS, PAGE, ADMIN, RESPONSES, RERANK, TOKENS, OTHER_PARTS, ANTHROPIC, OLLAMA)
 
 
 def create_application(services: Services, *, dialects: Sequence[Dialect] = DIALECTS) -> Starlette:

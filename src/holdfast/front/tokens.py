@@ -151,11 +151,7 @@ async def tokenize(request: Request, services: Services) -> Response:
 
 
 @operation(
-    "POST",
-    "/detokenize",
-    accepts(DetokenizeBody),
-    returns(PlainText),
-    summary="the text of tokens",
+    "POST", "/detokenize", accepts(DetokenizeBody), returns(PlainText), summary="the text of tokens"
 )
 async def detokenize(request: Request, services: Services) -> Response:
     """Decode tokens to text. The text contains the special tokens."""

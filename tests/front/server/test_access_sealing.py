@@ -99,7 +99,8 @@ def test_tenants_cannot_open_each_others_seals(tmp_path: Path) -> None:
         assert other.decrypt(anns.encrypt("x")) is None
         assert not other.is_signed("x", anns.sign("x"))
     assert (
-        Seal(tmp_path).for_tenant("ann").decrypt(Seal(tmp_path).for_tenant("ann").encrypt("x")) == "x"
+        Seal(tmp_path).for_tenant("ann").decrypt(Seal(tmp_path).for_tenant("ann").encrypt("x"))
+        == "x"
     )
 
 

@@ -51,11 +51,7 @@ class StoreOverview(Struct, frozen=True, kw_only=True):
 
 
 @operation(
-    "GET",
-    "/admin/store",
-    returns(StoreOverview),
-    summary="the store on disk",
-    needs_admin=True,
+    "GET", "/admin/store", returns(StoreOverview), summary="the store on disk", needs_admin=True
 )
 async def show_store(request: Request, services: Services) -> Response:
     """Show the cached blocks on disk: their size, the size limit, and their models."""

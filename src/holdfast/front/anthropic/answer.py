@@ -266,7 +266,6 @@ class MessagesAnswer(AnswerFormat):
         return before
 
     def choice_end(self, event: ChoiceFinished) -> bytes:
-        """Return the end of the last block."""
         self._end = event
         return self._stop_block()
 
@@ -285,13 +284,11 @@ class MessagesAnswer(AnswerFormat):
         return b"event: message_delta\ndata: %b\n\n%b" % (data, _STOP)
 
     def error_event(self, problem: Problem) -> bytes:
-        """Return the error as the last event."""
         return b"event: error\ndata: %b\n\n" % _encode(anthropic_error(problem))
 
     def complete_body(
         self, events: Iterable[OutputEvent], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
-        """Return the whole message as JSON."""
         for event in events:
             self.event_bytes(event)
         reason, sequence = self._stop_reason(counts)

@@ -547,9 +547,7 @@ class ModelSlot:
         assert self._settings is not None
         self.weights_read = 0.0
         self._process = await WorkerProcess.start(
-            self._settings,
-            on_progress=self._forward_progress,
-            deliver=client.deliver,
+            self._settings, on_progress=self._forward_progress, deliver=client.deliver
         )
         self.launched.set()
 

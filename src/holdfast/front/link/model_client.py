@@ -168,7 +168,6 @@ class ModelClient:
         return stream
 
     async def statistics(self) -> WorkerStatistics:
-        """See `WorkerClient`."""
         return await self.worker.statistics()
 
     @overload
@@ -178,7 +177,6 @@ class ModelClient:
     async def call(self, command: ImageCommand) -> ImageAnswer: ...
 
     async def call(self, command: Question) -> Answer:
-        """See `WorkerClient`."""
         if self._end:
             raise WorkerUnavailable(self._end)
         asked = _OpenCommand(command, asyncio.get_running_loop().create_future())
@@ -434,11 +432,9 @@ class AdaptedClient:
         return self._client.info
 
     def submit(self, request: SequenceRequest) -> EventStream:
-        """Send one sequence; see `WorkerClient`."""
         return self._client.submit(msgspec.structs.replace(request, adapter=self._adapter))
 
     async def statistics(self) -> WorkerStatistics:
-        """Return the current figures of the model's worker."""
         return await self._client.statistics()
 
     @overload
@@ -448,7 +444,6 @@ class AdaptedClient:
     async def call(self, command: ImageCommand) -> ImageAnswer: ...
 
     async def call(self, command: Question) -> Answer:
-        """Send a command that the worker answers once; see `WorkerClient`."""
         if isinstance(command, SessionCommand):
             command = msgspec.structs.replace(command, adapter=self._adapter)
         return await self._client.call(command)

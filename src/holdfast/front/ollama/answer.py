@@ -188,12 +188,10 @@ class OllamaAnswer(AnswerFormat):
         return b""
 
     def stream_end(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
-        """Return the last line."""
         assert self._end is not None, "the stream is closed before its choice has ended"
         return encode_line(self.line(**self._last_line_fields(self._end, counts, explanation)))
 
     def error_event(self, problem: Problem) -> bytes:
-        """Return the error as the last line."""
         return encode_line(ollama_error(problem))
 
     def complete_body(

@@ -166,9 +166,7 @@ def definitions(
     return checked_definitions(ready, field="tools.{}.function", most_parts=limits.max_tool_parts)
 
 
-def conversation(
-    messages: Sequence[OllamaMessage],
-) -> tuple[tuple[dict[str, Any], ...], bool]:
+def conversation(messages: Sequence[OllamaMessage]) -> tuple[tuple[dict[str, Any], ...], bool]:
     """Convert the messages of a request to the messages of a prompt. Also returns whether they have
     images.
 
@@ -255,11 +253,7 @@ async def respond(request: Request, services: Services, kind: type[OllamaGenerat
     # If the request unloads the model, a retry after a lost connection cannot get its answer.
     outlives_client = not _unloads(asked, request)
     answer = await generation_response(
-        request,
-        services,
-        lambda _: asked,
-        body=body,
-        outlives_client=outlives_client,
+        request, services, lambda _: asked, body=body, outlives_client=outlives_client
     )
     return with_unload(answer, asked, request, services)
 

@@ -28,11 +28,7 @@ from holdfast.front.output import (
     ToolArgumentsDelta,
     ToolCallStarted,
 )
-from holdfast.front.server.answers import (
-    AnswerFormat,
-    Explanation,
-    StreamFormat,
-)
+from holdfast.front.server.answers import AnswerFormat, Explanation, StreamFormat
 from holdfast.front.server.problem import Advice, Problem
 
 # function_call: only for requests that have `functions`
@@ -414,7 +410,6 @@ class ChatAnswer(OpenAIAnswer):
         return b'%b%b,"logprobs":%b,"finish_reason":null}%b' % fields
 
     def choice_end(self, event: ChoiceFinished) -> bytes:
-        """Return the end of a choice."""
         word = self._finish_reason(event.finish_reason).encode()
         end = b'{},"logprobs":null,"finish_reason":"%b"}' % word
         return self._choices[event.index] + end + self._chunk_end()
@@ -524,7 +519,6 @@ class CompletionAnswer(OpenAIAnswer):
         return self._chunk_begin + choice + self._chunk_end()
 
     def delta_event(self, event: OutputDelta) -> bytes:
-        """Return a chunk with new text."""
         if not isinstance(event, TextDelta):
             return b""
         logprobs = _encode(completion_logprobs(event.logprobs)) if event.logprobs else b"null"
@@ -538,7 +532,6 @@ class CompletionAnswer(OpenAIAnswer):
         return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null}%b' % parts
 
     def choice_end(self, event: ChoiceFinished) -> bytes:
-        """Return the end of a choice."""
         parts = (self._chunk_begin, event.index, event.finish_reason.encode(), self._chunk_end())
         return b'%b{"index":%d,"text":"","logprobs":null,"finish_reason":"%b"}%b' % parts
 

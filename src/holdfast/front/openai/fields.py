@@ -330,8 +330,7 @@ def _token_key(value: Any) -> Any:
 
 TokenKey = Annotated[str, BeforeValidator(_token_key)]
 Bias = Annotated[
-    float,
-    Field(ge=SAMPLING_RANGES["logit_bias"].lowest, le=SAMPLING_RANGES["logit_bias"].highest),
+    float, Field(ge=SAMPLING_RANGES["logit_bias"].lowest, le=SAMPLING_RANGES["logit_bias"].highest)
 ]
 StopString = Annotated[str, Field(min_length=1)]
 Stop = Annotated[

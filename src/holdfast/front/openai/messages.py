@@ -103,8 +103,7 @@ class ChatMessage(TypedDict):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: NotRequired[
         Annotated[
-            Content | None,
-            Field(description="Text, or text parts. May be null for the assistant."),
+            Content | None, Field(description="Text, or text parts. May be null for the assistant.")
         ]
     ]
     name: NotRequired[str | None]

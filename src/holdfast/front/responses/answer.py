@@ -319,7 +319,6 @@ class ResponseAnswer(AnswerFormat):
         return b""
 
     def choice_end(self, event: ChoiceFinished) -> bytes:
-        """Return the end of the last item."""
         self._end = event.finish_reason
         is_cut = self._end == "length"
         return self._end_item("incomplete" if is_cut else _status_before_next(self._open_item))
@@ -345,7 +344,6 @@ class ResponseAnswer(AnswerFormat):
         return self._event(self.response.status, response=self.response)
 
     def error_event(self, problem: Problem) -> bytes:
-        """Return the last event of a response that failed."""
         begun = self._created_event()
         default = "server_error" if problem.status >= 500 else "invalid_prompt"
         code = _FAILURES.get(problem.code, default)

@@ -16,11 +16,7 @@ import msgspec
 from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
-from holdfast.front.images.sources import (
-    left_out_note,
-    unreadable_part,
-    with_notes,
-)
+from holdfast.front.images.sources import left_out_note, unreadable_part, with_notes
 from holdfast.front.output import separator
 from holdfast.front.records.responses import Item
 from holdfast.front.request import Thinking, ToolChoice
@@ -32,12 +28,7 @@ from holdfast.front.responses.hosted_items import (
     output_of,
 )
 from holdfast.front.server.access import Seal
-from holdfast.front.server.fields import (
-    STRICT,
-    TextOrMany,
-    log_once,
-    non_text_part,
-)
+from holdfast.front.server.fields import STRICT, TextOrMany, log_once, non_text_part
 from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
 
 TRIGGER = "compaction_trigger"

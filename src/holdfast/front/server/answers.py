@@ -319,8 +319,8 @@ class AnswerFormat(StreamFormat):
 
 
 GenerationPlan: TypeAlias = tuple[Sequence[GenerationRequest], AnswerFormat]
-"""A checked request: what to generate, one for each prompt and all with as many choices, and the
-format of the answer.
+"""What a checked request asks for: one generation for each of its prompts, all with the same number
+of choices, and the format of the answer.
 """
 
 

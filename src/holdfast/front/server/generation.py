@@ -422,7 +422,7 @@ class RejoiningResponse(FollowingResponse):
     """
 
     def __init__(self, services: Services, answer: ResumableAnswer, request: Request) -> None:
-        """answer: the result of `ResumableAnswers.claim`; `__call__` calls `client_left` in the end."""
+        """answer: as `ResumableAnswers.claim` returned it; `__call__` ends with `client_left`."""
         super().__init__(answer.events_after(-1), answer.format, streams=answer.streams)
         self._services = services
         self._answer = answer

@@ -44,8 +44,8 @@ _FIELD: Final = re.compile(r"(\{name\}|\{quoted\}|\{id\}|\{number\})")
 
 
 class CallGrammar(NamedTuple):
-    """The grammar of one call. prefix_text: the text up to the head's first field. prefix: that text
-    as an expression. rest: the rest of the call as an expression.
+    """The grammar of one call. prefix_text: the text up to the head's first field. prefix: that
+    text as an expression. rest: the rest of the call as an expression.
     """
 
     prefix_text: str
@@ -58,8 +58,8 @@ class CallBlock:
     """The grammar of all calls of an answer, in one layout of a family.
 
     call_starts: how calls may begin, in any layout. calls: one for each tool and each head that may
-    precede its arguments (`CallLayout`). unenforced: schema keywords that the layout cannot enforce, by
-    tool name.
+    precede its arguments (`CallLayout`). unenforced: schema keywords that the layout cannot
+    enforce, by tool name.
     """
 
     layout: CallLayout

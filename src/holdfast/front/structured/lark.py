@@ -232,7 +232,7 @@ class Rules:
         return f"{self.terminal(body)} {self.token(token)}{tail}"
 
     def text_without(self, markers: Iterable[str]) -> str:
-        """An expression for free text that contains none of these markers, up to the answer's end."""
+        """An expression for free text without any of these markers, up to the answer's end."""
         # markers that contain a token cannot occur in text
         unwanted = "|".join(
             escaped(marker) for marker in markers if not self.split_at_token(marker)[1]

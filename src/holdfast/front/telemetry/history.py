@@ -345,8 +345,8 @@ class _CellSeries:
 class PerformanceHistory:
     """The history of all models. Event loop's thread only.
 
-    Its size is bounded by the lengths and times of `RETENTION_SECONDS`, by MOST_MODELS (the model that has been
-    idle for longest is forgotten) and by MOST_BYTES (the oldest cells are).
+    Its size is bounded by the lengths and times of `RETENTION_SECONDS`, by MOST_MODELS
+    (the model that has been idle for longest is forgotten) and by MOST_BYTES (the oldest cells are).
     """
 
     def __init__(

@@ -343,10 +343,10 @@ class CallFormat(ABC):
 
     @abstractmethod
     def read(self, source: Incoming, deltas: AnswerDeltas) -> Parser[bool]:
-        """Read calls, from the call start at `source`'s current position to the end of their markup.
+        """Read calls, from their start at the current position to the end of their markup.
 
-        Returns False if there is no call. In that case nothing was emitted, the call start is text, and
-        reading continues after it. The text of a call may be dropped (`drop_read`) only after the
+        Returns False if there is no call. In that case nothing was emitted, what looked like the
+        start is text, and reading continues after it. The text of a call may be dropped (`drop_read`) only after the
         call has begun. Every call that has begun is also ended. White space between markup is
         ignored.
         """

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 
 Result = TypeVar("Result")
 Parser: TypeAlias = Generator[None, None, Result]
-"""A generator that yields whenever it needs more text, and finally returns the result."""
+"""A generator that yields whenever it needs more text, and finally returns what it has parsed."""
 
 
 def resume(steps: Parser[Result]) -> Result | None:
@@ -98,7 +98,7 @@ class Incoming:
             yield
 
     def read_any(self, *markers: str) -> Parser[str]:
-        """Read the longest of these markers at the reader's position. Returns "" if there is none."""
+        """Read the longest of these markers that is at `place`. Returns "" if none is there."""
         found = yield from self.match_at(markers)
         self.place += len(found)
         return found
@@ -175,7 +175,7 @@ class Incoming:
         return nearest
 
     def safe_end(self, markers: Sequence[str]) -> int:
-        """Return the end of the text that certainly contains no marker and no beginning of a marker."""
+        """Return the end of the text before the first marker or possible beginning of a marker."""
         text, place = self.text, self.place
         end = len(text)
         nearest = min(

@@ -39,8 +39,8 @@ _HEAD_LENGTH: Final = 512
 class JsonCalls(CallFormat):
     """A family that writes `{"name": NAME, "arguments": {...}}` between markers.
 
-    section: markers around all calls of a turn. wrapper: markers around each call. other_pairs: other
-    pairs of markers that are also read. array: whether the calls of a turn are one JSON array.
+    section: markers around all calls of a turn. wrapper: markers around each call. other_pairs:
+    other pairs of markers that are also read. array: whether the calls of a turn are one JSON array.
     between: text that separates two calls. id_key: the member that holds the call's id; empty if
     calls have none. name_is_key: whether a call is written as {NAME: {...}}.
     """
@@ -144,8 +144,8 @@ class JsonCalls(CallFormat):
 class _JsonCall:
     """Reads the object of one call.
 
-    is_marked: whether a marker precedes the call. early_arguments: arguments that came before the name, as JSON
-    text. failed: the object turned out not to be a call.
+    is_marked: whether a marker precedes the call. early_arguments: arguments that came before the
+    name, as JSON text. failed: the object turned out not to be a call.
     """
 
     family: JsonCalls

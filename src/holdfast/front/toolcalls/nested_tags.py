@@ -215,9 +215,7 @@ class Tag(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NestedTags(CallFormat):
-    """A family that writes `<invoke name="NAME"><KEY>VALUE</KEY></invoke>` with `marker` before each
-    tag.
-    """
+    """A family that writes `<invoke name="NAME"><KEY>VALUE</KEY></invoke>`, each tag after `marker`."""
 
     marker: str = "]<]minimax[>["
     section: str = "tool_call"

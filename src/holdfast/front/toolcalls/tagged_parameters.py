@@ -42,12 +42,12 @@ class TagHeader(NamedTuple):
 
 
 class ValueEnd(NamedTuple):
-    """What ends a value: a marker that is followed by one of `followed_by`, or by the end of the text.
+    """What ends a value: a marker, if one of `followed_by` or the end of the text comes next.
 
-    then_followed_by: what must follow after `followed_by`, unless the text ends; if empty, anything may follow.
+    then_followed_by: what must come after that, unless the text ends; empty: anything may.
     spaces: further strings that count as white space. closes: True if the marker closes the value,
-    False if the marker is left to be read. names_parameter: True if the marker ends the value only when
-    the name of a parameter without a value is between the marker and `followed_by`.
+    False if it is left to be read. names_parameter: True if the marker ends the value only when the
+    name of a parameter without a value is between the marker and `followed_by`.
     """
 
     marker: str
