@@ -115,12 +115,7 @@ def list_models(
         only_served = _only_served(rows, served or {})
         if as_json:
             print_json(
-                {
-                    "server": server,
-                    "models": rows,
-                    "only_served": only_served,
-                    "left_out": left_out,
-                }
+                {"server": server, "models": rows, "only_served": only_served, "left_out": left_out}
             )
             return
         _print_models(rows, only_served, with_state=served is not None)

@@ -215,8 +215,7 @@ class AnswerReader:
     def _handle_marker_in_text(self, marker: str, space: int, *, begins_line: bool) -> Parser[None]:
         """Handle a marker outside a thought.
 
-        begins_line: whether the marker is at the start of a line, or is a token, which may be
-            anywhere.
+        begins_line: whether the marker starts a line, or is a token, which may be anywhere.
         """
         dialect = self._dialect
         after = space + len(marker)

@@ -568,11 +568,9 @@ def choice_of(
                 tools = ()
                 mode = "none" if mode == "auto" else mode
     asked = checked_tool_choice(mode, names, tools=tools, parallel=parallel, field=place)
-    return (
-        asked
-        if asked.mode == "none"
-        else msgspec.structs.replace(asked, enforced_names=offered.enforced_names)
-    )
+    if asked.mode == "none":
+        return asked
+    return msgspec.structs.replace(asked, enforced_names=offered.enforced_names)
 
 
 def _allowed(choice: ChosenTool) -> list[str]:
