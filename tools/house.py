@@ -58,7 +58,7 @@ FORMS: Mapping[str, Sequence[str]] = {
     "chat": """front.openai.endpoints.ChatCompletionRequest front.request.ChatPrompt
         front.request.GenerationRequest front.server.generation.GenerationResponse
         front.server.services.ActiveRequest
-        front.server.held_answers.HeldAnswer front.telemetry.request_log.RequestRecord
+        front.server.resumable_answers.ResumableAnswer front.telemetry.request_log.RequestRecord
         front.prompt.known_answers.PastAnswers front.prompt.template_worker.RenderTask
         front.request.PromptText front.prompt.tokenize.RememberedText front.request.PromptTokens
         front.prompt.prepare.Prepared front.answers.choice.ChoiceRules
@@ -73,8 +73,8 @@ FORMS: Mapping[str, Sequence[str]] = {
         worker.engine.sequence.Kept worker.engine.sequence.Prefix worker.prefix.chain.Node
         worker.prefix.chain.Cursor worker.prefix.chain.ChainBlock worker.prefix.chain.ChainState
         store.block.Block store.block.StoredBlock store.block.Entry""".split(),
-    "image": """front.images.sources.ImageSource front.images.intake._Hold
-        front.images.intake.TakenPrompt front.request.PlacedImage wire.images.ImageLayout
+    "image": """front.images.sources.ImageSource front.images.intake._HeldImages
+        front.images.intake.PromptWithImages front.request.PlacedImage wire.images.ImageLayout
         wire.images.ImageSpan wire.images.ImageCommand wire.images.ImageAnswer
         worker.vision.image_process.ImageFile worker.vision.image_process._Asked
         worker.vision.image_worker.ImageTask worker.vision.image_worker.ImageDone
@@ -97,7 +97,7 @@ WAITS = {
     "worker.loop.idle_work.IdleWork.begin": "for an idle worker",
 }
 PASSES = {
-    "front.server.held_answers.identity_of": "hashes the body",
+    "front.server.resumable_answers.identity_of": "hashes the body",
     "front.server.request.parse": "reads the JSON and checks it",
     "front.openai.messages.history": "checks and copies the messages",
     "front.prompt.canonical.canonical": "makes new messages ready, and recalls past answers",

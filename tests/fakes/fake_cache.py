@@ -218,7 +218,7 @@ class KeepingEngine(FakeEngine):
         pending = super().dispatch(plan)
         for span in plan.spans:
             self.fed[span.request_id] = span.start + span.tokens
-        pending.kept = [
+        pending.kept_events = [
             kept for span in plan.spans if (kept := self._copy(span.request_id, BLOCK)).blocks
         ]
         return pending
