@@ -127,7 +127,8 @@ class VisionBeside:
         files = [part["file"] for part in parts if part["type"] == "image"]
         hashes = [keep_image(self.images, file) for file in files]
         images, command = self.worker_images(), ImageCommand(images=tuple(hashes))
-        while (answer := images.answer(command)) is None:
+        images.ask(command)
+        while (answer := next(images.answers(), None)) is None:
             pass
         assert not answer.failures
         found = {layout.image: layout for layout in answer.layouts}

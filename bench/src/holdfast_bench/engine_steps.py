@@ -14,7 +14,7 @@ import mlx.core as mx
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine, PendingStep
-from holdfast.worker.engine.layouts import own_caches
+from holdfast.worker.engine.layouts import mlx_lm_caches
 from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast_bench.results import CaseResult, ContenderResult, Sample
 
@@ -42,7 +42,7 @@ class BareForward:
         pipelined: whether a step is launched before the tokens of the previous one are read.
         """
         self._model, self._pipelined = model, pipelined
-        self._caches = own_caches(model)
+        self._caches = mlx_lm_caches(model)
         ids = mx.array([list(prompt) for prompt in prompts])
         for first in range(0, ids.shape[1], CHUNK_TOKENS):
             self._drawn = mx.argmax(
@@ -109,7 +109,7 @@ class EngineSteps:
     def _dispatch(self) -> PendingStep:
         began = time.perf_counter()
         spans = tuple(
-            Span(request_id=request_id, start=self._position, tokens=1, draws=True)
+            Span(request_id=request_id, start=self._position, tokens=1, samples=True)
             for request_id in self._ids
         )
         self._position += 1
@@ -128,7 +128,9 @@ def _prefill(engine: Engine, request_id: str, tokens: int) -> None:
     """Prefill a prompt in chunks and draw the first token."""
     for first in range(0, tokens, CHUNK_TOKENS):
         count = min(CHUNK_TOKENS, tokens - first)
-        span = Span(request_id=request_id, start=first, tokens=count, draws=first + count == tokens)
+        span = Span(
+            request_id=request_id, start=first, tokens=count, samples=first + count == tokens
+        )
         engine.collect(engine.dispatch(StepPlan(spans=(span,))))
 
 

@@ -26,7 +26,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 
-from holdfast.worker.engine import seams
+from holdfast.worker.engine import mlx_lm_hooks
 from holdfast_bench.lexicon import text_of, words
 from holdfast_bench.models import CONTEXT_TOKENS, FOUR_BIT, SHAPES
 
@@ -52,7 +52,7 @@ _CENTRES = {"A_log": -3.0, "q_norm.weight": _SHARP_QUERIES}
 
 def make_model(name: str, folder: Path) -> None:
     """Write the model `name` into `folder`."""
-    seams.prepare()
+    mlx_lm_hooks.prepare()
     shape = SHAPES[name.removesuffix(FOUR_BIT)]
     folder.mkdir(parents=True)
     tokenizer = _write_tokenizer(folder, shape.vocabulary)

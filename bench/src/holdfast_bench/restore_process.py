@@ -89,7 +89,7 @@ class _Context:
         self._mx.clear_streams()
 
     def _caches(self) -> list[Any]:
-        return list(self._layouts.own_caches(self._model))
+        return list(self._layouts.mlx_lm_caches(self._model))
 
     def _drawn(self, caches: list[Any]) -> int:
         return int(self._mx.argmax(self._model(self._last, cache=caches)[:, -1], axis=-1).item())

@@ -46,14 +46,17 @@ class _LiveSequence:
         self._engine.open(self._request, capacity_tokens=count)
         self._position = 0
         while self._position < job.context_tokens:
-            self.seconds(min(_CHUNK_TOKENS, job.context_tokens - self._position), draws=False)
+            self.seconds(min(_CHUNK_TOKENS, job.context_tokens - self._position), samples=False)
         for tokens in range(1, _WARM_STEPS + 1):
             self.seconds(tokens)
 
-    def seconds(self, tokens: int, *, draws: bool = True) -> float:
+    def seconds(self, tokens: int, *, samples: bool = True) -> float:
         """Seconds of one step over the next tokens."""
         span = self._plan.Span(
-            request_id=self._request.request_id, start=self._position, tokens=tokens, draws=draws
+            request_id=self._request.request_id,
+            start=self._position,
+            tokens=tokens,
+            samples=samples,
         )
         plan = self._plan.StepPlan(spans=(span,))
         began = time.perf_counter()

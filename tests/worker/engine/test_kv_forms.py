@@ -16,7 +16,7 @@ from holdfast.worker.engine import views
 from holdfast.worker.engine.engine import Engine, KVCosts
 from holdfast.worker.engine.kv_forms import KVForms
 from holdfast.worker.engine.layouts import Runner
-from holdfast.worker.engine.probe import choose_layout, examine_forms
+from holdfast.worker.engine.probe import choose_layout, probe_kv_forms
 from holdfast.worker.kv.bits import BITS
 from holdfast.worker.kv.quantized import QuantizedKV
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
@@ -31,7 +31,7 @@ def wide_runner() -> Runner:
 
 def forms_of(**settings: Any) -> KVForms:
     engine = Engine(wide_runner(), vocab_size=VOCAB_SIZE)
-    return examine_forms(engine, wide_runner(), vocab_size=VOCAB_SIZE, **settings)
+    return probe_kv_forms(engine, wide_runner(), vocab_size=VOCAB_SIZE, **settings)
 
 
 FORMS = KVForms(

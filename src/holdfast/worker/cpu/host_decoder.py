@@ -35,7 +35,7 @@ from holdfast.worker.cpu.kernels.decoder import (
     ForwardPass,
     NewTokens,
 )
-from holdfast.worker.engine.seams import StepLogits
+from holdfast.worker.engine.mlx_lm_hooks import StepLogits
 from holdfast.worker.engine.sequence import SequenceSpan
 from holdfast.worker.engine.views import RowsView, StepContext
 from holdfast.worker.kv.full import FullKV
@@ -96,7 +96,7 @@ class HostDecoder:
             if each.span.tokens > 1:
                 each.sequence.trim()
         return StepLogits(
-            drawn=logits if wanted else None,
+            to_sample=logits if wanted else None,
             is_computed=not any(each.sequence.live.is_quantized for each in spans),
         )
 
@@ -118,7 +118,7 @@ class HostDecoder:
         if not self._make_room(spans) or ids.min() < 0 or ids.max() >= self._decoder.vocabulary:
             return None
         is_short = len(ids) <= MOST_TOKENS and all(
-            layer.sees_alike(tokens) for layers, tokens in spans for layer in layers
+            layer.see_one_form(tokens) for layers, tokens in spans for layer in layers
         )
         places, capacities = self._places(spans)
         forward = self._decoder.begin(
@@ -154,11 +154,11 @@ class HostDecoder:
         places = []
         for at in range(len(spans[0][0])):
             for layers, tokens in spans:
-                buffer, end = layers[at].tail()
+                buffer, end = layers[at].write_position()
                 row_bytes = _row_bytes(buffer)
                 first = _address(buffer) + end * row_bytes
                 places.append(first + row_bytes * np.arange(tokens, dtype=np.uint64))
-        capacities = [layers[0].tail()[0].shape[2] for layers, _ in spans]
+        capacities = [layers[0].write_position()[0].shape[2] for layers, _ in spans]
         tokens_of_spans = [tokens for _, tokens in spans]
         return (
             np.concatenate(places),
@@ -241,7 +241,7 @@ def _attend(
     several: list[tuple[slice, tuple[tuple[mx.array, mx.array], ...]]] = []
     for start, (layer, tokens) in zip(starts, spans, strict=False):
         if tokens > 1:
-            for rows_seen, parts in layer.sights(tokens, None):
+            for rows_seen, parts in layer.attention_ranges(tokens, None):
                 place = slice(start + rows_seen.start, start + rows_seen.stop)
                 several.append((place, parts))
     mx.eval([parts for _, parts in several])
@@ -264,9 +264,9 @@ def _attend(
 def _token_ids(each: SequenceSpan) -> npt.NDArray[np.integer]:
     sequence = each.sequence
     if each.is_decoding:
-        assert sequence.drawn is not None, "a decoding span has no sampled token"
-        drawn = np.array(sequence.drawn, copy=False)[sequence.drawn_row :][:1]
-        return np.append(drawn, np.array(each.span.drafted, drawn.dtype))
+        assert sequence.sampled is not None, "a decoding span has no sampled token"
+        sampled = np.array(sequence.sampled, copy=False)[sequence.sampled_row :][:1]
+        return np.append(sampled, np.array(each.span.drafted, sampled.dtype))
     return np.array(sequence.known, copy=False)[each.span.start :][: each.span.tokens]
 
 

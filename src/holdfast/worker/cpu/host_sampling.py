@@ -6,7 +6,7 @@ vocabulary. Here the vocabulary is divided into groups, and the largest logit of
 weights of its tokens. If these bounds decide which tokens are in the nucleus (the tokens that pass
 top-p), exponentials are computed for a few groups only; otherwise for all tokens (0.5 ns each, with
 vector instructions), but few tokens are sorted. The edge of the nucleus is the smallest weight in
-it. The sampled token is the same as that of `sampling_draw`, except for rounding, because the
+it. The sampled token is the same as that of `token_sampling`, except for rounding, because the
 random numbers are the same.
 """
 
@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.wire.requests import SamplingParams
-from holdfast.worker.engine.backend import DrawKind, Scores
-from holdfast.worker.engine.sampling_draw import BLOCK, HOTTEST
+from holdfast.worker.engine.backend import SamplingKind, Scores
+from holdfast.worker.engine.token_sampling import BLOCK, HOTTEST
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[np.intp]
@@ -124,8 +124,8 @@ def score_on_host(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -
     return Scores(chosen=mx.array(chosen), top=(mx.array(top_ids), mx.array(top)))
 
 
-def drawing_pays(kind: DrawKind, *, vocab_size: int) -> bool:
-    """Whether `draw_on_host` is faster than MLX. The answer is the same for all rows
+def sampling_pays(kind: SamplingKind, *, vocab_size: int) -> bool:
+    """Whether `sample_on_host` is faster than MLX. The answer is the same for all rows
     of a kind, so that no sampled token depends on the other rows of a batch.
     """
     if kind.greedy or kind.candidates:
@@ -133,7 +133,7 @@ def drawing_pays(kind: DrawKind, *, vocab_size: int) -> bool:
     return vocab_size >= (_SMALLEST_FOR_NUCLEUS if kind.nucleus else LARGE_VOCABULARY)
 
 
-def draw_on_host(
+def sample_on_host(
     logits: mx.array, *, params: Sequence[SamplingParams], keys: Sequence[tuple[int, int]]
 ) -> mx.array:
     """Sample one token per row, uint32 [rows]. Evaluates `logits`, fp32 [rows, vocab].
@@ -143,7 +143,7 @@ def draw_on_host(
     """
     with np.errstate(all="ignore"):
         tokens = [
-            _draw(row, one, key)
+            _sample_row(row, one, key)
             for row, one, key in zip(_rows_of(logits), params, keys, strict=True)
         ]
     return mx.array(tokens, dtype=mx.uint32)
@@ -160,7 +160,7 @@ class FewKept:
     weights: Floats
     columns: int
 
-    def draw(self, key: tuple[int, int]) -> int:
+    def sample(self, key: tuple[int, int]) -> int:
         """Sample a token by Gumbel-max: first a block that has tokens left, then a token in it."""
         block = self.ids // BLOCK
         starts = np.flatnonzero(np.diff(block, prepend=-1))
@@ -178,8 +178,8 @@ class ManyKept:
 
     weights: Floats
 
-    def draw(self, key: tuple[int, int]) -> int:
-        """Sample as `FewKept.draw` does."""
+    def sample(self, key: tuple[int, int]) -> int:
+        """Sample as `FewKept.sample` does."""
         blocks = _blocks(self.weights.size)
         whole = self.weights.size // BLOCK
         sums = self.weights[: whole * BLOCK].reshape(whole, BLOCK).sum(axis=1)
@@ -195,7 +195,7 @@ class ManyKept:
 class WeighedRow:
     """A row of logits, and its tokens' weights: sampling probabilities that are not normalized.
 
-    The likeliest token has weight 1. The weights are computed as in `sampling_draw`.
+    The likeliest token has weight 1. The weights are computed as in `token_sampling`.
     """
 
     def __init__(self, row: Floats, params: SamplingParams) -> None:
@@ -251,13 +251,13 @@ def kept_tokens(row: WeighedRow, params: SamplingParams) -> FewKept | ManyKept:
     return row.few(*row.at_least(floor), threshold=floor)
 
 
-def _draw(logits: Floats, params: SamplingParams, key: tuple[int, int]) -> int:
+def _sample_row(logits: Floats, params: SamplingParams, key: tuple[int, int]) -> int:
     row = WeighedRow(logits, params)
     if not np.isfinite(row.peak):
         return 0
     if params.top_p >= 1.0 and params.min_p <= 0.0:
-        return _draw_unfiltered(row, key)
-    return kept_tokens(row, params).draw(key)
+        return _sample_unfiltered(row, key)
+    return kept_tokens(row, params).sample(key)
 
 
 def _blocks(columns: int) -> int:
@@ -343,7 +343,7 @@ def _edge_by_histogram(weights: Floats, *, top_p: float) -> float:
     return float(falling[min(inside, len(falling) - 1)])
 
 
-def _draw_unfiltered(weighed: WeighedRow, key: tuple[int, int]) -> int:
+def _sample_unfiltered(weighed: WeighedRow, key: tuple[int, int]) -> int:
     """Sample from the whole vocabulary. The weights are summed only in blocks that can still win,
     given the maximum and the random number of each block.
     """
@@ -363,7 +363,7 @@ def _draw_unfiltered(weighed: WeighedRow, key: tuple[int, int]) -> int:
 
 
 def _gumbel(key: tuple[int, int], numbers: Ids) -> Floats:
-    # as in sampling_draw
+    # as in token_sampling
     hashed = _scramble((numbers.astype(np.uint32) * np.uint32(0x9E3779B1)) ^ np.uint32(key[0]))
     hashed = _scramble(hashed ^ np.uint32(key[1]))
     uniform = np.clip(

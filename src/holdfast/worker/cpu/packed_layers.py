@@ -35,7 +35,7 @@ from holdfast.worker.cpu.kernels.packed_products import (
     MOST_ROWS,
     PackedWeights,
 )
-from holdfast.worker.engine import seams
+from holdfast.worker.engine import mlx_lm_hooks
 from holdfast.worker.engine.weight_format import STORED
 
 _HALVES = (mx.float16, mx.bfloat16)
@@ -86,7 +86,7 @@ class HalfEmbedding(Embedding):
 @cache
 def _packed_classes() -> dict[type[Module], type[Module]]:
     """Maps the classes of modules that may keep their weights to their subclasses here."""
-    # not at the top: mlx-lm must be prepared first (`seams`)
+    # not at the top: mlx-lm must be prepared first (`mlx_lm_hooks`)
     from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
     class PackedExperts(QuantizedSwitchLinear):
@@ -97,7 +97,7 @@ def _packed_classes() -> dict[type[Module], type[Module]]:
         def __call__(
             self, x: mx.array, indices: mx.array, sorted_indices: bool = False
         ) -> mx.array:
-            y = None if seams.is_only_graph() else _product_of_experts(self, x, indices)
+            y = None if mlx_lm_hooks.is_only_graph() else _product_of_experts(self, x, indices)
             if y is None:
                 in_graph: mx.array = super().__call__(  # type: ignore[no-untyped-call]
                     x, indices, sorted_indices

@@ -309,7 +309,7 @@ class DraftModel:
             tokens = min(tokens, max(_MOST_BEHIND, int(_CATCH_UP_SECONDS / self.seconds_per_token)))
         began = self._clock()
         start = draft.live.tokens
-        self._run([Span(request_id=draft.name, start=start, tokens=tokens, draws=False)])
+        self._run([Span(request_id=draft.name, start=start, tokens=tokens, samples=False)])
         self._measure_prefill((self._clock() - began) / tokens)
         draft.is_catching_up = behind - tokens > _MOST_BEHIND
         return not draft.is_catching_up
@@ -327,14 +327,16 @@ class DraftModel:
             if start and not all(leaf.grows for leaf in draft.live.leaves):
                 draft.checkpoint = draft.live.copy_checkpoint()
                 mx.eval(list(draft.checkpoint.arrays))
-            spans.append(Span(request_id=draft.name, start=start, tokens=known - start, draws=True))
+            spans.append(
+                Span(request_id=draft.name, start=start, tokens=known - start, samples=True)
+            )
             draft.drafted = []
             draft.drafted_at = known
         for _ in range(depth):
             for (draft, _), result in zip(drafts, self._run(spans), strict=True):
                 draft.drafted += result.token_ids
             spans = [
-                Span(request_id=draft.name, start=draft.live.tokens, tokens=1, draws=True)
+                Span(request_id=draft.name, start=draft.live.tokens, tokens=1, samples=True)
                 for draft, _ in drafts
             ]
         for draft, _ in drafts:

@@ -46,7 +46,7 @@ class AttentionSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawKind:
+class SamplingKind:
     """How a row is sampled. Rows of one kind are sampled together, by the same operations.
 
     nucleus: whether top-p is on.
@@ -73,8 +73,8 @@ class Scores:
         return [self.chosen, *(self.top or ())]
 
 
-class Draw(Protocol):
-    """Samples one token per row, uint32 [rows], as `sampling_draw.draw` does. Evaluates the logits,
+class SampleRows(Protocol):
+    """Samples one token per row, uint32 [rows], as `token_sampling.sample_tokens` does. Evaluates the logits,
     fp32 [rows, vocab].
     """
 
@@ -190,7 +190,7 @@ class Backend:
 
     # -- sampling
 
-    def drawer(self, kind: DrawKind, *, vocab_size: int) -> Draw | None:
+    def sampler_of(self, kind: SamplingKind, *, vocab_size: int) -> SampleRows | None:
         """What samples rows of this kind; None: MLX. The answer is the same for all rows of a kind,
         so that no sampled token depends on the other rows of a batch.
         """

@@ -22,8 +22,8 @@ from holdfast.wire.images import ImageLayout, ImageSpan, VisionInfo, image_keys
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.plan import Span
-from holdfast.worker.engine.probe import MISFITS, is_close
-from holdfast.worker.engine.sequence import EngineSequence, Prefix, SequenceSpan, keep_everything
+from holdfast.worker.engine.probe import LAYOUT_ERRORS, is_close
+from holdfast.worker.engine.sequence import EngineSequence, Prefix, SequenceSpan, copy_everything
 from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.live import LiveState
 from holdfast.worker.vision.images import WorkerImages
@@ -96,7 +96,7 @@ def examine_images(runner: Runner, images: WorkerImages) -> VisionInfo:
         for way, compute in _WAYS.items():
             if not is_close(compute(runner, images, case), expected, changed=changed):
                 return _refused(images.info, way, "the results differ from those of mlx-vlm")
-    except (*MISFITS, InvalidRequest) as misfit:
+    except (*LAYOUT_ERRORS, InvalidRequest) as misfit:
         return _refused(images.info, way, f"{type(misfit).__name__}: {misfit}")
     return images.info
 
@@ -141,11 +141,11 @@ def _step(runner: Runner, chunks: Sequence[tuple[EngineSequence, int]]) -> mx.ar
     spans = [
         SequenceSpan(
             sequence,
-            Span(request_id=f"{index}", start=sequence.live.tokens, tokens=tokens, draws=True),
+            Span(request_id=f"{index}", start=sequence.live.tokens, tokens=tokens, samples=True),
         )
         for index, (sequence, tokens) in enumerate(chunks)
     ]
-    logits = runner.forward(spans, StepContext()).drawn
+    logits = runner.forward(spans, StepContext()).to_sample
     for each in spans:
         each.sequence.live.tokens = each.span.start + each.span.tokens
     mx.eval(logits, [list(sequence.live.arrays()) for sequence, _ in chunks])
@@ -180,7 +180,7 @@ def _beside(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.arra
 def _from_copy(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.array:
     first = case.sequence(runner, images)
     _read(runner, images, first, [case.spans[0].end])
-    kept = keep_everything(first)
+    kept = copy_everything(first)
     mx.eval(list(kept.arrays()))
     continued = case.sequence(runner, images, Prefix(blocks=kept.blocks, state=kept.state))
     return _read(runner, images, continued, [len(case.token_ids)])

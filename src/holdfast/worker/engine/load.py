@@ -33,11 +33,11 @@ from holdfast.models.model_folder import (
 )
 from holdfast.models.quantization import HOW_TO_CONVERT
 from holdfast.models.weight_files import checked_tensors, tensor_bytes
-from holdfast.worker.engine import seams, weight_format
+from holdfast.worker.engine import mlx_lm_hooks, weight_format
 from holdfast.worker.engine.backend import in_use
 from holdfast.worker.engine.fingerprint import model_fingerprint
 from holdfast.worker.engine.lora import Adapters, attach
-from holdfast.worker.engine.seams import HEAD_NAMES
+from holdfast.worker.engine.mlx_lm_hooks import HEAD_NAMES
 from holdfast.worker.vision import load as vision
 from holdfast.worker.vision.model import VisionModel
 from holdfast.worker.vision.processor import Processor
@@ -106,7 +106,7 @@ class LoadedModel:
 
     def fingerprint(self, folder: Path, hashes: Mapping[str, str]) -> str:
         """The fingerprint of the model in `folder`, in its loaded form (`model_fingerprint`)."""
-        versions = [self.platform.mlx_version, seams.mlx_lm_version()]
+        versions = [self.platform.mlx_version, mlx_lm_hooks.mlx_lm_version()]
         if isinstance(self.model, VisionModel):
             versions += vision.versions()
         return model_fingerprint(folder, hashes, computed_as=self.computed_as, versions=versions)
@@ -236,7 +236,7 @@ def _build(
         model = _with_vision(folder)
         if model is not None:
             return model, stored_config
-    utils = seams.mlx_lm_utils()
+    utils = mlx_lm_hooks.mlx_lm_utils()
     with _one_line_errors(folder), _no_bytecode_written():
         if "model_file" not in stored_config:
             _check_architecture(stored_config, utils)
@@ -250,7 +250,7 @@ def _with_vision(folder: Path) -> VisionModel | None:
     """Build the model with its vision; None, with a line in the log, if mlx-vlm cannot."""
     try:
         with _one_line_errors(folder, "mlx-vlm"), _no_bytecode_written():
-            seams.prepare_vision()
+            mlx_lm_hooks.prepare_vision()
             return vision.build(folder)
     except ModelLoadError as error:
         logger.warning("%s; the model is loaded without its vision", error)
@@ -278,7 +278,7 @@ def _check_architecture(config: dict[str, Any], utils: Any) -> None:
         known = False
     if not known and not any(key[0] == model_type for key in utils.MODEL_ARCHITECTURE_REMAPPING):
         raise ModelLoadError(
-            f"model_type {model_type!r} is not supported by mlx-lm {seams.mlx_lm_version()}"
+            f"model_type {model_type!r} is not supported by mlx-lm {mlx_lm_hooks.mlx_lm_version()}"
         )
     if known:
         try:

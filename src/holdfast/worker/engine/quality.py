@@ -21,15 +21,15 @@ from holdfast.models.file_hashing import FileHashing, HashCache
 from holdfast.models.quality import NATIVE, FormQuality, Passage, QuantizedForm
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
-from holdfast.worker.engine.engine import PIECE_BYTES
+from holdfast.worker.engine.engine import SCORED_PIECE_BYTES
 from holdfast.worker.engine.fingerprint import (
     files_of_identity,
     runs_own_code,
 )
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.load import LoadedModel, Progress, load_model
+from holdfast.worker.engine.mlx_lm_hooks import DeferredLogits
 from holdfast.worker.engine.plan import BLOCK_TOKENS, Span
-from holdfast.worker.engine.seams import LaterLogits
 from holdfast.worker.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.bits import KVBits
@@ -106,7 +106,7 @@ def measure(
     if model_form is None:
         refusal = "the state of this model cannot be copied out of mlx-lm's objects"
     else:
-        runner.learn_form(model_form)
+        runner.set_form(model_form)
         refusal = runner.refusal()
     tallies = {form: _Tally() for form in (_with_native(forms) if not refusal else (NATIVE,))}
     seen: list[np.ndarray] = []
@@ -156,7 +156,9 @@ def _read(
     }
     predicted = len(passage.token_ids) - 1
     found: dict[KVBits, list[np.ndarray]] = {form: [] for form in tallies}
-    is_cut = runner.cuts_at_blocks and any(each.live.is_quantized for each in sequences.values())
+    is_cut = runner.ends_spans_at_blocks and any(
+        each.live.is_quantized for each in sequences.values()
+    )
     most = BLOCK_TOKENS if is_cut else CHUNK_TOKENS
     for start in range(0, predicted, most):
         tokens = min(most, predicted - start)
@@ -186,10 +188,12 @@ def _read(
     )
 
 
-def _logits_of(runner: Runner, sequence: EngineSequence, *, start: int, tokens: int) -> LaterLogits:
+def _logits_of(
+    runner: Runner, sequence: EngineSequence, *, start: int, tokens: int
+) -> DeferredLogits:
     """Read the next tokens of a sequence. Returns the logits after each of them."""
     name = sequence.request.request_id
-    span = Span(request_id=name, start=start, tokens=tokens, draws=False)
+    span = Span(request_id=name, start=start, tokens=tokens, samples=False)
     result = runner.forward([SequenceSpan(sequence, span)], StepContext())
     sequence.live.tokens = start + tokens
     mx.eval([result.scored[name].source, *sequence.live.arrays()])
@@ -197,7 +201,7 @@ def _logits_of(runner: Runner, sequence: EngineSequence, *, start: int, tokens: 
 
 
 def _compared(
-    logits: Mapping[KVBits, LaterLogits], targets: Sequence[int], *, vocab_size: int
+    logits: Mapping[KVBits, DeferredLogits], targets: Sequence[int], *, vocab_size: int
 ) -> Iterator[tuple[KVBits, np.ndarray]]:
     """Compare predictions, a few positions together, because logits are large.
 
@@ -205,7 +209,7 @@ def _compared(
     the divergence from native, whether the most likely token is the same as with native, and
     whether it is the token that follows.
     """
-    rows = max(1, PIECE_BYTES // (4 * vocab_size))
+    rows = max(1, SCORED_PIECE_BYTES // (4 * vocab_size))
     for start in range(0, len(targets), rows):
         following = mx.array(list(targets[start : start + rows]), dtype=mx.int32)
         end = start + following.size

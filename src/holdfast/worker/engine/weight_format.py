@@ -26,7 +26,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
 from holdfast.errors import ModelLoadError
-from holdfast.worker.engine import seams
+from holdfast.worker.engine import mlx_lm_hooks
 from holdfast.worker.engine.backend import in_use
 
 # share of the available memory for dequantized weights; the rest is for KV and activations
@@ -45,7 +45,7 @@ def _plain_counterparts() -> dict[type[Module], Callable[[], Module]]:
 
     Only exact types match, because the call of a subclass may do more than the plain counterpart.
     """
-    seams.prepare()
+    mlx_lm_hooks.prepare()
     from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
     from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 

@@ -19,7 +19,7 @@ class RecurrentState(LayerState):
     """
 
     kind = "recurrent"
-    returns = True
+    can_return = True
 
     def __init__(self, slots: int) -> None:
         self._slots: list[mx.array | None] = [None] * slots

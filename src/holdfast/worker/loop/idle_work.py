@@ -38,7 +38,7 @@ class IdleWork:
         self._running: LiveSequence | None = None  # the others wait in the ledger
 
     def accept(self, sequence: LiveSequence) -> None:
-        """Accept a prompt to prefill ahead; drop it at once if its KV would not be cached."""
+        """Accept a prompt to prefill ahead, or drop it immediately if its KV would not be cached."""
         self._ledger.accept(sequence)
         self._drop_oldest()
         if not self._cache.keeps(sequence.request):
@@ -53,7 +53,7 @@ class IdleWork:
         running = self._current()
         if running is not None:
             self._running = None
-            self._lifetimes.set_aside(running)
+            self._lifetimes.suspend(running)
             self._drop_oldest()
             self._cache.read_ahead.add(running)
         for sequence in self._prompts():

@@ -48,7 +48,7 @@ from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.engine.probe import (
     choose_layout,
     choose_mixing,
-    examine_forms,
+    probe_kv_forms,
     warnings_about,
     warnings_about_kernels,
 )
@@ -58,9 +58,9 @@ from holdfast.worker.kv.codec import PayloadFormat
 from holdfast.worker.kv.layer import HeadsForm
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.device import use_device
-from holdfast.worker.loop.device_steps import costing_no_answer
+from holdfast.worker.loop.device_steps import log_failure
 from holdfast.worker.loop.inbox import Inbox, Progress, Pulse
-from holdfast.worker.loop.loop import WorkerLoop
+from holdfast.worker.loop.loop import ModelOptions, WorkerLoop
 from holdfast.worker.loop.memory_budget import MemoryBudget
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.index import PrefixIndex
@@ -351,7 +351,7 @@ class _Probed:
     def sequence_costs(self, kv_bits: KVBits) -> SequenceCosts:
         """The memory that the scheduler reserves for a sequence with these bits."""
         costs = _sequence_costs(self.forms.costs[kv_bits], self.draft_costs)
-        is_cut = kv_bits != "native" and self.engine.cuts_at_blocks
+        is_cut = kv_bits != "native" and self.engine.ends_spans_at_blocks
         return replace(costs, block_tokens=BLOCK_TOKENS if is_cut else None)
 
 
@@ -392,10 +392,8 @@ def _load_and_build(
         scheduler,
         cache=cache,
         memory=memory,
-        store=settings.store,
+        settings=settings,
         step_tokens=step_tokens,
-        speculates=_speculates(probed.engine, settings.model),
-        draft_model=_draft_model(probed.draft, kv_bytes=memory.plan.kv_bytes),
         pulse=pulse,
     )
     _give_back_memory()
@@ -435,7 +433,7 @@ def _load(settings: WorkerSettings, progress: Progress) -> _Probed:
     choose_mixing(runner, vocab_size=loaded.vocab_size)
     constraints = Constraints(grammars, vocab_size=loaded.vocab_size)
     engine = Engine(runner, vocab_size=loaded.vocab_size, constraints=constraints)
-    forms = examine_forms(engine, runner, default=model.kv_bits, vocab_size=loaded.vocab_size)
+    forms = probe_kv_forms(engine, runner, default=model.kv_bits, vocab_size=loaded.vocab_size)
     choose_sharing(runner)
     return _Probed(
         loaded=loaded,
@@ -507,7 +505,7 @@ def _draft_model(draft: LoadedDraft | None, *, kv_bytes: int) -> DraftModel | No
     """Try the draft model out; None if there is none, or if it fails."""
     model: DraftModel | None = None
     if draft is not None:
-        with costing_no_answer("the draft model %s failed, and is not used", draft.name):
+        with log_failure("the draft model %s failed, and is not used", draft.name):
             model = DraftModel(
                 draft.engine,
                 name=draft.name,
@@ -525,12 +523,11 @@ def _build(
     *,
     cache: PrefixCache | None,
     memory: WorkerMemory,
-    store: StoreSettings,
+    settings: WorkerSettings,
     step_tokens: int,
-    speculates: bool,
-    draft_model: DraftModel | None,
     pulse: Pulse,
 ) -> WorkerLoop:
+    store = settings.store
     sessions = None
     if cache is not None:
         sessions = SessionService(
@@ -557,7 +554,14 @@ def _build(
         engine=probed.engine,
         scheduler=scheduler,
         inbox=inbox,
-        retry_chunk_tokens=step_tokens,
+        model=ModelOptions(
+            retry_chunk_tokens=step_tokens,
+            adapters=() if probed.loaded.adapters is None else probed.loaded.adapters.names,
+            forms=probed.forms,
+            costs={kv_bits: probed.sequence_costs(kv_bits) for kv_bits in probed.forms.costs},
+            speculates=_speculates(probed.engine, settings.model),
+            draft_model=_draft_model(probed.draft, kv_bytes=memory.plan.kv_bytes),
+        ),
         cache=cache,
         sessions=sessions,
         memory=budget,
@@ -565,11 +569,6 @@ def _build(
         on_wake=partial(platform.wire, memory.wired_bytes),
         pulse=pulse,
         counters=counters,
-        adapters=() if probed.loaded.adapters is None else probed.loaded.adapters.names,
-        forms=probed.forms,
-        speculates=speculates,
-        draft_model=draft_model,
-        costs={kv_bits: probed.sequence_costs(kv_bits) for kv_bits in probed.forms.costs},
     )
 
 
@@ -586,7 +585,7 @@ def _rest() -> None:
 def _free_memory(engine: Engine) -> None:
     """Free what is kept for later use only, because memory is short."""
     if engine.images is not None:
-        engine.images.drop_kept()
+        engine.images.free_cached()
     _give_back_memory()
 
 

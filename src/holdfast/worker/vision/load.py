@@ -38,7 +38,7 @@ def versions() -> tuple[str, ...]:
 def build(folder: Path) -> VisionModel:
     """Build a model with vision; its weights are mapped into memory, but not read yet.
 
-    Requires `seams.prepare_vision`. Raises what mlx-vlm raises if it cannot.
+    Requires `mlx_lm_hooks.prepare_vision`. Raises what mlx-vlm raises if it cannot.
     """
     utils = _utils()
     whole = utils.load_model(folder, lazy=True, strict=True)

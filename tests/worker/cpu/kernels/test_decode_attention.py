@@ -29,7 +29,7 @@ from holdfast.worker.cpu.kernels.decode_attention import (
     attend_in_numpy,
     dequantize,
 )
-from holdfast.worker.kv.quantized import group_of
+from holdfast.worker.kv.quantized import group_size_of
 from tests.fakes.fewer_instructions import assert_passes, folder_of_kernels
 from tests.fakes.slow import slow
 
@@ -66,7 +66,7 @@ ALL_BITS: list[tuple[Bits, Bits]] = [NATIVE, (8, 8), (4, 4), (8, 4), (5, 4), (8,
 
 
 def quantized(array: Floats, bits: Bits) -> Quantized:
-    group = group_of(array.shape[2])
+    group = group_size_of(array.shape[2])
     codes, scales, biases = mx.quantize(mx.array(array), group_size=group, bits=bits)
     halves = [np.array(each.astype(mx.float16)) for each in (scales, biases)]
     return Quantized(np.array(codes), *halves, bits)
@@ -112,7 +112,7 @@ def dequantized(stored: Stored) -> Floats:
     if not isinstance(stored, Quantized):
         return stored
     codes, scales, biases = map(mx.array, (stored.codes, stored.scales, stored.biases))
-    group = group_of(stored.codes.shape[2] * 32 // stored.bits)
+    group = group_size_of(stored.codes.shape[2] * 32 // stored.bits)
     array = mx.dequantize(
         codes,
         scales.astype(mx.float32),
