@@ -22,7 +22,7 @@ from holdfast.worker.drafting.suffix import MOST_DRAFTED
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.probe import choose_layout
-from holdfast.worker.loop import drafts
+from holdfast.worker.loop import sequences
 from holdfast.worker.scheduler import scheduler
 from holdfast.worker.scheduler.draft_gain import Offers
 from tests.fakes.forced_drafts import EagerGain
@@ -103,7 +103,7 @@ def ask_always(monkeypatch: pytest.MonkeyPatch, *, seed: str) -> None:
             return True
 
     monkeypatch.setattr(scheduler, "DraftGain", AskingGain)
-    monkeypatch.setattr(drafts, "_LEAST_GENERATED", 1)
+    monkeypatch.setattr(sequences, "LEAST_GENERATED", 1)
 
 
 def write_larger_demo(folder: Path, *, more_layers: int = 24) -> Path:

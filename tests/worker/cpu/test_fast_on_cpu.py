@@ -268,7 +268,7 @@ def traced() -> Iterator[list[str]]:
 
     def hear(frame: FrameType, event: str, _: Any) -> None:
         name = frame.f_code.co_name
-        if event == "call" and name == "_combined_at_once":
+        if event == "call" and name == "_combined_in_one_operation":
             names.append(name)
 
     sys.setprofile(hear)
@@ -294,7 +294,7 @@ def test_each_number_type_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> Non
         return fast_on_cpu._combined(*arrays)
 
     fresh = mx.compile(_combined_at_once, shapeless=True)  # no other test has had it traced
-    monkeypatch.setattr(fast_on_cpu, "_combined_at_once", fresh)
+    monkeypatch.setattr(fast_on_cpu, "_combined_in_one_operation", fresh)
     rope: Any = nn.RoPE(16)
     with traced() as names, Rotations().step():
         for heads in (2, 3):

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from holdfast.wire.requests import SamplingParams
 from holdfast.worker.cpu import host_sampling
 from holdfast.worker.cpu.host_sampling import (
-    FewKept,
+    FewTokens,
     GroupedRow,
     WeighedRow,
-    kept_tokens,
+    filtered_tokens,
     sample_on_host,
     sampling_pays,
     score_on_host,
@@ -71,14 +71,18 @@ temperatures = st.sampled_from([1e-5, 1e-3, 0.3, 0.7, 1.0, 1.5, 10.0, 1e6, 1e30,
 
 def ids_of(row: Row, params: SamplingParams) -> set[int]:
     with np.errstate(all="ignore"):
-        kept = kept_tokens(WeighedRow(row, params), params)
-    return set((kept.ids if isinstance(kept, FewKept) else np.flatnonzero(kept.weights)).tolist())
+        kept = filtered_tokens(WeighedRow(row, params), params)
+    return set((kept.ids if isinstance(kept, FewTokens) else np.flatnonzero(kept.weights)).tolist())
 
 
 def scaled(row: Row, temperature: float) -> npt.NDArray[np.float64]:
     """The row at temperature 1, rounded like the division that comes first."""
     with np.errstate(all="ignore"):
-        return WeighedRow(row, SamplingParams(temperature=temperature)).nats(row).astype(np.float64)
+        return (
+            WeighedRow(row, SamplingParams(temperature=temperature))
+            .log_weights(row)
+            .astype(np.float64)
+        )
 
 
 def reference_ids(row: Row, params: SamplingParams, *, top_p: float, tie: float) -> set[int]:

@@ -263,7 +263,7 @@ def test_if_mlx_refuses_stand_ins_weights_are_converted(monkeypatch: pytest.Monk
         raise ValueError("the view is too large")
 
     monkeypatch.setattr(packed_layers, "stand_in_views", refusing)
-    reason = packed_layers.no_stand_ins.__wrapped__()
+    reason = packed_layers.why_no_stand_ins.__wrapped__()
     assert reason == "MLX refuses it: the view is too large"
 
 

@@ -142,7 +142,9 @@ def test_a_sequence_whose_state_was_dropped_gets_no_results() -> None:
     dispatched.sequences[0].drop_state()
     result = subject.collect(dispatched, later=None)
     assert result is not None
-    assert [sequence for _, sequence, _ in dispatched.wanted(result)] == [dispatched.sequences[1]]
+    assert [sequence for _, sequence, _ in dispatched.current_results(result)] == [
+        dispatched.sequences[1]
+    ]
     assert dispatched.healthy(result) == (dispatched.sequences[1],)
     assert dispatched.unhealthy(result) == ()
 

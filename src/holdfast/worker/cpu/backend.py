@@ -1,4 +1,4 @@
-"""The backend for CPUs: everything in this room that the engine uses, through one class."""
+"""The backend for CPUs: the one class through which the engine uses this package."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from typing import Any
 from holdfast.machine.cores import usable_cores
 
 _CPU_INFO = Path("/proc/cpuinfo")
-AVX512_CORES = frozenset({"SkylakeX", "Cooperlake", "SapphireRapids"})  # names of OpenBLAS
+AVX512_CORES = frozenset({"SkylakeX", "Cooperlake", "SapphireRapids"})  # as OpenBLAS names them
 _OLDER_CORES = frozenset(
     {"Prescott", "Core2", "Penryn", "Dunnington", "Nehalem", "Sandybridge"}
     | {"Opteron", "Barcelona", "Bobcat", "Bulldozer", "Piledriver", "Steamroller"}

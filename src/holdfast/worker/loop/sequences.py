@@ -124,8 +124,9 @@ class SequenceDrafts:
 
     drafter: SuffixDrafter | None = None  # None until the first draft
     model_state: ModelDraft | None = None  # in the draft model, while it drafts for the answer
-    # the length of the answer, in tokens, from which the draft model is considered (again)
-    consider_model_at: int = LEAST_GENERATED
+    consider_model_at: int = (
+        0  # length of the answer, in tokens, from which the model is considered
+    )
     accepted_tokens: int = 0  # drafted tokens that became part of the answer
     rejected_tokens: int = 0
 
@@ -136,7 +137,7 @@ class SequenceDrafts:
 
     def is_model_due(self, generated_tokens: int) -> bool:
         """Whether to consider the draft model for an answer of this length."""
-        return generated_tokens >= self.consider_model_at
+        return generated_tokens >= max(LEAST_GENERATED, self.consider_model_at)
 
     def consider_model_later(self, generated_tokens: int) -> None:
         """Consider the draft model again when the answer is half as long again."""

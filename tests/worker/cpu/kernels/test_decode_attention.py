@@ -163,13 +163,19 @@ def test_rows_with_common_and_own_runs_match_the_definition(
     kept = [random_buffer(rng, shape, bits) for _ in range(3)]
     queries = queries_of(rng, len(rows), shape)
     sinks = rng.standard_normal(shape.heads).astype(np.float32) if has_sinks else None
-    held = [[Run(kept[at], start, start + count) for at, start, count in row] for row in rows]
+    shared_runs = [
+        [Run(kept[at], start, start + count) for at, start, count in row] for row in rows
+    ]
     if compute is attend:
         compute = partial(attend, threads=threads)
     got = compute(
-        queries, held, kv_heads=shape.kv_heads, value_dimension=shape.value_dimension, sinks=sinks
+        queries,
+        shared_runs,
+        kv_heads=shape.kv_heads,
+        value_dimension=shape.value_dimension,
+        sinks=sinks,
     )
-    expected = by_definition(queries, held, sinks=sinks)
+    expected = by_definition(queries, shared_runs, sinks=sinks)
     np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5)
 
 
