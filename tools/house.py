@@ -76,7 +76,7 @@ FORMS: Mapping[str, Sequence[str]] = {
     "image": """front.images.sources.ImageSource front.images.intake._Hold
         front.images.intake.TakenPrompt front.request.PlacedImage wire.images.ImageLayout
         wire.images.ImageSpan wire.images.ImageCommand wire.images.ImageAnswer
-        worker.vision.image_process.ImageFile worker.vision.image_process._Asked
+        worker.vision.image_process.ImageFile worker.vision.image_process._QueuedImage
         worker.vision.image_worker.ImageTask worker.vision.image_worker.ImageDone
         worker.vision.image_worker.PackedArray worker.vision.processor.ProcessedImage
         worker.vision.model.ImageFeatures worker.vision.model.SequenceImages""".split(),

@@ -96,7 +96,7 @@ class CachingWorker:
             assert not runner.refusal()
             by_bits |= {each: self.engine.measure_costs(each) for each in BITS}
         self.forms = KVForms(default=kv_bits, costs=by_bits, refused={})
-        costs = by_bits[self.forms.usual]
+        costs = by_bits[self.forms.default_now]
         assert costs.form is not None
         self.store = (
             None if folder is None else BlockStore(folder, fingerprint=fingerprint, limits=limits)
@@ -136,7 +136,7 @@ class CachingWorker:
             )
             for each, held in by_bits.items()
         }
-        weights = self.weights[self.forms.usual]
+        weights = self.weights[self.forms.default_now]
         self.scheduler = Scheduler(
             replace(SETTINGS, **settings),
             weights,

@@ -113,10 +113,10 @@ class FakeEngine:
         capacity_tokens: int,
         kv_bits: str = "native",
         prefix: object = None,
-        keep: object = None,
+        copy_policy: object = None,
     ) -> None:
         assert prefix is None, "the fake remembers nothing"
-        assert keep is None, "the fake remembers nothing"
+        assert copy_policy is None, "the fake remembers nothing"
         assert request.request_id not in self.opened
         if RAISES_AT_OPEN in request.prompt_token_ids:
             raise ValueError("cannot be opened")

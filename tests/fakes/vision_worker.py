@@ -16,7 +16,7 @@ from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import TokenLogprob, TokensGenerated
 from holdfast.wire.images import ImageCommand, ImageLayout, ImageSpan, image_keys
 from holdfast.wire.requests import TokenIds
-from holdfast.worker.engine.image_probe import examine_images
+from holdfast.worker.engine.image_probe import probe_images
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.load import LoadedModel, load_model
 from holdfast.worker.engine.probe import choose_layout
@@ -62,7 +62,7 @@ class VisionBeside:
         images.mkdir()
         runner = choose_layout(loaded.model, vocab_size=loaded.vocab_size)
         beside = VisionBeside(loaded, runner, VisionOracle(files), images)
-        examined = examine_images(runner, beside.worker_images())
+        examined = probe_images(runner, beside.worker_images())
         beside.processor.info = examined
         return beside
 

@@ -115,7 +115,9 @@ def test_filters_keep_the_same_tokens_as_the_reference(
 
 
 @pytest.mark.parametrize("shape", ["normal", "peaked", "zipf", "tied", "equal", "halves"])
-@pytest.mark.parametrize("find_edge", [host_sampling._edge, host_sampling._edge_by_histogram])
+@pytest.mark.parametrize(
+    "find_edge", [host_sampling._nucleus_edge, host_sampling._edge_by_histogram]
+)
 def test_the_edge_among_many_weights_equals_that_of_a_sort(
     shape: str, find_edge: Callable[..., float]
 ) -> None:

@@ -130,7 +130,7 @@ def test_a_form_with_wrong_results_is_refused_and_native_used(
 
     monkeypatch.setattr(QuantizedKV, "_codes_of_native", wrong)
     forms = forms_of(default="8")
-    assert forms.usual == "native"
+    assert forms.default_now == "native"
     assert "kv_bits 8: its results are wrong" in forms.warnings[0]
     assert chosen(forms, "4") == "4"
     with pytest.raises(InvalidRequest, match="possible: auto, native, 8/4, 4"):

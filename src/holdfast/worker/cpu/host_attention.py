@@ -53,7 +53,6 @@ class _Block:
 
     @property
     def columns(self) -> int:
-        """The number of columns (keys) in all parts."""
         return sum(keys.shape[-2] for keys, _ in self.parts)
 
     def of_head(self, head: int, seen: slice) -> list[tuple[_Array, _Array]]:
@@ -170,42 +169,42 @@ def _divide(
     tokens = heads.queries.shape[1]
     columns = heads.columns
     kv_heads = len(heads.parts[0][0])
-    heads_per_key_head = len(heads.queries) // kv_heads
-    heads_per_piece = max(
-        1, min(heads_per_key_head, _MIN_ROWS // tokens, len(heads.queries) // threads_to_use())
+    group_heads = len(heads.queries) // kv_heads
+    piece_heads = max(
+        1, min(group_heads, _MIN_ROWS // tokens, len(heads.queries) // threads_to_use())
     )
     # pieces of equal length: a short piece would take nearly as long, since BLAS packs all keys
     rows = -(-tokens // max(1, tokens // max(_MIN_ROWS, _BLOCK_SCORES // columns)))
     first_heads = itertools.chain(
         *(
-            range(head, head + heads_per_key_head, heads_per_piece)
-            for head in range(0, len(heads.queries), heads_per_key_head)
+            range(head, head + group_heads, piece_heads)
+            for head in range(0, len(heads.queries), group_heads)
         )
     )
     for first, start in itertools.product(first_heads, range(0, tokens, rows)):
-        rows_of_piece = slice(start, min(start + rows, tokens))
+        piece_rows = slice(start, min(start + rows, tokens))
         group = slice(
             first,
-            min(first + heads_per_piece, (first // heads_per_key_head + 1) * heads_per_key_head),
+            min(first + piece_heads, (first // group_heads + 1) * group_heads),
         )
         seen = slice(
             0 if window is None else max(0, columns - tokens + start + 1 - window),
-            columns - tokens + rows_of_piece.stop,
+            columns - tokens + piece_rows.stop,
         )
-        queries = heads.queries[group, rows_of_piece]
-        result = heads.result[group, rows_of_piece]
+        queries = heads.queries[group, piece_rows]
+        result = heads.result[group, piece_rows]
         # a piece of several heads has all of their rows, so the reshaped result is a view
-        queries = queries.reshape(-1, queries.shape[2]) if heads_per_piece > 1 else queries[0]
-        result = result.reshape(-1, result.shape[2]) if heads_per_piece > 1 else result[0]
-        block = _Block(queries, heads.of_head(first // heads_per_key_head, seen), result)
-        hidden = _hidden(rows_of_piece.stop - start, block.columns, window)
+        queries = queries.reshape(-1, queries.shape[2]) if piece_heads > 1 else queries[0]
+        result = result.reshape(-1, result.shape[2]) if piece_heads > 1 else result[0]
+        block = _Block(queries, heads.of_head(first // group_heads, seen), result)
+        hidden = _hidden(piece_rows.stop - start, block.columns, window)
         yield partial(
             _attend,
             block,
             hidden=hidden,
             sinks=None
             if sinks is None
-            else np.repeat(sinks[group], rows_of_piece.stop - start)[:, None],
+            else np.repeat(sinks[group], piece_rows.stop - start)[:, None],
         )
 
 
@@ -228,13 +227,13 @@ def _attend(block: _Block, *, hidden: _Mask | None, sinks: _Array | None) -> Non
     """
     scores = _scratch_scores(len(block.queries), block.columns)
     ends = list(itertools.accumulate(len(keys) for keys, _ in block.parts))
-    keys_per_product = _keys_per_product(block.queries)
+    key_step = _key_step(block.queries)
     for end, (keys, _) in zip(ends, block.parts, strict=True):
         _score(
             block.queries,
             keys,
             out=scores[:, end - len(keys) : end],
-            keys_per_product=keys_per_product,
+            key_step=key_step,
         )
     if hidden is not None:
         by_head = scores.reshape(-1, len(hidden), block.columns)
@@ -249,13 +248,13 @@ def _attend(block: _Block, *, hidden: _Mask | None, sinks: _Array | None) -> Non
         total += np.exp(sinks - top)
     runs = zip(ends, (values for _, values in block.parts), strict=True)
     attended = [
-        _weighted(scores[:, end - len(values) : end], values, keys_per_product=keys_per_product)
+        _weighted(scores[:, end - len(values) : end], values, key_step=key_step)
         for end, values in runs
     ]
     np.divide(sum(attended[1:], start=attended[0]), total, out=block.result)
 
 
-def _keys_per_product(queries: _Array) -> int:
+def _key_step(queries: _Array) -> int:
     """The number of keys per matrix product that is fastest; 0: all keys in one product.
 
     For AVX-512, OpenBLAS has kernels for small products that do not pack the matrices. With few
@@ -263,30 +262,26 @@ def _keys_per_product(queries: _Array) -> int:
     """
     if len(queries) > _FEW_ROWS or not _has_small_products():
         return 0
-    keys_per_product = min(1024, _SMALL_PRODUCT // queries.size)
-    return keys_per_product if keys_per_product >= _LEAST_STEP else 0
+    key_step = min(1024, _SMALL_PRODUCT // queries.size)
+    return key_step if key_step >= _LEAST_STEP else 0
 
 
-def _score(queries: _Array, keys: _Array, *, out: _Array, keys_per_product: int) -> None:
+def _score(queries: _Array, keys: _Array, *, out: _Array, key_step: int) -> None:
     """Write the products of queries and keys to `out`, [rows, columns]."""
-    if not keys_per_product:
+    if not key_step:
         np.matmul(queries, keys.T, out=out)
         return
     transposed = np.ascontiguousarray(queries.T)
-    for start in range(0, len(keys), keys_per_product):
-        out[:, start : start + keys_per_product] = (
-            keys[start : start + keys_per_product] @ transposed
-        ).T
+    for start in range(0, len(keys), key_step):
+        out[:, start : start + key_step] = (keys[start : start + key_step] @ transposed).T
 
 
-def _weighted(weights: _Array, values: _Array, *, keys_per_product: int) -> _Array:
+def _weighted(weights: _Array, values: _Array, *, key_step: int) -> _Array:
     """The weighted sums of the values, [rows, value_dim]."""
-    cuts = range(0, len(values), keys_per_product or len(values))
+    cuts = range(0, len(values), key_step or len(values))
     total = weights[:, : cuts.step] @ values[: cuts.step]
     for start in cuts[1:]:
-        total += (
-            weights[:, start : start + keys_per_product] @ values[start : start + keys_per_product]
-        )
+        total += weights[:, start : start + key_step] @ values[start : start + key_step]
     return total
 
 
@@ -348,7 +343,7 @@ def _products_on_one_thread() -> Iterator[None]:
 
 def _run_all(work: Sequence[Callable[[], None]]) -> None:
     """Run all pieces of work, distributed over all threads. Raises the error of a failed piece."""
-    pieces_left = iter(work)  # heads_per_key_head by the threads: each takes the next piece
+    pieces_left = iter(work)  # group_heads by the threads: each takes the next piece
 
     def take() -> None:
         with np.errstate(all="ignore"):  # NaN is detected in the logits

@@ -180,7 +180,6 @@ class HostDecoder:
     def _compute_in_one_call(
         self, forward: ForwardPass, spans: Sequence[_Span]
     ) -> npt.NDArray[np.float32]:
-        """Compute the logits in one call."""
         for layers, tokens in spans:
             for layer in layers:
                 layer.add_written(tokens)

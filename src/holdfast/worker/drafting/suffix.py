@@ -156,7 +156,6 @@ class SuffixDrafter:
         self._index(1)
 
     def _index(self, most: int) -> None:
-        """Index the next tokens, at most `most`."""
         tokens = self._tokens
         latest = self._latest
         earlier = self._earlier

@@ -69,7 +69,6 @@ class Scores:
     top: tuple[mx.array, mx.array] | None = None
 
     def arrays(self) -> list[mx.array]:
-        """All arrays, for one evaluation."""
         return [self.chosen, *(self.top or ())]
 
 

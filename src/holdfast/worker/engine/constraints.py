@@ -258,7 +258,6 @@ class ThoughtMeter:
         self._since: list[int] = []
 
     def take(self, token_id: int) -> None:
-        """Add a token of the answer."""
         marker = self._end if self._thinks else self._start
         self._left -= self._thinks
         self._since = [*self._since, token_id][-len(marker) :] if marker else []
@@ -350,7 +349,6 @@ class SequenceConstraint:
     failure: str = field(default="", init=False)  # why no token can be generated any more
 
     def take(self, token_id: int) -> None:
-        """Add a token that the sequence has generated."""
         if self.meter is not None:
             self.meter.take(token_id)
         if self.matcher is not None and not self.failure and not self.matcher.take(token_id):

@@ -87,7 +87,6 @@ class PendingStep:
             yield each, rows
 
     def launch(self) -> None:
-        """Start computing the step; does not wait."""
         mx.async_eval(self.outputs)  # type: ignore[no-untyped-call]
         self.outputs = []  # so that nothing holds the KV buffers when the next step starts
 
@@ -283,7 +282,6 @@ class Engine:
         return ImageAnswer(call_id=command.call_id, failures=failures)
 
     def prepare_images(self, request: SequenceRequest, *, start: int, prepared: set[str]) -> bool:
-        """See `WorkerImages.prepare`."""
         if self.images is None:
             return False
         return self.images.prepare(request, start=start, prepared=prepared)
@@ -313,7 +311,6 @@ class Engine:
         return list(self.images.answers())
 
     def close_images(self) -> None:
-        """End the image process."""
         if self.images is not None:
             self.images.close()
 
@@ -570,7 +567,6 @@ class Engine:
         pending.outputs.extend(sampled.arrays())
 
     def _pool_embeddings(self, pending: PendingStep, hidden: Mapping[RequestId, mx.array]) -> None:
-        """Pool the hidden states of prompts to embed."""
         for each in pending.spans:
             sequence = each.sequence
             request_id = each.span.request_id

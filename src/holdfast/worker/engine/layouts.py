@@ -72,7 +72,6 @@ class Runner(ABC):
 
     @property
     def model(self) -> Any:
-        """The model that is run."""
         return self._model
 
     @property
@@ -177,7 +176,7 @@ class Runner(ABC):
     def _pass(self, ids: mx.array, caches: list[Any], spans: Sequence[SequenceSpan]) -> StepLogits:
         """Run the model once on these spans. ids: the tokens of the spans, concatenated."""
         if any(each.sequence.images is not None for each in spans):
-            with self._model.given(_vision_arguments(self._model, ids, spans)):
+            with self._model.with_arguments(_vision_arguments(self._model, ids, spans)):
                 return _project(self._model, self._head, ids, caches, spans)
         if self.adapters is None:
             return _project(self._model, self._head, ids, caches, spans)
@@ -457,8 +456,8 @@ def _project(
     ]
     scored_rows = _rows_in_pass(starts, {each.span.request_id: each.scored_rows for each in spans})
     pooled_rows = _rows_in_pass(starts, {each.span.request_id: each.pooled_rows for each in spans})
-    deferred_by_request = scored_rows | pooled_rows  # no request is in both
-    defers = head is not None and head.can_project_later and bool(deferred_by_request)
+    to_defer = scored_rows | pooled_rows  # no request is in both
+    defers = head is not None and head.can_project_later and bool(to_defer)
     assert defers or not pooled_rows, "the hidden states of this model cannot be reached"
     samples_all = len(to_sample) == ids.size
     # If rows cannot be deferred, this pass projects all rows, including those to be scored.
@@ -471,7 +470,7 @@ def _project(
     else:
         deferred_rows = None
         if defers:
-            deferred_rows = mx.array([*itertools.chain(*deferred_by_request.values())])
+            deferred_rows = mx.array([*itertools.chain(*to_defer.values())])
         with head.selecting(sampled_rows if selects else None, deferred=deferred_rows):
             logits = model(ids, cache=caches)
         is_selected = samples_all or (selects and head.used)
@@ -488,7 +487,7 @@ def _project(
             for request_id, rows in scored_rows.items()
         }
     else:
-        parts = _split_by_request(deferred, deferred_by_request)
+        parts = _split_by_request(deferred, to_defer)
         hidden = {each: parts[each] for each in pooled_rows}
         scored = {each: DeferredLogits(parts[each], head.project) for each in scored_rows}
     if sampled_rows is None:  # the logits of this pass are never evaluated

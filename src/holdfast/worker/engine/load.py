@@ -48,7 +48,7 @@ Progress = Callable[[str, float], None]
 _LONGEST_REASON = 300
 # exceptions that a model's code raises, besides ValueError and OSError, if the configuration or the
 # weights do not fit the code
-_MISFITS = (
+_MODEL_ERRORS = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -74,13 +74,13 @@ def vocabulary_size(model: Module, config: Mapping[str, Any]) -> int:
             heads.append(module.weight.shape[0])
         elif hasattr(module, "as_linear"):
             embeddings.append(module.weight.shape[0])
-    said = next(
+    configured = next(
         (value for part in parts_of(config) if isinstance(value := part.get("vocab_size"), int)), 0
     )
     rows = heads or embeddings
     # If there are several (auxiliary heads, embeddings per layer): the one with the configured
     # number of rows, or else the largest.
-    return said if said in rows else max(rows, default=said)
+    return configured if configured in rows else max(rows, default=configured)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,14 +148,16 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
     available_bytes = device_memory.usable_bytes(platform.working_set_bytes())
     available_bytes -= _bytes_for(adapter_files, available_bytes=available_bytes)
     with _one_line_errors(folder):
-        wish = weight_format.choose_format(
+        weights_format = weight_format.choose_format(
             model,
             dtype=settings.dtype,
             dequantize=settings.dequantize,
             available_bytes=available_bytes,
         )
         parameters = weight_format.parameter_count(model)
-        weight_format.convert(model, wish, read=_counting(progress, total_bytes=file_bytes))
+        weight_format.convert(
+            model, weights_format, read=_progress_of_reading(progress, total_bytes=file_bytes)
+        )
     progress("reading", 1.0)
     dtype = weight_format.compute_dtype(model)
     with _one_line_errors(folder):
@@ -170,16 +172,16 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
         model=model,
         model_type=stored_config["model_type"],
         parameters=parameters,
-        weight_bytes=weight_format.format_bytes(model, weight_format.AS_IT_IS) + adapter_bytes,
+        weight_bytes=weight_format.format_bytes(model, weight_format.UNCHANGED) + adapter_bytes,
         compute_dtype=dtype,
         context_tokens=context,
         own_context_tokens=own_context_tokens(stored_config, tokenizer_limit=tokenizer_limit),
         vocab_size=vocabulary_size(model, config),
         platform=report,
-        computed_as=f"{dtype}, unpacked: {wish.unpack}, with experts: {wish.unpack_experts}, "
+        computed_as=f"{dtype}, unpacked: {weights_format.unpack}, with experts: {weights_format.unpack_experts}, "
         f"kept: {kept_layers > 0}",
         kept_layers=kept_layers,
-        note=wish.note,
+        note=weights_format.note,
         adapter_files=adapter_files,
         adapters=adapters,
         images=images,
@@ -233,7 +235,7 @@ def _build(
     Returns the model and its configuration.
     """
     if has_vision(stored_config) and vision.is_installed() and not settings.adapters:
-        model = _with_vision(folder)
+        model = _build_with_vision(folder)
         if model is not None:
             return model, stored_config
     utils = mlx_lm_hooks.mlx_lm_utils()
@@ -246,7 +248,7 @@ def _build(
     return model, config
 
 
-def _with_vision(folder: Path) -> VisionModel | None:
+def _build_with_vision(folder: Path) -> VisionModel | None:
     """Build the model with its vision; None, with a line in the log, if mlx-vlm cannot."""
     try:
         with _one_line_errors(folder, "mlx-vlm"), _no_bytecode_written():
@@ -301,7 +303,7 @@ def _one_line_errors(folder: Path, package: str = "mlx-lm") -> Iterator[None]:
         raise ModelLoadError(f"{folder} cannot be loaded: {_one_line(str(error))}") from error
     except ValueError as error:
         raise UnusableModel(f"{folder} cannot be loaded: {_one_line(str(error))}") from error
-    except _MISFITS as error:
+    except _MODEL_ERRORS as error:
         reason = f"{type(error).__name__}: {_one_line(str(error))}"
         raise UnusableModel(
             f"{folder} does not fit {package} {importlib.metadata.version(package)}: {reason}"
@@ -326,7 +328,7 @@ def _one_line(text: str) -> str:
     return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 1] + "…"
 
 
-def _counting(progress: Progress, *, total_bytes: int) -> Callable[[int], None]:
+def _progress_of_reading(progress: Progress, *, total_bytes: int) -> Callable[[int], None]:
     done = 0
 
     def read(stored_bytes: int) -> None:

@@ -85,9 +85,7 @@ class AdaptedLayer(Protocol):
         """
         ...
 
-    def arrays(self) -> tuple[mx.array, ...]:
-        """The weights of the adapters."""
-        ...
+    def arrays(self) -> tuple[mx.array, ...]: ...
 
 
 class AdaptedLinear:

@@ -61,7 +61,6 @@ class Span:
 
     @property
     def drafted(self) -> tuple[int, ...]:
-        """The tokens of the draft."""
         return self.draft.token_ids
 
     @property

@@ -255,7 +255,7 @@ def probe_kv_forms(
         default=default,
         costs=costs,
         refused=dict.fromkeys(BITS, reason) if reason else {},
-        try_out=partial(why_form_is_unusable, runner=runner, vocab_size=vocab_size),
+        test_form=partial(why_form_is_unusable, runner=runner, vocab_size=vocab_size),
     )
     used = SAVING if default == "auto" else default
     if used != "native" and forms.refusal(used) and default != "auto":

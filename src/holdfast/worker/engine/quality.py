@@ -1,7 +1,7 @@
 """Measures how much quantized keys and values degrade predictions: a model reads the same tokens
 with each form of keys and values, and its predictions are compared with those of the native form.
 
-The tokens are given (teacher forcing), in chunks that cross the borders of blocks. The engine's own
+The tokens are given (teacher forcing), in chunks that cross the borders of blocks. The engine's of_form
 runner computes the predictions, so they are those that a request would get.
 """
 
@@ -36,7 +36,9 @@ from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.live import LiveState, ModelForm
 
 CHUNK_TOKENS = 384  # not a multiple of a block, so that chunks cross the borders of blocks
-_LARGE = 1.0  # difference of log-probabilities from which `_divergence` needs no rewritten formula
+_LARGE_DIFFERENCE = (
+    1.0  # difference of log-probabilities from which `_divergence` needs no rewritten formula
+)
 
 
 def load_with_fingerprint(
@@ -73,12 +75,13 @@ class _Tally:
 
     surprise: list[np.ndarray] = field(default_factory=list)  # in nats
     divergence: list[np.ndarray] = field(default_factory=list)  # from native, in nats
-    agrees: list[np.ndarray] = field(default_factory=list)  # with native's most likely token
+    agrees: list[np.ndarray] = field(
+        default_factory=list
+    )  # with native's chunk_tokens likely token
     right: int = 0
     bytes_per_token: int = 0
 
     def quality(self, form: str) -> FormQuality:
-        """The figures of all predictions."""
         return FormQuality(
             form=form,
             perplexity=math.exp(float(np.concatenate(self.surprise).mean())),
@@ -111,7 +114,7 @@ def measure(
     tallies = {form: _Tally() for form in (_with_native(forms) if not refusal else (NATIVE,))}
     seen: list[np.ndarray] = []
     for number, passage in enumerate(passages):
-        seen.append(_read(passage, runner, tallies, vocab_size=vocab_size))
+        seen.append(_measure_passage(passage, runner, tallies, vocab_size=vocab_size))
         progress((number + 1) / len(passages))
     before = np.concatenate(seen)
     return Quality(
@@ -130,7 +133,7 @@ def _with_native(forms: Sequence[QuantizedForm]) -> tuple[KVBits, ...]:
     return (NATIVE, *forms)
 
 
-def _read(
+def _measure_passage(
     passage: Passage,
     runner: Runner,
     tallies: Mapping[KVBits, _Tally],
@@ -155,23 +158,23 @@ def _read(
         for form in tallies
     }
     predicted = len(passage.token_ids) - 1
-    found: dict[KVBits, list[np.ndarray]] = {form: [] for form in tallies}
+    figures_of_form: dict[KVBits, list[np.ndarray]] = {form: [] for form in tallies}
     is_cut = runner.ends_spans_at_blocks and any(
         each.live.is_quantized for each in sequences.values()
     )
-    most = BLOCK_TOKENS if is_cut else CHUNK_TOKENS
-    for start in range(0, predicted, most):
-        tokens = min(most, predicted - start)
+    chunk_tokens = BLOCK_TOKENS if is_cut else CHUNK_TOKENS
+    for start in range(0, predicted, chunk_tokens):
+        tokens = min(chunk_tokens, predicted - start)
         logits = {
             form: _logits_of(runner, sequences[form], start=start, tokens=tokens)
             for form in tallies
         }
         targets = passage.token_ids[start + 1 : start + tokens + 1]
-        for form, figures in _compared(logits, targets, vocab_size=vocab_size):
-            found[form].append(figures)
+        for form, figures in _compare_predictions(logits, targets, vocab_size=vocab_size):
+            figures_of_form[form].append(figures)
     # no query of the first block sees quantized tokens
     text = slice(BLOCK_TOKENS if passage.is_text else predicted, predicted)
-    for form, pieces in found.items():
+    for form, pieces in figures_of_form.items():
         surprise, divergence, agrees, hits = np.concatenate(pieces, axis=1)
         tally = tallies[form]
         tally.surprise.append(surprise[text])
@@ -200,13 +203,13 @@ def _logits_of(
     return result.scored[name]
 
 
-def _compared(
+def _compare_predictions(
     logits: Mapping[KVBits, DeferredLogits], targets: Sequence[int], *, vocab_size: int
 ) -> Iterator[tuple[KVBits, np.ndarray]]:
     """Compare predictions, a few positions together, because logits are large.
 
     Yields a form and its figures, float32 [4, positions]: the surprise at the token that follows,
-    the divergence from native, whether the most likely token is the same as with native, and
+    the divergence from native, whether the chunk_tokens likely token is the same as with native, and
     whether it is the token that follows.
     """
     rows = max(1, SCORED_PIECE_BYTES // (4 * vocab_size))
@@ -216,14 +219,14 @@ def _compared(
         native = _log_probabilities(logits[NATIVE].of(start, end))
         likeliest = native.argmax(axis=-1)
         for form, each in logits.items():
-            own = native if form == NATIVE else _log_probabilities(each.of(start, end))
-            guessed = own.argmax(axis=-1)
+            of_form = native if form == NATIVE else _log_probabilities(each.of(start, end))
+            predicted_ids = of_form.argmax(axis=-1)
             figures = mx.stack(
                 [
-                    -mx.take_along_axis(own, following[:, None], axis=-1)[:, 0],
-                    _divergence(native, own),
-                    (guessed == likeliest).astype(mx.float32),
-                    (guessed == following).astype(mx.float32),
+                    -mx.take_along_axis(of_form, following[:, None], axis=-1)[:, 0],
+                    _divergence(native, of_form),
+                    (predicted_ids == likeliest).astype(mx.float32),
+                    (predicted_ids == following).astype(mx.float32),
                 ]
             )
             yield form, np.array(figures)
@@ -234,19 +237,19 @@ def _log_probabilities(logits: mx.array) -> mx.array:
     return wide - mx.logsumexp(wide, axis=-1, keepdims=True)
 
 
-def _divergence(native: mx.array, own: mx.array) -> mx.array:
-    """The Kullback-Leibler divergence KL(native || own) of each row, from log-probabilities.
+def _divergence(native: mx.array, of_form: mx.array) -> mx.array:
+    """The Kullback-Leibler divergence KL(native || of_form) of each row, from log-probabilities.
 
     The terms are p·(d − 1 + e^−d) with d = log p − log q, whose sum is the same as that of p·d.
     They are never negative, so the rounding errors of float32 do not hide small divergences.
     """
     probability = mx.exp(native)
-    difference = native - own
-    is_large = mx.abs(difference) > _LARGE
+    difference = native - of_form
+    is_large = mx.abs(difference) > _LARGE_DIFFERENCE
     small = mx.where(is_large, 0.0, difference)
     terms = mx.where(
         is_large,
-        probability * difference - probability + mx.exp(own),
+        probability * difference - probability + mx.exp(of_form),
         probability * (small + mx.expm1(-small)),
     )
-    return mx.where(probability > 0, terms, mx.exp(own)).sum(axis=-1)
+    return mx.where(probability > 0, terms, mx.exp(of_form)).sum(axis=-1)

@@ -306,7 +306,6 @@ class SampledRows:
     scores: Scores | None = None
 
     def arrays(self) -> list[mx.array]:
-        """All arrays, for one evaluation."""
         arrays = [self.tokens, self.ok]
         if self.empty is not None:
             arrays.append(self.empty)

@@ -153,7 +153,6 @@ class SequenceSpan:
 
     @property
     def shows_images(self) -> bool:
-        """Whether the span contains tokens of images."""
         images = self.sequence.images
         return images is not None and bool(images.overlapping(self.span.start, self.span.tokens))
 
@@ -179,7 +178,6 @@ class SequenceSpan:
 
     @property
     def ends_prompt(self) -> bool:
-        """Whether the span contains the last token of the prompt."""
         last = len(self.sequence.request.prompt_token_ids) - 1
         return self.span.start <= last < self.span.start + self.span.tokens
 

@@ -73,16 +73,16 @@ def _smaller_window(*windows: int | None) -> int | None:
 
 
 def _attention_spans(
-    layer: LayerKV, queries: mx.array, model_window: int | None
+    layer: LayerKV, queries: mx.array, asked_window: int | None
 ) -> list[AttentionSpan]:
     """Divide the last appended tokens of a sequence into ranges, oldest first, so that all tokens
     of a range attend to the same keys and values (apart from the causal mask and the window).
 
-    queries: those of these tokens, [1, heads, tokens, head_dim]. model_window: the size of the sliding
+    queries: those of these tokens, [1, heads, tokens, head_dim]. asked_window: the size of the sliding
     window that the model asks for; None: no window.
     """
     tokens = queries.shape[2]
-    window = _smaller_window(model_window, layer.window)
+    window = _smaller_window(asked_window, layer.window)
     return [
         AttentionSpan(
             queries=queries if rows == slice(0, tokens) else queries[:, :, rows],
@@ -93,22 +93,22 @@ def _attention_spans(
     ]
 
 
-def _attend_decoding(
+def _attend_rows(
     layers: Sequence[LayerKV],
     queries: mx.array,
     *,
-    model_window: int | None,
+    asked_window: int | None,
     sinks: mx.array | None,
     context: StepContext,
 ) -> mx.array | None:
     """Attention of decoding sequences, one query each, by the backend; None if MLX computes it.
 
-    queries: scaled, [rows, heads, 1, head_dim]; returns [rows, heads, 1, value_dim]. model_window:
+    queries: scaled, [rows, heads, 1, head_dim]; returns [rows, heads, 1, value_dim]. asked_window:
     the sliding window that the model asks for; None: no window.
     """
     if not context.composes_attention:
         return None
-    seen = [layer.seen_by_last(_smaller_window(model_window, layer.window)) for layer in layers]
+    seen = [layer.seen_by_last(_smaller_window(asked_window, layer.window)) for layer in layers]
     return context.backend.attend_rows(layers, seen, queries, sinks=sinks)
 
 
@@ -129,46 +129,44 @@ def _attend_each(
     layers: Sequence[LayerKV],
     queries: Sequence[mx.array],
     *,
-    model_window: int | None,
+    asked_window: int | None,
     scale: float,
     sinks: mx.array | None,
     context: StepContext,
 ) -> list[mx.array]:
     """Attention of the last appended tokens of each sequence. If all sequences have one token, callers
-    have already tried `_attend_decoding`.
+    have already tried `_attend_rows`.
 
     queries: of each sequence, [1, heads, tokens, head_dim]; scale: the factor by which they still
-    have to be multiplied. model_window: as in `_attend_decoding`.
+    have to be multiplied. asked_window: as in `_attend_rows`.
     """
-    attended_by_layer: dict[int, mx.array] = {}
+    results: dict[int, mx.array] = {}
     spans: dict[int, list[AttentionSpan]] = {}
     single = [at for at, query in enumerate(queries) if query.shape[2] == 1]
     if 0 < len(single) < len(queries):  # decoding sequences together with prompts
-        decoded = _attend_decoding(
+        decoded = _attend_rows(
             [layers[at] for at in single],
             mx.concatenate([queries[at] for at in single]),
-            model_window=model_window,
+            asked_window=asked_window,
             sinks=sinks,
             context=context,
         )
         if decoded is not None:
-            attended_by_layer = dict(
-                zip(single, _split_rows(decoded, [1] * len(single)), strict=True)
-            )
+            results = dict(zip(single, _split_rows(decoded, [1] * len(single)), strict=True))
     for at, (layer, query) in enumerate(zip(layers, queries, strict=True)):
-        if at in attended_by_layer:
+        if at in results:
             continue
         if context.reads_codes and layer.bits and query.shape[2] == 1:
-            seen = layer.seen_by_last(_smaller_window(model_window, layer.window))
-            attended_by_layer[at] = code_attention.attend(layer, seen, query * scale, sinks=sinks)
+            seen = layer.seen_by_last(_smaller_window(asked_window, layer.window))
+            results[at] = code_attention.attend(layer, seen, query * scale, sinks=sinks)
         else:
-            spans[at] = _attention_spans(layer, query, model_window)
+            spans[at] = _attention_spans(layer, query, asked_window)
     flat = [span for ranges in spans.values() for span in ranges]
     attended = iter(_attend(flat, scale=scale, sinks=sinks, context=context))
     for at, ranges in spans.items():
         parts = [next(attended) for _ in ranges]
-        attended_by_layer[at] = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
-    return [attended_by_layer[at] for at in range(len(layers))]
+        results[at] = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+    return [results[at] for at in range(len(layers))]
 
 
 def _attend_alone(
@@ -282,20 +280,20 @@ class RowsView(KVView):
         self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None
     ) -> mx.array:
         """Compute attention. queries: [rows, heads, 1, head_dim]; returns the same shape."""
-        model_window = mask.window if isinstance(mask, WindowMask) else None
+        asked_window = mask.window if isinstance(mask, WindowMask) else None
         if self._context.composes_attention and scale != 1.0:
             queries = queries * scale  # once for all rows
             scale = 1.0
         if queries.shape[0] == len(self._layers):
-            decoded = _attend_decoding(
-                self._layers, queries, model_window=model_window, sinks=sinks, context=self._context
+            decoded = _attend_rows(
+                self._layers, queries, asked_window=asked_window, sinks=sinks, context=self._context
             )
             if decoded is not None:
                 return decoded
         parts = _attend_each(
             self._layers,
             self._split(queries),
-            model_window=model_window,
+            asked_window=asked_window,
             scale=scale,
             sinks=sinks,
             context=self._context,
@@ -454,13 +452,13 @@ class SpanView(KVView):
         self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None
     ) -> mx.array:
         """Compute attention. queries: [1, heads, tokens, head_dim]; returns the same shape."""
-        model_window = mask.window if isinstance(mask, WindowMask) else None
+        asked_window = mask.window if isinstance(mask, WindowMask) else None
         queries = queries if scale == 1.0 else queries * scale
         if queries.shape[2] == 1:
-            decoded = _attend_decoding(
+            decoded = _attend_rows(
                 [self._layer],
                 queries,
-                model_window=model_window,
+                asked_window=asked_window,
                 sinks=sinks,
                 context=self._context,
             )
@@ -469,7 +467,7 @@ class SpanView(KVView):
         (attended,) = _attend_each(
             [self._layer],
             [queries],
-            model_window=model_window,
+            asked_window=asked_window,
             scale=1.0,
             sinks=sinks,
             context=self._context,

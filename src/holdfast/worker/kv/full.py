@@ -54,7 +54,6 @@ class FrozenPart:
     """
 
     def __init__(self, arrays: Sequence[mx.array]) -> None:
-        """arrays: stored keys and values."""
         self.arrays = tuple(arrays)
         self.holders: WeakSet[FullKV] = WeakSet()
         self._first_tokens: tuple[mx.array, mx.array] | None = None
@@ -137,7 +136,6 @@ class FullKV(LayerKV):
         return self._frozen_version
 
     def renew_frozen_version(self) -> None:
-        """Record that the frozen arrays have changed."""
         self._frozen_version = next(_versions)
 
     def reserve(self, tokens: int) -> None:

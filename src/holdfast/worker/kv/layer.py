@@ -49,7 +49,6 @@ class ArrayForm(msgspec.Struct, frozen=True, array_like=True):
 
     @staticmethod
     def of_array(array: mx.array) -> ArrayForm:
-        """The form of an existing array."""
         return ArrayForm(DTYPE_NAMES[array.dtype], tuple(array.shape))
 
     def __str__(self) -> str:
@@ -57,7 +56,6 @@ class ArrayForm(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def nbytes(self) -> int:
-        """The size of an array of this form, in bytes."""
         return math.prod(self.shape) * DTYPES[self.dtype].size
 
     def of(self, tokens: int) -> ArrayForm:
@@ -83,13 +81,11 @@ class HeadsForm:
     def of_array(
         array: mx.array, *, most_tokens: int | None = None, chunk_tokens: int | None = None
     ) -> HeadsForm:
-        """The form of existing keys or values."""
         return HeadsForm(
             array.shape[1], array.shape[3], DTYPE_NAMES[array.dtype], most_tokens, chunk_tokens
         )
 
     def of(self, tokens: int) -> ArrayForm:
-        """The form after this many tokens."""
         kept = tokens if self.most_tokens is None else min(tokens, self.most_tokens)
         if self.chunk_tokens is not None and tokens:
             kept = 1 + (tokens - 1) % self.chunk_tokens
@@ -397,7 +393,6 @@ class LayerKV(LayerState):
         """The forms of keys and of values. Call it after the first token."""
 
     def append(self, keys: mx.array, values: mx.array) -> None:
-        """Add the keys and values of the next tokens."""
         self.append_arrays((keys, values))
 
     @abstractmethod
@@ -490,6 +485,5 @@ class LayerKV(LayerState):
         return iter(self._buffers)
 
     def _write(self, new: Sequence[mx.array]) -> None:
-        """Write stored arrays or a pair into buffers that have room."""
         write(self._buffers, new, start=self._end)
         self.add_written(new[0].shape[2])

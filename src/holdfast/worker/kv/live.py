@@ -52,7 +52,6 @@ class Snapshot:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
         return sum(array.nbytes for array in self.arrays)
 
     @property
@@ -138,12 +137,10 @@ class LiveState:
 
     @property
     def growing(self) -> list[LayerState]:
-        """The leaves that keep every token."""
         return [leaf for leaf in self.leaves if leaf.grows]
 
     @property
     def fixed(self) -> list[LayerState]:
-        """The leaves that do not keep every token."""
         return [leaf for leaf in self.leaves if not leaf.grows]
 
     @property
@@ -152,11 +149,9 @@ class LiveState:
         return any(leaf.bits for leaf in self.leaves)
 
     def bytes_per_token(self) -> int:
-        """Bytes that one more token takes; 0 before the first one."""
         return sum(leaf.bytes_per_token() for leaf in self.leaves)
 
     def fixed_bytes(self) -> int:
-        """Bytes that do not grow with the sequence."""
         return sum(leaf.fixed_bytes() for leaf in self.leaves)
 
     def arrays(self) -> Iterator[mx.array]:
@@ -165,7 +160,6 @@ class LiveState:
             yield from leaf.arrays()
 
     def reserve(self, tokens: int) -> None:
-        """Make room for this many tokens in total."""
         for leaf in self.leaves:
             leaf.reserve(tokens)
 

@@ -220,7 +220,6 @@ class QuantizedKV(LayerKV):
         )
 
     def _move(self, like: Sequence[mx.array], *, capacity: int) -> None:
-        """Move the tokens that are not quantized to new buffers."""
         kept = self._codes_state.tokens
         self._buffers = new_buffers(
             self._buffers, like, capacity=capacity, start=kept - self._native_start, end=self._end

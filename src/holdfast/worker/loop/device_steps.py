@@ -85,13 +85,11 @@ class DispatchedStep:
                 yield span, sequence, result
 
     def unhealthy(self, results: Sequence[SpanResult]) -> tuple[LiveSequence, ...]:
-        """The sequences whose span failed."""
         return tuple(
             sequence for _, sequence, result in self.current_results(results) if result.failure
         )
 
     def healthy(self, results: Sequence[SpanResult]) -> tuple[LiveSequence, ...]:
-        """The sequences whose span succeeded."""
         return tuple(
             sequence for _, sequence, result in self.current_results(results) if not result.failure
         )

@@ -87,7 +87,6 @@ class IdleWork:
             self._drop(sequence)
 
     def forget_session(self, session_id: str, *, tenant: str) -> None:
-        """Drop the prompts of a closed session."""
         self._current()
         for sequence in self._prompts():
             if (sequence.request.session_id, sequence.request.tenant) == (session_id, tenant):

@@ -93,7 +93,6 @@ class ZmqInbox:
         return commands
 
     def send(self, events: Sequence[Event]) -> None:
-        """Send the events of one step as one message."""
         if not events:
             return
         try:
@@ -169,11 +168,9 @@ class Heart:
         self._thread = threading.Thread(target=self._run, name="holdfast-heart", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread and wait for it."""
         self._stopped.set()
         self._thread.join()
 

@@ -108,7 +108,6 @@ class Lifetimes:
         self._look_up_unless_paused(sequence)
 
     def admit(self, admitted: Iterable[RequestId]) -> None:
-        """Open the sequences that the scheduler has admitted."""
         unopened: list[tuple[LiveSequence, DeviceFailed]] = []
         for request_id in admitted:
             sequence = self._ledger[request_id]

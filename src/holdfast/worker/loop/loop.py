@@ -221,7 +221,6 @@ class WorkerLoop:
         )
 
     def check_invariants(self) -> None:
-        """Assert that ledger, scheduler and idle work agree."""
         self._ledger.check_invariants()
         self._scheduler.check_invariants()
         self._idle.check_invariants()
@@ -517,7 +516,6 @@ class WorkerLoop:
                     self._ledger.emit(answer)
 
     def _record_use(self, sequence: LiveSequence) -> None:
-        """Record that a sequence was the latest use of its session."""
         if self._sessions is None:
             return
         request = sequence.request
@@ -605,7 +603,6 @@ class WorkerLoop:
         return step
 
     def _make_drafts(self) -> Offers:
-        """The drafts that the next step may verify."""
         if self._drafts is None:
             return NO_OFFERS
         if self._memory is not None and self._memory.is_short:
@@ -700,7 +697,6 @@ class WorkerLoop:
             self._ledger.emit(answer)
 
     def _answer_image_commands(self) -> None:
-        """Answer the image commands whose images have been processed."""
         for answer in self._engine.poll_images():
             self._ledger.emit(answer)
 

@@ -100,7 +100,6 @@ class Times:
         self.waiting = None if reason is None else (reason, now)
 
     def record_tokens(self, *, now: float) -> None:
-        """Record that tokens were generated."""
         if self.first_token_at is None:
             self.first_token_at = now
         self.last_token_at = now
@@ -185,12 +184,10 @@ class LiveSequence:
 
     @property
     def id(self) -> RequestId:
-        """The request's id."""
         return self.request.request_id
 
     @property
     def prompt_tokens(self) -> int:
-        """The length of the prompt."""
         return len(self.request.prompt_token_ids)
 
     @property
@@ -229,7 +226,6 @@ class LiveSequence:
             start.report = CacheReport(outcome=CacheOutcome.FAILED)
 
     def extend(self, token_ids: tuple[int, ...], *, now: float) -> None:
-        """Append generated tokens to the answer."""
         self.times.record_tokens(now=now)
         self.answer.token_ids += token_ids
         self.chain += pack_tokens(token_ids)
@@ -340,11 +336,9 @@ class Ledger:
         self.emit(TokensGenerated(request_id=sequence.id, token_ids=token_ids, logprobs=logprobs))
 
     def emit(self, event: Event) -> None:
-        """Add an event to the next message."""
         self._outbox.append(event)
 
     def take_outbox(self) -> list[Event]:
-        """Return and remove all events to send, in order."""
         events = self._outbox
         self._outbox = []
         return events

@@ -40,7 +40,7 @@ from holdfast.worker.engine.fingerprint import (
     files_of_identity,
     runs_own_code,
 )
-from holdfast.worker.engine.image_probe import examine_images
+from holdfast.worker.engine.image_probe import probe_images
 from holdfast.worker.engine.kv_forms import KVForms
 from holdfast.worker.engine.layouts import Runner, choose_sharing
 from holdfast.worker.engine.load import LoadedModel, load_model
@@ -305,7 +305,6 @@ class _Probed:
     draft: LoadedDraft | None = None
 
     def open_images(self, settings: WorkerSettings, hashes: Mapping[str, str]) -> None:
-        """Let the engine take images, if the model can be given them."""
         loaded = self.loaded
         if loaded.images is None or not isinstance(loaded.model, VisionModel):
             return
@@ -320,7 +319,7 @@ class _Probed:
         reader = ImageProcess(Path(settings.folder), lambda: processor.info, images=folder)
         open_with = partial(WorkerImages, loaded.model, processor, reader=reader)
         for_test = FeatureCache(None, fingerprint="", ram_bytes=FEATURE_RAM_BYTES, disk_bytes=0)
-        loaded.images.info = examine_images(self.runner, open_with(features=for_test))
+        loaded.images.info = probe_images(self.runner, open_with(features=for_test))
         if not loaded.images.info.refused:
             self.engine.images = open_with(features=features)
 
@@ -329,11 +328,10 @@ class _Probed:
         """The memory of a sequence whose request does not set `kv_bits`, while there is no
         memory pressure.
         """
-        return self.forms.costs[self.forms.usual]
+        return self.forms.costs[self.forms.default_now]
 
     @property
     def draft_costs(self) -> KVCosts | None:
-        """The memory of a sequence in the draft model, if there is one."""
         return None if self.draft is None else self.draft.costs
 
     @property
@@ -413,7 +411,7 @@ def _load_and_build(
 def _new_scheduler(probed: _Probed, memory: WorkerMemory, settings: SchedulerSettings) -> Scheduler:
     return Scheduler(
         settings,
-        probed.sequence_costs(probed.forms.usual),
+        probed.sequence_costs(probed.forms.default_now),
         budget_bytes=memory.plan.kv_bytes,
         context_tokens=probed.loaded.context_tokens,
         mixes_chunks=probed.engine.mixes_chunks,

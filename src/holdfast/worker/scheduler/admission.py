@@ -32,7 +32,6 @@ class KvReservations:
 
     @property
     def running_bytes(self) -> int:
-        """Bytes reserved for running sequences."""
         return sum([sequence.reserved_bytes for sequence in self._running])
 
     @property
@@ -46,12 +45,10 @@ class KvReservations:
         return self.budget_bytes - self.running_bytes - self.ending_bytes - self.live_state_bytes
 
     def capacity_for(self, tokens: int) -> int:
-        """The capacity to reserve for `tokens` tokens."""
         step = self._costs.reserve_step_tokens
         return -(-tokens // step) * step  # rounded up
 
     def fits_alone(self, costs: SequenceCosts, *, final_tokens: int) -> bool:
-        """Whether a request fits if it runs alone."""
         return costs.bytes_for(self.capacity_for(final_tokens)) <= self.budget_bytes
 
     def check_fits_alone(self, costs: SequenceCosts, *, final_tokens: int) -> None:
@@ -77,7 +74,6 @@ class KvReservations:
         return self.capacity_for(sequence.prompt_tokens + sequence.generated_tokens + expected)
 
     def bytes_at_admission(self, sequence: ScheduledSequence) -> int:
-        """The bytes to reserve for `capacity_at_admission`."""
         capacity = self.capacity_at_admission(sequence)
         return sequence.costs.bytes_for(capacity, held_tokens=sequence.held_tokens)
 

@@ -98,7 +98,6 @@ class SparseFlows:
                 self._established |= {prompt.service.flow}
 
     def pass_time(self, seconds: float) -> None:
-        """Record the duration of a step."""
         if self._deficits:
             share = seconds / len(self._established.union(self._deficits))
             self._deficits = {
@@ -130,7 +129,6 @@ class Allowance:
         self._reserved_seconds = 0.0
 
     def reserve_half(self) -> None:
-        """Reserve half of it."""
         self.offer_only(tokens=self.tokens - self.tokens // 2, seconds=self.seconds / 2)
 
     def offer_only(self, *, tokens: int, seconds: float) -> None:
@@ -257,7 +255,6 @@ class ChunkSharing:
         return min(most, max(within - within % LEAST_ALONE_TOKENS, LEAST_ALONE_TOKENS))
 
     def pass_time(self, seconds: float) -> None:
-        """Record the duration of a step."""
         self._sparse.pass_time(seconds)
 
     def _groups(

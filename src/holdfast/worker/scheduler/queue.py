@@ -124,12 +124,10 @@ class ScheduledSequence:
 
     @property
     def is_running(self) -> bool:
-        """Whether the sequence is admitted."""
         return self.capacity_tokens > 0
 
     @property
     def reserved_bytes(self) -> int:
-        """The bytes that are reserved for the sequence."""
         if not self.capacity_tokens:
             return 0
         return self.costs.bytes_for(self.capacity_tokens, held_tokens=self.held_tokens)
@@ -152,13 +150,11 @@ class ScheduledSequence:
         self.held_tokens = held_tokens
 
     def unquantize(self) -> None:
-        """Undo `quantize`, if the sequence was quantized."""
         self.costs = self.native_costs or self.costs
         self.native_costs = None
 
     @property
     def is_batch(self) -> bool:
-        """Whether the sequence is a batch request."""
         return self.service.priority == "batch"
 
     @property
@@ -298,7 +294,6 @@ class FairShare:
 
     @property
     def is_first_come_first_served(self) -> bool:
-        """Whether only the order of submission counts."""
         return len(self._sequences_of_flow) <= 1 and not self._batch_known
 
     @property
@@ -316,7 +311,6 @@ class FairShare:
         return own < limit // (len(self._sequences_of_flow) + (flow not in self._sequences_of_flow))
 
     def join(self, sequence: ScheduledSequence) -> None:
-        """Record that a sequence is submitted."""
         flow = sequence.service.flow
         self._sequences_of_flow[flow] += 1
         self._batch_known += sequence.is_batch
@@ -324,7 +318,6 @@ class FairShare:
         sequence.waits_since = self._now
 
     def forget(self, sequence: ScheduledSequence) -> None:
-        """Record that a sequence has ended."""
         flow = sequence.service.flow
         self._sequences_of_flow[flow] -= 1
         self._batch_known -= sequence.is_batch
@@ -336,18 +329,15 @@ class FairShare:
                 self._turns = {each: self._turns[each] for each in self._sequences_of_flow}
 
     def admit(self, sequence: ScheduledSequence) -> None:
-        """Record that a sequence is admitted."""
         sequence.waited_seconds += self._now - sequence.waits_since
         self._admissions += 1
         # the flow's next turn comes after that of a flow that joins now
         self._turns[sequence.service.flow] = self._admissions + 1
 
     def preempt(self, sequence: ScheduledSequence) -> None:
-        """Record that a sequence is preempted and waits again."""
         sequence.waits_since = self._now
 
     def pass_time(self, seconds: float) -> None:
-        """Record the duration of a step."""
         self._now += seconds
 
     def next(
@@ -414,7 +404,6 @@ class FairShare:
         return int(waited < self._aging_seconds)
 
     def _counts(self, running: Iterable[ScheduledSequence]) -> Counter[tuple[str, int]]:
-        """The number of running sequences by flow and priority class."""
         return Counter(
             (sequence.service.flow, self._priority_class(sequence)) for sequence in running
         )

@@ -128,7 +128,6 @@ class RetryEstimate:
 
     @property
     def seconds(self) -> float:
-        """The estimate, from one second to one minute."""
         seconds = max(self._seconds_per_end, self._busy_seconds, _SHORTEST_RETRY_SECONDS)
         return min(seconds, _LONGEST_RETRY_SECONDS)
 
@@ -513,7 +512,6 @@ class Scheduler:
         return by_length
 
     def _settle_drafts(self, step: StepUnderWay, outcome: StepOutcome) -> None:
-        """Take back what was planned for rejected tokens."""
         for span in step.plan.spans:
             sequence = self._running.get(span.request_id)
             if sequence is not None and sequence.is_verifying and sequence.last_step == step.number:
@@ -539,7 +537,6 @@ class Scheduler:
         )
 
     def check_invariants(self) -> None:
-        """Assert that all lists and counts agree."""
         self._reservations.check_invariants(self._running.values())
         waiting = {sequence.request_id for sequence in self._queue}
         assert len(waiting) == len(self._queue), "a sequence waits twice"
@@ -580,7 +577,6 @@ class Scheduler:
 
     @property
     def _unpaused(self) -> int:
-        """The number of running sequences that are not paused."""
         return sum(not each.is_paused for each in self._running.values())
 
     def _start_running(self, sequence: ScheduledSequence) -> None:

@@ -145,7 +145,6 @@ class SessionRegistry:
         return iter(tuple(self._sessions.values()))
 
     def put(self, session: Session) -> None:
-        """Add an existing session, for example from an earlier process."""
         self._sessions[session.tenant, session.session_id] = session
 
     def open(
@@ -196,7 +195,6 @@ class SessionRegistry:
         return sorted(found, key=lambda session: session.last_used_at, reverse=True)
 
     def close(self, session: Session) -> None:
-        """Remove a session."""
         del self._sessions[session.tenant, session.session_id]
 
     def expired(self, now: float) -> list[Session]:
@@ -250,7 +248,6 @@ class SessionPins:
         self._over: set[str] = set()
 
     def fits(self, session: Session) -> bool:
-        """Whether a whole session can be pinned."""
         return self._fit(_keys_of(session))
 
     def sync(self, session: Session) -> None:
@@ -292,7 +289,6 @@ class SessionPins:
             self._cache.store.pin(ends, holder=name, until=until)
 
     def drop(self, session: Session) -> None:
-        """Unpin all blocks of a session that ends."""
         name = session.record_name
         self._unpin(session, set(self._keys.get(name, ())))
         self._over.discard(name)
@@ -308,7 +304,6 @@ class SessionPins:
         return "kept" if is_whole else "incomplete"
 
     def check_invariants(self) -> None:
-        """Assert that all counts agree with the sessions' keys."""
         held = Counter(key for keys in self._keys.values() for key in keys)
         assert self._holders == held, "a key has other holders than the sessions that pin it"
         assert self._sizes.keys() == self._holders.keys(), "sizes of other keys"

@@ -114,7 +114,6 @@ class SessionService:
             return _refused(command, refusal)
 
     def is_open(self, session_id: str, *, tenant: str) -> bool:
-        """Whether a tenant has a session with this id."""
         return self._registry.find(session_id, tenant=tenant) is not None
 
     def begun(self, session_id: str, *, tenant: str) -> None:
@@ -295,7 +294,6 @@ class SessionService:
         self._cache.live.forget_session(session.session_id, tenant=session.tenant)
 
     def _keys_of(self, tenant: str, *, without: Session | None = None) -> set[BlockKey]:
-        """The keys of all branches of a tenant's sessions."""
         sessions = [each for each in self._registry.of(tenant) if each is not without]
         return {key for each in sessions for branch in each.branches for key in branch.keys}
 

@@ -103,7 +103,6 @@ class SessionFile:
             raise
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def refuse_other_model(self, fingerprint: str) -> None:
@@ -117,7 +116,6 @@ class SessionFile:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all blocks."""
         return sum(size for _, size in self.manifest.blocks)
 
     def block(self, key: BlockKey) -> StoredBlock:

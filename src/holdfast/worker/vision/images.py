@@ -23,7 +23,12 @@ from holdfast.wire.images import ImageAnswer, ImageCommand, ImageLayout, VisionI
 from holdfast.worker.vision.feature_cache import FeatureCache
 from holdfast.worker.vision.image_process import ImageFile, ImageReader
 from holdfast.worker.vision.image_worker import ImageLost, ImageRefused
-from holdfast.worker.vision.model import ImageFeatures, SequenceImages, VisionMisfit, VisionModel
+from holdfast.worker.vision.model import (
+    ImageFeatures,
+    SequenceImages,
+    UnsupportedVision,
+    VisionModel,
+)
 from holdfast.worker.vision.processor import ProcessedImage, Processor
 
 if TYPE_CHECKING:
@@ -91,11 +96,9 @@ class WorkerImages:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an image is being processed."""
         return self._reader.is_busy
 
     def text_tokens(self, text: str) -> list[int]:
-        """The tokens of a text, without special tokens."""
         return self._processor.text_tokens(text)
 
     def add_picture(self, picture: Image.Image) -> ImageLayout:
@@ -159,10 +162,9 @@ class WorkerImages:
         for file in self._files.values():
             file.close()
         self._files.clear()
-        self._features.drop_held()
+        self._features.free_ram()
 
     def close(self) -> None:
-        """End the image process."""
         self.free_cached()
         self._reader.close()
 
@@ -276,7 +278,7 @@ class WorkerImages:
         began_at = time.perf_counter()
         try:
             features = self._model.features(layout, processed.inputs)
-        except VisionMisfit as error:
+        except UnsupportedVision as error:
             raise ImageUnusable(f"the model cannot be given images: {error}") from error
         self.figures.encoded += 1
         self.figures.encode_seconds += time.perf_counter() - began_at

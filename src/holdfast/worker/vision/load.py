@@ -41,12 +41,12 @@ def build(folder: Path) -> VisionModel:
     Requires `mlx_lm_hooks.prepare_vision`. Raises what mlx-vlm raises if it cannot.
     """
     utils = _utils()
-    whole = utils.load_model(folder, lazy=True, strict=True)
-    if not hasattr(whole, "language_model") or not hasattr(whole, "get_input_embeddings"):
+    full_model = utils.load_model(folder, lazy=True, strict=True)
+    if not hasattr(full_model, "language_model") or not hasattr(full_model, "get_input_embeddings"):
         raise ValueError("mlx-vlm's class for this model has no separate language model")
-    model = VisionModel(whole)
+    model = VisionModel(full_model)
     if model.attends_both_ways:
-        _let_chunks_attend_both_ways(whole.language_model.model)
+        _let_chunks_attend_both_ways(full_model.language_model.model)
     return model
 
 
@@ -138,16 +138,16 @@ def _rendered(processor: Any) -> tuple[str, str]:
 
 
 def _let_chunks_attend_both_ways(language_model: Any) -> None:
-    """Make gemma4's mask right for images behind a prefix: mlx-vlm 0.7.10 applies it only to whole
+    """Make gemma4's mask right for images behind a prefix: mlx-vlm 0.7.10 applies it only to full_model
     prompts, and otherwise leaves the mask causal.
     """
 
     def overlay(mask: mx.array, types: mx.array) -> mx.array:
         blocks = language_model._block_sequence_ids_for_mask(types)
-        asking, asked = blocks[:, :, None], blocks[:, None]
-        same = (asking != -1) & (asking == asked)
-        held = mask.shape[-1] - types.shape[1]
-        return mask | mx.pad(same, [(0, 0), (0, 0), (held, 0)])[:, None]
+        query_blocks, key_blocks = blocks[:, :, None], blocks[:, None]
+        same = (query_blocks != -1) & (query_blocks == key_blocks)
+        earlier_tokens = mask.shape[-1] - types.shape[1]
+        return mask | mx.pad(same, [(0, 0), (0, 0), (earlier_tokens, 0)])[:, None]
 
     language_model._apply_blockwise_bidirectional_overlay = overlay
 
@@ -162,7 +162,7 @@ def _utils() -> Any:
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """Keep transformers from asking the Hub about local folders within the block."""
+    """Keep transformers from query_blocks the Hub about local folders within the block."""
     before = os.environ.get("HF_HUB_OFFLINE")
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
