@@ -201,7 +201,7 @@ class KeepingEngine(FakeEngine):
         request: SequenceRequest,
         *,
         prefix: object = None,
-        keep: object = None,
+        copy_policy: object = None,
         **more: object,
     ) -> None:
         super().open(request, **more)  # type: ignore[arg-type]

@@ -336,9 +336,7 @@ def _described(
 
 
 def _file_of_symbol(symbol: str, library: ctypes.CDLL | None = None) -> str:
-    """Return the file that provides the symbol to libraries loaded later, or in `library`; empty if
-    no file does.
-    """
+    """The file that provides a symbol to libraries loaded later, or in `library`; empty: none."""
     process = ctypes.CDLL(None)
     try:
         function = getattr(library or process, symbol)

@@ -49,9 +49,7 @@ def is_on() -> bool:
 
 
 class RopeForm(NamedTuple):
-    """The parameters of a rotary embedding: the arguments of `mx.fast.rope`, except the array, the
-    positions and the stream.
-    """
+    """A rotary embedding: the arguments of `mx.fast.rope` except array, positions and stream."""
 
     dims: int
     traditional: bool

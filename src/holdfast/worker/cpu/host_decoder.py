@@ -160,9 +160,7 @@ class HostDecoder:
     def _write_addresses(
         self, spans: Sequence[_Span]
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-        """Where the new tokens of all spans go in each layer, [layers, rows], and the capacities of
-        these buffers, [rows].
-        """
+        """Where the new tokens go, [layers, rows], and the capacities of these buffers, [rows]."""
         addresses = []
         for at in range(len(spans[0][0])):
             for layers, tokens in spans:
@@ -392,9 +390,7 @@ def _head_dimension(attention: Any) -> int:
 
 
 def _rope_form(ropes: Sequence[Any]) -> RopeForm | None:
-    """How all layers rotate; None if they differ, or if the kind of rotary embedding is not known
-    here.
-    """
+    """The rotary embedding of all layers; None if they differ, or if it is not supported here."""
     forms: list[RopeForm] = []
     for rope in ropes:
         if type(rope) is RoPE:

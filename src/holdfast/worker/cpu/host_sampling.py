@@ -225,9 +225,7 @@ class WeighedRow:
         return self.weights(self.groups.maxima)
 
     def at_least(self, weight: float) -> tuple[Ids, Floats]:
-        """All tokens of the groups that have a token of at least this weight, and their weights.
-        Unordered.
-        """
+        """The tokens of groups with a token of at least this weight, unordered; and their weights."""
         ids = self.groups.tokens(np.flatnonzero(self.group_maxima >= np.float32(weight)))
         return ids, self.weights(self.row[ids])
 

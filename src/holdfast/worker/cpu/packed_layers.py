@@ -262,9 +262,7 @@ def _view_of(array: mx.array) -> Any:
 
 
 def _disagreement() -> str:
-    """Compare products with MLX's own on small random arrays: takes some milliseconds. Returns an
-    empty text if they agree.
-    """
+    """Compare products with MLX's own on small random arrays; empty if they agree. Takes some ms."""
     x = mx.random.normal((MOST_ROWS + 1, 128), key=mx.random.key(0))
     weight = mx.random.normal((20, 128), key=mx.random.key(1))
     for bits, dtype in itertools.product((16, *BITS), _SCALES):

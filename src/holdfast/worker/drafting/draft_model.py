@@ -141,9 +141,7 @@ class DraftModel:
     def seconds_behind(
         self, request: SequenceRequest, generated: Sequence[int], draft: ModelDraft | None
     ) -> float:
-        """How long prefilling would take that a draft of a sequence needs first, about; 0 if it can
-        be drafted immediately.
-        """
+        """How long prefilling takes before a sequence can be drafted, about; 0: it can be immediately."""
         tokens = len(request.prompt_token_ids) + len(generated)
         if draft is not None:
             tokens -= draft.live.tokens
@@ -214,9 +212,7 @@ class DraftModel:
         return draft
 
     def _own(self, request: SequenceRequest) -> SequenceRequest:
-        """A copy of the request for the draft model's engine, with its own id and only the fields that
-        affect drafts.
-        """
+        """A copy of the request with its own id and only the fields that affect drafts."""
         sampling = request.sampling
         bias = {
             token: value
@@ -293,9 +289,7 @@ class DraftModel:
             draft.drafted = []
 
     def catch_up(self, draft: ModelDraft, generated: Sequence[int]) -> bool:
-        """Prefill some of the tokens that a state lacks, for one sequence per step. Returns whether a
-        draft can be made now.
-        """
+        """Prefill some missing tokens, for one sequence per step. Returns whether a draft can be made."""
         known = self._follow(draft, generated)
         behind = known - draft.live.tokens
         draft.is_catching_up = behind > _MOST_BEHIND

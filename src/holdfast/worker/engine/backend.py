@@ -90,9 +90,7 @@ class StepOperations:
     """Computes the operations of a model's steps. This default calls MLX's own operations."""
 
     def share(self, offset: mx.array) -> mx.array:
-        """Tell that these are the positions of the step's rows, which do not change. Returns
-        them.
-        """
+        """Tell that the positions of the step's rows are these, and do not change. Returns them."""
         return offset
 
     def step(self) -> AbstractContextManager[None]:
@@ -123,9 +121,7 @@ class Backend:
     # -- attention
 
     def reads_codes(self) -> bool:
-        """Whether MLX computes decode steps over quantized keys and values without dequantizing
-        them.
-        """
+        """Whether MLX decodes over quantized keys and values without dequantizing them."""
         return code_attention.is_right()
 
     def attend_rows(
@@ -167,9 +163,7 @@ class Backend:
         return "MLX's fused kernel"
 
     def eager(self) -> Backend:
-        """This backend, but computing attention itself wherever it can, also where that is slower.
-        For tests.
-        """
+        """This backend, but computing attention itself wherever it can, even if slower. For tests."""
         return self
 
     # -- steps
@@ -225,9 +219,7 @@ class Backend:
         return False
 
     def prepare(self, model: Module, dtype: mx.Dtype) -> None:
-        """Get ready to compute whole steps of a loaded model. dtype: the format in which it
-        computes.
-        """
+        """Get ready to compute whole steps of a loaded model. dtype: its number format."""
 
 
 _in_use = Backend()

@@ -285,9 +285,7 @@ class Constraints:
     """The constraints of one model's sequences. Device thread only."""
 
     def __init__(self, grammars: Grammars | None, *, vocab_size: int) -> None:
-        """grammars: if None, requests with a grammar are refused. vocab_size: the number of logits
-        per position.
-        """
+        """grammars: None: requests with a grammar are refused. vocab_size: logits per position."""
         self.figures = ConstraintFigures()
         self.words_per_row = -(-vocab_size // 32)
         self._grammars = grammars

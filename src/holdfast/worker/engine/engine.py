@@ -289,9 +289,7 @@ class Engine:
     def has_unprepared_images(
         self, request: SequenceRequest, *, start: int, prepared: Container[str]
     ) -> bool:
-        """Whether a prompt has images, from a position on, that are not prepared and lack
-        features.
-        """
+        """Whether a prompt has images after `start` that are neither prepared nor have features."""
         if self.images is None or not request.images:
             return False
         return bool(self.images.unprepared(request, start=start, prepared=prepared))
@@ -461,9 +459,7 @@ class Engine:
         return copy
 
     def check_device(self) -> None:
-        """Check a computation with a known result. Raises the device's error, or RuntimeError if
-        the result is wrong.
-        """
+        """Check a known result. Raises the device's error, or RuntimeError if the result is wrong."""
         ones = mx.ones((16, 16))
         if (ones @ ones).sum().item() != 16**3:
             raise RuntimeError("the device no longer computes correctly")
@@ -537,9 +533,7 @@ class Engine:
         return pending
 
     def _sample_late(self, pending: PendingStep) -> None:
-        """Lay out and launch the sampling of a step whose constraints had to wait for the tokens of
-        the previous step.
-        """
+        """Launch the sampling of a step whose constraints waited for the previous step's tokens."""
         if pending.unsampled_logits is not None:
             logits = pending.unsampled_logits
             pending.unsampled_logits = None

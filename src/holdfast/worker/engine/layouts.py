@@ -383,9 +383,7 @@ def mlx_lm_caches(model: Any) -> list[Any]:
 
 
 def empty_layers(model: Any) -> list[Layer]:
-    """Empty layers for a new sequence, which replace mlx-lm's caches. A layout may not support
-    all of these.
-    """
+    """Empty layers for a new sequence, in place of mlx-lm's caches. Some may not fit the layout."""
     return [fresh_layer(cache) for cache in mlx_lm_caches(model)]
 
 

@@ -312,9 +312,7 @@ def _one_line_errors(folder: Path, package: str = "mlx-lm") -> Iterator[None]:
 
 @contextmanager
 def _no_bytecode_written() -> Iterator[None]:
-    """Write no __pycache__ within the block, so that importing a model's code leaves none in the
-    user's folder.
-    """
+    """Write no __pycache__ into the user's folder when a model's code is imported in the block."""
     before = sys.dont_write_bytecode
     sys.dont_write_bytecode = True
     try:

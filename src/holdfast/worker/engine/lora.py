@@ -50,9 +50,7 @@ Ranks: TypeAlias = tuple[tuple[str, int], ...]
 
 
 class RowsOutOfOrder(RuntimeError):
-    """A layer does not see the rows of the batch in order, so that rows of several adapters cannot
-    be mixed.
-    """
+    """A layer does not see the rows in order, so rows of several adapters cannot be mixed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,9 +204,7 @@ def _arrays_of(parts: Mapping[str, LowRank]) -> tuple[mx.array, ...]:
 
 
 class RowAdapters:
-    """Tells the adapted layers which adapter each row of a forward pass uses, if the rows use
-    different ones.
-    """
+    """Which adapter each row of a forward pass uses, if the rows use different ones."""
 
     def __init__(self, runs: Sequence[tuple[str, int]], scales: Mapping[str, float]) -> None:
         """runs: the rows in order, as (name of the adapter, number of rows); an empty name means
@@ -300,9 +296,7 @@ class Adapters:
             self._row_adapters = None
 
     def call(self, name: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call a function; all its forward passes use the adapter `name`, or none if the name is
-        empty.
-        """
+        """Call a function whose forward passes use the adapter `name`; empty: none."""
         with self.applied([(name, 1)]):
             return function(*args, **kwargs)
 

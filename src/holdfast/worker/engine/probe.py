@@ -239,9 +239,7 @@ def why_form_is_unusable(kv_bits: KVBits, runner: Runner, *, vocab_size: int) ->
 def probe_kv_forms(
     engine: Engine, runner: Runner, *, default: KVBitsChoice, vocab_size: int
 ) -> KVForms:
-    """Find out which values of `kv_bits` a loaded model supports, and the memory that each takes.
-    Device thread only.
-    """
+    """Which values of `kv_bits` a model supports, and the memory of each. Device thread only."""
     native = engine.measure_costs()
     costs: dict[KVBits, KVCosts] = {"native": native}
     if native.form is None:
@@ -361,9 +359,7 @@ def _probe_sequences(model: Any, vocab_size: int, *, prompt: int) -> tuple[_Prob
 
 
 class _Judge:
-    """Decides whether a layout is right, using one prompt of each length, or several if the first
-    ones do not decide.
-    """
+    """Decides whether a layout is right, with one prompt per length, or several if in doubt."""
 
     def __init__(
         self,
@@ -701,9 +697,7 @@ def _faults(shape: AttentionShape, keys: int, queries: int) -> list[str]:
 
 
 def attention_error(shape: AttentionShape, *, keys: int, queries: int) -> float:
-    """The largest error of the fused attention kernel, relative to the largest exact value, which
-    is computed in float32.
-    """
+    """The largest error of the fused attention kernel, relative to the largest float32 value."""
     dtype = mx.bfloat16 if shape.dtype_bytes == 2 else mx.float32
     size = (1, shape.kv_heads, keys, shape.head_dimension)
     random_keys = mx.random.normal(size, key=mx.random.key(0)).astype(dtype)
@@ -751,9 +745,7 @@ def _queries(shape: AttentionShape, random_keys: mx.array, wanted: list[int]) ->
 
 
 def _exact(queries: mx.array, keys: mx.array, values: mx.array, *, scale: float) -> mx.array:
-    """Compute attention by plain products in float32. The queries are the last ones of a causal
-    chunk.
-    """
+    """Attention by plain products in float32. The queries are the last of a causal chunk."""
     _, heads, count, size = queries.shape
     _, kv_heads, tokens, _ = keys.shape
     grouped = queries.astype(mx.float32).reshape(1, kv_heads, -1, size)

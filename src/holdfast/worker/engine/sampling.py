@@ -237,9 +237,7 @@ def with_masks(logits: mx.array, limits: RowLimits) -> mx.array:
 
 
 def with_forced(tokens: mx.array, limits: RowLimits) -> mx.array:
-    """Replace the sampled token of each row that has a forced token. Lazy. tokens: uint32
-    [rows].
-    """
+    """Replace the sampled tokens, uint32 [rows], of rows that have a forced token. Lazy."""
     if not limits.forced:
         return tokens
     forced = np.full(tokens.shape, -1, np.int32)

@@ -77,9 +77,7 @@ class EngineSequence:
         vocab_size: int,
         generated: tuple[int, ...] = (),
     ) -> EngineSequence:
-        """Create a sequence that continues after the tokens in `generated`. Raises the errors of
-        `row_state`.
-        """
+        """Create a sequence that continues after `generated`. Raises the errors of `row_state`."""
         packed = (request.prompt_token_ids + TokenIds.of(generated)).packed
         numbers = np.frombuffer(packed, dtype="<i4")
         if request.images:
@@ -101,9 +99,7 @@ class EngineSequence:
         self.copied_tokens = self.live.tokens if prefix.kept_tokens is None else prefix.kept_tokens
 
     def trim(self) -> None:
-        """Release arrays that only the last forward pass needed. Call it once that pass is laid
-        out.
-        """
+        """Release arrays that only the last forward pass needed. Call it once that is laid out."""
         self.is_trimmed = True
         self.live.trim()
 
@@ -171,9 +167,7 @@ class SequenceSpan:
 
     @property
     def is_row(self) -> bool:
-        """Whether the span is one generated token. Such spans of several sequences can share a
-        forward pass.
-        """
+        """Whether the span is one generated token: such spans can share a forward pass."""
         return self.is_decoding and self.span.tokens == 1
 
     @property
@@ -183,9 +177,7 @@ class SequenceSpan:
 
     @property
     def wanted_rows(self) -> range:
-        """The rows to sample from: if the span samples, the last certain token and all drafted ones;
-        otherwise none.
-        """
+        """The rows to sample from: the last certain token and all drafted ones; or none."""
         tokens = self.span.tokens
         return range(self.span.certain_tokens - 1, tokens) if self.span.samples else range(0)
 
@@ -279,9 +271,7 @@ class StateCopy:
 
     @property
     def is_finite(self) -> bool:
-        """Whether the snapshots contain neither NaN nor infinity; otherwise they must not be
-        cached.
-        """
+        """Whether no snapshot contains NaN or infinity; such snapshots must not be cached."""
         return bool(self.finite.item())
 
     def arrays(self) -> Iterator[mx.array]:

@@ -55,9 +55,7 @@ def sampling_kind(params: SamplingParams, *, vocab_size: int) -> SamplingKind:
 
 
 def random_key(*, seed: int, position: int) -> tuple[int, int]:
-    """The two words of the random key of a sampled token: a 64-bit mix of the seed (any int) and
-    the position.
-    """
+    """The two words of a token's random key: a 64-bit mix of the seed (any int) and the position."""
     mixed = _mix((_mix(seed & _WORD) + position * _GOLDEN) & _WORD)
     return mixed >> 32, mixed & 0xFFFFFFFF
 

@@ -510,9 +510,7 @@ class StateView:
         return mx.concatenate([row for row in rows if row is not None])
 
     def _is_stack_of_all(self, index: int, stack: mx.array) -> bool:
-        """Whether row 0 of a stack is the slot of the first state, row 1 that of the second, and so
-        on.
-        """
+        """Whether row 0 of the stack is the first state's slot, row 1 the second's, and so on."""
         stacked = (state.stacked(index) for state in self._states)
         return all(array is stack and row == number for number, (array, row) in enumerate(stacked))
 
@@ -533,9 +531,7 @@ class StateView:
         length: int,
         update: Callable[[mx.array | None, None], tuple[mx.array, ...]],
     ) -> tuple[mx.array, mx.array]:
-        """Replace the state in a slot by the result of `update` (mlx-vlm). Returns the output and
-        the new state.
-        """
+        """Replace a slot by the result of `update` (mlx-vlm). Returns the output and the new state."""
         output, state, *_ = update(self[index], None)
         self[index] = state
         return output, state

@@ -151,9 +151,7 @@ def choose_format(
 
 
 def _why_dequantized(chosen: WeightFormat, *, is_quantized: bool) -> str:
-    """Why quantized layers do not stay is_quantized on a CPU; empty if they do, or if that was not asked
-    for.
-    """
+    """Why quantized layers are dequantized on a CPU; empty if they are not, or if it was requested."""
     backend = in_use()
     matters = backend.prefers_float32 and is_quantized and chosen.unpack
     reason = backend.stored_refused() if matters else ""

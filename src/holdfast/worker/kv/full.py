@@ -72,9 +72,7 @@ class FrozenPart:
         return part
 
     def first(self, tokens: int) -> tuple[mx.array, mx.array]:
-        """Keys and values of the first `tokens` tokens; cached, because every step asks for the
-        same tokens.
-        """
+        """Keys and values of the first tokens; cached, because every step needs the same."""
         if self._first_tokens is None or self._first_tokens[0].shape[2] != tokens:
             self._first_tokens = keys_and_values(self.arrays, end=tokens)
         return self._first_tokens
@@ -144,9 +142,7 @@ class FullKV(LayerKV):
             self._thaw()
 
     def append_arrays(self, arrays: Sequence[mx.array]) -> None:
-        """Add the next tokens: keys and values, or arrays in another form, such as codes. Tokens
-        are on axis 2.
-        """
+        """Add the next tokens, on axis 2: keys and values, or another form of them, such as codes."""
         self._make_room(arrays, arrays[0].shape[2])
         self._write(arrays)
 

@@ -16,9 +16,7 @@ from holdfast.worker.kv.window import ChunkKV, WindowKV
 
 
 class Composite(Layer):
-    """Several states in one layer, for example two KV states, KV and a recurrent state, or MLA
-    latents and their index.
-    """
+    """Several states in one layer: two KV states, KV and a recurrent state, or MLA and its index."""
 
     def __init__(self, parts: tuple[Layer, ...]) -> None:
         self.parts = parts

@@ -33,9 +33,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class SnapshotMismatch(Exception):
-    """A snapshot does not fit the model's layers, and is treated as a cache miss. The message gives
-    the reason.
-    """
+    """A snapshot does not fit the model's layers; this counts as a cache miss."""
 
 
 # -- types and shapes of the arrays of a snapshot; any thread
@@ -409,9 +407,7 @@ class LayerKV(LayerState):
         return False
 
     def write_position(self) -> tuple[mx.array, int]:
-        """The buffer for the next tokens, and the position in it at which they are written. Requires
-        `make_room`.
-        """
+        """The buffer for the next tokens, and their position in it. Requires `make_room`."""
         (buffer,) = self._buffers
         return buffer, self._end
 

@@ -65,9 +65,7 @@ class Snapshot:
         return any(array.dtype == mx.uint32 for array in self.arrays[:1])
 
     def cut(self, tokens: int, *, offset: int = 0) -> Snapshot:
-        """The block's `tokens` tokens beginning at its token `offset`. Lazy; shares the block's
-        buffers.
-        """
+        """The block's `tokens` tokens from its token `offset` on. Lazy; shares the buffers."""
         if (offset, tokens) == (0, self.tokens):
             return self
         arrays = tuple(array[:, :, offset : offset + tokens] for array in self.arrays)
@@ -264,18 +262,14 @@ class LiveState:
         self._evaluate_async()
 
     def share_prefix(self, other: LiveState, tokens: int) -> None:
-        """Use the buffers of another parked state for the first `tokens` tokens, which must be
-        equal in both.
-        """
+        """Use the buffers of another parked state, whose first `tokens` tokens are equal."""
         for own, others in zip(self.leaves, other.leaves, strict=True):
             if own.grows:
                 own.share_prefix(others, tokens)
         self._evaluate_async()
 
     def park(self) -> None:
-        """Release unused memory and freeze all tokens, because no sequence runs now. Does not
-        wait.
-        """
+        """Release unused memory and freeze all tokens: no sequence runs now. Does not wait."""
         self.trim()
         self.freeze()
 
@@ -290,9 +284,7 @@ class LiveState:
         return any(leaf.is_foreign for leaf in self.leaves)
 
     def form(self) -> ModelForm | None:
-        """The form of the snapshots; None if a layer cannot be snapshotted. Call it only after the
-        first token.
-        """
+        """The form of the snapshots, known after the first token; None if there are none."""
         if self.is_foreign:
             return None
         return ModelForm(

@@ -47,9 +47,7 @@ Dequantize: TypeAlias = Callable[
 
 
 def group_size_of(dimension: int) -> int | None:
-    """How many dimensions of a head share a scale and a bias; None if heads of this size cannot be
-    quantized.
-    """
+    """How many dimensions share a scale and a bias; None: heads of this size cannot be quantized."""
     return next((size for size in (64, 32) if dimension % size == 0), None)
 
 
@@ -274,9 +272,7 @@ class QuantizedKV(LayerKV):
             at = end
 
     def _dequantized_runs(self, end: int) -> list[tuple[int, mx.array, mx.array]]:
-        """Dequantized keys and values of the tokens before `end`, as runs of (first position, keys,
-        values).
-        """
+        """Dequantized tokens before `end`, as runs of (first position, keys, values)."""
         runs = list(self._codes_state.stored_from_start(end))
         found = (
             self._dequantize(runs, self._form, self._bits) if self._dequantize and runs else None
@@ -388,9 +384,7 @@ class QuantizedKV(LayerKV):
         return self._form
 
     def copy_out(self, start: int, end: int) -> tuple[mx.array, ...]:
-        """Codes if the run ends with a block; otherwise unquantized, so that a sequence can continue
-        there.
-        """
+        """Codes if the run ends with a block; otherwise unquantized, to continue from there."""
         if end % self._block_tokens:
             return tuple(map(copied, keys_and_values(self._native(start, end))))
         middle = min(max(start, self._codes_state.tokens), end)

@@ -40,9 +40,7 @@ class WindowKV(LayerKV):
         self._write(arrays)
 
     def trim(self) -> None:
-        """Shrink buffers that a long chunk has enlarged; keeps the tokens that can still be
-        seen.
-        """
+        """Shrink buffers that a long chunk has enlarged, but keep the visible tokens."""
         if self._buffers and self._buffers[0].shape[2] > self._usual_capacity:
             self._move(self._buffers, capacity=self._usual_capacity)
 

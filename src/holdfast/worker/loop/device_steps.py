@@ -75,9 +75,7 @@ class DispatchedStep:
     def current_results(
         self, results: Sequence[SpanResult]
     ) -> Iterator[tuple[Span, LiveSequence, SpanResult]]:
-        """Yield the results that still count: those of sequences whose state has not been given up since
-        the dispatch.
-        """
+        """Yield the results of sequences whose state was not given up since the dispatch."""
         for span, sequence, attempt, result in zip(
             self.plan.spans, self.sequences, self.attempts, results, strict=True
         ):
@@ -175,9 +173,7 @@ class DeviceSteps:
         return None
 
     def collect_last(self, step: DispatchedStep) -> tuple[SpanResult, ...] | None:
-        """At shutdown, wait for the step under way before its arrays are freed. Returns None if the
-        step failed.
-        """
+        """At shutdown, wait for a step before its arrays are freed. Returns None if it failed."""
         if step.pending is None:
             return None
         try:

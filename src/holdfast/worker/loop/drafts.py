@@ -304,9 +304,7 @@ class Drafts:
         return self._verifiable(sequence, draft)
 
     def _verifiable(self, sequence: LiveSequence, draft: Draft) -> Draft:
-        """The part of a draft that a step can verify, or the tokens that the sequence's grammar
-        forces.
-        """
+        """The part of a draft that a step can verify, or the tokens that the grammar forces."""
         wanted = draft.token_ids
         if not sequence.answer.stop_token_ids.isdisjoint(wanted):
             # a drafted token that ends the answer would save nothing

@@ -77,9 +77,7 @@ class IdleWork:
             self._cache.look_up(sequence)
 
     def give_up_if_stuck(self) -> None:
-        """Drop a ready prompt that did not start although there was no other work: it needs more
-        memory than is free.
-        """
+        """Drop a ready prompt that did not start without other work: it needs too much memory."""
         sequence = self._current()
         if sequence is None or self._cache.is_waited_for:
             return

@@ -131,9 +131,7 @@ class Pulse:
         self._occupation = _RESTING
 
     def work(self, expected_seconds: float | None = None) -> None:
-        """Record that the device thread works from now on. expected_seconds: upper bound for the
-        duration; None: unknown.
-        """
+        """Record that the thread works. expected_seconds: upper bound; None: unknown."""
         self._occupation = Heartbeat(activity="working", expected_seconds=expected_seconds)
 
     def beat(

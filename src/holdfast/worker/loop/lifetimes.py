@@ -45,9 +45,7 @@ class Lifetimes:
         self._clock = clock
 
     def preempt(self, request_id: RequestId) -> None:
-        """Close a preempted sequence, which then waits again. Does nothing if the sequence has
-        ended.
-        """
+        """Close a preempted sequence, which then waits again, unless it has ended."""
         sequence = self._ledger.find(request_id)
         if sequence is None:
             return
@@ -55,9 +53,7 @@ class Lifetimes:
         self._look_up_unless_paused(sequence)
 
     def grow(self, request_id: RequestId) -> None:
-        """Enlarge the buffers of an open sequence to its capacity; if the engine cannot, the request
-        fails.
-        """
+        """Enlarge the buffers of an open sequence; if the engine cannot, the request fails."""
         sequence = self._ledger.find(request_id)
         if sequence is None or not sequence.is_open:
             return

@@ -570,9 +570,7 @@ class WorkerLoop:
         return True
 
     def _collect_first(self) -> None:
-        """Collect the step under way before the next one is planned, unless the engine runs ahead
-        and nothing requires it.
-        """
+        """Collect the step under way before the next one is planned, if that is necessary."""
         # during idle work, no step is dispatched ahead: a new request waits for one step only
         if self._engine.runs_ahead and not self._is_idle_work_under_way:
             self._complete_uncommitted()
@@ -589,9 +587,7 @@ class WorkerLoop:
             self._cache.make_room()
 
     def _apply(self, decision: Decision) -> DispatchedStep | None:
-        """Carry out a decision: free the memory of preempted sequences, give it to others, and dispatch
-        the step.
-        """
+        """Free the memory of preempted sequences, give it to others, and dispatch the step."""
         for request_id in decision.preempted:
             self._lifetimes.preempt(request_id)
         for request_id in decision.grown:
@@ -670,9 +666,7 @@ class WorkerLoop:
         return has_changed
 
     def _step_of(self, decision: Decision) -> DispatchedStep | None:
-        """The step to dispatch: the spans of the plan whose sequences are open. None if the plan is
-        empty.
-        """
+        """The step to dispatch: the planned spans whose sequences are open; None: no spans."""
         if not decision.plan.spans:
             return None
         spans: list[Span] = []
@@ -720,9 +714,7 @@ class WorkerLoop:
         return may_prefill
 
     def _has_images(self, span: Span, sequence: LiveSequence) -> bool:
-        """Compute the features of the images in a span. Returns False, and ends the sequence, if an
-        image cannot be used.
-        """
+        """Compute the features of a span's images; if one is unusable, end the sequence: False."""
         if not self._engine.lacks_images(span):
             return True
         self._pulse.work()
@@ -803,9 +795,7 @@ class WorkerLoop:
     def _process_results(
         self, step: DispatchedStep, results: tuple[SpanResult, ...], *, seconds: float
     ) -> None:
-        """Emit the tokens of a step, report the step to the scheduler, and end the sequences that
-        are done.
-        """
+        """Emit a step's tokens, report it to the scheduler, and end sequences that are done."""
         ledger = self._ledger
         counters = ledger.counters
         prompt_tokens_before = counters.prompt_tokens
@@ -904,9 +894,7 @@ class WorkerLoop:
 
 
 def _expected_together(decision: Decision, ahead: DispatchedStep | None) -> float | None:
-    """Upper bound for the duration of a step plus that of the step dispatched before it; None if
-    unknown.
-    """
+    """Upper bound for a step together with the step before it; None if unknown."""
     if ahead is None or decision.expected_seconds is None:
         return decision.expected_seconds
     if ahead.expected_seconds is None:

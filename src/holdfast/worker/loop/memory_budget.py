@@ -106,9 +106,7 @@ class MemoryBudget:
             self._clear_buffers()
 
     def set_system_pressure(self, pressure: Pressure) -> None:
-        """Apply a new level of the system's memory pressure: release memory immediately, or use it
-        again.
-        """
+        """Apply a new level of the system's memory pressure: release memory, or use it again."""
         if pressure is self._system_pressure:
             return
         before = self._system_pressure

@@ -42,9 +42,7 @@ PROGRESS_SECONDS = 0.5  # minimum time between two progress events of one prompt
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How many tokens of a step are part of the answer, and why the answer ends with them, if it
-    ends.
-    """
+    """How many tokens of a step are part of the answer, and why it ends with them, if it does."""
 
     counted_tokens: int  # including a stop token; the rest is dropped
     reason: FinishReason | None  # STOP or LENGTH; None if the answer continues
@@ -254,9 +252,7 @@ class Ledger:
         return self._live.get(request_id)
 
     def is_live(self, sequence: LiveSequence) -> bool:
-        """Whether this sequence has no Finished event yet. Another sequence may have got the same
-        id since then.
-        """
+        """Whether this sequence, not a later one with the same id, has no Finished event yet."""
         return self._live.get(sequence.id) is sequence
 
     def accept(self, sequence: LiveSequence) -> None:
@@ -295,9 +291,7 @@ class Ledger:
         )
 
     def replace(self, sequence: LiveSequence) -> None:
-        """Replace a live sequence by a new one for the same request, which becomes the youngest. Emits
-        no event.
-        """
+        """Replace a sequence by a new, youngest one for the same request. Emits no event."""
         assert self.is_live(sequence)
         del self._live[sequence.id]
         fresh = LiveSequence(
@@ -352,9 +346,7 @@ class Ledger:
         }
 
     def check_invariants(self) -> None:
-        """Assert that every sequence is stored under its id and has no more tokens than
-        requested.
-        """
+        """Assert that ids match and that no answer is longer than requested."""
         for request_id, sequence in self._live.items():
             assert sequence.id == request_id
             assert len(sequence.answer.token_ids) <= sequence.request.max_tokens

@@ -325,9 +325,7 @@ class _Probed:
 
     @property
     def costs(self) -> KVCosts:
-        """The memory of a sequence whose request does not set `kv_bits`, while there is no
-        memory pressure.
-        """
+        """The memory of a sequence without `kv_bits`, while there is no memory pressure."""
         return self.forms.costs[self.forms.default_now]
 
     @property
@@ -602,9 +600,7 @@ def finish_steps() -> None:
 
 
 def let_go_of_device() -> None:
-    """Release the device; the last call of a device thread, because MLX aborts at exit if streams
-    of a thread still exist.
-    """
+    """Release the device at the end of its thread: MLX aborts at exit if it has streams."""
     mx.synchronize()
     mx.clear_cache()
     mx.clear_streams()

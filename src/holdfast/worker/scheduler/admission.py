@@ -58,9 +58,7 @@ class KvReservations:
             raise TooLargeForMemory(needed_bytes=needed, budget_bytes=self.budget_bytes)
 
     def fit_budget(self, known: Iterable[ScheduledSequence]) -> None:
-        """Apply the wanted budget, or a larger one if the largest accepted sequence would not fit
-        alone.
-        """
+        """Apply the wanted budget, or a larger one in which every accepted sequence fits alone."""
         if self.budget_bytes == self.wanted_budget_bytes:
             return
         needs = (each.costs.bytes_for(self.capacity_for(each.final_tokens)) for each in known)
@@ -145,9 +143,7 @@ class KvReservations:
         self._running.add(sequence)
 
     def release(self, sequence: ScheduledSequence, *, recorded_steps: int) -> None:
-        """Free the reservation of a sequence, immediately or when the last step that uses the
-        sequence is over.
-        """
+        """Free a sequence's reservation, immediately or after the last step that uses it."""
         self._running.remove(sequence)
         freed = sequence.stop()
         if sequence.last_step > recorded_steps and freed:

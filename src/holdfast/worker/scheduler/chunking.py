@@ -365,9 +365,7 @@ class ChunkSharing:
     def _ahead_and_behind(
         self, prompts: list[ScheduledSequence], step: int
     ) -> tuple[list[ScheduledSequence], list[ScheduledSequence]]:
-        """All prompts but the oldest, as two lists in order: those that go ahead of the oldest, and
-        the others.
-        """
+        """The prompts but the oldest, in order: those that go ahead of it, and the others."""
         oldest = prompts[0]
         passed_over = [other for other in prompts[1:] if step - other.last_step > PATIENCE_STEPS]
         passed_over.sort(key=lambda other: other.last_step)

@@ -104,9 +104,7 @@ class RowCosts:
             self._range_logs[at] = own + slope * (at - index)
 
     def log_seconds(self, rows: int, *, drafted: int = 0) -> float:
-        """The logarithm of the seconds of a step with this many rows and, in addition, drafted
-        tokens, up to a constant.
-        """
+        """The logarithm of a step's seconds, up to a constant. drafted: rows in addition."""
         rows += drafted
         verifying = self._verifying_log if drafted else 0.0
         return _log_guess(rows) + self._range_logs[bisect.bisect_left(_RANGES, rows)] + verifying

@@ -117,9 +117,7 @@ class ScheduledSequence:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the client does not read the answer: nothing is planned for the sequence, and it
-        is preempted first.
-        """
+        """Whether the client does not read: nothing is planned, and it is preempted first."""
         return self.waits_for is WaitReason.READER
 
     @property
@@ -169,9 +167,7 @@ class ScheduledSequence:
 
     @property
     def longest_span(self) -> int:
-        """The largest possible next span: up to the next boundary or the end of the block, or all
-        unplanned tokens.
-        """
+        """The largest possible next span: up to a boundary, the block's or the prompt's end."""
         end = self.known_tokens
         if self.costs.block_tokens is not None:
             end = min(
@@ -215,9 +211,7 @@ class ScheduledSequence:
 
     @property
     def is_fully_planned(self) -> bool:
-        """Whether everything is planned, so that the sequence ends with the dispatched steps at
-        the latest.
-        """
+        """Whether all is planned: the sequence ends with the dispatched steps at the latest."""
         return self.planned_answer_tokens >= self.max_tokens and self.position >= self.known_tokens
 
     def start(self, *, capacity_tokens: int, step: int) -> None:
@@ -268,9 +262,7 @@ def by_order(sequence: ScheduledSequence) -> int:
 
 
 class Rank(NamedTuple):
-    """How urgent a running sequence is: the lowest rank is the most urgent, the highest is preempted
-    first.
-    """
+    """How urgent a running sequence is: lowest first; the highest is preempted first."""
 
     priority_class: int  # 0: interactive; 1: batch, until it has waited long enough
     level: int  # how many older sequences of its flow run

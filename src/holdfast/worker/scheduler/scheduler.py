@@ -359,9 +359,7 @@ class Scheduler:
             self._decoding.remove(sequence)
 
     def resume(self, request_id: RequestId) -> None:
-        """Continue a paused request; if it was preempted since then, it joins the end of the
-        queue.
-        """
+        """Continue a paused request; if it was preempted, it joins the end of the queue."""
         sequence = self._sequences.get(request_id)
         if sequence is None or not sequence.is_paused:
             return
@@ -401,9 +399,7 @@ class Scheduler:
         self._enqueue_last(sequence)
 
     def cancel(self, request_id: RequestId) -> bool:
-        """Forget a request. Returns False if it is unknown, for example because it has just
-        ended.
-        """
+        """Forget a request. Returns False if it is unknown: it may have just ended."""
         sequence = self._sequences.get(request_id)
         if sequence is None:
             return False
@@ -879,9 +875,7 @@ class Scheduler:
         return min(self._settings.stall_seconds, max(_FLUENT_SECONDS, worth_it))
 
     def _idle_work_tokens(self, position: int) -> int:
-        """The chunk size of idle work, in tokens: a new request waits for it no longer than for an
-        ordinary chunk.
-        """
+        """The chunk size of idle work: a new request waits no longer than for other chunks."""
         return max(
             self._settings.min_chunk_tokens,
             self._costs.tokens_within(self._settings.stall_seconds, position),

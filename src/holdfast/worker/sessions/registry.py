@@ -268,9 +268,7 @@ class SessionPins:
         self._pin_on_disk(session)
 
     def _pin_on_disk(self, session: Session) -> None:
-        """Tell the store until when to keep the last block of each branch, and with it all blocks
-        before it.
-        """
+        """Tell the store until when to keep the last block of each branch, and all before it."""
         name = session.record_name
         pinned = self._keys.get(name, set())
         ends: set[BlockKey] = set()

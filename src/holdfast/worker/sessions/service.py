@@ -103,9 +103,7 @@ class SessionService:
         return self._transfers.is_busy
 
     def carry_out(self, command: SessionCommand) -> SessionAnswer | None:
-        """Carry out a command; returns its answer, or None if `tend` will return the answer
-        later.
-        """
+        """Carry out a command; returns its answer, or None if `tend` returns it later."""
         self._expire()
         try:
             _check(command)
@@ -194,9 +192,7 @@ class SessionService:
         return answers
 
     def close(self, *, writes_records: bool = True) -> None:
-        """Stop all transfers. If `writes_records`, write the session records that are not written
-        yet.
-        """
+        """Stop all transfers, and write the records that are not written yet, if wanted."""
         if writes_records:
             self._read_at = 0.0  # retry the records that could not be read
             self._write_records()
@@ -352,9 +348,7 @@ class SessionService:
         return session
 
     def _ended(self, transfer: Transfer) -> SessionAnswer | None:
-        """The answer to the command of an ended transfer; None if an export starts again because a
-        block was lost.
-        """
+        """The answer to an ended transfer; None if an export starts again after losing a block."""
         if transfer.lost and self._cache.store is not None:
             self._cache.index.unreadable(transfer.lost)
             # keys in memory whose values are not finite

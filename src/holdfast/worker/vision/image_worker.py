@@ -75,9 +75,7 @@ Packed: TypeAlias = PackedArray | PackedList | PackedPlain
 
 
 class ImageDone(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """An image was processed. inputs: for the vision tower; nbytes: the size of the file with their
-    arrays.
-    """
+    """An image was processed. inputs: for the vision tower; nbytes: of the file with their arrays."""
 
     layout: ImageLayout
     inputs: dict[str, Packed]

@@ -118,9 +118,7 @@ class WorkerImages:
             self._lost.pop(image, None)  # tried again
 
     def answers(self) -> Iterator[ImageAnswer]:
-        """Yield the answers to commands whose images are all processed, and begin to process the
-        others. Does not wait.
-        """
+        """Yield the answers to commands whose images are processed, and begin with the others."""
         self._take_results()
         for question in tuple(self._questions.values()):
             answer = self._answer(question)
