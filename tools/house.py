@@ -80,7 +80,7 @@ FORMS: Mapping[str, Sequence[str]] = {
         worker.vision.image_worker.ImageTask worker.vision.image_worker.ImageDone
         worker.vision.image_worker.PackedArray worker.vision.processor.ProcessedImage
         worker.vision.model.ImageFeatures worker.vision.model.SequenceImages""".split(),
-    "draft": """worker.engine.plan.Draft worker.drafting.draft_model.ModelDraft
+    "draft": """worker.engine.plan.Draft worker.drafting.draft_model.DraftState
         worker.scheduler.scheduler.Decision worker.engine.plan.StepPlan worker.engine.plan.Span
         worker.engine.sequence.SequenceSpan worker.engine.plan.SpanResult
         worker.scheduler.scheduler.StepOutcome""".split(),

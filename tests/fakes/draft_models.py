@@ -54,7 +54,7 @@ def draft_model(
     *,
     noise: float | None = None,
     context_tokens: int = CONTEXT_TOKENS,
-    most_kept_bytes: int = 1 << 30,
+    most_cached_bytes: int = 1 << 30,
     engine: type[Engine] = Engine,
     head_dimensions: int | None = None,
 ) -> DraftModel:
@@ -69,7 +69,7 @@ def draft_model(
             name=f"noisy {name}",
             vocab_size=VOCAB_SIZE,
             context_tokens=context_tokens,
-            most_kept_bytes=most_kept_bytes,
+            most_cached_bytes=most_cached_bytes,
         )
 
 

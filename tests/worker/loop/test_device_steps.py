@@ -1,4 +1,4 @@
-"""Steps that fail at any call: the dispatched reports it, and three lone failures in a row mean a
+"""Steps that fail at any call: the step reports it, and three lone failures in a row mean a
 broken device.
 """
 
@@ -23,7 +23,7 @@ from tests.fakes.fake_engine import (
 from tests.fakes.looped_worker import a_sequence, request
 
 
-def a_dispatched_step(engine: FakeEngine, *prompts: tuple[int, ...]) -> DispatchedStep:
+def a_step(engine: FakeEngine, *prompts: tuple[int, ...]) -> DispatchedStep:
     asked = [
         request(f"r{len(engine.opened) + index}", *prompt) for index, prompt in enumerate(prompts)
     ]
@@ -49,28 +49,28 @@ def steps(engine: FakeEngine) -> DeviceSteps:
 
 def test_a_successful_step_returns_the_drawn_tokens() -> None:
     engine = FakeEngine()
-    subject, dispatched = steps(engine), a_dispatched_step(engine, (1, 2), (3,))
-    subject.dispatch(dispatched)
-    result = subject.collect(dispatched, later=None)
+    subject, step = steps(engine), a_step(engine, (1, 2), (3,))
+    subject.dispatch(step)
+    result = subject.collect(step, later=None)
     assert result is not None
     assert [each.token_ids for each in result] == [
-        tuple(expected_tokens(sequence.request)[:1]) for sequence in dispatched.sequences
+        tuple(expected_tokens(sequence.request)[:1]) for sequence in step.sequences
     ]
 
 
 def test_an_undispatchable_step_is_suspect_and_returns_nothing() -> None:
     engine = FakeEngine()
-    subject, dispatched = steps(engine), a_dispatched_step(engine, (1, RAISES_AT_DISPATCH))
-    subject.dispatch(dispatched)
-    assert dispatched.is_suspect
-    assert subject.collect(dispatched, later=None) is None
+    subject, step = steps(engine), a_step(engine, (1, RAISES_AT_DISPATCH))
+    subject.dispatch(step)
+    assert step.is_suspect
+    assert subject.collect(step, later=None) is None
     assert not engine.pending
 
 
 def test_a_failed_step_makes_the_next_one_suspect() -> None:
     engine = FakeEngine()
     subject = steps(engine)
-    first, behind = a_dispatched_step(engine, (1, RAISES_ONCE)), a_dispatched_step(engine, (5, 6))
+    first, behind = a_step(engine, (1, RAISES_ONCE)), a_step(engine, (5, 6))
     subject.dispatch(first)
     subject.dispatch(behind)
     assert subject.collect(first, later=behind) is None
@@ -80,7 +80,7 @@ def test_a_failed_step_makes_the_next_one_suspect() -> None:
 
 def test_a_flight_without_sequences_touches_no_device() -> None:
     subject = steps(FakeEngine(is_broken=True))
-    empty = a_dispatched_step(FakeEngine())
+    empty = a_step(FakeEngine())
     subject.dispatch(empty)
     result = subject.collect(empty, later=None)
     assert result is not None
@@ -90,8 +90,8 @@ def test_a_flight_without_sequences_touches_no_device() -> None:
 def test_the_last_step_is_awaited_and_its_failure_is_harmless() -> None:
     engine = FakeEngine()
     subject = steps(engine)
-    good, bad = a_dispatched_step(engine, (1, 2)), a_dispatched_step(engine, (1, RAISES_AT_COLLECT))
-    assert subject.collect_last(good) is None, "it was never dispatched"
+    good, bad = a_step(engine, (1, 2)), a_step(engine, (1, RAISES_AT_COLLECT))
+    assert subject.collect_last(good) is None, "it was never step"
     subject.dispatch(good)
     assert subject.collect_last(good) is not None
     subject.dispatch(bad)
@@ -102,13 +102,13 @@ def test_consecutive_lone_failures_mean_a_broken_device() -> None:
     engine = FakeEngine()
     subject = steps(engine)
     good, guilty = (
-        a_dispatched_step(engine, (1, 2)),
-        a_dispatched_step(engine, (1, RAISES_AT_COLLECT)),
+        a_step(engine, (1, 2)),
+        a_step(engine, (1, RAISES_AT_COLLECT)),
     )
 
-    def retry(dispatched: DispatchedStep) -> str:
-        (span,) = dispatched.plan.spans
-        (sequence,) = dispatched.sequences
+    def retry(step: DispatchedStep) -> str:
+        (span,) = step.plan.spans
+        (sequence,) = step.sequences
 
         def reopen() -> None:
             engine.close(span.request_id)
@@ -127,33 +127,31 @@ def test_consecutive_lone_failures_mean_a_broken_device() -> None:
 
 def test_a_sequence_that_cannot_be_reopened_fails_too() -> None:
     engine = FakeEngine()
-    subject, dispatched = steps(engine), a_dispatched_step(engine, (1, 2))
+    subject, step = steps(engine), a_step(engine, (1, 2))
 
     def reopen() -> None:
         raise MemoryError("no room")
 
-    assert "no room" in subject.retry_alone(dispatched.plan.spans[0], reopen=reopen).failure
+    assert "no room" in subject.retry_alone(step.plan.spans[0], reopen=reopen).failure
 
 
 def test_a_sequence_whose_state_was_dropped_gets_no_results() -> None:
     engine = FakeEngine()
-    subject, dispatched = steps(engine), a_dispatched_step(engine, (1, 2), (3, 4))
-    subject.dispatch(dispatched)
-    dispatched.sequences[0].drop_state()
-    result = subject.collect(dispatched, later=None)
+    subject, step = steps(engine), a_step(engine, (1, 2), (3, 4))
+    subject.dispatch(step)
+    step.sequences[0].drop_state()
+    result = subject.collect(step, later=None)
     assert result is not None
-    assert [sequence for _, sequence, _ in dispatched.current_results(result)] == [
-        dispatched.sequences[1]
-    ]
-    assert dispatched.healthy(result) == (dispatched.sequences[1],)
-    assert dispatched.unhealthy(result) == ()
+    assert [sequence for _, sequence, _ in step.current_results(result)] == [step.sequences[1]]
+    assert step.healthy(result) == (step.sequences[1],)
+    assert step.unhealthy(result) == ()
 
 
 def retried(
-    subject: DeviceSteps, engine: FakeEngine, dispatched: DispatchedStep, *, was_alone: bool = True
+    subject: DeviceSteps, engine: FakeEngine, step: DispatchedStep, *, was_alone: bool = True
 ) -> str:
-    (span,) = dispatched.plan.spans
-    (sequence,) = dispatched.sequences
+    (span,) = step.plan.spans
+    (sequence,) = step.sequences
 
     def reopen() -> None:
         engine.close(span.request_id)
@@ -175,20 +173,17 @@ def chunk_sizes(engine: FakeEngine) -> list[int]:
 def test_oversized_chunks_are_quartered_and_the_size_remembered(largest: int, size: int) -> None:
     engine = FakeEngine(largest_chunk=largest)
     subject, limits = limited_steps(engine)
-    assert (
-        retried(subject, engine, a_dispatched_step(engine, tuple(range(1, 601)) + (7,) * 1448))
-        == ""
-    )
+    assert retried(subject, engine, a_step(engine, tuple(range(1, 601)) + (7,) * 1448)) == ""
     assert limits == [size]
     engine.plans.clear()
-    assert retried(subject, engine, a_dispatched_step(engine, (5,) * 2048)) == ""
+    assert retried(subject, engine, a_step(engine, (5,) * 2048)) == ""
     assert max(chunk_sizes(engine)) <= size, "the next retry begins with what is known to work"
 
 
 def test_a_chunk_fails_after_two_smaller_retries() -> None:
     engine = FakeEngine(largest_chunk=63)
     subject, limits = limited_steps(engine)
-    assert "the device failed" in retried(subject, engine, a_dispatched_step(engine, (5,) * 2048))
+    assert "the device failed" in retried(subject, engine, a_step(engine, (5,) * 2048))
     assert chunk_sizes(engine) == [512, 128]
     assert limits == []
 
@@ -196,12 +191,12 @@ def test_a_chunk_fails_after_two_smaller_retries() -> None:
 def test_failed_batches_do_not_limit_the_chunk_size() -> None:
     engine = FakeEngine()
     subject, limits = limited_steps(engine)
-    assert retried(subject, engine, a_dispatched_step(engine, (5,) * 2048), was_alone=False) == ""
+    assert retried(subject, engine, a_step(engine, (5,) * 2048), was_alone=False) == ""
     assert limits == []
 
 
 def test_a_failing_decode_step_limits_no_chunks() -> None:
     engine = FakeEngine()
     subject, limits = limited_steps(engine)
-    assert retried(subject, engine, a_dispatched_step(engine, (5,))) == ""
+    assert retried(subject, engine, a_step(engine, (5,))) == ""
     assert limits == []

@@ -223,7 +223,7 @@ class Engine:
         sequence = EngineSequence.begin(
             request, live=live, vocab_size=self._vocab_size, generated=generated
         )
-        sequence.constraint = self._constraints.of(request, generated=generated)
+        sequence.constraint = self._constraints.for_request(request, generated=generated)
         # Last, because a live state that is moved here would be lost if the request were refused
         # later.
         if prefix is not None:
@@ -316,7 +316,9 @@ class Engine:
         """Reserve capacity for this many tokens of a sequence."""
         self._sequences[request_id].live.reserve(capacity_tokens)
 
-    def follow(self, request_id: RequestId, *, generated: Sequence[int], kept_tokens: int) -> None:
+    def replace_answer(
+        self, request_id: RequestId, *, generated: Sequence[int], kept_tokens: int
+    ) -> None:
         """Replace the answer of a sequence by `generated`, as a draft model must when the other model
         has generated different tokens. The state keeps its first `kept_tokens` tokens, which must be
         equal in both. No pending step may contain the sequence.
@@ -434,7 +436,7 @@ class Engine:
         for each, result in zip(pending.spans, results, strict=True):
             if each.sequence.constraint is not None:
                 for token_id in result.token_ids:
-                    each.sequence.constraint.take(token_id)
+                    each.sequence.constraint.add(token_id)
         if self._under_way:
             self._sample_late(self._under_way[0])
         return tuple(results)
@@ -729,7 +731,7 @@ def _constraints_of_rows(
             constraint = constraint.copy()
         for token_id in each.span.drafted:
             if constraint is not None:
-                constraint.take(token_id)
+                constraint.add(token_id)
             yield constraint
 
 

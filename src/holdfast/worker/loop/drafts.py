@@ -24,7 +24,7 @@ from holdfast.worker.scheduler.draft_gain import Offers
 from holdfast.worker.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run time
-    from holdfast.worker.drafting.draft_model import DraftModel, ModelDraft
+    from holdfast.worker.drafting.draft_model import DraftModel, DraftState
     from holdfast.worker.engine.engine import Engine
 
 logger = logging.getLogger("holdfast.worker")
@@ -166,7 +166,7 @@ class Drafts:
     def free_memory(self) -> None:
         """Drop the draft model's states that no sequence uses, because memory is short."""
         if self._model is not None:
-            self._model.limit_kept(0)
+            self._model.evict_cached(0)
 
     def _add_model_drafts(
         self,
@@ -179,7 +179,7 @@ class Drafts:
         """Add drafts of the draft model to the offers, if they are worth the time that they take."""
         ready: dict[RequestId, LiveSequence] = {}
         model_drafts: dict[RequestId, Draft] = {}
-        states: list[ModelDraft] = []
+        states: list[DraftState] = []
         model.begin_step(is_alone=not under_way)
         for sequence in sequences:
             drafts = sequence.drafts
@@ -196,7 +196,7 @@ class Drafts:
                 model_drafts[sequence.id] = Draft(chances=chances, is_by_model=True)
             if drafts.model_state is not None:
                 states.append(drafts.model_state)
-        model.keep_only(states)
+        model.retain_only(states)
         if not model_drafts:
             return
         count = self._scheduler.passes_of_draft_model(

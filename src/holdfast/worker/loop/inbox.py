@@ -72,9 +72,6 @@ class ZmqInbox:
         self._is_over = False
 
     def receive(self, *, timeout_seconds: float) -> list[Command]:
-        """Return all commands that have arrived. If there are none, wait for the first one, at most
-        for the timeout.
-        """
         if self._is_over:
             return [SHUT_DOWN]
         ready = dict(self._poller.poll(int(timeout_seconds * 1000)))

@@ -338,7 +338,7 @@ class WorkerLoop:
             self._ledger.reject(request, refusal)
             return
         if self._sessions is not None and request.session_id:
-            self._sessions.begun(request.session_id, tenant=request.tenant)
+            self._sessions.request_accepted(request.session_id, tenant=request.tenant)
         self._ledger.accept(sequence)
         self._cache.look_up(sequence)
 
@@ -486,7 +486,7 @@ class WorkerLoop:
         for sequence in self._ledger.live():
             request = sequence.request
             if (request.session_id, request.tenant) == (command.session_id, command.tenant):
-                sessions.include(
+                sessions.add_running_request(
                     request.session_id,
                     tenant=request.tenant,
                     kv_bits=sequence.kv_bits,
@@ -520,7 +520,7 @@ class WorkerLoop:
             return
         request = sequence.request
         if request.session_id:
-            self._sessions.used(
+            self._sessions.request_ended(
                 request.session_id,
                 tenant=request.tenant,
                 kv_bits=sequence.kv_bits,

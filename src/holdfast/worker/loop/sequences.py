@@ -34,7 +34,7 @@ from holdfast.worker.prefix.lookup import CachedStart, LiveChain
 from holdfast.worker.scheduler.queue import ScheduledSequence
 
 if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run time
-    from holdfast.worker.drafting.draft_model import ModelDraft
+    from holdfast.worker.drafting.draft_model import DraftState
 
 LEAST_GENERATED = 4  # tokens of an answer before a draft model is considered
 PROGRESS_SECONDS = 0.5  # minimum time between two progress events of one prompt
@@ -120,7 +120,7 @@ class SequenceDrafts:
     """Where the drafts of one answer come from, and how many drafted tokens were right."""
 
     drafter: SuffixDrafter | None = None  # None until the first draft
-    model_state: ModelDraft | None = None  # in the draft model, while it drafts for the answer
+    model_state: DraftState | None = None  # in the draft model, while it drafts for the answer
     consider_model_at: int = (
         0  # length of the answer, in tokens, from which the model is considered
     )

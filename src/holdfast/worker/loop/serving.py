@@ -507,7 +507,7 @@ def _draft_model(draft: LoadedDraft | None, *, kv_bytes: int) -> DraftModel | No
                 name=draft.name,
                 vocab_size=draft.vocab_size,
                 context_tokens=draft.context_tokens,
-                most_kept_bytes=kv_bytes // _KEPT_DRAFT_PARTS,
+                most_cached_bytes=kv_bytes // _KEPT_DRAFT_PARTS,
             )
     return model
 
