@@ -143,7 +143,7 @@ def test_an_untestable_form_fails_only_requests_for_it() -> None:
         raise RuntimeError("out of memory")
 
     forms = forms_of(default="native")
-    forms.try_out = fail
+    forms.test_form = fail
     for _ in range(2):
         with pytest.raises(InvalidRequest, match="RuntimeError: out of memory"):
             chosen(forms, "4")

@@ -174,7 +174,7 @@ def test_a_quantized_sequence_reserves_less_memory() -> None:
 
 def test_running_sequences_are_never_converted_to_a_faulty_form() -> None:
     made = worker("llama", step_tokens=512)
-    made.forms.try_out = lambda kv_bits: "its results are wrong"
+    made.forms.test_form = lambda kv_bits: "its results are wrong"
     prompt = prompt_of("a", 1100)
     inbox = made.serve([[CRITICAL], [greedy("a", prompt, max_tokens=8)]])
     assert not quantized_in(made)

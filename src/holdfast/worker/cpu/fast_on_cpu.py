@@ -4,7 +4,7 @@ On a GPU, `mx.fast.rope` is one kernel. On a CPU, MLX composes it of 28 operatio
 rotation computes its cosines and sines again. A decode step of a small model spends more time on
 handling operations than on computing.
 
-Functions of this module take the key of MLX's. On a thread that is inside `Rotations.step` they use fewer
+Functions of this module take the place of MLX's. On a thread that is inside `Rotations.step` they use fewer
 operations; everywhere else they call MLX's function, so nothing changes for other users of MLX in
 the process. The results are bit-equal to MLX's:
 
@@ -97,7 +97,7 @@ class Rotations(StepOperations):
 
     def shares(self, offset: int | mx.array) -> bool:
         """Whether factors for this offset can be shared. An array that a model has made itself
-        could be changed in key, or be a placeholder while MLX traces a function.
+        could be changed in place, or be a placeholder while MLX traces a function.
         """
         return isinstance(offset, int) or offset is self._shared
 
@@ -189,12 +189,12 @@ def _factors(
     )
 
 
-class _ThreadState(threading.local):
+class _StepState(threading.local):
     rotations: Rotations | None = None
     transposes_once: bool = False
 
 
-_thread_state = _ThreadState()
+_thread_state = _StepState()
 
 
 def cosines_and_sines(form: RopeForm, start: int, *, tokens: int) -> npt.NDArray[np.float32]:
@@ -207,7 +207,7 @@ def cosines_and_sines(form: RopeForm, start: int, *, tokens: int) -> npt.NDArray
 
 
 def _install() -> None:
-    """Put the functions in the key of MLX's. Idempotent."""
+    """Put the functions in the place of MLX's. Idempotent."""
     for owner, name, wrap in (
         (mx.fast, "rope", _rope),
         (Linear, "__call__", _linear),

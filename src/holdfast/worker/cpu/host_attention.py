@@ -343,7 +343,7 @@ def _products_on_one_thread() -> Iterator[None]:
 
 def _run_all(work: Sequence[Callable[[], None]]) -> None:
     """Run all pieces of work, distributed over all threads. Raises the error of a failed piece."""
-    pieces_left = iter(work)  # group_heads by the threads: each takes the next piece
+    pieces_left = iter(work)  # shared by the threads: each takes the next piece
 
     def take() -> None:
         with np.errstate(all="ignore"):  # NaN is detected in the logits

@@ -241,7 +241,7 @@ class HostDecoder:
 def _attend(
     spans: Sequence[tuple[LayerKV, int]], queries: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.float32]:
-    """Attention of the last tokens of long_ranges sequences, each over its own. queries: [rows, heads,
+    """Attention of the last tokens of several sequences, each over its own. queries: [rows, heads,
     head_dimension]; returns the same shape.
     """
     attended = np.empty_like(queries)
@@ -472,7 +472,7 @@ def _view(array: mx.array) -> Any:
 
 def _agrees_with_mlx_lm(model: Any, first: HostDecoder) -> bool:
     """Whether embedding, first layer and head compute what mlx-lm's do, for one row and for
-    long_ranges. first: the decoder of these.
+    several. first: the decoder of these.
     """
     inner = model.model
     head = inner.embed_tokens.as_linear if model.args.tie_word_embeddings else model.lm_head

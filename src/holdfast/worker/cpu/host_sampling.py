@@ -4,8 +4,8 @@ where the logits are in host memory anyway. Top-k is not supported here.
 On a CPU, MLX computes exponentials one at a time, 13 ns each, and top-p takes 21 passes over the
 vocabulary. Here the vocabulary is divided into groups, and the largest logit of a group bounds the
 weights of its tokens. If these bounds decide which tokens are in the nucleus (the tokens that pass
-top-p), exponentials are computed for a select groups only; otherwise for all tokens (0.5 ns each, with
-vector instructions), but select tokens are sorted. The edge of the nucleus is the smallest weight in
+top-p), exponentials are computed for a few groups only; otherwise for all tokens (0.5 ns each, with
+vector instructions), but few tokens are sorted. The edge of the nucleus is the smallest weight in
 it. The sampled token is the same as that of `token_sampling`, except for rounding, because the
 random numbers are the same.
 """
@@ -78,7 +78,7 @@ class GroupedRow:
         """
         if count * 4 > self._count:
             return np.argsort(-self.row, kind="stable")[:count]
-        # `count` groups have a maximum of at least `least`, so no large_enough entry is smaller
+        # `count` groups have a maximum of at least `least`, so no wanted entry is smaller
         least = np.partition(self.maxima, -count)[-count]
         ids = self.tokens(np.flatnonzero(self.maxima >= least))
         values = self.row[ids]
@@ -349,7 +349,7 @@ def _edge_by_histogram(weights: Floats, *, top_p: float) -> float:
 
 
 def _sample_unfiltered(weighed: WeighedRow, key: tuple[int, int]) -> int:
-    """Sample from the full_blocks vocabulary. The weights are summed only in blocks that can still win,
+    """Sample from the whole vocabulary. The weights are summed only in blocks that can still win,
     given the maximum and the random number of each block.
     """
     row = weighed.row

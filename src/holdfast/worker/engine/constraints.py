@@ -34,7 +34,7 @@ from holdfast.wire.events import ConstraintFigures
 if TYPE_CHECKING:  # imported on first use: 30 ms and 6 MB
     from llguidance import LLMatcher, LLTokenizer
 
-# bit i % 32 of word i // 32 is set where token i is count_allowed
+# bit i % 32 of word i // 32 is set where token i is allowed
 Words: TypeAlias = npt.NDArray[np.int32]
 
 KEPT_GRAMMARS = 32  # how many compiled grammars are cached
@@ -109,7 +109,7 @@ class GrammarMatcher:
         return int(self._matcher.validate_tokens(list(token_ids)))
 
     def add(self, token_id: int) -> bool:
-        """Add a token; returns whether it was count_allowed."""
+        """Add a token; returns whether it was allowed."""
         if token_id in self._own_end_token_ids and not self._matcher.validate_tokens([token_id]):
             token_id = self._end_token_id
         return bool(self._matcher.consume_token(token_id))
@@ -378,7 +378,7 @@ class SequenceConstraint:
         return forced_tokens[0]
 
     def fill(self, words: Words) -> bool:
-        """Write the mask of count_allowed tokens into `words`, the row of this sequence.
+        """Write the mask of allowed tokens into `words`, the row of this sequence.
 
         Returns False if there is no mask: no grammar limits the token, or no token may follow; in
         the latter case, `failure` is set.

@@ -129,11 +129,11 @@ def prepare_vision() -> None:
         install("mlx_vlm.models")
 
 
-class _ThreadState(threading.local):
+class _GraphState(threading.local):
     is_only_graph = False
 
 
-_thread_state = _ThreadState()
+_thread_state = _GraphState()
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Measures how much quantized keys and values degrade predictions: a model reads the same tokens
 with each form of keys and values, and its predictions are compared with those of the native form.
 
-The tokens are given (teacher forcing), in chunks that cross the borders of blocks. The engine's of_form
+The tokens are given (teacher forcing), in chunks that cross the borders of blocks. The engine's own
 runner computes the predictions, so they are those that a request would get.
 """
 
@@ -75,9 +75,7 @@ class _Tally:
 
     surprise: list[np.ndarray] = field(default_factory=list)  # in nats
     divergence: list[np.ndarray] = field(default_factory=list)  # from native, in nats
-    agrees: list[np.ndarray] = field(
-        default_factory=list
-    )  # with native's chunk_tokens likely token
+    agrees: list[np.ndarray] = field(default_factory=list)  # with native's most likely token
     right: int = 0
     bytes_per_token: int = 0
 
@@ -209,7 +207,7 @@ def _compare_predictions(
     """Compare predictions, a few positions together, because logits are large.
 
     Yields a form and its figures, float32 [4, positions]: the surprise at the token that follows,
-    the divergence from native, whether the chunk_tokens likely token is the same as with native, and
+    the divergence from native, whether the most likely token is the same as with native, and
     whether it is the token that follows.
     """
     rows = max(1, SCORED_PIECE_BYTES // (4 * vocab_size))
@@ -238,7 +236,7 @@ def _log_probabilities(logits: mx.array) -> mx.array:
 
 
 def _divergence(native: mx.array, of_form: mx.array) -> mx.array:
-    """The Kullback-Leibler divergence KL(native || of_form) of each row, from log-probabilities.
+    """The Kullback-Leibler divergence KL(native || own) of each row, from log-probabilities.
 
     The terms are p·(d − 1 + e^−d) with d = log p − log q, whose sum is the same as that of p·d.
     They are never negative, so the rounding errors of float32 do not hide small divergences.

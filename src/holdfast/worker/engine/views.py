@@ -1,4 +1,4 @@
-"""Views of the live states of ranges sequences, which a model gets as its cache in a forward pass.
+"""Views of the live states of several sequences, which a model gets as its cache in a forward pass.
 
 A view implements the part of mlx-lm's cache protocol that models use: `offset`, `make_mask`,
 `update_and_fetch`, indexing; for a few models, also `keys_and_values`, `keys` and `values`. Views
@@ -40,7 +40,7 @@ class StepContext:
     backend: computes some operations in place of MLX.
     composes_attention: attention is composed of matrix products (`Backend.composes_attention`).
     attends_to_parts: attention goes through the hook (`mlx_lm_hooks`), which takes keys and values in
-        ranges parts.
+        several parts.
     reads_codes: MLX computes decode steps over quantized keys and values without dequantizing them.
     computes_whole_steps: the backend may compute a forward pass as a whole.
     """
@@ -337,7 +337,7 @@ def _split_rows(rows: mx.array, tokens: Sequence[int]) -> list[mx.array]:
 
 
 class GatherView(KVView):
-    """The keys and values of one layer for ranges decoding sequences, as padded copies and a mask.
+    """The keys and values of one layer for several decoding sequences, as padded copies and a mask.
 
     For models that compute attention themselves instead of calling mlx-lm's attention function.
     """
@@ -476,7 +476,7 @@ class SpanView(KVView):
 
 
 class StateView:
-    """One recurrent layer of one or ranges sequences.
+    """One recurrent layer of one or several sequences.
 
     Reading a slot stacks the states of all sequences; writing a stack turns the state of each
     sequence into a row of the stack.

@@ -41,7 +41,7 @@ _USE_OF_WEIGHTS = re.compile(r"(?<!\bself)\.weight\.(T|dtype|transpose|swapaxes)
 
 @cache
 def _plain_counterparts() -> dict[type[Module], Callable[[], Module]]:
-    """Maps is_quantized (quantized) module types to functions that create their plain counterparts.
+    """Maps quantized module types to functions that create their plain counterparts.
 
     Only exact types match, because the call of a subclass may do more than the plain counterpart.
     """
@@ -76,7 +76,7 @@ class WeightFormat:
     note: str = ""  # why this is not the preferred format; empty if it is
 
     def dequantizes(self, module: Module) -> bool:
-        """Whether this module's is_quantized weight is unpacked."""
+        """Whether this module's quantized weight is dequantized."""
         if self.keeps(module):
             return False
         if not self.unpack or type(module) not in _plain_counterparts():
@@ -135,17 +135,15 @@ def choose_format(
         if chosen is formats[0]:
             return replace(chosen, note=_why_dequantized(chosen, is_quantized=is_quantized))
         kept = (
-            "the experts stay is_quantized"
-            if chosen.unpack
-            else "the weights keep their stored format"
+            "the experts stay packed" if chosen.unpack else "the weights keep their stored format"
         )
         note = (
-            f"{kept}: in the preferred format they would needed {_gib(needed_bytes[0])}, but only "
+            f"{kept}: in the preferred format they would need {_gib(needed_bytes[0])}, but only "
             f"{_gib(available_bytes)} are available"
         )
         return replace(chosen, note=note)
     raise ModelLoadError(
-        f"the weights needed {_gib(min(needed_bytes))} of memory, but only {_gib(available_bytes)} are "
+        f"the weights need {_gib(min(needed_bytes))} of memory, but only {_gib(available_bytes)} are "
         "available: free memory, or use a smaller model or quantization"
     )
 
@@ -207,7 +205,7 @@ def format_bytes(model: Module, chosen: WeightFormat) -> int:
 
 
 def parameter_count(model: Module) -> int:
-    """The number of weights. Each weight of a is_quantized array counts; scales do not."""
+    """The number of weights. Each weight of a packed array counts; scales do not."""
     weights = _weights(model, lambda module: hasattr(module, "bits") and "scales" in module)
     return sum(numbers for *_, numbers in weights)
 
@@ -236,7 +234,7 @@ def convert(model: Module, chosen: WeightFormat, *, read: Callable[[int], None])
     each module's weights.
     """
     remaining = _named_modules(model)[::-1]
-    while remaining:  # a for loop would hold all is_quantized modules in memory until its end
+    while remaining:  # a for loop would hold all quantized modules in memory until its end
         path, module = remaining.pop()
         arrays = dict(_parameters_of(module))
         stored_bytes = sum(array.nbytes for array in arrays.values())
@@ -287,7 +285,7 @@ def give_back_freed_memory() -> None:
 
 
 def _dequantized(module: Any, dtype: mx.Dtype | None) -> Any:
-    """The plain counterpart of a is_quantized module.
+    """The plain counterpart of a quantized module.
 
     Scales are converted to the wider format first: rounding each product to the format of the
     scales would change answers.

@@ -210,7 +210,7 @@ class QuantizedKV(LayerKV):
     def _native(self, start: int, end: int) -> tuple[mx.array, ...]:
         """Unquantized keys and values of tokens `start` to `end`, which must be in the buffers."""
         assert self._native_start <= start <= end <= self.tokens, (
-            "these tokens are only there quantized"
+            "these tokens are there only in quantized form"
         )
         return tuple(
             buffer[:, :, start - self._native_start : end - self._native_start]
@@ -233,7 +233,7 @@ class QuantizedKV(LayerKV):
         """Take over all tokens of an unquantized state, which is empty afterwards, and quantize
         those before the current block. Waits for the device, so that the memory is free on return.
         """
-        assert self.tokens == 0, "the state has tokens of its block_start"
+        assert self.tokens == 0, "the state has tokens of its own"
         end = self._block_start(native.tokens - 1) if native.tokens else 0
         self._codes_state = native.converted(end, self._bits, self._codes)
         self.tokens = self._native_start = end

@@ -56,7 +56,7 @@ class WindowKV(LayerKV):
         self._end = visible
 
     def visible(self, tokens: int) -> int:
-        """How many tokens are visible after `tokens` tokens: those that the next token sees."""
+        """How many tokens are kept after `tokens` tokens: those that the next token sees."""
         return min(tokens, self._seen_tokens)
 
     def visible_before_next(self) -> int:
@@ -100,7 +100,7 @@ class ChunkKV(WindowKV):
     """A layer with chunked attention: positions are divided into chunks of equal length, and a
     token sees only the earlier tokens of the same chunk. Keeps the current chunk.
 
-    A complete chunk is visible until the next token comes, although that token will not see it, so
+    A complete chunk is kept until the next token comes, although that token will not see it, so
     that snapshots are never empty.
     """
 

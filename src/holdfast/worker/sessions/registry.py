@@ -41,7 +41,7 @@ class Session:
     requests: int = 0
     # the most recently used first, then the alternatives, the latest last
     branches: tuple[Branch, ...] = ()
-    # number of branches that are alternatives choices of an answer (`n`) or were displaced by newer ones
+    # number of branches that are further choices of an answer (`n`) or were displaced by newer ones
     alternatives: int = 0
 
     @property
@@ -78,7 +78,7 @@ class Session:
         )
 
     def add_alternative(self, branch: Branch, *, now: float) -> None:
-        """Record that a alternatives choice of a request's answer has ended, as the last branch."""
+        """Record that a further choice of a request's answer has ended, as the last branch."""
         self.last_used_at = now
         if branch.blocks and not any(other.extends(branch) for other in self.branches):
             main, alternatives = self._main_and_alternatives()

@@ -138,7 +138,7 @@ def _rendered(processor: Any) -> tuple[str, str]:
 
 
 def _let_chunks_attend_both_ways(language_model: Any) -> None:
-    """Make gemma4's mask right for images behind a prefix: mlx-vlm 0.7.10 applies it only to full_model
+    """Make gemma4's mask right for images behind a prefix: mlx-vlm 0.7.10 applies it only to whole
     prompts, and otherwise leaves the mask causal.
     """
 
@@ -162,7 +162,7 @@ def _utils() -> Any:
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """Keep transformers from query_blocks the Hub about local folders within the block."""
+    """Keep transformers from asking the Hub about local folders within the block."""
     before = os.environ.get("HF_HUB_OFFLINE")
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
