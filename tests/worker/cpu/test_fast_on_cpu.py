@@ -290,10 +290,12 @@ def open_sequence(engine: Engine, name: str, *, prompt_tokens: int) -> None:
 
 
 def test_each_number_type_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def _combined_at_once(*arrays: mx.array) -> mx.array:
+    def _combined_in_one_operation(*arrays: mx.array) -> mx.array:
         return fast_on_cpu._combined(*arrays)
 
-    fresh = mx.compile(_combined_at_once, shapeless=True)  # no other test has had it traced
+    fresh = mx.compile(
+        _combined_in_one_operation, shapeless=True
+    )  # no other test has had it traced
     monkeypatch.setattr(fast_on_cpu, "_combined_in_one_operation", fresh)
     rope: Any = nn.RoPE(16)
     with traced() as names, Rotations().step():

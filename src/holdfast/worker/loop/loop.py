@@ -131,7 +131,8 @@ class WorkerLoop:
         self._steps = DeviceSteps(
             engine, retry_chunk_tokens=model.retry_chunk_tokens, limit_chunks=scheduler.limit_chunks
         )
-        self._model = model
+        # without the draft model, whose memory is freed when `Drafts` drops it after a failure
+        self._model = replace(model, draft_model=None)
         self._ledger = Ledger(clock=clock, counters=counters)
         self._drafts: Drafts | None = None
         if model.speculates:
