@@ -355,7 +355,7 @@ class Examined:
         prompt: tuple[int, ...],
         *,
         prefix: Prefix | None = None,
-        keep: CopyPolicy | None = None,
+        copy_policy: CopyPolicy | None = None,
         saved: Saved | None = None,
         edges: tuple[int, ...] = (11, BOUNDARY, BOUNDARY + 4),
         decoded: int = DECODED,
@@ -370,7 +370,11 @@ class Examined:
             top_logprobs=4,
         )
         live = self.engine.open(
-            request, capacity_tokens=64, kv_bits=self.kv_bits, prefix=prefix, copy_policy=keep
+            request,
+            capacity_tokens=64,
+            kv_bits=self.kv_bits,
+            prefix=prefix,
+            copy_policy=copy_policy,
         )
         assert live.tokens == (0 if prefix is None else BOUNDARY)
         within = range(0, len(prompt), self.block_tokens or len(prompt))

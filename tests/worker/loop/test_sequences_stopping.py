@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.wire.events import FinishReason
-from holdfast.worker.loop.sequences import Answer, Ending
+from holdfast.worker.loop.sequences import Ending, LiveAnswer
 
 
 def ending(
@@ -16,7 +16,9 @@ def ending(
     generated_before: int,
     max_tokens: int,
 ) -> Ending:
-    return Answer(max_tokens, frozenset(stop_token_ids), [0] * generated_before).ending(generated)
+    return LiveAnswer(max_tokens, frozenset(stop_token_ids), [0] * generated_before).ending(
+        generated
+    )
 
 
 tokens = st.lists(st.integers(0, 9), max_size=8)

@@ -52,7 +52,7 @@ _CONTINUES = Ending(1, None)  # the usual case: one token that is not the last
 
 
 @dataclass(slots=True)
-class Answer:
+class LiveAnswer:
     """The answer to a request as far as it is generated, and the rule that ends it; or the scores or the
     embedding of the prompt.
     """
@@ -152,7 +152,7 @@ class LiveSequence:
     request: SequenceRequest
     scheduled: ScheduledSequence
     times: Times
-    answer: Answer = field(init=False)
+    answer: LiveAnswer = field(init=False)
     start: CachedStart = field(default_factory=CachedStart)
     drafts: SequenceDrafts = field(default_factory=SequenceDrafts)
     chain: bytearray = field(default_factory=bytearray)  # tokens of prompt and answer, packed
@@ -175,7 +175,7 @@ class LiveSequence:
         request = self.request
         # idle work has the `kv_bits` of its conversation, and an answer that was begun keeps them
         self.has_final_kv_bits = request.is_idle_work or bool(request.generated_token_ids)
-        self.answer = Answer(
+        self.answer = LiveAnswer(
             request.max_tokens, frozenset(request.stop_token_ids), list(request.generated_token_ids)
         )
         self.chain += request.prompt_token_ids.packed + request.generated_token_ids.packed
