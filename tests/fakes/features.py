@@ -375,7 +375,7 @@ FEATURES: Mapping[str, Callable[[Caller], Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class StateCopy:
+class Kept:
     """What a client has before a restart and must find again afterwards."""
 
     chat: Any
@@ -383,13 +383,13 @@ class StateCopy:
     response: str
 
     @classmethod
-    def by(cls, caller: Caller) -> StateCopy:
+    def by(cls, caller: Caller) -> Kept:
         """Create it through a caller."""
         session = {"X-Session-ID": "kept"}
         caller.post("/v1/completions", headers=session, model="demo", prompt=NOTES, max_tokens=2)
         response = caller.post(RESPONSES, model="demo", input=NOTES, max_output_tokens=4)
         return cls(
-            chat=caller.chat("StateCopy. " + NOTES + QUESTION),
+            chat=caller.chat("Kept. " + NOTES + QUESTION),
             picture=caller.chat(_user(_picture(CAT)), model="seeing", max_tokens=8),
             response=response["id"],
         )
@@ -397,7 +397,7 @@ class StateCopy:
     def check(self, caller: Caller) -> None:
         """Check that every answer is the same, and that no token is prefilled again."""
         again: Sequence[tuple[Any, Any]] = (
-            (self.chat, caller.chat("StateCopy. " + NOTES + QUESTION)),
+            (self.chat, caller.chat("Kept. " + NOTES + QUESTION)),
             (self.picture, caller.chat(_user(_picture(CAT)), model="seeing", max_tokens=8)),
         )
         for before, after in again:
