@@ -216,7 +216,6 @@ class WeighedRow:
 
     @cached_property
     def groups(self) -> GroupedRow:
-        """The row's logits, divided into groups of tokens."""
         return GroupedRow(self.row)
 
     @cached_property

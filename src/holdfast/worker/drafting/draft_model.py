@@ -100,7 +100,6 @@ class DraftModel:
         self._warm_up()
 
     def _warm_up(self) -> None:
-        """Measure passes, and compile what they need."""
         request = SequenceRequest(
             request_id="warm-up",
             prompt_token_ids=TokenIds.of([1 + at % 3 for at in range(_WARM_UP_TOKENS)]),

@@ -123,7 +123,6 @@ class SuffixDrafter:
         self._match_length = _LONGEST_MATCH // 2 if expected else 0
 
     def __len__(self) -> int:
-        """The number of tokens of the sequence."""
         return len(self._tokens) - self._sequence_start
 
     def extend(self, token_ids: Sequence[int]) -> None:

@@ -36,7 +36,6 @@ class AttentionSpan:
 
     @property
     def seen(self) -> int:
-        """The number of positions with keys."""
         return sum(keys.shape[2] for keys, _ in self.parts)
 
     @property

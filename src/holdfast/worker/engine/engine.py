@@ -296,7 +296,6 @@ class Engine:
 
     @property
     def is_reading_images(self) -> bool:
-        """Whether images are being processed in another process."""
         return self.images is not None and self.images.is_busy
 
     def poll_images(self) -> list[ImageAnswer]:
@@ -313,7 +312,6 @@ class Engine:
             self.images.close()
 
     def grow(self, request_id: RequestId, capacity_tokens: int) -> None:
-        """Reserve capacity for this many tokens of a sequence."""
         self._sequences[request_id].live.reserve(capacity_tokens)
 
     def replace_answer(

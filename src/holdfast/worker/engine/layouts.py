@@ -156,7 +156,6 @@ class Runner(ABC):
         return ""
 
     def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
-        """Run the model on these spans. Lazy."""
         with self._operations.step():
             return self._forward(spans, context)
 

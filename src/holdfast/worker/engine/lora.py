@@ -269,7 +269,6 @@ class Adapters:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all adapters' weights."""
         return sum(array.nbytes for layer in self._layers.values() for array in layer.arrays())
 
     @property

@@ -275,7 +275,6 @@ class StateCopy:
         return bool(self.finite.item())
 
     def arrays(self) -> Iterator[mx.array]:
-        """The arrays that have to be evaluated."""
         yield from self._snapshots()
         yield self.finite
 

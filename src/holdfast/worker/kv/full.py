@@ -248,7 +248,6 @@ class FullKV(LayerKV):
         return tuple(self._frozen)
 
     def tokens_in(self, part: FrozenPart) -> int:
-        """The number of tokens of a part that this sequence holds."""
         return max((tokens for each, tokens in self._frozen if each is part), default=0)
 
     def replace_by_merged(self, parts: Sequence[FrozenPart], merged: FrozenPart) -> None:

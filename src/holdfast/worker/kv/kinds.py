@@ -29,7 +29,6 @@ class Composite(Layer):
         return Composite(tuple(part.with_leaves(leaves) for part in self.parts))
 
     def view(self, layers: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
-        """A view that is indexable by part, like mlx-lm's `CacheList`."""
         parts = zip(*(layer.parts for layer in layers), strict=True)
         return tuple(
             same[0].view(same, for_kv=for_kv, for_recurrent=for_recurrent) for same in parts

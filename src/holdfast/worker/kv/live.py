@@ -153,7 +153,6 @@ class LiveState:
         return sum(leaf.fixed_bytes() for leaf in self.leaves)
 
     def arrays(self) -> Iterator[mx.array]:
-        """All arrays, to be evaluated with a step."""
         for leaf in self.leaves:
             yield from leaf.arrays()
 
@@ -209,7 +208,6 @@ class LiveState:
         self.tokens = saved.tokens
 
     def can_quantize(self) -> bool:
-        """Whether `quantize` can convert this state."""
         growing = self.growing
         return bool(growing) and all(isinstance(leaf, FullKV) for leaf in growing)
 

@@ -442,14 +442,12 @@ class QuantizedKV(LayerKV):
         yield from self._buffers
 
     def bytes_per_token(self) -> int:
-        """Bytes of the codes, scales and biases of a token."""
         return sum(
             form.heads * (form.dimension * bits // 8 + form.dimension // _group(form) * 4)
             for form, bits in zip(self._form, self._bits, strict=True)
         )
 
     def fixed_bytes(self) -> int:
-        """Bytes of the buffers, which have room for one block between forward passes."""
         return sum(form.of(self._block_tokens).nbytes for form in self._form)
 
 

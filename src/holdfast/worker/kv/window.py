@@ -92,7 +92,6 @@ class WindowKV(LayerKV):
         self.tokens = end
 
     def fixed_bytes(self) -> int:
-        """Bytes of the buffers at their usual size, after `trim`."""
         return self._usual_capacity * sum(array.nbytes // array.shape[2] for array in self._buffers)
 
 

@@ -94,7 +94,6 @@ class Counters:
         )
 
     def count_report(self, report: CacheReport) -> None:
-        """Count the cached tokens of a request that has started."""
         self.lookups[report.outcome] += 1
         self.ram_tokens += report.ram_tokens
         self.moved_tokens += report.moved_tokens

@@ -213,7 +213,6 @@ class WorkerLoop:
         self._cache.close(saves_all=True)
 
     def statistics(self, *, in_answer: bool = False) -> WorkerStatistics:
-        """Counters since the start, and current gauges."""
         return self._ledger.counters.statistics(
             self._scheduler.statistics(),
             self._cache.figures(),

@@ -103,7 +103,6 @@ class Times:
         self.last_token_at = now
 
     def sum_up(self, now: float) -> Timings:
-        """The time that each phase of the request has taken so far."""
         admitted = now if self.admitted_at is None else self.admitted_at
         first = now if self.first_token_at is None else self.first_token_at
         last = first if self.last_token_at is None else self.last_token_at
@@ -128,7 +127,6 @@ class SequenceDrafts:
     rejected_tokens: int = 0
 
     def count(self, *, drafted: int, accepted: int) -> None:
-        """Count the tokens of a draft that a step has verified."""
         self.accepted_tokens += accepted
         self.rejected_tokens += drafted - accepted
 
@@ -190,7 +188,6 @@ class LiveSequence:
 
     @property
     def known_tokens(self) -> int:
-        """The length of the prompt and the answer so far."""
         return self.prompt_tokens + len(self.answer.token_ids)
 
     def wait(
@@ -248,7 +245,6 @@ class Ledger:
         return tuple(self._live.values())
 
     def find(self, request_id: RequestId) -> LiveSequence | None:
-        """The live sequence with this id; None if there is none."""
         return self._live.get(request_id)
 
     def is_live(self, sequence: LiveSequence) -> bool:

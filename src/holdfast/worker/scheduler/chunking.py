@@ -139,7 +139,6 @@ class Allowance:
         )
 
     def offer_all(self) -> None:
-        """Offer the reserved part, too."""
         self._reserved_tokens = 0
         self._reserved_seconds = 0.0
 

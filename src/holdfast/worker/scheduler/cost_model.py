@@ -104,7 +104,6 @@ class StepLoad:
 
     @property
     def rows(self) -> int:
-        """All rows that are not part of a chunk."""
         return self.decode_rows + self.drafted_rows
 
 

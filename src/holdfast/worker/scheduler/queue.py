@@ -157,7 +157,6 @@ class ScheduledSequence:
 
     @property
     def final_tokens(self) -> int:
-        """The number of tokens of the prompt and the longest possible answer."""
         return self.prompt_tokens + self.max_tokens
 
     @property
@@ -290,7 +289,6 @@ class FairShare:
 
     @property
     def flows(self) -> int:
-        """The number of flows with waiting or running sequences."""
         return len(self._sequences_of_flow)
 
     def may_wait(self, flow: str, queue: Sequence[ScheduledSequence], *, limit: int) -> bool:

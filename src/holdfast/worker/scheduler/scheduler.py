@@ -518,7 +518,6 @@ class Scheduler:
                 )
 
     def statistics(self) -> SchedulerStatistics:
-        """The current state, and counters since the start."""
         return SchedulerStatistics(
             running=sum(not each.is_idle_work for each in self._running.values()),
             queued=sum(not each.is_idle_work for each in self._queue),
@@ -621,7 +620,6 @@ class Scheduler:
 
     @property
     def _excess(self) -> int:
-        """The number of running sequences that exceed `max_running`."""
         return max(0, len(self._running) - self._settings.max_running)
 
     def _preempt_excess(self) -> list[RequestId]:
@@ -749,7 +747,6 @@ class Scheduler:
         return spans
 
     def _drafts(self, decoding: list[ScheduledSequence], offers: Offers) -> dict[RequestId, Draft]:
-        """The drafts that these sequences verify in a step."""
         if not self._costs.knows_decoding:
             return {}
         able: dict[RequestId, Draft] = {}

@@ -173,7 +173,6 @@ class SessionRegistry:
         return session
 
     def find(self, session_id: str, *, tenant: str) -> Session | None:
-        """The tenant's session with this id; None if there is none."""
         return self._sessions.get((tenant, session_id))
 
     def refuse_taken(self, session_id: str, *, tenant: str) -> None:
@@ -199,7 +198,6 @@ class SessionRegistry:
         del self._sessions[session.tenant, session.session_id]
 
     def expired(self, now: float) -> list[Session]:
-        """The sessions that have expired. The caller must close them."""
         return [
             session
             for session in self._sessions.values()

@@ -49,7 +49,6 @@ class FeatureCache:
         return self._ram_bytes
 
     def free_ram(self) -> None:
-        """Free the features in RAM; those on disk stay."""
         self._in_ram.clear()
         self._ram_bytes = 0
 

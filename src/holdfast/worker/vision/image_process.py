@@ -65,7 +65,6 @@ class ImageFile:
         self._file = file
 
     def inputs(self) -> Mapping[str, Any]:
-        """The inputs of the vision tower. Device thread only."""
         if not self.nbytes:
             return unpacked(self._inputs, memoryview(b""))
         with (
@@ -139,7 +138,6 @@ class ImageProcess:
 
     @property
     def pid(self) -> int | None:
-        """The id of the process; None if none runs."""
         return None if self._process is None else self._process.pid
 
     def begin(self, image: str, *, max_pixels: int | None) -> None:
@@ -329,7 +327,6 @@ class _Process:
         return outcome
 
     def kill(self) -> None:
-        """End the process immediately, even in the middle of an image."""
         self._process.kill()
         with contextlib.suppress(
             subprocess.TimeoutExpired

@@ -156,7 +156,6 @@ class WorkerImages:
         self._may_compute = True
 
     def free_cached(self) -> None:
-        """Free cached data, because memory is short."""
         for file in self._files.values():
             file.close()
         self._files.clear()

@@ -107,7 +107,6 @@ class SequenceImages:
         ]
 
     def lacks(self, start: int, tokens: int) -> bool:
-        """Whether the features of an image in a span are not there."""
         return any(index not in self.features for index, _ in self.overlapping(start, tokens))
 
     def forget_before(self, position: int) -> None:
