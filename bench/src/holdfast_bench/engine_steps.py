@@ -17,7 +17,7 @@ from holdfast.config import ModelSettings
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine, PendingStep
-from holdfast.worker.engine.layouts import own_caches
+from holdfast.worker.engine.layouts import mlx_lm_caches
 from holdfast.worker.engine.load import LoadedModel, load_model
 from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast_bench.results import CaseResult, ContenderResult, Sample
@@ -46,7 +46,7 @@ class BareForward:
         pipelined: whether a step is launched before the tokens of the previous one are read.
         """
         self._model, self._pipelined = model, pipelined
-        self._caches = own_caches(model)
+        self._caches = mlx_lm_caches(model)
         ids = mx.array([list(prompt) for prompt in prompts])
         for first in range(0, ids.shape[1], CHUNK_TOKENS):
             self._draw(ids[:, first : first + CHUNK_TOKENS])
@@ -85,7 +85,7 @@ class EngineSteps:
         self.collect_seconds: list[float] = []  # to wait for one and read its tokens
         for request in requests:
             engine.open(request, capacity_tokens=self._position + request.max_tokens)
-            prefill(engine, request.request_id, self._position, draws=True)
+            prefill(engine, request.request_id, self._position, samples=True)
 
     def advance(self, steps: int) -> list[list[int]]:
         """One planned step per token."""
@@ -108,7 +108,7 @@ class EngineSteps:
     def _dispatch(self) -> PendingStep:
         began = time.perf_counter()
         spans = tuple(
-            Span(request_id=request_id, start=self._position, tokens=1, draws=True)
+            Span(request_id=request_id, start=self._position, tokens=1, samples=True)
             for request_id in self._ids
         )
         self._position += 1
@@ -123,12 +123,12 @@ class EngineSteps:
         return [span.token_ids[0] for span in results]
 
 
-def prefill(engine: Engine, request_id: str, tokens: int, *, draws: bool) -> None:
+def prefill(engine: Engine, request_id: str, tokens: int, *, samples: bool) -> None:
     """Prefill tokens of a prompt in chunks. draws: whether the last chunk draws a token."""
     for first in range(0, tokens, CHUNK_TOKENS):
         count = min(CHUNK_TOKENS, tokens - first)
         is_last = first + count == tokens
-        span = Span(request_id=request_id, start=first, tokens=count, draws=draws and is_last)
+        span = Span(request_id=request_id, start=first, tokens=count, samples=draws and is_last)
         engine.collect(engine.dispatch(StepPlan(spans=(span,))))
 
 

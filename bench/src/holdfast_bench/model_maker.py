@@ -24,7 +24,7 @@ from mlx.utils import tree_flatten
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 
-from holdfast.worker.engine import seams
+from holdfast.worker.engine import mlx_lm_hooks
 from holdfast_bench.models import CONFIGS, CONTEXT_TOKENS
 from holdfast_bench.prompts import text_of, words
 
@@ -50,7 +50,7 @@ _CENTRES = {"A_log": -3.0, "q_norm.weight": _SHARP_QUERIES}
 
 def make_model(name: str, folder: Path) -> None:
     """Write the model `name` into `folder`."""
-    seams.prepare()
+    mlx_lm_hooks.prepare()
     config, vocabulary = CONFIGS[name], CONFIGS[name]["vocab_size"]
     folder.mkdir(parents=True)
     tokenizer = _write_tokenizer(folder, vocabulary)

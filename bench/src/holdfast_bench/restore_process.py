@@ -13,7 +13,7 @@ import mlx.core as mx
 import msgspec
 import numpy as np
 
-from holdfast.worker.engine.layouts import own_caches
+from holdfast.worker.engine.layouts import mlx_lm_caches
 from holdfast_bench.engine_steps import CHUNK_TOKENS, loaded_model, random_tokens
 from holdfast_bench.restore import LeastJob, LeastTimes
 
@@ -34,7 +34,7 @@ class _Context:
         self._model, self._file = loaded.model, Path(job.file)
         *tokens, last = random_tokens(job.context_tokens, loaded, seed=job.context_tokens)
         self._last = mx.array([[last]])
-        caches = own_caches(self._model)
+        caches = mlx_lm_caches(self._model)
         for first in range(0, len(tokens), CHUNK_TOKENS):
             chunk = mx.array([tokens[first : first + CHUNK_TOKENS]])
             mx.eval(self._model(chunk, cache=caches))
@@ -54,7 +54,7 @@ class _Context:
         began = time.perf_counter()
         content = self._file.read_bytes()
         was_read = time.perf_counter()
-        caches, arrays, at = own_caches(self._model), list[mx.array](), 0
+        caches, arrays, at = mlx_lm_caches(self._model), list[mx.array](), 0
         for shape, dtype in self._shapes:
             length = int(np.prod(shape))
             part = np.frombuffer(content, dtype=np.uint8, count=length, offset=at).reshape(shape)

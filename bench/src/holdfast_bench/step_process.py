@@ -32,13 +32,13 @@ def prepared(job: str) -> Callable[[str], list[float]]:
     tokens = random_tokens(count, loaded, seed=wanted.context_tokens)
     request = request_of(tokens, max_tokens=1)
     engine.open(request, capacity_tokens=count)
-    prefill(engine, request.request_id, wanted.context_tokens, draws=False)
+    prefill(engine, request.request_id, wanted.context_tokens, samples=False)
     position = wanted.context_tokens
 
     def seconds(tokens: int) -> float:
         nonlocal position
         time.sleep(wanted.pause_seconds)
-        span = Span(request_id=request.request_id, start=position, tokens=tokens, draws=True)
+        span = Span(request_id=request.request_id, start=position, tokens=tokens, samples=True)
         began = time.perf_counter()
         engine.collect(engine.dispatch(StepPlan(spans=(span,))))
         position += tokens
