@@ -124,11 +124,11 @@ class EngineSteps:
 
 
 def prefill(engine: Engine, request_id: str, tokens: int, *, samples: bool) -> None:
-    """Prefill tokens of a prompt in chunks. draws: whether the last chunk draws a token."""
+    """Prefill tokens of a prompt in chunks. samples: whether the last chunk samples a token."""
     for first in range(0, tokens, CHUNK_TOKENS):
         count = min(CHUNK_TOKENS, tokens - first)
         is_last = first + count == tokens
-        span = Span(request_id=request_id, start=first, tokens=count, samples=draws and is_last)
+        span = Span(request_id=request_id, start=first, tokens=count, samples=samples and is_last)
         engine.collect(engine.dispatch(StepPlan(spans=(span,))))
 
 
