@@ -218,13 +218,13 @@ class KeepingEngine(FakeEngine):
         pending = super().dispatch(plan)
         for span in plan.spans:
             self.fed[span.request_id] = span.start + span.tokens
-        pending.kept_events = [
+        pending.copies = [
             kept for span in plan.spans if (kept := self._copy(span.request_id, BLOCK)).blocks
         ]
         return pending
 
     def take_copies(self, pending) -> list[KeptTokens]:  # type: ignore[no-untyped-def, override]
-        return pending.kept
+        return pending.copies
 
     def copy_remaining(self, request_id: str) -> KeptTokens:  # type: ignore[override]
         if self.rest_raises:
