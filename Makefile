@@ -106,10 +106,9 @@ demo-chat: $(SERVING)
 	@mv docs/getting-started/demo-chat.new docs/getting-started/demo-chat.md
 
 agents: $(TOOLS)
-	@npm install --silent --no-fund --no-audit --prefix .agents opencode-ai@1.18 @mariozechner/pi-coding-agent@0.73 cline@3.0 @anthropic-ai/claude-code@2.1.330 @openai/codex@0.169 @qwen-code/qwen-code@0.15 ai@6 @ai-sdk/openai-compatible@2 zod@4
+	@npm install --silent --no-fund --no-audit --prefix .agents opencode-ai@1.18 @mariozechner/pi-coding-agent@0.73 cline@3.0 @anthropic-ai/claude-code@2.1.330 @openai/codex@0.169 @qwen-code/qwen-code@0.15
 	@test -x .agents/aider/bin/aider || { $(BIN)/python -m venv .agents/aider && .agents/aider/bin/pip install --quiet "aider-chat>=0.86,<0.90"; }
 	@$(ONE_THREAD) $(BIN)/python -m tools.try_agents $(ARGS)
-	@$(ONE_THREAD) $(BIN)/python -m tools.agent_contexts $(ARGS)
 
 mac-check: $(SERVING)
 	@$(BIN)/python -m tools.machine_check $(ARGS)

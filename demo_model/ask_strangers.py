@@ -2,10 +2,9 @@
 
 `python demo_model/ask_strangers.py [MODEL_FOLDER] [--wrong] [--only WORD]`
 
-The questions are in `strangers/`: three kinds of notes with a question each, questions that the
-notes do not answer, results of tools, sums, and small talk for a person to judge. Every note is
-asked about in four forms. The model is asked through Holdfast, greedily. Do not train on these
-questions, and do not write training data with them in mind.
+The questions are in `strangers/`: three kinds of notes with a question each, and questions that the
+notes do not answer. Every note is asked about in four forms. The model is asked through Holdfast,
+greedily. Do not train on these questions, and do not write training data with them in mind.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ ADMISSION = re.compile(
 )
 NUMBER = re.compile(r"\d+(?:[.:/]\d+)*")
 
-Message = dict[str, Any]
+Message = dict[str, str]
 Judge = Callable[[str], bool]
 
 
@@ -48,7 +47,6 @@ class Question(NamedTuple):
     messages: list[Message]
     is_right: Judge
     wanted: str
-    tools: list[dict[str, Any]]
 
 
 def entries(name: str) -> list[Any]:
@@ -56,8 +54,8 @@ def entries(name: str) -> list[Any]:
     return found
 
 
-def said(role: str, content: str, **more: Any) -> Message:
-    return {"role": role, "content": content, **more}
+def said(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
 
 
 def states(value: str, other_notes: list[str]) -> Judge:
@@ -128,45 +126,9 @@ def about_notes() -> Iterator[Question]:
                 talk = conversation_of(form, note, fact["question"], notes=notes, index=index)
                 if is_answered:
                     judge = states(fact["value"], [other for other in notes if other != note])
-                    yield Question(name, form, talk, judge, fact["value"], [])
+                    yield Question(name, form, talk, judge, fact["value"])
                 else:
-                    yield Question(name, form, talk, admits(talk), "(not known)", [])
-
-
-def tool_results() -> Iterator[Question]:
-    """Conversations that end with a tool result."""
-    for index, entry in enumerate(entries("tool_results")):
-        for case in entry["cases"]:
-            called = entry["tool"]["function"]["name"]
-            function = {"name": called, "arguments": json.dumps(case["arguments"])}
-            call = {"id": f"call_{index}", "type": "function", "function": function}
-            messages = [
-                said("user", case["question"]),
-                said("assistant", "", tool_calls=[call]),
-                said("tool", case["result"], tool_call_id=call["id"]),
-            ]
-            judge, tools = states(case["value"], []), [entry["tool"]]
-            yield Question("tool_results", case["format"], messages, judge, case["value"], tools)
-
-
-def sums() -> Iterator[Question]:
-    """Sums; an honest "I cannot" is right, too."""
-    for entry in entries("sums"):
-        messages = [said("user", entry["question"])]
-        judges = (states(entry["value"], []), admits(messages))
-
-        def is_right(answer: str, judges: tuple[Judge, Judge] = judges) -> bool:
-            return any(judge(answer) for judge in judges)
-
-        yield Question("sums", "alone", messages, is_right, entry["value"], [])
-
-
-def answer_of(llm: LLM, messages: list[Message], tools: list[dict[str, Any]]) -> str:
-    """The text of a greedy answer, with a note for each call."""
-    options: dict[str, Any] = {"tools": tools} if tools else {}
-    completion = llm.chat(messages, temperature=0, max_tokens=MOST_TOKENS, **options)
-    calls = "".join(f" [calls {call.name}]" for call in completion.tool_calls)
-    return completion.text.strip() + calls
+                    yield Question(name, form, talk, admits(talk), "(not known)")
 
 
 def shown(question: Question, answer: str) -> str:
@@ -204,13 +166,12 @@ def main() -> None:
     parser.add_argument("--wrong", action="store_true", help="print the wrong answers")
     parser.add_argument("--only", default="", help="only sets whose name has this in it")
     arguments = parser.parse_args()
-    questions = [*about_notes(), *tool_results(), *sums()]
     asked, right, mistakes = Counter(), Counter(), Counter()
     with LLM(arguments.model, settings={"store.folder": "off"}) as llm:
-        for question in questions:
+        for question in about_notes():
             if arguments.only not in question.set_name:
                 continue
-            answer = answer_of(llm, question.messages, question.tools)
+            answer = llm.chat(question.messages, temperature=0, max_tokens=MOST_TOKENS).text.strip()
             asked[question.set_name, question.form] += 1
             if question.is_right(answer):
                 right[question.set_name, question.form] += 1
@@ -218,13 +179,8 @@ def main() -> None:
             mistakes[question.set_name, kind_of_mistake(question, answer)] += 1
             if arguments.wrong:
                 print(shown(question, answer), flush=True)
-        if asked:
-            kinds = [f"{name}: {kind} {n}" for (name, kind), n in sorted(mistakes.items())]
-            print(table(asked, right), f"\nMistakes: {', '.join(kinds)}", sep="\n")
-        if arguments.only in "small_talk":
-            print("\nSmall talk, for a person to judge:")
-            for line in entries("small_talk"):
-                print(f"  {line!r:42} {answer_of(llm, [said('user', line)], [])!r}")
+    kinds = [f"{name}: {kind} {n}" for (name, kind), n in sorted(mistakes.items())]
+    print(table(asked, right), f"\nMistakes: {', '.join(kinds)}", sep="\n")
 
 
 if __name__ == "__main__":

@@ -42,4 +42,6 @@ SHOWN = _read("shown")
 """The nine openings that the first users typed. They may be part of the training."""
 HELD_OUT = _read("held")
 """The hundred that are judged."""
+TURNS = _read("turn")
+"""The messages of `tools/demo_chat.py`."""
 HELD_OUT_PLAIN = frozenset(plain(opening.text) for opening in HELD_OUT)

@@ -1,4 +1,4 @@
-"""The last training of each bundled model: its shape, its data and its rates."""
+"""The last training of each bundled model: its data and its rates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from random import Random
 
 import mixtures
 from mixtures import Drawn
-from network import Shape
 
 
 @dataclass(frozen=True)
@@ -16,7 +15,6 @@ class Recipe:
     """A training that continues from the bundled weights of the model `name`."""
 
     name: str
-    shape: Shape
     conversation_at: Callable[[Random, float], Drawn]
     """Makes a conversation; the second argument is the completed share of the training."""
     longest_at: Callable[[float], int]
@@ -38,27 +36,22 @@ class Recipe:
 
 
 RECIPES = {
-    recipe.name: recipe
-    for recipe in (
-        Recipe(
-            "holdfast-demo",
-            Shape(hidden=192, layers=6, heads=4, kv_heads=2, mlp=512),
-            mixtures.evened_at,
-            mixtures.longest_evened,
-            million_tokens=4.0,
-            seed=111,
-            muon_rate=0.006,
-            adam_rate=0.0012,
-            warm_up=0.05,
-            blend=0.7,
-        ),
-        Recipe(
-            "holdfast-demo-draft",
-            Shape(hidden=128, layers=3, heads=2, kv_heads=1, mlp=320),
-            mixtures.written_at,
-            mixtures.longest_written,
-            million_tokens=2.5,
-            seed=92,
-        ),
-    )
+    "holdfast-demo": Recipe(
+        "holdfast-demo",
+        mixtures.evened_at,
+        mixtures.longest_evened,
+        million_tokens=4.0,
+        seed=111,
+        muon_rate=0.006,
+        adam_rate=0.0012,
+        warm_up=0.05,
+        blend=0.7,
+    ),
+    "holdfast-demo-draft": Recipe(
+        "holdfast-demo-draft",
+        mixtures.written_at,
+        mixtures.longest_written,
+        million_tokens=2.5,
+        seed=92,
+    ),
 }

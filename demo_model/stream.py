@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-import torch
+import mlx.core as mx
+import numpy as np
 from conversation import Encoder
 from recipes import Recipe
-from torch import Tensor
 
 POOL_TOKENS = 200_000
 PADDING = 0
@@ -23,10 +23,10 @@ class Batch:
     their targets and weights.
     """
 
-    tokens: Tensor
-    positions: Tensor
-    targets: Tensor
-    weights: Tensor
+    tokens: mx.array
+    positions: mx.array
+    targets: mx.array
+    weights: mx.array
     size: int
     """Tokens except padding."""
 
@@ -66,16 +66,16 @@ class Stream:
     def _batch(self, rng: Random, rows: list[Row]) -> Batch:
         """Make a batch. Only a third of the tokens outside answers count, each three times as much."""
         width = max(len(tokens) for tokens, _ in rows)
-        matrix = torch.full((len(rows), width), PADDING)
+        matrix = np.full((len(rows), width), PADDING)
         positions: list[int] = []
         weights: list[float] = []
         for index, (tokens, written) in enumerate(rows):
-            matrix[index, : len(tokens)] = torch.tensor(tokens)
+            matrix[index, : len(tokens)] = tokens
             for place in range(1, len(tokens)):
                 if written[place] or rng.random() < 1 / 3:
                     positions.append(index * (width - 1) + place - 1)
                     weights.append(1.0 if written[place] else 3 * self.recipe.other_weight)
-        chosen = torch.tensor(positions)
-        targets = matrix[:, 1:].flatten()[chosen]
+        targets = matrix[:, 1:].flatten()[positions]
         size = sum(len(tokens) for tokens, _ in rows)
-        return Batch(matrix, chosen, targets, torch.tensor(weights), size)
+        arrays = (mx.array(each) for each in (matrix, positions, targets, weights))
+        return Batch(*arrays, size)

@@ -1,33 +1,34 @@
-"""Continue the training of a bundled model: `python train.py holdfast-demo WORK_FOLDER`.
+"""Continues the training of a bundled model: `python train.py holdfast-demo WORK_FOLDER`.
 
 If the folder has a checkpoint, the training resumes from it; SIGTERM saves one and ends.
-
-On a busy machine, two processes with one thread each are much faster than two threads, and the sum
-of the gradients is the same: `torchrun --nproc-per-node 2 train.py holdfast-demo WORK_FOLDER
---threads 1`.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import json
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from conversation import Encoder
-from export import exported_weights
-from network import Network
-from optimizer import Optimizer
-from recipes import RECIPES, Recipe
-from stream import Batch, Stream
-from words import BUNDLED
+from holdfast.worker.cpu.blas import prepare_blas
 
+prepare_blas()  # before the first import of MLX
+
+import mlx.core as mx  # noqa: E402
+import mlx.optimizers as optim  # noqa: E402
+from conversation import Encoder  # noqa: E402
+from mlx import nn  # noqa: E402
+from mlx.utils import tree_flatten, tree_map, tree_unflatten  # noqa: E402
+from mlx_lm.utils import load_model  # noqa: E402
+from recipes import RECIPES, Recipe  # noqa: E402
+from stream import Batch, Stream  # noqa: E402
+from words import BUNDLED  # noqa: E402
+
+CHECKPOINT = "checkpoint.safetensors"
 LOWEST_RATE = 0.02  # relative to the highest learning rate
+DECAY = 0.01  # of the matrices, relative to their learning rate
 SECONDS_BETWEEN_SAVES = 120
 
 
@@ -38,21 +39,38 @@ def rate_factor(recipe: Recipe, done: float) -> float:
     return max(LOWEST_RATE, (1 - done) / (1 - recipe.warm_up))
 
 
+def is_matrix(path: str, parameter: mx.array) -> bool:
+    """Whether Muon trains a parameter; embeddings and norms are trained by Adam."""
+    return parameter.ndim == 2 and "embed" not in path
+
+
+def losses_of(model: Any, batch: Batch) -> tuple[mx.array, mx.array]:
+    """The weighted loss of a batch, as a sum, and the mean loss of the model's own tokens."""
+    hidden = model.model(batch.tokens[:, :-1])
+    chosen = hidden.reshape(-1, hidden.shape[-1])[batch.positions]
+    losses = nn.losses.cross_entropy(model.model.embed_tokens.as_linear(chosen), batch.targets)
+    own = batch.weights == 1.0
+    return (losses * batch.weights).sum(), (losses * own).sum() / mx.maximum(own.sum(), 1)
+
+
 class Trainer:
     """A training run. Its checkpoint contains all of its state."""
 
-    def __init__(
-        self, recipe: Recipe, folder: Path, rank: int = 0, ranks: int = 1, float32: bool = False
-    ) -> None:
-        self.recipe, self.folder, self.rank, self.ranks = recipe, folder, rank, ranks
-        self.float32 = float32
+    def __init__(self, recipe: Recipe, folder: Path) -> None:
+        self.recipe, self.folder = recipe, folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        torch.manual_seed(recipe.seed)
         bundled = BUNDLED / recipe.name
-        self.network = Network(recipe.shape).to(self.device)
-        self.network.load_state_dict(exported_weights(bundled))
-        self.optimizer = Optimizer(self.network, recipe.muon_rate, recipe.adam_rate)
+        self.model, _ = load_model(bundled)
+        self.model.set_dtype(mx.float32)
+        self.optimizer = optim.MultiOptimizer(
+            [
+                optim.Muon(recipe.muon_rate, momentum=0.95, weight_decay=0.0),
+                optim.Adam(recipe.adam_rate, betas=[0.9, 0.95], bias_correction=True),
+            ],
+            [is_matrix],
+        )
+        self.optimizer.init(self.model.trainable_parameters())
+        self.gradients = nn.value_and_grad(self.model, losses_of)
         self.stream = Stream(Encoder(bundled / "tokenizer.json"), recipe)
         self.counters: dict[str, Any] = {
             "pool_number": 0,
@@ -61,8 +79,8 @@ class Trainer:
             "tokens": 0,
             "steps": 0,
         }
-        self.answer_loss = 8.0
-        self.wants_stop = self.is_stopping = False
+        self.answer_loss = 0.0
+        self.is_stopping = False
         self._restore()
 
     @property
@@ -92,33 +110,29 @@ class Trainer:
 
     def stop(self, *_: object) -> None:
         """Signal handler: save and stop after the current step."""
-        self.wants_stop = True
+        self.is_stopping = True
 
     def save(self) -> None:
         """Replace the checkpoint atomically."""
-        if self.rank:
-            return
-        state = {
-            "network": self.network.state_dict(),
-            "optimizer": self.optimizer.state(),
-            "counters": self.counters,
-        }
-        partial = self.folder / "checkpoint.partial"
-        torch.save(state, partial)
-        partial.rename(self.folder / "checkpoint.pt")
+        state = {"model": self.model.parameters(), "optimizer": self.optimizer.state}
+        partial = self.folder / f"partial-{CHECKPOINT}"
+        counters = json.dumps(self.counters)
+        mx.save_safetensors(str(partial), dict(tree_flatten(state)), {"counters": counters})
+        partial.rename(self.folder / CHECKPOINT)
 
     def _restore(self) -> None:
-        path = self.folder / "checkpoint.pt"
+        path = self.folder / CHECKPOINT
         if path.exists():
-            state = torch.load(path, map_location=self.device)
-            self.network.load_state_dict(state["network"])
-            self.optimizer.restore(state["optimizer"])
-            self.counters = state["counters"]
+            arrays, metadata = mx.load(str(path), return_metadata=True)
+            state = tree_unflatten(list(arrays.items()))
+            self.model.update(state["model"])
+            self.optimizer.state = state["optimizer"]
+            self.counters = json.loads(metadata["counters"])
 
     def _report(self) -> None:
         """Print progress and save the checkpoint from time to time."""
         now, tokens = time.monotonic(), self.counters["tokens"]
-        if self.counters["steps"] % 25 == 0 and not self.rank:
+        if self.counters["steps"] % 25 == 0:
             speed = (tokens - self.tokens_before) / (now - self.started)
             print(
                 f"{tokens / 1e6:.2f}M tokens, {self.done:.1%}, answer loss {self.answer_loss:.4f}, "
@@ -131,43 +145,31 @@ class Trainer:
 
     def _step(self, batches: list[Batch]) -> None:
         total = sum(batch.weights.sum().item() for batch in batches)
-        for batch in batches[self.rank :: self.ranks]:
-            (self._loss(batch) * (batch.weights.sum().item() / total)).backward()
-        self.counters["tokens"] += sum(batch.size for batch in batches)
-        self.is_stopping = self.wants_stop
-        if self.ranks > 1:
-            self._sum_gradients()
-        self.optimizer.step(rate_factor(self.recipe, self.done))
+        summed = None
+        for batch in batches:
+            (_, own_loss), found = self.gradients(self.model, batch)
+            summed = found if summed is None else tree_map(mx.add, summed, found)
+            mx.eval(summed, own_loss)
+            kept = 0.98 if self.answer_loss else 0.0
+            self.answer_loss = kept * self.answer_loss + (1 - kept) * own_loss.item()
+            self.counters["tokens"] += batch.size
+        mean = tree_map(lambda gradient: gradient / total, summed)
+        clipped, _ = optim.clip_grad_norm(mean, 1.0)
+        self._update(clipped, rate_factor(self.recipe, self.done))
         self.counters["steps"] += 1
 
-    def _loss(self, batch: Batch) -> torch.Tensor:
-        """The weighted loss of a batch."""
-        weights = batch.weights.to(self.device)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=not self.float32):
-            logits = self.network(
-                batch.tokens.to(self.device)[:, :-1], batch.positions.to(self.device)
-            )
-        losses = F.cross_entropy(logits.float(), batch.targets.to(self.device), reduction="none")
-        answers = weights == 1.0
-        if answers.any():
-            mean = losses.detach()[answers].mean().item()
-            self.answer_loss = 0.98 * self.answer_loss + 0.02 * mean
-        return (losses * weights).sum() / weights.sum()
-
-    def _sum_gradients(self) -> None:
-        """Sum the gradients of all processes, and let all stop after the same step."""
-        parameters = list(self.network.parameters())
-        gradients = [
-            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            for parameter in parameters
+    def _update(self, gradients: Any, factor: float) -> None:
+        muon, adam = self.optimizer.optimizers
+        muon.learning_rate = self.recipe.muon_rate * factor
+        adam.learning_rate = self.recipe.adam_rate * factor
+        kept = 1 - self.recipe.muon_rate * factor * DECAY
+        decayed = [
+            (path, parameter * kept if is_matrix(path, parameter) else parameter)
+            for path, parameter in tree_flatten(self.model.trainable_parameters())
         ]
-        wants_stop = torch.tensor([float(self.wants_stop)], device=self.device)
-        flat = torch.cat([*(gradient.flatten() for gradient in gradients), wants_stop])
-        dist.all_reduce(flat)
-        self.is_stopping = bool(flat[-1] > 0)
-        parts = flat[:-1].split([parameter.numel() for parameter in parameters])
-        for parameter, part in zip(parameters, parts, strict=True):
-            parameter.grad = part.view_as(parameter)
+        self.model.update(tree_unflatten(decayed))
+        self.optimizer.update(self.model, gradients)
+        mx.eval(self.model.parameters(), self.optimizer.state)
 
 
 def main() -> None:
@@ -175,21 +177,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", choices=sorted(RECIPES))
     parser.add_argument("folder", type=Path, help="where the checkpoint is kept")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--float32", action="store_true", help="for CPUs without bfloat16 units")
-    parser.add_argument("--compile", action="store_true", help="compile the layers first")
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    if ranks > 1:
-        dist.init_process_group("gloo")
-    rank = int(os.environ.get("RANK", "0"))
-    trainer = Trainer(RECIPES[arguments.model], arguments.folder, rank, ranks, arguments.float32)
-    if arguments.compile:
-        for layer in trainer.network.layers:
-            layer.compile(dynamic=True)
+    trainer = Trainer(RECIPES[arguments.model], arguments.folder)
     signal.signal(signal.SIGTERM, trainer.stop)
     trainer.run()
+    mx.clear_streams()
 
 
 if __name__ == "__main__":

@@ -21,46 +21,42 @@ BREAD = "It says bread."
 
 @dataclass(frozen=True, kw_only=True)
 class Agent:
-    """One agent's task: the answers of the model, the command of the agent, and the required result.
+    """An agent that `holdfast launch` starts: the answers of the model, the arguments of `launch`, and
+    the required result.
 
-    `{home}`, `{folder}` (where it is installed) and `{url}` in its texts are filled in.
+    `{folder}` (where it is installed) and `{workspace}` in its texts are filled in.
     """
 
     name: str
     version: Sequence[str]  # the command that tells it
-    script: (
-        Callable[[Path], Sequence[str]] | None
-    )  # the model's answers, of the workspace; None: the bundled model, which has none
+    programs: str  # the folder of its program
+    script: Callable[[Path], Sequence[str]]  # the model's answers, of the workspace
     command: Sequence[str]
     said: str  # is in what the agent prints
-    expected: Mapping[str, str] = field(default_factory=dict)  # files of the workspace afterwards
-    files: Mapping[str, str] = field(default_factory=dict)  # of the workspace before
-    home: Mapping[str, str] = field(default_factory=dict)  # files of the home
     without_tools: str | None = None
     said_before: int = 0
+    home: Mapping[str, str] = field(default_factory=dict)  # files of the home
     environment: Mapping[str, str] = field(default_factory=dict)
+    typed: str = ""  # to its standard input
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchedAgent(Agent):
-    """One that `holdfast launch` starts: `command` is its name and its arguments."""
+class TaskAgent(Agent):
+    """One with a task and a second turn. files: of the workspace before, `expected`: afterwards."""
 
-    programs: str  # the folder of its program
+    files: Mapping[str, str]
+    expected: Mapping[str, str]
     # arguments that continue the conversation in a new process; none: `command` has all turns
     again: Sequence[str] = ()
     said_again: str
-    typed: str = ""  # to its standard input
     moves_its_prompt: bool = False  # its next request does not begin with its last one
     note: str = ""  # what the trial leaves out, and why
 
 
 @dataclass(frozen=True, kw_only=True)
 class TerminalAgent(Agent):
-    """One in its interactive mode, started by `holdfast launch`: a person types TYPED, and the
-    script answers REPLIES.
-    """
+    """One in its interactive mode: a person types TYPED, and the script answers REPLIES."""
 
-    programs: str  # the folder of its program
     awaits: str  # a pattern that is on the screen when it takes what is typed
 
 
@@ -74,61 +70,6 @@ def _file_loop(read: str, write: str, *, path_key: str) -> Callable[[Path], Sequ
         (write, {path_key: str(workspace / "answer.txt"), "content": LINE + "\n"}),
     )
 
-
-VERCEL = """
-import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
-import { generateText, streamText, stepCountIs, tool } from 'ai';
-import { readFileSync, writeFileSync } from 'node:fs';
-import { z } from 'zod';
-const holdfast = createOpenAICompatible({ name: 'holdfast', baseURL: '{url}/v1', includeUsage: true });
-const tools = {
-  read_file: tool({ description: 'Read a file.', inputSchema: z.object({ path: z.string() }),
-    execute: async ({ path }) => readFileSync(path, 'utf8') }),
-  write_file: tool({ description: 'Write a file.', inputSchema: z.object({ path: z.string(), content: z.string() }),
-    execute: async ({ path, content }) => { writeFileSync(path, content); return 'written'; } }),
-};
-const asked = { model: holdfast('scripted'), tools, stopWhen: stepCountIs(5), prompt: process.argv[2] };
-const whole = await generateText(asked);
-const show = (steps) => steps.flatMap(s => s.toolCalls.map(c => `${c.toolName} ${JSON.stringify(c.input)}`));
-console.log('whole:', show(whole.steps), whole.text, whole.finishReason);
-const stream = streamText(asked);
-let text = '';
-for await (const part of stream.textStream) text += part;
-const steps = await stream.steps;
-console.log('streamed:', show(steps), text, await stream.finishReason);
-const usage = await stream.totalUsage;
-console.log('usage:', usage.inputTokens > 0 && usage.outputTokens > 0);
-const same = JSON.stringify(show(whole.steps)) === JSON.stringify(show(steps)) && text.endsWith(whole.text);
-console.log(same ? 'streamed = whole' : 'DIFFERENT');
-"""
-
-BUNDLED = """
-import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
-import { generateText, streamText, stepCountIs, tool } from 'ai';
-import { z } from 'zod';
-const holdfast = createOpenAICompatible({ name: 'holdfast', baseURL: '{url}/v1', includeUsage: true });
-const tools = { get_weather: tool({ description: 'Get the weather of a city.', inputSchema: z.object({ city: z.string() }),
-    execute: async ({ city }) => 'sunny, 21 degrees' }) };
-const asked = { model: holdfast('holdfast-demo'), tools, temperature: 0, stopWhen: stepCountIs(3), prompt: process.argv[2] };
-const show = (steps) => JSON.stringify(steps.flatMap(s => s.toolCalls.map(c => `${c.toolName} ${JSON.stringify(c.input)}`)));
-const whole = await generateText(asked);
-console.log('whole:', show(whole.steps), whole.text, whole.finishReason);
-const stream = streamText(asked);
-let text = '';
-for await (const part of stream.textStream) text += part;
-console.log('streamed:', show(await stream.steps), text, await stream.finishReason);
-const sum = { model: holdfast('holdfast-demo'), temperature: 0, prompt: 'What is 17 plus 25?' };
-const thought = await generateText(sum);
-console.log('whole:', JSON.stringify(thought.reasoningText), thought.text);
-let reasoning = '', said = '';
-for await (const part of streamText(sum).fullStream) {
-  if (part.type === 'reasoning-delta') reasoning += part.text;
-  if (part.type === 'text-delta') said += part.text;
-}
-console.log('streamed:', JSON.stringify(reasoning), said);
-const same = reasoning === thought.reasoningText && said === thought.text && text === whole.text;
-console.log(same ? 'streamed = whole' : 'DIFFERENT');
-"""
 
 AIDER_EDIT = """I make the greeting friendlier.
 
@@ -145,91 +86,72 @@ greet.py
 _NPM = "{folder}/node_modules/.bin"
 _CODEX = ("--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check")
 _AIDER = (
-    *(
-        "--edit-format",
-        "diff",
-        "--yes-always",
-        "--no-git",
-        "--no-check-update",
-        "--no-pretty",
-        "--no-fancy-input",
-    ),
-    *("--analytics-disable", "--map-tokens", "0"),
-)
+    "--edit-format diff --yes-always --no-git --no-check-update --no-pretty --no-fancy-input "
+    "--analytics-disable --map-tokens 0"
+).split()
+_OPENCODE = {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_LSP_DOWNLOAD": "1"}
 
-AGENTS: Sequence[Agent] = (
-    LaunchedAgent(
-        name="Claude Code",
+
+def _copier(name: str, command: Sequence[str], again: Sequence[str], **more: Any) -> TaskAgent:
+    """An agent that copies a line of a file, and is asked about another one."""
+    return TaskAgent(
+        name=name,
         programs=_NPM,
-        version=(f"{_NPM}/claude", "--version"),
-        script=_file_loop("Read", "Write", path_key="file_path"),
+        version=(f"{_NPM}/{command[0]}", "--version"),
         files={"notes.txt": NOTES},
-        command=("claude", "-p", "--allowedTools", "Read,Write", "--", COPY),
-        again=("claude", "-p", "-c", NEXT),
+        command=(*command, COPY),
+        again=(*again, NEXT) if again else (),
         expected={"answer.txt": LINE + "\n"},
         said=COPIED,
-        said_again=BREAD,
+        said_again=BREAD if again else COPIED,
+        **more,
+    )
+
+
+AGENTS: Sequence[TaskAgent] = (
+    _copier(
+        "Claude Code",
+        ("claude", "-p", "--allowedTools", "Read,Write", "--"),
+        ("claude", "-p", "-c"),
+        script=_file_loop("Read", "Write", path_key="file_path"),
         without_tools="Second line of the notes",
     ),
-    LaunchedAgent(
-        name="Codex",
-        programs=_NPM,
-        version=(f"{_NPM}/codex", "--version"),
+    _copier(
+        "Codex",
+        ("codex", "exec", *_CODEX),
+        ("codex", "exec", "resume", "--last", *_CODEX),
         script=lambda _: _copying(
             ("exec_command", {"cmd": "cat notes.txt"}),
             ("exec_command", {"cmd": "sed -n 2p notes.txt > answer.txt"}),
         ),
-        files={"notes.txt": NOTES},
-        command=("codex", "exec", *_CODEX, COPY),
-        again=("codex", "exec", "resume", "--last", *_CODEX, NEXT),
-        expected={"answer.txt": LINE + "\n"},
-        said=COPIED,
-        said_again=BREAD,
     ),
-    LaunchedAgent(
-        name="opencode",
-        programs=_NPM,
-        version=(f"{_NPM}/opencode", "--version"),
+    _copier(
+        "opencode",
+        ("opencode", "run"),
+        ("opencode", "run", "--continue"),
         script=_file_loop("read", "write", path_key="filePath"),
-        files={"notes.txt": NOTES},
-        command=("opencode", "run", COPY),
-        again=("opencode", "run", "--continue", NEXT),
-        expected={"answer.txt": LINE + "\n"},
-        said=COPIED,
-        said_again=BREAD,
         without_tools="Second line of the notes",
-        environment={"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_LSP_DOWNLOAD": "1"},
+        environment=_OPENCODE,
     ),
-    LaunchedAgent(
-        name="pi",
-        programs=_NPM,
-        version=(f"{_NPM}/pi", "--version"),
+    _copier(
+        "pi",
+        ("pi", "-p"),
+        ("pi", "-p", "--continue"),
         script=_file_loop("read", "write", path_key="path"),
-        files={"notes.txt": NOTES},
-        command=("pi", "-p", COPY),
-        again=("pi", "-p", "--continue", NEXT),
-        expected={"answer.txt": LINE + "\n"},
-        said=COPIED,
-        said_again=BREAD,
         environment={"PI_OFFLINE": "1"},
     ),
-    LaunchedAgent(
-        name="Cline",
-        programs=_NPM,
-        version=(f"{_NPM}/cline", "--version"),
+    _copier(
+        "Cline",
+        ("cline",),
+        (),
         script=lambda workspace: _copying(
             ("read_files", {"files": [{"path": str(workspace / "notes.txt")}]}),
             ("editor", {"path": str(workspace / "answer.txt"), "new_text": LINE + "\n"}),
         ),
-        files={"notes.txt": NOTES},
-        command=("cline", COPY),
-        expected={"answer.txt": LINE + "\n"},
-        said=COPIED,
-        said_again=COPIED,
         note="Only one turn is tried: Cline continues a conversation (`--id`) only in its terminal "
         "interface, even with a prompt on the command line.",
     ),
-    LaunchedAgent(
+    TaskAgent(
         name="aider",
         programs="{folder}/aider/bin",
         version=("{folder}/aider/bin/aider", "--version"),
@@ -243,24 +165,6 @@ AGENTS: Sequence[Agent] = (
         said_before=4,
         moves_its_prompt=True,
         environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
-    ),
-    Agent(
-        name="Vercel AI SDK",
-        version=("node", "-p", "require('{folder}/node_modules/ai/package.json').version"),
-        script=_file_loop("read_file", "write_file", path_key="path"),
-        files={"notes.txt": NOTES},
-        home={"loop.mjs": VERCEL},
-        command=("node", "{home}/loop.mjs", COPY),
-        expected={"answer.txt": LINE + "\n"},
-        said="streamed = whole",
-    ),
-    Agent(
-        name="Vercel AI SDK, bundled model",
-        version=("node", "-p", "require('{folder}/node_modules/ai/package.json').version"),
-        script=None,
-        home={"bundled.mjs": BUNDLED},
-        command=("node", "{home}/bundled.mjs", "What is the weather in Oslo?"),
-        said="streamed = whole",
     ),
 )
 
@@ -291,7 +195,7 @@ TERMINAL_AGENTS: Sequence[TerminalAgent] = tuple(
         said_before=said_before,
         awaits=awaits,
         home=home,
-        environment={"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_LSP_DOWNLOAD": "1"},
+        environment=_OPENCODE,
     )
     for name, program, awaits, said_before, home in (
         ("Claude Code", "claude", "❯", 0, {".claude.json": _CLAUDE_HOME}),

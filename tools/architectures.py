@@ -22,9 +22,9 @@ from importlib import metadata
 from pathlib import Path
 
 from holdfast.worker.cpu import host_attention, host_decoding
-from holdfast.worker.engine import seams
+from holdfast.worker.engine import mlx_lm_hooks
 
-seams.prepare()  # before a model module is imported
+mlx_lm_hooks.prepare()  # before a model module is imported
 
 from tests.fakes.every_config import (  # noqa: E402
     NEED_METAL,

@@ -9,6 +9,7 @@ environment for them (`tests/clients/requirements.txt`), starts a server, runs
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -20,14 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.environments import ROOT, environment_of, modules_of
-
+ROOT = Path(__file__).parents[1]
 SCRIPTS = ROOT / "tests" / "clients"
 WAITING_MODEL = "demo/tiny"
 ALIASES = "claude-*,gpt-*"  # some clients derive abilities from the name
 _LIMIT_SECONDS = 600
 # Only this server is called: no proxy, and no download of litellm's price table.
-# unless it is told not to.
 _ALONE = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 
 
@@ -54,6 +53,48 @@ def scripts() -> list[Path]:
 def waiting_scripts() -> list[Path]:
     """The scripts for a server that stays silent for long."""
     return [SCRIPTS / "waits.py", *(script for script in scripts() if script.suffix == ".mjs")]
+
+
+# -- their environments, so that their packages stay out of Holdfast's
+
+
+def environment_of(folder: Path) -> Path:
+    """The `bin` folder of an environment with the folder's requirements.txt, created on first use."""
+    wanted, versions = folder / "requirements.txt", folder / "constraints.txt"
+    made = _made_of(wanted, versions)
+    if not (made / "done").exists():
+        _run(sys.executable, "-m", "venv", str(made))
+        pip = (str(made / "bin" / "python"), "-m", "pip", "install", "--quiet")
+        _run(*pip, "--requirement", str(wanted), "--constraint", str(versions))
+        (made / "done").touch()
+    return made / "bin"
+
+
+def modules_of(folder: Path) -> Path:
+    """A folder with the node_modules of the folder's package-lock.json, created on first use. Needs
+    npm.
+    """
+    given = folder / "package.json", folder / "package-lock.json"
+    made = _made_of(*given)
+    if not (made / "done").exists():
+        made.mkdir(parents=True, exist_ok=True)
+        for file in given:
+            shutil.copy(file, made)
+        _run("npm", "ci", "--silent", "--no-fund", "--no-audit", "--prefix", str(made))
+        (made / "done").touch()
+    return made
+
+
+def _made_of(*files: Path) -> Path:
+    content = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+    return ROOT / ".make" / f"{files[0].parent.name}-{content}"
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True)
+
+
+# -- the checks
 
 
 @contextmanager
@@ -99,29 +140,23 @@ def checked(
 
 def main(names: Sequence[str]) -> int:
     """Run the named clients, or all. Returns 1 if a check failed."""
-    from tests.fakes.server_process import ServerProcess
+    from tests.fakes.server_process import running_server
 
-    server, failed = (
-        ServerProcess(
-            "--store", "off", "--name", "demo", "--set", f"server.model_aliases={ALIASES}"
-        ),
-        [],
-    )
-    try:
-        server.wait_ready()
-        for script in [
-            each for each in scripts() if not names or each.stem.removeprefix("with_") in names
-        ]:
-            found = list(checked(script, base_url=f"{server.url}/v1", model="demo"))
-            failed += [each for each in found if each.problem]
-            print(_row(found), flush=True)
-    finally:
-        server.stop()
+    failed: list[CheckOfClient] = []
+
+    def check(script: Path, **server: Any) -> None:
+        found = list(checked(script, **server))
+        failed.extend(each for each in found if each.problem)
+        print(_row(found), flush=True)
+
+    aliases = ("--set", f"server.model_aliases={ALIASES}")
+    with running_server("--store", "off", "--name", "demo", *aliases) as server:
+        for script in scripts():
+            if not names or script.stem.removeprefix("with_") in names:
+                check(script, base_url=f"{server.url}/v1", model="demo")
     with waiting_server() as base_url:
         for script in waiting_scripts() if not names or "waits" in names else ():
-            found = list(checked(script, base_url=base_url, model=WAITING_MODEL, waits=True))
-            failed += [each for each in found if each.problem]
-            print(_row(found), flush=True)
+            check(script, base_url=base_url, model=WAITING_MODEL, waits=True)
     for each in failed:
         print(f"\n{each.client}: {each.check}\n{each.problem}")
     return bool(failed)

@@ -11,60 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from demo_model.judge import MOST_TOKENS, fault
-from demo_model.openings import Opening
+from demo_model.openings import TURNS, Opening
 from holdfast import LLM
-
-TURNS = (
-    Opening("greeting", "hi"),
-    Opening("who", "who are you?"),
-    Opening("able", "what can you do"),
-    Opening("wellbeing", "how are you?"),
-    Opening("beyond", "what's the weather"),
-    Opening("beyond", "write a poem"),
-    Opening("help", "help"),
-    Opening("exact", "My name is Nora.", "Noted: My name is Nora."),
-    Opening("exact", "The code of the shed is 4711.", "Noted: The code of the shed is 4711."),
-    Opening("exact", "Please note: The meeting is on Friday.", "Noted: The meeting is on Friday."),
-    Opening("note", "what is the code of the shed?", "4711"),
-    Opening("thanks", "thanks"),
-    Opening("note", "What is my name?", "Nora"),
-    Opening("note", "When is the meeting?", "Friday"),
-    Opening("sum", "what is 2+3", "5"),
-    Opening("sum", "47 + 38", "85"),
-    Opening("count", "How many words are in this list: lamp, rope, kettle?", "3"),
-    Opening("nod", "ok"),
-    Opening("joke", "tell me a joke"),
-    Opening("nod", "haha"),
-    Opening("unknown", "who is the president of Brazil?"),
-    Opening("unknown", "Translate 'good morning' into German."),
-    Opening("exact", "Repeat exactly: the lamp is in the attic", "the lamp is in the attic"),
-    Opening(
-        "exact",
-        "Replace Tom with Mia: Tom lives in Rome. The bag is red.",
-        "Mia lives in Rome. The bag is red.",
-    ),
-    Opening("exact", "Write as JSON: name Nora, city Oslo", '{"name": "Nora", "city": "Oslo"}'),
-    Opening("exact", "Count from 1 to 10.", "1, 2, 3, 4, 5, 6, 7, 8, 9, 10."),
-    Opening("who", "are you a robot?"),
-    Opening("praise", "you are great"),
-    Opening("unknown", "asdf"),
-    Opening("unknown", "Wie ist das Wetter heute?"),
-    Opening(
-        "exact",
-        "Please note: The code of the shed is 9024.",
-        "Noted: The code of the shed is 9024.",
-    ),
-    Opening("note", "What is the code of the shed?", "9024"),
-    Opening("insult", "you are stupid"),
-    Opening("nod", "never mind"),
-    Opening("check", "are you there?"),
-    Opening("who", "what is holdfast?"),
-    Opening("note", "do you know my name?", "Nora"),
-    Opening("unknown", "Where does Ada live?"),
-    Opening("thanks", "Thank you very much!"),
-    Opening("goodbye", "bye"),
-)
-"""Messages, the class of the answer, and the text that it must contain, if that is certain."""
 
 HEAD = """# Talk with the bundled model
 

@@ -58,7 +58,7 @@ FORMS: Mapping[str, Sequence[str]] = {
     "chat": """front.openai.endpoints.ChatCompletionRequest front.request.ChatPrompt
         front.request.GenerationRequest front.server.generation.GenerationResponse
         front.server.services.ActiveRequest
-        front.server.held_answers.HeldAnswer front.telemetry.request_log.RequestRecord
+        front.server.resumable_answers.ResumableAnswer front.telemetry.request_log.RequestRecord
         front.prompt.known_answers.PastAnswers front.prompt.template_worker.RenderTask
         front.request.PromptText front.prompt.tokenize.RememberedText front.request.PromptTokens
         front.prompt.prepare.Prepared front.answers.choice.ChoiceRules
@@ -67,20 +67,20 @@ FORMS: Mapping[str, Sequence[str]] = {
         worker.prefix.lookup.Lookup worker.prefix.lookup.ReusePlan worker.prefix.lookup.LiveClaim
         worker.prefix.lookup.LiveChain worker.engine.sequence.Prefix
         worker.engine.sequence.EngineSequence worker.scheduler.scheduler.Decision
-        worker.engine.plan.StepPlan worker.engine.plan.Span worker.loop.device_steps.Flight
+        worker.engine.plan.StepPlan worker.engine.plan.Span worker.loop.device_steps.DispatchedStep
         worker.engine.sequence.SequenceSpan""".split(),
     "block": """worker.kv.full.FrozenPart worker.kv.live.Snapshot
-        worker.engine.sequence.Kept worker.engine.sequence.Prefix worker.prefix.chain.Node
+        worker.engine.sequence.StateCopy worker.engine.sequence.Prefix worker.prefix.chain.Node
         worker.prefix.chain.Cursor worker.prefix.chain.ChainBlock worker.prefix.chain.ChainState
         store.block.Block store.block.StoredBlock store.block.Entry""".split(),
-    "image": """front.images.sources.ImageSource front.images.intake._Hold
-        front.images.intake.TakenPrompt front.request.PlacedImage wire.images.ImageLayout
+    "image": """front.images.sources.ImageSource front.images.intake._HeldImages
+        front.images.intake.PromptWithImages front.request.PlacedImage wire.images.ImageLayout
         wire.images.ImageSpan wire.images.ImageCommand wire.images.ImageAnswer
-        worker.vision.image_process.ImageFile worker.vision.image_process._Asked
+        worker.vision.image_process.ImageFile worker.vision.image_process._QueuedImage
         worker.vision.image_worker.ImageTask worker.vision.image_worker.ImageDone
         worker.vision.image_worker.PackedArray worker.vision.processor.ProcessedImage
         worker.vision.model.ImageFeatures worker.vision.model.SequenceImages""".split(),
-    "draft": """worker.engine.plan.Draft worker.drafting.draft_model.ModelDraft
+    "draft": """worker.engine.plan.Draft worker.drafting.draft_model.DraftState
         worker.scheduler.scheduler.Decision worker.engine.plan.StepPlan worker.engine.plan.Span
         worker.engine.sequence.SequenceSpan worker.engine.plan.SpanResult
         worker.scheduler.scheduler.StepOutcome""".split(),
@@ -91,13 +91,13 @@ WAITS = {
     "front.prompt.template_process.RenderProcesses._place": "for a template process",
     "front.link.model_client._OpenRequest.is_sent": "for a worker, or the trial of another request",
     "worker.loop.inbox.ZmqInbox": "for the loop to read it",
-    "worker.loop.loop.WorkerLoop._image_commands": "for the layout of its images",
+    "worker.vision.images.WorkerImages.ask": "for the layout of its images",
     "worker.scheduler.queue.ScheduledSequence.waits_for": "for its cached prefix, another prefill, "
     "its images, a running slot and memory, or its client",
     "worker.loop.idle_work.IdleWork.begin": "for an idle worker",
 }
 PASSES = {
-    "front.server.held_answers.identity_of": "hashes the body",
+    "front.server.resumable_answers.identity_of": "hashes the body",
     "front.server.request.parse": "reads the JSON and checks it",
     "front.openai.messages.history": "checks and copies the messages",
     "front.prompt.canonical.canonical": "makes new messages ready, and recalls past answers",

@@ -32,7 +32,7 @@ import mlx.core as mx  # noqa: E402
 import numpy as np  # noqa: E402
 
 from holdfast.files import sync_to_drive  # noqa: E402
-from holdfast.worker.engine.sampling_draw import nucleus_threshold  # noqa: E402
+from holdfast.worker.engine.token_sampling import nucleus_threshold  # noqa: E402
 from holdfast.worker.kv.codec import to_bytes  # noqa: E402
 from holdfast.worker.kv.live import Snapshot  # noqa: E402
 

@@ -76,15 +76,15 @@ def write_made_up_history(state: Path, *, port: int) -> None:
         wave = 1 + 0.4 * math.sin(number / 60) + 0.3 * math.sin(number * 1.7)
         cell = Cell(answers=1, prompt_tokens=9000, cached_tokens=8300, generated_tokens=300)
         for phase, seconds in (("queue", 0.02), ("lookup", 0.001), ("restore", 0.01)):
-            cell.note(phase, seconds * wave)
-        cell.note("prefill", 0.5 * wave)
-        cell.note("first_token", 0.6 * wave)
-        cell.note("gap", 0.02 * wave)
+            cell.add_duration(phase, seconds * wave)
+        cell.add_duration("prefill", 0.5 * wave)
+        cell.add_duration("first_token", 0.6 * wave)
+        cell.add_duration("gap", 0.02 * wave)
         cell.speed.add(50 / wave)
         history.add(NAME, cell)
     file = state / "holdfast" / "performance" / f"server-{port}.history"
     file.parent.mkdir(parents=True)
-    write_history(file, history.packed())
+    write_history(file, history.serialize())
 
 
 class Stage:

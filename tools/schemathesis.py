@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 
 from holdfast.front.server.dialect import ENDLESS_MARK
-from tools.environments import ROOT, environment_of
+from tools.clients import ROOT, environment_of
 
 FOLDER = ROOT / "tests" / "schemathesis"
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
@@ -25,43 +25,22 @@ EXAMPLES = 10  # generated per operation; slow, because the schemas of chats are
 
 def run(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Test the server at this address; exit status 0 if all checks pass."""
+    options = (
+        f"--checks {CHECKS} --warnings off --workers 1 --generation-database none "
+        f"--request-timeout 120 --continue-on-failure --max-examples {EXAMPLES}"
+    ).split()
+    command = [str(environment_of(FOLDER) / "schemathesis"), "run", f"{url}/openapi.json", *options]
+    variables = {
+        "SCHEMATHESIS_HOOKS": "hooks",
+        "PYTHONPATH": str(FOLDER),
+        "NO_PROXY": "127.0.0.1",
+    }
     # it writes examples into the working folder
     with tempfile.TemporaryDirectory(prefix="schemathesis-") as scratch:
         return subprocess.run(
-            [
-                str(environment_of(FOLDER) / "schemathesis"),
-                *(
-                    "run",
-                    f"{url}/openapi.json",
-                    "--checks",
-                    CHECKS,
-                    "--warnings",
-                    "off",
-                    "--workers",
-                    "1",
-                ),
-                *(
-                    "--generation-database",
-                    "none",
-                    "--request-timeout",
-                    "120",
-                    "--continue-on-failure",
-                ),
-                *(
-                    "--max-examples",
-                    str(EXAMPLES),
-                    "--exclude-by",
-                    f"/{ENDLESS_MARK} == true",
-                    *arguments,
-                ),
-            ],
+            [*command, "--exclude-by", f"/{ENDLESS_MARK} == true", *arguments],
             cwd=scratch,
-            env={
-                **os.environ,
-                "SCHEMATHESIS_HOOKS": "hooks",
-                "PYTHONPATH": str(FOLDER),
-                "NO_PROXY": "127.0.0.1",
-            },
+            env={**os.environ, **variables},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -72,14 +51,10 @@ def run(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def main(arguments: Sequence[str]) -> int:
     """Test a new server. Returns 1 if a check failed."""
-    from tests.fakes.server_process import ServerProcess
+    from tests.fakes.server_process import running_server
 
-    server = ServerProcess("--store", "off", "--name", "demo", "--log-level", "error")
-    try:
-        server.wait_ready()
+    with running_server("--store", "off", "--name", "demo", "--log-level", "error") as server:
         done = run(server.url, *arguments)
-    finally:
-        server.stop()
     print(done.stdout)
     return done.returncode
 

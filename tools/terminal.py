@@ -33,7 +33,6 @@ class Terminal:
         variables: Mapping[str, str] | None = None,
         columns: int = 100,
         lines: int = 40,
-        on_output: Callable[[pyte.Screen], None] = lambda screen: None,
     ) -> None:
         self._master, inner = pty.openpty()
         fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
@@ -47,7 +46,7 @@ class Terminal:
         self.screen = pyte.HistoryScreen(columns, lines, history=10_000, ratio=0.5)
         # answers queries such as the cursor position
         self.screen.write_process_input = self.type
-        self._stream, self._on_output = pyte.ByteStream(self.screen), on_output
+        self._stream = pyte.ByteStream(self.screen)
         self.modes: list[str] = []  # private modes requested by the program, such as ?2004h
         self.process = subprocess.Popen(
             command,
@@ -120,11 +119,13 @@ class Terminal:
         """Read until the pattern is in the output; returns the output. Raises AssertionError after
         `seconds`.
         """
-        return self._wait(lambda: self.text, pattern, seconds)
-
-    def wait_for_shown(self, pattern: str, *, seconds: float = 60.0) -> str:
-        """The same, only for the current screen."""
-        return self._wait(lambda: self.shown, pattern, seconds)
+        try:
+            self.wait_until(
+                lambda: re.search(pattern, self.text, re.MULTILINE) is not None, seconds=seconds
+            )
+        except AssertionError as error:
+            raise AssertionError(f"{pattern!r}: {error}") from None
+        return self.text
 
     def wait_until(self, condition: Callable[[], bool], *, seconds: float = 60.0) -> None:
         """Read until the condition holds."""
@@ -132,15 +133,6 @@ class Terminal:
         while not condition():
             if time.monotonic() > deadline or not self._read(0.05):
                 raise AssertionError(f"it did not come; the screen shows:\n{self.text}")
-
-    def _wait(self, look: Callable[[], str], pattern: str, seconds: float) -> str:
-        try:
-            self.wait_until(
-                lambda: re.search(pattern, look(), re.MULTILINE) is not None, seconds=seconds
-            )
-        except AssertionError as error:
-            raise AssertionError(f"{pattern!r}: {error}") from None
-        return look()
 
     def read_for(self, seconds: float) -> None:
         """Read for this many seconds."""
@@ -166,7 +158,6 @@ class Terminal:
             return False
         self.modes += re.findall(r"\x1b\[\?2004([hl])", data.decode(errors="replace"))
         self._stream.feed(data)
-        self._on_output(self.screen)
         return True
 
 

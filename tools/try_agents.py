@@ -1,13 +1,17 @@
 """Runs coding agents through Holdfast, each in a temporary home, and writes
 docs/reference/tested-agents.md.
 
-Run: `python -m tools.try_agents --folder .agents [NAME …]`. `make agents` installs the agents
+Run: `python -m tools.try_agents [--folder .agents] [NAME …]`. `make agents` installs the agents
 first; their tasks are in `tools/agent_trials.py`.
 
 The model's weights produce scripted answers (`tests/fakes/scripted_model.py`), because the trial is
 about the agent, its prompt, its tools and the server, not about a model's abilities. Most agents
 are started by `holdfast launch`. The page also shows how they react to a wrong key, a prompt that
 is too long, and Ctrl-C, and that their second turn prefills only new tokens.
+
+Then agents hold a conversation of three short turns in small contexts, to see whether they compact
+too early. The scripted model's answer depends on the number of answers in the conversation. An
+agent that has compacted it gets the first answer again, and the trial fails.
 """
 
 from __future__ import annotations
@@ -31,7 +35,16 @@ from holdfast.agents import AGENTS as LAUNCHED  # noqa: E402
 from holdfast.agents import AgentTarget  # noqa: E402
 from tests.fakes.scripted_model import CONTEXT, write_scripted  # noqa: E402
 from tests.fakes.server_process import ServerProcess, until  # noqa: E402
-from tools.agent_trials import AGENTS, Agent, LaunchedAgent, TerminalAgent  # noqa: E402
+from tools.agent_trials import (  # noqa: E402
+    AGENTS,
+    REPLIES,
+    TERMINAL_AGENTS,
+    TYPED,
+    Agent,
+    TaskAgent,
+    TerminalAgent,
+)
+from tools.terminal import ENTER, Terminal  # noqa: E402
 
 LIMIT_SECONDS = 240
 # for an agent that does not end if its prompt is too long
@@ -46,7 +59,11 @@ _ANSWERED = re.compile(
     r" prompt (?P<prompt_tokens>\d+)(?: \((?P<cached_tokens>\d+) cached\))? answer "
     r"(?P<answer_tokens>\d+)"
 )
-# of docs/reference/tested-agents.md, written by tools/agent_contexts.py
+CONTEXTS = (32_768, 40_960, 65_536)
+START_SECONDS = 240.0  # opencode downloads a package first
+ANSWER_SECONDS = 180.0
+TYPING_SECONDS = 1.5  # faster input counts as a paste
+PAGE = ROOT / "docs" / "reference" / "tested-agents.md"
 LAST_SECTION = "## In small contexts\n"
 SLACK_TOKENS = 16  # a template may render the end of an answer differently from the model
 
@@ -72,54 +89,38 @@ class Trial:
         self.home.mkdir()
         self.workspace.mkdir()
         (self.home / "node_modules").symlink_to(folder / "node_modules")
-        for path, text in agent.files.items():
-            (self.workspace / path).write_text(text)
-        self._served: tuple[str, ...] = ()
-        if agent.script is not None:
-            write_scripted(
-                self._model,
-                agent.script(self.workspace),
-                without_tools=agent.without_tools,
-                said_before=agent.said_before,
-            )
-            self._served = (str(self._model), "--name", "scripted")
+        write_scripted(
+            self._model,
+            agent.script(self.workspace),
+            without_tools=agent.without_tools,
+            said_before=agent.said_before,
+        )
 
     @contextmanager
     def server(self, name: str, *arguments: str, key: str = "") -> Iterator[ServerProcess]:
         """A server of this trial's model with its own store."""
-        settings = ("--set", f"store.folder={self._scratch}/{name}")
-        server = ServerProcess(
-            *self._served,
-            *settings,
-            *(("--set", f"server.api_key={key}") if key else ()),
-            *arguments,
-        )
+        options = ["--name", "scripted", "--set", f"store.folder={self._scratch}/{name}"]
+        if key:
+            options += ["--set", f"server.api_key={key}"]
+        server = ServerProcess(str(self._model), *options, *arguments)
         try:
             server.wait_ready()
             for path, text in self.agent.home.items():
                 (self.home / path).parent.mkdir(exist_ok=True)
-                (self.home / path).write_text(self.filled(text, url=server.url))
+                (self.home / path).write_text(self.filled(text))
             yield server
         finally:
             server.stop()
 
-    def filled(self, text: str, *, url: str = "") -> str:
-        """The text with paths and addresses filled in."""
-        places = {
-            "url": url,
-            "home": str(self.home),
-            "folder": str(self._folder),
-            "workspace": str(self.workspace),
-        }
-        for name, value in places.items():
-            text = text.replace("{" + name + "}", value)
-        return text
+    def filled(self, text: str) -> str:
+        """The text with paths filled in."""
+        text = text.replace("{folder}", str(self._folder))
+        return text.replace("{workspace}", str(self.workspace))
 
     def environment(self, **further: str) -> dict[str, str]:
         """The agent's environment: the path to programs, but no keys and no configuration."""
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "TERM") if name in os.environ}
-        if isinstance(self.agent, LaunchedAgent | TerminalAgent):
-            kept["PATH"] = f"{self.filled(self.agent.programs)}:{kept['PATH']}"
+        kept["PATH"] = f"{self.filled(self.agent.programs)}:{kept['PATH']}"
         own = {
             "HOME": str(self.home),
             "XDG_CONFIG_HOME": str(self.home / ".config"),
@@ -141,7 +142,7 @@ class Trial:
             start_new_session=True,
         )
         assert process.stdin is not None
-        process.stdin.write(self.agent.typed if isinstance(self.agent, LaunchedAgent) else "")
+        process.stdin.write(self.agent.typed)
         process.stdin.close()
         process.stdin = None
         return process
@@ -162,9 +163,9 @@ class Trial:
 
     def launched(self, url: str, arguments: Sequence[str]) -> subprocess.Popen[str]:
         """Start the agent like a user."""
-        launch = (sys.executable, "-m", "holdfast.cli.main", "launch", "--url", url)
+        source = str(ROOT / "src")
         return self.start(
-            (*launch, *arguments), HOLDFAST_SERVER_API_KEY=KEY, PYTHONPATH=str(ROOT / "src")
+            (*_launch(url), *arguments), HOLDFAST_SERVER_API_KEY=KEY, PYTHONPATH=source
         )
 
     def shown(self, ended: Ended) -> str:
@@ -186,53 +187,42 @@ class Trial:
         return "\n".join(lines).strip()
 
 
-def run(agent: Agent, *, folder: Path) -> str:
+def _launch(url: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "holdfast.cli.main", "launch", "--url", url)
+
+
+@contextmanager
+def trial_of(agent: Agent, folder: Path) -> Iterator[Trial]:
+    """A trial in a temporary folder. folder: where the agents are installed."""
+    # an agent may leave a process that still writes there
+    with tempfile.TemporaryDirectory(prefix="agent-", ignore_cleanup_errors=True) as scratch:
+        yield Trial(agent, folder=folder, scratch=Path(scratch).resolve())
+
+
+def run(agent: TaskAgent, *, folder: Path) -> str:
     """Run an agent's task; returns the transcript as Markdown.
 
     Raises AssertionError if the agent fails.
     """
-    # an agent may leave a process that still writes there
-    with tempfile.TemporaryDirectory(prefix="agent-", ignore_cleanup_errors=True) as scratch:
-        trial = Trial(agent, folder=folder, scratch=Path(scratch).resolve())
-        version = trial.shown(
-            trial.ended(trial.start([trial.filled(part) for part in agent.version]))
-        )
+    with trial_of(agent, folder) as trial:
+        command = [trial.filled(part) for part in agent.version]
+        version = trial.shown(trial.ended(trial.start(command)))
         found = re.search(r"\d+\.\d+\.\d+", version)
         title = f"## {agent.name} {found[0] if found else version}\n"
-        body = _launched(trial, agent) if isinstance(agent, LaunchedAgent) else _called(trial)
-        return "\n".join([title, *body])
+        return "\n".join([title, *_task(trial, agent)])
 
 
-def _called(trial: Trial) -> Iterator[str]:
-    agent = trial.agent
-    with trial.server("store") as server:
-        command = [trial.filled(part, url=server.url) for part in agent.command]
-        ended = trial.ended(trial.start(command))
-        requests = answered_requests(server)
-    _check(trial, ended, agent.said)
-    yield "The script is in `tools/agent_trials.py`.\n"
-    yield _transcript(trial, command, ended)
-    totals = [
-        sum(request[name] for request in requests)
-        for name in ("prompt_tokens", "cached_tokens", "answer_tokens")
-    ]
-    yield (
-        f"{len(requests)} requests with {totals[0]} prompt tokens, {totals[1]} of them cached, and "
-        f"{totals[2]} answer tokens.\n"
-    )
-
-
-def _launched(trial: Trial, agent: LaunchedAgent) -> Iterator[str]:
+def _task(trial: Trial, agent: TaskAgent) -> Iterator[str]:
     with trial.server("store", key=KEY) as server:
         first = trial.ended(trial.launched(server.url, agent.command))
-        _check(trial, first, agent.said)
+        _check(trial, agent, first, agent.said)
         yield _transcript(trial, ("holdfast", "launch", *agent.command), first, typed=agent.typed)
         if agent.again:
             second = trial.ended(trial.launched(server.url, agent.again))
-            _check(trial, second, agent.said_again)
+            _check(trial, agent, second, agent.said_again)
             yield _transcript(trial, ("holdfast", "launch", *agent.again), second)
         else:
-            _check(trial, first, agent.said_again)
+            _check(trial, agent, first, agent.said_again)
         requests = answered_requests(server)
         wrong = _with_wrong_key(trial, agent, server.url)
     if agent.note:
@@ -257,20 +247,16 @@ def _launched(trial: Trial, agent: LaunchedAgent) -> Iterator[str]:
         yield f"{case}, {how}:\n\n````\n{last}\n````\n"
 
 
-def _check(trial: Trial, ended: Ended, said: str) -> None:
-    agent = trial.agent
+def _check(trial: Trial, agent: TaskAgent, ended: Ended, said: str) -> None:
     assert ended.code == 0, f"{agent.name} ended with {ended.code}:\n{ended.printed}"
     assert said in ended.printed, f"{agent.name} said:\n{ended.printed}"
     for path, text in agent.expected.items():
-        assert (trial.workspace / path).exists(), (
-            f"{agent.name} made no {path}; it said:\n{ended.printed}"
-        )
-        assert (trial.workspace / path).read_text() == text, (
-            f"{agent.name} wrote {(trial.workspace / path).read_text()!r}"
-        )
+        file = trial.workspace / path
+        written = file.read_text() if file.exists() else "no such file"
+        assert written == text, f"{agent.name}, {path}: {written!r}; it said:\n{ended.printed}"
 
 
-def _with_wrong_key(trial: Trial, agent: LaunchedAgent, url: str) -> Ended:
+def _with_wrong_key(trial: Trial, agent: TaskAgent, url: str) -> Ended:
     """Start the agent with a wrong key, which `holdfast launch` would reject."""
     folder = trial.home / "run"
     folder.mkdir()
@@ -291,7 +277,7 @@ def _with_wrong_key(trial: Trial, agent: LaunchedAgent, url: str) -> Ended:
     )
 
 
-def _stopped(trial: Trial, agent: LaunchedAgent, server: ServerProcess) -> Ended:
+def _stopped(trial: Trial, agent: TaskAgent, server: ServerProcess) -> Ended:
     """Press Ctrl-C during the prefill; afterwards, no request may be left."""
     process = trial.launched(server.url, agent.command)
     until(lambda: server.model(key=KEY)["running"] > 0, f"{agent.name} asks")
@@ -311,7 +297,7 @@ def answered_requests(server: ServerProcess) -> list[dict[str, int]]:
     ]
 
 
-def _figures(agent: LaunchedAgent, requests: Sequence[Mapping[str, int]]) -> str:
+def _figures(agent: TaskAgent, requests: Sequence[Mapping[str, int]]) -> str:
     """A table of the conversation's requests.
 
     Raises AssertionError if a request prefilled cached tokens again.
@@ -347,35 +333,91 @@ def _transcript(trial: Trial, command: Sequence[str], ended: Ended, *, typed: st
     return "\n".join(["````", *lines, "````", ""])
 
 
+# -- conversations in small contexts
+
+
+class Compacted(Exception):
+    """An answer did not fit the whole conversation."""
+
+
+def turns(trial: Trial, agent: TerminalAgent, *, context_tokens: int) -> list[int]:
+    """Hold the conversation; returns the prompt tokens of its requests.
+
+    Raises Compacted, with the screen.
+    """
+    with trial.server(f"context-{context_tokens}", "--context", str(context_tokens)) as server:
+        command = (*_launch(server.url), *agent.command)
+        variables = trial.environment(PYTHONPATH=str(ROOT / "src"))
+        size = {"columns": 120, "lines": 50}
+        with Terminal(command, cwd=trial.workspace, variables=variables, **size) as terminal:
+            terminal.wait_for(agent.awaits, seconds=START_SECONDS)
+            terminal.read_for(TYPING_SECONDS)
+            for question, reply in zip(TYPED, REPLIES, strict=True):
+                terminal.type(question)
+                terminal.read_for(TYPING_SECONDS)
+                terminal.type(ENTER)
+                try:
+                    terminal.wait_for(re.escape(reply), seconds=ANSWER_SECONDS)
+                except AssertionError:
+                    asked = [line for line in server.log().splitlines() if " prompt " in line]
+                    raise Compacted("\n".join([terminal.shown, *asked])) from None
+                terminal.read_for(TYPING_SECONDS)
+        prompts = [request["prompt_tokens"] for request in answered_requests(server)]
+    longest = max(prompts)
+    return [tokens for tokens in prompts if tokens > longest * 3 // 4]
+
+
+def row(agent: TerminalAgent, context_tokens: int, *, folder: Path) -> str:
+    """A table row."""
+    with trial_of(agent, folder) as trial:
+        try:
+            prompts = turns(trial, agent, context_tokens=context_tokens)
+            outcome = "three turns, nothing compacted"
+        except Compacted as compacted:
+            print(compacted, file=sys.stderr)
+            prompts, outcome = [], "**compacted**"
+    shown = ", ".join(f"{tokens:,}" for tokens in prompts)
+    return f"| {agent.name} | {context_tokens:,} | {shown} | {outcome} |"
+
+
 def main() -> None:
-    """Run the named agents, or all. If all succeed, write docs/reference/tested-agents.md."""
+    """Run the named agents, or all. If all succeed, write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--folder", type=Path, default=ROOT / ".agents", help="where the agents are installed"
     )
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
-    chosen = [agent for agent in AGENTS if not options.names or agent.name in options.names]
-    parts = []
-    for agent in chosen:
-        parts.append(run(agent, folder=options.folder.resolve()))
-        print(parts[-1])
-    if len(chosen) == len(AGENTS):
-        document = ROOT / "docs" / "reference" / "tested-agents.md"
-        _, heading, text = document.read_text().partition(LAST_SECTION)
-        document.write_text("\n".join([INTRODUCTION + "\n".join(parts), heading + text]))
+    names, folder = options.names, options.folder.resolve()
+    parts = [INTRODUCTION]
+    for agent in AGENTS:
+        if not names or agent.name in names:
+            parts.append(run(agent, folder=folder))
+            print(parts[-1], flush=True)
+    table = ["| agent | context | prompts of its turns | outcome |", "|---|---|---|---|"]
+    for terminal_agent in TERMINAL_AGENTS:
+        for context_tokens in CONTEXTS if not names or terminal_agent.name in names else ():
+            table.append(row(terminal_agent, context_tokens, folder=folder))
+            print(table[-1], flush=True)
+    if not names:
+        PAGE.write_text("\n".join([*parts, LAST_SECTION, IN_SMALL_CONTEXTS, *table, ""]))
 
 
 INTRODUCTION = """# Tested agents
 
 `make agents` generates this page: each agent does a task with its own prompt and tools in a temporary home, against a
-model whose weights produce scripted answers, or, where the heading says so, against the bundled model. Paths are
-shortened. To set up an agent, see [Connect your agent](../getting-started/connect-your-agent.md).
+model whose weights produce scripted answers. Paths are shortened. To set up an agent, see [Connect your
+agent](../getting-started/connect-your-agent.md).
 
 The tables show the requests of one conversation, from the server's log. *Read* counts the tokens that the model
 computed. *New since the last* counts the tokens beyond the previous prompt and answer; *read* is one more, because the
 last token of an answer is sampled but not yet prefilled. The second turn runs in a new process, except aider's.
 
+"""
+IN_SMALL_CONTEXTS = """\
+Each agent, started by `holdfast launch` in its interactive mode, is asked three short questions. The scripted model's
+answer depends on the number of answers in the conversation, which reveals an agent that has compacted it. The prompts
+are counted in tokens of the scripted model.
 """
 
 if __name__ == "__main__":

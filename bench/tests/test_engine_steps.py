@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import pytest
 
 from holdfast.worker.engine.engine import Engine, PendingStep
 from holdfast.worker.engine.plan import StepPlan
 from holdfast.worker.engine.probe import choose_layout
 from holdfast_bench import engine_steps
-from holdfast_bench.compare import changes_between
-from holdfast_bench.engine_steps import BareForward, EngineSteps, alternate, requests_of
+from holdfast_bench.comparison import changes_between
+from holdfast_bench.engine_process import attention_share, drawing_seconds, parts_of
+from holdfast_bench.engine_steps import BareForward, EngineSteps, alternate, request_of
 from holdfast_bench.results import Results
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny
 
@@ -39,11 +43,16 @@ class SlowerEngine(TimedEngine):
     step_seconds = 0.0011
 
 
+def engine_steps_of(model: Any, engine_class: type[Engine] = Engine) -> EngineSteps:
+    engine = engine_class(choose_layout(model, vocab_size=VOCAB_SIZE), vocab_size=VOCAB_SIZE)
+    requests = [request_of(prompt, max_tokens=58, number=row) for row, prompt in enumerate(PROMPTS)]
+    return EngineSteps(engine, requests)
+
+
 def measured(engine_class: type[Engine]) -> tuple[Results, dict[str, list[list[int]]]]:
     model = kept_tiny("qwen3")
-    engine = engine_class(choose_layout(model, vocab_size=VOCAB_SIZE), vocab_size=VOCAB_SIZE)
     steppers = {
-        "engine": EngineSteps(engine, requests_of(PROMPTS, max_tokens=58)),
+        "engine": engine_steps_of(model, engine_class),
         "bare": BareForward(model, PROMPTS, pipelined=False),
         "bare, pipelined": BareForward(model, PROMPTS, pipelined=True),
     }
@@ -66,3 +75,21 @@ def test_compare_detects_a_slower_step(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert (change.before, change.after) == pytest.approx((0.001, 0.0011))
     assert change.verdict == "worse"
+
+
+def test_profiling_times_the_parts_and_restores_the_attention_function() -> None:
+    model = kept_tiny("qwen3")
+    ours = engine_steps_of(model)
+    parts = parts_of(ours, count=3)
+    assert {name: len(values) for name, values in parts.items()} == {
+        "layout_seconds": 3,
+        "collect_seconds": 3,
+    }
+    module: Any = sys.modules["mlx_lm.models.qwen3"]
+    attention = module.scaled_dot_product_attention
+    for stepper in (ours, BareForward(model, PROMPTS, pipelined=False)):
+        share = attention_share(model, stepper, steps=2)
+        assert share is not None
+        assert 0.0 < share < 1.0
+    assert module.scaled_dot_product_attention is attention
+    assert all(seconds > 0 for seconds in drawing_seconds(rows=2, vocab_size=VOCAB_SIZE))

@@ -11,8 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from holdfast_bench.lexicon import WORDS, text_of, words
-from holdfast_bench.prompts import PromptMaker
+from holdfast_bench.prompts import WORDS, PromptMaker, text_of, words
 
 
 @pytest.fixture(scope="module")

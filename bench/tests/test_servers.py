@@ -9,24 +9,22 @@ import psutil
 import pytest
 
 from holdfast.errors import HoldfastError
-from holdfast_bench.contenders import Contender, by_command, by_url, peers_of
-from holdfast_bench.floor import NULL
+from holdfast_bench.contenders import Contender, by_command, peers_of
 from holdfast_bench.load import user
 from holdfast_bench.models import BenchModel
-from holdfast_bench.null_server import NullServer
+from holdfast_bench.null_server import NULL, NullServer
 from holdfast_bench.servers import ServerFailed, ServerStarter
 from tests.fakes.null_servers import serving
 
 
-def starter(folder: Path, **changes: float) -> ServerStarter:
-    return ServerStarter(folder, BenchModel(name="none", folder=folder), **changes)
+def starter(folder: Path) -> ServerStarter:
+    return ServerStarter(folder=folder, model=BenchModel(name="none", folder=folder))
 
 
 async def test_a_server_starts_is_measured_and_ends(tmp_path: Path) -> None:
     server = await starter(tmp_path).start(NULL)
     assert server.process is not None
     use = server.use()
-    assert use is not None
     assert use.processes == 1
     assert use.resident_bytes > 1 << 20
     assert 0 < server.listening_seconds <= server.ready_seconds
@@ -58,10 +56,9 @@ async def test_servers_inherit_no_settings_except_the_kernels(
 
 async def test_a_server_at_a_url_keeps_running(tmp_path: Path) -> None:
     async with serving(NullServer()) as url:
-        server = await starter(tmp_path).start(by_url(f"{url}/v1/", label="there"))
-        assert server.target.model == "null"
-        assert server.target.base_url == url
-        assert server.use() is None
+        server = await starter(tmp_path).start(Contender(label="there", url=url))
+        assert server.client.target.model == "null"
+        assert server.use().processes == 0
         server.stop()  # not started here: it keeps running
         assert (await server.client.ask(user("are you there", max_tokens=1))).is_good
 
@@ -76,11 +73,6 @@ def test_a_command_needs_a_port_and_its_placeholders_are_filled(tmp_path: Path) 
     ]
     with pytest.raises(HoldfastError, match=r"must contain \{port\}"):
         by_command("serve {model}")
-
-
-def test_only_plain_http_is_supported() -> None:
-    with pytest.raises(HoldfastError, match="http:// only"):
-        by_url("https://somewhere/v1")
 
 
 def test_peers_have_names() -> None:

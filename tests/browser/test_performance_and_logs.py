@@ -40,10 +40,10 @@ def earlier_answers() -> PerformanceHistory:
         now[0] += 60
         cell = Cell(answers=1, prompt_tokens=1000, cached_tokens=750, generated_tokens=100)
         cell.drafted_tokens, cell.accepted_tokens = 80, 20
-        cell.note("queue", 0.01)
-        cell.note("prefill", 0.2)
-        cell.note("first_token", 1.0 + 0.01 * number)
-        cell.note("gap", 0.02)
+        cell.add_duration("queue", 0.01)
+        cell.add_duration("prefill", 0.2)
+        cell.add_duration("first_token", 1.0 + 0.01 * number)
+        cell.add_duration("gap", 0.02)
         cell.speed.add(50.0)
         history.add(f"earlier-{number % 2}", cell)
     return history
@@ -55,7 +55,7 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     port = unused_port()
     file = state / "holdfast" / "performance" / f"server-{port}.history"
     file.parent.mkdir(parents=True)
-    write_history(file, earlier_answers().packed())
+    write_history(file, earlier_answers().serialize())
     model = write_scripted(tmp_path_factory.mktemp("scripted") / "model", (ANSWER,))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(state))

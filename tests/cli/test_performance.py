@@ -31,8 +31,8 @@ def history(*models: str) -> PerformanceHistory:
     for model in models:
         cell = Cell(answers=1, prompt_tokens=2000, cached_tokens=1500, generated_tokens=80)
         cell.drafted_tokens, cell.accepted_tokens = 40, 10
-        cell.note("queue", 0.02)
-        cell.note("first_token", 1.5)
+        cell.add_duration("queue", 0.02)
+        cell.add_duration("first_token", 1.5)
         cell.speed.add(42.0)
         made.add(model, cell)
     return made

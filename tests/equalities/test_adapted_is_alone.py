@@ -1,5 +1,5 @@
 """The equalities hold for LoRA adapters: in a batch with other adapters and the model itself, a
-sequence draws the same as mlx-lm alone with its adapter.
+sequence generates the same as mlx-lm alone with its adapter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Equality one: in any batch and with any chunks, a sequence draws the same as alone."""
+"""Equality one: in any batch and with any chunks, a sequence generates the same as alone."""
 
 from __future__ import annotations
 

@@ -20,12 +20,12 @@ import pytest
 from holdfast.wire.commands import SequenceRequest
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import RowsRunner, Runner, SplitRunner
-from holdfast.worker.engine.plan import KeepPolicy
+from holdfast.worker.engine.plan import CopyPolicy
 from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.engine.sequence import Prefix
 from holdfast.worker.kv.codec import PayloadFormat, to_bytes
 from holdfast.worker.kv.kinds import KINDS
-from holdfast.worker.kv.layer import CheckpointLayout, HeadsForm, LayerKV, pair_of
+from holdfast.worker.kv.layer import CheckpointLayout, HeadsForm, LayerKV, keys_and_values
 from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other
 from tests.fakes.interleaving import assert_batched_is_alone, begin, span, step
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
@@ -45,7 +45,7 @@ class TransposedKV(LayerKV):
         self._key_dimension = 0
 
     def append_arrays(self, arrays: Sequence[mx.array]) -> None:
-        keys, values = pair_of(arrays)
+        keys, values = keys_and_values(arrays)
         self._key_dimension = keys.shape[3]
         added = mx.concatenate([keys, values], axis=3).swapaxes(2, 3)
         self._columns = (
@@ -53,7 +53,7 @@ class TransposedKV(LayerKV):
         )
         self.tokens += keys.shape[2]
 
-    def held(self) -> int:
+    def kept_tokens(self) -> int:
         return self.tokens
 
     def last(self, count: int) -> tuple[mx.array, mx.array]:
@@ -170,11 +170,11 @@ def test_cached_is_fresh_and_a_restart_loses_nothing(layout: str, tmp_path: Path
 def test_restored_is_kept_through_bytes() -> None:
     engine = Engine(runner_of("rows"), vocab_size=VOCAB_SIZE)
     request = greedy("a", a_prompt(40, "kept"))
-    keep = KeepPolicy(block_tokens=16, boundaries=frozenset({40}))
-    engine.open(request, capacity_tokens=48, keep=keep)
+    keep = CopyPolicy(block_tokens=16, boundaries=frozenset({40}))
+    engine.open(request, capacity_tokens=48, copy_policy=keep)
     pending = begin(engine, span(0, 40))
     engine.collect(pending)
-    (kept,) = engine.take_kept(pending)
+    (kept,) = engine.take_copies(pending)
     engine.close("a")
     assert kept.state is None
     form = engine.measure_costs().form

@@ -36,7 +36,7 @@ class Server:
     scheduler: Scheduler
     requests: dict[str, SequenceRequest]
     scheduled: dict[str, ScheduledSequence] = field(default_factory=dict)
-    drawn: dict[str, list[int]] = field(default_factory=dict)
+    generated: dict[str, list[int]] = field(default_factory=dict)
     most_bytes: int = 0
     growths: int = 0
 
@@ -81,19 +81,19 @@ class Server:
         for request_id in decision.admitted:
             self.engine.open(
                 self.requests[request_id],
-                generated=tuple(self.drawn.setdefault(request_id, [])),
+                generated=tuple(self.generated.setdefault(request_id, [])),
                 capacity_tokens=self.scheduled[request_id].capacity_tokens,
             )
 
     def end(self, pending: PendingStep, plan: StepPlan) -> None:
         result = self.engine.collect(pending)
-        drawn = {}
+        generated = {}
         for span in result:
-            self.drawn[span.request_id].extend(span.token_ids)
+            self.generated[span.request_id].extend(span.token_ids)
             if span.token_ids:
-                drawn[span.request_id] = len(span.token_ids)
-        outcome = StepOutcome(plan=plan, drawn=drawn, ended=(), seconds=0.001)
-        for request_id in self.scheduler.observe(outcome):
+                generated[span.request_id] = len(span.token_ids)
+        outcome = StepOutcome(plan=plan, generated_tokens=generated, ended=(), seconds=0.001)
+        for request_id in self.scheduler.record_step(outcome):
             self.engine.close(request_id)
 
 
@@ -135,9 +135,9 @@ def test_scarce_memory_changes_no_answer_and_is_never_exceeded(name: str) -> Non
     requests = some_requests(random.Random(name))
     ample = served(engine, requests, sequences_that_fit=9)
     scarce = served(engine, requests, sequences_that_fit=2.2)
-    assert {key: len(tokens) for key, tokens in ample.drawn.items()} == {
+    assert {key: len(tokens) for key, tokens in ample.generated.items()} == {
         key: r.max_tokens for key, r in requests.items()
     }
-    assert scarce.drawn == ample.drawn
+    assert scarce.generated == ample.generated
     assert scarce.growths > 0
     assert 0 < scarce.most_bytes < ample.most_bytes

@@ -13,8 +13,8 @@ import pytest
 
 from holdfast.wire.events import TokenLogprob
 from holdfast.worker.engine.engine import Engine
-from holdfast.worker.engine.plan import KeepPolicy, Span
-from holdfast.worker.engine.sequence import Kept, Prefix
+from holdfast.worker.engine.plan import CopyPolicy, Span
+from holdfast.worker.engine.sequence import Prefix, StateCopy
 from holdfast.worker.kv.live import LiveState, Snapshot
 from tests.fakes.architectures import KEEPABLE, each_of, probed
 from tests.fakes.caching_worker import greedy
@@ -36,7 +36,7 @@ class Shelf:
     runs: list[Snapshot] = field(default_factory=list)
     states: dict[int, Snapshot] = field(default_factory=dict)
 
-    def put(self, kept: list[Kept]) -> None:
+    def put(self, kept: list[StateCopy]) -> None:
         for each in kept:
             self.runs.extend(each.blocks)
             if each.state is not None:
@@ -73,7 +73,7 @@ def run(engine: Engine, shelf: Shelf, spans: list[Span]) -> list[TokenLogprob]:
     for each in spans:
         pending = begin(engine, each)
         drawn.extend(engine.collect(pending)[0].logprobs)
-        shelf.put(engine.take_kept(pending))
+        shelf.put(engine.take_copies(pending))
     return drawn
 
 
@@ -85,7 +85,7 @@ def assert_close(found: list[TokenLogprob], expected: list[TokenLogprob]) -> Non
 
 def chunks(name: str, start: int, end: int, cuts: list[int]) -> list[Span]:
     edges = [start, *sorted(cut for cut in cuts if start < cut < end), end]
-    return [span(a, b - a, name=name, draws=b == end) for a, b in itertools.pairwise(edges)]
+    return [span(a, b - a, name=name, samples=b == end) for a, b in itertools.pairwise(edges)]
 
 
 def decoding(name: str, start: int, count: int) -> list[Span]:
@@ -98,8 +98,8 @@ def test_a_restored_sequence_draws_the_same_bits(name: str) -> None:
     engine = Engine(probed(name), vocab_size=VOCAB_SIZE)
     prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(45))
     boundary, shelf = 29, Shelf()
-    policy = KeepPolicy(block_tokens=KEPT_BLOCK_TOKENS, boundaries=frozenset({boundary}))
-    opened(engine, "kept", prompt, keep=policy)
+    policy = CopyPolicy(block_tokens=KEPT_BLOCK_TOKENS, boundaries=frozenset({boundary}))
+    opened(engine, "kept", prompt, copy_policy=policy)
     first = run(engine, shelf, chunks("kept", 0, 45, [10, boundary, 40]) + decoding("kept", 45, 6))
     opened(engine, "restored", prompt, shelf=shelf, start=boundary)
     spans = chunks("restored", boundary, 45, [40]) + decoding("restored", 45, 6)
@@ -112,13 +112,13 @@ def test_a_sequence_may_start_from_the_end_of_an_answer(name: str) -> None:
     engine = Engine(probed(name), vocab_size=VOCAB_SIZE)
     prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(20))
     shelf = Shelf()
-    opened(engine, "first", prompt, keep=KeepPolicy(block_tokens=KEPT_BLOCK_TOKENS))
+    opened(engine, "first", prompt, copy_policy=CopyPolicy(block_tokens=KEPT_BLOCK_TOKENS))
     drawn = run(engine, shelf, chunks("first", 0, 20, []) + decoding("first", 20, 5))
-    rest = engine.keep_rest("first")
+    rest = engine.copy_remaining("first")
     assert rest is not None
     shelf.put([rest])
     engine.close("first")
-    fed = 25  # the last drawn token has not been read
+    fed = 25  # the last sampled token has not been read
     turn = (*prompt, *(entry.token_id for entry in drawn), 7, 8, 9)
     end = len(turn)
     opened(engine, "fresh", turn)
@@ -142,8 +142,8 @@ def test_full_attention_can_be_cut_at_any_token(name: str) -> None:
     prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(30))
     shelf = Shelf()
     boundaries = frozenset({30})
-    policy = KeepPolicy(block_tokens=KEPT_BLOCK_TOKENS, boundaries=boundaries)
-    opened(engine, "whole", prompt, keep=policy)
+    policy = CopyPolicy(block_tokens=KEPT_BLOCK_TOKENS, boundaries=boundaries)
+    opened(engine, "whole", prompt, copy_policy=policy)
     run(engine, shelf, chunks("whole", 0, 30, []))
     for shared in (1, 7, 8, 9, 23, 29):
         other = (*prompt[:shared], *(rng.randrange(VOCAB_SIZE) for _ in range(9)))

@@ -128,7 +128,7 @@ def test_drafts_change_nothing_where_forward_passes_bypass_mlx(name: str, kv_bit
     engine = Engine(runner, vocab_size=VOCAB_SIZE)
     form = engine.measure_costs().form
     assert form is not None
-    runner.learn_form(form)
+    runner.set_form(form)
     sequences = some_sequences(f"{name} without MLX")
     assert_some_rejected(assert_the_same(engine, sequences, depth=0, kv_bits=kv_bits))
 
@@ -196,7 +196,7 @@ def test_drafts_change_nothing_with_quantized_kv(kv_bits: KVBits, depth: int) ->
     engine = Engine(runner, vocab_size=VOCAB_SIZE)
     form = engine.measure_costs().form
     assert form is not None
-    runner.learn_form(form)
+    runner.set_form(form)
     rng = random.Random(kv_bits)
     sequences = some_sequences(f"llama {kv_bits}", wanted=30)[:3]
     for each in sequences:

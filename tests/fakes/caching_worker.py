@@ -23,7 +23,7 @@ from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.kv.codec import PayloadFormat
-from holdfast.worker.loop.loop import WorkerLoop
+from holdfast.worker.loop.loop import ModelOptions, WorkerLoop
 from holdfast.worker.loop.memory_budget import MemoryBudget
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.index import PrefixIndex
@@ -92,11 +92,11 @@ class CachingWorker:
         assert costs.form is not None
         by_bits: dict[KVBits, KVCosts] = {"native": costs}
         if kv_bits != "native":
-            runner.learn_form(costs.form)
+            runner.set_form(costs.form)
             assert not runner.refusal()
             by_bits |= {each: self.engine.measure_costs(each) for each in BITS}
         self.forms = KVForms(default=kv_bits, costs=by_bits, refused={})
-        costs = by_bits[self.forms.usual]
+        costs = by_bits[self.forms.default_now]
         assert costs.form is not None
         self.store = (
             None if folder is None else BlockStore(folder, fingerprint=fingerprint, limits=limits)
@@ -131,12 +131,12 @@ class CachingWorker:
                 kv_bytes_per_token=held.bytes_per_token if has_measured_costs else 1,
                 fixed_bytes_per_sequence=held.fixed_bytes if has_measured_costs else 0,
                 block_tokens=BLOCK_TOKENS
-                if each != "native" and self.engine.cuts_at_blocks
+                if each != "native" and self.engine.ends_spans_at_blocks
                 else None,
             )
             for each, held in by_bits.items()
         }
-        weights = self.weights[self.forms.usual]
+        weights = self.weights[self.forms.default_now]
         self.scheduler = Scheduler(
             replace(SETTINGS, **settings),
             weights,
@@ -163,12 +163,14 @@ class CachingWorker:
             inbox=inbox,
             cache=self.cache,
             sessions=self.sessions,
-            adapters=self._adapters,
             memory=self.memory,
-            forms=self.forms,
-            speculates=self._speculates,
-            draft_model=self.draft_model,
-            costs=self.weights,
+            model=ModelOptions(
+                adapters=self._adapters,
+                forms=self.forms,
+                speculates=self._speculates,
+                draft_model=self.draft_model,
+                costs=self.weights,
+            ),
         )
 
     def serve(
@@ -183,7 +185,7 @@ class CachingWorker:
         `on_receive`: called between two steps.
         """
         script = [*script]
-        drawn_before = {
+        generated_before = {
             command.request_id: len(command.generated_token_ids)
             for commands in script
             for command in commands
@@ -193,7 +195,7 @@ class CachingWorker:
         loop = self.loop(inbox)
         loop.run()
         self.counters = loop.statistics()
-        inbox.check_protocol(drawn_before=drawn_before)
+        inbox.check_protocol(generated_before=generated_before)
         loop.check_invariants()
         self.index.check_invariants()
         assert not inbox.open_requests()

@@ -22,7 +22,7 @@ from holdfast.worker.drafting.suffix import MOST_DRAFTED
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.probe import choose_layout
-from holdfast.worker.loop import drafts
+from holdfast.worker.loop import sequences
 from holdfast.worker.scheduler import scheduler
 from holdfast.worker.scheduler.draft_gain import Offers
 from tests.fakes.forced_drafts import EagerGain
@@ -54,7 +54,7 @@ def draft_model(
     *,
     noise: float | None = None,
     context_tokens: int = CONTEXT_TOKENS,
-    most_kept_bytes: int = 1 << 30,
+    most_cached_bytes: int = 1 << 30,
     engine: type[Engine] = Engine,
     head_dimensions: int | None = None,
 ) -> DraftModel:
@@ -69,7 +69,7 @@ def draft_model(
             name=f"noisy {name}",
             vocab_size=VOCAB_SIZE,
             context_tokens=context_tokens,
-            most_kept_bytes=most_kept_bytes,
+            most_cached_bytes=most_cached_bytes,
         )
 
 
@@ -103,7 +103,7 @@ def ask_always(monkeypatch: pytest.MonkeyPatch, *, seed: str) -> None:
             return True
 
     monkeypatch.setattr(scheduler, "DraftGain", AskingGain)
-    monkeypatch.setattr(drafts, "_LEAST_GENERATED", 1)
+    monkeypatch.setattr(sequences, "LEAST_GENERATED", 1)
 
 
 def write_larger_demo(folder: Path, *, more_layers: int = 24) -> Path:

@@ -15,7 +15,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from holdfast.worker.engine import seams
+from holdfast.worker.engine import mlx_lm_hooks
 from tests.fakes.tiny_configs import (
     CONTEXT_TOKENS,
     KIMI_LINEAR_ATTENTION,
@@ -351,15 +351,15 @@ class NotGenerated(Exception):
 
 def all_model_types() -> list[str]:
     """Every model type of the installed mlx-lm: its model modules, and their other names."""
-    seams.prepare()
+    mlx_lm_hooks.prepare()
     models = importlib.import_module("mlx_lm.models")
     modules = [each.name for each in pkgutil.iter_modules(models.__path__)]
-    remapped = seams.mlx_lm_utils().MODEL_REMAPPING
+    remapped = mlx_lm_hooks.mlx_lm_utils().MODEL_REMAPPING
     return sorted({*filter(_has_model, modules), *remapped})
 
 
 def _module_name(model_type: str) -> str:
-    name: str = seams.mlx_lm_utils().MODEL_REMAPPING.get(model_type, model_type)
+    name: str = mlx_lm_hooks.mlx_lm_utils().MODEL_REMAPPING.get(model_type, model_type)
     return name
 
 

@@ -29,9 +29,9 @@ from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.load import load_model
-from holdfast.worker.engine.plan import KeepPolicy, Span, StepPlan
-from holdfast.worker.engine.probe import choose_layout, examine_forms
-from holdfast.worker.engine.sequence import Kept, Prefix
+from holdfast.worker.engine.plan import CopyPolicy, Span, StepPlan
+from holdfast.worker.engine.probe import choose_layout, probe_kv_forms
+from holdfast.worker.engine.sequence import Prefix, StateCopy
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.codec import PayloadFormat, to_bytes
 from holdfast.worker.kv.live import LiveState, Snapshot
@@ -174,7 +174,7 @@ def examine_quantized(runner: Runner, seed: str) -> dict[str, str]:
     """The equalities with quantized keys and values, as in `Finding.quantized`."""
     runner = in_short_blocks(runner)
     engine = Engine(runner, vocab_size=VOCAB_SIZE)
-    forms = examine_forms(engine, runner, default="native", vocab_size=VOCAB_SIZE)
+    forms = probe_kv_forms(engine, runner, default="native", vocab_size=VOCAB_SIZE)
     return {
         kv_bits: (
             f"refused: {forms.refusal(kv_bits)}"
@@ -286,7 +286,7 @@ class Saved:
     blocks: list[Snapshot] = field(default_factory=list)
     states: dict[int, Snapshot] = field(default_factory=dict)
 
-    def put(self, kept: list[Kept]) -> None:
+    def put(self, kept: list[StateCopy]) -> None:
         for each in kept:
             self.blocks.extend(each.blocks)
             if each.state is not None:
@@ -329,7 +329,9 @@ class Examined:
         self.engine = Engine(runner, vocab_size=VOCAB_SIZE)
         self.kv_bits: KVBits = kv_bits
         # spans end where blocks end; None: anywhere
-        self.block_tokens = BLOCK_TOKENS if kv_bits != "native" and runner.cuts_at_blocks else None
+        self.block_tokens = (
+            BLOCK_TOKENS if kv_bits != "native" and runner.ends_spans_at_blocks else None
+        )
 
     def alone(self, prompt: tuple[int, ...], tokens: int) -> Drawn:
         """The tokens of a sequence alone, with its prompt prefilled in one chunk."""
@@ -353,7 +355,7 @@ class Examined:
         prompt: tuple[int, ...],
         *,
         prefix: Prefix | None = None,
-        keep: KeepPolicy | None = None,
+        copy_policy: CopyPolicy | None = None,
         saved: Saved | None = None,
         edges: tuple[int, ...] = (11, BOUNDARY, BOUNDARY + 4),
         decoded: int = DECODED,
@@ -368,17 +370,21 @@ class Examined:
             top_logprobs=4,
         )
         live = self.engine.open(
-            request, capacity_tokens=64, kv_bits=self.kv_bits, prefix=prefix, keep=keep
+            request,
+            capacity_tokens=64,
+            kv_bits=self.kv_bits,
+            prefix=prefix,
+            copy_policy=copy_policy,
         )
         assert live.tokens == (0 if prefix is None else BOUNDARY)
         within = range(0, len(prompt), self.block_tokens or len(prompt))
         cuts = sorted({live.tokens, *edges, *within, len(prompt)})
         spans = [
-            Span(request_id=request_id, start=start, tokens=end - start, draws=end == len(prompt))
+            Span(request_id=request_id, start=start, tokens=end - start, samples=end == len(prompt))
             for start, end in itertools.pairwise(at for at in cuts if at >= live.tokens)
         ]
         spans += [
-            Span(request_id=request_id, start=len(prompt) + index, tokens=1, draws=True)
+            Span(request_id=request_id, start=len(prompt) + index, tokens=1, samples=True)
             for index in range(decoded - 1)
         ]
         tokens: list[int] = []
@@ -390,7 +396,7 @@ class Examined:
             tokens.extend(result.token_ids)
             scored.extend(result.logprobs)
             if saved is not None:
-                saved.put(self.engine.take_kept(pending))
+                saved.put(self.engine.take_copies(pending))
         self.engine.close(request_id)
         return tokens, scored
 
@@ -418,8 +424,8 @@ def remembered_deviations(
     payloads = PayloadFormat(model=form)
     prompt = _random_prompt(rng, PROMPT_TOKENS)
     saved = Saved()
-    policy = KeepPolicy(block_tokens=BLOCK_TOKENS, boundaries=frozenset({BOUNDARY}))
-    examined.run("kept", prompt, keep=policy, saved=saved)
+    policy = CopyPolicy(block_tokens=BLOCK_TOKENS, boundaries=frozenset({BOUNDARY}))
+    examined.run("kept", prompt, copy_policy=policy, saved=saved)
     cached = 0.0
     restored = 0.0
     for number, end in enumerate((prompt[BOUNDARY:], _random_prompt(rng, 9))):

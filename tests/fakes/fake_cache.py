@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import CacheFigures, CacheOutcome
-from holdfast.worker.engine.plan import KeepPolicy, StepPlan
+from holdfast.worker.engine.plan import CopyPolicy, StepPlan
 from holdfast.worker.prefix.chain import ChainBlock, Cursor, Root, pack_tokens
 from holdfast.worker.prefix.lookup import (
     CachedStart,
@@ -91,9 +91,9 @@ class FakeCache:
     def boundaries(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> tuple[int, ...]:
         return ()
 
-    def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> KeepPolicy:
+    def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> CopyPolicy:
         self._called("policy")
-        return KeepPolicy(block_tokens=BLOCK)
+        return CopyPolicy(block_tokens=BLOCK)
 
     def lookup(
         self,
@@ -201,7 +201,7 @@ class KeepingEngine(FakeEngine):
         request: SequenceRequest,
         *,
         prefix: object = None,
-        keep: object = None,
+        copy_policy: object = None,
         **more: object,
     ) -> None:
         super().open(request, **more)  # type: ignore[arg-type]
@@ -218,15 +218,15 @@ class KeepingEngine(FakeEngine):
         pending = super().dispatch(plan)
         for span in plan.spans:
             self.fed[span.request_id] = span.start + span.tokens
-        pending.kept = [
+        pending.copies = [
             kept for span in plan.spans if (kept := self._copy(span.request_id, BLOCK)).blocks
         ]
         return pending
 
-    def take_kept(self, pending) -> list[KeptTokens]:  # type: ignore[no-untyped-def, override]
-        return pending.kept
+    def take_copies(self, pending) -> list[KeptTokens]:  # type: ignore[no-untyped-def, override]
+        return pending.copies
 
-    def keep_rest(self, request_id: str) -> KeptTokens:  # type: ignore[override]
+    def copy_remaining(self, request_id: str) -> KeptTokens:  # type: ignore[override]
         if self.rest_raises:
             raise RuntimeError("the rest cannot be copied out")
         return self._copy(request_id, 1)

@@ -1,4 +1,4 @@
-"""An engine without a device: draws tokens by a fixed rule and checks that plans respect the
+"""An engine without a device: generates tokens by a fixed rule and checks that plans respect the
 engine's contract.
 """
 
@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 
 from holdfast.wire.commands import SequenceRequest, ThinkingBudget
 from holdfast.wire.events import TokenLogprob
+from holdfast.wire.images import ImageAnswer
 from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
 
 RAISES_AT_DISPATCH = 666  # every plan with a span of a prompt with this token id raises
 RAISES_AT_COLLECT = 667
-FAILS_ALONE = 668  # its drawing spans return a failure
+FAILS_ALONE = 668  # its sampling spans return a failure
 RAISES_AT_OPEN = 669
-# the step that draws for it never ends, like a device that does not answer
+# the step that samples for it never ends, like a device that does not answer
 HANGS = 671
 HOLDS_THE_LOCK = 672  # its step runs for a while without releasing the interpreter lock
 RAISES_ONCE = 670  # only at the first collect: an innocent victim
@@ -55,7 +56,7 @@ class _Open:
     known: list[int]
     capacity: int
     position: int = 0
-    drawn: int = 0
+    generated: int = 0
 
 
 @dataclass
@@ -89,8 +90,8 @@ class FakeEngine:
     def has_unprepared_images(self, *_: object, **__: object) -> bool:
         return False
 
-    def poll_images(self) -> None:
-        pass
+    def poll_images(self) -> list[ImageAnswer]:
+        return []
 
     def close_images(self) -> None:
         pass
@@ -112,10 +113,10 @@ class FakeEngine:
         capacity_tokens: int,
         kv_bits: str = "native",
         prefix: object = None,
-        keep: object = None,
+        copy_policy: object = None,
     ) -> None:
         assert prefix is None, "the fake remembers nothing"
-        assert keep is None, "the fake remembers nothing"
+        assert copy_policy is None, "the fake remembers nothing"
         assert request.request_id not in self.opened
         if RAISES_AT_OPEN in request.prompt_token_ids:
             raise ValueError("cannot be opened")
@@ -171,10 +172,10 @@ class FakeEngine:
             raise RuntimeError("the device failed in this step")
         return tuple(map(_result, pending.plan.spans, pending.sequences))
 
-    def take_kept(self, pending: _Pending) -> list[object]:
+    def take_copies(self, pending: _Pending) -> list[object]:
         return []
 
-    def keep_rest(self, request_id: str) -> None:
+    def copy_remaining(self, request_id: str) -> None:
         return None
 
     def check_device(self) -> None:
@@ -191,15 +192,15 @@ class FakeEngine:
         )
         sequence.position += span.tokens
         assert sequence.position <= sequence.capacity, "beyond the reserved capacity"
-        known = len(sequence.known) + sequence.drawn
+        known = len(sequence.known) + sequence.generated
         assert sequence.position <= known, "reads a token that nobody knows"
-        assert span.draws <= (sequence.position == known), "draws before the end of what is known"
-        sequence.drawn += span.draws
+        assert span.samples <= (sequence.position == known), "draws before the end of what is known"
+        sequence.generated += span.samples
 
 
 def _result(span: Span, sequence: _Open) -> SpanResult:
     request = sequence.request
-    if span.draws and FAILS_ALONE in request.prompt_token_ids:
+    if span.samples and FAILS_ALONE in request.prompt_token_ids:
         return SpanResult(request_id=span.request_id, failure="not a number")
     scores: tuple[TokenLogprob, ...] = ()
     prompt = request.prompt_token_ids
@@ -208,7 +209,7 @@ def _result(span: Span, sequence: _Open) -> SpanResult:
             TokenLogprob(token, -1.0)
             for token in prompt[span.start + 1 : span.start + span.tokens + 1]
         )
-    if not span.draws:
+    if not span.samples:
         return SpanResult(request_id=span.request_id, prompt_logprobs=scores)
     token = token_at(prompt, span.start + span.tokens)
     logprobs = (TokenLogprob(token, -0.5),) if request.want_logprobs else ()

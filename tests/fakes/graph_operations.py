@@ -29,8 +29,8 @@ from holdfast.worker.engine import engine as engine_module
 from holdfast.worker.engine.backend import Backend
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import RowsRunner
+from holdfast.worker.engine.mlx_lm_hooks import ProjectionHook
 from holdfast.worker.engine.plan import Span, StepPlan
-from holdfast.worker.engine.seams import HeadSeam
 from holdfast.worker.engine.sequence import Prefix
 from holdfast.worker.kv.live import LiveBase
 
@@ -153,7 +153,7 @@ class Turns:
         shares: bool = False,
     ) -> None:
         """shares: whether running sequences hold frozen parts, which they never do on a GPU."""
-        runner = RowsRunner(model, HeadSeam(model))
+        runner = RowsRunner(model, ProjectionHook(model))
         runner.shares = shares
         self.engine = Engine(runner, vocab_size=VOCABULARY)
         self.streams = streams
@@ -180,12 +180,12 @@ class Turns:
             self.states[stream] = self.engine.open(
                 request, capacity_tokens=tokens + 256, prefix=prefix
             )
-            span = Span(request_id=name, start=known, tokens=tokens - known, draws=True)
+            span = Span(request_id=name, start=known, tokens=tokens - known, samples=True)
             self.engine.collect(self.engine.dispatch(StepPlan(spans=(span,))))
             positions[name] = tokens
         for step in range(STEPS):
             spans = tuple(
-                Span(request_id=name, start=position + step, tokens=1, draws=True)
+                Span(request_id=name, start=position + step, tokens=1, samples=True)
                 for name, position in positions.items()
             )
             self.engine.collect(self.engine.dispatch(StepPlan(spans=spans)))

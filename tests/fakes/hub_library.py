@@ -70,7 +70,7 @@ class HubLibrary:
         return [entry.name for entry in self.residency.catalog.entries]
 
     async def read_again(self) -> None:
-        await self.residency.take_catalog(self._read())
+        await self.residency.replace_catalog(self._read())
 
     def _read(self) -> Catalog:
         return catalog_of(self._settings, self._environ)

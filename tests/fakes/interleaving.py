@@ -25,9 +25,9 @@ TOP_LOGPROBS = 4
 FP32_TOLERANCE = 2e-3  # in log-probability; a wrong mask or position moves it by 0.1 and more
 
 
-def span(start: int, tokens: int = 1, *, name: str = "a", draws: bool = True) -> Span:
+def span(start: int, tokens: int = 1, *, name: str = "a", samples: bool = True) -> Span:
     """These tokens of the sequence `name`."""
-    return Span(request_id=name, start=start, tokens=tokens, draws=draws)
+    return Span(request_id=name, start=start, tokens=tokens, samples=samples)
 
 
 def begin(engine: Engine, *spans: Span) -> PendingStep:
@@ -57,7 +57,7 @@ class Played:
     repeated: int = 0  # tokens of its last span with which the next one must begin
     waits: bool = False  # until it is known which of its drafted tokens are accepted
     read: int = 0
-    planned: int = 0  # draws passed to the engine
+    planned: int = 0  # samples passed to the engine
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     is_open: bool = False
@@ -130,10 +130,12 @@ def _random_spans(
             tokens = min(len(each.prompt) - each.read, rng.choice([1, 2, 7, 16]))
             if block_tokens:
                 tokens = min(tokens, block_tokens - each.read % block_tokens)
-            draws = each.read + tokens == len(each.prompt)
-            spans.append(Span(request_id=str(index), start=each.read, tokens=tokens, draws=draws))
+            samples = each.read + tokens == len(each.prompt)
+            spans.append(
+                Span(request_id=str(index), start=each.read, tokens=tokens, samples=samples)
+            )
             each.read += tokens
-            each.planned += draws
+            each.planned += samples
         elif each.planned < each.wanted_tokens:
             is_known = each.planned == len(each.tokens)  # otherwise a step is under way
             may_draft = each.plain and is_known and not each.repeated
@@ -143,7 +145,7 @@ def _random_spans(
                     request_id=str(index),
                     start=len(each.prompt) + each.planned - 1 - each.repeated,
                     tokens=each.repeated + 1 + len(drafted),
-                    draws=True,
+                    samples=True,
                     draft=Draft(drafted),
                 )
             )
@@ -198,10 +200,10 @@ def _collect(
 
 
 def assert_as_alone(model: Any, each: Played, *, tolerance: float) -> None:
-    """Feed the prompt and the drawn tokens to the model alone, in one pass with mlx-lm's caches:
-    every drawn token must be its greedy choice.
+    """Feed the prompt and the sampled tokens to the model alone, in one pass with mlx-lm's caches:
+    every sampled token must be its greedy choice.
 
-    Tie-aware: a drawn token may differ from the reference's if both are equally likely within the
+    Tie-aware: a sampled token may differ from the reference's if both are equally likely within the
     tolerance.
     """
     from mlx_lm.models.cache import make_prompt_cache

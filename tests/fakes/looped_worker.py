@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.config import SchedulerSettings
 from holdfast.wire.commands import Command, SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
-from holdfast.worker.loop.loop import WorkerLoop
+from holdfast.worker.loop.loop import ModelOptions, WorkerLoop
 from holdfast.worker.loop.sequences import LiveSequence
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.scheduler.admission import SequenceCosts
@@ -37,7 +37,7 @@ def a_scheduler(*, budget_tokens: int = 10_000) -> Scheduler:
 
 def a_sequence(asked: SequenceRequest) -> LiveSequence:
     """A request as the loop accepts it."""
-    return make_loop(FakeEngine(), ScriptInbox([]))._sequence(asked, "native")
+    return make_loop(FakeEngine(), ScriptInbox([]))._new_sequence(asked, "native")
 
 
 def make_loop(
@@ -49,7 +49,11 @@ def make_loop(
 ) -> WorkerLoop:
     scheduler = a_scheduler(budget_tokens=budget_tokens)
     return WorkerLoop(
-        engine=engine, scheduler=scheduler, inbox=inbox, retry_chunk_tokens=8, cache=cache
+        engine=engine,
+        scheduler=scheduler,
+        inbox=inbox,
+        model=ModelOptions(retry_chunk_tokens=8),
+        cache=cache,
     )
 
 

@@ -91,18 +91,18 @@ def answer_of(
     engine.open(request, capacity_tokens=capacity, kv_bits=kv_bits)
     answer: list[int] = []
     at = 0
-    is_cut = kv_bits != "native" and engine.cuts_at_blocks
+    is_cut = kv_bits != "native" and engine.ends_spans_at_blocks
     while len(answer) < max_tokens:
         if at == quantized_at:
             Engine.quantize(engine, "alone", "8")
-            is_cut = engine.cuts_at_blocks
+            is_cut = engine.ends_spans_at_blocks
         end = len(prompt) if at < len(prompt) else at + 1
         if quantized_at is not None and at < quantized_at < end:
             end = quantized_at
         if is_cut:
             end = min(end, at - at % block_tokens + block_tokens)
-        draws = end >= len(prompt)
-        span = Span(request_id="alone", start=at, tokens=end - at, draws=draws)
+        samples = end >= len(prompt)
+        span = Span(request_id="alone", start=at, tokens=end - at, samples=samples)
         (result,) = engine.collect(engine.dispatch(StepPlan(spans=(span,))))
         answer += result.token_ids
         at = end

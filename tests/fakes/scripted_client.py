@@ -92,7 +92,7 @@ class ScriptedClient:
     async def statistics(self) -> WorkerStatistics:
         return WorkerStatistics()
 
-    async def ask(self, command: Any) -> Any:
+    async def call(self, command: Any) -> Any:
         """Answers a question about images: each has one token per 16 × 16 pixels, between two
         markers. Images wider than 640 pixels do not fit the model.
         """

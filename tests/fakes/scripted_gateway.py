@@ -185,7 +185,7 @@ class ScriptedStream:
     def pause(self) -> None:
         self.is_paused = True
 
-    def go_on(self) -> None:
+    def unpause(self) -> None:
         self.is_paused = False
 
     def end_thoughts(self) -> bool:
@@ -454,7 +454,7 @@ class ScriptedControl:
     async def unload(self, model: str) -> None:
         await self._do("unload", model)
 
-    def let_go(self, model: str) -> None:
+    def unload_when_unused(self, model: str) -> None:
         self.done.append(("let go", model))
 
     async def pin(self, model: str, *, pinned: bool) -> None:

@@ -20,7 +20,9 @@ from holdfast.worker.scheduler.queue import DEFAULT_SERVICE, ScheduledSequence
 from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome
 
 SecondsOf = Callable[[StepLoad], float]
-StopsAt = Callable[[str, int], bool]  # (request id, tokens drawn) -> a stop token was drawn
+StopsAt = Callable[
+    [str, int], bool
+]  # (request id, tokens generated_tokens) -> a stop token was generated_tokens
 
 
 @dataclass(eq=False)
@@ -35,19 +37,19 @@ class Served:
     service: ServiceClass = DEFAULT_SERVICE
     costs: SequenceCosts | None = None  # different from the worker's
     scheduled: ScheduledSequence | None = None
-    drawn: int = 0
+    generated_tokens: int = 0
     cached: int = 0
     runs: bool = False
     known: int = 0
     position: int = 0
-    planned_draws: int = 0
+    planned_answer_tokens: int = 0
     capacity: int = 0
     touched_by: int = -1  # index of the last plan with a span for it
     idle_steps: int = 0
     is_paused: bool = False
     is_ready: bool = True
     lives: int = 0  # how often it was restarted
-    steps_to_first_draw: int = 0
+    steps_to_first_token: int = 0
     is_verifying: bool = False  # a running step has drafted tokens for it
     repeated: int = 0  # tokens of an earlier span with which the next one must begin
     ends: list[str] = field(default_factory=list)
@@ -137,7 +139,7 @@ class StepWorker:
         self.preempted: list[str] = []
         self.growths = 0
         self.seconds_of: SecondsOf = device_seconds
-        self.stops_at: StopsAt = lambda request_id, drawn: False
+        self.stops_at: StopsAt = lambda request_id, generated_tokens: False
         # the offer for a request in each step, and how many of n drafted tokens are right
         self.offer: Callable[[str], Draft] = lambda request_id: NO_DRAFT
         self.right: Callable[[str, int], int] = lambda request_id, drafted: 0
@@ -246,7 +248,7 @@ class StepWorker:
     def make_ready(self, request_id: str, cached_tokens: int) -> None:
         served = self.live.get(request_id)
         if served is not None and not served.runs:
-            served.cached = min(cached_tokens, served.prompt_tokens + served.drawn - 1)
+            served.cached = min(cached_tokens, served.prompt_tokens + served.generated_tokens - 1)
             scheduled = self.scheduled(request_id)
             scheduled.start_after(served.cached)
             if not served.is_paused:
@@ -262,10 +264,10 @@ class StepWorker:
         """Give these costs to waiting requests while they do not all fit."""
         saved: list[str] = []
 
-        def may_change(request_id: str) -> bool:
+        def may_quantize(request_id: str) -> bool:
             return self.live[request_id].costs is None
 
-        while request_id := self.scheduler.short_of_memory(costs, may_change=may_change):
+        while request_id := self.scheduler.short_of_memory(costs, may_quantize=may_quantize):
             served = self.live[request_id]
             assert not served.runs
             assert not served.is_paused
@@ -299,12 +301,12 @@ class StepWorker:
         return decision
 
     def read_all_prompts(self) -> None:
-        while self.scheduler.statistics().reading or self.scheduler.statistics().queued:
+        while self.scheduler.statistics().prefilling or self.scheduler.statistics().queued:
             self.step()
 
     def read_all_prompts_but(self, request_id: str) -> None:
         """Until only unready requests wait."""
-        while self.scheduler.statistics().reading or self.scheduler.statistics().queued > 1:
+        while self.scheduler.statistics().prefilling or self.scheduler.statistics().queued > 1:
             self.step()
         assert not self.live[request_id].is_ready
 
@@ -358,11 +360,11 @@ class StepWorker:
                 if not other.runs and not other.is_paused and other.is_ready
             ]
             assert all(served.order <= other.order for other in waiting), "overtaken in the queue"
-            served.runs, served.known = True, served.prompt_tokens + served.drawn
+            served.runs, served.known = True, served.prompt_tokens + served.generated_tokens
             served.capacity = self.scheduled(request_id).capacity_tokens
-            served.position, served.planned_draws, served.idle_steps = (
+            served.position, served.planned_answer_tokens, served.idle_steps = (
                 served.cached,
-                served.drawn,
+                served.generated_tokens,
                 0,
             )
             served.is_verifying = False
@@ -415,10 +417,10 @@ class StepWorker:
         assert end <= served.capacity, "more than there is room for"
         if span.start < served.known:
             assert end <= served.known
-            assert span.draws == (end == served.known and served.max_tokens > 0)
-            served.planned_draws += span.draws
+            assert span.samples == (end == served.known and served.max_tokens > 0)
+            served.planned_answer_tokens += span.samples
         else:
-            assert span.draws
+            assert span.samples
             assert not served.is_verifying, "what it begins with is not known"
             drafted = span.tokens - 1 - served.repeated
             offered = self.offer(span.request_id)
@@ -428,15 +430,15 @@ class StepWorker:
             under_way = {span.request_id for each in self.under_way for span in each.plan.spans}
             assert not drafted or span.request_id not in under_way, "verifies too early"
             served.is_verifying = drafted > 0
-            served.planned_draws += 1 + drafted
+            served.planned_answer_tokens += 1 + drafted
             served.repeated = 0
-        assert served.planned_draws <= served.max_tokens
+        assert served.planned_answer_tokens <= served.max_tokens
         served.touched_by = len(self.plans) - 1
 
     def _check_progress(self, planned: tuple[Served, ...]) -> None:
         bound = PATIENCE_STEPS + 2 * self.settings.max_running + 4
         for served in self.live.values():
-            served.steps_to_first_draw += not served.planned_draws
+            served.steps_to_first_token += not served.planned_answer_tokens
             if (
                 not served.runs
                 or served.is_paused
@@ -465,25 +467,25 @@ class StepWorker:
 
     def _observe(self) -> None:
         step = self.under_way.popleft()
-        drawn: dict[str, int] = {}
+        generated_tokens: dict[str, int] = {}
         repeated: dict[str, int] = {}
         stopped: list[str] = []
         for span, served, life in zip(step.plan.spans, step.served, step.lives, strict=True):
             tokens = 1
             if span.request_id in step.verifying:
                 tokens += min(span.tokens - 1, self.right(span.request_id, span.tokens - 1))
-            if span.draws:
-                drawn[span.request_id] = tokens  # also for those that have ended since
-            if self.live.get(served.request_id) is served and served.lives == life and span.draws:
-                served.drawn += tokens
+            if span.samples:
+                generated_tokens[span.request_id] = tokens  # also for those that have ended since
+            if self.live.get(served.request_id) is served and served.lives == life and span.samples:
+                served.generated_tokens += tokens
                 if served.is_verifying and served.runs:
                     served.is_verifying = False
                     served.position -= span.tokens - tokens
-                    served.planned_draws -= span.tokens - tokens
+                    served.planned_answer_tokens -= span.tokens - tokens
                     if tokens < span.tokens and self.repeats(span.request_id):
                         repeated[span.request_id] = served.repeated = tokens
                         served.position -= tokens
-                if self.stops_at(served.request_id, served.drawn):
+                if self.stops_at(served.request_id, served.generated_tokens):
                     stopped.append(served.request_id)
         seconds = self.seconds_of(step.load)
         self.step_seconds.append(seconds)
@@ -491,11 +493,15 @@ class StepWorker:
         for request_id in stopped:
             self._end(self.live[request_id], "stopped")
         outcome = StepOutcome(
-            plan=step.plan, drawn=drawn, ended=tuple(stopped), seconds=seconds, repeated=repeated
+            plan=step.plan,
+            generated_tokens=generated_tokens,
+            ended=tuple(stopped),
+            seconds=seconds,
+            repeated=repeated,
         )
-        for request_id in self.scheduler.observe(outcome):
+        for request_id in self.scheduler.record_step(outcome):
             served = self.live[request_id]
-            assert served.drawn == served.max_tokens
+            assert served.generated_tokens == served.max_tokens
             self._end(served, "length")
         self.leaving = [(index, held) for index, held in self.leaving if index > step.index]
         self._follow_budget()

@@ -16,7 +16,7 @@ import pytest
 from holdfast.wire.commands import Command, SequenceRequest
 from holdfast.wire.events import Finished
 from holdfast.worker.engine import sequence
-from holdfast.worker.engine.plan import KeepPolicy
+from holdfast.worker.engine.plan import CopyPolicy
 from holdfast.worker.kv import full
 from holdfast.worker.kv.live import LiveState
 from holdfast.worker.loop import cache_client
@@ -36,8 +36,8 @@ def make_blocks_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_tier, "BLOCK_TOKENS", SMALL_BLOCK)
     monkeypatch.setattr(lookup, "BLOCK_TOKENS", SMALL_BLOCK)
     monkeypatch.setattr(live_tier, "LEAST_SHARED_TOKENS", SMALL_BLOCK)
-    small = functools.partial(KeepPolicy, block_tokens=SMALL_BLOCK)
-    monkeypatch.setattr(sequence, "KeepPolicy", small)
+    small = functools.partial(CopyPolicy, block_tokens=SMALL_BLOCK)
+    monkeypatch.setattr(sequence, "CopyPolicy", small)
     monkeypatch.setattr(cache, "BOUNDARY_TOKENS", 2 * SMALL_BLOCK)
     monkeypatch.setattr(cache, "TEND_SECONDS", 0.0)
     monkeypatch.setattr(cache_client, "LEAST_SHARED_TOKENS", SMALL_BLOCK)
@@ -84,7 +84,7 @@ class SteppedWorker:
             for command in commands
             if isinstance(command, SequenceRequest)
         }
-        self.loop._obey(list(commands))
+        self.loop._handle(list(commands))
         self.loop._send()
         self.check()
 

@@ -205,7 +205,7 @@ def refusal(
     for place, token_id in enumerate(token_ids):
         is_end = token_id in turn_ends
         is_allowed = not (is_end or by_masks) or _allows_any(matcher, mask, {token_id})
-        if not is_allowed or not (is_end or matcher.take(token_id)):
+        if not is_allowed or not (is_end or matcher.add(token_id)):
             before = tokenizer.decode(token_ids[:place], skip_special_tokens=False)
             token = tokenizer.decode((token_id,), skip_special_tokens=False)
             return f"{token!r} is refused after {before[-60:]!r}"

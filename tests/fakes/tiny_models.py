@@ -16,7 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from holdfast.worker.engine import backend, seams
+from holdfast.worker.engine import backend, mlx_lm_hooks
 from holdfast.worker.loop.device import backend_of_device
 from tests.fakes.tiny_configs import CONTEXT_TOKENS, TINY, VOCAB_SIZE
 
@@ -90,7 +90,7 @@ def make_tiny(name: str, seed: int = 0, **changes: Any) -> nn.Module:
 
 def make_model(config: Mapping[str, Any], seed: int = 0) -> nn.Module:
     """A random fp32 model with this configuration, which must have a `model_type`."""
-    model_class, arguments = seams.mlx_lm_utils()._get_classes(config=dict(config))
+    model_class, arguments = mlx_lm_hooks.mlx_lm_utils()._get_classes(config=dict(config))
     mx.random.seed(seed)
     # a copy: some models change their configuration
     model: nn.Module = model_class(arguments.from_dict(json.loads(json.dumps(config))))

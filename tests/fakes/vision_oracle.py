@@ -42,7 +42,7 @@ class OracleAnswer:
     """prompt_token_ids: including the images' tokens.
     prompt_logits: after each of these: [prompt tokens, vocabulary], float32.
     token_ids: drawn greedily.
-    logits: used for drawing: [drawn tokens, vocabulary], float32.
+    logits: used for drawing: [sampled tokens, vocabulary], float32.
     """
 
     prompt_token_ids: tuple[int, ...]

@@ -16,7 +16,7 @@ from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import TokenLogprob, TokensGenerated
 from holdfast.wire.images import ImageCommand, ImageLayout, ImageSpan, image_keys
 from holdfast.wire.requests import TokenIds
-from holdfast.worker.engine.image_probe import examine_images
+from holdfast.worker.engine.image_probe import probe_images
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.load import LoadedModel, load_model
 from holdfast.worker.engine.probe import choose_layout
@@ -62,7 +62,7 @@ class VisionBeside:
         images.mkdir()
         runner = choose_layout(loaded.model, vocab_size=loaded.vocab_size)
         beside = VisionBeside(loaded, runner, VisionOracle(files), images)
-        examined = examine_images(runner, beside.worker_images())
+        examined = probe_images(runner, beside.worker_images())
         beside.processor.info = examined
         return beside
 
@@ -127,7 +127,8 @@ class VisionBeside:
         files = [part["file"] for part in parts if part["type"] == "image"]
         hashes = [keep_image(self.images, file) for file in files]
         images, command = self.worker_images(), ImageCommand(images=tuple(hashes))
-        while (answer := images.answer(command)) is None:
+        images.ask(command)
+        while (answer := next(images.answers(), None)) is None:
             pass
         assert not answer.failures
         found = {layout.image: layout for layout in answer.layouts}

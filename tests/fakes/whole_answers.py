@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.front.answers.answer import AnswerReader, TextJoints
+from holdfast.front.answers.answer import AnswerReader, TextSeparators
 from holdfast.front.output import OutputDelta, TextDelta, ToolCallFinished, tool_calls_of
 from holdfast.front.toolcalls.call_format import Call
 from holdfast.front.toolcalls.declared import DeclaredTools
@@ -38,7 +38,7 @@ def whole_answer(parts: Sequence[OutputDelta]) -> WholeAnswer:
     object.
     """
     texts: dict[str, list[str]] = {"text": [], "reasoning": []}
-    joints = TextJoints()
+    joints = TextSeparators()
     repairs: list[str] = []
     for part in parts:
         separator = joints.separator(part)

@@ -19,7 +19,7 @@ from holdfast.errors import (
     WorkerUnavailable,
 )
 from holdfast.library.llm import GenerationOptions
-from holdfast.worker.engine import seams
+from holdfast.worker.engine import mlx_lm_hooks
 from tests.fakes.adapters import write_adapter
 from tests.fakes.served_model import served_model_folder
 from tests.fakes.server_process import environment
@@ -168,7 +168,7 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     root = tmp_path_factory.mktemp("adapters")
     listed = []
     for seed, name in enumerate(("sql", "tone")):
-        model, _ = seams.mlx_lm_utils().load_model(served_model_folder())
+        model, _ = mlx_lm_hooks.mlx_lm_utils().load_model(served_model_folder())
         listed.append(f"{name}={write_adapter(root / name, model, seed=seed, scale=16.0)}")
     with LLM(served_model_folder(), settings={"model.adapters": listed}) as made:
         yield made

@@ -14,7 +14,7 @@ from holdfast.front.request import (
     Thinking,
     ToolChoice,
 )
-from holdfast.library.llm import chat_request, request_of
+from holdfast.library.llm import chat_request, generation_request
 
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
@@ -105,7 +105,7 @@ def test_thinking_is_a_switch_an_effort_or_an_object(thinking: Any, meant: Think
 )
 def test_a_response_format_is_openais_or_a_schema(form: Any, meant: OutputFormat | None) -> None:
     assert asked(response_format=form).output_format == meant
-    assert request_of("Once", {"response_format": form}).output_format == meant
+    assert generation_request("Once", {"response_format": form}).output_format == meant
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_an_unknown_option_is_named() -> None:
     with pytest.raises(TypeError, match="max_token;"):
         asked(max_token=5)
     with pytest.raises(TypeError, match="tools"):
-        request_of("Once", {"tools": [TOOL]})
+        generation_request("Once", {"tools": [TOOL]})
 
 
 def test_answers_have_a_length_limit_by_default() -> None:

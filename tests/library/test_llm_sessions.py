@@ -20,7 +20,7 @@ class AnsweringClient:
         self.asked: list[SessionCommand] = []
         self.failure = failure
 
-    def ask(self, command: SessionCommand) -> SessionAnswer:
+    def call(self, command: SessionCommand) -> SessionAnswer:
         self.asked.append(command)
         if self.failure is not None:
             return SessionAnswer(call_id=command.call_id, failure=self.failure, message="because")

@@ -29,7 +29,7 @@ MAY_SLEEP = {
     "tests/fakes/slow_steps/sitecustomize.py": 1,  # a slow machine
     "tests/fakes/waiting_server.py": 1,
     "tests/slow/test_soak.py": 1,
-    "bench/tests/test_registry.py": 1,  # a slow server and engine, for measurements
+    "bench/tests/test_scenarios.py": 1,  # a slow server and engine, for measurements
     "bench/tests/test_engine_steps.py": 1,
 }
 CATCHES = re.compile(r"\bexcept\s*:|\b(Base)?Exception\b")

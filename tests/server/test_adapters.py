@@ -15,7 +15,7 @@ import httpx
 import mlx.core as mx
 import pytest
 
-from holdfast.worker.engine import seams
+from holdfast.worker.engine import mlx_lm_hooks
 from tests.fakes.adapters import write_adapter
 from tests.fakes.command_line import holdfast_here
 from tests.fakes.served_model import served_model_folder
@@ -76,7 +76,7 @@ def adapters(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> di
 
 
 def made_adapter(folder: Path, model_folder: Path, **how: Any) -> Path:
-    model, _ = seams.mlx_lm_utils().load_model(model_folder)
+    model, _ = mlx_lm_hooks.mlx_lm_utils().load_model(model_folder)
     return write_adapter(folder, model, scale=SCALE, **how)
 
 

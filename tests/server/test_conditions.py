@@ -21,7 +21,7 @@ import pytest
 
 from holdfast.front.server.access import named_key, write_keys
 from holdfast.models.download import demo_folder
-from holdfast.worker.engine import seams
+from holdfast.worker.engine import mlx_lm_hooks
 from tests.fakes.adapters import write_adapter
 from tests.fakes.conditions import busy, proxy_before, read_only_home, slow_disk
 from tests.fakes.features import FEATURES, Caller, Kept
@@ -37,7 +37,7 @@ DAILY_SHARE = 4  # `make test` runs every fourth pair
 def written_models(folder: Path) -> Path:
     """A `models.toml` with the bundled model, an adapter for it, and one that sees images."""
     folder.mkdir()
-    model, _ = seams.mlx_lm_utils().load_model(demo_folder())
+    model, _ = mlx_lm_hooks.mlx_lm_utils().load_model(demo_folder())
     write_adapter(folder / "sql", model, seed=0, scale=16.0)
     write_vision_model(folder / "seeing", "qwen2_5_vl")
     file = folder / "models.toml"

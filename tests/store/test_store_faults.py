@@ -280,7 +280,7 @@ def use_features(folder: Path, disk: FailingDisk) -> tuple[int, int]:
 
 
 def fill_history(folder: Path) -> None:
-    write_history(folder / "h.history", PerformanceHistory().packed())
+    write_history(folder / "h.history", PerformanceHistory().serialize())
 
 
 def use_history(folder: Path, disk: FailingDisk) -> tuple[int, int]:

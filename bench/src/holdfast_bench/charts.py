@@ -8,8 +8,9 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from holdfast_bench.results import CaseResult, ContenderResult, Results
 
@@ -19,6 +20,7 @@ Lines = dict[str, list[Point]]
 _BINS_PER_DECADE = 8
 _MEBIBYTE = 1 << 20
 _INCHES = (7.2, 4.0)
+_FIRST_TOKEN = "first_token_seconds"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,25 +38,111 @@ class Chart:
     shows_values: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Medians:
+    """A chart of a metric's median by a setting of a scenario's cases. chosen: settings of these."""
+
+    name: str
+    title: str
+    scenario: str
+    chosen: dict[str, Any] = field(default_factory=dict)
+    setting: str
+    metric: str = _FIRST_TOKEN
+    y_label: str = "seconds"
+    log_x: bool = True
+    log_y: bool = True
+    shows_values: bool = False
+
+    def chart(self, model: str, cases: Sequence[CaseResult]) -> Chart:
+        """The chart of a model's cases. A metric that ends with `@ ` stands for all of its steps."""
+        found = _of(cases, self.scenario, **self.chosen)
+        lines: Lines = {}
+        if self.metric.endswith("@ "):
+            names = dict.fromkeys(name for case in found for name in case.metric_names())
+            for name in (each for each in names if each.startswith(self.metric)):
+                for label, points in _medians(found, self.setting, name).items():
+                    lines[f"{label}, {name.removeprefix(self.metric)}"] = points
+        else:
+            lines = _medians(found, self.setting, self.metric)
+        for points in _medians(found, self.setting, "step_seconds").values():
+            lines["a step of the engine over as many new tokens"] = points
+        return Chart(
+            name=f"{self.name}-{model}",
+            title=f"{self.title} ({model})",
+            x_label=self.setting.replace("_", " "),
+            y_label=self.y_label,
+            lines=lines,
+            log_x=self.log_x,
+            log_y=self.log_y,
+            shows_values=self.shows_values,
+        )
+
+
+_CHARTS = (
+    _Medians(
+        name="first-token",
+        title="Time to first token of new prompts",
+        scenario="prefill",
+        setting="prompt_tokens",
+    ),
+    _Medians(
+        name="reuse",
+        title="Time to first token of a context that was sent before",
+        scenario="reuse",
+        setting="context_tokens",
+        metric=f"{_FIRST_TOKEN} @ ",
+    ),
+    _Medians(
+        name="restart",
+        title="Time to first token after a restart of the server",
+        scenario="reuse",
+        setting="context_tokens",
+        metric=f"{_FIRST_TOKEN} @ after a restart",
+        shows_values=True,
+    ),
+    *(
+        _Medians(
+            name=f"next-turn{'-chat' if is_chat else ''}",
+            title=f"Time to first token of the next turn{' of a chat' if is_chat else ''}",
+            scenario="next-turn",
+            chosen={"is_chat": is_chat},
+            setting="context_tokens",
+            log_y=False,
+        )
+        for is_chat in (False, True)
+    ),
+    *(
+        _Medians(
+            name=f"streams-{kind}",
+            title=f"Throughput, {kind} prompts",
+            scenario="streams",
+            chosen={"kind": kind},
+            setting="streams",
+            metric="tokens_per_second",
+            y_label="tokens per second",
+            log_x=False,
+            log_y=False,
+        )
+        for kind in ("equal", "ragged")
+    ),
+)
+
+
 def charts_of(results: Results) -> list[Chart]:
     """All charts for which the results have figures."""
     by_model: dict[str, list[CaseResult]] = defaultdict(list)
     for case in results.cases:
         by_model[case.model].append(case)
-    charts = (
+    charts = [
         chart
         for model, cases in by_model.items()
-        for charts in (
-            _prompt_charts(model, cases),
-            _reuse_charts(model, cases),
-            _next_turn_charts(model, cases),
-            _stream_charts(model, cases),
-            _gap_charts(model, cases),
-            _memory_charts(model, cases),
+        for chart in (
+            *(each.chart(model, cases) for each in _CHARTS),
+            *_gap_charts(model, cases),
+            *_memory_charts(model, cases),
             _growth_chart(model, cases),
         )
-        for chart in charts
-    )
+    ]
     return [chart for chart in charts if chart.lines]
 
 
@@ -95,74 +183,6 @@ def _write(chart: Chart, folder: Path) -> str:
     return file.name
 
 
-def _prompt_charts(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
-    yield Chart(
-        name=f"first-token-{model}",
-        title=f"Time to first token of new prompts ({model})",
-        x_label="prompt tokens",
-        y_label="seconds",
-        lines=_medians(_of(cases, "prefill"), "prompt_tokens", "first_token_seconds"),
-        log_x=True,
-        log_y=True,
-    )
-
-
-def _reuse_charts(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
-    reuse = _of(cases, "reuse")
-    prefix = "first_token_seconds @ "
-    names = dict.fromkeys(
-        name for case in reuse for name in case.metric_names() if name.startswith(prefix)
-    )
-    all_steps = {
-        f"{label}, {name.removeprefix(prefix)}": points
-        for name in names
-        for label, points in _medians(reuse, "context_tokens", name).items()
-    }
-    restarts = _medians(reuse, "context_tokens", f"{prefix}after a restart")
-    for name, title, lines, shows_values in (
-        ("reuse", "Time to first token of a context that was sent before", all_steps, False),
-        ("restart", "Time to first token after a restart of the server", restarts, True),
-    ):
-        yield Chart(
-            name=f"{name}-{model}",
-            title=f"{title} ({model})",
-            x_label="context tokens",
-            y_label="seconds",
-            lines=lines,
-            log_x=True,
-            log_y=True,
-            shows_values=shows_values,
-        )
-
-
-def _next_turn_charts(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
-    for is_chat in (False, True):
-        chosen = _of(cases, "next-turn", is_chat=is_chat)
-        steps = _medians(chosen, "context_tokens", "step_seconds")
-        lines = _medians(chosen, "context_tokens", "first_token_seconds")
-        for points in steps.values():
-            lines["a step of the engine over as many new tokens"] = points
-        yield Chart(
-            name=f"next-turn-{'chat-' if is_chat else ''}{model}",
-            title=f"Time to first token of the next turn{' of a chat' if is_chat else ''} ({model})",
-            x_label="context tokens",
-            y_label="seconds",
-            lines=lines,
-            log_x=True,
-        )
-
-
-def _stream_charts(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
-    for kind in ("equal", "ragged"):
-        yield Chart(
-            name=f"streams-{kind}-{model}",
-            title=f"Throughput, {kind} prompts ({model})",
-            x_label="streams",
-            y_label="tokens per second",
-            lines=_medians(_of(cases, "streams", kind=kind), "streams", "tokens_per_second"),
-        )
-
-
 def _gap_charts(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
     for case in _of(cases, "stall"):
         yield Chart(
@@ -191,21 +211,18 @@ def _memory_charts(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
 
 def _kept_by_agents(each: ContenderResult) -> list[Point]:
     prefix = "kept_bytes @ "
-    points = {
+    names = {name for sample in each.rounds for name in sample.metrics if name.startswith(prefix)}
+    return _from_zero(
         (float(name.removeprefix(prefix).split()[0]), statistics.median(each.pooled(name)))
-        for sample in each.rounds
-        for name in sample.metrics
-        if name.startswith(prefix)
-    }
-    kept = [(agents, size / _MEBIBYTE) for agents, size in sorted(points)]
-    return [(0.0, 0.0), *kept] if kept else []
+        for name in names
+    )
 
 
-def _growth_chart(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
+def _growth_chart(model: str, cases: Sequence[CaseResult]) -> Chart:
     lines: Lines = {}
     for case in _of(cases, "growth"):
         lines |= _lines(case, _disk_by_tokens)
-    yield Chart(
+    return Chart(
         name=f"growth-{model}",
         title=f"Disk space of one session ({model})",
         x_label="tokens",
@@ -215,13 +232,18 @@ def _growth_chart(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
 
 
 def _disk_by_tokens(each: ContenderResult) -> list[Point]:
-    points: list[Point] = []
-    for sample in each.rounds:
-        for name, (tokens,) in sample.metrics.items():
-            if name.startswith("context_tokens @ "):
-                disk = sample.metrics[f"disk_bytes @ {name.split(' @ ')[1]}"][0]
-                points.append((tokens, disk / _MEBIBYTE))
-    return [(0.0, 0.0), *sorted(points)] if points else []
+    return _from_zero(
+        (tokens, sample.metrics[f"disk_bytes @ {name.split(' @ ')[1]}"][0])
+        for sample in each.rounds
+        for name, (tokens, *_) in sample.metrics.items()
+        if name.startswith("context_tokens @ ")
+    )
+
+
+def _from_zero(points: Iterator[Point]) -> list[Point]:
+    """The points from left to right, with MiB instead of bytes, after a zero."""
+    found = [(x, size / _MEBIBYTE) for x, size in sorted(points)]
+    return [(0.0, 0.0), *found] if found else []
 
 
 def histogram(seconds: Sequence[float]) -> list[Point]:

@@ -17,23 +17,30 @@ from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
     from holdfast_bench.results import Results
-    from holdfast_bench.run import RunPlan
+    from holdfast_bench.run import Plan
 
 _INTERRUPTED = 130
 bench = typer.Typer(help="Compare this server with others and with itself.", no_args_is_help=True)
 
-Out = Annotated[Path | None, typer.Option("--out", help="Folder for results, report and charts.")]
 Quick = Annotated[
     bool, typer.Option("--quick", help="Small cases, to see whether everything works.")
 ]
 Model = Annotated[str, typer.Option("--model", help="A model of `bench list`, or a model folder.")]
+Folder = Annotated[
+    Path | None, typer.Option("--out", help="Folder for results, report and charts.")
+]
+File = Annotated[
+    Path | None, typer.Option("--out", help="File for the results (.json); a report is beside it.")
+]
+Threads = Annotated[int, typer.Option(help="Threads of servers and BLAS; 0: their defaults.")]
+RequestSeconds = Annotated[float, typer.Option(help="Time limit for a request.")]
 
 
 @bench.command("list")
 def list_scenarios() -> None:
     """List scenarios and benchmark models."""
     from holdfast_bench.models import MODEL_NAMES
-    from holdfast_bench.registry import SCENARIOS
+    from holdfast_bench.suite import SCENARIOS
 
     for scenario in SCENARIOS.values():
         models = ", ".join((scenario.model, *scenario.more_models))
@@ -59,17 +66,7 @@ def run(
         list[str] | None,
         typer.Option(help="Command that starts a peer; contains {port} and {model}."),
     ] = None,
-    peer_url: Annotated[
-        list[str] | None, typer.Option(help="URL of a running peer with the same model.")
-    ] = None,
-    against: Annotated[
-        str, typer.Option(help="Measure the server at this URL instead of one started here.")
-    ] = "",
-    served_model: Annotated[str, typer.Option(help="With --against: name of the model.")] = "",
-    api_key: Annotated[
-        str, typer.Option(envvar="OPENAI_API_KEY", help="With --against or --peer-url.")
-    ] = "",
-    out: Out = None,
+    out: Folder = None,
     quick: Quick = False,
     full: Annotated[
         bool, typer.Option("--full", help="All sizes, more rounds; may take an hour.")
@@ -82,44 +79,38 @@ def run(
     case_seconds: Annotated[
         float, typer.Option(help="Time limit for a case; the first round always ends.")
     ] = 180.0,
-    request_seconds: Annotated[float, typer.Option(help="Time limit for a request.")] = 300.0,
-    threads: Annotated[int, typer.Option(help="Threads of every server; 0: its default.")] = 0,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Skip scenarios that --out already contains.")
-    ] = False,
+    request_seconds: RequestSeconds = 300.0,
+    threads: Threads = 0,
 ) -> None:
     """Run scenarios on this Holdfast and its peers in turn; report medians, spread and ratios."""
-    from holdfast_bench.contenders import by_command, by_url, holdfast
-    from holdfast_bench.registry import scenarios_of
-    from holdfast_bench.run import RunPlan
-    from holdfast_bench.suite import item_for, models_of
+    from holdfast_bench.contenders import by_command
+    from holdfast_bench.run import Plan
+    from holdfast_bench.suite import items_of
 
     with plain_errors():
-        subject = by_url(against, model_id=served_model, api_key=api_key) if against else holdfast()
         others = [
             by_command(each, label=f"peer {number}")
             for number, each in enumerate(peer_command or (), 1)
         ]
-        others += [by_url(each, api_key=api_key) for each in peer_url or ()]
-        wanted = peer if peer is not None else (["none"] if against or others else None)
-        items = [
-            item_for(scenario, subject, others=others, peers=wanted, model=each, case=case)
-            for scenario in scenarios_of(names)
-            if not (against and scenario.needs_start)
-            for each in models_of(scenario, model, is_served=bool(against))
-        ]
-        plan = RunPlan(
+        items = items_of(
+            names,
+            "quick" if quick else "full" if full else "normal",
+            peers=[] if peer is None and others else peer,
+            others=others,
+            model=model,
+            case=case,
+        )
+        plan = Plan(
             items=tuple(items),
             out=_folder(out),
-            scale="quick" if quick else "full" if full else "normal",
             minutes=minutes,
             case_seconds=case_seconds,
             rounds=rounds,
             noise_rounds=noise_rounds,
             threads=threads,
             request_seconds=request_seconds,
-            resume=resume,
-            command=shlex.join(["holdfast", *sys.argv[1:]]),
+            command=_command(),
+            say=lambda line: typer.echo(line, err=True),
         )
         _run_and_report(plan)
 
@@ -131,39 +122,23 @@ def engine(
         str, typer.Option(help="Numbers of streams, separated by commas.")
     ] = "1,4,8",
     context: Annotated[int, typer.Option(help="Context of every stream, in tokens.")] = 256,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", help="File for the results (.json); a report (.md) is written beside it."
-        ),
-    ] = None,
+    out: File = None,
     quick: Quick = False,
-    threads: Annotated[int, typer.Option(help="BLAS threads; 0: one per core.")] = 0,
+    threads: Threads = 0,
 ) -> None:
     """Compare an engine step with a bare forward pass, and break down the time of the step."""
-    from holdfast_bench.engine_run import engine_results
-    from holdfast_bench.publish import summary
-    from holdfast_bench.report import markdown
-    from holdfast_bench.results import write_results
+    from holdfast_bench.engine import engine_results
 
     with plain_errors():
-        counts = _counts(streams, "--streams")
-        command = shlex.join(["holdfast", *sys.argv[1:]])
         results = engine_results(
             model,
-            streams=counts,
+            streams=_counts(streams, "--streams"),
             context_tokens=context,
             quick=quick,
             threads=threads,
-            command=command,
+            command=_command(),
         )
-        file = out or _folder(None) / "engine.json"
-        write_results(results, file)
-        file.with_suffix(".md").write_text(
-            markdown(results, title="The engine compared with a bare forward pass")
-        )
-    for line in (*summary(results), "", f"results: {file}"):
-        typer.echo(line)
+    _report(results, out or _folder(None) / "engine.json", "The engine and a bare forward pass")
 
 
 @bench.command()
@@ -175,22 +150,14 @@ def restore(
     rounds: Annotated[
         int, typer.Option(min=1, help="Restarts per context, besides two that measure the noise.")
     ] = 5,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", help="File for the results (.json); a report (.md) is written beside it."
-        ),
-    ] = None,
-    request_seconds: Annotated[float, typer.Option(help="Time limit for a request.")] = 600.0,
-    threads: Annotated[int, typer.Option(help="BLAS threads; 0: one per core.")] = 0,
+    out: File = None,
+    request_seconds: RequestSeconds = 600.0,
+    threads: Threads = 0,
 ) -> None:
     """Compare restoring a context after a restart with the minimum: reading its bytes and one
     forward pass.
     """
-    from holdfast_bench.publish import summary
-    from holdfast_bench.report import markdown
-    from holdfast_bench.restore_run import restore_results
-    from holdfast_bench.results import write_results
+    from holdfast_bench.restore import restore_results
 
     with plain_errors():
         results = asyncio.run(
@@ -200,17 +167,11 @@ def restore(
                 rounds=rounds,
                 threads=threads,
                 request_seconds=request_seconds,
-                command=shlex.join(["holdfast", *sys.argv[1:]]),
+                command=_command(),
                 say=typer.echo,
             )
         )
-        file = out or _folder(None) / "restore.json"
-        write_results(results, file)
-        file.with_suffix(".md").write_text(
-            markdown(results, title="Restored contexts compared with the minimum")
-        )
-    for line in (*summary(results), "", f"results: {file}"):
-        typer.echo(line)
+    _report(results, out or _folder(None) / "restore.json", "Restored contexts and the minimum")
 
 
 @bench.command()
@@ -219,7 +180,7 @@ def compare(
     after: Annotated[Path, typer.Argument(help="The same of another commit.")],
 ) -> None:
     """Compare two result files; exit code 1 if something got worse beyond the noise."""
-    from holdfast_bench.compare import changes_between, shown_change
+    from holdfast_bench.comparison import changes_between, shown_change
     from holdfast_bench.results import read_results
 
     with plain_errors():
@@ -234,17 +195,14 @@ def compare(
 @bench.command()
 def report(
     file: Annotated[Path, typer.Argument(help="A results.json.", metavar="RESULTS")],
-    out: Out = None,
+    out: Folder = None,
 ) -> None:
     """Write the report and the charts of a result file again."""
-    from holdfast_bench.publish import publish
+    from holdfast_bench.report import publish
     from holdfast_bench.results import read_results
 
     with plain_errors():
-        results = read_results(file)
-    folder = out or file.parent
-    folder.mkdir(parents=True, exist_ok=True)
-    typer.echo(str(publish(results, folder)))
+        typer.echo(str(publish(read_results(file), out or file.parent)))
 
 
 def _counts(text: str, option: str) -> tuple[int, ...]:
@@ -256,14 +214,27 @@ def _counts(text: str, option: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def _run_and_report(plan: RunPlan) -> None:
-    from holdfast_bench.publish import publish, summary
+def _command() -> str:
+    return shlex.join(["holdfast", *sys.argv[1:]])
+
+
+def _report(results: Results, file: Path, title: str) -> None:
+    """Write results and report, and show the report."""
+    from holdfast_bench.report import markdown
+    from holdfast_bench.results import write_results
+
+    write_results(results, file)
+    text = markdown(results, title=title)
+    file.with_suffix(".md").write_text(text)
+    typer.echo(f"{text}\nresults: {file}")
+
+
+def _run_and_report(plan: Plan) -> None:
+    from holdfast_bench.report import publish
     from holdfast_bench.run import run_benchmarks
 
     async def until_done() -> Results:
-        running = asyncio.ensure_future(
-            run_benchmarks(plan, say=lambda line: typer.echo(line, err=True))
-        )
+        running = asyncio.ensure_future(run_benchmarks(plan))
         # servers must not outlive the run
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
         return await running
@@ -271,20 +242,14 @@ def _run_and_report(plan: RunPlan) -> None:
     try:
         results = asyncio.run(until_done())
     except (KeyboardInterrupt, asyncio.CancelledError):
-        typer.echo(
-            f"interrupted; completed scenarios are in {plan.out}, and --resume continues",
-            err=True,
-        )
+        typer.echo(f"interrupted; completed cases are in {plan.out}", err=True)
         raise typer.Exit(_INTERRUPTED) from None
-    for line in (*summary(results), "", f"report: {publish(results, plan.out)}"):
-        typer.echo(line)
+    file = publish(results, plan.out)
+    typer.echo(f"{file.read_text()}\nreport: {file}")
 
 
 def _folder(out: Path | None) -> Path:
     from holdfast_bench.models import cache_folder
 
-    return (
-        out.resolve()
-        if out is not None
-        else cache_folder() / "results" / time.strftime("%Y%m%d-%H%M%S")
-    )
+    new = cache_folder() / "results" / time.strftime("%Y%m%d-%H%M%S")
+    return new if out is None else out.resolve()

@@ -1,5 +1,5 @@
 """The servers that are measured: Holdfast and its peers, which are mlx_lm.server (as installed, or
-with a fast BLAS), llama.cpp's server, any other command, and any URL.
+with a fast BLAS), llama.cpp's server, and any other command.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -20,9 +20,8 @@ from holdfast.worker.cpu.kernels.build import SWITCH
 
 # Loads a BLAS globally and then runs a module as `python -m` does, without importing Holdfast.
 _WITH_BLAS = (
-    "import ctypes, runpy, sys; ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL); sys.argv = "
-    "sys.argv[2:]; "
-    "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+    "import ctypes, runpy, sys; ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL); "
+    "sys.argv = sys.argv[2:]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 )
 _FIND_BLAS = (
     "import os, sys; os.environ['HOLDFAST_KERNELS'] = sys.argv[1]; "
@@ -30,6 +29,19 @@ _FIND_BLAS = (
     "print(found.file, found, sep='\\n')"
 )
 _FIND_INSTRUCTIONS = "import xllamacpp; print(xllamacpp.get_system_info().strip(' |\\n'))"
+_ADDRESS = ("--host", "127.0.0.1", "--port", "{port}")
+_HOLDFAST = (sys.executable, "-m", "holdfast.cli.main", "serve", "{model}", *_ADDRESS)
+_MLX_LM = ("mlx_lm", "server", "--model", "{model}", *_ADDRESS, "--log-level", "WARNING")
+_LLAMA_CPP = (
+    sys.executable,
+    "-m",
+    "holdfast_bench.llama_cpp_server",
+    "{model}",
+    "--port",
+    "{port}",
+)
+HOLDFAST, MLX_LM_WITH_BLAS, LLAMA_CPP = "holdfast", "mlx_lm+BLAS", "llama.cpp"
+AS_INSTALLED = "mlx_lm-as-installed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +56,6 @@ class Contender:
     command: tuple[str, ...] = ()
     url: str = ""
     model_id: str = ""
-    api_key: str = ""
     store_options: tuple[str, ...] = ()
 
     def storing(self) -> Contender:
@@ -53,8 +64,8 @@ class Contender:
 
     @property
     def is_ours_to_start(self) -> bool:
-        """Whether the benchmark starts the server, so that it can also restart and kill it, and
-        measure its memory.
+        """Whether the benchmark starts the server, so that it can also restart it and measure its
+        memory.
         """
         return bool(self.command)
 
@@ -69,50 +80,25 @@ class Contender:
         return filled
 
 
-def holdfast() -> Contender:
+def holdfast(*options: str, label: str = HOLDFAST) -> Contender:
     """The Holdfast of this environment."""
-    serve = (
-        sys.executable,
-        "-m",
-        "holdfast.cli.main",
-        "serve",
-        "{model}",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "{port}",
-    )
-    return Contender(label=HOLDFAST, command=serve, store_options=("--store", "{store}"))
+    store = ("--store", "{store}")
+    return Contender(label=label, command=(*_HOLDFAST, *options), store_options=store)
 
 
-def without_speculation() -> Contender:
-    """The Holdfast of this environment, with speculation turned off."""
-    command = (*holdfast().command, "--speculation", "off")
-    return Contender(label="holdfast without speculation", command=command)
-
-
-def with_draft_model() -> Contender:
-    """The Holdfast of this environment, with the bundled draft model."""
-    command = (*holdfast().command, "--speculation", str(demo_folder(_DRAFT_ID)))
-    return Contender(label="holdfast with a draft model", command=command)
+def mlx_lm_as_installed() -> Contender:
+    """The mlx_lm.server of this environment, as installed: on Linux, with MLX's reference BLAS."""
+    command = (sys.executable, "-m", *_MLX_LM)
+    return Contender(label="mlx_lm as installed", command=command, model_id="default_model")
 
 
 def mlx_lm() -> Contender:
-    """The mlx_lm.server of this environment, as installed: on Linux, with MLX's reference BLAS."""
-    return Contender(
-        label="mlx_lm as installed",
-        command=(sys.executable, "-m", *_MLX_LM),
-        model_id="default_model",
-    )
-
-
-def mlx_lm_with_blas() -> Contender:
-    """The mlx_lm.server of this environment, with the system's OpenBLAS or MKL loaded before MLX's
-    own BLAS. Raises HoldfastError if the system has neither.
+    """The same with the system's OpenBLAS or MKL, loaded before MLX's own BLAS; as installed if the
+    system has neither.
     """
-    blas = _blas_file()
+    blas, _ = _blas(of_the_system=True)
     if not blas:
-        raise HoldfastError("the system has no OpenBLAS or MKL to replace mlx_lm.server's own")
+        return mlx_lm_as_installed()
     command = (sys.executable, "-c", _WITH_BLAS, blas, *_MLX_LM)
     return Contender(label=MLX_LM_WITH_BLAS, command=command, model_id="default_model")
 
@@ -125,71 +111,40 @@ def llama_cpp() -> Contender:
         raise HoldfastError(
             f"the peer {LLAMA_CPP} needs packages: pip install './bench[llama-cpp]'"
         )
-    command = (
-        sys.executable,
-        "-m",
-        "holdfast_bench.llama_cpp_server",
-        "{model}",
-        "--port",
-        "{port}",
-    )
-    return Contender(label=LLAMA_CPP, command=command)
+    return Contender(label=LLAMA_CPP, command=_LLAMA_CPP)
 
 
-def _drafting(peer: Contender, *options: str) -> Contender:
-    """A peer with speculation."""
+def _speculating(peer: Contender, *options: str) -> Contender:
     return replace(peer, label=f"{peer.label} speculating", command=(*peer.command, *options))
 
 
-_DRAFT_ID = "holdfast-demo-draft"
-HOLDFAST, MLX_LM_WITH_BLAS, LLAMA_CPP = "holdfast", "mlx_lm+BLAS", "llama.cpp"
-_MLX_LM = (
-    "mlx_lm",
-    "server",
-    "--model",
-    "{model}",
-    "--host",
-    "127.0.0.1",
-    "--port",
-    "{port}",
-    "--log-level",
-    "WARNING",
-)
+def _draft_model() -> str:
+    return str(demo_folder("holdfast-demo-draft"))
+
+
+# Three of them are this Holdfast without speculation, and servers with the bundled draft model.
+PEERS: dict[str, Callable[[], Contender]] = {
+    "mlx_lm": mlx_lm,
+    AS_INSTALLED: mlx_lm_as_installed,
+    LLAMA_CPP: llama_cpp,
+    "without-speculation": lambda: holdfast(
+        "--speculation", "off", label="holdfast without speculation"
+    ),
+    "draft-model": lambda: holdfast(
+        "--speculation", _draft_model(), label="holdfast with a draft model"
+    ),
+    "mlx_lm-draft-model": lambda: _speculating(mlx_lm(), "--draft-model", _draft_model()),
+    "llama.cpp-ngrams": lambda: _speculating(llama_cpp(), "--ngrams"),
+}
 
 
 def peers_of(names: Sequence[str]) -> list[Contender]:
-    """The peers with these names, without repetitions: "mlx_lm" (with the system's BLAS if it has
-    one, otherwise as installed), "mlx_lm-as-installed", "llama.cpp",
-    "without-speculation" (this Holdfast), "draft-model" (this Holdfast with the bundled draft
-    model), "mlx_lm-draft-model" (with the same one), "llama.cpp-ngrams". "none" adds no peer.
-    Raises HoldfastError for other names.
-    """
-    found: list[Contender] = []
-    for name in names:
-        match name:
-            case "none":
-                continue
-            case "mlx_lm":
-                found.append(mlx_lm_with_blas() if _blas_file() else mlx_lm())
-            case "mlx_lm-as-installed":
-                found.append(mlx_lm())
-            case "llama.cpp":
-                found.append(llama_cpp())
-            case "mlx_lm-draft-model":
-                peer = mlx_lm_with_blas() if _blas_file() else mlx_lm()
-                found.append(_drafting(peer, "--draft-model", str(demo_folder(_DRAFT_ID))))
-            case "llama.cpp-ngrams":
-                found.append(_drafting(llama_cpp(), "--ngrams"))
-            case "without-speculation":
-                found.append(without_speculation())
-            case "draft-model":
-                found.append(with_draft_model())
-            case _:
-                raise HoldfastError(
-                    f"unknown peer {name!r}; there are: mlx_lm, mlx_lm-as-installed, "
-                    f"{LLAMA_CPP}, without-speculation, draft-model, mlx_lm-draft-model, "
-                    "llama.cpp-ngrams, none"
-                )
+    """The peers with these names, without repetitions; "none" adds no peer. Raises HoldfastError."""
+    wanted = [name for name in names if name != "none"]
+    if unknown := [name for name in wanted if name not in PEERS]:
+        known = ", ".join((*PEERS, "none"))
+        raise HoldfastError(f"unknown peer {unknown[0]!r}; there are: {known}")
+    found = [PEERS[name]() for name in wanted]
     return list({peer.label: peer for peer in found}.values())
 
 
@@ -202,22 +157,9 @@ def by_command(template: str, *, label: str = "peer") -> Contender:
     """Any server that a command starts. template: a shell command with {port} in it; {model} and
     {store} are optional. Raises HoldfastError if {port} is missing.
     """
-    command = tuple(shlex.split(template))
-    if "{port}" not in template or not command:
+    if "{port}" not in template:
         raise HoldfastError("the command of a peer must contain {port}, and usually {model}")
-    return Contender(label=label, command=command)
-
-
-def by_url(url: str, *, label: str = "", model_id: str = "", api_key: str = "") -> Contender:
-    """A server that already runs. label: by default, the host and port. Raises HoldfastError unless
-    the URL begins with http://.
-    """
-    if not url.startswith("http://"):
-        raise HoldfastError(f"{url!r}: the load generator supports http:// only")
-    bare = url.rstrip("/").removesuffix("/v1")
-    return Contender(
-        label=label or bare.split("//")[-1], url=bare, model_id=model_id, api_key=api_key
-    )
+    return Contender(label=label, command=tuple(shlex.split(template)))
 
 
 def products_of(labels: Collection[str]) -> dict[str, str]:
@@ -234,10 +176,6 @@ def products_of(labels: Collection[str]) -> dict[str, str]:
     return found
 
 
-def _blas_file() -> str:
-    return _blas(of_the_system=True)[0]
-
-
 @cache
 def _blas(*, of_the_system: bool) -> tuple[str, str]:
     """File and description of the BLAS that Holdfast loads. of_the_system: without Holdfast's
@@ -249,12 +187,9 @@ def _blas(*, of_the_system: bool) -> tuple[str, str]:
 
 
 def _told_by(script: str, *arguments: str) -> str:
-    """The output of a Python script in another process, because looking for a BLAS loads it."""
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    """The output of a Python script in another process, because looking for a BLAS loads it. The first
+    time, it also compiles Holdfast's kernels.
+    """
+    command = [sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     return done.stdout.rstrip("\n")

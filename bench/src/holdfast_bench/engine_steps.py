@@ -5,16 +5,20 @@ Device thread only; imports MLX.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import mlx.core as mx
 
+from holdfast.config import ModelSettings
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine, PendingStep
-from holdfast.worker.engine.layouts import own_caches
+from holdfast.worker.engine.layouts import mlx_lm_caches
+from holdfast.worker.engine.load import LoadedModel, load_model
 from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast_bench.results import CaseResult, ContenderResult, Sample
 
@@ -42,12 +46,10 @@ class BareForward:
         pipelined: whether a step is launched before the tokens of the previous one are read.
         """
         self._model, self._pipelined = model, pipelined
-        self._caches = own_caches(model)
+        self._caches = mlx_lm_caches(model)
         ids = mx.array([list(prompt) for prompt in prompts])
         for first in range(0, ids.shape[1], CHUNK_TOKENS):
-            self._drawn = mx.argmax(
-                model(ids[:, first : first + CHUNK_TOKENS], cache=self._caches)[:, -1], axis=-1
-            )
+            self._draw(ids[:, first : first + CHUNK_TOKENS])
             mx.eval(self._drawn)
 
     def advance(self, steps: int) -> list[list[int]]:
@@ -55,9 +57,7 @@ class BareForward:
         drawn: list[list[int]] = []
         waiting: mx.array | None = None
         for _ in range(steps):
-            self._drawn = mx.argmax(
-                self._model(self._drawn[:, None], cache=self._caches)[:, -1], axis=-1
-            )
+            self._draw(self._drawn[:, None])
             if not self._pipelined:
                 drawn.append(_listed(self._drawn))
                 continue
@@ -69,15 +69,14 @@ class BareForward:
             drawn.append(_listed(waiting))
         return [list(row) for row in zip(*drawn, strict=True)]
 
+    def _draw(self, ids: mx.array) -> None:
+        self._drawn = mx.argmax(self._model(ids, cache=self._caches)[:, -1], axis=-1)
+
 
 class EngineSteps:
     """The engine as a worker drives it: the next step is built while the current one computes."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        requests: Sequence[SequenceRequest],
-    ) -> None:
+    def __init__(self, engine: Engine, requests: Sequence[SequenceRequest]) -> None:
         """Prefill the prompts, which must have equal lengths."""
         self._engine = engine
         self._ids = [request.request_id for request in requests]
@@ -86,7 +85,7 @@ class EngineSteps:
         self.collect_seconds: list[float] = []  # to wait for one and read its tokens
         for request in requests:
             engine.open(request, capacity_tokens=self._position + request.max_tokens)
-            _prefill(engine, request.request_id, self._position)
+            prefill(engine, request.request_id, self._position, samples=True)
 
     def advance(self, steps: int) -> list[list[int]]:
         """One planned step per token."""
@@ -109,7 +108,7 @@ class EngineSteps:
     def _dispatch(self) -> PendingStep:
         began = time.perf_counter()
         spans = tuple(
-            Span(request_id=request_id, start=self._position, tokens=1, draws=True)
+            Span(request_id=request_id, start=self._position, tokens=1, samples=True)
             for request_id in self._ids
         )
         self._position += 1
@@ -124,29 +123,34 @@ class EngineSteps:
         return [span.token_ids[0] for span in results]
 
 
-def _prefill(engine: Engine, request_id: str, tokens: int) -> None:
-    """Prefill a prompt in chunks and draw the first token."""
+def prefill(engine: Engine, request_id: str, tokens: int, *, samples: bool) -> None:
+    """Prefill tokens of a prompt in chunks. samples: whether the last chunk samples a token."""
     for first in range(0, tokens, CHUNK_TOKENS):
         count = min(CHUNK_TOKENS, tokens - first)
-        span = Span(request_id=request_id, start=first, tokens=count, draws=first + count == tokens)
+        is_last = first + count == tokens
+        span = Span(request_id=request_id, start=first, tokens=count, samples=samples and is_last)
         engine.collect(engine.dispatch(StepPlan(spans=(span,))))
 
 
-def requests_of(
-    prompts: Sequence[Sequence[int]],
-    *,
-    max_tokens: int,
-) -> list[SequenceRequest]:
-    """One greedy request per prompt."""
-    return [
-        SequenceRequest(
-            request_id=f"row {number}",
-            prompt_token_ids=TokenIds.of(prompt),
-            max_tokens=max_tokens,
-            sampling=SamplingParams(temperature=0.0, seed=number),
-        )
-        for number, prompt in enumerate(prompts)
-    ]
+def request_of(prompt: Sequence[int], *, max_tokens: int, number: int = 0) -> SequenceRequest:
+    """A greedy request."""
+    return SequenceRequest(
+        request_id=f"row {number}",
+        prompt_token_ids=TokenIds.of(prompt),
+        max_tokens=max_tokens,
+        sampling=SamplingParams(temperature=0.0, seed=number),
+    )
+
+
+def loaded_model(folder: str) -> LoadedModel:
+    """The model in a folder, as a worker loads it."""
+    return load_model(Path(folder), ModelSettings(), progress=lambda stage, fraction: None)
+
+
+def random_tokens(count: int, model: LoadedModel, *, seed: int) -> list[int]:
+    """Equal seeds give equal tokens."""
+    source = random.Random(seed)
+    return [source.randrange(model.vocab_size) for _ in range(count)]
 
 
 def alternate(
@@ -169,9 +173,8 @@ def alternate(
     for _ in range(rounds):
         for label, stepper in steppers.items():
             metrics, drawn = _timed(stepper, steps)
-            results[label].rounds.append(
-                Sample(metrics={name: [value] for name, value in metrics.items()})
-            )
+            sample = Sample(metrics={name: [value] for name, value in metrics.items()})
+            results[label].rounds.append(sample)
             rows = tokens[label] or [[] for _ in drawn]
             tokens[label] = [row + more for row, more in zip(rows, drawn, strict=True)]
     case = CaseResult(scenario="engine", case=name, model="", contenders=list(results.values()))
@@ -182,14 +185,10 @@ def alternate(
 
 def _timed(stepper: Stepper, steps: int) -> tuple[dict[str, float], list[list[int]]]:
     """The metrics per step, and the tokens."""
-    began, of_processor = time.perf_counter(), time.process_time()
+    began, used = time.perf_counter(), time.process_time()
     drawn = stepper.advance(steps)
-    ended, to_processor = time.perf_counter(), time.process_time()
-    metrics = {
-        "step_seconds": (ended - began) / steps,
-        "step_processor_seconds": (to_processor - of_processor) / steps,
-    }
-    return metrics, drawn
+    seconds = time.perf_counter() - began, time.process_time() - used
+    return {name: spent / steps for name, spent in zip(_METRICS, seconds, strict=True)}, drawn
 
 
 def _listed(tokens: mx.array) -> list[int]:

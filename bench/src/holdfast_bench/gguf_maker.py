@@ -2,8 +2,7 @@
 MODEL_FOLDER FILE`.
 
 Imports MLX; needs the package `gguf`. Weights are written in float32, which the other servers use
-on a CPU; those of a 4-bit model in Q4_0, which takes the same number of bits (4.5 per weight) but rounds to
-other values. Tokenizer and chat template are those of the model. A model that GGUF cannot describe
+on a CPU. Tokenizer and chat template are those of the model. A model that GGUF cannot describe
 exactly is rejected: other tokens would be other work.
 """
 
@@ -20,50 +19,37 @@ import numpy as np
 
 from holdfast.errors import HoldfastError
 
-_WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-_OF_A_LAYER = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # token types of GGUF
 
 
 _KINDS = ("llama", "qwen3")
-_BITS = 4  # the only bit width with the same size in GGUF
 
 
 def make_gguf(model: Path, file: Path) -> None:
     """Convert the model in a folder to one GGUF file. Raises HoldfastError unless it is a Llama or
-    Qwen3 model in float32 or 4 bits.
+    Qwen3 model that is not quantized.
     """
     config = json.loads((model / "config.json").read_text())
-    kind, how = config["model_type"], config.get("quantization", {})
-    if kind not in _KINDS or how.get("bits", _BITS) != _BITS or config.get("rope_scaling"):
+    kind = config["model_type"]
+    if kind not in _KINDS or "quantization" in config or config.get("rope_scaling"):
         raise HoldfastError(
-            f"{model.name} cannot be written as GGUF here: only Llama and Qwen3 models in float32 "
-            "or 4 bits can"
+            f"{model.name} cannot be written as GGUF here: only Llama and Qwen3 models that are not "
+            "quantized can"
         )
     library = importlib.import_module("gguf")
     writer = library.GGUFWriter(file, kind)
+    names = library.get_tensor_name_map(
+        library.MODEL_ARCH[kind.upper()], config["num_hidden_layers"]
+    )
     _add_shape(writer, config)
     _add_tokens(writer, model, config)
-    for name, weight in _float32_weights(model, how).items():
-        if kind == "llama" and name.endswith((".self_attn.q_proj", ".self_attn.k_proj")):
-            weight = with_neighbours_as_pairs(weight, head_dim=_head_dim(config))
-        if how and weight.ndim == 2:
-            form = library.GGMLQuantizationType.Q4_0
-            writer.add_tensor(_gguf_name(name), library.quantize(weight, form), raw_dtype=form)
-        else:
-            writer.add_tensor(_gguf_name(name), weight)
+    for part in model.glob("*.safetensors"):
+        loaded: dict[str, mx.array] = mx.load(str(part))  # type: ignore[assignment]
+        for name, value in loaded.items():
+            weight = np.array(value.astype(mx.float32))
+            if kind == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+                weight = with_neighbours_as_pairs(weight, head_dim=_head_dim(config))
+            writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), weight)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -78,35 +64,6 @@ def with_neighbours_as_pairs(weight: np.ndarray, *, head_dim: int) -> np.ndarray
     """
     halves = weight.reshape(-1, 2, head_dim // 2, weight.shape[-1])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(weight.shape)
-
-
-def _float32_weights(model: Path, how: dict[str, Any]) -> dict[str, np.ndarray]:
-    """The weights by module name. how: the model's `quantization`; empty if there is none."""
-    loaded: dict[str, mx.array] = {}
-    for part in model.glob("*.safetensors"):
-        loaded |= mx.load(str(part))  # type: ignore[arg-type]
-    found = {}
-    for name, value in loaded.items():
-        module, _, kind = name.rpartition(".")
-        if kind != "weight":
-            continue
-        if f"{module}.scales" in loaded:
-            value = mx.dequantize(
-                value,
-                loaded[f"{module}.scales"],
-                loaded[f"{module}.biases"],
-                group_size=how["group_size"],
-                bits=_BITS,
-            )
-        found[module] = np.array(value.astype(mx.float32))
-    return found
-
-
-def _gguf_name(module: str) -> str:
-    if module in _WHOLE:
-        return f"{_WHOLE[module]}.weight"
-    _, _, layer, part = module.split(".", 3)
-    return f"blk.{layer}.{_OF_A_LAYER[part]}.weight"
 
 
 def _head_dim(config: dict[str, Any]) -> int:
@@ -139,10 +96,8 @@ def _add_tokens(writer: Any, model: Path, config: dict[str, Any]) -> None:
     for text, number in tokenizer["model"]["vocab"].items():
         texts[number], types[number] = text, _NORMAL
     for token in tokenizer["added_tokens"]:
-        texts[token["id"]], types[token["id"]] = (
-            token["content"],
-            _CONTROL if token["special"] else _USER_DEFINED,
-        )
+        texts[token["id"]] = token["content"]
+        types[token["id"]] = _CONTROL if token["special"] else _USER_DEFINED
     merges = [
         merge if isinstance(merge, str) else " ".join(merge)
         for merge in tokenizer["model"]["merges"]

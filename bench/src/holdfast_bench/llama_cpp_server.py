@@ -48,9 +48,5 @@ if __name__ == "__main__":
     parser.add_argument("--exact", action="store_true")
     parser.add_argument("--ngrams", action="store_true")
     arguments = parser.parse_args()
-    _serve(
-        arguments.model,
-        arguments.port,
-        is_exact=arguments.exact,
-        uses_ngrams=arguments.ngrams,
-    )
+    model, port = arguments.model, arguments.port
+    _serve(model, port, is_exact=arguments.exact, uses_ngrams=arguments.ngrams)

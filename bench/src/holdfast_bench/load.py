@@ -1,19 +1,22 @@
-"""The load generator: sends requests alone or together, and measures its own cost."""
+"""The load generator: sends requests alone or together, parses their answers, and measures its own
+cost.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast_bench.answers import Answer, read_answer
-from holdfast_bench.wire import Call
+from holdfast_bench.wire import Call, RawAnswer, split_answer
 
 Message = dict[str, Any]
+_THINKING_MARKS = ("<think>", "</think>")  # not all servers show them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,61 +25,163 @@ class Target:
 
     base_url: str
     model: str
-    api_key: str = ""
     timeout_seconds: float = 600.0
     goes_on: bool = False  # sends `ignore_eos`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """A greedy chat request."""
+    """A greedy request: a chat, or the completion of a raw text."""
 
-    path = "/v1/chat/completions"
-    messages: tuple[Message, ...]
+    messages: tuple[Message, ...] = ()
+    prompt: str = ""
     max_tokens: int
     streamed: bool = True
     more_fields: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def path(self) -> str:
+        """The endpoint."""
+        return "/v1/completions" if self.prompt else "/v1/chat/completions"
+
     def body(self, target: Target) -> dict[str, Any]:
         """The JSON body."""
-        return {
-            "messages": list(self.messages),
-            **_fields(target, self.max_tokens, streamed=self.streamed),
-            **self.more_fields,
+        fields: dict[str, Any] = {
+            "model": target.model,
+            "max_tokens": self.max_tokens,
+            "temperature": 0.0,
+            "stream": self.streamed,
         }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """A greedy, streamed completion of a raw text."""
-
-    path = "/v1/completions"
-    prompt: str
-    max_tokens: int
-
-    def body(self, target: Target) -> dict[str, Any]:
-        """The JSON body."""
-        return {"prompt": self.prompt, **_fields(target, self.max_tokens, streamed=True)}
-
-
-def _fields(target: Target, max_tokens: int, *, streamed: bool) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "model": target.model,
-        "max_tokens": max_tokens,
-        "temperature": 0.0,
-        "stream": streamed,
-    }
-    if streamed:
-        fields["stream_options"] = {"include_usage": True}
-    if target.goes_on:
-        fields["ignore_eos"] = True
-    return fields
+        if self.prompt:
+            fields["prompt"] = self.prompt
+        else:
+            fields["messages"] = list(self.messages)
+        if self.streamed:
+            fields["stream_options"] = {"include_usage": True}
+        if target.goes_on:
+            fields["ignore_eos"] = True
+        return {**fields, **self.more_fields}
 
 
 def user(text: str, *, max_tokens: int, streamed: bool = True) -> Ask:
     """A chat request with one user message."""
     messages = ({"role": "user", "content": text},)
     return Ask(messages=messages, max_tokens=max_tokens, streamed=streamed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One answered request. Times are seconds since it was sent."""
+
+    status: int
+    text: str
+    text_times: tuple[float, ...]  # arrival of each event that brought text
+    seconds: float  # until the end of the answer
+    prompt_tokens: int  # these three are the server's usage; 0 if it sent none
+    completion_tokens: int
+    cached_tokens: int
+    finish_reason: str
+    aborted: bool
+    error: str
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the answer is complete and free of errors."""
+        return self.status == 200 and not self.error and not self.aborted
+
+    @property
+    def first_seconds(self) -> float:
+        """Time to the first text, or to the end if the answer comes in one piece."""
+        return self.text_times[0] if self.text_times else self.seconds
+
+    def gaps(self, *, begin: float = 0.0, end: float = float("inf")) -> list[float]:
+        """Seconds between texts, for gaps that end after `begin` and start before `end`."""
+        pairs = zip(self.text_times, self.text_times[1:], strict=False)
+        return [later - earlier for earlier, later in pairs if later > begin and earlier < end]
+
+
+def errors_of(answers: Sequence[Answer]) -> list[str]:
+    """The errors of the answers, without repetition."""
+    bad = [answer for answer in answers if not answer.is_good]
+    return list(dict.fromkeys(answer.error or "the answer did not end" for answer in bad))
+
+
+def cached_share(answers: Sequence[Answer]) -> list[float]:
+    """The share of all prompt tokens that was cached; empty if the server sent no usage."""
+    read = sum(answer.prompt_tokens for answer in answers)
+    return [sum(answer.cached_tokens for answer in answers) / read] if read else []
+
+
+def read_answer(raw: RawAnswer) -> Answer:
+    """Parse an answer: streamed or not, chat or plain completion."""
+    status, body = split_answer(raw.content())
+    if b"data:" in body[:4096] or body.startswith(b":"):
+        events = _events(raw, body)
+    else:
+        events = [(raw.ended_at, parsed)] if (parsed := _parsed(body)) is not None else []
+    texts, times = list[str](), list[float]()
+    usage: dict[str, Any] = {}
+    finish_reason, error = "", raw.error
+    for at, event in events:
+        if event.get("error"):
+            error = error or str(event["error"])[:300]
+        usage = event.get("usage") or usage
+        for choice in event.get("choices") or ():
+            finish_reason = choice.get("finish_reason") or finish_reason
+            if text := _text_of(choice):
+                texts.append(text)
+                times.append(at - raw.sent_at)
+    if status != 200 and not error:
+        error = f"status {status}: {body[:300].decode(errors='replace')}"
+    if not finish_reason and not error and not raw.aborted:
+        error = "the answer ended without a finish_reason"
+    whole = "".join(texts)
+    for mark in _THINKING_MARKS:
+        whole = whole.replace(mark, "")
+    return Answer(
+        status=status,
+        text=whole.strip(),
+        text_times=tuple(times),
+        seconds=raw.ended_at - raw.sent_at,
+        prompt_tokens=usage.get("prompt_tokens") or 0,
+        completion_tokens=usage.get("completion_tokens") or 0,
+        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+        finish_reason=finish_reason,
+        aborted=raw.aborted,
+        error=error,
+    )
+
+
+def _text_of(choice: dict[str, Any]) -> str:
+    part = choice.get("delta") or choice.get("message") or {}
+    thought = part.get("reasoning") or part.get("reasoning_content") or ""
+    return f"{thought}{part.get('content') or ''}{choice.get('text') or ''}"
+
+
+def _events(raw: RawAnswer, body: bytes) -> list[tuple[float, dict[str, Any]]]:
+    """Server-sent events, each with the time of the piece that completed it.
+
+    Lines with the chunk sizes of chunked transfer encoding, which are between events, are
+    skipped. An event that is split into several chunks is found by parsing the whole body.
+    """
+    found, rest = [], b""
+    for at, data in [*raw.pieces, (raw.ended_at, b"\n")]:
+        *lines, rest = (rest + data).split(b"\n")
+        found += [(at, event) for line in lines if (event := _event(line)) is not None]
+    whole = [event for line in body.split(b"\n") if (event := _event(line)) is not None]
+    return found if len(whole) == len(found) else [(raw.ended_at, event) for event in whole]
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    return _parsed(line[5:]) if line.startswith(b"data:") else None
+
+
+def _parsed(data: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,43 +198,26 @@ class Together:
 
 
 @dataclass(slots=True)
-class ClientCost:
-    """The cost of the load generator."""
-
-    cpu_seconds: float = 0.0
-    wall_seconds: float = 0.0
-
-    @property
-    def cpu_share(self) -> float:
-        """CPU time relative to one core."""
-        return self.cpu_seconds / self.wall_seconds if self.wall_seconds else 0.0
-
-
-@dataclass(slots=True)
 class Client:
-    """Sends requests to one server and adds up their cost."""
+    """Sends requests to one server. cpu_seconds: what that has cost so far."""
 
     target: Target
-    cost: ClientCost = field(default_factory=ClientCost)
+    cpu_seconds: float = 0.0
 
-    def call(self, ask: Ask | Completion) -> Call:
+    def call(self, ask: Ask) -> Call:
         """A request to run, for callers that abort it or inspect its pieces."""
         target = self.target
         return Call(
             url=target.base_url + ask.path,
             body=ask.body(target),
-            api_key=target.api_key,
             timeout_seconds=target.timeout_seconds,
         )
 
-    async def ask(self, ask: Ask | Completion) -> Answer:
+    async def ask(self, ask: Ask) -> Answer:
         """Send one request and wait for the answer."""
-        call = self.call(ask)
-        with self._watched():
-            raw = await call.run()
-        return read_answer(raw)
+        return (await self.ask_all([ask])).answers[0]
 
-    async def ask_all(self, asks: Sequence[Ask | Completion]) -> Together:
+    async def ask_all(self, asks: Sequence[Ask]) -> Together:
         """Send the requests together; the answers are parsed after the last one has ended."""
         calls = [self.call(ask) for ask in asks]
         with self._watched():
@@ -142,11 +230,10 @@ class Client:
     def _watched(self) -> Iterator[None]:
         was_enabled = gc.isenabled()
         gc.disable()  # a garbage collection here would look like a pause of the server
-        wall, cpu = time.perf_counter(), time.process_time()
+        began = time.process_time()
         try:
             yield
         finally:
-            self.cost.cpu_seconds += time.process_time() - cpu
-            self.cost.wall_seconds += time.perf_counter() - wall
+            self.cpu_seconds += time.process_time() - began
             if was_enabled:
                 gc.enable()

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from holdfast.worker.cpu.kernels.build import SWITCH
+from holdfast_bench.results import Results
 
 # as in holdfast/__init__.py, which is not imported here because it imports the library
 DISTRIBUTION = "holdfast-mlx"
@@ -36,56 +37,39 @@ def machine(*, watched_seconds: float = 1.0) -> dict[str, Any]:
         "environment": {
             name: value for name, value in sorted(os.environ.items()) if name.startswith(_PREFIXES)
         },
-        "busy_before": psutil.cpu_percent(watched_seconds)
-        / 100,  # share of all cores, used by other programs
+        # share of all cores, used by other programs
+        "busy_before": psutil.cpu_percent(watched_seconds) / 100,
         "load_average": round(os.getloadavg()[0], 2),
     }
 
 
-def now() -> str:
-    """UTC, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def holdfast_version() -> str:
-    """The version of the installed package."""
-    return _version(DISTRIBUTION)
-
-
-def commit() -> str:
-    """The commit of this source tree, with a + if it has changes; "" if there is none."""
-    folder = Path(__file__).resolve().parent
-    head = _git(folder, "rev-parse", "--short", "HEAD")
-    return head + (
-        "+" if head and _git(folder, "status", "--porcelain", "--untracked-files=no") else ""
+def new_results(command: str, *, kind: str = "scenarios") -> Results:
+    """Results without cases, with the time and the version of Holdfast."""
+    return Results(
+        kind=kind,
+        made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        version=_version(DISTRIBUTION),
+        commit=_commit(),
+        command=command,
     )
 
 
-def _git(folder: Path, *arguments: str) -> str:
+def _commit() -> str:
+    """The commit of this source tree, with a + if it has changes; "" if there is none."""
+    describe = ("describe", "--always", "--exclude=*", "--dirty=+")
+    command = ["git", "-C", str(Path(__file__).resolve().parent), *describe]
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return done.stdout.strip()
 
 
 def _processor() -> str:
     facts = Path("/proc/cpuinfo")
-    if facts.exists():
-        names = [
-            line.partition(":")[2].strip()
-            for line in facts.read_text().splitlines()
-            if line.startswith("model name")
-        ]
-        if names:
-            return names[0]
-    return platform.processor() or platform.machine()
+    lines = facts.read_text().splitlines() if facts.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _version(package: str) -> str:

@@ -20,15 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.nn.layers.base import Module
-from mlx.nn.layers.quantized import quantize
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_flatten
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 
-from holdfast.worker.engine import seams
-from holdfast_bench.lexicon import text_of, words
-from holdfast_bench.models import CONTEXT_TOKENS, FOUR_BIT, SHAPES
+from holdfast.worker.engine import mlx_lm_hooks
+from holdfast_bench.models import CONFIGS, CONTEXT_TOKENS
+from holdfast_bench.prompts import text_of, words
 
 _SPECIALS = ("<|end|>", "<|start|>", "<|pad|>")
 _TEMPLATE = (
@@ -37,8 +35,8 @@ _TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{% endif %}"
 )
 _TRAINING_WORDS = 60_000
-_GROUP_SIZE = 64
 _SHARP_QUERIES = 3.0
+_NOT_COPIED = ("generation_config.json", "README.md")
 _WIDE = {
     "hidden_size": 768,
     "num_hidden_layers": 17,
@@ -52,29 +50,18 @@ _CENTRES = {"A_log": -3.0, "q_norm.weight": _SHARP_QUERIES}
 
 def make_model(name: str, folder: Path) -> None:
     """Write the model `name` into `folder`."""
-    seams.prepare()
-    shape = SHAPES[name.removesuffix(FOUR_BIT)]
+    mlx_lm_hooks.prepare()
+    config, vocabulary = CONFIGS[name], CONFIGS[name]["vocab_size"]
     folder.mkdir(parents=True)
-    tokenizer = _write_tokenizer(folder, shape.vocabulary)
-    config: dict[str, Any] = {
-        "model_type": shape.model_type,
-        "vocab_size": shape.vocabulary,
-        "eos_token_id": tokenizer.token_to_id(_SPECIALS[0]),
-        **shape.config,
-    }
-    module = importlib.import_module(f"mlx_lm.models.{shape.model_type}")
+    tokenizer = _write_tokenizer(folder, vocabulary)
+    config = {**config, "eos_token_id": tokenizer.token_to_id(_SPECIALS[0])}
+    module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     mx.random.seed(0)
     model = module.Model(module.ModelArgs.from_dict(config))
     parameters: list[tuple[str, mx.array]] = list(tree_flatten(model.parameters()))  # type: ignore[arg-type]
-    model.update(tree_unflatten([(path, _well_scaled(path, value)) for path, value in parameters]))
-    model.lm_head.weight = model.lm_head.weight * _drawable(tokenizer, shape.vocabulary)[:, None]
-    if name.endswith(FOUR_BIT):
-        config |= _quantized(model)
-    mx.save_safetensors(
-        str(folder / "model.safetensors"),
-        dict(tree_flatten(model.parameters())),
-        metadata={"format": "mlx"},
-    )
+    weights = {path: _well_scaled(path, value) for path, value in parameters}
+    weights["lm_head.weight"] *= _drawable(tokenizer, vocabulary)[:, None]
+    _write_weights(weights, folder)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 
@@ -155,11 +142,8 @@ def _copied_in_float32(original: Path, folder: Path) -> dict[str, mx.array]:
     """Copy a model's files into a new folder, except the weights; returns these in float32."""
     folder.mkdir(parents=True)
     for file in original.iterdir():
-        if (
-            file.is_file()
-            and file.suffix != ".safetensors"
-            and file.name not in ("generation_config.json", "README.md")
-        ):
+        is_copied = file.suffix != ".safetensors" and file.name not in _NOT_COPIED
+        if file.is_file() and is_copied:
             shutil.copyfile(file, folder / file.name)
     weights: dict[str, mx.array] = {}
     for file in original.glob("*.safetensors"):
@@ -195,20 +179,6 @@ def _well_scaled(path: str, parameter: mx.array) -> mx.array:
     fan_in = parameter.shape[-1] if parameter.shape[-1] > 1 else math.prod(parameter.shape[1:])
     scaled: mx.array = mx.random.normal(parameter.shape) * fan_in**-0.5
     return scaled
-
-
-def _quantized(model: Module) -> dict[str, Any]:
-    """Quantize in place, in bfloat16 like models on the Hub; returns the entries for the
-    configuration.
-    """
-    model.set_dtype(mx.bfloat16)
-
-    def fits(_: str, module: Module) -> bool:
-        return hasattr(module, "to_quantized") and module.weight.shape[-1] % _GROUP_SIZE == 0
-
-    quantize(model, group_size=_GROUP_SIZE, bits=4, class_predicate=fits)
-    how = {"group_size": _GROUP_SIZE, "bits": 4, "mode": "affine"}
-    return {"quantization": how, "quantization_config": how}
 
 
 def _drawable(tokenizer: Tokenizer, vocabulary: int) -> mx.array:
@@ -255,8 +225,6 @@ if __name__ == "__main__":
     kind, what, where = sys.argv[1:]
     if kind == "random":
         make_model(what, Path(where))
-    elif kind == "wide":
-        make_wide(Path(what), Path(where))
     else:
-        make_endless(Path(what), Path(where))
+        {"endless": make_endless, "wide": make_wide}[kind](Path(what), Path(where))
     mx.clear_streams()

@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,8 @@ VERSION = 1  # a new version makes the models again
 CONTEXT_TOKENS = 32768
 LONG_CONTEXT_TOKENS = 131072
 PEERS_CONTEXT_TOKENS = 8192  # llama.cpp reserves KV for the whole context
-FOUR_BIT = "-4bit"
 ENDLESS = "-endless"
 _LONGEST_MAKING_SECONDS = 600.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """The shape of a random model."""
-
-    model_type: str
-    vocabulary: int
-    config: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,42 +40,37 @@ class BenchModel:
         return self.name.endswith(ENDLESS)
 
 
-def _plain(
+def _config(
+    kind: str,
     hidden: int,
     layers: int,
-    *,
     heads: int,
     kv_heads: int,
-    head: int,
     intermediate: int,
+    *,
+    vocabulary: int = 8192,
     context_tokens: int = CONTEXT_TOKENS,
+    **more: Any,
 ) -> dict[str, Any]:
+    """The configuration of a random model. kind: mlx-lm's model type."""
     return {
+        "model_type": kind,
+        "vocab_size": vocabulary,
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
-        "head_dim": head,
+        "head_dim": 64,
         "intermediate_size": intermediate,
         "rms_norm_eps": 1e-6,
         "rope_theta": 1_000_000.0,
         "max_position_embeddings": context_tokens,
         "tie_word_embeddings": False,
+        **more,
     }
 
 
-def _experts(count: int, *, per_token: int, intermediate: int) -> dict[str, Any]:
-    return {
-        "num_experts": count,
-        "num_experts_per_tok": per_token,
-        "moe_intermediate_size": intermediate,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "norm_topk_prob": True,
-    }
-
-
-_DELTA = {
+_RECURRENT: dict[str, Any] = {
     "linear_num_value_heads": 8,
     "linear_num_key_heads": 4,
     "linear_key_head_dim": 64,
@@ -94,87 +79,24 @@ _DELTA = {
     "full_attention_interval": 4,
     "partial_rotary_factor": 0.25,
     "shared_expert_intermediate_size": 512,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
 }
-SHAPES = {
-    "qwen3-9m": Shape(
-        model_type="qwen3",
-        vocabulary=8192,
-        config=_plain(256, 6, heads=4, kv_heads=2, head=64, intermediate=768),
-    ),
-    "qwen3-30m": Shape(
-        model_type="qwen3",
-        vocabulary=8192,
-        config=_plain(512, 7, heads=8, kv_heads=4, head=64, intermediate=1536),
-    ),
-    "qwen3-120m": Shape(
-        model_type="qwen3",
-        vocabulary=16384,
-        config=_plain(768, 14, heads=12, kv_heads=4, head=64, intermediate=2304),
-    ),
-    "llama-6m": Shape(
-        model_type="llama",
-        vocabulary=8192,
-        config=_plain(
-            256,
-            2,
-            heads=4,
-            kv_heads=2,
-            head=64,
-            intermediate=768,
-            context_tokens=PEERS_CONTEXT_TOKENS,
-        ),
-    ),
-    "llama-95m": Shape(
-        model_type="llama",
-        vocabulary=8192,
-        config=_plain(
-            768,
-            12,
-            heads=12,
-            kv_heads=4,
-            head=64,
-            intermediate=2304,
-            context_tokens=PEERS_CONTEXT_TOKENS,
-        ),
-    ),
-    "qwen3-long": Shape(
-        model_type="qwen3",
-        vocabulary=8192,
-        config=_plain(
-            128,
-            2,
-            heads=2,
-            kv_heads=1,
-            head=64,
-            intermediate=256,
-            context_tokens=LONG_CONTEXT_TOKENS,
-        ),
-    ),
-    "qwen3_next-long": Shape(
-        model_type="qwen3_next",
-        vocabulary=8192,
-        config={
-            **_plain(
-                128,
-                4,
-                heads=2,
-                kv_heads=1,
-                head=64,
-                intermediate=256,
-                context_tokens=LONG_CONTEXT_TOKENS,
-            ),
-            **_DELTA,
-            **_experts(4, per_token=2, intermediate=64),
-        },
-    ),
+_LONG = LONG_CONTEXT_TOKENS
+CONFIGS = {
+    "qwen3-9m": _config("qwen3", 256, 6, 4, 2, 768),
+    "qwen3-30m": _config("qwen3", 512, 7, 8, 4, 1536),
+    "qwen3-120m": _config("qwen3", 768, 14, 12, 4, 2304, vocabulary=16384),
+    "llama-95m": _config("llama", 768, 12, 12, 4, 2304, context_tokens=PEERS_CONTEXT_TOKENS),
+    "qwen3-long": _config("qwen3", 128, 2, 2, 1, 256, context_tokens=_LONG),
+    "qwen3_next-long": _config("qwen3_next", 128, 4, 2, 1, 256, context_tokens=_LONG, **_RECURRENT),
 }
 WIDE_DEMO = f"{DEMO_ID}-120m"
-MODEL_NAMES = (
-    *(name + bits for name in SHAPES for bits in ("", FOUR_BIT)),
-    *DEMO_IDS,
-    WIDE_DEMO,
-    DEMO_ID + ENDLESS,
-)
+MODEL_NAMES = (*CONFIGS, *DEMO_IDS, WIDE_DEMO, DEMO_ID + ENDLESS)
 
 
 def cache_folder() -> Path:
@@ -198,13 +120,13 @@ def ensure_model(name: str) -> BenchModel:
     """
     if name.endswith(ENDLESS):
         original = ensure_model(name.removesuffix(ENDLESS))
-        return _copied("endless", original.folder, name=original.name + ENDLESS)
+        return _made("endless", original.name + ENDLESS, original.folder)
     if name in DEMO_IDS:
         return BenchModel(name=name, folder=demo_folder(name))
     if name == WIDE_DEMO:
-        return _copied("wide", demo_folder(DEMO_ID), name=name)
-    if name.removesuffix(FOUR_BIT) in SHAPES:
-        return _made(name)
+        return _made("wide", name, demo_folder(DEMO_ID))
+    if name in CONFIGS:
+        return _made("random", name)
     folder = Path(name)
     if not (folder / "config.json").is_file():
         raise HoldfastError(
@@ -213,19 +135,17 @@ def ensure_model(name: str) -> BenchModel:
     return BenchModel(name=folder.name, folder=folder.resolve())
 
 
-def _made(name: str) -> BenchModel:
+def _made(how: str, name: str, original: Path | None = None) -> BenchModel:
+    """The model in its folder, which is made if it is missing or older than the original."""
     folder = cache_folder() / f"{name}-v{VERSION}"
-    if not (folder / "config.json").exists():
-        _make(folder, ["random", name])
-    return BenchModel(name=name, folder=folder)
-
-
-def _copied(how: str, original: Path, *, name: str) -> BenchModel:
-    folder = cache_folder() / f"{name}-v{VERSION}"
-    if folder.exists() and _is_older(folder, original):
-        shutil.rmtree(folder)
-    if not folder.exists():
-        _make(folder, [how, str(original)])
+    if not _is_current(folder, original):
+        shutil.rmtree(folder, ignore_errors=True)
+        partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+        _run_maker("model_maker", how, str(original or name), str(partial))
+        try:
+            partial.rename(folder)
+        except OSError:  # another process was faster
+            shutil.rmtree(partial)
     return BenchModel(name=name, folder=folder)
 
 
@@ -237,34 +157,27 @@ def ensure_gguf(model: Path) -> Path:
     model = model.resolve()
     digest = hashlib.blake2s(str(model).encode(), digest_size=4).hexdigest()
     file = cache_folder() / f"{model.name}-{digest}-v{VERSION}.gguf"
-    if not file.exists() or file.stat().st_mtime < (model / "config.json").stat().st_mtime:
+    if not _is_current(file, model):
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_suffix(f".{os.getpid()}.partial.gguf")
-        _run_maker("holdfast_bench.gguf_maker", [str(model), str(partial)], what=file.name)
+        _run_maker("gguf_maker", str(model), str(partial))
         partial.replace(file)
     return file
 
 
-def _is_older(copy: Path, original: Path) -> bool:
-    file = "config.json"
-    return (copy / file).stat().st_mtime < (original / file).stat().st_mtime
+def _is_current(made: Path, original: Path | None) -> bool:
+    """Whether it exists and is not older than the original."""
+    if not made.exists() or original is None:
+        return made.exists()
+    return made.stat().st_mtime >= (original / "config.json").stat().st_mtime
 
 
-def _make(folder: Path, arguments: list[str]) -> None:
-    """Make the folder atomically in another process, which imports MLX. Raises HoldfastError."""
-    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
-    _run_maker("holdfast_bench.model_maker", [*arguments, str(partial)], what=folder.name)
-    try:
-        partial.rename(folder)
-    except OSError:  # another process was faster
-        shutil.rmtree(partial)
-
-
-def _run_maker(module: str, arguments: list[str], *, what: str) -> None:
-    command = [sys.executable, "-m", module, *arguments]
+def _run_maker(module: str, *arguments: str) -> None:
+    """Run a maker in another process, which imports MLX. Raises HoldfastError."""
+    command = [sys.executable, "-m", f"holdfast_bench.{module}", *arguments]
     done = subprocess.run(
         command, capture_output=True, timeout=_LONGEST_MAKING_SECONDS, check=False
     )
     if done.returncode != 0:
         reason = done.stderr.decode(errors="replace").strip()[-500:]
-        raise HoldfastError(f"cannot make the model {what}: {reason}")
+        raise HoldfastError(f"cannot make the model {Path(arguments[-1]).name}: {reason}")

@@ -1,7 +1,7 @@
 """A server that answers every request immediately with random words, without running a model.
 
-It measures the load generator: `python -m holdfast_bench.null_server --port PORT`. Tests use it,
-too.
+It shows what the load generator costs: `python -m holdfast_bench.null_server --port PORT`. Tests use
+it, too.
 """
 
 from __future__ import annotations
@@ -11,11 +11,20 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import sys
 from typing import Any
 
-from holdfast_bench.lexicon import words
+from holdfast_bench.comparison import percentile
+from holdfast_bench.contenders import Contender
+from holdfast_bench.load import user
+from holdfast_bench.prompts import words
+from holdfast_bench.servers import ServerStarter
 
-_MODEL = "null"
+_REQUESTS = 40
+_STREAMS, _TOKENS = 8, 250
+NULL = Contender(
+    label="null", command=(sys.executable, "-m", "holdfast_bench.null_server", "--port", "{port}")
+)
 
 
 class NullServer:
@@ -53,10 +62,8 @@ class NullServer:
         writer.close()
 
     async def _respond(self, writer: asyncio.StreamWriter, path: str, body: dict[str, Any]) -> None:
-        if path == "/health":
-            _send_json(writer, {"status": "ok", "models": [{"id": _MODEL, "state": "ready"}]})
-        elif path == "/v1/models":
-            _send_json(writer, {"object": "list", "data": [{"id": _MODEL}]})
+        if path == "/v1/models":
+            _send_json(writer, {"object": "list", "data": [{"id": "null"}]})
         elif path in ("/v1/chat/completions", "/v1/completions"):
             self.seen.append(body)
             await self._generate(writer, body)
@@ -109,18 +116,37 @@ def _send_json(
     writer.write(head.encode() + content)
 
 
-async def _run(arguments: argparse.Namespace) -> None:
-    null = NullServer(
-        token_seconds=arguments.token_seconds, prompt_token_seconds=arguments.prompt_token_seconds
-    )
-    server = await null.serve(arguments.port)
-    async with server:
+async def client_cost(starter: ServerStarter) -> dict[str, Any]:
+    """The load generator's time per request and its highest event rate.
+
+    Every measured time includes the first; rates above the second cannot be measured.
+    """
+    server = await starter.start(NULL)
+    try:
+        client = server.client
+        single = [
+            await client.ask(user(f"request {number}", max_tokens=1)) for number in range(_REQUESTS)
+        ]
+        cpu = client.cpu_seconds
+        streams = await client.ask_all(
+            [user(f"stream {number}", max_tokens=_TOKENS) for number in range(_STREAMS)]
+        )
+    finally:
+        server.stop(kill=True)
+    events = sum(len(answer.text_times) for answer in streams.answers)
+    return {
+        "request_seconds": percentile([answer.seconds for answer in single], 50),
+        "events_per_second": events / streams.seconds,
+        "cpu_seconds_per_event": (client.cpu_seconds - cpu) / max(events, 1),
+    }
+
+
+async def _run(port: int) -> None:
+    async with await NullServer().serve(port) as server:
         await server.serve_forever()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--token-seconds", type=float, default=0.0)
-    parser.add_argument("--prompt-token-seconds", type=float, default=0.0)
-    asyncio.run(_run(parser.parse_args()))
+    asyncio.run(_run(parser.parse_args().port))

@@ -1,16 +1,48 @@
-"""Makes random prompts of a given length from a seed, so that no cache contains them."""
+"""Random words and, from a seed, prompts of a given length, so that no cache contains them."""
 
 from __future__ import annotations
 
+import random
 import re
+from functools import cache
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from holdfast_bench.lexicon import text_of
-
+WORDS = 6000
+_ONSETS = "b bl br c ch cl cr d dr f fl fr g gl gr h j k l m n p pl pr qu r s sh sl sp st str t th tr v w z".split()
+_VOWELS = "a e i o u ai ea ee oa ou".split()
+_ENDS = ["", "", "", "l", "m", "n", "nd", "ng", "r", "rk", "s", "st", "t"]
 _TOKENS_PER_WORD = 1.6  # an estimate, for servers with an unknown tokenizer
 _SAMPLE_WORDS = 200
+
+
+@cache
+def words() -> tuple[str, ...]:
+    """All words, without repetition and always the same."""
+    source = random.Random(5)
+    found: dict[str, None] = {}
+    while len(found) < WORDS:
+        syllables = source.choice((1, 2, 2, 2, 3))
+        found[
+            "".join(source.choice(_ONSETS) + source.choice(_VOWELS) for _ in range(syllables))
+            + source.choice(_ENDS)
+        ] = None
+    return tuple(found)
+
+
+def text_of(count: int, *, seed: str) -> str:
+    """`count` random words in sentences. Equal seeds give equal texts; others differ from the first
+    words on.
+    """
+    source = random.Random(seed)
+    sentences: list[str] = []
+    left = count
+    while left > 0:
+        length = min(left, source.randint(6, 14))
+        sentences.append(" ".join(source.choices(words(), k=length)) + ".")
+        left -= length
+    return " ".join(sentences)
 
 
 class PromptMaker:
@@ -25,7 +57,8 @@ class PromptMaker:
         self._tokenizer = (
             Tokenizer.from_file(str(file)) if file is not None and file.exists() else None
         )
-        self._marks = [] if self._tokenizer is None else _marks_of(self._tokenizer)
+        added = self._tokenizer.get_added_tokens_decoder() if self._tokenizer else {}
+        self._marks = [token.content for token in added.values() if token.content]
         sample = text_of(_SAMPLE_WORDS, seed="sample")
         self._tokens_per_word = (
             len(self.tokens(sample)) / _SAMPLE_WORDS if self._tokenizer else _TOKENS_PER_WORD
@@ -51,9 +84,3 @@ class PromptMaker:
         for mark in self._marks:
             text = text.replace(mark, "")
         return list(self._tokenizer.encode(text, add_special_tokens=False).tokens)
-
-
-def _marks_of(tokenizer: Tokenizer) -> list[str]:
-    return [
-        token.content for token in tokenizer.get_added_tokens_decoder().values() if token.content
-    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,11 @@ SCHEMA = "holdfast-bench/1"
 class Sample(msgspec.Struct, kw_only=True):
     """One round of one contender."""
 
-    metrics: dict[str, list[float]] = msgspec.field(default_factory=dict)
-    # seconds between texts, for histograms
-    gaps: list[float] = msgspec.field(default_factory=list)
-    answers: list[str] = msgspec.field(
-        default_factory=list
-    )  # greedy answers, in the order of the requests
-    errors: list[str] = msgspec.field(default_factory=list)
-    # CPU time of the waiting contenders, relative to one core
-    others_cpu_share: float = 0.0
+    metrics: dict[str, list[float]] = {}
+    gaps: list[float] = []  # seconds between texts, for histograms
+    answers: list[str] = []  # greedy answers, in the order of the requests
+    errors: list[str] = []
+    others_cpu_share: float = 0.0  # CPU time of the waiting contenders, relative to one core
 
 
 class Agreement(msgspec.Struct, kw_only=True, frozen=True):
@@ -45,12 +40,10 @@ class ContenderResult(msgspec.Struct, kw_only=True):
     """All rounds of one contender in one case."""
 
     label: str
-    rounds: list[Sample] = msgspec.field(default_factory=list)
-    # ratios to itself, if every contender's noise is measured
-    noise: dict[str, list[float]] = msgspec.field(default_factory=dict)
-    # None for the first contender, and if nothing can be compared
-    agreement: Agreement | None = None
-    notes: list[str] = msgspec.field(default_factory=list)
+    rounds: list[Sample] = []
+    noise: dict[str, list[float]] = {}  # ratios to itself, if every contender's noise is measured
+    agreement: Agreement | None = None  # None for the first one, and if nothing can be compared
+    notes: list[str] = []
 
     def values(self, metric: str) -> list[list[float]]:
         """The metric's values, round by round."""
@@ -71,24 +64,17 @@ class CaseResult(msgspec.Struct, kw_only=True):
     scenario: str
     case: str
     model: str
-    settings: dict[str, Any] = msgspec.field(default_factory=dict)
-    contenders: list[ContenderResult] = msgspec.field(default_factory=list)
-    # metric → ratios of the first contender to itself
-    noise: dict[str, list[float]] = msgspec.field(default_factory=dict)
+    settings: dict[str, Any] = {}
+    contenders: list[ContenderResult] = []
+    noise: dict[str, list[float]] = {}  # metric → ratios of the first contender to itself
     seconds: float = 0.0
-    notes: list[str] = msgspec.field(default_factory=list)
+    notes: list[str] = []
 
     def metric_names(self) -> list[str]:
         """All metrics with a value."""
-        return list(
-            dict.fromkeys(
-                name
-                for each in self.contenders
-                for sample in each.rounds
-                for name, got in sample.metrics.items()
-                if got
-            )
-        )
+        samples = [sample for each in self.contenders for sample in each.rounds]
+        names = [name for sample in samples for name, got in sample.metrics.items() if got]
+        return list(dict.fromkeys(names))
 
 
 class Results(msgspec.Struct, kw_only=True):
@@ -100,11 +86,10 @@ class Results(msgspec.Struct, kw_only=True):
     version: str = ""
     commit: str = ""
     command: str = ""
-    machine: dict[str, Any] = msgspec.field(default_factory=dict)
-    # cost of the load generator
-    client: dict[str, Any] = msgspec.field(default_factory=dict)
-    cases: list[CaseResult] = msgspec.field(default_factory=list)
-    notes: list[str] = msgspec.field(default_factory=list)
+    machine: dict[str, Any] = {}
+    client: dict[str, Any] = {}  # cost of the load generator
+    cases: list[CaseResult] = []
+    notes: list[str] = []
 
 
 def write_results(results: Results, file: Path) -> None:
@@ -128,8 +113,3 @@ def read_results(file: Path) -> Results:
             f"{file} has the schema {results.schema!r}; this version reads {SCHEMA!r}"
         )
     return results
-
-
-def median_of_rounds(values: list[list[float]]) -> list[float]:
-    """The median of each round that has values."""
-    return [statistics.median(each) for each in values if each]

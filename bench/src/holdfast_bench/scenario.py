@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from holdfast_bench.answers import Answer
 from holdfast_bench.contenders import Contender
 from holdfast_bench.load import Client
 from holdfast_bench.prompts import PromptMaker
@@ -15,8 +13,6 @@ from holdfast_bench.results import CaseResult, Sample
 from holdfast_bench.servers import RunningServer, ServerStarter
 
 Scale = Literal["quick", "normal", "full"]
-# the error for a server given as a URL: its processes cannot be measured
-NOT_STARTED_HERE = "only servers that the benchmark starts can be measured"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,36 +36,32 @@ class Stage:
     """The servers of a run, started on demand and kept running."""
 
     def __init__(self, starter: ServerStarter, prompts: PromptMaker) -> None:
-        self._starter, self.prompts = starter, prompts
+        self.starter, self.prompts = starter, prompts
         self._running: dict[Contender, RunningServer] = {}
-        self.model_folder, self.threads = starter.model_folder, starter.threads
         # what a scenario needs in every round of a case, by name
         self.kept: dict[str, Closable] = {}
 
     async def server(self, contender: Contender) -> RunningServer:
         """The contender's server. Raises ServerFailed, ServerUnreachable."""
-        running = self._running.get(contender)
-        if running is None:
-            running = self._running[contender] = await self._starter.start(contender)
-        return running
+        if contender not in self._running:
+            self._running[contender] = await self.starter.start(contender)
+        return self._running[contender]
 
-    async def restart(self, contender: Contender, *, kill: bool = False) -> RunningServer | None:
-        """Restart the server on its store; returns None if the benchmark did not start it."""
-        if not contender.is_ours_to_start:
-            return None
-        self.drop(contender, kill=kill)
+    async def restart(self, contender: Contender) -> RunningServer:
+        """Restart the server on its store, if the benchmark started it."""
+        if contender.is_ours_to_start:
+            self.drop(contender)
         return await self.server(contender)
 
     def drop(self, contender: Contender, *, kill: bool = False) -> None:
         """End the server. It is started again when needed."""
-        running = self._running.pop(contender, None)
-        if running is not None:
+        if (running := self._running.pop(contender, None)) is not None:
             running.stop(kill=kill)
 
     def close(self) -> None:
         """End all servers."""
-        for running in list(self._running.values()):
-            self.drop(running.contender)
+        for contender in list(self._running):
+            self.drop(contender)
         self.let_go()
 
     def let_go(self) -> None:
@@ -79,8 +71,8 @@ class Stage:
 
     def cpu_seconds_of_others(self, contender: Contender) -> float:
         """CPU time of all other contenders' servers so far."""
-        uses = [running.use() for other, running in self._running.items() if other != contender]
-        return sum(use.cpu_seconds for use in uses if use is not None)
+        others = (server for other, server in self._running.items() if other != contender)
+        return sum(server.use().cpu_seconds for server in others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,35 +114,6 @@ class Scenario:
     prepare: Callable[[Trial], Awaitable[None]] | None = None
     # returns lines that compare figures with claims
     judge: Callable[[CaseResult], list[str]] | None = None
-    # whose noise is measured
-    against_itself: Literal["first", "everybody", "nobody"] = "first"
-    # whether mlx_lm.server also runs with the BLAS of its wheel
-    as_installed_too: bool = False
+    # whether the noise of all servers is measured, not only that of the first one
+    measures_all_noise: bool = False
     uses_store: bool = False  # whether servers have a store on disk
-    # options of Holdfast's command, for unusual settings
-    options: tuple[str, ...] = ()
-    only_by_name: bool = (
-        False  # whether "all" skips it, because other scenarios have the same cases
-    )
-    needs_start: bool = False  # whether servers at a URL cannot be measured
-
-
-def errors_of(answers: Sequence[Answer]) -> list[str]:
-    """The errors of the answers, without repetition."""
-    return list(
-        dict.fromkeys(
-            answer.error or "the answer did not end" for answer in answers if not answer.is_good
-        )
-    )
-
-
-class Stopwatch:
-    """Seconds since its creation."""
-
-    def __init__(self) -> None:
-        self._began = time.perf_counter()
-
-    @property
-    def seconds(self) -> float:
-        """Elapsed seconds."""
-        return time.perf_counter() - self._began

@@ -1,56 +1,61 @@
-"""Chooses the contenders and models of scenarios."""
+"""All scenarios, with their models and contenders."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from holdfast_bench.contenders import Contender, is_installed, peers_of
+from holdfast.errors import HoldfastError
+from holdfast_bench.contenders import Contender, holdfast, is_installed, peers_of
 from holdfast_bench.run import Item
-from holdfast_bench.scenario import Scenario
+from holdfast_bench.scenario import Scale, Scenario
+from holdfast_bench.scenarios import (
+    agents,
+    growth,
+    memory,
+    next_turn,
+    overhead,
+    prefill,
+    reuse,
+    saving,
+    speculation,
+    stall,
+    start,
+    streams,
+)
 
-AS_INSTALLED = "mlx_lm-as-installed"
+_MODULES = (
+    *(overhead, prefill, streams, speculation, stall, start),
+    *(next_turn, memory, reuse, agents, saving, growth),
+)
+SCENARIOS: dict[str, Scenario] = {module.SCENARIO.name: module.SCENARIO for module in _MODULES}
 
 
-def item_for(
-    scenario: Scenario,
-    subject: Contender,
+def items_of(
+    names: Sequence[str],
+    scale: Scale = "normal",
     *,
-    others: Sequence[Contender] = (),
     peers: Sequence[str] | None = None,
+    others: Sequence[Contender] = (),
     model: str = "",
     case: str = "",
-) -> Item:
-    """One scenario with its contenders: the subject, the named peers and `others`.
+) -> list[Item]:
+    """The named scenarios, or "all", on their models or this one: this Holdfast, the named peers
+    and `others`.
 
-    peers: None means the installed ones of the scenario, and mlx_lm.server as installed in short
-    scenarios. Raises HoldfastError.
+    peers: None means the installed ones of the scenario. case: part of the names of cases. Raises
+    HoldfastError.
     """
-    missing = (
-        [] if peers is not None else [each for each in scenario.peers if not is_installed(each)]
-    )
-    usual = [
-        *filter(is_installed, scenario.peers),
-        *([AS_INSTALLED] if scenario.as_installed_too else []),
-    ]
-    names = list(peers) if peers is not None else usual
-    if subject.is_ours_to_start:
-        subject = replace(subject, command=(*subject.command, *scenario.options))
-    contenders = {each.label: each for each in (subject, *peers_of(names), *others)}
-    if scenario.uses_store:
-        contenders = {label: each.storing() for label, each in contenders.items()}
-    return Item(
-        scenario=scenario,
-        contenders=tuple(contenders.values()),
-        model=model,
-        only=case,
-        not_installed=tuple(missing),
-    )
-
-
-def models_of(scenario: Scenario, wanted: str, *, is_served: bool = False) -> tuple[str, ...]:
-    """The models to measure: the wanted one, or the scenario's.
-
-    is_served: the server already runs, with its own model.
-    """
-    return (wanted,) if wanted or is_served else (scenario.model, *scenario.more_models)
+    if unknown := [name for name in names if name not in (*SCENARIOS, "all")]:
+        raise HoldfastError(f"unknown scenario {unknown[0]!r}; there are: {', '.join(SCENARIOS)}")
+    items = []
+    for scenario in map(SCENARIOS.__getitem__, SCENARIOS if "all" in names else names):
+        usual = [peer for peer in scenario.peers if is_installed(peer)]
+        contenders = [holdfast(), *peers_of(usual if peers is None else peers), *others]
+        if scenario.uses_store:
+            contenders = [each.storing() for each in contenders]
+        cases = tuple(each for each in scenario.cases(scale) if case in each.name)
+        items += [
+            Item(scenario=scenario, model=name, contenders=tuple(contenders), cases=cases)
+            for name in ((model,) if model else (scenario.model, *scenario.more_models))
+        ]
+    return items

@@ -21,6 +21,7 @@ from holdfast.errors import HoldfastError
 TOO_LONG = "no end within"
 _DONE = b"data: [DONE]"
 _LONGEST_TAIL = 64  # bytes that may contain the beginning of the end mark
+_MOST_BYTES = 1 << 16  # of a piece
 
 
 class ServerUnreachable(HoldfastError):
@@ -42,90 +43,57 @@ class RawAnswer:
         return b"".join(data for _, data in self.pieces)
 
 
-class _Exchange(asyncio.Protocol):
-    def __init__(self, request: bytes, answer: RawAnswer) -> None:
-        self._request, self._answer = request, answer
-        self._transport: asyncio.Transport | None = None
-        self._tail = b""
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        self._answer.pieces.append((time.perf_counter(), data))
-        if _DONE in self._tail + data:
-            self.finish()  # some servers keep the connection open
-        self._tail = data[-_LONGEST_TAIL:]
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if exc is not None and not self._answer.aborted:
-            self._answer.error = f"the connection broke: {exc}"
-        self.finish()
-
-    def finish(self) -> None:
-        if not self.over.done():
-            self._answer.ended_at = time.perf_counter()
-            self.over.set_result(None)
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-
 class Call:
     """A running request. `abort()` closes the connection, as a client does."""
 
     def __init__(
-        self,
-        *,
-        url: str,
-        body: Mapping[str, Any] | None,
-        api_key: str = "",
-        timeout_seconds: float = 600.0,
+        self, *, url: str, body: Mapping[str, Any] | None, timeout_seconds: float = 600.0
     ) -> None:
         parts = urlsplit(url)
         assert parts.hostname is not None, f"{url} names no host"
         self._host, self._port = parts.hostname, parts.port or 80
-        self._request = _request_bytes(parts.path or "/", parts.netloc, body, api_key)
+        self._request = _request_bytes(parts.path or "/", parts.netloc, body)
         self._timeout_seconds = timeout_seconds
-        self._exchange: _Exchange | None = None
+        self._writer: asyncio.StreamWriter | None = None
         self.answer = RawAnswer()
 
     async def run(self) -> RawAnswer:
         """Send, and wait for the end, an abort or the timeout. Raises ServerUnreachable."""
-        loop = asyncio.get_running_loop()
-        self.answer.sent_at = time.perf_counter()
+        answer = self.answer
+        answer.sent_at = time.perf_counter()
         try:
-            _, exchange = await loop.create_connection(
-                lambda: _Exchange(self._request, self.answer), self._host, self._port
-            )
+            reader, self._writer = await asyncio.open_connection(self._host, self._port)
         except OSError as error:
             raise ServerUnreachable(
                 f"{self._host}:{self._port} cannot be reached: {error}"
             ) from error
-        self._exchange = exchange
+        self._writer.write(self._request)
+        tail = b""
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                await exchange.over
+                while data := await reader.read(_MOST_BYTES):
+                    answer.pieces.append((time.perf_counter(), data))
+                    if _DONE in tail + data:
+                        break  # some servers keep the connection open
+                    tail = data[-_LONGEST_TAIL:]
         except TimeoutError:
-            self.answer.error = f"{TOO_LONG} {self._timeout_seconds:.0f} s"
-            self.answer.ended_at = time.perf_counter()
+            answer.error = f"{TOO_LONG} {self._timeout_seconds:.0f} s"
+        except OSError as error:
+            if not answer.aborted:
+                answer.error = f"the connection broke: {error}"
         finally:
-            exchange.close()
-        return self.answer
+            answer.ended_at = time.perf_counter()
+            self._writer.transport.abort()
+        return answer
 
     def abort(self) -> None:
         """Close the connection now."""
         self.answer.aborted = True
-        if self._exchange is not None:
-            self._exchange.close()
-            self._exchange.finish()
+        if self._writer is not None:
+            self._writer.transport.abort()
 
 
-def _request_bytes(path: str, host: str, body: Mapping[str, Any] | None, api_key: str) -> bytes:
+def _request_bytes(path: str, host: str, body: Mapping[str, Any] | None) -> bytes:
     content = b"" if body is None else json.dumps(body).encode()
     lines = [
         f"{'GET' if body is None else 'POST'} {path} HTTP/1.1",
@@ -135,16 +103,12 @@ def _request_bytes(path: str, host: str, body: Mapping[str, Any] | None, api_key
     ]
     if body is not None:
         lines += ["Content-Type: application/json", f"Content-Length: {len(content)}"]
-    if api_key:
-        lines.append(f"Authorization: Bearer {api_key}")
     return "\r\n".join([*lines, "", ""]).encode() + content
 
 
-async def get_json(
-    url: str, *, api_key: str = "", timeout_seconds: float = 10.0
-) -> tuple[int, Any]:
+async def get_json(url: str, *, timeout_seconds: float = 10.0) -> tuple[int, Any]:
     """GET a URL: returns the status, and the parsed body or None. Raises ServerUnreachable."""
-    raw = await Call(url=url, body=None, api_key=api_key, timeout_seconds=timeout_seconds).run()
+    raw = await Call(url=url, body=None, timeout_seconds=timeout_seconds).run()
     status, body = split_answer(raw.content())
     with contextlib.suppress(ValueError):
         return status, json.loads(body)

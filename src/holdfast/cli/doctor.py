@@ -53,10 +53,7 @@ _INSTALL_CUDA = f"pip install -c constraints.txt '.[cuda]' && {_UNHIDE_CUDA}"
 
 
 @functools.partial(settings_command, shown=("model.path", "model.context_tokens"))
-def doctor(
-    effective: EffectiveSettings,
-    as_json: Json = False,
-) -> None:
+def doctor(effective: EffectiveSettings, as_json: Json = False) -> None:
     """Check this machine.
 
     Reports on the machine, MLX, BLAS and memory, measures their speed, shows how MODEL would run,
@@ -199,11 +196,7 @@ def _check_model(
 
 
 def _find_draft(
-    found: Diagnosis,
-    settings: ModelSettings,
-    progress: object,
-    *,
-    listed: Sequence[ModelSettings],
+    found: Diagnosis, settings: ModelSettings, progress: object, *, listed: Sequence[ModelSettings]
 ) -> None:
     from holdfast.models.draft_pairs import DraftFolder, draft_of
 

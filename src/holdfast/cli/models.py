@@ -110,17 +110,12 @@ def list_models(
         rows = [_row(entry, served) for entry in catalog.entries]
         left_out = [
             {"name": each.name, "reason": each.reason, "origin": each.origin}
-            for each in catalog.left_out
+            for each in catalog.excluded
         ]
         only_served = _only_served(rows, served or {})
         if as_json:
             print_json(
-                {
-                    "server": server,
-                    "models": rows,
-                    "only_served": only_served,
-                    "left_out": left_out,
-                }
+                {"server": server, "models": rows, "only_served": only_served, "left_out": left_out}
             )
             return
         _print_models(rows, only_served, with_state=served is not None)

@@ -160,11 +160,7 @@ def client_of(
         host = _WILDCARDS.get(settings.host, settings.host)
         url = f"{settings.scheme}://{host}:{settings.port}"
     return ServerClient(
-        url=url,
-        api_key=api_key,
-        headers=headers,
-        query=query,
-        certificate=settings.tls_cert,
+        url=url, api_key=api_key, headers=headers, query=query, certificate=settings.tls_cert
     )
 
 

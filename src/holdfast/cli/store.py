@@ -315,8 +315,7 @@ def close_session(
     server: ServerClient,
     session_id: Id,
     forget: Annotated[
-        bool,
-        typer.Option("--forget", help="Also delete its blocks, except those that others use."),
+        bool, typer.Option("--forget", help="Also delete its blocks, except those that others use.")
     ] = False,
 ) -> None:
     """Close a session."""

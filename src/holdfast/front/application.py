@@ -37,9 +37,9 @@ from holdfast.front.server.dialect import (
     ModelShapes,
     Operation,
     answer_of,
-    answers_of,
     handle,
     operation,
+    returns,
 )
 from holdfast.front.server.guard import LOCAL_ORIGIN, ForwardedAddresses, Guard, trusted_networks
 from holdfast.front.server.request import json_response
@@ -71,23 +71,21 @@ def _model_operations(speakers: Sequence[Dialect]) -> tuple[Operation, ...]:
     shapes = [dialect.models for dialect in speakers if dialect.models is not None]
 
     def shape_for(request: Request) -> ModelShapes:
-        spoken: ModelShapes | None = request.app.state.dialects.spoken(request.headers).models
+        spoken: ModelShapes | None = request.app.state.dialects.by_headers(request.headers).models
         is_on = spoken is not None and spoken.is_on(request.app.state.services.server)
         return spoken if spoken is not None and is_on else shapes[0]
 
     @operation(
         "GET",
         "/v1/models",
-        answers_of(*[shape.many_type for shape in shapes]),
+        returns(*[shape.many_type for shape in shapes]),
         summary="the served models",
     )
     async def list_models(request: Request, services: Services) -> Response:
         """List the served models."""
         return json_response(shape_for(request).many(served_models(services)))
 
-    @operation(
-        "GET", "/v1/models/{model_id:path}", answers_of(*[shape.one_type for shape in shapes])
-    )
+    @operation("GET", "/v1/models/{model_id:path}", returns(*[shape.one_type for shape in shapes]))
     async def get_model(request: Request, services: Services) -> Response:
         """Show one served model, whose id may contain slashes."""
         return json_response(
@@ -110,18 +108,7 @@ PAGE = Dialect(
     prefixes=("/page",),
     operations=(*start_page.OPERATIONS, *shell.OPERATIONS),
 )
-DIALECTS = (
-    OPENAI,
-    MODELS,
-    PAGE,
-    ADMIN,
-    RESPONSES,
-    RERANK,
-    TOKENS,
-    OTHER_PARTS,
-    ANTHROPIC,
-    OLLAMA,
-)
+DIALECTS = (OPENAI, MODELS, PAGE, ADMIN, RESPONSES, RERANK, TOKENS, OTHER_PARTS, ANTHROPIC, OLLAMA)
 
 
 def create_application(services: Services, *, dialects: Sequence[Dialect] = DIALECTS) -> Starlette:
@@ -161,7 +148,7 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     if services.images is not None:
         services.images.close()
     await services.models.library.close()
-    await services.answers.held.close()
+    await services.answers.resumable.close()
     await services.answers.responses.close()
     if services.telemetry.history_file is not None:
         await services.telemetry.history_file.close()

@@ -177,7 +177,7 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[str, ...] = ()
     parallel: bool = True  # whether one answer may contain several calls
     # tools whose arguments are held to their schemas, as far as a grammar can enforce them
-    held: tuple[str, ...] = ()
+    enforced_names: tuple[str, ...] = ()
 
 
 ThinkingEffort: TypeAlias = Literal["off", "on", "minimal", "low", "medium", "high", "max"]
@@ -240,7 +240,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: int = 0
     echo: bool = False  # whether the answer begins with the prompt, with its logprobs if wanted
     ignore_eos: bool = False
-    tells_progress: bool = False  # whether to send PromptProgress even for short prompts
+    reports_progress: bool = False  # whether to send PromptProgress even for short prompts
     tool_choice: ToolChoice = ToolChoice()
     thinking: Thinking = Thinking()
     output_format: OutputFormat | None = None

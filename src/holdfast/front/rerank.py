@@ -17,13 +17,13 @@ from holdfast.front.openai.endpoints import ReadUsage, usage_of
 from holdfast.front.output import Relevance
 from holdfast.front.request import RankMethod, RankRequest, new_request_id
 from holdfast.front.server.context import RequestContext
-from holdfast.front.server.dialect import Dialect, answers_of, operation, request_of
+from holdfast.front.server.dialect import Dialect, accepts, operation, returns
 from holdfast.front.server.fields import (
     INT32_MAX,
     STRICT,
     TAG_MARK,
+    CacheSaltField,
     Model,
-    SaltField,
     UnsupportedFields,
     optional,
     refuse_too_many,
@@ -77,7 +77,7 @@ TextOrObject = Annotated[
 ]
 
 
-class RerankBody(SaltField):
+class RerankBody(CacheSaltField):
     """The body of a rerank request: a query, and the documents to rank."""
 
     query: TextOrObject = Field(description="The query: a text, or an object with `text`.")
@@ -177,14 +177,14 @@ def _text(given: str | TextObject) -> str:
 
 
 @operation(
-    "POST", "/v1/rerank", request_of(RerankBody), answers_of(RankedList), summary="reranking (Jina)"
+    "POST", "/v1/rerank", accepts(RerankBody), returns(RankedList), summary="reranking (Jina)"
 )
 async def rerank(request: Request, services: Services) -> Response:
     """Rank documents by their relevance to a query."""
     return await rank(request, services, partial(parse, RerankBody))
 
 
-@operation("POST", "/v2/rerank", request_of(RerankBody), answers_of(RankedList))
+@operation("POST", "/v2/rerank", accepts(RerankBody), returns(RankedList))
 async def rerank_as_cohere(request: Request, services: Services) -> Response:
     """Rank documents like /v1/rerank; Cohere's clients use this path."""
     return await rank(request, services, partial(parse, RerankBody))

@@ -21,11 +21,11 @@ from holdfast.front.prompt.limits import check_token_ids
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.request import EncodedPrompt
 from holdfast.front.server.context import context_of
-from holdfast.front.server.dialect import Dialect, answers_of, operation, request_of
+from holdfast.front.server.dialect import Dialect, accepts, operation, returns
 from holdfast.front.server.fields import STRICT, Model, optional
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.request import json_response, read_json
-from holdfast.front.server.services import Services, model_of, without_adapter
+from holdfast.front.server.services import Services, base_model_id, model_of
 from holdfast.front.telemetry.request_log import RECORD
 from holdfast.wire.requests import TokenIds
 
@@ -127,8 +127,8 @@ class RenderedPrompt(Struct, frozen=True, kw_only=True):
 @operation(
     "POST",
     "/tokenize",
-    request_of(TokenizeBody),
-    answers_of(TokenList),
+    accepts(TokenizeBody),
+    returns(TokenList),
     summary="the tokens of a text or conversation",
 )
 async def tokenize(request: Request, services: Services) -> Response:
@@ -144,18 +144,14 @@ async def tokenize(request: Request, services: Services) -> Response:
         token_ids = TokenIds.of(
             await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=body.special())
         )
-    loaded = without_adapter(services, model)
+    loaded = base_model_id(services, model)
     info = next((status.info for status in services.models.statuses() if status.id == loaded), None)
     window = None if info is None else info.context_tokens
     return await asyncio.to_thread(_listed, body, tokenizer, token_ids, max_model_len=window)
 
 
 @operation(
-    "POST",
-    "/detokenize",
-    request_of(DetokenizeBody),
-    answers_of(PlainText),
-    summary="the text of tokens",
+    "POST", "/detokenize", accepts(DetokenizeBody), returns(PlainText), summary="the text of tokens"
 )
 async def detokenize(request: Request, services: Services) -> Response:
     """Decode tokens to text. The text contains the special tokens."""
@@ -171,8 +167,8 @@ async def detokenize(request: Request, services: Services) -> Response:
 @operation(
     "POST",
     "/apply-template",
-    request_of(ChatCompletionRequest),
-    answers_of(RenderedPrompt),
+    accepts(ChatCompletionRequest),
+    returns(RenderedPrompt),
     summary="a conversation as text",
 )
 async def apply_template(request: Request, services: Services) -> Response:

@@ -157,12 +157,12 @@ class InProcessClient:
         return answer.result()
 
     @overload
-    def ask(self, command: SessionCommand) -> SessionAnswer: ...
+    def call(self, command: SessionCommand) -> SessionAnswer: ...
 
     @overload
-    def ask(self, command: ImageCommand) -> ImageAnswer: ...
+    def call(self, command: ImageCommand) -> ImageAnswer: ...
 
-    def ask(self, command: Question) -> Answer:
+    def call(self, command: Question) -> Answer:
         """Send a command that the worker answers once.
 
         Raises WorkerUnavailable if the worker has ended, or ends before it answers.

@@ -23,11 +23,7 @@ from holdfast.files import hash_cache_file, read_regular
 from holdfast.front.answers.choice import ChoiceText
 from holdfast.front.images.folder import images_folder
 from holdfast.front.images.intake import ImageIntake, text_only
-from holdfast.front.images.sources import (
-    ImageSource,
-    image_part,
-    is_image_kind,
-)
+from holdfast.front.images.sources import ImageSource, image_part, is_image_kind
 from holdfast.front.link.event_stream import refusal
 from holdfast.front.output import (
     ChoiceFinished,
@@ -228,10 +224,12 @@ class LLM:
         Raises InvalidRequest for an invalid option or prompt, and GenerationFailed if the model
         fails.
         """
-        prompts, is_list = _listed(prompt)
+        prompts, is_list = _as_list(prompt)
         adapter = options.pop("adapter", "")
         limits = self._settings.limits
-        requests = [request_of(_raw_prompt(each), options, limits=limits) for each in prompts]
+        requests = [
+            generation_request(_raw_prompt(each), options, limits=limits) for each in prompts
+        ]
         answers = self._batched(
             requests, partial(self._start_answer, adapter=adapter), TextStream.read_all
         )
@@ -252,7 +250,7 @@ class LLM:
     def stream(self, prompt: TextOrTokens, **options: Unpack[GenerationOptions]) -> TextStream:
         """Continue a prompt. Returns an iterator over the text while it is generated."""
         adapter = options.pop("adapter", "")
-        request = request_of(_raw_prompt(prompt), options, limits=self._settings.limits)
+        request = generation_request(_raw_prompt(prompt), options, limits=self._settings.limits)
         return self._start_answer(request, adapter=adapter)
 
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> TextStream:
@@ -279,7 +277,7 @@ class LLM:
         A vector has length 1. Raises InvalidRequest for an invalid option or text, or if the model
         lacks embeddings, and GenerationFailed if the model fails.
         """
-        inputs, is_list = _listed(texts)
+        inputs, is_list = _as_list(texts)
         adapter = options.pop("adapter", "")
         request = embedding_request(inputs, options, is_list=is_list)
         sequences = embedding_sequences(request, self._bundle, info=self._client.info)
@@ -332,9 +330,9 @@ class LLM:
         return results
 
     def _start_answer(self, request: GenerationRequest, *, adapter: str) -> TextStream:
-        held = ExitStack()
+        image_files = ExitStack()
         try:
-            prompt, layouts = self._with_images(request, held)
+            prompt, layouts = self._with_images(request, image_files)
             prepared = prepare(
                 request,
                 self._bundle,
@@ -347,19 +345,21 @@ class LLM:
             (sequence,) = prepared.sequences
             events = self._submit(sequence, adapter=adapter)
         except BaseException:
-            held.close()
+            image_files.close()
             raise
         return TextStream(
             events,
             prepared.choice(),
-            held=held,
+            image_files=image_files,
             prompt_tokens=prepared.prompt_tokens,
             left_out=prepared.left_out,
             observe=observer(request, self._bundle, prepared),
         )
 
-    def _with_images(self, request: GenerationRequest, held: ExitStack) -> tuple[Prompt, Layouts]:
-        """Take the images of a request and get their token layouts. held: keeps their files.
+    def _with_images(
+        self, request: GenerationRequest, image_files: ExitStack
+    ) -> tuple[Prompt, Layouts]:
+        """Take the images of a request and get their token layouts. image_files: keeps their files.
 
         Returns the prompt with the names of its images, and their layouts.
         """
@@ -368,11 +368,13 @@ class LLM:
         vision = self._client.info.vision
         if vision is None or vision.refused:
             return text_only(request.prompt, vision), NO_IMAGES
-        taken = held.enter_context(self._images.entered_here(request.prompt, tenant=request.tenant))
+        taken = image_files.enter_context(
+            self._images.stored_here(request.prompt, tenant=request.tenant)
+        )
         model = self._client.info.fingerprint
         question = self._layouts.question(taken, model=model, max_pixels=self._images.max_pixels)
         if question is not None:
-            self._layouts.learn(self._client.ask(question), model=model)
+            self._layouts.learn(self._client.call(question), model=model)
         return self._layouts.known(taken, model=model)
 
     def _submit(self, sequence: SequenceRequest, *, adapter: str) -> BlockingEventStream:
@@ -410,7 +412,7 @@ def _start(settings: Settings, folder: Path, store: str, *, images: Path) -> InP
     return InProcessClient(lambda inbox: serve_model(inbox, worker))
 
 
-def _listed(prompt: TextOrTokens | Prompts) -> tuple[Sequence[TextOrTokens], bool]:
+def _as_list(prompt: TextOrTokens | Prompts) -> tuple[Sequence[TextOrTokens], bool]:
     """Return the prompts, and whether they were given as a list."""
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
         return [cast(TextOrTokens, prompt)], False
@@ -465,14 +467,14 @@ class TextStream:
         events: BlockingEventStream,
         choice: ChoiceText,
         *,
-        held: ExitStack,
+        image_files: ExitStack,
         prompt_tokens: int,
         left_out: TruncatedPart | None = None,
         observe: Observe,
     ) -> None:
-        """held: closed when the answer has ended."""
+        """image_files: closed when the answer has ended."""
         self._events = events
-        self._held = held
+        self._image_files = image_files
         self._choice = choice
         self._observe = observe
         self._prompt_tokens = prompt_tokens
@@ -542,7 +544,7 @@ class TextStream:
     def close(self) -> None:
         """Stop generating; the model computes at most one further step."""
         self._events.close()
-        self._held.close()
+        self._image_files.close()
 
     def _read(self) -> Iterator[OutputEvent]:
         """Iterate over the events. Raises the error of a refused request, and GenerationFailed."""
@@ -559,7 +561,7 @@ class TextStream:
                 else:
                     self._deltas.append(output)
                 yield output
-            if self._choice.done:
+            if self._choice.is_done:
                 self.close()
                 return
 
@@ -579,7 +581,7 @@ class Sessions:
 
     def list(self) -> tuple[SessionInfo, ...]:
         """Return all sessions, the most recently used first."""
-        return sessions_of(self._client.ask(self._command(operation="list")))
+        return sessions_of(self._client.call(self._command(operation="list")))
 
     def get(self, session_id: str) -> SessionInfo:
         """Return one session."""
@@ -657,7 +659,7 @@ class Sessions:
         return self._ask(operation="import", session_id=session_id, path=str(Path(path).absolute()))
 
     def _ask(self, **fields: Any) -> SessionInfo:
-        (session,) = sessions_of(self._client.ask(self._command(**fields)))
+        (session,) = sessions_of(self._client.call(self._command(**fields)))
         return session
 
 
@@ -683,11 +685,8 @@ def embedding_request(
     )
 
 
-def request_of(
-    prompt: str | tuple[int, ...],
-    options: Mapping[str, Any],
-    *,
-    limits: LimitsSettings = _LIMITS,
+def generation_request(
+    prompt: str | tuple[int, ...], options: Mapping[str, Any], *, limits: LimitsSettings = _LIMITS
 ) -> GenerationRequest:
     """Create the request for a continuation of a prompt.
 

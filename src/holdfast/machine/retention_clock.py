@@ -30,10 +30,7 @@ class RetentionClock:
     """
 
     def __init__(
-        self,
-        *,
-        wall: Callable[[], float] = time.time,
-        steady: Callable[[], float] = time.monotonic,
+        self, *, wall: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic
     ) -> None:
         self._wall = wall
         self._steady = steady

@@ -68,7 +68,7 @@ async def test_a_memory_pressure_change_is_an_event_with_its_figures() -> None:
     async with asyncio.timeout(60):
         await exchange.until(lambda: len(events(exchange)) == 1)
         use = MemoryUse(workers={"kelp": 90 << 20}, limit_bytes=100 << 20)
-        control.memory.follow(use, now=0.0)
+        control.memory.update(use, now=0.0)
         await exchange.until(lambda: len(events(exchange)) == 2)
         exchange.gone.set()
         await following

@@ -32,12 +32,12 @@ from holdfast.front.run.web import build_application
 from holdfast.front.server import answers as server_answers
 from holdfast.front.server.answers import (
     AnswerFormat,
-    Asked,
     Explanation,
+    GenerationPlan,
 )
 from holdfast.front.server.context import RequestContext
-from holdfast.front.server.dialect import Dialect, operation, request_of
-from holdfast.front.server.generation import generate
+from holdfast.front.server.dialect import Dialect, accepts, operation
+from holdfast.front.server.generation import generation_response
 from holdfast.front.server.http_server import HttpServer, listen, url_of
 from holdfast.front.server.problem import Problem
 from holdfast.front.server.request import parse
@@ -65,19 +65,19 @@ class Lines(AnswerFormat):
     def keep_alive(self) -> bytes:
         return b"~\n"
 
-    def delta(self, event: TextDelta) -> bytes:
+    def delta_event(self, event: TextDelta) -> bytes:
         return b"> %b\n" % json.dumps(event.text).encode()
 
-    def finish(self, event: ChoiceFinished) -> bytes:
+    def choice_end(self, event: ChoiceFinished) -> bytes:
         return b". %b\n" % event.finish_reason.encode()
 
-    def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
+    def stream_end(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
         return b"= %d+%d\nbye\n" % (counts.prompt_tokens, counts.completion_tokens)
 
-    def broken(self, problem: Problem) -> bytes:
+    def error_event(self, problem: Problem) -> bytes:
         return b"! %b\n" % problem.code.encode()
 
-    def whole(
+    def complete_body(
         self, events: Iterable[OutputEvent], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
         *deltas, end = events
@@ -104,7 +104,7 @@ class Wish(BaseModel):
     def cache_salt(self) -> str:
         return self.secret
 
-    def plan(self, context: RequestContext) -> Asked:
+    def plan(self, context: RequestContext) -> GenerationPlan:
         request = GenerationRequest(
             request_id="toy",
             model=self.by or first_model(context.services),
@@ -118,10 +118,10 @@ class Wish(BaseModel):
         return [request], Lines()
 
 
-@operation("POST", SPEAK, request_of(Wish), summary="a toy")
+@operation("POST", SPEAK, accepts(Wish), summary="a toy")
 async def speak(request: Request, services: Services) -> Response:
     """Continue speaking."""
-    return await generate(request, services, partial(parse, Wish))
+    return await generation_response(request, services, partial(parse, Wish))
 
 
 def toy_error(problem: Problem) -> dict[str, Any]:

@@ -237,15 +237,15 @@ def test_the_end_of_a_thought_counts_within_a_call_too() -> None:
 GENERAL = sorted(
     name
     for name, family in FAMILIES.items()
-    if any(family.write([ROME]).startswith(mark) for mark in family.marks)
+    if any(family.write([ROME]).startswith(mark) for mark in family.markers)
 )
 
 
 def general(name: str) -> ModelDialect:
     marks = [
         mark
-        for mark in FAMILIES[name].marks
-        if not any(other in mark for other in FAMILIES[name].marks if other != mark)
+        for mark in FAMILIES[name].markers
+        if not any(other in mark for other in FAMILIES[name].markers if other != mark)
     ]
     return ModelDialect(
         family=name,
@@ -255,7 +255,7 @@ def general(name: str) -> ModelDialect:
     )
 
 
-@pytest.mark.parametrize("name", [name for name in GENERAL if not FAMILIES[name].channel_openers])
+@pytest.mark.parametrize("name", [name for name in GENERAL if not FAMILIES[name].channel_starts])
 def test_every_family_makes_a_final_call_in_a_thought(name: str) -> None:
     dialect = general(name)
     text = filled("Hm.\n{rome}", dialect)
@@ -295,7 +295,7 @@ def test_everything_before_the_end_of_a_thought_is_reasoning(
 
 @pytest.mark.parametrize("ends_cut", [False, True])
 @pytest.mark.parametrize("thought", ["{rome}Hm.", "{rome}`{rome}"])
-@pytest.mark.parametrize("name", [name for name in GENERAL if FAMILIES[name].channel_openers])
+@pytest.mark.parametrize("name", [name for name in GENERAL if FAMILIES[name].channel_starts])
 def test_the_end_of_a_thought_counts_whenever_it_comes(
     name: str, thought: str, ends_cut: bool
 ) -> None:

@@ -94,10 +94,10 @@ def run(
 ) -> list[OutputEvent]:
     events: list[OutputEvent] = []
     for part in parts:
-        if reader.done:
+        if reader.is_done:
             break
         events.extend(reader.feed(generated(part, scored=scored)))
-    if not reader.done:
+    if not reader.is_done:
         events.extend(reader.feed(finished(FinishReason.LENGTH)))
     return events
 
@@ -114,7 +114,7 @@ def test_text_comes_as_deltas_and_the_end_once() -> None:
         memory=FOUND,
     )
     assert sum(isinstance(event, ChoiceFinished) for event in events) == 1
-    assert reader.done
+    assert reader.is_done
     assert reader.feed(finished()) == ()
 
 
@@ -204,15 +204,15 @@ def test_a_failed_sequence_raises() -> None:
     reader = choice()
     with pytest.raises(GenerationFailed, match="NaN"):
         reader.feed(finished(FinishReason.FAILED, error="NaN in the logits"))
-    assert reader.done
+    assert reader.is_done
 
 
 @pytest.mark.parametrize("field", ["response_format", "tools", ""])
 def test_a_workers_refusal_is_a_request_error_with_its_field(field: str) -> None:
-    reader = choice(form_field=field)
+    reader = choice(format_field=field)
     with pytest.raises(InvalidRequest, match="allows no token") as refused:
         reader.feed(finished(FinishReason.REFUSED, error="the grammar allows no token"))
-    assert (reader.done, refused.value.field) == (True, field)
+    assert (reader.is_done, refused.value.field) == (True, field)
 
 
 def test_logprobs_have_text_bytes_offset_and_alternatives() -> None:
@@ -368,9 +368,9 @@ def test_a_difference_at_an_image_is_described(
     assert end.divergent == DivergentTexts(before="x[an image]y", stored=told[0], prompt=told[1])
 
 
-@pytest.mark.parametrize("tells_progress", [True, False])
-def test_the_end_of_the_prefill_is_reported_only_on_request(tells_progress: bool) -> None:
-    text = choice(tells_progress=tells_progress, prompt_token_ids=TokenIds.of((1, 2, 3, 4)))
+@pytest.mark.parametrize("reports_progress", [True, False])
+def test_the_end_of_the_prefill_is_reported_only_on_request(reports_progress: bool) -> None:
+    text = choice(reports_progress=reports_progress, prompt_token_ids=TokenIds.of((1, 2, 3, 4)))
     read = PromptRead(request_id="a", total_tokens=4, cached_tokens=1, read_tokens=2, seconds=0.5)
     memory, timings = CacheReport(ram_tokens=1), Timings(prefill_seconds=0.75)
     told = [*text.feed(read), *text.feed(Started(request_id="a", memory=memory, timings=timings))]
@@ -378,7 +378,7 @@ def test_the_end_of_the_prefill_is_reported_only_on_request(tells_progress: bool
         PromptProgress(total_tokens=4, cached_tokens=1, read_tokens=2, seconds=0.5),
         PromptProgress(total_tokens=4, cached_tokens=1, read_tokens=4, seconds=0.75),
     ]
-    assert told == expected[: 2 if tells_progress else 1]
+    assert told == expected[: 2 if reports_progress else 1]
 
 
 @pytest.mark.parametrize("stops", [(), ("never",)])

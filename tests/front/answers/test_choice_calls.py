@@ -77,7 +77,7 @@ def answer(
         piece = ids[start : start + per_event]
         logprobs = tuple(TokenLogprob(token_id, -1.0, ()) for token_id in piece) if scored else ()
         events += reader.feed(TokensGenerated(request_id="r", token_ids=piece, logprobs=logprobs))
-    if not reader.done:
+    if not reader.is_done:
         events += reader.feed(
             Finished(request_id="r", reason=end, prompt_tokens=1, completion_tokens=len(ids))
         )

@@ -43,8 +43,8 @@ def test_only_a_possible_stop_string_is_withheld(parts: list[str], stops: list[s
         scanner.push(part)
         if scanner.found is not None:
             break
-        assert not scanner.held or any(
-            stop.startswith(scanner.held) and stop != scanner.held for stop in stops
+        assert not scanner.held_back or any(
+            stop.startswith(scanner.held_back) and stop != scanner.held_back for stop in stops
         )
 
 
@@ -69,7 +69,7 @@ def fired_at(token_ids: list[int], *, pieces: int = 1, tokens: int = TOKENS) -> 
     """The number of tokens after which the guard reports repetition; None: never."""
     guard = RepetitionGuard(tokens)
     for begin in range(0, len(token_ids), pieces):
-        if guard.take(token_ids[begin : begin + pieces]):
+        if guard.push(token_ids[begin : begin + pieces]):
             return min(begin + pieces, len(token_ids))
     return None
 
@@ -179,11 +179,11 @@ def test_visible_text_is_cut_where_the_stop_string_begins(
         if cut is None and "stop" in visible:
             cut = place - len(visible) + visible.index("stop")
         shown += "".join(part.text for part in given_now if isinstance(part, TextDelta))
-        assert stops.cut == cut
+        assert stops.found_at == cut
         if cut is not None:
             assert shown == answer[:cut]
             return
-        held = 0 if stops.held_from is None else place - stops.held_from
+        held = 0 if stops.held_back_from is None else place - stops.held_back_from
         assert shown == answer[: len(answer) - held] and "stop".startswith(
             answer[len(answer) - held :]
         )

@@ -64,13 +64,13 @@ def form(**options: Any) -> MessagesAnswer:
 
 
 def streamed(script: Sequence[OutputEvent], answers: MessagesAnswer) -> str:
-    parts = [answers.opening(prompt_tokens=20)]
-    parts += [answers.piece(event) for event in script]
-    return b"".join([*parts, answers.closing(COUNTS, None)]).decode()
+    parts = [answers.stream_start(prompt_tokens=20)]
+    parts += [answers.event_bytes(event) for event in script]
+    return b"".join([*parts, answers.stream_end(COUNTS, None)]).decode()
 
 
 def whole(script: Sequence[OutputEvent], answers: MessagesAnswer) -> Any:
-    return json.loads(answers.whole(script, COUNTS, None))
+    return json.loads(answers.complete_body(script, COUNTS, None))
 
 
 def folded(text: str) -> Message:
@@ -186,7 +186,7 @@ def test_every_thought_can_be_sent_back_by_its_signature(
     ]
     if hides:
         assert all(block["thinking"] == "" for block in blocks)
-        assert "".join(SEAL.open(block["signature"]) or "?" for block in blocks) == said
+        assert "".join(SEAL.decrypt(block["signature"]) or "?" for block in blocks) == said
     else:
         assert all(SEAL.is_signed(block["thinking"], block["signature"]) for block in blocks)
         assert "".join(block["thinking"] for block in blocks) == said
@@ -266,7 +266,9 @@ def test_pings_keep_the_connection_open_even_before_the_beginning() -> None:
 
 
 def test_an_error_within_a_stream_is_a_separate_event() -> None:
-    broken = form().broken(Problem(status=500, code="generation_failed", message="the worker died"))
+    broken = form().error_event(
+        Problem(status=500, code="generation_failed", message="the worker died")
+    )
     detail = {"type": "api_error", "message": "the worker died", "advice": "wait"}
     assert named_events_of(broken.decode()) == [("error", {"type": "error", "error": detail})]
 

@@ -77,7 +77,7 @@ def test_a_hidden_thought_is_restored_from_its_signature(thought: str) -> None:
     (message,) = talk(
         (
             "assistant",
-            [{"type": "thinking", "thinking": "", "signature": SEAL.close(thought)}, text("x")],
+            [{"type": "thinking", "thinking": "", "signature": SEAL.encrypt(thought)}, text("x")],
         )
     )
     assert message["reasoning_content"] == thought
@@ -86,7 +86,7 @@ def test_a_hidden_thought_is_restored_from_its_signature(thought: str) -> None:
 @pytest.mark.parametrize("thinking", ["hm", ""])
 @pytest.mark.parametrize(
     "signature",
-    ["", "EqQBCgIYAhIM1gbcDa9GJwZA", Seal().sign("hm"), Seal().close("hm"), SEAL.sign("ha")],
+    ["", "EqQBCgIYAhIM1gbcDa9GJwZA", Seal().sign("hm"), Seal().encrypt("hm"), SEAL.sign("ha")],
     ids=["none", "another's", "signed elsewhere", "closed elsewhere", "of another thought"],
 )
 def test_a_foreign_thought_is_left_out(thinking: str, signature: str) -> None:

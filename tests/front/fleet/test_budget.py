@@ -43,7 +43,7 @@ def test_the_least_recently_used_model_makes_room_first() -> None:
 
 def test_a_model_in_use_is_drained_only_after_its_turn() -> None:
     models = [ready("a", leases=1, ready_at=5), ready("b", leases=3, ready_at=4), wanted("c")]
-    assert decide(models, TWO, now=6) == Verdict(look_again_at=14)
+    assert decide(models, TWO, now=6) == Verdict(next_check_at=14)
     assert decide(models, TWO, now=14) == Verdict(drain=frozenset("b"), makes_room={"b": "c"})
     drained = [models[0], replace(models[1], leases=0, waiting_since=2), models[2]]
     assert decide(drained, TWO, now=20) == Verdict(unload=("b",), makes_room={"b": "c"})
@@ -66,7 +66,7 @@ def test_models_stay_loaded_if_unloading_them_would_not_help() -> None:
         ready("busy", leases=1, footprint_bytes=80),
         wanted("c", footprint_bytes=60),
     ]
-    assert decide(models, limits, now=3) == Verdict(look_again_at=10)
+    assert decide(models, limits, now=3) == Verdict(next_check_at=10)
 
 
 def test_pinned_models_stay_and_block_others_that_do_not_fit() -> None:
@@ -86,7 +86,7 @@ def test_a_model_larger_than_the_budget_is_loaded_alone() -> None:
 
 
 def test_an_idle_model_is_unloaded_after_its_idle_time() -> None:
-    assert decide([ready("a", used_at=5, idle_seconds=3)], TWO, now=7) == Verdict(look_again_at=8)
+    assert decide([ready("a", used_at=5, idle_seconds=3)], TWO, now=7) == Verdict(next_check_at=8)
     assert decide([ready("a", used_at=5, idle_seconds=3)], TWO, now=8) == Verdict(unload=("a",))
     assert decide([ready("a", used_at=5, idle_seconds=0)], TWO, now=5) == Verdict(unload=("a",))
     for kept in (
@@ -111,7 +111,7 @@ def test_a_smaller_model_does_not_overtake_an_earlier_request() -> None:
         wanted("large", 1, footprint_bytes=60),
         wanted("small", 2),
     ]
-    assert decide(models, limits, now=0) == Verdict(look_again_at=10)
+    assert decide(models, limits, now=0) == Verdict(next_check_at=10)
     assert decide(models, limits, now=10) == Verdict(
         drain=frozenset("a"), makes_room={"a": "large"}
     )
@@ -289,7 +289,7 @@ class Places(RuleBasedStateMachine):
                     while self.models[name].leases:
                         self.end(name)
                 waited &= {name for name, model in self.models.items() if model.waiting}
-            self.wait(max(min(self.verdict.look_again_at - self.now, 100.0), 0.0))
+            self.wait(max(min(self.verdict.next_check_at - self.now, 100.0), 0.0))
             if not waited:
                 return
         raise AssertionError(f"{waited} wait for ever")
@@ -314,4 +314,4 @@ def test_three_busy_models_take_turns(max_loaded: int) -> None:
                 served[name] += 1
         machine.wait(1.0)
     assert min(served.values()) > 60
-    assert machine.verdict.look_again_at >= machine.now or math.isinf(machine.verdict.look_again_at)
+    assert machine.verdict.next_check_at >= machine.now or math.isinf(machine.verdict.next_check_at)

@@ -8,7 +8,7 @@ from holdfast.front.fleet.catalog import (
     Catalog,
     CatalogChange,
     CatalogEntry,
-    LeftOut,
+    ExcludedModel,
     change_between,
 )
 
@@ -34,12 +34,14 @@ def test_an_unknown_name_is_answered_with_similar_names_and_aliases() -> None:
 
 
 def test_a_change_is_one_log_line_with_names() -> None:
-    bad = LeftOut(name="bad", origin="models.toml", reason="unknown key contxt", is_asked_for=True)
-    found = LeftOut(name="found", origin="cache", reason="no weights", is_asked_for=False)
-    after = Catalog(entries=(entry("new"), entry("kelp", "k")), left_out=(bad, found))
+    bad = ExcludedModel(
+        name="bad", origin="models.toml", reason="unknown key contxt", is_asked_for=True
+    )
+    found = ExcludedModel(name="found", origin="cache", reason="no weights", is_asked_for=False)
+    after = Catalog(entries=(entry("new"), entry("kelp", "k")), excluded=(bad, found))
     change = change_between(CATALOG, after)
     assert change == CatalogChange(
-        added=("new",), gone=(CATALOG.entries[0].name,), changed=("kelp",), left_out=(bad,)
+        added=("new",), gone=(CATALOG.entries[0].name,), changed=("kelp",), excluded=(bad,)
     )
     assert str(change) == (
         "added: new; removed: mlx-community/Qwen3-Coder-30B-4bit; changed, effective at the next "

@@ -80,7 +80,7 @@ def test_another_named_model_precedes_those_of_the_set_file(tmp_path: Path) -> N
 def test_a_file_without_usable_models_leaves_the_bundled_one(tmp_path: Path) -> None:
     catalog = chosen(file=written(tmp_path, "[models.a]\npath = 'gone'\n"))
     assert names(catalog) == [DEMO_ID]
-    assert [left_out.name for left_out in catalog.left_out] == ["a"]
+    assert [left_out.name for left_out in catalog.excluded] == ["a"]
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_an_entry_with_a_missing_draft_model_is_left_out(tmp_path: Path) -> None
     file.write_text(text.replace(str(demo_folder()), str(folder), 1))
     found = catalog_of(Settings(catalog=CatalogSettings(file=str(file), hub_cache=False)), {})
     assert names(found)[:3] == ["small", "a", "d"]
-    assert [(each.name, each.reason.partition(".")[0]) for each in found.left_out] == [
+    assert [(each.name, each.reason.partition(".")[0]) for each in found.excluded] == [
         (
             "b",
             "speculation = nonsense: there is no model folder nonsense; the id of a model on the "
@@ -149,7 +149,7 @@ def test_an_entry_with_a_missing_draft_model_is_left_out(tmp_path: Path) -> None
         ),
         ("c", "speculation = c: a model cannot draft for itself"),
     ]
-    assert all(each.is_asked_for for each in found.left_out)
+    assert all(each.is_asked_for for each in found.excluded)
 
 
 @pytest.mark.parametrize("path", ["", "holdfast-demo"])

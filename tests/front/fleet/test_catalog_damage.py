@@ -104,7 +104,7 @@ def test_a_damaged_file_leaves_out_only_its_model(tmp_path: Path, name: str, dam
     )
     catalog = served(tmp_path)
     assert catalog.entries[0].name == "good"
-    left_out = {each.name: each.reason for each in catalog.left_out}
+    left_out = {each.name: each.reason for each in catalog.excluded}
     if left_out:
         assert name in left_out["bad"] or str(bad) in left_out["bad"]
         assert "\n" not in left_out["bad"]
@@ -173,7 +173,7 @@ def test_a_damaged_hub_model_is_left_out_with_the_remedy(tmp_path: Path, state: 
     _SNAPSHOTS[state](snapshot)
     catalog = served(tmp_path)
     assert [entry.name for entry in catalog.entries] == ["holdfast-demo"]
-    (left_out,) = catalog.left_out
+    (left_out,) = catalog.excluded
     assert left_out.name == "coast/kelp"
     assert str(snapshot) in left_out.reason
     assert left_out.reason.endswith("again: holdfast models pull coast/kelp")
@@ -227,7 +227,7 @@ def check_adapter_is_left_out(folder: Path) -> None:
     )
     catalog = served(folder)
     assert [entry.name for entry in catalog.entries] == ["good"]
-    (left_out,) = catalog.left_out
+    (left_out,) = catalog.excluded
     assert left_out.name == "bad"
     assert left_out.reason.startswith("adapter sql: ")
     assert "\n" not in left_out.reason
@@ -338,7 +338,7 @@ def test_no_table_value_raises_an_error(
     file.write_text(f"[models.a]\nid = 'o/n'\n[models.b]\n{written(table)}\n", "utf-8")
     catalog = read_catalog_file(file, Settings())
     assert catalog.entries[0].name == "a"
-    assert all("\n" not in each.reason for each in catalog.left_out)
+    assert all("\n" not in each.reason for each in catalog.excluded)
 
 
 def written(table: dict[str, Any]) -> str:

@@ -79,7 +79,7 @@ def test_if_nothing_can_be_served_the_bundled_model_is(tmp_path: Path) -> None:
     catalog = found(tmp_path)
     assert names(catalog) == [DEMO_ID]
     assert catalog.at_start == (DEMO_ID,)
-    assert [left_out.name for left_out in catalog.left_out] == ["bert"]
+    assert [left_out.name for left_out in catalog.excluded] == ["bert"]
 
 
 def test_an_unloadable_model_is_left_out_with_the_reason(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_an_unloadable_model_is_left_out_with_the_reason(tmp_path: Path) -> None
     (gguf / "kelp.Q4_K_M.gguf").write_bytes(b"GGUF")
     model(tmp_path / "watched" / "half", weights="model-00001-of-00003.safetensors")
     (tmp_path / "watched" / "notes").mkdir()
-    (bert, half) = found(tmp_path).left_out
+    (bert, half) = found(tmp_path).excluded
     assert (bert.name, bert.is_asked_for) == ("TheBloke/kelp-GGUF", False)
     assert "GGUF files, the format of llama.cpp" in bert.reason
     assert "only 1 of 3 weight files" in half.reason
@@ -104,7 +104,7 @@ def test_a_discovered_model_of_the_file_is_not_listed_twice(tmp_path: Path, text
         model(tmp_path / "watched" / "o" / "kelp")
     catalog = found(tmp_path, text=text)
     assert names(catalog) == ["mine"]
-    assert catalog.left_out == ()
+    assert catalog.excluded == ()
 
 
 def test_a_discovered_model_with_a_taken_name_is_left_out(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_discovered_model_with_a_taken_name_is_left_out(tmp_path: Path) -> Non
     catalog = found(tmp_path)
     assert names(catalog) == ["o/kelp"]
     assert (
-        catalog.left_out[0].reason == f"o/kelp of {tmp_path / 'hf' / 'hub'} already has this name"
+        catalog.excluded[0].reason == f"o/kelp of {tmp_path / 'hf' / 'hub'} already has this name"
     )
 
 

@@ -30,7 +30,7 @@ def read(folder: Path, text: str, settings: Settings | None = None) -> Catalog:
 def reason(folder: Path, text: str) -> str:
     """The reason why the only left-out model is left out."""
     found = read(folder, text)
-    (left_out,) = found.left_out
+    (left_out,) = found.excluded
     assert left_out.is_asked_for
     assert left_out.origin == str(folder / "models.toml")
     return left_out.reason
@@ -172,7 +172,7 @@ def test_of_two_equal_aliases_the_second_entry_is_left_out(tmp_path: Path) -> No
     )
     found = read(tmp_path, text)
     assert [entry.name for entry in found.entries] == ["a", "c"]
-    assert [(left_out.name, left_out.reason) for left_out in found.left_out] == [
+    assert [(left_out.name, left_out.reason) for left_out in found.excluded] == [
         ("b", "its alias x is already an alias of a")
     ]
 
@@ -181,7 +181,7 @@ def test_an_alias_equal_to_a_models_name_is_left_out(tmp_path: Path) -> None:
     text = "[models.a]\nid = 'o/a'\naliases = ['b', 'a']\n[models.b]\nid = 'o/b'\n"
     found = read(tmp_path, text)
     assert [entry.name for entry in found.entries] == ["b"]
-    assert found.left_out[0].reason == "its alias b is the name of another model"
+    assert found.excluded[0].reason == "its alias b is the name of another model"
 
 
 def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:

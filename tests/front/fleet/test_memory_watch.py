@@ -50,15 +50,15 @@ def test_watermarks_are_shares_of_the_memory_left_by_weights() -> None:
 
 def test_a_level_rises_immediately_and_falls_after_a_delay() -> None:
     watch = MemoryWatch()
-    assert watch.follow(use_of(96), now=0.0)
+    assert watch.update(use_of(96), now=0.0)
     assert watch.figures().level == "critical"
-    assert not watch.follow(use_of(91), now=5.0), "below the watermark, but not by the margin"
-    assert not watch.follow(use_of(50), now=6.0)
-    assert not watch.follow(use_of(50), now=5.9 + CRITICAL_SECONDS)
-    assert watch.follow(use_of(50), now=6.0 + CRITICAL_SECONDS)
+    assert not watch.update(use_of(91), now=5.0), "below the watermark, but not by the margin"
+    assert not watch.update(use_of(50), now=6.0)
+    assert not watch.update(use_of(50), now=5.9 + CRITICAL_SECONDS)
+    assert watch.update(use_of(50), now=6.0 + CRITICAL_SECONDS)
     assert watch.figures().level == "warning"
-    assert not watch.follow(use_of(50), now=5.9 + CRITICAL_SECONDS + WARNING_SECONDS)
-    assert watch.follow(use_of(50), now=6.0 + CRITICAL_SECONDS + WARNING_SECONDS)
+    assert not watch.update(use_of(50), now=5.9 + CRITICAL_SECONDS + WARNING_SECONDS)
+    assert watch.update(use_of(50), now=6.0 + CRITICAL_SECONDS + WARNING_SECONDS)
     figures = watch.figures()
     assert (figures.level, figures.footprint_bytes) == ("normal", 50)
     assert (figures.first_watermark_bytes, figures.second_watermark_bytes) == (85, 95)
@@ -67,12 +67,12 @@ def test_a_level_rises_immediately_and_falls_after_a_delay() -> None:
 
 def test_a_peak_during_recovery_restarts_it() -> None:
     watch = MemoryWatch()
-    watch.follow(use_of(86), now=0.0)
-    watch.follow(use_of(50), now=1.0)
-    watch.follow(use_of(82), now=WARNING_SECONDS)
-    watch.follow(use_of(50), now=1.0 + WARNING_SECONDS)
-    assert not watch.follow(use_of(50), now=2.0 + WARNING_SECONDS)
-    assert watch.follow(use_of(50), now=1.0 + 2 * WARNING_SECONDS)
+    watch.update(use_of(86), now=0.0)
+    watch.update(use_of(50), now=1.0)
+    watch.update(use_of(82), now=WARNING_SECONDS)
+    watch.update(use_of(50), now=1.0 + WARNING_SECONDS)
+    assert not watch.update(use_of(50), now=2.0 + WARNING_SECONDS)
+    assert watch.update(use_of(50), now=1.0 + 2 * WARNING_SECONDS)
 
 
 @given(
@@ -87,7 +87,7 @@ def test_the_level_always_fits_the_footprint(steps: list[tuple[float, int]], fix
         now += seconds
         use = use_of(footprint, fixed=fixed)
         before = watch.pressure
-        has_changed = watch.follow(use, now=now)
+        has_changed = watch.update(use, now=now)
         assert has_changed == (watch.pressure is not before)
         assert watch.pressure >= use.pressure(), "a level that is reached applies at once"
         if watch.pressure > before:
@@ -105,7 +105,7 @@ def test_the_level_always_fits_the_footprint(steps: list[tuple[float, int]], fix
 @given(footprint=st.integers(0, 130), fixed=st.integers(0, 120))
 def test_a_constant_footprint_changes_the_level_once_at_most(footprint: int, fixed: int) -> None:
     watch = MemoryWatch()
-    changes = [watch.follow(use_of(footprint, fixed=fixed), now=float(now)) for now in range(60)]
+    changes = [watch.update(use_of(footprint, fixed=fixed), now=float(now)) for now in range(60)]
     assert sum(changes) <= 1
     assert not any(changes[1:])
 
@@ -117,7 +117,7 @@ def test_the_reason_shows_the_arithmetic() -> None:
         fixed_bytes=int(6.0 * GIB),
         limit_bytes=int(13.6 * GIB),
     )
-    watch.follow(use, now=0.0)
+    watch.update(use, now=0.0)
     assert watch.reason == (
         "footprint 12.6 GiB = worker demo 7.1 + worker other 5.5; first watermark 12.5 = 6.0 for "
         "weights and steps + 85% of the other 7.6 of 13.6"
@@ -233,7 +233,7 @@ async def test_a_model_added_by_a_reload_is_told_the_pressure(
         meter.each_bytes = 980
         meter.available_bytes = 20
         await until_pressure(made, Pressure.CRITICAL)
-        await made.take_catalog(catalog_over("a", "b"))
+        await made.replace_catalog(catalog_over("a", "b"))
         async with made.lease("b", 2) as client, two_answers(client):
             await until_running(made, (1, 1), model="b")
         assert made.memory.pressure is Pressure.CRITICAL
@@ -284,7 +284,7 @@ async def test_the_watch_continues_after_an_unexpected_failure(
 
 async def test_other_programs_and_the_setting_lower_the_watermarks() -> None:
     made = FakeModels(catalog_over("a", "b"), ResidencySettings(memory_bytes=500))
-    made.follow_memory({"a": 300}, DeviceMemory(total_bytes=1000, available_bytes=700))
+    made.update_pressure({"a": 300}, DeviceMemory(total_bytes=1000, available_bytes=700))
     assert made.memory.use.limit_bytes == 500
-    made.follow_memory({"a": 300}, DeviceMemory(total_bytes=1000, available_bytes=50))
+    made.update_pressure({"a": 300}, DeviceMemory(total_bytes=1000, available_bytes=50))
     assert made.memory.use.limit_bytes == 350

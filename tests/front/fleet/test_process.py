@@ -56,7 +56,7 @@ async def serving(
         ready = await process.wait_started(timeout_seconds=30)
         assert isinstance(ready, WorkerReady)
         assert ready.pid == process.pid
-        client.begin_with(process.link, ready.model)
+        client.use_worker(process.link, ready.model)
         yield process, client
 
 
@@ -140,9 +140,9 @@ async def test_a_killed_worker_ends_no_stream() -> None:
         psutil.Process(process.pid).kill()
         await process.wait_lost()
         assert await process.stop() == -signal.SIGKILL
-        loss = client.lose_worker()
+        loss = client.worker_lost()
         assert (len(loss.requests), loss.had_progress, loss.refused) == (3, True, ())
-        assert all(loss.drawn_tokens)
+        assert all(loss.generated_tokens)
         assert client.open_streams == 3
         assert not process.link.send(a_request("late"))
 

@@ -128,7 +128,7 @@ async def test_the_next_worker_answers_a_dead_workers_session_command() -> None:
         worker.suspend()
         while worker.status() != psutil.STATUS_STOPPED:  # it could still answer before
             await asyncio.sleep(0.001)
-        asked = asyncio.create_task(client.ask(SessionCommand(operation="list", tenant="")))
+        asked = asyncio.create_task(client.call(SessionCommand(operation="list", tenant="")))
         await asyncio.sleep(0)
         await kill(made)
         assert (await asked).failure is SessionFailure.OFF  # this worker keeps nothing

@@ -281,7 +281,7 @@ async def test_the_catalog_can_change_while_models_are_used() -> None:
             await anext(stream)
             waiting = asyncio.create_task(answered(made, "b"))
             await until(made, a="stopping")
-            change = await made.take_catalog(catalog_over("c", "d", c={"aliases": ("e",)}))
+            change = await made.replace_catalog(catalog_over("c", "d", c={"aliases": ("e",)}))
             assert (change.added, change.gone, change.changed) == (("d",), ("a", "b"), ("c",))
             with pytest.raises(UnknownModel, match="available: c, d, e"):
                 await waiting
@@ -300,7 +300,7 @@ async def test_the_catalog_can_change_while_models_are_used() -> None:
 async def test_changed_entries_apply_at_the_next_load_except_pins() -> None:
     async with models(catalog_over("a", "b")) as made:
         pid = await answered(made, "a")
-        await made.take_catalog(
+        await made.replace_catalog(
             catalog_over(
                 "a", "b", a={"idle_seconds": LONG, "own_context_tokens": 9}, b={"is_pinned": True}
             )
@@ -310,9 +310,9 @@ async def test_changed_entries_apply_at_the_next_load_except_pins() -> None:
         assert made.statuses()[0].idle_seconds_left is not None
         await made.unload("a")
         assert made.entry("a").own_context_tokens == 9
-        await made.take_catalog(catalog_over("b"))
+        await made.replace_catalog(catalog_over("b"))
         await made.unload("b")
-        await made.take_catalog(catalog_over("a", "b"))
+        await made.replace_catalog(catalog_over("a", "b"))
         assert states(made)["a"] == "unloaded"
         assert await answered(made, "a") != pid
 
@@ -321,9 +321,9 @@ async def test_a_model_removed_and_added_while_in_use_stays() -> None:
     async with models(catalog_over("a", "b")) as made:
         pid = await answered(made, "a")
         async with made.lease("a"):
-            await made.take_catalog(catalog_over("b"))
+            await made.replace_catalog(catalog_over("b"))
             assert states(made) == {"b": "unloaded", "a": "stopping"}
-            await made.take_catalog(catalog_over("a", "b"))
+            await made.replace_catalog(catalog_over("a", "b"))
         assert await answered(made, "a") == pid
 
 
@@ -369,7 +369,7 @@ async def test_the_log_says_that_a_single_model_keeps_its_memory(
     async with models(catalog_over("a")) as made:
         await made.load("a")
         with caplog.at_level(logging.INFO, logger="holdfast.front.fleet"):
-            await made.take_catalog(catalog_over("a", "b"))
+            await made.replace_catalog(catalog_over("a", "b"))
         assert "model a may use all memory until it is loaded again" in caplog.text
 
 

@@ -160,7 +160,7 @@ async def test_states_stay_consistent_during_deaths_and_model_changes(
             await a_while(5 + chance.randrange(10))
             model = chance.choice("ab")
             if chance.random() < 0.3:
-                made.let_go(model)
+                made.unload_when_unused(model)
             for status in made.statuses():
                 if status.id == model and status.pid is not None and status.state == "ready":
                     psutil.Process(status.pid).kill()
@@ -212,7 +212,7 @@ class Counted(Leases):
 async def waiting(
     leases: Leases, *, sequences: int = 1, seconds: float = LONG
 ) -> asyncio.Task[None]:
-    task = asyncio.create_task(leases.take(sequences=sequences, seconds=seconds))
+    task = asyncio.create_task(leases.acquire(sequences=sequences, seconds=seconds))
     await asyncio.sleep(0)
     return task
 
@@ -220,9 +220,9 @@ async def waiting(
 async def test_an_open_model_grants_leases_immediately() -> None:
     leases = Counted()
     leases.open()
-    await leases.take(sequences=1, seconds=0)
+    await leases.acquire(sequences=1, seconds=0)
     assert (leases.held, leases.waiting_since) == (1, None)
-    leases.give_back()
+    leases.release()
     assert (leases.held, leases.changes) == (0, 1)
 
 
@@ -260,14 +260,14 @@ async def test_a_wait_cancelled_during_opening_returns_the_lease() -> None:
 async def test_a_wait_times_out() -> None:
     leases = Counted()
     with pytest.raises(TimeoutError):
-        await leases.take(sequences=1, seconds=0.0)
+        await leases.acquire(sequences=1, seconds=0.0)
     assert (leases.waiting, leases.held) == (0, 0)
 
 
 async def test_waiters_get_the_error_when_turned_away() -> None:
     leases = Counted()
     tasks = [await waiting(leases) for _ in range(3)]
-    leases.turn_away(WorkerUnavailable("it is broken"))
+    leases.refuse_waiting(WorkerUnavailable("it is broken"))
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert [str(outcome) for outcome in outcomes] == ["it is broken"] * 3
     assert (leases.waiting, leases.held) == (0, 0)
@@ -277,7 +277,7 @@ async def test_the_queue_is_bounded() -> None:
     leases = Counted(places=3)
     task = await waiting(leases, sequences=2)
     with pytest.raises(QueueFull) as refused:
-        await leases.take(sequences=2, seconds=LONG)
+        await leases.acquire(sequences=2, seconds=LONG)
     assert (refused.value.queued, refused.value.limit) == (2, 3)
     task.cancel()
     await asyncio.wait([task])

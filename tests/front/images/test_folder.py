@@ -44,11 +44,11 @@ def test_an_image_is_held_again_without_its_bytes(tmp_path: Path) -> None:
     folder = ImageFolder(tmp_path / "images", max_bytes=1000)
     name = folder.hold(b"cat")
     folder.release([name])
-    assert folder.hold_again(name)
+    assert folder.hold_existing(name)
     assert folder._held == {name: 1}
     (tmp_path / "images" / name).unlink()
-    assert not folder.hold_again(name)
-    assert not folder.hold_again(name_of(b"dog"))
+    assert not folder.hold_existing(name)
+    assert not folder.hold_existing(name_of(b"dog"))
     assert folder._held == {name: 1}
 
 
@@ -64,7 +64,7 @@ def test_a_damaged_file_is_written_again(damage: bytes, tmp_path: Path) -> None:
     name = ImageFolder(tmp_path, max_bytes=1000).hold(b"cat")
     (tmp_path / name).write_bytes(damage)
     folder = ImageFolder(tmp_path, max_bytes=1000)
-    assert not folder.hold_again(name)
+    assert not folder.hold_existing(name)
     assert folder.hold(b"cat") == name
     assert (tmp_path / name).read_bytes() == b"cat"
 
@@ -74,7 +74,7 @@ def test_a_file_unreadable_to_a_worker_is_checked_again(tmp_path: Path) -> None:
     name = folder.hold(b"cat")
     (tmp_path / name).write_bytes(b"dog")
     folder.forget([name])
-    assert not folder.hold_again(name)
+    assert not folder.hold_existing(name)
     folder.hold(b"cat")
     assert (tmp_path / name).read_bytes() == b"cat"
 

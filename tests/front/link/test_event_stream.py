@@ -187,14 +187,14 @@ async def test_resuming_a_stream_waits_until_enough_is_read() -> None:
     stream.pause()
     stream.pause()
     assert (front.asked, stream.is_paused) == (["pause a"], True)
-    stream.go_on()
+    stream.unpause()
     assert (front.asked, stream.is_paused) == (["pause a", "resume a"], False)
     front.route([tokens()] * 8)
     stream.pause()
     for _ in range(8):
         await anext(stream)
     assert front.asked == ["pause a", "resume a", "pause a"]
-    stream.go_on()
+    stream.unpause()
     assert front.asked == ["pause a", "resume a", "pause a", "resume a"]
 
 

@@ -12,7 +12,7 @@ from holdfast.errors import SessionFailure, WorkerUnavailable
 from holdfast.front.link.event_stream import EventStream, RequestEvent
 from holdfast.front.link.model_client import (
     DEATHS_ALONE,
-    DEATHS_OF_ONE,
+    DEATHS_WITHOUT_PROGRESS,
     REMEMBERED_SECONDS,
     ModelClient,
 )
@@ -86,16 +86,16 @@ class Front:
 
     def next_worker(self) -> WrittenLink:
         self.worker = WrittenLink()
-        self.resumed += self.client.begin_with(self.worker, model_info())  # type: ignore[arg-type]
+        self.resumed += self.client.use_worker(self.worker, model_info())  # type: ignore[arg-type]
         return self.worker
 
     def die(self) -> tuple[str, ...]:
         self.worker.is_open = False
-        return self.client.lose_worker().refused
+        return self.client.worker_lost().refused
 
     def die_until_suspected(self) -> WrittenLink:
         """As many workers die as make suspects of all requests; returns the next worker."""
-        for _ in range(DEATHS_OF_ONE):
+        for _ in range(DEATHS_WITHOUT_PROGRESS):
             assert self.die() == ()
             self.next_worker()
         return self.worker
@@ -332,7 +332,7 @@ async def test_a_request_paused_during_its_trial_is_retried_when_resumed(front: 
     for _ in range(3):
         guilty.pause()
         assert front.worker.ids == ["guilty", "innocent"]
-        guilty.go_on()
+        guilty.unpause()
     later_rounds = ["pause guilty", "resume innocent", "pause innocent", "resume guilty"] * 2
     assert front.worker.steered == [
         "pause guilty",
@@ -408,7 +408,7 @@ async def asked(front: Front, operation: OperationName = "get") -> asyncio.Task[
     command = SessionCommand(
         operation=operation, tenant="", call_id="c", session_id="s", new_session_id="t"
     )
-    task = asyncio.create_task(front.client.ask(command))
+    task = asyncio.create_task(front.client.call(command))
     await asyncio.sleep(0)
     return task
 
@@ -430,7 +430,7 @@ async def test_a_command_without_a_worker_waits_for_the_next_one(front: Front) -
 
 async def test_an_image_question_is_repeated_to_the_next_worker(front: Front) -> None:
     question = ImageCommand(images=("a",), call_id="c")
-    task = asyncio.create_task(front.client.ask(question))
+    task = asyncio.create_task(front.client.call(question))
     await asyncio.sleep(0)
     front.die()
     assert front.next_worker().commands == [question]
@@ -528,7 +528,7 @@ async def test_neither_a_refusal_nor_idle_work_counts_as_progress(
         msgspec.structs.replace(a_request("ahead"), read_ahead=ReadAhead(known_tokens=1))
     )
     front.client.deliver([event])
-    assert not front.client.lose_worker().had_progress
+    assert not front.client.worker_lost().had_progress
 
 
 async def test_the_next_worker_learns_of_unused_prefilled_prompts(front: Front) -> None:

@@ -87,7 +87,7 @@ async def linked(
         async with asyncio.timeout(60):
             ready = await link.started
             assert isinstance(ready, WorkerReady)
-            client.begin_with(link, ready.model)
+            client.use_worker(link, ready.model)
             yield client, peer
     finally:
         await link.close()

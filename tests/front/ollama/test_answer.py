@@ -67,10 +67,10 @@ def test_streamed_and_whole_chats_are_equal(
     form = ChatLines(model="m", shows_logprobs=logprobs)
     raw = b"".join(
         [
-            form.opening(prompt_tokens=9),
-            *map(form.delta, deltas),
-            form.finish(end),
-            form.closing(COUNTS, None),
+            form.stream_start(prompt_tokens=9),
+            *map(form.delta_event, deltas),
+            form.choice_end(end),
+            form.stream_end(COUNTS, None),
         ]
     )
     lines = [
@@ -78,7 +78,7 @@ def test_streamed_and_whole_chats_are_equal(
     ]
     for line in raw.decode().splitlines():  # like httpx: not only at line feeds
         ollama.ChatResponse(**json.loads(line))
-    whole = msgspec.json.decode(form.whole([*deltas, end], COUNTS, None), type=ChatLine)
+    whole = msgspec.json.decode(form.complete_body([*deltas, end], COUNTS, None), type=ChatLine)
     assert [line.done for line in lines] == [False] * (len(lines) - 1) + [True]
     assert "".join(line.message.content for line in lines) == whole.message.content == said
     assert (
@@ -107,14 +107,18 @@ def test_streamed_and_whole_completions_are_equal(
     *deltas, end = events([], thought, said, reason, logprobs=False)
     form = GenerateLines(model="m")
     form.turns = ({"role": "user", "content": "hi"},)
-    raw = b"".join([*map(form.delta, deltas), form.finish(end), form.closing(COUNTS, None)])
+    raw = b"".join(
+        [*map(form.delta_event, deltas), form.choice_end(end), form.stream_end(COUNTS, None)]
+    )
     lines = [
         msgspec.json.decode(line, type=GenerateLine)
         for line in raw.removesuffix(b"\n").split(b"\n")
     ]
     other = GenerateLines(model="m")
     other.turns = form.turns
-    whole = msgspec.json.decode(other.whole([*deltas, end], COUNTS, None), type=GenerateLine)
+    whole = msgspec.json.decode(
+        other.complete_body([*deltas, end], COUNTS, None), type=GenerateLine
+    )
     assert "".join(line.response for line in lines) == whole.response == said
     assert (lines[-1].context, lines[-1].done_reason) == (whole.context, whole.done_reason)
 
@@ -128,7 +132,7 @@ def test_untimed_generation_reports_a_positive_duration() -> None:
         timings=Timings(prefill_seconds=1e-9),
         stop_string="END",
     )
-    whole = json.loads(ChatLines(model="m").whole([TextDelta(text="x"), end], COUNTS, None))
+    whole = json.loads(ChatLines(model="m").complete_body([TextDelta(text="x"), end], COUNTS, None))
     assert whole["eval_duration"] > 0
     assert whole["prompt_eval_duration"] == 1
     assert whole["total_duration"] >= whole["eval_duration"]

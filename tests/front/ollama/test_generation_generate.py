@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.ollama.answer import packed, unpacked
+from holdfast.front.ollama.answer import decode_context, encode_context
 from holdfast.front.request import ChatPrompt
 from holdfast.front.server.problem import RequestRefused
 from holdfast.wire.requests import SamplingParams
@@ -203,7 +203,13 @@ async def test_a_raw_prompt_returns_no_context() -> None:
 
 @pytest.mark.parametrize(
     "context",
-    [[1, 2, 3], [100_000], [-1], packed([{"role": "tool", "content": "x"}]), packed([])[:-2]],
+    [
+        [1, 2, 3],
+        [100_000],
+        [-1],
+        encode_context([{"role": "tool", "content": "x"}]),
+        encode_context([])[:-2],
+    ],
 )
 async def test_a_foreign_context_is_refused(context: list[int]) -> None:
     response = await asked(ScriptedGateway(), GENERATE, context=context)
@@ -211,10 +217,10 @@ async def test_a_foreign_context_is_refused(context: list[int]) -> None:
 
 
 def test_a_context_cannot_grow_beyond_its_bound() -> None:
-    small = packed([{"role": "user", "content": "x" * 100_000}])
+    small = encode_context([{"role": "user", "content": "x" * 100_000}])
     assert len(small) < 1000
     with pytest.raises(RequestRefused):
-        unpacked(small, limit_bytes=50_000)
+        decode_context(small, limit_bytes=50_000)
 
 
 @given(
@@ -225,4 +231,4 @@ def test_a_context_cannot_grow_beyond_its_bound() -> None:
     )
 )
 def test_a_context_round_trips(turns: list[dict[str, str]]) -> None:
-    assert list(unpacked(packed(turns), limit_bytes=1 << 20)) == turns
+    assert list(decode_context(encode_context(turns), limit_bytes=1 << 20)) == turns

@@ -352,7 +352,7 @@ async def test_a_stream_reports_prefill_progress_on_request() -> None:
     opening, *told, first, _ = [
         event for event in await streamed(gateway, return_progress=True) if event != "[DONE]"
     ]
-    assert gateway.request.tells_progress
+    assert gateway.request.reports_progress
     assert [event["prompt_progress"] for event in told] == [
         {"total": 7, "cache": 2, "processed": 4, "time_ms": 500},
         {"total": 7, "cache": 2, "processed": 7, "time_ms": 1250},

@@ -179,14 +179,14 @@ def test_a_named_syntax_is_used_if_the_template_lacks_tools(name: str, kept: boo
     call = model.dialect.calls.write([Call("f", {"at": "1"}, "functions.f:0")])
     before, _, behind = text.partition(call)
     assert '"name": "f"' in before
-    assert model.dialect.calls.openers[0] in before  # an example
+    assert model.dialect.calls.call_starts[0] in before  # an example
     assert "r1" in behind
     assert told(model.dialect, [TOOL], call) == [("f", {"at": "1"}, ())]
 
 
 def test_calls_in_the_tokenizers_syntax_are_read_without_template_support() -> None:
     own = FORMATS["deepseek_v31"].calls
-    found = source_of(NO_TOOLS, *own.marks)
+    found = source_of(NO_TOOLS, *own.markers)
     assert (found.report.family, found.report.tools) == ("hermes", "text")
     own_call = own.write([Call("f", {"at": "1"})])
     for call in (own_call, FORMATS["hermes"].calls.write([Call("f", {"at": "1"})])):
@@ -290,11 +290,11 @@ def test_a_continued_answer_may_be_inside_its_own_thought(begun: str, opens: boo
 
 
 def test_meaningless_markers_are_dropped_if_they_are_tokens() -> None:
-    assert source_of(NO_TOOLS, "<response>", "</response>").dialect.dropped_marks == (
+    assert source_of(NO_TOOLS, "<response>", "</response>").dialect.dropped_markers == (
         "<response>",
         "</response>",
     )
-    assert source_of(NO_TOOLS).dialect.dropped_marks == ()
+    assert source_of(NO_TOOLS).dialect.dropped_markers == ()
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_marks_around_answers_are_dropped_if_the_template_does(wrote: str, said:
         thought=("<think>\n", "\n</think>\n"),
     )
     dialect = found(family).dialect
-    assert dialect.dropped_marks == ()
+    assert dialect.dropped_markers == ()
     for at in ((), range(0, len(wrote), 3), range(len(wrote))):
         assert told(dialect, [TOOL], wrote, at=at) == said
     assert "".join(
@@ -424,7 +424,7 @@ def test_all_markers_of_a_family_may_have_a_suffix(suffix: str) -> None:
     found = find_dialect(model.template(), model.tokenizer(), config={})
     assert (found.report.family, found.report.proven, found.report.why) == ("hy3", True, "")
     assert found.dialect.calls is not None
-    assert found.dialect.calls.openers == (f"<tool_calls{suffix}>", f"<tool_call{suffix}>")
+    assert found.dialect.calls.call_starts == (f"<tool_calls{suffix}>", f"<tool_call{suffix}>")
     assert found.dialect.reasoning == ReasoningFormat(
         start=f"<think{suffix}>", end=f"</think{suffix}>"
     )

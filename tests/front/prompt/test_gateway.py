@@ -587,7 +587,7 @@ async def test_a_command_waits_for_the_first_request_of_its_session(
             return SessionAnswer(call_id="c")
         return SessionAnswer(call_id="c", failure=SessionFailure.NOT_FOUND, message="none")
 
-    monkeypatch.setattr(engine, "ask", ask)
+    monkeypatch.setattr(engine, "call", ask)
     prepare = gateway._prepare
     asking: list[asyncio.Task[Any]] = []
 
@@ -623,7 +623,7 @@ async def test_a_session_can_be_closed_during_its_first_preparation(
     async def ask(command: SessionCommand) -> SessionAnswer:
         return SessionAnswer(call_id="c", failure=SessionFailure.NOT_FOUND, message="none")
 
-    monkeypatch.setattr(engine, "ask", ask)
+    monkeypatch.setattr(engine, "call", ask)
     prepare = gateway._prepare
 
     async def prepared_late(*arguments: Any) -> Any:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest, WorkerUnavailable
 from holdfast.front.images.folder import ImageFolder
-from holdfast.front.images.intake import TakenPrompt
+from holdfast.front.images.intake import PromptWithImages
 from holdfast.front.images.sources import UNREADABLE_NOTE
 from holdfast.front.output import TextDelta
 from holdfast.front.prompt.images import (
@@ -272,16 +272,16 @@ def test_line_breaks_separate_texts_but_not_texts_and_images() -> None:
     }
 
 
-def taken(*names: str, new: Sequence[str] = ()) -> TakenPrompt:
+def taken(*names: str, new: Sequence[str] = ()) -> PromptWithImages:
     fields = {name: f"messages.{place}" for place, name in enumerate(names)}
     messages = tuple(user(image(name)) for name in names)
-    return TakenPrompt(prompt=ChatPrompt(messages=messages), fields=fields, new=frozenset(new))
+    return PromptWithImages(prompt=ChatPrompt(messages=messages), fields=fields, new=frozenset(new))
 
 
 def test_layouts_and_refusals_are_remembered_by_model(tmp_path: Path) -> None:
     layouts = ImageLayouts(ImageFolder(tmp_path, max_bytes=1000))
 
-    def missing(prompt: TakenPrompt, model: str) -> tuple[str, ...]:
+    def missing(prompt: PromptWithImages, model: str) -> tuple[str, ...]:
         question = layouts.question(prompt, model=model, max_pixels=7)
         assert question is None or question.max_pixels == 7
         return () if question is None else question.images
@@ -319,4 +319,4 @@ def test_files_of_images_without_layout_are_checked_again(kind: str, tmp_path: P
     answer = ImageAnswer(call_id="", **{kind: {name: "damaged"}})
     with suppress(WorkerUnavailable):
         ImageLayouts(folder).learn(answer, model="one")
-    assert not folder.hold_again(name)
+    assert not folder.hold_existing(name)

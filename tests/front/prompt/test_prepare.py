@@ -76,9 +76,9 @@ def test_the_constrained_field_of_an_answer_is_known(bundle: TokenizerBundle) ->
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     form = OutputFormat(kind="json_object", field="format")
     offered = msgspec.structs.replace(HELLO, tools=(tool,))
-    assert ready(bundle, HELLO).rules.form_field == ""
-    assert ready(bundle, offered).rules.form_field == "tools"
-    assert ready(bundle, offered, output_format=form).rules.form_field == "format"
+    assert ready(bundle, HELLO).rules.format_field == ""
+    assert ready(bundle, offered).rules.format_field == "tools"
+    assert ready(bundle, offered, output_format=form).rules.format_field == "format"
 
 
 @pytest.mark.parametrize("prompt", ["", ()])

@@ -234,7 +234,7 @@ class KeptResponses(RuleBasedStateMachine):
         self.now[0] += seconds
 
     @rule(which=st.integers(0, 30))
-    def go_on(self, which: int) -> None:
+    def unpause(self, which: int) -> None:
         self.now[0] += 1
         name = f"resp_{which}"
         try:

@@ -86,17 +86,17 @@ def streamed(
     answer: ResponseAnswer, deltas: Sequence[OutputDelta], reason: FinishReason = FinishReason.STOP
 ) -> list[Any]:
     data = [
-        answer.opening(prompt_tokens=7),
-        *map(answer.delta, deltas),
-        answer.finish(finished(reason, deltas)),
+        answer.stream_start(prompt_tokens=7),
+        *map(answer.delta_event, deltas),
+        answer.choice_end(finished(reason, deltas)),
     ]
-    return read(b"".join([*data, answer.closing(COUNTS, None)]))
+    return read(b"".join([*data, answer.stream_end(COUNTS, None)]))
 
 
 def whole(
     answer: ResponseAnswer, deltas: Sequence[OutputDelta], reason: FinishReason = FinishReason.STOP
 ) -> Any:
-    return json.loads(answer.whole([*deltas, finished(reason, deltas)], COUNTS, None))
+    return json.loads(answer.complete_body([*deltas, finished(reason, deltas)], COUNTS, None))
 
 
 def kinds(events: Sequence[Any]) -> list[str]:
@@ -276,7 +276,7 @@ def test_counted_keep_alive_events_are_sent_even_before_the_opening() -> None:
     events = read(
         answer.keep_alive()
         + answer.keep_alive()
-        + answer.opening(prompt_tokens=7)
+        + answer.stream_start(prompt_tokens=7)
         + answer.keep_alive()
     )
     assert kinds(events) == ["created", "in_progress", "in_progress", "in_progress", "in_progress"]
@@ -295,7 +295,9 @@ def test_counted_keep_alive_events_are_sent_even_before_the_opening() -> None:
 def test_an_error_within_a_stream_has_a_code_known_to_codex(error: Exception, code: str) -> None:
     answer = answer_of()
     events = read(
-        answer.opening(prompt_tokens=7) + answer.delta(TEXT) + answer.broken(problem_of(error))
+        answer.stream_start(prompt_tokens=7)
+        + answer.delta_event(TEXT)
+        + answer.error_event(problem_of(error))
     )
     failed = events[-1]
     assert (failed["type"], failed["response"]["status"], failed["response"]["error"]["code"]) == (
@@ -309,7 +311,7 @@ def test_an_error_within_a_stream_has_a_code_known_to_codex(error: Exception, co
 
 
 def test_a_failure_before_the_opening_still_creates_the_response() -> None:
-    events = read(answer_of().broken(problem_of(WorkerUnavailable("gone"))))
+    events = read(answer_of().error_event(problem_of(WorkerUnavailable("gone"))))
     assert kinds(events) == ["created", "failed"]
 
 
@@ -329,7 +331,7 @@ def test_every_event_is_recorded_with_the_final_response_last(reason: FinishReas
 
 def test_a_cancelled_response_keeps_its_output() -> None:
     answer = answer_of()
-    answer.delta(TEXT)
+    answer.delta_event(TEXT)
     answer.cancel()
     assert answer.response.status == "cancelled"
     assert answer.response.output[0].status == "incomplete"
@@ -347,7 +349,7 @@ def test_a_whole_response_has_openais_type() -> None:
 def decoded(*fragments: str) -> tuple[str, str]:
     """The output while fragments arrived, and at the end."""
     reader = CustomInput()
-    return "".join([reader.more(fragment) for fragment in fragments]), reader.rest()
+    return "".join([reader.push(fragment) for fragment in fragments]), reader.finish()
 
 
 def mended(text: str) -> str:
@@ -371,7 +373,7 @@ def test_escapes_are_streamed_except_a_trailing_backslash(text: str, width: int)
     reader, said = CustomInput(), json.dumps({"input": text})
     got = ""
     for start in range(0, len(said), width):
-        got += reader.more(said[start : start + width])
+        got += reader.push(said[start : start + width])
         so_far = said[: start + width].removeprefix('{"input": "')
         assert len(got) >= len(mended(text)) - (len(said) - start - width) - 12 or not so_far
 

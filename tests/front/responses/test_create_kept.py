@@ -37,7 +37,7 @@ async def client_over(services: Services) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(create_application(services))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8321") as client:
         yield client
-    await services.answers.held.close()
+    await services.answers.resumable.close()
     await services.answers.responses.close()
 
 
@@ -202,7 +202,7 @@ async def test_cancelling_ends_work_and_streams_and_is_idempotent() -> None:
         await gateway.until(lambda: bool(gateway.closed))
         assert (await client.post(f"{path}/cancel")).json() == cancelled
         assert (await client.get(path)).json() == cancelled
-        assert not services.answers.held.named
+        assert not services.answers.resumable.named
 
 
 async def test_only_background_responses_can_be_cancelled() -> None:
@@ -225,7 +225,7 @@ async def test_a_running_response_that_is_deleted_stays_deleted() -> None:
         assert (await client.delete(f"{RESPONSES}/{got['id']}")).status_code == 200
         await gateway.until(lambda: bool(gateway.closed))
         assert (await client.get(f"{RESPONSES}/{got['id']}")).status_code == 404
-        assert not services.answers.held.named
+        assert not services.answers.resumable.named
 
 
 async def test_a_running_response_cannot_be_continued() -> None:
@@ -258,7 +258,7 @@ async def test_a_refused_response_is_not_stored() -> None:
                 response = await client.post(RESPONSES, json={"input": "hello", **fields})
                 assert response.status_code == status, fields
             assert await services.answers.responses.call(lambda file: file.totals()) == (0, 0)
-            assert not services.answers.held.named
+            assert not services.answers.resumable.named
 
 
 async def test_a_failed_response_is_stored_as_failed() -> None:
@@ -317,7 +317,7 @@ async def test_background_responses_are_failed_when_the_server_stops() -> None:
     ) as client:
         got = await begun(client)
         await until(client, got["id"], "in_progress")
-        await services.answers.held.close()
+        await services.answers.resumable.close()
         failed = (await client.get(f"{RESPONSES}/{got['id']}")).json()
     await services.answers.responses.close()
     assert (failed["status"], failed["error"]["code"]) == ("failed", "server_is_overloaded")

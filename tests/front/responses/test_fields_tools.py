@@ -130,7 +130,7 @@ CHOICES: list[tuple[Any, ToolChoice]] = [
 @pytest.mark.parametrize(("choice", "meaning"), CHOICES)
 def test_every_form_of_a_choice_is_understood(choice: Any, meaning: ToolChoice) -> None:
     got = choice_of(choice, offered=offered(FUNCTION, NAMESPACE), parallel=True)
-    assert msgspec.structs.replace(got, held=()) == meaning
+    assert msgspec.structs.replace(got, enforced_names=()) == meaning
 
 
 def test_tools_without_strict_follow_their_schemas_where_possible() -> None:
@@ -139,8 +139,8 @@ def test_tools_without_strict_follow_their_schemas_where_possible() -> None:
         FUNCTION | {"name": "open", "strict": None},
     )
     tools = offered(FUNCTION, loose, open_, PATCH)
-    assert choice_of(None, offered=tools, parallel=True).held == ("open", "patch")
-    assert choice_of("none", offered=tools, parallel=True).held == ()
+    assert choice_of(None, offered=tools, parallel=True).enforced_names == ("open", "patch")
+    assert choice_of("none", offered=tools, parallel=True).enforced_names == ()
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ async def served_app(
         transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8321"
     ) as client:
         yield client
-    await services.answers.held.close()
+    await services.answers.resumable.close()
     await services.answers.responses.close()
 
 
@@ -291,7 +291,7 @@ async def test_an_unusable_file_fails_only_what_needs_it(
         other.close()
         await created(client, previous_response_id=first["id"])
     assert [refusal(response) for response in refused] == [(503, "responses_unavailable", None)] * 2
-    assert all(log.has_ended for log in services.answers.held.named.values())
+    assert all(log.has_ended for log in services.answers.resumable.named.values())
 
 
 async def test_a_response_that_could_not_be_saved_is_still_available(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.config import LimitsSettings
-from holdfast.front.server.access import AnswersAtOnce, Caller, KeyRing, named_key, write_keys
+from holdfast.front.server.access import Caller, ConcurrentAnswers, KeyRing, named_key, write_keys
 from holdfast.front.server.problem import RequestRefused
 from tests.fakes.http_clients import CHAT, MESSAGES, chat_body, client_of, message_body
 from tests.fakes.scripted_gateway import ScriptedGateway, answer
@@ -62,12 +62,12 @@ async def test_a_request_that_can_never_fit_the_cap_says_so() -> None:
     assert "request fewer" in response.text
 
 
-def counted(at_once: AnswersAtOnce, caller: Caller, answers: int = 1, **limits: int) -> Any:
+def counted(at_once: ConcurrentAnswers, caller: Caller, answers: int = 1, **limits: int) -> Any:
     return at_once.counted(caller, answers, limits=LimitsSettings(**limits))
 
 
 def test_keys_and_addresses_are_counted_separately(tmp_path: Path) -> None:
-    ring, at_once = keys_in(tmp_path), AnswersAtOnce()
+    ring, at_once = keys_in(tmp_path), ConcurrentAnswers()
     a, b = (Caller(address="10.0.0.1", key=ring.find(name)) for name in (b"a", b"b"))
     elsewhere = Caller(address="10.0.0.2", key=ring.find(b"b"))
     caps = {"max_requests_per_key": 3, "max_requests_per_address": 3}
@@ -84,7 +84,7 @@ def test_keys_and_addresses_are_counted_separately(tmp_path: Path) -> None:
 
 
 def test_without_caps_requests_are_not_counted() -> None:
-    at_once = AnswersAtOnce()
+    at_once = ConcurrentAnswers()
     caller = Caller(address="10.0.0.1")
     with (
         counted(at_once, caller, 1000),
@@ -99,7 +99,7 @@ def test_without_caps_requests_are_not_counted() -> None:
 
 def test_retry_after_follows_from_the_duration_of_answers() -> None:
     now = [0.0]
-    at_once, caller = AnswersAtOnce(clock=lambda: now[0]), Caller(address="x")
+    at_once, caller = ConcurrentAnswers(clock=lambda: now[0]), Caller(address="x")
     for _ in range(40):
         with counted(at_once, caller, max_requests_per_address=2):
             now[0] += 20.0

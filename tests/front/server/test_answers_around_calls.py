@@ -32,13 +32,13 @@ def script() -> list[OutputEvent]:
 
 
 def whole(form: AnswerFormat, script: list[OutputEvent]) -> Any:
-    return json.loads(form.whole(script, COUNTS, None))
+    return json.loads(form.complete_body(script, COUNTS, None))
 
 
 def streamed(form: AnswerFormat, script: list[OutputEvent]) -> str:
-    form.opening(prompt_tokens=9)
+    form.stream_start(prompt_tokens=9)
     return b"".join(
-        form.delta(event) for event in script if not isinstance(event, ChoiceFinished)
+        form.delta_event(event) for event in script if not isinstance(event, ChoiceFinished)
     ).decode()
 
 

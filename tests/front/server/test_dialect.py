@@ -68,7 +68,7 @@ async def _counting(library: Any, count: Any) -> Any:
     "path", [CHAT, "/v1/models", "/v1/messagesx", "/apix/chat", "/", "/health"]
 )
 def test_served_and_unknown_paths_have_openais_form(path: str) -> None:
-    dialect = DialectTable(DIALECTS).dialect_of(path, {})
+    dialect = DialectTable(DIALECTS).for_path(path, {})
     assert dialect.operations
     assert dialect.error is openai_error
 
@@ -78,7 +78,7 @@ def test_served_and_unknown_paths_have_openais_form(path: str) -> None:
     [("/v1/models", True), ("/", True), ("/nowhere", True), ("/api/chat", False)],
 )
 def test_an_unknown_path_has_the_form_of_the_clients_protocol(path: str, is_nobodys: bool) -> None:
-    spoken = DialectTable(DIALECTS).dialect_of(path, {"anthropic-version": "2023-06-01"})
+    spoken = DialectTable(DIALECTS).for_path(path, {"anthropic-version": "2023-06-01"})
     assert (spoken.name == "Anthropic's Messages API") == is_nobodys
 
 

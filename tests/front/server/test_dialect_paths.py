@@ -111,5 +111,5 @@ def test_a_served_path_is_a_fixed_point(parts: list[str], doubled: bool) -> None
 
 @given(parts=segments)
 def test_a_guessed_path_is_always_served(parts: list[str]) -> None:
-    meant = TABLE.meant_path("/" + "/".join(parts))
+    meant = TABLE.suggested_path("/" + "/".join(parts))
     assert meant is None or TABLE.served_path(meant) == meant

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.front.images.intake import text_only
 from holdfast.front.request import ChatPrompt
-from holdfast.front.server.fields import other_part
+from holdfast.front.server.fields import non_text_part
 
 PNG = "data:image/png;base64,AAAA"
 
@@ -37,7 +37,7 @@ PNG = "data:image/png;base64,AAAA"
 )
 def test_unreadable_media_are_named_by_type(part: dict[str, Any], what: str) -> None:
     said = {"type": "text", "text": "x"}
-    read = other_part(part, role="tool", field="messages.0.content.1")
+    read = non_text_part(part, role="tool", field="messages.0.content.1")
     result = {"role": "tool", "content": [said, read]}
     shown = text_only(ChatPrompt(messages=(result,))).messages[0]["content"]
     assert shown == [

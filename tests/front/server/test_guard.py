@@ -18,7 +18,7 @@ from holdfast.front.server.guard import (
     normal_name,
     trusted_networks,
 )
-from holdfast.front.server.http_server import Addresses
+from holdfast.front.server.http_server import ConnectionCounter
 from tests.fakes.http_clients import CHAT, chat_body, client_of
 from tests.fakes.scripted_gateway import MODEL, ScriptedDirectory, ScriptedGateway, model_status
 
@@ -498,6 +498,6 @@ def test_an_invalid_proxy_address_prevents_the_start(text: str) -> None:
 
 
 def test_a_trusted_proxy_may_have_more_connections_than_a_client() -> None:
-    addresses = Addresses(0, trusted=trusted_networks(["10.0.0.0/8"]))
+    addresses = ConnectionCounter(0, trusted=trusted_networks(["10.0.0.0/8"]))
     assert addresses.has_room(PROXY)
     assert not addresses.has_room("203.0.113.9")

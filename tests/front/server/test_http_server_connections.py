@@ -18,7 +18,7 @@ import pytest
 
 from holdfast.config import ServerSettings
 from holdfast.front.output import TextDelta
-from holdfast.front.server.http_server import MOST_HEAD_BYTES, Addresses
+from holdfast.front.server.http_server import MOST_HEAD_BYTES, ConnectionCounter
 from tests.fakes.http_clients import CHAT, chat_body, served
 from tests.fakes.scripted_gateway import ScriptedGateway, ScriptedStream, answer
 
@@ -313,7 +313,7 @@ def test_each_address_is_logged_once_a_minute_in_bounded_memory(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = [0.0]
-    addresses = Addresses(1, clock=lambda: now[0])
+    addresses = ConnectionCounter(1, clock=lambda: now[0])
     with caplog.at_level(logging.INFO):
         for second in (0.0, 59.0, 60.0):
             now[0] = second
@@ -328,7 +328,7 @@ def test_each_address_is_logged_once_a_minute_in_bounded_memory(
 
 
 def test_addresses_are_counted_separately() -> None:
-    addresses = Addresses(1)
+    addresses = ConnectionCounter(1)
     addresses.opened("a")
     assert (addresses.has_room("a"), addresses.has_room("b")) == (False, True)
     addresses.closed("a")

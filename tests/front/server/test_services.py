@@ -17,7 +17,7 @@ from holdfast.front.server.services import (
     model_of,
     named_model,
     open_streams,
-    unless_disconnected,
+    run_unless_disconnected,
 )
 from tests.fakes.http_clients import CHAT, chat_body, client_of
 from tests.fakes.scripted_gateway import (
@@ -94,7 +94,7 @@ async def test_work_that_ends_first_is_done() -> None:
     async def work() -> None:
         done.append(1)
 
-    assert await unless_disconnected(Client().receive, work())
+    assert await run_unless_disconnected(Client().receive, work())
     assert done == [1]
 
 
@@ -108,7 +108,7 @@ async def test_work_whose_client_leaves_is_cancelled() -> None:
             cancelled.set()
 
     asyncio.get_running_loop().call_soon(client.leaves.set)
-    assert not await unless_disconnected(client.receive, work())
+    assert not await run_unless_disconnected(client.receive, work())
     assert cancelled.is_set()
 
 
@@ -117,7 +117,7 @@ async def test_an_exception_of_the_work_is_raised() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await unless_disconnected(Client().receive, work())
+        await run_unless_disconnected(Client().receive, work())
 
 
 def requests(count: int) -> list[GenerationRequest]:

@@ -117,7 +117,7 @@ def _written(dialect: ModelDialect, *calls: Call) -> str:
 
 def _dialect(family: str, *, as_tokens: bool = False) -> ModelDialect:
     calls = FAMILIES[family].calls
-    marks = " ".join(calls.marks)
+    marks = " ".join(calls.markers)
     token_ids = {text: token_id for text, token_id in demo_token_ids().items() if text in marks}
     return ModelDialect(family=family, calls=calls, marker_ids=token_ids if as_tokens else {})
 
@@ -209,7 +209,9 @@ def test_a_constrained_call_may_escape_characters_in_strings(family: str) -> Non
 
 def test_only_tools_held_to_their_schemas_are_constrained() -> None:
     dialect = _dialect("hermes")
-    grammar = _grammar(dialect, ToolChoice(held=("get_weather",)), settings=ToolsSettings()).text
+    grammar = _grammar(
+        dialect, ToolChoice(enforced_names=("get_weather",)), settings=ToolsSettings()
+    ).text
     assert accepts(grammar, _written(dialect, _WEATHER))
     assert not accepts(grammar, _written(dialect, Call("get_weather", {"days": 3})))
     assert accepts(grammar, _written(dialect, Call("edit", {"path": 5})))
@@ -354,7 +356,10 @@ def test_each_part_of_an_object_counts_once() -> None:
     whole = {"allOf": [_LOOP, _LOOP, {"required": ["x"]}], "minProperties": 1}
     tool = CallableTool(name="t", arguments={"$defs": {"loop": whole}})
     assert tool.members(whole) == Members(
-        properties={"x": True}, required=frozenset({"x"}), others=True, left_out=("minProperties",)
+        properties={"x": True},
+        required=frozenset({"x"}),
+        others=True,
+        unenforced=("minProperties",),
     )
 
 

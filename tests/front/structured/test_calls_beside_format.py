@@ -40,7 +40,7 @@ _DOCUMENTS: Final[dict[str, tuple[Any, list[str]]]] = {
 def _forms(dialect: ModelDialect) -> Iterator[str]:
     """A call in every form that the reader accepts."""
     call_id = {"alnum9": "abc123XYZ", "number": "0"}
-    for form in dialect.read_forms:
+    for form in dialect.readable_formats:
         call = Call("find_places", _ARGUMENTS, call_id.get(form.id_form, ""))
         for layout in (*form.grammar_layouts, *form.incomplete_layouts):
             yield layout.write([call], form.id_form)

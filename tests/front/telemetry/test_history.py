@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from holdfast.front.telemetry import history as module
 from holdfast.front.telemetry.history import (
-    KEPT,
     LEAST,
     PER_DOUBLING,
     RANGES,
+    RETENTION_SECONDS,
     Cell,
     Distribution,
     PerformanceHistory,
@@ -45,7 +45,7 @@ def distribution(values: Sequence[float]) -> Distribution:
 
 def answer(*, tokens: int = 10, first_token: float = 0.5) -> Cell:
     cell = Cell(answers=1, prompt_tokens=100, cached_tokens=60, generated_tokens=tokens)
-    cell.note("first_token", first_token)
+    cell.add_duration("first_token", first_token)
     cell.speed.add(40.0)
     return cell
 
@@ -121,10 +121,10 @@ def test_the_history_survives_saving_and_restoring(pauses: list[float]) -> None:
         clock.now += pause
         before.add(f"model {number % 3}", answer(first_token=pause + 0.1))
     after = PerformanceHistory(clock=clock)
-    after.unpack(before.packed())
+    after.restore(before.serialize())
     for name in RANGES:
         assert after.report(name) == before.report(name)
-    assert len(after.packed()) == len(before.packed())
+    assert len(after.serialize()) == len(before.serialize())
 
 
 def test_models_are_shown_singly_and_together() -> None:
@@ -149,12 +149,12 @@ def test_only_the_longest_range_is_kept_over_time() -> None:
         for _ in range(24 * 12):
             clock.now += 300
             history.add("m", answer())
-        sizes.append(len(history.packed()))
+        sizes.append(len(history.serialize()))
     assert max(sizes[10:]) <= sizes[10] * 1.02
     assert (7 * 24 - 1) * 12 < history.report("7d").total.answers <= 7 * 24 * 12
-    clock.now += max(KEPT.values())
+    clock.now += max(RETENTION_SECONDS.values())
     assert history.report("7d").models == []
-    history.packed()
+    history.serialize()
     assert history.models == frozenset()
 
 
@@ -165,7 +165,7 @@ def test_the_oldest_cells_are_dropped_above_the_size_limit(monkeypatch: pytest.M
     for _ in range(1000):
         clock.now += 60
         history.add("m", answer())
-    assert len(history.packed()) < 30_000
+    assert len(history.serialize()) < 30_000
     assert history.report("15m").total.answers == 15
 
 
@@ -201,7 +201,7 @@ def test_a_clock_set_back_is_harmless() -> None:
 def test_foreign_data_is_not_restored(damaged: bytes) -> None:
     history = PerformanceHistory(clock=Clock())
     with pytest.raises(msgspec.DecodeError):
-        history.unpack(damaged)
+        history.restore(damaged)
     assert history.models == frozenset()
 
 
@@ -210,14 +210,14 @@ def test_a_clock_jumping_ahead_deletes_nothing() -> None:
     history = PerformanceHistory(clock=clock, steady=steady)
     history.add("m", answer())
     clock.now += 30 * 86_400
-    saved = history.packed()
+    saved = history.serialize()
     assert history.models == {"m"}
     again = PerformanceHistory(clock=clock, steady=steady)
-    again.unpack(saved)
+    again.restore(saved)
     assert again.models == {"m"}
     steady.now += 3600
     clock.now += 3600
-    again.packed()
+    again.serialize()
     assert again.models == frozenset()
 
 
@@ -228,7 +228,7 @@ def test_records_of_a_wrong_clock_are_not_trusted() -> None:
     clock.now += 30 * 86_400
     for name in ("first", "second"):
         again = PerformanceHistory(clock=clock, steady=steady)
-        again.unpack(history.packed())
+        again.restore(history.serialize())
         again.add(name, answer())
         assert "m" in again.models
         history = again
@@ -237,5 +237,5 @@ def test_records_of_a_wrong_clock_are_not_trusted() -> None:
     clock.now += 1260
     steady.now += 1260
     again = PerformanceHistory(clock=clock, steady=steady)
-    again.unpack(history.packed())
+    again.restore(history.serialize())
     assert again.models == {"first", "second"}

@@ -63,7 +63,7 @@ def test_lines_belong_to_the_request_that_wrote_them(ring: LogRing) -> None:
 
 def test_prompts_and_answers_stay_out_of_the_ring(ring: LogRing) -> None:
     answer = AnswerRecord(Metrics())
-    answer.accepted("m", prompt_tokens=3, prompt="a secret")
+    answer.note_accepted("m", prompt_tokens=3, prompt="a secret")
     answer.observe(TextDelta(index=0, text="an answer"))
     record = RequestRecord(method="POST", path="/x", client="1.2.3.4", answer=answer)
     write_line(record)

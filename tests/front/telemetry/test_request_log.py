@@ -54,7 +54,7 @@ def ended(index: int, tokens: int, *, cached: int = 0) -> ChoiceFinished:
 
 def accepted(clock: Clock, **options: object) -> AnswerRecord:
     answer = AnswerRecord(Metrics(), clock=clock)
-    answer.accepted("demo", **options)  # type: ignore[arg-type]
+    answer.note_accepted("demo", **options)  # type: ignore[arg-type]
     return answer
 
 
@@ -263,7 +263,7 @@ def test_first_text_is_timed_from_the_request_gaps_per_choice() -> None:
     metrics, clock = Metrics(), Clock()
     answer = AnswerRecord(metrics, clock=clock)
     clock.now += 0.5
-    answer.accepted("m", prompt_tokens=10)
+    answer.note_accepted("m", prompt_tokens=10)
     for seconds, index in ((1.0, 0), (2.0, 1), (3.0, 0), (1.0, 1)):
         clock.now += seconds
         answer.observe(TextDelta(index=index, text="x"))
@@ -278,7 +278,7 @@ def test_first_text_is_timed_from_the_request_gaps_per_choice() -> None:
 def test_the_workers_times_and_counts_are_recorded_at_the_end() -> None:
     metrics = Metrics()
     answer = AnswerRecord(metrics)
-    answer.accepted("m", prompt_tokens=10)
+    answer.note_accepted("m", prompt_tokens=10)
     answer.observe(
         ChoiceFinished(
             index=0,
@@ -301,7 +301,7 @@ def test_the_workers_times_and_counts_are_recorded_at_the_end() -> None:
 def test_calls_repairs_and_reasoning_tokens_are_counted() -> None:
     metrics = Metrics()
     answer = AnswerRecord(metrics)
-    answer.accepted("m", prompt_tokens=10)
+    answer.note_accepted("m", prompt_tokens=10)
     answer.observe(ToolCallFinished(index=0, call=0, repairs=("trailing_comma", "name")))
     answer.observe(ToolCallFinished(index=0, call=1, repairs=("name",)))
     answer.observe(
@@ -331,7 +331,7 @@ def test_answers_ended_by_stop_strings_are_timed_here() -> None:
     now = [10.0]
     answer = AnswerRecord(metrics, clock=lambda: now[0])
     now[0] = 11.0
-    answer.accepted("m", prompt_tokens=10)
+    answer.note_accepted("m", prompt_tokens=10)
     assert (answer.accept_seconds, answer.first_text_seconds(0)) == (1.0, None)
     now[0] = 13.0
     answer.observe(TextDelta(index=0, text="a"))
@@ -357,7 +357,7 @@ def finished(**facts: Any) -> ChoiceFinished:
 def test_history_and_metrics_get_the_same_values() -> None:
     metrics, clock = Metrics(), Clock()
     answer = AnswerRecord(metrics, clock=clock)
-    answer.accepted("m", prompt_tokens=10)
+    answer.note_accepted("m", prompt_tokens=10)
     for seconds in (0.5, 0.02, 0.04):
         clock.now += seconds
         answer.observe(TextDelta(index=0, text="x", token_ids=(1,)))
@@ -390,7 +390,7 @@ def test_history_and_metrics_get_the_same_values() -> None:
 def test_phases_that_did_not_happen_are_empty_in_the_history() -> None:
     metrics = Metrics()
     answer = AnswerRecord(metrics)
-    answer.accepted("m", prompt_tokens=10)
+    answer.note_accepted("m", prompt_tokens=10)
     answer.observe(finished(completion_tokens=0, reason=FinishReason.CANCELLED))
     answer.close({WaitReason.LOAD: 0.0001})
     total = metrics.history.report("15m").total

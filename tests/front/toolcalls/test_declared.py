@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.toolcalls.declared import JSON_TYPES, ParameterTypes, typed
-from holdfast.front.toolcalls.literals import unescaped, whole
+from holdfast.front.toolcalls.declared import JSON_TYPES, ParameterTypes, convert_to_type
+from holdfast.front.toolcalls.literals import complete_value, unescaped
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -69,12 +69,12 @@ SCHEMA: dict[str, Any] = {
     ],
 )
 def test_a_value_gets_the_type_of_its_schema(key: str, raw: str, value: object) -> None:
-    assert json.loads(typed(raw, ParameterTypes(SCHEMA).of_parameter(key)).json) == value
+    assert json.loads(convert_to_type(raw, ParameterTypes(SCHEMA).of_parameter(key)).json) == value
 
 
 @pytest.mark.parametrize("raw", ["1.0", "1e3", '{"a":1}', '{ "a": [1,2] }'])
 def test_numbers_and_json_keep_the_spelling_of_the_model(raw: str) -> None:
-    assert typed(raw, frozenset({"number", "object"})).json == raw
+    assert convert_to_type(raw, frozenset({"number", "object"})).json == raw
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_references_into_the_schema_are_followed(reference: Any, allowed: set[st
     types=st.sets(st.sampled_from(sorted(JSON_TYPES | {"string"}))),
 )
 def test_every_text_becomes_valid_json(raw: str, types: set[str]) -> None:
-    given = typed(raw, frozenset(types)).json
+    given = convert_to_type(raw, frozenset(types)).json
     json.loads(given, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert given.encode() == given.encode("utf-8", "surrogatepass"), (
         "half of a surrogate pair is no text"
@@ -156,7 +156,7 @@ values = st.recursive(
 @given(value=values)
 def test_a_value_written_as_python_or_json_is_read_back(value: object) -> None:
     for text in (repr(value), json.dumps(value), json.dumps(value, ensure_ascii=False)):
-        read = whole(text)
+        read = complete_value(text)
         assert read is not None, text
         assert json.loads(read) == value
 

@@ -51,7 +51,7 @@ def dialect(name: str, *, tokens: bool) -> ModelDialect:
     return ModelDialect(
         family=name,
         calls=form,
-        marker_ids={mark: place for place, mark in enumerate(form.marks)} if tokens else {},
+        marker_ids={mark: place for place, mark in enumerate(form.markers)} if tokens else {},
     )
 
 
@@ -159,7 +159,7 @@ def test_long_arguments_do_not_hold_back_more_text() -> None:
         longest = 0
         for start in range(0, len(text), 5):
             reader.push(text[start : start + 5])
-            longest = max(longest, reader.waiting)
+            longest = max(longest, reader.held_back_characters)
         steps[length] = longest
         assert reader.flush() is not None
     assert steps[20_000] == steps[2_000] < 100

@@ -109,8 +109,8 @@ def dialect_of(name: str, *, as_tokens: bool) -> ModelDialect:
     family = MARKUP_FAMILIES[name]
     single = [
         mark
-        for mark in family.marks
-        if not any(other in mark for other in family.marks if other != mark)
+        for mark in family.markers
+        if not any(other in mark for other in family.markers if other != mark)
     ]
     # no vocabulary contains half a tag
     single = [mark for mark in single if not mark.endswith(("=", '="'))]
@@ -140,7 +140,7 @@ def test_any_text_is_read_equally_from_any_pieces_without_loss(
 ) -> None:
     family = MARKUP_FAMILIES[name]
     words = [
-        *family.marks,
+        *family.markers,
         *FRAGMENTS,
         "edit_file",
         "path",
@@ -157,7 +157,7 @@ def test_any_text_is_read_equally_from_any_pieces_without_loss(
     dialect = dialect_of(name, as_tokens=as_tokens)
     said = told(dialect, TOOLS, text, at=places)
     assert said == told(dialect, TOOLS, text)
-    if not family.channel_openers and all(isinstance(part, str) for part in said):
+    if not family.channel_starts and all(isinstance(part, str) for part in said):
         assert "".join(said) == text
 
 
@@ -203,7 +203,7 @@ HAS_ITEM: dict[str, Any] = {"type": "object", "properties": {"item": {"type": "s
 def test_item_tags_become_an_array_if_the_schema_requires_it(
     schema: dict[str, Any], tags: list[tuple[str, str]], value: Any
 ) -> None:
-    mark = NestedTags().mark
+    mark = NestedTags().marker
     inner = "".join(f"{mark}<{name}>{text}{mark}</{name}>" for name, text in tags)
     call = f'{mark}<invoke name="f">{mark}<list>{inner}{mark}</list>{mark}</invoke>'
     tool = {
@@ -275,7 +275,7 @@ def test_calls_are_text_if_no_calls_are_read(name: str, text: str, expected: lis
     assert [part for part in said if not isinstance(part, str)] == [
         part for part in expected if part[0] == "thought"
     ]
-    if not MARKUP_FAMILIES[name].channel_openers:
+    if not MARKUP_FAMILIES[name].channel_starts:
         assert said == [text]
 
 

@@ -14,7 +14,7 @@ from holdfast.worker.cpu.backend import CpuBackend
 from holdfast.worker.engine import backend
 from holdfast.worker.engine.backend import Backend, in_use
 from holdfast.worker.engine.engine import Engine
-from holdfast.worker.engine.probe import choose_layout, examine_forms
+from holdfast.worker.engine.probe import choose_layout, probe_kv_forms
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.loop.device import use_device
 from tests.fakes.interleaving import span, step
@@ -31,7 +31,7 @@ def engine_of(kind: type[Backend]) -> Engine:
     in_use().prepare(model, mx.float32)
     runner = choose_layout(model, vocab_size=VOCAB_SIZE)
     engine = Engine(runner, vocab_size=VOCAB_SIZE)
-    examine_forms(engine, runner, default="native", vocab_size=VOCAB_SIZE)
+    probe_kv_forms(engine, runner, default="native", vocab_size=VOCAB_SIZE)
     return engine
 
 
@@ -52,7 +52,7 @@ def tokens_by(
     spans = [(0, 200), (200, 100), *((300 + at, 1) for at in range(20))]
     found: list[int] = []
     for start, tokens in spans:
-        (result,) = step(engine, span(start, tokens, draws=start > 0))
+        (result,) = step(engine, span(start, tokens, samples=start > 0))
         found.extend(result.token_ids)
     engine.close("a")
     return found

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from holdfast.worker.cpu import fast_on_cpu
 from holdfast.worker.cpu.fast_on_cpu import MOST_TABLES, TABLE_POSITIONS, Rotations
 from holdfast.worker.cpu.kernels.build import SWITCH
-from holdfast.worker.engine import seams
+from holdfast.worker.engine import mlx_lm_hooks
 from holdfast.worker.engine.engine import Engine, PendingStep
 from holdfast.worker.engine.probe import choose_layout
 from tests.fakes.architectures import probed
@@ -111,7 +111,7 @@ def test_a_rotation_has_the_bits_of_mlx(
 
 
 def ropes() -> Iterator[nn.Module]:
-    seams.prepare()
+    mlx_lm_hooks.prepare()
     utils = importlib.import_module("mlx_lm.models.rope_utils")
     yield nn.RoPE(16)
     yield nn.RoPE(8, traditional=True, base=500.0, scale=0.5)
@@ -268,7 +268,7 @@ def traced() -> Iterator[list[str]]:
 
     def hear(frame: FrameType, event: str, _: Any) -> None:
         name = frame.f_code.co_name
-        if event == "call" and name == "_combined_at_once":
+        if event == "call" and name == "_combined_in_one_operation":
             names.append(name)
 
     sys.setprofile(hear)
@@ -279,7 +279,7 @@ def traced() -> Iterator[list[str]]:
 
 
 def run(engine: Engine, *spans: tuple[str, int, int]) -> list[tuple[int, ...]]:
-    """Run one step. spans: name, start and number of tokens. Returns the drawn tokens."""
+    """Run one step. spans: name, start and number of tokens. Returns the sampled tokens."""
     results = step(engine, *(span(start, tokens, name=name) for name, start, tokens in spans))
     return [result.token_ids for result in results]
 
@@ -290,11 +290,13 @@ def open_sequence(engine: Engine, name: str, *, prompt_tokens: int) -> None:
 
 
 def test_each_number_type_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def _combined_at_once(*arrays: mx.array) -> mx.array:
+    def _combined_in_one_operation(*arrays: mx.array) -> mx.array:
         return fast_on_cpu._combined(*arrays)
 
-    fresh = mx.compile(_combined_at_once, shapeless=True)  # no other test has had it traced
-    monkeypatch.setattr(fast_on_cpu, "_combined_at_once", fresh)
+    fresh = mx.compile(
+        _combined_in_one_operation, shapeless=True
+    )  # no other test has had it traced
+    monkeypatch.setattr(fast_on_cpu, "_combined_in_one_operation", fresh)
     rope: Any = nn.RoPE(16)
     with traced() as names, Rotations().step():
         for heads in (2, 3):

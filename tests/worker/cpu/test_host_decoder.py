@@ -199,7 +199,7 @@ def test_each_sequence_draws_the_same_as_alone(
     runner = choose_layout(loaded.model, vocab_size=VOCAB_SIZE)
     assert runner.name == "rows", runner.reason
     engine = Engine(runner, vocab_size=VOCAB_SIZE)
-    runner.learn_form(engine.measure_costs().form)
+    runner.set_form(engine.measure_costs().form)
     tolerance = FP32_TOLERANCE if kv_bits == "native" else 0.5
     # mlx-lm's caches, as in mlx-lm's own layers
     assert_batched_is_alone(

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from holdfast.wire.requests import SamplingParams
 from holdfast.worker.cpu import host_sampling
 from holdfast.worker.cpu.host_sampling import (
-    FewKept,
+    FewTokens,
     GroupedRow,
     WeighedRow,
-    draw_on_host,
-    drawing_pays,
-    kept_tokens,
+    filtered_tokens,
+    sample_on_host,
+    sampling_pays,
     score_on_host,
 )
-from holdfast.worker.engine.backend import DrawKind
-from holdfast.worker.engine.sampling_draw import draw, draw_key, draw_kind
+from holdfast.worker.engine.backend import SamplingKind
+from holdfast.worker.engine.token_sampling import random_key, sample_tokens, sampling_kind
 from tests.fakes.reference_sampler import (
     log_probabilities,
     probabilities,
@@ -71,14 +71,18 @@ temperatures = st.sampled_from([1e-5, 1e-3, 0.3, 0.7, 1.0, 1.5, 10.0, 1e6, 1e30,
 
 def ids_of(row: Row, params: SamplingParams) -> set[int]:
     with np.errstate(all="ignore"):
-        kept = kept_tokens(WeighedRow(row, params), params)
-    return set((kept.ids if isinstance(kept, FewKept) else np.flatnonzero(kept.weights)).tolist())
+        kept = filtered_tokens(WeighedRow(row, params), params)
+    return set((kept.ids if isinstance(kept, FewTokens) else np.flatnonzero(kept.weights)).tolist())
 
 
 def scaled(row: Row, temperature: float) -> npt.NDArray[np.float64]:
     """The row at temperature 1, rounded like the division that comes first."""
     with np.errstate(all="ignore"):
-        return WeighedRow(row, SamplingParams(temperature=temperature)).nats(row).astype(np.float64)
+        return (
+            WeighedRow(row, SamplingParams(temperature=temperature))
+            .log_weights(row)
+            .astype(np.float64)
+        )
 
 
 def reference_ids(row: Row, params: SamplingParams, *, top_p: float, tie: float) -> set[int]:
@@ -111,7 +115,9 @@ def test_filters_keep_the_same_tokens_as_the_reference(
 
 
 @pytest.mark.parametrize("shape", ["normal", "peaked", "zipf", "tied", "equal", "halves"])
-@pytest.mark.parametrize("find_edge", [host_sampling._edge, host_sampling._edge_by_histogram])
+@pytest.mark.parametrize(
+    "find_edge", [host_sampling._nucleus_edge, host_sampling._edge_by_histogram]
+)
 def test_the_edge_among_many_weights_equals_that_of_a_sort(
     shape: str, find_edge: Callable[..., float]
 ) -> None:
@@ -136,14 +142,14 @@ def test_the_edge_among_many_weights_equals_that_of_a_sort(
     ),
 )
 def test_the_same_seed_draws_the_same_as_mlx(row: Row, params: SamplingParams) -> None:
-    draws = 32
-    logits = mx.broadcast_to(mx.array(row), (draws, row.size))
-    keys = [draw_key(seed=seed, position=7) for seed in range(draws)]
-    kind = draw_kind(params, vocab_size=row.size)
-    by_mlx = draw(
-        logits, kind=kind, params=[params] * draws, keys=keys, peaks=mx.max(logits, axis=-1)
+    samples = 32
+    logits = mx.broadcast_to(mx.array(row), (samples, row.size))
+    keys = [random_key(seed=seed, position=7) for seed in range(samples)]
+    kind = sampling_kind(params, vocab_size=row.size)
+    by_mlx = sample_tokens(
+        logits, kind=kind, params=[params] * samples, keys=keys, peaks=mx.max(logits, axis=-1)
     )
-    by_numpy = draw_on_host(logits, params=[params] * draws, keys=keys)
+    by_numpy = sample_on_host(logits, params=[params] * samples, keys=keys)
     differing = np.flatnonzero(np.array(by_mlx) != np.array(by_numpy))
     # a token at the edge of top-p that only one of the two keeps, or a draw decided by rounding
     assert len(differing) <= 1
@@ -163,10 +169,10 @@ def test_a_row_draws_the_same_alone_and_in_any_batch() -> None:
         SamplingParams(min_p=0.1),
         SamplingParams(),
     ]
-    keys = [draw_key(seed=index, position=1) for index in range(5)]
-    together = draw_on_host(mx.array(logits), params=params, keys=keys).tolist()
+    keys = [random_key(seed=index, position=1) for index in range(5)]
+    together = sample_on_host(mx.array(logits), params=params, keys=keys).tolist()
     alone = [
-        draw_on_host(
+        sample_on_host(
             mx.array(logits[at : at + 1]), params=params[at : at + 1], keys=keys[at : at + 1]
         ).item()
         for at in range(5)
@@ -200,18 +206,18 @@ def test_peaked_rows_are_drawn_without_weighing_the_whole_vocabulary(
 def test_rows_without_valid_logits_harm_no_others(params: SamplingParams, poison: float) -> None:
     logits = np.zeros((2, 300), np.float32)
     logits[0, :] = poison
-    keys = [draw_key(seed=1, position=1)] * 2
-    first, second = draw_on_host(mx.array(logits), params=[params] * 2, keys=keys).tolist()
+    keys = [random_key(seed=1, position=1)] * 2
+    first, second = sample_on_host(mx.array(logits), params=[params] * 2, keys=keys).tolist()
     assert first == 0
-    assert second == draw_on_host(mx.array(logits[1:]), params=[params], keys=keys[:1]).item()
+    assert second == sample_on_host(mx.array(logits[1:]), params=[params], keys=keys[:1]).item()
 
 
 def test_numpy_draws_from_large_vocabularies_on_a_cpu() -> None:
-    assert drawing_pays(DrawKind(nucleus=True), vocab_size=152_064)
-    assert drawing_pays(DrawKind(), vocab_size=152_064)
-    assert not drawing_pays(DrawKind(), vocab_size=1500)
-    assert not drawing_pays(DrawKind(candidates=32, nucleus=True), vocab_size=152_064)
-    assert not drawing_pays(DrawKind(greedy=True), vocab_size=152_064)
+    assert sampling_pays(SamplingKind(nucleus=True), vocab_size=152_064)
+    assert sampling_pays(SamplingKind(), vocab_size=152_064)
+    assert not sampling_pays(SamplingKind(), vocab_size=1500)
+    assert not sampling_pays(SamplingKind(candidates=32, nucleus=True), vocab_size=152_064)
+    assert not sampling_pays(SamplingKind(greedy=True), vocab_size=152_064)
 
 
 @settings(max_examples=80)

@@ -9,14 +9,14 @@ from holdfast.worker.cpu import kv_codes
 from holdfast.worker.cpu.kv_codes import dequantized_five
 from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.kv.layer import HeadsForm
-from holdfast.worker.kv.quantized import dequantized, group_of, quantized
+from holdfast.worker.kv.quantized import dequantized, group_size_of, quantized
 
 
 @pytest.mark.parametrize("dimension", [64, 96])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 def test_five_bits_are_dequantized_like_in_mlx(dimension: int, dtype: mx.Dtype) -> None:
     array = mx.random.normal((1, 4, 40, dimension), key=mx.random.key(5)).astype(dtype)
-    group = group_of(dimension)
+    group = group_size_of(dimension)
     codes, scales, biases = (each[:, 1:3, 7:33] for each in quantized(array, 5))
     expected = mx.dequantize(
         codes, scales.astype(dtype), biases.astype(dtype), group_size=group, bits=5

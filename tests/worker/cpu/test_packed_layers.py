@@ -20,7 +20,7 @@ from holdfast.worker.cpu.kernels.packed_products import MOST_ROWS, PackedWeights
 from holdfast.worker.cpu.packed_layers import keep_stored, supports
 from holdfast.worker.engine import probe, weight_format
 from holdfast.worker.engine.load import LoadedModel, load_model
-from holdfast.worker.engine.seams import HeadSeam, only_graph
+from holdfast.worker.engine.mlx_lm_hooks import ProjectionHook, only_graph
 from holdfast.worker.engine.weight_format import choose_format, convert
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny, write_tiny
 
@@ -173,11 +173,11 @@ def loaded_tiny(folder: Path, name: str, **settings: Any) -> LoadedModel:
 
 def test_hidden_states_are_projected_without_another_pass(tmp_path: Path) -> None:
     model: Any = loaded_tiny(tmp_path, "llama").model
-    head = HeadSeam(model)
+    head = ProjectionHook(model)
     tokens = mx.array([[1, 2, 3, 4]])
-    with head.selecting(None, aside=mx.array([0, 1, 2])):
+    with head.selecting(None, deferred=mx.array([0, 1, 2])):
         model(tokens)
-    hidden = head.take_aside()
+    hidden = head.take_deferred()
     assert hidden is not None
     assert_close(head.project(hidden), model(tokens)[0, :3])
 
@@ -263,7 +263,7 @@ def test_if_mlx_refuses_stand_ins_weights_are_converted(monkeypatch: pytest.Monk
         raise ValueError("the view is too large")
 
     monkeypatch.setattr(packed_layers, "stand_in_views", refusing)
-    reason = packed_layers.no_stand_ins.__wrapped__()
+    reason = packed_layers.why_no_stand_ins.__wrapped__()
     assert reason == "MLX refuses it: the view is too large"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
-from holdfast.worker.drafting.draft_model import DraftModel, ModelDraft
+from holdfast.worker.drafting.draft_model import DraftModel, DraftState
 from holdfast.worker.drafting.suffix import MOST_DRAFTED
 from tests.fakes.draft_models import draft_model
 from tests.fakes.slow import slow
@@ -32,7 +32,7 @@ def tokens(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(VOCAB_SIZE - 8) for _ in range(count)]
 
 
-def opened(model: DraftModel, request: SequenceRequest, generated: Sequence[int]) -> ModelDraft:
+def opened(model: DraftModel, request: SequenceRequest, generated: Sequence[int]) -> DraftState:
     draft = model.open(request, generated)
     assert draft is not None
     while not model.catch_up(draft, generated):
@@ -43,7 +43,7 @@ def opened(model: DraftModel, request: SequenceRequest, generated: Sequence[int]
 @cache
 def forgetful(name: str) -> DraftModel:
     """A draft model that keeps no states."""
-    return draft_model(name, most_kept_bytes=0)
+    return draft_model(name, most_cached_bytes=0)
 
 
 def fresh_draft(
@@ -52,7 +52,7 @@ def fresh_draft(
     model = forgetful(name)
     draft = opened(model, request, generated)
     model.extend([(draft, generated)], depth=depth)
-    model.keep_only(())
+    model.retain_only(())
     assert model.states == 0
     return draft.drafted
 
@@ -63,7 +63,7 @@ def fresh_draft(
 def test_drafts_do_not_depend_on_earlier_drafts(name: str) -> None:
     rng = random.Random(name)
     model = draft_model(name)
-    answers: list[tuple[ModelDraft, SequenceRequest, list[int]]] = []
+    answers: list[tuple[DraftState, SequenceRequest, list[int]]] = []
     for sampling in SAMPLINGS:
         request = a_request(tokens(rng, rng.randint(3, 90)), sampling=sampling)
         answers.append((opened(model, request, ()), request, []))
@@ -120,7 +120,7 @@ def test_the_next_turn_takes_over_the_last_turns_state() -> None:
     prompt = tokens(rng, 300)
     first = a_request(prompt)
     opened(model, first, ())
-    model.keep_only(())
+    model.retain_only(())
     following = a_request([*prompt, *tokens(rng, 20)], name="b")
     stranger = a_request(tokens(rng, 320), name="c")
     assert (
@@ -135,10 +135,10 @@ def test_the_next_turn_takes_over_the_last_turns_state() -> None:
 
 @pytest.mark.parametrize("how", ["another tenant", "not kept", "no memory"])
 def test_a_state_is_not_taken_over(how: str) -> None:
-    model = draft_model(most_kept_bytes=0 if how == "no memory" else 1 << 30)
+    model = draft_model(most_cached_bytes=0 if how == "no memory" else 1 << 30)
     prompt = range(100)
     opened(model, a_request(prompt, tenant="a", is_kept=how != "not kept"), ())
-    model.keep_only(())
+    model.retain_only(())
     tenant = "b" if how == "another tenant" else "a"
     draft = model.open(a_request(prompt, tenant=tenant, name="b"), ())
     assert draft is not None

@@ -8,12 +8,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from holdfast.worker.engine import adapters, seams
-from holdfast.worker.engine.layouts import own_caches
+from holdfast.worker.engine import adapters, mlx_lm_hooks
+from holdfast.worker.engine.layouts import mlx_lm_caches
 from tests.fakes.every_config import tiny_config
 from tests.fakes.tiny_models import VOCAB_SIZE, make_model
 
-seams.prepare()
+mlx_lm_hooks.prepare()
 rope_utils: Any = importlib.import_module("mlx_lm.models.rope_utils")
 PLAIN_NTK = rope_utils.DynamicNTKScalingRoPE.__call__
 TRAINED = 6
@@ -89,7 +89,7 @@ def test_a_prompt_in_one_chunk_equals_its_tokens_singly(name: str) -> None:
     model: Any = make_model({**config, "num_hidden_layers": 2, "n_layers": 2})
     adapters.adapt(model)
     ids = mx.array([[5, 99, 41, 7, 5, 230]])
-    at_once = model(ids, cache=own_caches(model))[0]
-    caches = own_caches(model)
+    at_once = model(ids, cache=mlx_lm_caches(model))[0]
+    caches = mlx_lm_caches(model)
     one_by_one = [model(ids[:, at : at + 1], cache=caches)[0] for at in range(ids.size)]
     assert_close(at_once[:, :VOCAB_SIZE], mx.concatenate(one_by_one)[:, :VOCAB_SIZE])

@@ -33,7 +33,7 @@ def a_request(grammar: str = "", **more: Any) -> SequenceRequest:
 def constraint(
     grammar: str, *, generated: str = "", of: Constraints | None = None, **more: Any
 ) -> SequenceConstraint:
-    made = (of or tiny_constraints()).of(
+    made = (of or tiny_constraints()).for_request(
         a_request(grammar, **more), generated=tuple(generated.encode())
     )
     assert made is not None
@@ -51,17 +51,17 @@ def allowed(of: SequenceConstraint) -> set[int] | None:
 def test_only_continuations_of_the_grammar_may_be_drawn() -> None:
     greeting = constraint(GREETING)
     assert allowed(greeting) == {ord("h")}
-    greeting.take(ord("h"))
+    greeting.add(ord("h"))
     assert allowed(greeting) == {ord("i"), ord("o")}
-    greeting.take(ord("o"))
+    greeting.add(ord("o"))
     assert allowed(greeting) == {END}
     for _ in range(3):  # of a request that continues beyond its end
-        greeting.take(END)
+        greeting.add(END)
         assert allowed(greeting) == {END}
 
 
 def test_a_request_without_grammar_and_budget_is_unconstrained() -> None:
-    assert tiny_constraints().of(a_request()) is None
+    assert tiny_constraints().for_request(a_request()) is None
 
 
 def test_replaying_generated_tokens_restores_the_state() -> None:
@@ -73,14 +73,14 @@ def test_replaying_generated_tokens_restores_the_state() -> None:
         assert allowed(constraint(json_grammar(SCHEMA), generated=text[:at])) == allowed(
             undisturbed
         )
-        undisturbed.take(ord(character))
+        undisturbed.add(ord(character))
     assert allowed(undisturbed) == {END}
 
 
 def test_two_sequences_with_one_grammar_are_independent() -> None:
     constraints = tiny_constraints()
     first, second = constraint(GREETING, of=constraints), constraint(GREETING, of=constraints)
-    first.take(ord("h"))
+    first.add(ord("h"))
     assert allowed(second) == {ord("h")}
     assert allowed(constraint(GREETING, of=constraints)) == {ord("h")}
 
@@ -112,7 +112,7 @@ def test_a_model_without_grammars_refuses_them_but_accepts_budgets() -> None:
 
 def test_a_forbidden_token_ends_the_constraint_with_a_reason() -> None:
     greeting = constraint(GREETING)
-    greeting.take(ord("x"))
+    greeting.add(ord("x"))
     assert allowed(greeting) is None
     assert "does not allow token 120" in greeting.failure
 
@@ -121,9 +121,9 @@ def test_the_grammar_accepts_a_forced_end_of_thought() -> None:
     thought = constraint(THOUGHT, thinking_budget=ThinkingBudget(tokens=2, end_token_ids=(261,)))
     for character in b"ab":
         assert thought.forced_token() is None
-        thought.take(character)
+        thought.add(character)
     assert thought.forced_token() == 261
-    thought.take(261)
+    thought.add(261)
     assert thought.forced_token() is None
     assert allowed(thought) == {ord("d")}
 

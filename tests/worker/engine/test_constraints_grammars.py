@@ -31,7 +31,7 @@ def allowed(
     grammars: Grammars, grammar: str, text: str = "", *, vocab_size: int = VOCAB_SIZE
 ) -> list[int]:
     matcher = grammars.matcher(grammar)
-    assert all(map(matcher.take, text.encode()))
+    assert all(map(matcher.add, text.encode()))
     return filled(matcher, vocab_size=vocab_size)
 
 
@@ -55,9 +55,9 @@ def test_end_tokens_are_allowed_where_the_grammar_may_end() -> None:
     grammars = Grammars(tiny_vocabulary(), vocab_size=VOCAB_SIZE)
     matcher = grammars.matcher("start: /a+/\n", stop_token_ids=(END, 255, 258))
     assert filled(matcher) == [ord("a")]
-    assert matcher.take(ord("a"))
+    assert matcher.add(ord("a"))
     assert filled(matcher) == [ord("a"), 255, END, 258]
-    assert matcher.take(258)
+    assert matcher.add(258)
     assert filled(matcher) == [255, END, 258]
     assert not matcher.error
 
@@ -66,8 +66,8 @@ def test_end_tokens_inside_the_grammar_do_not_end_answers() -> None:
     matcher = Grammars(tiny_vocabulary(), vocab_size=VOCAB_SIZE).matcher(
         'start: "a" <[258]> "b"\n', stop_token_ids=(258,)
     )
-    assert matcher.take(ord("a"))
-    assert matcher.take(258)
+    assert matcher.add(ord("a"))
+    assert matcher.add(258)
     assert filled(matcher) == [ord("b")]
 
 
@@ -144,5 +144,5 @@ def test_a_markers_text_is_written_with_ordinary_tokens() -> None:
                 if words[token_id // 32] >> token_id % 32 & 1
             )
         )
-        assert matcher.take(drawn[-1])
+        assert matcher.add(drawn[-1])
     assert bytes(drawn) == b"a<|end|>b"

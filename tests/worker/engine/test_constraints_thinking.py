@@ -21,8 +21,8 @@ def answer(meter: ThoughtMeter, wishes: list[int]) -> list[int]:
     """The output of a model that wants these tokens and gets each unless another one is forced."""
     drawn = []
     for wish in wishes:
-        drawn.append(meter.due[0] if meter.due else wish)
-        meter.take(drawn[-1])
+        drawn.append(meter.forced_tokens[0] if meter.forced_tokens else wish)
+        meter.add(drawn[-1])
     return drawn
 
 

@@ -1,4 +1,4 @@
-"""The engine on real tiny models: draws, scores, failures, preemption, in-place growth."""
+"""The engine on real tiny models: samples, scores, failures, preemption, in-place growth."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def a_request(request_id: str = "a", **changes: Any) -> SequenceRequest:
     return SequenceRequest(request_id=request_id, **{**fields, **changes})
 
 
-def draw(
+def generate(
     engine: Engine, request: SequenceRequest, count: int, *, generated: tuple[int, ...] = ()
 ) -> Iterator[SpanResult]:
-    """Open the request, prefill known tokens, and draw `count` tokens."""
+    """Open the request, prefill known tokens, and generate `count` tokens."""
     known = len(request.prompt_token_ids) + len(generated)
     engine.open(request, generated=generated, capacity_tokens=known + count)
     yield step(engine, span(0, known, name=request.request_id))[0]
@@ -83,8 +83,8 @@ EVERYTHING = SamplingParams(
 def test_a_preempted_sequence_continues_unchanged(name: str, sampling: SamplingParams) -> None:
     engine = engine_of(name)
     request = a_request(sampling=sampling)
-    whole = tokens_of(draw(engine, request, 8))
-    again = whole[:3] + tokens_of(draw(engine, request, 5, generated=tuple(whole[:3])))
+    whole = tokens_of(generate(engine, request, 8))
+    again = whole[:3] + tokens_of(generate(engine, request, 5, generated=tuple(whole[:3])))
     assert again == whole
 
 
@@ -104,7 +104,7 @@ def test_prompt_scores_are_the_models_log_probabilities_for_any_chunks(name: str
     scored = [
         entry
         for start, tokens in ((0, 3), (3, 1), (4, 9), (13, 11))
-        for result in step(engine, span(start, tokens, draws=start == 13))
+        for result in step(engine, span(start, tokens, samples=start == 13))
         for entry in result.prompt_logprobs
     ]
     assert [entry.token_id for entry in scored] == list(prompt[1:])
@@ -118,7 +118,7 @@ def test_prompt_scores_are_the_models_log_probabilities_for_any_chunks(name: str
 def test_closed_sequences_do_not_affect_reused_names(name: str) -> None:
     engine, sampling = engine_of(name), SamplingParams(temperature=1.0, seed=7)
     other = a_request(prompt_token_ids=TokenIds.of(PROMPT[::-1]), sampling=sampling)
-    expected = tokens_of(draw(engine, other, 4))
+    expected = tokens_of(generate(engine, other, 4))
     engine.open(a_request(sampling=sampling), capacity_tokens=32)
     first = begin(engine, span(0, 8))
     second = begin(engine, span(8))
@@ -138,7 +138,7 @@ def test_sequences_reopened_after_a_failed_layout_continue_unchanged(name: str) 
     model = make_tiny(name)
     engine = engine_of(name, model=model)
     well, sick = a_request("well"), a_request("sick", prompt_token_ids=TokenIds.of((1, 13, 2)))
-    expected = tokens_of(draw(engine, well, 5))
+    expected = tokens_of(generate(engine, well, 5))
     engine.open(well, capacity_tokens=32)
     got = list(step(engine, span(0, 8, name="well"))[0].token_ids)
     engine.open(sick, capacity_tokens=32)
@@ -150,7 +150,7 @@ def test_sequences_reopened_after_a_failed_layout_continue_unchanged(name: str) 
     engine.abandon_pending()
     engine.close("sick")
     engine.close("well")
-    assert got + tokens_of(draw(engine, well, 3, generated=tuple(got))) == expected
+    assert got + tokens_of(generate(engine, well, 3, generated=tuple(got))) == expected
 
 
 def break_on_a_token(model: Any, token: int) -> None:
@@ -178,12 +178,12 @@ def test_a_row_or_embedding_with_nan_ends_alone(pooling: Any) -> None:
     for name, prompt in prompts.items():
         request = a_request(name, prompt_token_ids=TokenIds.of(prompt), pooling=pooling or None)
         engine.open(request, capacity_tokens=16)
-    draws = not pooling
-    spans = [span(0, len(prompt), name=name, draws=draws) for name, prompt in prompts.items()]
+    samples = not pooling
+    spans = [span(0, len(prompt), name=name, samples=samples) for name, prompt in prompts.items()]
     sick, well = step(engine, *spans)
     assert (bool(sick.failure), sick.token_ids, sick.embedding) == (True, (), b"")
-    assert (well.failure, len(well.token_ids)) == ("", int(draws))
-    assert len(well.embedding) == (0 if draws else 4 * engine.embedding_dimensions)
+    assert (well.failure, len(well.token_ids)) == ("", int(samples))
+    assert len(well.embedding) == (0 if samples else 4 * engine.embedding_dimensions)
 
 
 def test_a_model_without_accessible_hidden_states_refuses_to_embed() -> None:
@@ -209,7 +209,7 @@ def test_a_windows_buffer_stays_bounded_in_long_sequences() -> None:
     costs = engine.measure_costs()
     engine.open(a_request(prompt_token_ids=TokenIds.of(PROMPT * 90)), capacity_tokens=720)
     for start in range(0, 700, 100):
-        step(engine, span(start, 100, draws=False))
+        step(engine, span(start, 100, samples=False))
         assert live_bytes(engine) == 720 * costs.bytes_per_token + costs.fixed_bytes
     step(engine, span(700, 20))
     assert live_bytes(engine) == 720 * costs.bytes_per_token + costs.fixed_bytes

@@ -8,10 +8,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from holdfast.worker.engine.engine import PIECE_BYTES, Engine, prompt_logprobs
+from holdfast.worker.engine.engine import SCORED_PIECE_BYTES, Engine, prompt_logprobs
+from holdfast.worker.engine.mlx_lm_hooks import DeferredLogits
 from holdfast.worker.engine.plan import SpanResult
 from holdfast.worker.engine.probe import choose_layout
-from holdfast.worker.engine.seams import LaterLogits
 from tests.fakes.architectures import probed
 from tests.fakes.caching_worker import greedy
 from tests.fakes.interleaving import span, step
@@ -38,7 +38,7 @@ def test_chunks_of_any_size_give_the_reference(
     token_ids, logits = some_tokens(rows=7, vocab=vocab)
     piece_bytes = 4 * vocab * piece_rows
     got = prompt_logprobs(
-        LaterLogits(logits),
+        DeferredLogits(logits),
         token_ids,
         top_logprobs=top_logprobs,
         vocab_size=vocab,
@@ -64,7 +64,7 @@ def test_a_chunks_logits_fit_the_limit_or_are_one_row() -> None:
         asked.append(rows.shape[0])
         return rows
 
-    logits = LaterLogits(source, project)
+    logits = DeferredLogits(source, project)
     prompt_logprobs(logits, (1,) * 10, top_logprobs=0, vocab_size=100, piece_bytes=1200)
     assert asked == [3, 3, 3, 1]
     asked.clear()
@@ -86,7 +86,7 @@ def test_scoring_a_long_prompt_needs_the_memory_of_one_chunk() -> None:
     """
     tokens = 600
     whole_bytes = 4 * LARGE_VOCAB * tokens
-    assert whole_bytes > 2 * PIECE_BYTES
+    assert whole_bytes > 2 * SCORED_PIECE_BYTES
     model: Any = make_tiny("llama", vocab_size=LARGE_VOCAB)
     engine = Engine(choose_layout(model, vocab_size=LARGE_VOCAB), vocab_size=LARGE_VOCAB)
     prompt = tuple(index * 37 % LARGE_VOCAB for index in range(tokens))
@@ -95,7 +95,7 @@ def test_scoring_a_long_prompt_needs_the_memory_of_one_chunk() -> None:
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     result = read(engine, prompt, want_prompt_logprobs=True, top_logprobs=3)
-    assert mx.get_peak_memory() - before < PIECE_BYTES * 1.25
+    assert mx.get_peak_memory() - before < SCORED_PIECE_BYTES * 1.25
     logits = model(mx.array([prompt[:40]]))[0]
     for position in (0, 17, 38):
         expected = log_probabilities(np.array(logits[position], dtype=np.float64))
@@ -110,7 +110,7 @@ def test_scoring_a_long_prompt_needs_the_memory_of_one_chunk() -> None:
     ["llama", "gemma3_text", "qwen3_next", *slow("gemma2", "llama4", "mamba2", "deepseek_v3")],
 )
 def test_the_probe_detects_that_heads_can_be_applied_later(name: str) -> None:
-    assert probed(name)._head.projects_later  # type: ignore[attr-defined]
+    assert probed(name)._head.can_project_later  # type: ignore[attr-defined]
 
 
 def test_an_inconsistent_head_is_scored_from_all_its_logits() -> None:
@@ -124,7 +124,7 @@ def test_an_inconsistent_head_is_scored_from_all_its_logits() -> None:
 
     model.__class__ = type(plain.__name__, (plain,), {"__call__": call})
     runner = choose_layout(model, vocab_size=264)
-    assert not runner._head.projects_later  # type: ignore[attr-defined]
+    assert not runner._head.can_project_later  # type: ignore[attr-defined]
     prompt = (5, 17, 3, 99, 42)
     result = read(Engine(runner, vocab_size=264), prompt, want_prompt_logprobs=True)
     logits = np.array(model(mx.array([prompt]))[0], dtype=np.float64)

@@ -195,7 +195,7 @@ def test_all_our_code_that_shapes_states_counts() -> None:
     patterns = [pattern for pattern in fingerprint._OWN_CODE if not list(package.glob(pattern))]
     assert patterns == []
     assert {
-        "holdfast/worker/engine/seams.py",
+        "holdfast/worker/engine/mlx_lm_hooks.py",
         "holdfast/worker/cpu/host_attention.py",
         "holdfast/worker/cpu/kernels/decoder.h",
     } <= files.keys()

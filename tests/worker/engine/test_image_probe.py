@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from holdfast.worker.engine import image_probe
-from holdfast.worker.engine.image_probe import examine_images
+from holdfast.worker.engine.image_probe import probe_images
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.vision.model import SequenceImages, VisionModel, text_positions
 from tests.fakes.slow import slow
@@ -44,7 +44,7 @@ def test_wrong_positions_are_found(qwen: VisionBeside, monkeypatch: pytest.Monke
         return text_positions(0, len(layout.token_ids))
 
     monkeypatch.setattr(VisionModel, "relative_positions", counted)
-    assert "computed whole" in examine_images(qwen.runner, qwen.worker_images()).refused
+    assert "computed whole" in probe_images(qwen.runner, qwen.worker_images()).refused
 
 
 def test_features_missing_in_some_layers_are_found(
@@ -59,7 +59,7 @@ def test_features_missing_in_some_layers_are_found(
         return found
 
     monkeypatch.setattr(VisionModel, "arguments", without_later_layers)
-    assert examine_images(qwen.runner, qwen.worker_images()).refused
+    assert probe_images(qwen.runner, qwen.worker_images()).refused
 
 
 def test_wrong_decode_positions_in_a_batch_are_found(
@@ -71,7 +71,7 @@ def test_wrong_decode_positions_in_a_batch_are_found(
         return plain(self, start, tokens) + (tokens == 1)
 
     monkeypatch.setattr(SequenceImages, "positions_of", shifted)
-    assert "beside another one" in examine_images(qwen.runner, qwen.worker_images()).refused
+    assert "beside another one" in probe_images(qwen.runner, qwen.worker_images()).refused
 
 
 def test_wrong_restored_states_disable_only_reuse(
@@ -83,6 +83,6 @@ def test_wrong_restored_states_disable_only_reuse(
         plain(self, iter([next(arrays) * 1.5, next(arrays)]), layout, end=end)
 
     monkeypatch.setattr(FullKV, "restore", changed)
-    info = examine_images(qwen.runner, qwen.worker_images())
+    info = probe_images(qwen.runner, qwen.worker_images())
     assert not info.refused
     assert "from a copy of the state" in info.reuse_refused

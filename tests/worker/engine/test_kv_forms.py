@@ -16,7 +16,7 @@ from holdfast.worker.engine import views
 from holdfast.worker.engine.engine import Engine, KVCosts
 from holdfast.worker.engine.kv_forms import KVForms
 from holdfast.worker.engine.layouts import Runner
-from holdfast.worker.engine.probe import choose_layout, examine_forms
+from holdfast.worker.engine.probe import choose_layout, probe_kv_forms
 from holdfast.worker.kv.bits import BITS
 from holdfast.worker.kv.quantized import QuantizedKV
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
@@ -31,7 +31,7 @@ def wide_runner() -> Runner:
 
 def forms_of(**settings: Any) -> KVForms:
     engine = Engine(wide_runner(), vocab_size=VOCAB_SIZE)
-    return examine_forms(engine, wide_runner(), vocab_size=VOCAB_SIZE, **settings)
+    return probe_kv_forms(engine, wide_runner(), vocab_size=VOCAB_SIZE, **settings)
 
 
 FORMS = KVForms(
@@ -130,7 +130,7 @@ def test_a_form_with_wrong_results_is_refused_and_native_used(
 
     monkeypatch.setattr(QuantizedKV, "_codes_of_native", wrong)
     forms = forms_of(default="8")
-    assert forms.usual == "native"
+    assert forms.default_now == "native"
     assert "kv_bits 8: its results are wrong" in forms.warnings[0]
     assert chosen(forms, "4") == "4"
     with pytest.raises(InvalidRequest, match="possible: auto, native, 8/4, 4"):
@@ -143,7 +143,7 @@ def test_an_untestable_form_fails_only_requests_for_it() -> None:
         raise RuntimeError("out of memory")
 
     forms = forms_of(default="native")
-    forms.try_out = fail
+    forms.test_form = fail
     for _ in range(2):
         with pytest.raises(InvalidRequest, match="RuntimeError: out of memory"):
             chosen(forms, "4")

@@ -17,7 +17,7 @@ from holdfast.worker.engine.layouts import (
     SplitRunner,
     choose_sharing,
 )
-from holdfast.worker.engine.seams import HeadSeam, StepLogits
+from holdfast.worker.engine.mlx_lm_hooks import ProjectionHook, StepLogits
 from holdfast.worker.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.full import FullKV
@@ -31,7 +31,7 @@ from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
 TOKENS = (3, 1, 4, 1, 5, 9, 2, 6)
 
 
-def runner_of(layout: str, model: Any, head: HeadSeam | None = None) -> Runner:
+def runner_of(layout: str, model: Any, head: ProjectionHook | None = None) -> Runner:
     made: dict[str, Callable[[], Runner]] = {
         "rows": lambda: RowsRunner(model, head),
         "split": lambda: SplitRunner(model, head, gather_mask_dimensions=None),
@@ -47,10 +47,10 @@ def a_sequence(runner: Runner, request_id: str, *, scores_prompt: bool = False) 
 
 
 def a_span(
-    sequence: EngineSequence, start: int, tokens: int, *, draws: bool = True
+    sequence: EngineSequence, start: int, tokens: int, *, samples: bool = True
 ) -> SequenceSpan:
     return SequenceSpan(
-        sequence, span(start, tokens, name=sequence.request.request_id, draws=draws)
+        sequence, span(start, tokens, name=sequence.request.request_id, samples=samples)
     )
 
 
@@ -70,33 +70,33 @@ def assert_close(got: mx.array | None, expected: mx.array) -> None:
 
 
 @pytest.mark.parametrize(
-    ("with_head", "projects_later"), [(False, False), (True, False), (True, True)]
+    ("with_head", "can_project_later"), [(False, False), (True, False), (True, True)]
 )
 @pytest.mark.parametrize("layout", ["rows", "split", "solo"])
 def test_each_span_gets_its_wanted_rows_in_plan_order(
-    layout: str, with_head: bool, projects_later: bool
+    layout: str, with_head: bool, can_project_later: bool
 ) -> None:
     model = make_tiny("llama")
-    head = HeadSeam(model) if with_head else None
+    head = ProjectionHook(model) if with_head else None
     if head is not None:
-        head.projects_later = projects_later
+        head.can_project_later = can_project_later
     runner = runner_of(layout, model, head)
     silent, scoring, drawing, decoding = (
         a_sequence(runner, name, scores_prompt=name == "b") for name in "abcd"
     )
     forward(runner, a_span(decoding, 0, 8))
-    decoding.drawn, decoding.drawn_row = mx.array([0, 77]), 1
+    decoding.sampled, decoding.sampled_row = mx.array([0, 77]), 1
     got = runner.forward(
         [
-            a_span(silent, 0, 3, draws=False),
-            a_span(scoring, 0, 4, draws=False),
+            a_span(silent, 0, 3, samples=False),
+            a_span(scoring, 0, 4, samples=False),
             a_span(decoding, 8, 1),
             a_span(drawing, 0, 8),
         ],
         StepContext(),
     )
     assert_close(
-        got.drawn, mx.concatenate([logits_at(model, [8], (*TOKENS, 77)), logits_at(model, [7])])
+        got.to_sample, mx.concatenate([logits_at(model, [8], (*TOKENS, 77)), logits_at(model, [7])])
     )
     assert list(got.scored) == ["b"]
     assert got.scored["b"].source.shape[0] == 4
@@ -109,9 +109,9 @@ def test_a_step_without_wanted_logits_still_advances(layout: str) -> None:
     model = kept_tiny("llama")
     runner = runner_of(layout, model)
     sequence = a_sequence(runner, "a")
-    assert forward(runner, a_span(sequence, 0, 5, draws=False)) == StepLogits()
+    assert forward(runner, a_span(sequence, 0, 5, samples=False)) == StepLogits()
     assert_close(
-        forward(runner, a_span(sequence, 5, 3)).drawn,
+        forward(runner, a_span(sequence, 5, 3)).to_sample,
         logits_at(model, [7]),
     )
 
@@ -122,17 +122,17 @@ def test_a_decoding_span_without_a_draw_does_not_shift_others() -> None:
     quiet, loud, late = (a_sequence(runner, name) for name in "abc")
     for sequence in (quiet, loud):
         forward(runner, a_span(sequence, 0, 8))
-    quiet.drawn, loud.drawn = mx.array([70]), mx.array([71])
+    quiet.sampled, loud.sampled = mx.array([70]), mx.array([71])
     got = runner.forward(
         [
-            a_span(quiet, 8, 1, draws=False),
+            a_span(quiet, 8, 1, samples=False),
             a_span(loud, 8, 1),
             a_span(late, 0, 8),
         ],
         StepContext(),
     )
     assert_close(
-        got.drawn, mx.concatenate([logits_at(model, [8], (*TOKENS, 71)), logits_at(model, [7])])
+        got.to_sample, mx.concatenate([logits_at(model, [8], (*TOKENS, 71)), logits_at(model, [7])])
     )
 
 
@@ -141,7 +141,7 @@ def test_a_window_stretched_by_a_chunk_shrinks_after_the_step() -> None:
     runner = runner_of("rows", model)
     sequence = a_sequence(runner, "a")
     sequence.known = mx.array([index % VOCAB_SIZE for index in range(900)])
-    forward(runner, a_span(sequence, 0, 800, draws=False))
+    forward(runner, a_span(sequence, 0, 800, samples=False))
     mx.eval(list(sequence.live.arrays()))
     windows = [layer for layer in sequence.live.layers if isinstance(layer, WindowKV)]
     assert windows
@@ -150,7 +150,7 @@ def test_a_window_stretched_by_a_chunk_shrinks_after_the_step() -> None:
         assert {array.shape[2] for array in layer.arrays()} == {layer.window + WINDOW_SLACK_TOKENS}
     got = forward(runner, a_span(sequence, 800, 100))
     assert_close(
-        got.drawn, logits_at(model, [899], tuple(index % VOCAB_SIZE for index in range(900)))
+        got.to_sample, logits_at(model, [899], tuple(index % VOCAB_SIZE for index in range(900)))
     )
 
 
@@ -178,7 +178,7 @@ def test_experts_give_the_same_for_many_rows_as_for_one() -> None:
     runner = runner_of("rows", model)
     sequences = [a_sequence(runner, str(index), scores_prompt=True) for index in range(9)]
     got = runner.forward([a_span(sequence, 0, 8) for sequence in sequences], StepContext())
-    assert_close(got.drawn, mx.concatenate([logits_at(model, [7])] * 9))
+    assert_close(got.to_sample, mx.concatenate([logits_at(model, [7])] * 9))
     assert_close(
         mx.concatenate([each.of(0, 7) for each in got.scored.values()]),
         mx.concatenate([logits_at(model, list(range(7)))] * 9),
@@ -206,9 +206,11 @@ def test_parts_frozen_between_spans_are_attended_to_as_one(
     for count in (9, 1, 14, 3, 1, 1):
         for each in sequences:
             each.known = mx.array(tokens)
-            each.drawn = mx.array([tokens[start]])
+            each.sampled = mx.array([tokens[start]])
         spans = [a_span(each, start, count) for each in sequences[: 1 + start % 2]]
-        got = runner.forward(spans, StepContext(backend=CpuBackend(host_scores=host_scores))).drawn
+        got = runner.forward(
+            spans, StepContext(backend=CpuBackend(host_scores=host_scores))
+        ).to_sample
         assert_close(
             got, mx.concatenate([logits_at(model, [start + count - 1], tokens)] * len(spans))
         )
@@ -261,7 +263,7 @@ def test_with_a_fused_kernel_only_parked_sequences_share() -> None:
 def test_gathered_copies_are_made_from_one_buffer() -> None:
     runner = chosen(SplitRunner(kept_tiny("llama"), None, gather_mask_dimensions=4))
     assert can_share(runner) == {False}
-    assert runner.reason.endswith("running sequence: attention outside the seam takes one buffer")
+    assert runner.reason.endswith("running sequence: attention outside the hook takes one buffer")
 
 
 def test_models_without_anything_to_share_give_no_reason() -> None:

@@ -17,7 +17,7 @@ from holdfast.worker.engine.fingerprint import (
 )
 from holdfast.worker.engine.load import LoadedModel, load_model
 from holdfast.worker.engine.lora import Adapters, attach
-from holdfast.worker.engine.seams import HeadSeam
+from holdfast.worker.engine.mlx_lm_hooks import ProjectionHook
 from tests.fakes.adapters import adapted_by_mlx_lm, write_tiny_adapter
 from tests.fakes.tiny_models import TINY, make_tiny, write_tiny
 
@@ -74,12 +74,12 @@ def test_parameters_and_their_names_do_not_change(tmp_path: Path) -> None:
     assert [path for path, _ in tree_flatten(model.parameters())] == names
 
 
-def test_the_head_seam_and_a_head_adapter_work_together(tmp_path: Path) -> None:
+def test_the_projection_hook_and_a_head_adapter_work_together(tmp_path: Path) -> None:
     folder = write_tiny_adapter(tmp_path / "sql", "stablelm", seed=1, keys=["lm_head"])
     model = make_tiny("stablelm")
     plain = model(IDS)
     adapters = attached(model, folder)
-    head = HeadSeam(model)
+    head = ProjectionHook(model)
     expected = adapted_by_mlx_lm(make_tiny("stablelm"), folder)(IDS)
     with adapters.applied([("sql", IDS.size)]), head.selecting(mx.array([3])):
         selected = model(IDS)

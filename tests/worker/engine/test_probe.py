@@ -99,7 +99,7 @@ def test_half_precision_does_not_disqualify_a_layout(
     model.set_dtype(dtype)
     result = chosen(model)
     assert result.name == layout, result.reason
-    assert "through the seam" in result.reason.rsplit(";", 1)[-1] or layout == "rows"
+    assert "through the hook" in result.reason.rsplit(";", 1)[-1] or layout == "rows"
 
 
 def without_sinks(model: Any, is_wrong: bool) -> None:
@@ -328,11 +328,11 @@ def test_logits_of_minus_infinity_in_both_are_equal() -> None:
 
 
 def test_the_warning_about_solo_has_costs_reason_and_remedy() -> None:
-    own_caches = SoloRunner(kept_tiny("llama"), None)
-    own_caches.reason = "rows fails (as in this test)"
+    mlx_lm_caches = SoloRunner(kept_tiny("llama"), None)
+    mlx_lm_caches.reason = "rows fails (as in this test)"
     for runner, memory in (
         (runner_of_scalar_rope(), "cached prefixes are reused"),
-        (own_caches, "no prefix cache"),
+        (mlx_lm_caches, "no prefix cache"),
     ):
         (warning,) = warnings_about(runner)
         for part in ("one at a time", memory, "Why: rows fails (", "What to do: "):
@@ -365,7 +365,7 @@ def test_the_reason_names_every_tried_layout() -> None:
     parts = re.split("; (?=rows|split|solo)", reason)
     assert [part.split(" fails")[0].split(" is right")[0] for part in parts[:4]] == [
         "rows",
-        "split, attention through the seam",
+        "split, attention through the hook",
         "split, attention over gathered copies",
         "split, attention over gathered copies with grouped masks",
     ]

@@ -9,8 +9,8 @@ import mlx.core as mx
 import pytest
 
 from holdfast.worker.engine import probe
+from holdfast.worker.engine.mlx_lm_hooks import AttentionShape, recorded_shapes
 from holdfast.worker.engine.probe import attention_error, warnings_about_kernels
-from holdfast.worker.engine.seams import AttentionShape, heard_shapes
 from tests.fakes.slow import slow
 from tests.fakes.tiny_models import kept_tiny
 
@@ -29,7 +29,7 @@ def test_on_a_cpu_the_check_runs_only_if_forced(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_shapes_are_those_of_the_model() -> None:
-    with heard_shapes() as shapes:
+    with recorded_shapes() as shapes:
         kept_tiny("llama")(mx.array([[0]]))
     assert shapes == {AttentionShape(4, 2, 16, 4, 0.25)}
 

@@ -1,4 +1,4 @@
-"""Sampling of mixed batches: the drawn tokens, and the independence of rows."""
+"""Sampling of mixed batches: the sampled tokens, and the independence of rows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from msgspec.structs import replace as replace_struct
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.sampling import (
-    DrawnRows,
     RowState,
+    SampledRows,
     row_state,
     sample,
 )
@@ -56,8 +56,8 @@ def ints(values: mx.array) -> list[int]:
     return [int(value) for value in np.array(values)]
 
 
-def as_lists(drawn: DrawnRows) -> tuple[list[int], list[bool]]:
-    return ints(drawn.tokens), [bool(flag) for flag in np.array(drawn.ok)]
+def as_lists(sampled: SampledRows) -> tuple[list[int], list[bool]]:
+    return ints(sampled.tokens), [bool(flag) for flag in np.array(sampled.ok)]
 
 
 def params_strategy(vocab: int) -> st.SearchStrategy[SamplingParams]:
@@ -128,9 +128,9 @@ def test_tokens_and_logprobs_agree_with_the_plain_reference(
     rows = [
         a_row(each, prompt=prompt, generated=generated, top_logprobs=5, vocab=40) for each in params
     ]
-    drawn = sample(logits, rows)
-    assert drawn.scores is not None
-    assert drawn.scores.top is not None
+    sampled = sample(logits, rows)
+    assert sampled.scores is not None
+    assert sampled.scores.top is not None
     for index, each in enumerate(params):
         expected = edited_logits(
             np.array(logits[index], dtype=np.float64),
@@ -138,16 +138,16 @@ def test_tokens_and_logprobs_agree_with_the_plain_reference(
             prompt=prompt,
             generated=generated,
         )
-        token = ints(drawn.tokens)[index]
-        assert drawn.ok[index].item()
+        token = ints(sampled.tokens)[index]
+        assert sampled.ok[index].item()
         assert probabilities(expected, params=each)[token] > 0
         logprobs = log_probabilities(expected)
-        assert drawn.scores.chosen[index].item() == pytest.approx(logprobs[token], abs=1e-4)
-        assert np.array(drawn.scores.top[1][index]) == pytest.approx(
+        assert sampled.scores.chosen[index].item() == pytest.approx(logprobs[token], abs=1e-4)
+        assert np.array(sampled.scores.top[1][index]) == pytest.approx(
             np.sort(logprobs)[::-1][:5], abs=1e-4
         )
-        assert np.array(drawn.scores.top[1][index]) == pytest.approx(
-            logprobs[np.array(drawn.scores.top[0][index])], abs=1e-4
+        assert np.array(sampled.scores.top[1][index]) == pytest.approx(
+            logprobs[np.array(sampled.scores.top[0][index])], abs=1e-4
         )
 
 
@@ -191,12 +191,12 @@ def test_a_row_with_bad_logits_fails_and_disturbs_no_other(vocab: int, dtype: mx
 
 def test_a_row_with_all_tokens_banned_fails() -> None:
     banned = SamplingParams(seed=1, logit_bias=dict.fromkeys(range(8), -100.0))
-    drawn = sample(some_logits(2, vocab=8), [a_row(banned, vocab=8), a_row(vocab=8)])
-    assert drawn.ok.tolist() == [False, True]
+    sampled = sample(some_logits(2, vocab=8), [a_row(banned, vocab=8), a_row(vocab=8)])
+    assert sampled.ok.tolist() == [False, True]
 
 
 @pytest.mark.parametrize(
-    ("logits", "params", "drawn"),
+    ("logits", "params", "sampled"),
     [
         ([200.0, 0.0, 0.0, 0.0], SamplingParams(logit_bias={0: -100}), {1, 2, 3}),
         ([1.0, 3.0, 2.999, 3.0], SamplingParams(min_p=1.0), {1, 3}),
@@ -205,12 +205,12 @@ def test_a_row_with_all_tokens_banned_fails() -> None:
     ids=["banned", "min-p of one", "minus infinity"],
 )
 def test_only_possible_tokens_are_drawn(
-    logits: list[float], params: SamplingParams, drawn: set[int]
+    logits: list[float], params: SamplingParams, sampled: set[int]
 ) -> None:
     rows = [a_row(replace_struct(params, seed=seed), vocab=4) for seed in range(200)]
     tokens, ok = as_lists(sample(mx.broadcast_to(mx.array(logits), (200, 4)), rows))
     assert ok == [True] * 200
-    assert set(tokens) == drawn
+    assert set(tokens) == sampled
 
 
 def test_other_seeds_and_positions_draw_other_tokens() -> None:
@@ -246,5 +246,5 @@ def test_sampling_does_not_change_the_given_logits() -> None:
 
 
 def test_unrequested_logprobs_are_not_computed() -> None:
-    drawn = sample(some_logits(2), [a_row(), a_row(SamplingParams(seed=1))])
-    assert drawn.scores is None
+    sampled = sample(some_logits(2), [a_row(), a_row(SamplingParams(seed=1))])
+    assert sampled.scores is None

@@ -13,9 +13,9 @@ from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.sampling import (
     NO_LIMITS,
-    DrawnRows,
     RowLimits,
     RowState,
+    SampledRows,
     limits_of,
     row_state,
     sample,
@@ -60,12 +60,12 @@ def words_of(
     return np.packbits(bits, axis=1, bitorder="little").view(np.int32)
 
 
-def of_row(drawn: DrawnRows, row: int) -> tuple[int, bool, list[list[float]]]:
-    assert drawn.scores is not None
+def of_row(sampled: SampledRows, row: int) -> tuple[int, bool, list[list[float]]]:
+    assert sampled.scores is not None
     return (
-        int(drawn.tokens[row]),
-        bool(drawn.ok[row]),
-        [np.array(each[row]).tolist() for each in drawn.scores.arrays()],
+        int(sampled.tokens[row]),
+        bool(sampled.ok[row]),
+        [np.array(each[row]).tolist() for each in sampled.scores.arrays()],
     )
 
 
@@ -92,12 +92,12 @@ def test_masked_rows_draw_the_same_as_alone(
     rows = [a_row(each, vocab=vocab) for each in params]
     logits = some_logits(len(rows), vocab, seed)
     words = None if all(ids is None for ids in allowed) else words_of(allowed, vocab=vocab)
-    drawn = sample(logits, rows, RowLimits(words=words, forced=forced))
+    sampled = sample(logits, rows, RowLimits(words=words, forced=forced))
     for at, row in enumerate(rows):
         own = None if allowed[at] is None else words_of([allowed[at]], vocab=vocab)
         limits = RowLimits(words=own, forced={0: forced[at]} if at in forced else {})
         alone = of_row(sample(logits[at : at + 1], [row], limits), 0)
-        together = of_row(drawn, at)
+        together = of_row(sampled, at)
         assert together[:2] == alone[:2]
         np.testing.assert_allclose(together[2][0], alone[2][0], rtol=1e-5)
         if at in forced:
@@ -126,14 +126,14 @@ def test_scores_are_those_before_masks_and_forced_tokens(vocab: int) -> None:
 def test_a_mask_does_not_hide_nan(vocab: int) -> None:
     logits = np.array(some_logits(3, vocab, 0))
     logits[0, 9], logits[1, 9] = np.nan, np.inf
-    drawn = sample(
+    sampled = sample(
         mx.array(logits),
         [a_row(SAMPLINGS[1], vocab=vocab)] * 3,
         RowLimits(words=words_of([{1, 2}] * 3, vocab=vocab), forced={}),
     )
-    assert np.array(drawn.ok).tolist() == [False, False, True]
-    assert drawn.empty is not None
-    assert np.array(drawn.empty).tolist() == [False, False, False]
+    assert np.array(sampled.ok).tolist() == [False, False, True]
+    assert sampled.empty is not None
+    assert np.array(sampled.empty).tolist() == [False, False, False]
 
 
 @pytest.mark.parametrize("params", SAMPLINGS, ids=range(len(SAMPLINGS)))
@@ -143,15 +143,15 @@ def test_a_row_without_allowed_tokens_says_so_and_others_draw(
 ) -> None:
     banned = replace(params, logit_bias={4: -100.0})
     rows = [a_row(banned, vocab=vocab), a_row(params, vocab=vocab)]
-    drawn = sample(
+    sampled = sample(
         some_logits(2, vocab, 1),
         rows,
         RowLimits(words=words_of([{4}, {5, 6}], vocab=vocab), forced={}),
     )
-    assert drawn.empty is not None
-    assert np.array(drawn.empty).tolist() == [True, False]
-    assert np.array(drawn.ok).tolist() == [False, True]
-    assert int(drawn.tokens[1]) in {5, 6}
+    assert sampled.empty is not None
+    assert np.array(sampled.empty).tolist() == [True, False]
+    assert np.array(sampled.ok).tolist() == [False, True]
+    assert int(sampled.tokens[1]) in {5, 6}
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])

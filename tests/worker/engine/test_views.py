@@ -443,14 +443,14 @@ def test_a_prompt_in_the_step_does_not_dequantize_decoding_sequences(
         return list(mx.split(got, list(itertools.accumulate(tokens_of[:-1]))))
 
     alone = [step([at])[0] for at in range(3)]
-    cut = QuantizedKV.sights
+    cut = QuantizedKV.attention_ranges
     dequantizing: list[int] = []
 
     def recorded(layer: QuantizedKV, tokens: int, window: int | None) -> Any:
         dequantizing.append(tokens)
         return cut(layer, tokens, window)
 
-    monkeypatch.setattr(QuantizedKV, "sights", recorded)
+    monkeypatch.setattr(QuantizedKV, "attention_ranges", recorded)
     for got, expected in zip(step([0, 1, 2]), alone, strict=True):
         assert_close(got, expected)
     assert dequantizing == [25]

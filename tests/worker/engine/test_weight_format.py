@@ -14,7 +14,7 @@ from holdfast.worker.cpu.backend import CpuBackend
 from holdfast.worker.engine import backend
 from holdfast.worker.engine.backend import Backend
 from holdfast.worker.engine.weight_format import (
-    AS_IT_IS,
+    UNCHANGED,
     WeightFormat,
     choose_format,
     compute_dtype,
@@ -134,7 +134,7 @@ def test_supported_16_bit_weights_are_kept() -> None:
 
 
 def test_a_gpu_keeps_the_stored_weights() -> None:
-    assert choice(packed("llama", PACKINGS[2]), on_cpu=False) == AS_IT_IS
+    assert choice(packed("llama", PACKINGS[2]), on_cpu=False) == UNCHANGED
     assert choice(kept_tiny("llama"), on_cpu=False, dtype="float16") == WeightFormat(
         dtype=mx.float16, unpack=False, unpack_experts=False
     )
@@ -148,7 +148,7 @@ def test_less_memory_unpacks_less(monkeypatch: pytest.MonkeyPatch) -> None:
     without_experts = format_bytes(
         model, WeightFormat(dtype=mx.float32, unpack=True, unpack_experts=False)
     )
-    stored = format_bytes(model, AS_IT_IS)
+    stored = format_bytes(model, UNCHANGED)
     assert choice(model, available=2 * full) == replace(
         UNPACKED, note="quantized weights are unpacked: there is no C compiler"
     )
@@ -174,7 +174,7 @@ def test_layers_known_to_the_kernel_stay_packed_with_scales() -> None:
     convert(model, wish, read=lambda _: None)
     arrays = dict(tree_flatten(model.parameters()))
     assert sum(array.nbytes for array in arrays.values()) == predicted
-    assert predicted == format_bytes(model, AS_IT_IS)
+    assert predicted == format_bytes(model, UNCHANGED)
     kept = {path.removesuffix(".scales") for path in arrays if path.endswith(".scales")}
     assert kept == {path for path, part in model.named_modules() if packed_layers.is_kept(part)}
     assert any(path.endswith("q_proj") for path in kept)
@@ -210,7 +210,7 @@ def test_sizes_are_known_before_anything_is_read(name: str) -> None:
     assert (
         sum(array.nbytes for _, array in tree_flatten(model.parameters()))
         == predicted
-        == format_bytes(model, AS_IT_IS)
+        == format_bytes(model, UNCHANGED)
     )
     assert (
         parameter_count(model)

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.kinds import Composite
-from holdfast.worker.kv.layer import CheckpointLayout, Layer, moved, write
+from holdfast.worker.kv.layer import CheckpointLayout, Layer, new_buffers, write
 from holdfast.worker.kv.live import LiveBase, LiveState, start_from
 from holdfast.worker.kv.recurrent import RecurrentState
 
@@ -156,7 +156,7 @@ class SequencesInParts(RuleBasedStateMachine):
     @invariant()
     def each_has_its_own_tokens(self) -> None:
         for layer, story in zip(self.layers, self.stories, strict=True):
-            assert layer.tokens == layer.held() == len(story)
+            assert layer.tokens == layer.kept_tokens() == len(story)
             assert all_numbers(layer) == story
 
 
@@ -323,7 +323,7 @@ def test_a_layer_without_sharing_stays_in_one_buffer() -> None:
 
 def test_buffers_moved_to_exact_size_release_the_old_memory() -> None:
     old = mx.random.normal((1, 2, 160, 8))
-    (new,) = moved([old], [old], capacity=9, start=3, end=12)
+    (new,) = new_buffers([old], [old], capacity=9, start=3, end=12)
     mx.eval(old, new)
     assert mx.array_equal(new, old[:, :, 3:12])
     assert np.array(new, copy=False).flags.c_contiguous

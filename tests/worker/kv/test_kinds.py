@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.worker.engine import seams
+from holdfast.worker.engine import mlx_lm_hooks
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.kinds import Composite, ForeignState, fresh_layer
 from holdfast.worker.kv.live import LiveState
@@ -48,7 +48,7 @@ def test_a_window_equals_a_list_of_all_tokens(
         read += added
         visible_to_the_chunk = min(read, added + window - 1)
         assert kept.tokens == read
-        assert kept.held() >= visible_to_the_chunk
+        assert kept.kept_tokens() >= visible_to_the_chunk
         assert numbers(kept.last(visible_to_the_chunk)) == list(
             range(read - visible_to_the_chunk, read)
         )
@@ -252,7 +252,7 @@ def test_copies_and_trimmed_state_do_not_retain_their_chunk(way: str) -> None:
 
 
 def test_mlx_lms_caches_are_distinguished_by_kind() -> None:
-    seams.prepare()
+    mlx_lm_hooks.prepare()
     from mlx_lm.models import cache
 
     kinds = [
@@ -285,7 +285,7 @@ def test_mlx_lms_caches_are_distinguished_by_kind() -> None:
 
 
 def test_an_empty_foreign_state_takes_no_bytes() -> None:
-    seams.prepare()
+    mlx_lm_hooks.prepare()
     from mlx_lm.models import cache
 
     state = ForeignState(cache.CacheList(cache.KVCache(), cache.RotatingKVCache(max_size=4)))
@@ -294,7 +294,7 @@ def test_an_empty_foreign_state_takes_no_bytes() -> None:
 
 
 def test_foreign_state_distinguishes_growing_from_fixed_bytes() -> None:
-    seams.prepare()
+    mlx_lm_hooks.prepare()
     from mlx_lm.models import cache
 
     growing, rotating, arrays = (

@@ -81,7 +81,7 @@ class Sequences(RuleBasedStateMachine):
         layer.append(*(array[:, :, start : start + tokens] for array in self.pair))
         state.tokens += tokens
         ends = []
-        for rows, parts in layer.sights(tokens, None):
+        for rows, parts in layer.attention_ranges(tokens, None):
             self.check(parts, at=start + rows.start, end=start + rows.stop)
             ends.append(rows.stop)
         assert ends[-1] == tokens

@@ -43,7 +43,7 @@ class Committing:
         """Run one step of this many tokens; returns its pending step."""
         name = sequence.request.request_id
         span = Span(
-            request_id=name, start=self.engine.opened[name].position, tokens=tokens, draws=False
+            request_id=name, start=self.engine.opened[name].position, tokens=tokens, samples=False
         )
         pending = self.engine.dispatch(StepPlan(spans=(span,)))
         self.engine.collect(pending)

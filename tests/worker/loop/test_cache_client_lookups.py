@@ -42,7 +42,7 @@ class Waiting:
         """The first tokens of a sequence are in the cache now."""
         sequence.start.cursor = Cursor(Root(b""))
         kept = KeptTokens(sequence.request.request_id, (Run(tokens - BLOCK, BLOCK),))
-        self.client.commit_step(SimpleNamespace(kept=[kept]), (sequence,))  # type: ignore[arg-type]
+        self.client.commit_step(SimpleNamespace(copies=[kept]), (sequence,))  # type: ignore[arg-type]
 
     def tick(self) -> float:
         self.now += 1.0

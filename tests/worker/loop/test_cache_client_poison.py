@@ -177,7 +177,7 @@ def test_concurrent_requests_over_poisoned_blocks_are_answered_right(
 def test_a_prefill_only_prompt_is_right_after_poison(
     what: dict[str, Any], engine: type[Engine], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It draws nothing, so the failing step is the last one planned for it."""
+    """It samples nothing, so the failing step is the last one planned for it."""
     asked = replace(greedy("a", random_prompt(300), max_tokens=0), is_kept=False, **what)
     right = in_turn(tiny_worker(tmp_path), greedy("first", random_prompt(300)), asked)
     assert right.finished("a").cached_tokens >= 256

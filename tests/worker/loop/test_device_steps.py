@@ -1,4 +1,4 @@
-"""Steps that fail at any call: the flight reports it, and three lone failures in a row mean a
+"""Steps that fail at any call: the step reports it, and three lone failures in a row mean a
 broken device.
 """
 
@@ -11,7 +11,7 @@ from holdfast.worker.loop.device_steps import (
     FAILURES_OF_A_BROKEN_DEVICE,
     DeviceBroken,
     DeviceSteps,
-    Flight,
+    DispatchedStep,
 )
 from tests.fakes.fake_engine import (
     RAISES_AT_COLLECT,
@@ -23,18 +23,18 @@ from tests.fakes.fake_engine import (
 from tests.fakes.looped_worker import a_sequence, request
 
 
-def a_flight(engine: FakeEngine, *prompts: tuple[int, ...]) -> Flight:
+def a_step(engine: FakeEngine, *prompts: tuple[int, ...]) -> DispatchedStep:
     asked = [
         request(f"r{len(engine.opened) + index}", *prompt) for index, prompt in enumerate(prompts)
     ]
     for each in asked:
         engine.open(each, capacity_tokens=100)
     spans = tuple(
-        Span(request_id=each.request_id, start=0, tokens=len(each.prompt_token_ids), draws=True)
+        Span(request_id=each.request_id, start=0, tokens=len(each.prompt_token_ids), samples=True)
         for each in asked
     )
-    return Flight(
-        decided=StepPlan(spans=spans),
+    return DispatchedStep(
+        planned=StepPlan(spans=spans),
         plan=StepPlan(spans=spans),
         sequences=tuple(a_sequence(each) for each in asked),
         attempts=(0,) * len(asked),
@@ -49,28 +49,28 @@ def steps(engine: FakeEngine) -> DeviceSteps:
 
 def test_a_successful_step_returns_the_drawn_tokens() -> None:
     engine = FakeEngine()
-    subject, flight = steps(engine), a_flight(engine, (1, 2), (3,))
-    subject.dispatch(flight)
-    result = subject.collect(flight, later=None)
+    subject, step = steps(engine), a_step(engine, (1, 2), (3,))
+    subject.dispatch(step)
+    result = subject.collect(step, later=None)
     assert result is not None
     assert [each.token_ids for each in result] == [
-        tuple(expected_tokens(sequence.request)[:1]) for sequence in flight.sequences
+        tuple(expected_tokens(sequence.request)[:1]) for sequence in step.sequences
     ]
 
 
 def test_an_undispatchable_step_is_suspect_and_returns_nothing() -> None:
     engine = FakeEngine()
-    subject, flight = steps(engine), a_flight(engine, (1, RAISES_AT_DISPATCH))
-    subject.dispatch(flight)
-    assert flight.is_suspect
-    assert subject.collect(flight, later=None) is None
+    subject, step = steps(engine), a_step(engine, (1, RAISES_AT_DISPATCH))
+    subject.dispatch(step)
+    assert step.is_suspect
+    assert subject.collect(step, later=None) is None
     assert not engine.pending
 
 
 def test_a_failed_step_makes_the_next_one_suspect() -> None:
     engine = FakeEngine()
     subject = steps(engine)
-    first, behind = a_flight(engine, (1, RAISES_ONCE)), a_flight(engine, (5, 6))
+    first, behind = a_step(engine, (1, RAISES_ONCE)), a_step(engine, (5, 6))
     subject.dispatch(first)
     subject.dispatch(behind)
     assert subject.collect(first, later=behind) is None
@@ -80,7 +80,7 @@ def test_a_failed_step_makes_the_next_one_suspect() -> None:
 
 def test_a_flight_without_sequences_touches_no_device() -> None:
     subject = steps(FakeEngine(is_broken=True))
-    empty = a_flight(FakeEngine())
+    empty = a_step(FakeEngine())
     subject.dispatch(empty)
     result = subject.collect(empty, later=None)
     assert result is not None
@@ -90,8 +90,8 @@ def test_a_flight_without_sequences_touches_no_device() -> None:
 def test_the_last_step_is_awaited_and_its_failure_is_harmless() -> None:
     engine = FakeEngine()
     subject = steps(engine)
-    good, bad = a_flight(engine, (1, 2)), a_flight(engine, (1, RAISES_AT_COLLECT))
-    assert subject.collect_last(good) is None, "it was never dispatched"
+    good, bad = a_step(engine, (1, 2)), a_step(engine, (1, RAISES_AT_COLLECT))
+    assert subject.collect_last(good) is None, "it was never step"
     subject.dispatch(good)
     assert subject.collect_last(good) is not None
     subject.dispatch(bad)
@@ -101,11 +101,14 @@ def test_the_last_step_is_awaited_and_its_failure_is_harmless() -> None:
 def test_consecutive_lone_failures_mean_a_broken_device() -> None:
     engine = FakeEngine()
     subject = steps(engine)
-    good, guilty = a_flight(engine, (1, 2)), a_flight(engine, (1, RAISES_AT_COLLECT))
+    good, guilty = (
+        a_step(engine, (1, 2)),
+        a_step(engine, (1, RAISES_AT_COLLECT)),
+    )
 
-    def retry(flight: Flight) -> str:
-        (span,) = flight.plan.spans
-        (sequence,) = flight.sequences
+    def retry(step: DispatchedStep) -> str:
+        (span,) = step.plan.spans
+        (sequence,) = step.sequences
 
         def reopen() -> None:
             engine.close(span.request_id)
@@ -124,31 +127,31 @@ def test_consecutive_lone_failures_mean_a_broken_device() -> None:
 
 def test_a_sequence_that_cannot_be_reopened_fails_too() -> None:
     engine = FakeEngine()
-    subject, flight = steps(engine), a_flight(engine, (1, 2))
+    subject, step = steps(engine), a_step(engine, (1, 2))
 
     def reopen() -> None:
         raise MemoryError("no room")
 
-    assert "no room" in subject.retry_alone(flight.plan.spans[0], reopen=reopen).failure
+    assert "no room" in subject.retry_alone(step.plan.spans[0], reopen=reopen).failure
 
 
 def test_a_sequence_whose_state_was_dropped_gets_no_results() -> None:
     engine = FakeEngine()
-    subject, flight = steps(engine), a_flight(engine, (1, 2), (3, 4))
-    subject.dispatch(flight)
-    flight.sequences[0].drop_state()
-    result = subject.collect(flight, later=None)
+    subject, step = steps(engine), a_step(engine, (1, 2), (3, 4))
+    subject.dispatch(step)
+    step.sequences[0].drop_state()
+    result = subject.collect(step, later=None)
     assert result is not None
-    assert [sequence for _, sequence, _ in flight.wanted(result)] == [flight.sequences[1]]
-    assert flight.healthy(result) == (flight.sequences[1],)
-    assert flight.unhealthy(result) == ()
+    assert [sequence for _, sequence, _ in step.current_results(result)] == [step.sequences[1]]
+    assert step.healthy(result) == (step.sequences[1],)
+    assert step.unhealthy(result) == ()
 
 
 def retried(
-    subject: DeviceSteps, engine: FakeEngine, flight: Flight, *, was_alone: bool = True
+    subject: DeviceSteps, engine: FakeEngine, step: DispatchedStep, *, was_alone: bool = True
 ) -> str:
-    (span,) = flight.plan.spans
-    (sequence,) = flight.sequences
+    (span,) = step.plan.spans
+    (sequence,) = step.sequences
 
     def reopen() -> None:
         engine.close(span.request_id)
@@ -170,17 +173,17 @@ def chunk_sizes(engine: FakeEngine) -> list[int]:
 def test_oversized_chunks_are_quartered_and_the_size_remembered(largest: int, size: int) -> None:
     engine = FakeEngine(largest_chunk=largest)
     subject, limits = limited_steps(engine)
-    assert retried(subject, engine, a_flight(engine, tuple(range(1, 601)) + (7,) * 1448)) == ""
+    assert retried(subject, engine, a_step(engine, tuple(range(1, 601)) + (7,) * 1448)) == ""
     assert limits == [size]
     engine.plans.clear()
-    assert retried(subject, engine, a_flight(engine, (5,) * 2048)) == ""
+    assert retried(subject, engine, a_step(engine, (5,) * 2048)) == ""
     assert max(chunk_sizes(engine)) <= size, "the next retry begins with what is known to work"
 
 
 def test_a_chunk_fails_after_two_smaller_retries() -> None:
     engine = FakeEngine(largest_chunk=63)
     subject, limits = limited_steps(engine)
-    assert "the device failed" in retried(subject, engine, a_flight(engine, (5,) * 2048))
+    assert "the device failed" in retried(subject, engine, a_step(engine, (5,) * 2048))
     assert chunk_sizes(engine) == [512, 128]
     assert limits == []
 
@@ -188,12 +191,12 @@ def test_a_chunk_fails_after_two_smaller_retries() -> None:
 def test_failed_batches_do_not_limit_the_chunk_size() -> None:
     engine = FakeEngine()
     subject, limits = limited_steps(engine)
-    assert retried(subject, engine, a_flight(engine, (5,) * 2048), was_alone=False) == ""
+    assert retried(subject, engine, a_step(engine, (5,) * 2048), was_alone=False) == ""
     assert limits == []
 
 
 def test_a_failing_decode_step_limits_no_chunks() -> None:
     engine = FakeEngine()
     subject, limits = limited_steps(engine)
-    assert retried(subject, engine, a_flight(engine, (5,))) == ""
+    assert retried(subject, engine, a_step(engine, (5,))) == ""
     assert limits == []

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from holdfast.wire.events import FinishReason
-from holdfast.worker.engine.layouts import SinglyRunner
+from holdfast.worker.engine.layouts import SoloCachedRunner
 from holdfast.worker.engine.plan import Span
-from holdfast.worker.loop.device_steps import read_alone
+from holdfast.worker.loop.device_steps import prefill_alone
 from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.failing_engine import FailingOnce
 from tests.fakes.fake_engine import FAILS_ALONE, RAISES_AT_COLLECT, FakeEngine, expected_tokens
@@ -26,40 +26,46 @@ def opened(*prompt: int, **more: object) -> FakeEngine:
 def test_a_retry_prefills_up_to_the_span_and_draws_there(chunk_tokens: int) -> None:
     prompt = tuple(range(1, 21))
     engine = opened(*prompt)
-    result = read_alone(
-        engine, Span(request_id="a", start=15, tokens=5, draws=True), chunk_tokens=chunk_tokens
+    result = prefill_alone(
+        engine, Span(request_id="a", start=15, tokens=5, samples=True), chunk_tokens=chunk_tokens
     )
     assert list(result.token_ids) == expected_tokens(request("a", *prompt, max_tokens=1))
     spans = [span for plan in engine.plans for span in plan.spans]
     assert [span.start for span in spans] == list(range(0, 20, chunk_tokens))
-    assert [span.draws for span in spans] == [False] * (len(spans) - 1) + [True]
+    assert [span.samples for span in spans] == [False] * (len(spans) - 1) + [True]
 
 
 def test_a_span_within_the_prompt_draws_nothing() -> None:
-    result = read_alone(
-        opened(*range(1, 21)), Span(request_id="a", start=5, tokens=5, draws=False), chunk_tokens=4
+    result = prefill_alone(
+        opened(*range(1, 21)),
+        Span(request_id="a", start=5, tokens=5, samples=False),
+        chunk_tokens=4,
     )
     assert (result.token_ids, result.failure) == ((), "")
 
 
 def test_a_retry_returns_the_scores_of_all_its_chunks() -> None:
     engine = opened(*range(1, 11), want_prompt_logprobs=True)
-    result = read_alone(engine, Span(request_id="a", start=8, tokens=2, draws=True), chunk_tokens=3)
+    result = prefill_alone(
+        engine, Span(request_id="a", start=8, tokens=2, samples=True), chunk_tokens=3
+    )
     assert [score.token_id for score in result.prompt_logprobs] == list(range(2, 11))
 
 
 def test_a_failure_of_the_sequence_itself_is_the_result() -> None:
-    result = read_alone(
-        opened(1, FAILS_ALONE), Span(request_id="a", start=0, tokens=2, draws=True), chunk_tokens=1
+    result = prefill_alone(
+        opened(1, FAILS_ALONE),
+        Span(request_id="a", start=0, tokens=2, samples=True),
+        chunk_tokens=1,
     )
     assert result.failure
 
 
 def test_exceptions_of_the_engine_reach_the_caller() -> None:
     with pytest.raises(RuntimeError):
-        read_alone(
+        prefill_alone(
             opened(1, RAISES_AT_COLLECT),
-            Span(request_id="a", start=0, tokens=2, draws=True),
+            Span(request_id="a", start=0, tokens=2, samples=True),
             chunk_tokens=2,
         )
 
@@ -69,7 +75,7 @@ def test_a_retry_of_a_quantized_sequence_gives_the_same_answer() -> None:
     block's edge.
     """
     prompt = prompt_of("a", 600)
-    runner = SinglyRunner(make_tiny("llama", head_dim=64), None)
+    runner = SoloCachedRunner(make_tiny("llama", head_dim=64), None)
     runner.shares = False
     answers = []
     for fails_at in (0, 5):  # while it generates tokens
@@ -80,7 +86,7 @@ def test_a_retry_of_a_quantized_sequence_gives_the_same_answer() -> None:
         made.engine.collected = 0
         made.engine.fails_at = fails_at
         inbox = made.serve([[greedy("a", prompt, max_tokens=6)]])
-        assert made.engine.cuts_at_blocks
+        assert made.engine.ends_spans_at_blocks
         assert inbox.finished("a").reason is FinishReason.LENGTH
         answers.append(inbox.tokens("a"))
     assert answers[0] == answers[1]

@@ -57,8 +57,8 @@ def assert_same(worker: CachingWorker, inbox: ScriptInbox, answers: dict[str, li
 def assert_no_states_left(worker: CachingWorker) -> None:
     model = worker.draft_model
     assert model is not None
-    model.keep_only(())
-    model.limit_kept(0)
+    model.retain_only(())
+    model.evict_cached(0)
     assert model.states == 0
 
 

@@ -47,8 +47,8 @@ def begun(*names: str, model: str = "llama", engine: type[Engine] = Engine) -> S
 
 def reading(worker: SteppedWorker) -> list[str]:
     """The requests with a span in the running step."""
-    flight = worker.loop._flight
-    return [] if flight is None else [span.request_id for span in flight.plan.spans]
+    dispatched = worker.loop._dispatched
+    return [] if dispatched is None else [span.request_id for span in dispatched.plan.spans]
 
 
 @pytest.mark.parametrize(("engine", "model"), CASES)
@@ -133,7 +133,7 @@ def test_an_idle_step_is_no_longer_than_the_stall_time() -> None:
     worker.loop._scheduler._costs._prompt._mean = 0.25 / 16.5
     worker.send(ahead("ahead"))
     worker.step()
-    assert [span.tokens for span in worker.loop._flight.plan.spans] == [16]  # type: ignore[union-attr]
+    assert [span.tokens for span in worker.loop._dispatched.plan.spans] == [16]  # type: ignore[union-attr]
 
 
 def test_idle_work_is_not_charged_to_a_client() -> None:

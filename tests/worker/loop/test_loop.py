@@ -161,7 +161,7 @@ def test_an_answer_continues_after_the_tokens_of_another_worker() -> None:
     ]
     inbox = ScriptInbox([rest])
     make_loop(FakeEngine(), inbox).run()
-    inbox.check_protocol(drawn_before={str(count): count for count in range(1, 12)})
+    inbox.check_protocol(generated_before={str(count): count for count in range(1, 12)})
     for count in range(1, 12):
         assert inbox.tokens(str(count)) == told[count:]
         assert inbox.finished(str(count)).completion_tokens == 12
@@ -212,17 +212,17 @@ def test_statistics_count_the_work_done() -> None:
     assert sum(told.step_seconds.counts) == told.steps == 5
 
 
-def drawn_before(asked: SequenceRequest, tokens: int) -> SequenceRequest:
+def generated_before(asked: SequenceRequest, tokens: int) -> SequenceRequest:
     """A request with this many tokens of its answer from another worker; by default all except the
     last.
     """
-    drawn = expected_tokens(asked)[:-1][:tokens]
-    return msgspec.structs.replace(asked, generated_token_ids=TokenIds.of(drawn))
+    generated = expected_tokens(asked)[:-1][:tokens]
+    return msgspec.structs.replace(asked, generated_token_ids=TokenIds.of(generated))
 
 
 commands = st.one_of(
     st.builds(
-        lambda index, prompt, max_tokens, stop, scored, drawn: drawn_before(
+        lambda index, prompt, max_tokens, stop, scored, generated: generated_before(
             request(
                 f"r{index}",
                 *prompt,
@@ -230,7 +230,7 @@ commands = st.one_of(
                 stop_token_ids=tuple(stop),
                 want_prompt_logprobs=scored,
             ),
-            drawn,
+            generated,
         ),
         st.integers(0, 12),
         st.lists(
@@ -270,10 +270,10 @@ def test_each_accepted_request_gets_exactly_one_finished(
     before = {request_id: len(command.generated_token_ids) for request_id, command in asked.items()}
     try:
         loop.run()
-    except DeviceBroken:  # enough of the drawn prompts make every step fail
-        inbox.check_protocol(drawn_before=before, all_have_ended=False)
+    except DeviceBroken:  # enough of the generated prompts make every step fail
+        inbox.check_protocol(generated_before=before, all_have_ended=False)
     else:
-        inbox.check_protocol(drawn_before=before)
+        inbox.check_protocol(generated_before=before)
         assert not engine.opened
         assert not inbox.open_requests()
     for request_id, command in asked.items():

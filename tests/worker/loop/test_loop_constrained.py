@@ -160,7 +160,7 @@ def test_ending_a_running_thought_leaves_others_alone(name: str, engine: type[En
     said = inbox.tokens(name)
     ended_at = said.index(261)
     assert 0 < ended_at < 20
-    assert said[:ended_at] == alone[name][:ended_at], "what was drawn before it stays"
+    assert said[:ended_at] == alone[name][:ended_at], "what was generated before it stays"
     others = [each for each in alone if each != name]
     assert [inbox.tokens(each) for each in others] == [alone[each] for each in others]
 

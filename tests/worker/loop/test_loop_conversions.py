@@ -17,7 +17,7 @@ from tests.fakes.pressed_worker import alone, lengths, prompt_of, quantized_in, 
 def press_from(made: CachingWorker, name: str, tokens: int) -> None:
     """Memory is critically short as soon as a sequence has this many tokens."""
     is_late = lengths(made).get(name, 0) >= tokens
-    made.memory.press(Pressure.CRITICAL if is_late else Pressure.NORMAL)
+    made.memory.set_worker_pressure(Pressure.CRITICAL if is_late else Pressure.NORMAL)
 
 
 @pytest.mark.parametrize("done", [0, 1])

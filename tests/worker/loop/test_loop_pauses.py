@@ -1,4 +1,4 @@
-"""Pauses in the worker's loop: a paused sequence draws nothing, and its answer is the same."""
+"""Pauses in the worker's loop: a paused sequence generates nothing, and its answer is the same."""
 
 from __future__ import annotations
 

@@ -58,11 +58,11 @@ def test_quantized_running_sequences_answer_as_alone(name: str) -> None:
     def press() -> None:
         done = quantized_in(made)
         if lengths(made).get("late", 0) > 1100 and "late" not in done:
-            made.memory.press(Pressure.CRITICAL)  # in the middle of its prefill
+            made.memory.set_worker_pressure(Pressure.CRITICAL)  # in the middle of its prefill
         elif lengths(made).get("long", 0) > 1450 and not {"long", "forked"} <= done.keys():
-            made.memory.press(Pressure.CRITICAL)
+            made.memory.set_worker_pressure(Pressure.CRITICAL)
         else:
-            made.memory.press(Pressure.NORMAL)
+            made.memory.set_worker_pressure(Pressure.NORMAL)
 
     script = [list(requests.values()), *after_steps(60, late)]
     inbox = made.serve(script, on_receive=press)
@@ -81,7 +81,7 @@ def test_tokens_computed_after_a_conversion_are_not_cached(tmp_path: Path) -> No
 
     def press() -> None:
         is_late = lengths(made).get("first", 0) > 1250
-        made.memory.press(Pressure.CRITICAL if is_late else Pressure.NORMAL)
+        made.memory.set_worker_pressure(Pressure.CRITICAL if is_late else Pressure.NORMAL)
 
     inbox = made.serve([[greedy("first", first, max_tokens=80)]], on_receive=press)
     (quantized_at,) = quantized_in(made).values()
@@ -163,7 +163,7 @@ def test_a_quantized_sequence_reserves_less_memory() -> None:
 
     def press() -> None:
         if lengths(made).get("a", 0) > 1510:
-            made.memory.press(Pressure.CRITICAL)
+            made.memory.set_worker_pressure(Pressure.CRITICAL)
         if made.scheduler.statistics().running:
             reserved.append(made.scheduler.statistics().reserved_bytes)
 
@@ -174,7 +174,7 @@ def test_a_quantized_sequence_reserves_less_memory() -> None:
 
 def test_running_sequences_are_never_converted_to_a_faulty_form() -> None:
     made = worker("llama", step_tokens=512)
-    made.forms.try_out = lambda kv_bits: "its results are wrong"
+    made.forms.test_form = lambda kv_bits: "its results are wrong"
     prompt = prompt_of("a", 1100)
     inbox = made.serve([[CRITICAL], [greedy("a", prompt, max_tokens=8)]])
     assert not quantized_in(made)

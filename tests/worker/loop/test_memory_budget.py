@@ -82,12 +82,12 @@ def test_a_warning_frees_parked_states_ram_blocks_and_buffers() -> None:
 
 def test_at_the_critical_level_one_request_runs_at_a_time() -> None:
     subject = Subject()
-    subject.budget.follow(Pressure.CRITICAL)
+    subject.budget.set_system_pressure(Pressure.CRITICAL)
     subject.submit("a")
     subject.submit("b")
     assert subject.scheduler.next_step().admitted == ("a",), "one at a time goes on"
     assert not subject.scheduler.next_step().admitted
-    subject.budget.follow(Pressure.WARNING)
+    subject.budget.set_system_pressure(Pressure.WARNING)
     assert subject.scheduler.next_step().admitted == ("b",)
 
 
@@ -96,7 +96,7 @@ def test_a_paused_request_blocks_none_at_the_critical_level() -> None:
     subject.submit("paused")
     assert subject.scheduler.next_step().admitted
     subject.scheduler.pause("paused")
-    subject.budget.follow(Pressure.CRITICAL)
+    subject.budget.set_system_pressure(Pressure.CRITICAL)
     subject.submit("a")
     subject.submit("b")
     assert subject.scheduler.next_step().admitted == ("a",)
@@ -114,17 +114,17 @@ def test_the_pressure_is_read_once_a_second_at_most() -> None:
 
 def test_the_budget_follows_the_other_loaded_models() -> None:
     subject = Subject()
-    subject.budget.share(2_500_000)
+    subject.budget.set_share(2_500_000)
     assert subject.scheduler.statistics().budget_bytes == 2_000_000
     assert subject.cache.limits == [(500_000, None)]
-    subject.budget.share(50_000_000)
+    subject.budget.set_share(50_000_000)
     assert subject.scheduler.statistics().budget_bytes == 40_000_000
 
 
 def test_a_request_accepted_under_a_larger_budget_still_runs() -> None:
     subject = Subject()
     subject.submit("large", tokens=5_000)
-    subject.budget.share(1_000_000)
+    subject.budget.set_share(1_000_000)
     assert subject.scheduler.statistics().budget_bytes > 5_000_000
     assert subject.scheduler.next_step().admitted
     subject.scheduler.cancel("large")
@@ -133,22 +133,22 @@ def test_a_request_accepted_under_a_larger_budget_still_runs() -> None:
 
 def test_a_share_changed_under_pressure_applies_afterwards() -> None:
     subject = Subject()
-    subject.budget.follow(Pressure.WARNING)
-    subject.budget.share(2_500_000)
+    subject.budget.set_system_pressure(Pressure.WARNING)
+    subject.budget.set_share(2_500_000)
     assert subject.cache.limits[-1] == (0, 0)
-    subject.budget.follow(Pressure.NORMAL)
+    subject.budget.set_system_pressure(Pressure.NORMAL)
     assert subject.cache.limits[-1] == (500_000, None)
 
 
 def test_the_higher_of_both_pressures_applies() -> None:
     subject = Subject()
-    subject.budget.press(Pressure.WARNING)
+    subject.budget.set_worker_pressure(Pressure.WARNING)
     assert subject.cache.limits == [(0, 0)]
-    subject.budget.follow(Pressure.CRITICAL)
-    subject.budget.press(Pressure.NORMAL)
+    subject.budget.set_system_pressure(Pressure.CRITICAL)
+    subject.budget.set_worker_pressure(Pressure.NORMAL)
     assert subject.budget.pressure is Pressure.CRITICAL
     assert subject.cache.limits[-1] == (0, 0)
-    subject.budget.follow(Pressure.NORMAL)
+    subject.budget.set_system_pressure(Pressure.NORMAL)
     assert subject.budget.pressure is Pressure.NORMAL
     assert subject.cache.limits[-1] == (2 * MIB, None)
 
@@ -156,11 +156,11 @@ def test_the_higher_of_both_pressures_applies() -> None:
 def test_free_buffers_are_released_regularly_under_pressure() -> None:
     subject = Subject()
     subject.budget.tend(now=1.0)
-    subject.budget.press(Pressure.WARNING)
+    subject.budget.set_worker_pressure(Pressure.WARNING)
     for now in (2.0, 1.0 + CLEAR_SECONDS, 2.0 + CLEAR_SECONDS, 1.0 + 2 * CLEAR_SECONDS):
         subject.budget.tend(now=now)
     assert subject.cleared == 3
-    subject.budget.press(Pressure.NORMAL)
+    subject.budget.set_worker_pressure(Pressure.NORMAL)
     subject.budget.tend(now=100.0)
     assert subject.cleared == 3
 

@@ -75,20 +75,21 @@ def test_a_reused_id_is_another_sequence() -> None:
 def test_scores_come_once_before_the_first_token_or_the_end() -> None:
     ledger = a_ledger()
     scores = (TokenLogprob(2, -1.0),)
-    drawn, drawless = (
-        accept(ledger, request(name, want_prompt_logprobs=True)) for name in ("drawn", "drawless")
+    generated, prefill_only = (
+        accept(ledger, request(name, want_prompt_logprobs=True))
+        for name in ("generated", "prefill_only")
     )
-    for sequence in (drawn, drawless):
+    for sequence in (generated, prefill_only):
         ledger.score(sequence, scores)
-    ledger.generate(drawn, (5,), ())
-    ledger.score(drawn, scores)
-    ledger.generate(drawn, (6,), ())
-    ledger.finish(drawn, FinishReason.LENGTH)
-    ledger.finish(drawless, FinishReason.LENGTH)
+    ledger.generate(generated, (5,), ())
+    ledger.score(generated, scores)
+    ledger.generate(generated, (6,), ())
+    ledger.finish(generated, FinishReason.LENGTH)
+    ledger.finish(prefill_only, FinishReason.LENGTH)
     told = [event for event in ledger.take_outbox() if isinstance(event, Started)]
     assert [(event.request_id, event.logprobs) for event in told] == [
-        ("drawn", scores),
-        ("drawless", scores),
+        ("generated", scores),
+        ("prefill_only", scores),
     ]
 
 

@@ -6,13 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.wire.events import FinishReason
-from holdfast.worker.loop.sequences import AnswerSoFar, Ending
+from holdfast.worker.loop.sequences import Ending, LiveAnswer
 
 
 def ending(
-    drawn: Sequence[int], *, stop_token_ids: Iterable[int], generated_before: int, max_tokens: int
+    generated: Sequence[int],
+    *,
+    stop_token_ids: Iterable[int],
+    generated_before: int,
+    max_tokens: int,
 ) -> Ending:
-    return AnswerSoFar(max_tokens, frozenset(stop_token_ids), [0] * generated_before).ending(drawn)
+    return LiveAnswer(max_tokens, frozenset(stop_token_ids), [0] * generated_before).ending(
+        generated
+    )
 
 
 tokens = st.lists(st.integers(0, 9), max_size=8)
@@ -66,16 +72,16 @@ def test_an_empty_draw_continues() -> None:
 
 
 @given(
-    drawn=tokens,
+    generated=tokens,
     stops=st.frozensets(st.integers(0, 9), max_size=3),
     before=st.integers(0, 5),
     allowed=st.integers(1, 12),
 )
 def test_tokens_together_end_where_single_ones_would(
-    drawn: list[int], stops: frozenset[int], before: int, allowed: int
+    generated: list[int], stops: frozenset[int], before: int, allowed: int
 ) -> None:
     counted, reason = 0, None
-    for token_id in drawn:
+    for token_id in generated:
         one = ending(
             [token_id],
             stop_token_ids=stops,
@@ -87,5 +93,5 @@ def test_tokens_together_end_where_single_ones_would(
         if reason is not None:
             break
     assert ending(
-        drawn, stop_token_ids=stops, generated_before=before, max_tokens=before + allowed
+        generated, stop_token_ids=stops, generated_before=before, max_tokens=before + allowed
     ) == Ending(counted, reason)

@@ -242,7 +242,7 @@ def test_a_failing_draft_models_weights_are_freed(
         raise MemoryError("no memory for the draft model")
 
     monkeypatch.setattr(serving, "load_model", load)
-    monkeypatch.setattr(DraftModel, "keep_only", failing)
+    monkeypatch.setattr(DraftModel, "retain_only", failing)
     # pytest keeps logged records with the frames of the exception
     monkeypatch.setattr(logging.getLogger("holdfast"), "propagate", False)
     are_there: list[list[bool]] = []

@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.plan import Span, StepPlan
-from holdfast.worker.engine.sequence import Kept, keep_everything
+from holdfast.worker.engine.sequence import StateCopy, copy_everything
 from holdfast.worker.kv.codec import check_values, to_bytes
 from holdfast.worker.kv.layer import ArrayForm, SnapshotMismatch
 from holdfast.worker.kv.live import Snapshot
@@ -88,9 +88,9 @@ def test_stored_blocks_have_the_measured_form_at_any_length(
     for tokens in (1, 2, 9, 40):
         request = greedy("a", prompt(tokens))
         subject.engine.open(request, capacity_tokens=tokens + 8)
-        spans = [Span(request_id="a", start=0, tokens=tokens, draws=True)]
+        spans = [Span(request_id="a", start=0, tokens=tokens, samples=True)]
         spans += [
-            Span(request_id="a", start=tokens + step, tokens=1, draws=True) for step in range(3)
+            Span(request_id="a", start=tokens + step, tokens=1, samples=True) for step in range(3)
         ]
         for span in spans:
             subject.engine.collect(subject.engine.dispatch(StepPlan(spans=(span,))))
@@ -103,10 +103,10 @@ def test_stored_blocks_have_the_measured_form_at_any_length(
         assert subject.cache.distrust(start, ()) == ()
 
 
-def left_by(engine: Engine) -> Kept:
+def left_by(engine: Engine) -> StateCopy:
     sequence = engine._sequences["a"]
     sequence.kept = 0
-    kept = keep_everything(sequence)
+    kept = copy_everything(sequence)
     mx.eval(list(kept.arrays()))
     return kept
 
@@ -124,11 +124,11 @@ def test_one_non_finite_value_is_detected(dtype: mx.Dtype, value: float) -> None
     run = Snapshot(start=0, tokens=9, arrays=(keys, values))
     forms = [ArrayForm(str(dtype).removeprefix("mlx.core."), (1, 2, 9, 16))] * 2
     check_values(forms, to_bytes(run))
-    assert Kept(request_id="a", blocks=(run,)).is_finite
+    assert StateCopy(request_id="a", blocks=(run,)).is_finite
     values[0, 1, 3, 5] = value
     with pytest.raises(SnapshotMismatch, match="not finite"):
         check_values(forms, to_bytes(run))
-    assert not Kept(request_id="a", blocks=(run,)).is_finite
+    assert not StateCopy(request_id="a", blocks=(run,)).is_finite
 
 
 def test_quantized_values_that_exceed_the_type_of_their_scales_are_not_stored() -> None:
@@ -137,9 +137,9 @@ def test_quantized_values_that_exceed_the_type_of_their_scales_are_not_stored() 
     chain = prompt(512)
     made.engine.open(greedy("a", chain), capacity_tokens=512, kv_bits="8")
     for start in (0, 256):
-        span = Span(request_id="a", start=start, tokens=256, draws=False)
+        span = Span(request_id="a", start=start, tokens=256, samples=False)
         made.engine.collect(made.engine.dispatch(StepPlan(spans=(span,))))
-    kept = made.engine.keep_rest("a")
+    kept = made.engine.copy_remaining("a")
     assert kept is not None
     first = kept.blocks[0]
     assert first.is_quantized
@@ -147,9 +147,9 @@ def test_quantized_values_that_exceed_the_type_of_their_scales_are_not_stored() 
     beyond = replace(first, arrays=(*large, *first.arrays[3:]))
     packed = pack_tokens(chain)
     cursor = Cursor(made.index.root(form="8"))
-    assert made.cache.keep(cursor, packed, Kept(request_id="a", blocks=(beyond,))) == ()
+    assert made.cache.keep(cursor, packed, StateCopy(request_id="a", blocks=(beyond,))) == ()
     assert made.cache.cached_tokens(packed, root=made.index.root(form="8")) == 0
-    assert made.cache.keep(cursor, packed, Kept(request_id="a", blocks=(first,)))
+    assert made.cache.keep(cursor, packed, StateCopy(request_id="a", blocks=(first,)))
     made.engine.close("a")
 
 
@@ -159,9 +159,9 @@ def test_a_quantized_block_longer_than_its_chain_is_not_stored(known: int) -> No
     made = wide_worker("llama", kv_bits="8")
     chain = prompt(512)
     made.engine.open(greedy("a", chain), capacity_tokens=512, kv_bits="8")
-    span = Span(request_id="a", start=0, tokens=512, draws=False)
+    span = Span(request_id="a", start=0, tokens=512, samples=False)
     made.engine.collect(made.engine.dispatch(StepPlan(spans=(span,))))
-    kept = made.engine.keep_rest("a")
+    kept = made.engine.copy_remaining("a")
     assert kept is not None
     packed = pack_tokens(chain[:known])
     made.cache.keep(Cursor(made.index.root(form="8")), packed, kept)

@@ -5,14 +5,16 @@ from dataclasses import replace
 import pytest
 
 from holdfast.errors import TooLargeForMemory
-from holdfast.worker.scheduler.admission import KvLedger, SequenceCosts
+from holdfast.worker.scheduler.admission import KvReservations, SequenceCosts
 from holdfast.worker.scheduler.queue import ScheduledSequence
 
 COSTS = SequenceCosts(kv_bytes_per_token=10, fixed_bytes_per_sequence=100, reserve_step_tokens=16)
 
 
-def ledger(*, budget_bytes: int = 2000, expected_output_tokens: int = 8) -> KvLedger:
-    return KvLedger(COSTS, budget_bytes=budget_bytes, expected_output_tokens=expected_output_tokens)
+def reservations(*, budget_bytes: int = 2000, expected_output_tokens: int = 8) -> KvReservations:
+    return KvReservations(
+        COSTS, budget_bytes=budget_bytes, expected_output_tokens=expected_output_tokens
+    )
 
 
 def sequence(
@@ -28,7 +30,7 @@ def sequence(
 
 
 def test_capacities_are_whole_steps() -> None:
-    assert [ledger().capacity_for(tokens) for tokens in (1, 16, 17)] == [16, 16, 32]
+    assert [reservations().capacity_for(tokens) for tokens in (1, 16, 17)] == [16, 16, 32]
 
 
 def test_a_sequence_costs_its_capacity_plus_its_fixed_part() -> None:
@@ -41,27 +43,27 @@ def test_a_sequence_costs_its_capacity_plus_its_fixed_part() -> None:
 
 
 def test_admission_reserves_the_expected_not_the_longest_answer() -> None:
-    books, entering = ledger(), sequence()
-    books.enter(entering, step=0)
+    books, entering = reservations(), sequence()
+    books.reserve(entering, step=0)
     assert entering.capacity_tokens == 32
     assert books.reserved_bytes == entering.reserved_bytes == 420
 
 
 def test_admission_reserves_no_more_than_the_longest_answer() -> None:
-    books, entering = ledger(expected_output_tokens=1000), sequence(max_tokens=5)
-    books.enter(entering, step=0)
+    books, entering = reservations(expected_output_tokens=1000), sequence(max_tokens=5)
+    books.reserve(entering, step=0)
     assert entering.capacity_tokens == 32
 
 
 def test_a_request_that_cannot_run_alone_is_refused_with_numbers() -> None:
     with pytest.raises(TooLargeForMemory) as caught:
-        ledger().check_fits_alone(COSTS, final_tokens=200)
+        reservations().check_fits_alone(COSTS, final_tokens=200)
     assert caught.value.needed_bytes == 2180
     assert caught.value.budget_bytes == 2000
 
 
 def test_a_request_that_fits_exactly_is_accepted() -> None:
-    ledger(budget_bytes=2180).check_fits_alone(COSTS, final_tokens=200)
+    reservations(budget_bytes=2180).check_fits_alone(COSTS, final_tokens=200)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_the_longest_sequence_is_the_largest_that_fits_alone(
     longest = COSTS.longest_sequence(budget_bytes, most_tokens=1000)
     assert longest == tokens
     if tokens > 16:
-        ledger(budget_bytes=budget_bytes).check_fits_alone(COSTS, final_tokens=longest)
+        reservations(budget_bytes=budget_bytes).check_fits_alone(COSTS, final_tokens=longest)
 
 
 def test_a_state_that_does_not_grow_fits_at_any_length() -> None:
@@ -88,49 +90,49 @@ def test_a_state_that_does_not_grow_fits_at_any_length() -> None:
 
 
 def test_room_is_left_for_the_growth_of_running_sequences() -> None:
-    books = ledger(budget_bytes=420 + 420 + 159)
+    books = reservations(budget_bytes=420 + 420 + 159)
     first = sequence(1)
-    assert books.may_enter(first)
-    books.enter(first, step=0)
-    assert not books.may_enter(sequence(2))
-    full = ledger(budget_bytes=420 + 420 + 160)
-    full.enter(sequence(1), step=0)
-    assert full.may_enter(sequence(2))
+    assert books.fits(first)
+    books.reserve(first, step=0)
+    assert not books.fits(sequence(2))
+    full = reservations(budget_bytes=420 + 420 + 160)
+    full.reserve(sequence(1), step=0)
+    assert full.fits(sequence(2))
 
 
 def test_a_sequence_at_its_full_length_needs_no_headroom() -> None:
-    books = ledger(budget_bytes=840)
+    books = reservations(budget_bytes=840)
     first = sequence(1, max_tokens=8)
-    books.enter(first, step=0)
-    assert books.may_enter(sequence(2))
+    books.reserve(first, step=0)
+    assert books.fits(sequence(2))
 
 
 def test_growth_prefers_a_whole_answer_and_accepts_one_step() -> None:
-    books, growing = ledger(expected_output_tokens=40), sequence(max_tokens=1000)
+    books, growing = reservations(expected_output_tokens=40), sequence(max_tokens=1000)
     growing.position = 64
     assert books.capacities_for_growth(growing) == (112, 80)
 
 
 def test_growth_stops_at_the_longest_answer() -> None:
-    books, growing = ledger(expected_output_tokens=40), sequence(max_tokens=50)
+    books, growing = reservations(expected_output_tokens=40), sequence(max_tokens=50)
     growing.position = 64
     assert books.capacities_for_growth(growing) == (80,)
 
 
 def test_bytes_without_a_pending_step_are_freed_immediately() -> None:
-    books, leaving = ledger(), sequence()
-    books.enter(leaving, step=0)
-    books.leave(leaving, observed_steps=0)
+    books, leaving = reservations(), sequence()
+    books.reserve(leaving, step=0)
+    books.release(leaving, recorded_steps=0)
     assert books.free_bytes == 2000
 
 
 def test_bytes_of_a_dispatched_step_are_freed_afterwards() -> None:
-    books, leaving = ledger(), sequence()
-    books.enter(leaving, step=0)
+    books, leaving = reservations(), sequence()
+    books.reserve(leaving, step=0)
     leaving.last_step = 5
-    books.leave(leaving, observed_steps=3)
-    books.step_is_over(4)
+    books.release(leaving, recorded_steps=3)
+    books.release_after(4)
     assert books.free_bytes == 2000 - 420
-    books.step_is_over(5)
+    books.release_after(5)
     assert books.free_bytes == 2000
     books.check_invariants([])

@@ -34,7 +34,7 @@ def test_the_youngest_is_preempted_and_never_the_oldest() -> None:
         assert "c" in run.preempted
         assert "a" not in run.preempted
         assert [served.request_id for served in run.ended] == ["a", "b", "c"]
-        assert all(served.drawn == 50 for served in run.ended)
+        assert all(served.generated_tokens == 50 for served in run.ended)
         assert run.scheduler.statistics().preemptions == len(run.preempted)
 
 
@@ -44,24 +44,26 @@ def test_a_preempted_sequence_prefills_its_drawn_tokens() -> None:
     young = run.submit("young", prompt_tokens=8, max_tokens=56)
     while "young" not in run.preempted:
         run.step()
-    drawn_at_preemption = young.drawn
+    generated_at_preemption = young.generated_tokens
     while not young.runs:
         run.step()
-    # The step running at the preemption has drawn one more, which counts.
-    assert young.known == 8 + young.drawn
-    assert drawn_at_preemption <= young.drawn <= drawn_at_preemption + 1
+    # The step running at the preemption has generated_tokens one more, which counts.
+    assert young.known == 8 + young.generated_tokens
+    assert generated_at_preemption <= young.generated_tokens <= generated_at_preemption + 1
     run.run_to_end()
-    assert young.drawn == 56
+    assert young.generated_tokens == 56
 
 
 def test_a_pending_token_may_stop_a_preempted_sequence() -> None:
     run = worker(budget_tokens=64, depth=1)
     run.submit("old", prompt_tokens=8, max_tokens=56)
     young = run.submit("young", prompt_tokens=8, max_tokens=56)
-    run.stops_at = lambda request_id, drawn: request_id == "young" and "young" in run.preempted
+    run.stops_at = lambda request_id, generated_tokens: (
+        request_id == "young" and "young" in run.preempted
+    )
     run.run_to_end()
     assert young.ends == ["stopped"]
-    assert young.drawn < 56
+    assert young.generated_tokens < 56
 
 
 def test_the_youngest_stalls_with_its_kv_instead_of_preempting_itself() -> None:
@@ -70,7 +72,7 @@ def test_the_youngest_stalls_with_its_kv_instead_of_preempting_itself() -> None:
     young = run.submit("young", prompt_tokens=8, max_tokens=24)
     run.run_to_end()
     assert run.preempted == []
-    assert (old.drawn, young.drawn) == (12, 24)
+    assert (old.generated_tokens, young.generated_tokens) == (12, 24)
 
 
 def test_memory_awaited_by_a_running_sequence_admits_no_other() -> None:
@@ -89,4 +91,4 @@ def test_a_sequence_about_to_end_is_not_preempted() -> None:
     short = run.submit("short", prompt_tokens=8, max_tokens=4)
     run.run_to_end()
     assert run.preempted == []
-    assert short.drawn == 4
+    assert short.generated_tokens == 4

@@ -213,8 +213,8 @@ def test_chunks_respect_tokens_time_and_grains(
     assert sum(taken for _, taken in chunks) <= tokens
     for sequence, taken in chunks:
         alone = len(prompts) == 1 and math.isinf(seconds)
-        whole = taken % GRAIN_TOKENS == 0 or taken == sequence.unread_tokens
-        assert 0 < taken <= sequence.unread_tokens
+        whole = taken % GRAIN_TOKENS == 0 or taken == sequence.unplanned_tokens
+        assert 0 < taken <= sequence.unplanned_tokens
         assert whole or alone or taken == tokens < QUANTUM
     if sum(taken for _, taken in chunks) > QUANTUM:
         added = sum(
@@ -237,7 +237,7 @@ def test_no_prompt_is_passed_over_forever(shapes: list[int], seconds: float) -> 
         for sequence, taken in chunks:
             sequence.position += taken
             sequence.last_step = step
-        prompts = [sequence for sequence in prompts if sequence.unread_tokens]
+        prompts = [sequence for sequence in prompts if sequence.unplanned_tokens]
         assert all(step - sequence.last_step <= bound for sequence in prompts)
         if len(prompts) <= len(shapes):
             prompts.append(prompt(100 + step, 40, last_step=step))

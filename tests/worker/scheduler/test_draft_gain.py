@@ -134,9 +134,9 @@ def test_unprofitable_drafts_are_retried_ever_more_rarely() -> None:
 
 
 def passes(
-    gain: DraftGain, modelled: dict[str, Draft], *, offers: dict[str, Draft], each: float
+    gain: DraftGain, model_drafts: dict[str, Draft], *, offers: dict[str, Draft], each: float
 ) -> int:
-    return gain.passes(offers, modelled, rows=len(modelled), most=1000, pass_seconds=each)
+    return gain.passes(offers, model_drafts, rows=len(model_drafts), most=1000, pass_seconds=each)
 
 
 def tried(seconds: Callable[[int], float]) -> DraftGain:

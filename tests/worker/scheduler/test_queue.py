@@ -78,7 +78,7 @@ def first_token_seconds(
         served = run.submit(
             f"single-{turn}", prompt_tokens=prompt_tokens, max_tokens=20, service=of("single")
         )
-        while not served.drawn:
+        while not served.generated_tokens:
             if crowd is not None:
                 crowd.ask()
             run.step()
@@ -136,7 +136,9 @@ def test_a_flows_excess_places_and_memory_are_given_up_first(
         run.step()
     assert len(run.preempted) == preempted, "who has given way comes back without pushing"
     run.run_to_end()
-    assert all(served.drawn == 500 for served in run.ended if served.service.flow == "many")
+    assert all(
+        served.generated_tokens == 500 for served in run.ended if served.service.flow == "many"
+    )
 
 
 @pytest.mark.parametrize("flows", [2, 3, 4])

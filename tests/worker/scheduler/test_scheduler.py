@@ -17,8 +17,8 @@ DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 
 
 def outcome(plan: StepPlan, *, ended: tuple[str, ...] = (), seconds: float = 0.01) -> StepOutcome:
-    drawn = {span.request_id: 1 for span in plan.spans if span.draws}
-    return StepOutcome(plan=plan, drawn=drawn, ended=ended, seconds=seconds)
+    generated_tokens = {span.request_id: 1 for span in plan.spans if span.samples}
+    return StepOutcome(plan=plan, generated_tokens=generated_tokens, ended=ended, seconds=seconds)
 
 
 def tokens_of(plan: StepPlan) -> int:
@@ -34,9 +34,9 @@ def test_a_request_is_prefilled_and_then_drawn_token_by_token() -> None:
     run.submit("a", prompt_tokens=10, max_tokens=3)
     first = run.step()
     assert first.admitted == ("a",)
-    assert first.plan.spans == (Span(request_id="a", start=0, tokens=10, draws=True),)
-    assert run.step().plan.spans == (Span(request_id="a", start=10, tokens=1, draws=True),)
-    assert run.step().plan.spans == (Span(request_id="a", start=11, tokens=1, draws=True),)
+    assert first.plan.spans == (Span(request_id="a", start=0, tokens=10, samples=True),)
+    assert run.step().plan.spans == (Span(request_id="a", start=10, tokens=1, samples=True),)
+    assert run.step().plan.spans == (Span(request_id="a", start=11, tokens=1, samples=True),)
     assert run.ended[0].ends == ["length"]
     assert run.step() == Decision()
 
@@ -52,16 +52,16 @@ def test_a_pipelined_sequence_gets_no_spans_beyond_its_limit() -> None:
     run.submit("a", prompt_tokens=10, max_tokens=2)
     plans = [run.step().plan for _ in range(3)]
     assert [tokens_of(plan) for plan in plans] == [10, 1, 0]
-    assert run.ended[0].drawn == 2
+    assert run.ended[0].generated_tokens == 2
 
 
 def test_a_pending_span_of_a_stopped_sequence_is_ignored() -> None:
     run = StepWorker(depth=1)
     run.submit("a", prompt_tokens=10, max_tokens=50)
-    run.stops_at = lambda request_id, drawn: drawn == 3
+    run.stops_at = lambda request_id, generated_tokens: generated_tokens == 3
     run.run_to_end()
     assert run.ended[0].ends == ["stopped"]
-    assert run.ended[0].drawn == 3
+    assert run.ended[0].generated_tokens == 3
     assert len(run.plans) == 4
 
 
@@ -73,7 +73,7 @@ def test_late_results_do_not_count_for_a_reused_id() -> None:
     run.cancel("a")
     again = run.submit("a", prompt_tokens=10, max_tokens=50)
     run.run_to_end()
-    assert again.drawn == 50
+    assert again.generated_tokens == 50
 
 
 def test_a_late_failure_does_not_end_a_reused_id() -> None:
@@ -82,7 +82,7 @@ def test_a_late_failure_does_not_end_a_reused_id() -> None:
     under_way = scheduler.next_step().plan
     scheduler.cancel("a")
     submit(scheduler, "a", prompt_tokens=10, max_tokens=5)
-    scheduler.observe(outcome(under_way, ended=("a",)))
+    scheduler.record_step(outcome(under_way, ended=("a",)))
     assert scheduler.statistics().queued == 1
 
 
@@ -118,7 +118,7 @@ def test_a_short_prompt_is_not_blocked_by_a_long_one(depth: int) -> None:
     run.step()
     short = run.submit("short", prompt_tokens=100, max_tokens=5)
     run.step()
-    assert short.planned_draws == 1
+    assert short.planned_answer_tokens == 1
 
 
 @DEPTHS
@@ -131,7 +131,7 @@ def test_a_long_prompt_keeps_half_its_pace_among_short_ones(
         for each in range(6):
             run.submit(f"{index}/{each}", prompt_tokens=600, max_tokens=1)
         run.step()
-        if long.planned_draws:
+        if long.planned_answer_tokens:
             break
     assert index <= 20 + 1
 
@@ -148,10 +148,10 @@ def test_decoding_streams_are_delayed_no_longer_than_allowed(depth: int) -> None
     run.read_all_prompts()
     before = len(run.plans)
     long = run.submit("long", prompt_tokens=9_000, max_tokens=2)
-    while not long.planned_draws:
+    while not long.planned_answer_tokens:
         run.step()
     run.run_to_end()
-    reading = range(before, before + long.steps_to_first_draw)
+    reading = range(before, before + long.steps_to_first_token)
     assert max(run.step_seconds[index] for index in reading) <= 0.014 + 0.1 * 1.1
     # A token costs 0.0005 s at first and 0.0014 s in the end: chunks of 192 tokens fit in the
     # beginning, of 72 in the end.
@@ -179,9 +179,9 @@ def test_chunks_next_to_streams_are_as_short_as_affordable(
         run.step()
     before = len(run.plans)
     long = run.submit("long", prompt_tokens=20_000, max_tokens=1)
-    while not long.planned_draws:
+    while not long.planned_answer_tokens:
         run.step()
-    steps = run.step_seconds[before + 8 : before + long.steps_to_first_draw - 1]
+    steps = run.step_seconds[before + 8 : before + long.steps_to_first_token - 1]
     with_chunks = [seconds for seconds in steps if seconds > 2 * rows * row_seconds]
     assert max(with_chunks) <= rows * row_seconds + stalled_seconds * 1.01
     assert min(with_chunks) >= rows * row_seconds + stalled_seconds * 0.9
@@ -202,14 +202,14 @@ def test_a_scored_prompt_delays_decoding_no_longer_than_another(
     before = len(run.plans)
     scored = run.submit("scored", prompt_tokens=2_000, max_tokens=1, scores_prompt=True)
     other = run.submit("other", prompt_tokens=4_000, max_tokens=1)
-    while not (scored.planned_draws and other.planned_draws):
+    while not (scored.planned_answer_tokens and other.planned_answer_tokens):
         run.step()
     run.run_to_end()
     assert max(run.step_seconds[before : before + 40]) <= 0.014 + 0.2 * 1.25
     # 0.0045 s for a scored token, 0.0005 to 0.0009 s for another, and not all are assumed to be
     # expensive
     assert (
-        scored.steps_to_first_draw + other.steps_to_first_draw
+        scored.steps_to_first_token + other.steps_to_first_token
         <= 2 * (2_000 * 0.0045 + 4_000 * 0.0009) / 0.1
     )
 
@@ -280,7 +280,7 @@ def test_an_answer_begun_elsewhere_is_accepted_by_a_full_queue() -> None:
         run.submit(name, prompt_tokens=10, max_tokens=5)
     with pytest.raises(QueueFull):
         submit(run.scheduler, "c", prompt_tokens=10, max_tokens=5)
-    submit(run.scheduler, "c", prompt_tokens=10, max_tokens=5, drawn=2)
+    submit(run.scheduler, "c", prompt_tokens=10, max_tokens=5, generated_tokens=2)
     assert run.scheduler.statistics().queued == 3
 
 
@@ -309,8 +309,8 @@ def test_an_answer_ends_where_the_context_window_does() -> None:
         mixes_chunks=True,
     )
     submit(scheduler, "a", prompt_tokens=10, max_tokens=100)
-    assert scheduler.observe(outcome(scheduler.next_step().plan)) == ()
-    assert scheduler.observe(outcome(scheduler.next_step().plan)) == ("a",)
+    assert scheduler.record_step(outcome(scheduler.next_step().plan)) == ()
+    assert scheduler.record_step(outcome(scheduler.next_step().plan)) == ("a",)
 
 
 @pytest.mark.parametrize(("prompt_tokens", "max_tokens"), [(0, 5), (5, -1)])
@@ -345,7 +345,7 @@ def test_a_request_for_no_tokens_is_prefilled_and_ends(depth: int) -> None:
     run.run_to_end()
     assert run.ended[0].ends == ["length"]
     assert sum(map(tokens_of, run.plans)) == 3000
-    assert not any(span.draws for plan in run.plans for span in plan.spans)
+    assert not any(span.samples for plan in run.plans for span in plan.spans)
 
 
 def test_decoding_rows_that_exceed_a_step_take_turns() -> None:
@@ -388,14 +388,14 @@ def test_with_one_token_per_step_all_prompts_advance() -> None:
 def test_a_failed_sequence_with_its_last_token_ends_once() -> None:
     run = StepWorker()
     run.submit("a", prompt_tokens=4, max_tokens=1)
-    run.stops_at = lambda request_id, drawn: True
+    run.stops_at = lambda request_id, generated_tokens: True
     run.run_to_end()
     assert run.ended[0].ends == ["stopped"]
 
 
 def test_an_empty_plan_may_be_reported() -> None:
     scheduler = StepWorker().scheduler
-    assert scheduler.observe(outcome(scheduler.next_step().plan)) == ()
+    assert scheduler.record_step(outcome(scheduler.next_step().plan)) == ()
 
 
 def test_statistics_show_the_current_state() -> None:
@@ -405,7 +405,7 @@ def test_statistics_show_the_current_state() -> None:
     run.submit("c", prompt_tokens=10, max_tokens=5)
     run.step()
     statistics = run.scheduler.statistics()
-    assert (statistics.running, statistics.queued, statistics.reading) == (2, 1, 1)
+    assert (statistics.running, statistics.queued, statistics.prefilling) == (2, 1, 1)
     assert statistics.reserved_bytes == run.bytes_of(16) + run.bytes_of(112)
     run.run_to_end()
     assert (run.scheduler.statistics().running, run.scheduler.statistics().queued) == (0, 0)
@@ -429,7 +429,7 @@ def test_a_decode_step_costs_the_scheduler_little(sequences: int, allowed_second
             spent += time.perf_counter() - started
             told = outcome(plan)
             started = time.perf_counter()
-            run.scheduler.observe(told)
+            run.scheduler.record_step(told)
             spent += time.perf_counter() - started
         best = min(best, spent / 20)
     assert best < allowed_seconds
@@ -446,13 +446,13 @@ def test_a_restarted_request_prefills_prompt_and_answer_after_waiting_ones(
     run.submit("b", prompt_tokens=4, max_tokens=1)
     for _ in range(4):
         run.step()
-    drawn = run.live["a"].drawn
+    generated_tokens = run.live["a"].generated_tokens
     run.restart("a")
     run.run_to_end()
     assert [served.request_id for served in run.ended] == ["b", "a"]
-    assert run.ended[1].drawn == 9
+    assert run.ended[1].generated_tokens == 9
     again = [span for plan in run.plans[4:] for span in plan.spans if span.request_id == "a"]
-    assert again[0] == Span(request_id="a", start=0, tokens=10 + drawn, draws=True)
+    assert again[0] == Span(request_id="a", start=0, tokens=10 + generated_tokens, samples=True)
 
 
 @DEPTHS
@@ -474,7 +474,7 @@ def test_a_request_that_waits_for_memory_is_restarted_too() -> None:
     assert scheduler.next_step().plan.spans == ()
     scheduler.restart("a")
     assert scheduler.next_step().plan.spans == (
-        Span(request_id="a", start=0, tokens=10, draws=True),
+        Span(request_id="a", start=0, tokens=10, samples=True),
     )
 
 
@@ -488,7 +488,7 @@ def test_an_unready_request_keeps_its_place_and_lets_others_pass() -> None:
     run.run_to_end()
     assert [served.request_id for served in run.ended] == ["b", "a", "c", "d"]
     (first, *_) = [span for plan in run.plans for span in plan.spans if span.request_id == "a"]
-    assert first == Span(request_id="a", start=7, tokens=3, draws=True)
+    assert first == Span(request_id="a", start=7, tokens=3, samples=True)
 
 
 def test_a_request_passed_while_unready_is_still_older() -> None:
@@ -552,5 +552,5 @@ def test_prompts_are_not_asked_for_images_in_a_step_without_room() -> None:
         asked.clear()
         plan = run.scheduler.next_step(may_prefill=may_prefill).plan
         steps.append((plan.spans[0].request_id, tuple(asked)))
-        run.scheduler.observe(outcome(plan))
+        run.scheduler.record_step(outcome(plan))
     assert set(steps) == {("a", ()), ("b", ("b",))}

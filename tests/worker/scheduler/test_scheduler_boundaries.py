@@ -29,8 +29,10 @@ def spans_until_the_end(scheduler: Scheduler) -> dict[str, list[Span]]:
             break
         for span in plan.spans:
             spans.setdefault(span.request_id, []).append(span)
-        drawn = {span.request_id: 1 for span in plan.spans if span.draws}
-        scheduler.observe(StepOutcome(plan=plan, drawn=drawn, ended=(), seconds=0.001))
+        generated_tokens = {span.request_id: 1 for span in plan.spans if span.samples}
+        scheduler.record_step(
+            StepOutcome(plan=plan, generated_tokens=generated_tokens, ended=(), seconds=0.001)
+        )
         scheduler.check_invariants()
     return spans
 
@@ -75,5 +77,5 @@ def test_a_request_cached_to_its_last_token_prefills_only_that() -> None:
     sequence = submit(scheduler, "a", prompt_tokens=500, max_tokens=1)
     sequence.start_after(499)
     assert spans_until_the_end(scheduler)["a"] == [
-        Span(request_id="a", start=499, tokens=1, draws=True)
+        Span(request_id="a", start=499, tokens=1, samples=True)
     ]

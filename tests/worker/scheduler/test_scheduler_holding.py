@@ -75,7 +75,7 @@ class HoldingWorker:
     def make_room(self) -> None:
         wanted = self.held_bytes - self.hold()
         for tokens in sorted(self.parked, key=lambda tokens: tokens in self.claims.values()):
-            if self.held_bytes <= wanted:
+            if self.live_state_bytes <= wanted:
                 break
             self.parked.remove(tokens)
             self.reclaimed += 1
@@ -86,7 +86,7 @@ class HoldingWorker:
 
     def hold(self) -> int:
         return self.scheduler.hold(
-            total_bytes=self.held_bytes, parked_bytes=sum(self.parked) * TOKEN_BYTES
+            total_bytes=self.live_state_bytes, parked_bytes=sum(self.parked) * TOKEN_BYTES
         )
 
     def freeze_one(self) -> None:
@@ -114,14 +114,16 @@ class HoldingWorker:
                 self.held[request_id] = tokens
                 self.moved += 1
         self.scheduler.check_invariants()
-        ledger = self.scheduler._ledger
-        assert ledger.running_bytes + ledger.leaving_bytes + self.held_bytes <= BUDGET, (
-            "memory is over-committed"
-        )
-        drawn = {span.request_id: 1 for span in decision.plan.spans if span.draws}
+        reservations = self.scheduler._reservations
+        assert (
+            reservations.running_bytes + reservations.ending_bytes + self.live_state_bytes <= BUDGET
+        ), "memory is over-committed"
+        generated_tokens = {span.request_id: 1 for span in decision.plan.spans if span.samples}
         read = {span.request_id: span.start + span.tokens for span in decision.plan.spans}
-        for request_id in self.scheduler.observe(
-            StepOutcome(plan=decision.plan, drawn=drawn, ended=(), seconds=0.01)
+        for request_id in self.scheduler.record_step(
+            StepOutcome(
+                plan=decision.plan, generated_tokens=generated_tokens, ended=(), seconds=0.01
+            )
         ):
             self.held.pop(request_id, None)
             del self.sizes[request_id]
@@ -155,7 +157,11 @@ def test_held_and_reserved_memory_stay_within_the_budget(
                 break
             assert worker.step(), "everything stands still"
         assert not worker.sizes, "requests never end"
-        assert worker.scheduler._ledger.running_bytes == worker.scheduler._ledger.leaving_bytes == 0
+        assert (
+            worker.scheduler._reservations.running_bytes
+            == worker.scheduler._reservations.ending_bytes
+            == 0
+        )
         moved, reclaimed = moved + worker.moved, reclaimed + worker.reclaimed
     assert moved > 20
     assert reclaimed > 20

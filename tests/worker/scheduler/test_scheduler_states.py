@@ -172,8 +172,8 @@ class SchedulerStates(RuleBasedStateMachine):
             return device_seconds(load) * slowness
 
         self.worker.seconds_of = seconds_of
-        self.worker.stops_at = lambda request_id, drawn: (
-            all(stops) or (stops[drawn % len(stops)] and drawn % 3 == 0)
+        self.worker.stops_at = lambda request_id, generated_tokens: (
+            all(stops) or (stops[generated_tokens % len(stops)] and generated_tokens % 3 == 0)
         )
         for _ in range(steps):
             self.worker.step()
@@ -182,12 +182,12 @@ class SchedulerStates(RuleBasedStateMachine):
     @precondition(lambda self: self.worker.live)
     @rule()
     def run_to_end(self) -> None:
-        self.worker.stops_at = lambda request_id, drawn: False
+        self.worker.stops_at = lambda request_id, generated_tokens: False
         self.worker.run_to_end()
 
     def teardown(self) -> None:
         if hasattr(self, "worker"):
-            self.worker.stops_at = lambda request_id, drawn: False
+            self.worker.stops_at = lambda request_id, generated_tokens: False
             self.worker.run_to_end()
             assert all(len(served.ends) == 1 for served in self.worker.ended)
 

@@ -47,7 +47,7 @@ def test_the_least_recently_used_unpinned_session_closes_first() -> None:
     assert subject.victims("") == []
     loose = subject.open("loose", tenant="", now=1)
     assert subject.victims("") == [loose]
-    assert refused(lambda: subject.victims("", spared=loose)) is SessionFailure.TOO_MANY
+    assert refused(lambda: subject.victims("", keep=loose)) is SessionFailure.TOO_MANY
     subject.close(loose)
     other = subject.open("other", tenant="", now=2)
     other.pinned = True
@@ -60,7 +60,7 @@ def test_a_tenants_own_sessions_close_before_those_of_others() -> None:
     others = subject.open("o", tenant="other", now=0)
     mine = [subject.open(name, tenant="me", now=now) for now, name in enumerate("ab", start=1)]
     assert subject.victims("me") == [mine[0]]
-    assert subject.victims("me", spared=mine[0]) == [mine[1]]
+    assert subject.victims("me", keep=mine[0]) == [mine[1]]
     assert subject.victims("new") == [others]
     assert subject.victims("me", sessions=3) == [*mine, others]
 

@@ -118,7 +118,7 @@ def test_resuming_a_session_drops_no_alternative() -> None:
         begun.use(branch("a", f"new {number}"), now=2)
     recorded.add_alternative(branch("a", "old choice"), now=1)
     begun.add_alternative(branch("a", "new choice"), now=2)
-    recorded.resume(begun)
+    recorded.merge(begun)
     assert recorded.branches == (
         *begun.branches[:MOST_BRANCHES],
         branch("a", "old choice"),

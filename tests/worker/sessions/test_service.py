@@ -84,7 +84,7 @@ def test_a_session_exists_during_its_first_answer(after: int, tmp_path: Path) ->
 
 def test_a_session_is_recorded_before_its_first_answer_ends(tmp_path: Path) -> None:
     subject = worker(folder=tmp_path)
-    subject.sessions.begun("s", tenant="t")
+    subject.sessions.request_accepted("s", tenant="t")
     subject.sessions.close()
     subject.cache.close()
     again = info(serve(worker(folder=tmp_path), ask("get", "a", tenant="t")), "a")

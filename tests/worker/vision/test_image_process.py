@@ -194,10 +194,10 @@ def test_an_idle_process_is_ended(beside: VisionBeside, shared: ImageProcess, cl
     features = FeatureCache(None, fingerprint="", ram_bytes=1, disk_bytes=1)
     assert isinstance(beside.loaded.model, VisionModel)
     images = WorkerImages(beside.loaded.model, beside.processor, reader=shared, features=features)
-    images.tend()
+    images.poll()
     assert shared.pid == pid
     clock.added += image_process.IDLE_SECONDS + 1
-    images.tend()
+    images.poll()
     assert shared.pid is None
     assert not psutil.pid_exists(pid)
 

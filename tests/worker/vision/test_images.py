@@ -24,8 +24,11 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> VisionBeside:
 
 def answer_of(images: WorkerImages, *names: str, max_pixels: int | None = None) -> ImageAnswer:
     command = ImageCommand(images=names, max_pixels=max_pixels)
-    while (answer := images.answer(command)) is None:
+    images.ask(command)
+    while not (answers := list(images.answers())):
         pass
+    (answer,) = answers
+    assert answer.call_id == command.call_id
     return answer
 
 
@@ -43,22 +46,28 @@ def test_a_question_is_answered_when_its_images_are_processed(qwen: VisionBeside
     images = qwen.worker_images()
     names = tuple(keep_image(qwen.images, png(seed)) for seed in range(3))
     command = ImageCommand(images=names)
-    assert images.answer(command) is None
+    images.ask(command)
+    assert list(images.answers()) == []
     assert images.is_busy
-    answer = answer_of(images, *names)
+    while not (answers := list(images.answers())):
+        pass
+    (answer,) = answers
     assert tuple(layout.image for layout in answer.layouts) == names
     assert not images.is_busy
-    assert images.answer(command) == msgspec.structs.replace(answer, call_id=command.call_id)
+    assert list(images.answers()) == []  # answered once
+    again = answer_of(images, *names)
+    assert again == msgspec.structs.replace(answer, call_id=again.call_id)
 
 
 def test_questions_may_be_concurrent(qwen: VisionBeside) -> None:
     images = qwen.worker_images()
     first, second, third = (keep_image(qwen.images, png(seed)) for seed in (4, 5, 6))
     one, other = ImageCommand(images=(first, second)), ImageCommand(images=(second, third))
-    assert images.answer(one) is None
-    assert images.answer(other) is None
-    answers = [images.answer(each) for each in (one, other) * 3]
-    found = {answer.call_id: answer for answer in answers if answer is not None}
+    images.ask(one)
+    images.ask(other)
+    found: dict[str, ImageAnswer] = {}
+    while len(found) < 2:
+        found |= {answer.call_id: answer for answer in images.answers()}
     assert [layout.image for layout in found[one.call_id].layouts] == [first, second]
     assert [layout.image for layout in found[other.call_id].layouts] == [second, third]
 
@@ -108,7 +117,7 @@ def test_a_lost_image_costs_one_request(qwen: VisionBeside) -> None:
     images = qwen.worker_images()
     name = keep_image(qwen.images, png(11))
     request = prompt_of(images, name)
-    images.drop_kept()
+    images.free_cached()
     (qwen.images / name).unlink()
     prepared: set[str] = set()
     while images.unprepared(request, start=0, prepared=prepared):
@@ -117,7 +126,7 @@ def test_a_lost_image_costs_one_request(qwen: VisionBeside) -> None:
         images.provide(images.open(request), start=0, tokens=1)
     keep_image(qwen.images, png(11))
     sequence = images.open(request)
-    while not images.may_provide(sequence, start=0, tokens=1):
+    while not images.can_provide(sequence, start=0, tokens=1):
         pass
     images.provide(sequence, start=0, tokens=1)
 
@@ -128,9 +137,9 @@ def test_the_features_of_one_image_are_computed_between_two_steps(qwen: VisionBe
     sequences = [images.open(prompt_of(images, name)) for name in names]
     computed = []
     for _ in range(4):
-        images.tend()
+        images.poll()
         before = images.figures.encoded
-        able = [images.may_provide(sequence, start=0, tokens=1) for sequence in sequences]
+        able = [images.can_provide(sequence, start=0, tokens=1) for sequence in sequences]
         computed.append((images.figures.encoded - before, sum(able)))
     assert computed == [(1, 1), (1, 2), (1, 3), (0, 3)]
 
@@ -142,8 +151,7 @@ def test_an_image_with_too_many_pixels_is_refused(qwen: VisionBeside) -> None:
 
 
 def test_a_question_without_images_is_answered(qwen: VisionBeside) -> None:
-    answer = qwen.worker_images().answer(ImageCommand(images=()))
-    assert answer is not None
+    answer = answer_of(qwen.worker_images())
     assert not answer.layouts
     assert not answer.failures
 
@@ -161,6 +169,6 @@ def test_cached_images_are_freed_when_memory_is_short(qwen: VisionBeside) -> Non
     names = [keep_image(qwen.images, png(seed)) for seed in (13, 14)]
     answer_of(images, *names)
     files = list(images._files.values())
-    images.drop_kept()
+    images.free_cached()
     assert all(file._file.closed for file in files)
     assert not images._files

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from holdfast_bench.answers import Answer
 from holdfast_bench.comparison import ratio_of
-from holdfast_bench.load import Ask, Message
+from holdfast_bench.load import Answer, Ask, Message, cached_share, errors_of
 from holdfast_bench.results import CaseResult, Sample
-from holdfast_bench.scenario import Case, Scale, Scenario, Stopwatch, Trial, errors_of
+from holdfast_bench.scenario import Case, Scale, Scenario, Trial
 
 MOST_OF_A_PEER = 0.15
 _JUDGED_TURNS = 20
@@ -34,19 +34,10 @@ def _cases(scale: Scale) -> Sequence[Case]:
         "normal": (6, 6, 2000),
         "full": (6, _JUDGED_TURNS, 2000),
     }[scale]
-    settings = {
-        "agents": agents,
-        "turns": turns,
-        "system_tokens": system,
-        "answer_tokens": _ANSWER_TOKENS,
-    }
-    return [
-        Case(
-            name=f"{agents} agents, {turns} turns",
-            settings=settings,
-            rounds=1 if scale == "full" else 2,
-        )
-    ]
+    settings = {"agents": agents, "turns": turns, "system_tokens": system}
+    settings["answer_tokens"] = _ANSWER_TOKENS
+    rounds = 1 if scale == "full" else 2
+    return [Case(name=f"{agents} agents, {turns} turns", settings=settings, rounds=rounds)]
 
 
 @dataclass(slots=True)
@@ -59,48 +50,38 @@ class _Agent:
 async def _measure(trial: Trial) -> Sample:
     settings = trial.settings
     system: Message = {"role": "system", "content": _system_prompt(trial)}
-    agents = [
-        _Agent(
-            number,
-            [system, {"role": "user", "content": trial.text(_TASK_TOKENS, f"task {number}")}],
-        )
-        for number in range(settings["agents"])
-    ]
+    agents = []
+    for number in range(settings["agents"]):
+        task: Message = {"role": "user", "content": trial.text(_TASK_TOKENS, f"task {number}")}
+        agents.append(_Agent(number, [system, task]))
     half = settings["turns"] // 2
-    watch = Stopwatch()
-    await asyncio.gather(*(_work(trial, agent, half) for agent in agents))
-    working_seconds = watch.seconds
-    restarted = await trial.stage.restart(trial.contender) is not None
-    watch = Stopwatch()
-    await asyncio.gather(*(_work(trial, agent, settings["turns"] - half) for agent in agents))
-    working_seconds += watch.seconds
+    seconds = await _work_together(trial, agents, half)
+    await trial.stage.restart(trial.contender)
+    seconds += await _work_together(trial, agents, settings["turns"] - half)
     worked = [answer for agent in agents for answer in agent.answers]
-    after = [agent.answers[half] for agent in agents] if restarted else []
+    after = [agent.answers[half] for agent in agents]
     for agent in agents[:_RESUMED_AGENTS]:
         await _work(trial, agent, 1)
     resumed = [agent.answers[-1] for agent in agents[:_RESUMED_AGENTS]]
-    return _sample(working_seconds, worked, after=after, resumed=resumed)
-
-
-def _sample(
-    seconds: float, worked: Sequence[Answer], *, after: Sequence[Answer], resumed: Sequence[Answer]
-) -> Sample:
-    sample = Sample(
-        errors=errors_of([*worked, *resumed]),
-        answers=[answer.text for answer in (*worked, *resumed)],
-    )
-    if sample.errors:
-        return sample
-    read = sum(answer.prompt_tokens for answer in worked)
-    sample.gaps = [gap for answer in worked for gap in answer.gaps()]
-    sample.metrics = {
-        "total_seconds": [seconds],
-        "first_token_seconds": [answer.first_seconds for answer in worked],
-        "first_token_seconds @ after the restart": [answer.first_seconds for answer in after],
-        "resumed_first_token_seconds": [answer.first_seconds for answer in resumed],
-        "cached_share": [sum(answer.cached_tokens for answer in worked) / read] if read else [],
-    }
+    answers = [*worked, *resumed]
+    sample = Sample(errors=errors_of(answers), answers=[answer.text for answer in answers])
+    if not sample.errors:
+        sample.gaps = [gap for answer in worked for gap in answer.gaps()]
+        sample.metrics = {
+            "total_seconds": [seconds],
+            "first_token_seconds": [answer.first_seconds for answer in worked],
+            "first_token_seconds @ after the restart": [answer.first_seconds for answer in after],
+            "resumed_first_token_seconds": [answer.first_seconds for answer in resumed],
+            "cached_share": cached_share(worked),
+        }
     return sample
+
+
+async def _work_together(trial: Trial, agents: Sequence[_Agent], turns: int) -> float:
+    """Some turns of all agents; returns the seconds."""
+    began = time.perf_counter()
+    await asyncio.gather(*(_work(trial, agent, turns) for agent in agents))
+    return time.perf_counter() - began
 
 
 async def _work(trial: Trial, agent: _Agent, turns: int) -> None:
@@ -109,10 +90,8 @@ async def _work(trial: Trial, agent: _Agent, turns: int) -> None:
         answer = await client.ask(Ask(messages=tuple(agent.messages), max_tokens=_ANSWER_TOKENS))
         agent.answers.append(answer)
         turn = len(agent.answers)
-        result = trial.text(
-            _RESULT_TOKENS[(turn + agent.number) % len(_RESULT_TOKENS)],
-            f"result {agent.number} {turn}",
-        )
+        tokens = _RESULT_TOKENS[(turn + agent.number) % len(_RESULT_TOKENS)]
+        result = trial.text(tokens, f"result {agent.number} {turn}")
         agent.messages += [
             {"role": "assistant", "content": answer.text},
             {"role": "user", "content": f"Tool result: {result}"},
@@ -122,7 +101,7 @@ async def _work(trial: Trial, agent: _Agent, turns: int) -> None:
 def _judge(case: CaseResult) -> list[str]:
     lines = []
     for other in case.contenders[1:]:
-        ratio = ratio_of(case, other, "total_seconds", better="lower")
+        ratio = ratio_of(case, other, "total_seconds")
         if ratio is not None and case.settings["turns"] == _JUDGED_TURNS:
             found = ratio.spread.median
             verdict = "met" if found <= MOST_OF_A_PEER else "NOT MET"

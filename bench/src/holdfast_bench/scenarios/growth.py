@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from holdfast_bench.answers import Answer
-from holdfast_bench.load import Ask, Message
+from holdfast_bench.load import Answer, Ask, Message, cached_share, errors_of
 from holdfast_bench.results import Sample
-from holdfast_bench.scenario import Case, Scale, Scenario, Trial, errors_of
+from holdfast_bench.scenario import Case, Scale, Scenario, Trial
 
 _ANSWER_TOKENS = 16
 _TURN_TOKENS = 100
@@ -54,7 +53,7 @@ def _look(sample: Sample, answer: Answer, *, turn: int, disk_bytes: int) -> None
         f"disk_bytes @ turn {turn}": [float(disk_bytes)],
         f"disk_bytes_per_token @ turn {turn}": [disk_bytes / tokens],
         f"first_token_seconds @ turn {turn}": [answer.first_seconds],
-        f"cached_share @ turn {turn}": [answer.cached_tokens / answer.prompt_tokens],
+        f"cached_share @ turn {turn}": cached_share([answer]),
     }
 
 
@@ -66,5 +65,4 @@ SCENARIO = Scenario(
     measure=_measure,
     uses_store=True,
     rounds=1,
-    needs_start=True,
 )

@@ -7,11 +7,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from holdfast_bench.answers import Answer
-from holdfast_bench.load import user
-from holdfast_bench.memory_use import cached_bytes, resident_bytes, sampled_memory
+from holdfast_bench.load import Answer, errors_of, user
 from holdfast_bench.results import Sample
-from holdfast_bench.scenario import NOT_STARTED_HERE, Case, Scale, Scenario, Trial, errors_of
+from holdfast_bench.scenario import Case, Scale, Scenario, Trial
 
 _ANSWER_TOKENS = 8
 _TAIL_TOKENS = 24  # private tokens of each agent after the common prefix
@@ -20,55 +18,47 @@ _SETTLING_SECONDS = 1.0
 
 def _cases(scale: Scale) -> Sequence[Case]:
     agents, context = {"quick": (2, 1000), "normal": (6, 2000), "full": (12, 4000)}[scale]
-    on_one_prefix = Case(
-        name=f"{agents} agents on one prefix of {context}",
-        settings={
-            "agents": agents,
-            "context_tokens": context + _TAIL_TOKENS,
-            "common_tokens": context,
-        },
-        rounds=1,
-    )
+    own = f"{agents} agents of {context} tokens"
     return [
-        on_one_prefix,
-        *(
-            Case(
-                name=f"{agents} agents of {context} tokens{', three quarters common' if shared else ''}",
-                settings={
-                    "agents": agents,
-                    "context_tokens": context,
-                    "common_tokens": context * 3 // 4 if shared else 0,
-                },
-                rounds=1,
-            )
-            for shared in (False, True)
-        ),
+        Case(
+            name=name, settings={"agents": agents, "context_tokens": whole, "common_tokens": common}
+        )
+        for name, whole, common in (
+            (f"{agents} agents on one prefix of {context}", context + _TAIL_TOKENS, context),
+            (own, context, 0),
+            (f"{own}, three quarters common", context, context * 3 // 4),
+        )
     ]
 
 
 async def _measure(trial: Trial) -> Sample:
     server = await trial.stage.restart(trial.contender)
-    if server is None:
-        return Sample(errors=[NOT_STARTED_HERE])
-    await server.client.ask(
-        user(trial.text(trial.settings["context_tokens"], "before"), max_tokens=_ANSWER_TOKENS)
-    )
+    before = trial.text(trial.settings["context_tokens"], "before")
+    await server.client.ask(user(before, max_tokens=_ANSWER_TOKENS))
     await asyncio.sleep(_SETTLING_SECONDS)
-    memory, disk = resident_bytes(server), server.store_bytes()
-    cached = await cached_bytes(server)
+    memory, disk = server.use().resident_bytes, server.store_bytes()
+    cached = await server.cached_bytes()
     sample, answers = Sample(), list[Answer]()
-    async with sampled_memory(server) as seen:
+    async with server.sampled_memory() as seen:
         for text in _contexts(trial):
             answers.append(await server.client.ask(user(text, max_tokens=_ANSWER_TOKENS)))
             if _is_looked_at(len(answers), trial.settings["agents"]):
                 await asyncio.sleep(_SETTLING_SECONDS)
                 step = f"{len(answers)} agent{'s' if len(answers) > 1 else ''}"
-                sample.metrics[f"kept_bytes @ {step}"] = [float(resident_bytes(server) - memory)]
-                sample.metrics[f"disk_bytes @ {step}"] = [float(server.store_bytes() - disk)]
-                if cached is not None and (now := await cached_bytes(server)) is not None:
+                kept, on_disk = server.use().resident_bytes - memory, server.store_bytes() - disk
+                sample.metrics[f"kept_bytes @ {step}"] = [float(kept)]
+                sample.metrics[f"disk_bytes @ {step}"] = [float(on_disk)]
+                if cached is not None and (now := await server.cached_bytes()) is not None:
                     sample.metrics[f"ram_bytes @ {step}"] = [float(now - cached)]
-    kept, on_disk = resident_bytes(server) - memory, server.store_bytes() - disk
-    _add_totals(sample, answers, kept=kept, on_disk=on_disk)
+    sample.errors, sample.answers = errors_of(answers), [answer.text for answer in answers]
+    tokens = sum(answer.prompt_tokens + answer.completion_tokens for answer in answers)
+    if tokens:
+        kept, on_disk = server.use().resident_bytes - memory, server.store_bytes() - disk
+        sample.metrics |= {
+            "kept_bytes_per_token": [kept / tokens],
+            "disk_bytes": [float(on_disk)],
+            "disk_bytes_per_token": [on_disk / tokens],
+        }
     sample.metrics["peak_bytes"] = [float(max(seen))]
     return sample
 
@@ -87,17 +77,6 @@ def _contexts(trial: Trial) -> list[str]:
     ]
 
 
-def _add_totals(sample: Sample, answers: Sequence[Answer], *, kept: int, on_disk: int) -> None:
-    sample.errors, sample.answers = errors_of(answers), [answer.text for answer in answers]
-    tokens = sum(answer.prompt_tokens + answer.completion_tokens for answer in answers)
-    if tokens:
-        sample.metrics |= {
-            "kept_bytes_per_token": [kept / tokens],
-            "disk_bytes": [float(on_disk)],
-            "disk_bytes_per_token": [on_disk / tokens],
-        }
-
-
 SCENARIO = Scenario(
     name="memory",
     summary="memory and disk space per agent and token",
@@ -106,5 +85,4 @@ SCENARIO = Scenario(
     measure=_measure,
     uses_store=True,
     rounds=1,
-    needs_start=True,
 )

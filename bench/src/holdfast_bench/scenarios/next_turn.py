@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from holdfast_bench.answers import Answer
 from holdfast_bench.comparison import ratio_of
-from holdfast_bench.load import Ask, Completion, Message
-from holdfast_bench.measuring_process import MeasuringProcess
+from holdfast_bench.load import Answer, Ask, Message, cached_share, errors_of
+from holdfast_bench.measuring_process import Job, MeasuringProcess
 from holdfast_bench.metrics import shown
 from holdfast_bench.results import CaseResult, Sample
-from holdfast_bench.scenario import Case, Scale, Scenario, Trial, errors_of
+from holdfast_bench.scenario import Case, Scale, Scenario, Trial
 
 ALLOWED_SECONDS, ALLOWED_SECONDS_PER_TOKEN = 0.005, 0.2e-6  # for a turn, in addition to the step
 MOST_OF_A_PEER = 0.75
@@ -34,37 +33,26 @@ _PAUSE_SECONDS = 0.05  # before each turn
 _FLOOR = "step"
 
 
-class StepJob(msgspec.Struct, frozen=True, kw_only=True):
+class StepJob(Job, frozen=True, kw_only=True):
     """The job of the process that measures steps."""
 
-    folder: str
     context_tokens: int
-    threads: int
     # before each step, as before each turn: caches get cold and threads fall asleep
     pause_seconds: float
 
 
 def _cases(scale: Scale) -> Sequence[Case]:
-    contexts = {
-        "quick": (500,),
-        "normal": (1000, 8000, 24_000),
-        "full": (1000, 8000, 24_000, 64_000),
+    contexts, chats, turns = {
+        "quick": ((500,), (), 3),
+        "normal": ((1000, 8000, 24_000), (8000,), 8),
+        "full": ((1000, 8000, 24_000, 64_000), (8000, 24_000), 12),
     }[scale]
-    turns = {"quick": 3, "normal": 8, "full": 12}[scale]
-    found = [
-        Case(
-            name=f"{context} tokens{', chat' if is_chat else ''}",
-            settings={"context_tokens": context, "turns": turns, "is_chat": is_chat},
-        )
-        for context in contexts
-        for is_chat in (False, True)
-    ]
-    chats = {"quick": (), "normal": (8000,), "full": (8000, 24_000)}[scale]
-    return [
-        case
-        for case in found
-        if not case.settings["is_chat"] or case.settings["context_tokens"] in chats
-    ]
+    cases = []
+    for context in contexts:
+        for is_chat in (False, True) if context in chats else (False,):
+            settings = {"context_tokens": context, "turns": turns, "is_chat": is_chat}
+            cases.append(Case(name=f"{context} tokens{', chat' * is_chat}", settings=settings))
+    return cases
 
 
 @dataclass(slots=True)
@@ -88,10 +76,10 @@ class _Conversation:
             {"role": "user", "content": words},
         ]
 
-    def request(self) -> Ask | Completion:
+    def request(self) -> Ask:
         if self.is_chat:
             return Ask(messages=tuple(self.messages), max_tokens=1)
-        return Completion(prompt=self.text, max_tokens=1)
+        return Ask(prompt=self.text, max_tokens=1)
 
 
 async def _prepare(trial: Trial) -> None:
@@ -109,15 +97,15 @@ async def _prepare(trial: Trial) -> None:
         # it may still be computing, and the others must not wait for it
         trial.stage.drop(trial.contender, kill=True)
     if trial.contender.label == "holdfast" and _FLOOR not in trial.stage.kept:
+        starter = trial.stage.starter
         job = StepJob(
-            folder=str(trial.stage.model_folder),
+            folder=str(starter.model.folder),
+            threads=starter.threads,
             context_tokens=trial.settings["context_tokens"],
-            threads=trial.stage.threads,
             pause_seconds=_PAUSE_SECONDS,
         )
-        trial.stage.kept[_FLOOR] = await asyncio.to_thread(
-            MeasuringProcess, "holdfast_bench.step_process", job
-        )
+        process = await asyncio.to_thread(MeasuringProcess, "step_process", job)
+        trial.stage.kept[_FLOOR] = process
 
 
 def _say(trial: Trial, conversation: _Conversation, answer: Answer) -> None:
@@ -155,19 +143,13 @@ async def _measure(trial: Trial) -> Sample:
         "new_tokens": [float(count) for count in new],
         "first_token_seconds": [answer.first_seconds for answer in answers],
         "request_seconds": [answer.seconds for answer in answers],
-        "cached_share": [
-            answer.cached_tokens / answer.prompt_tokens
-            for answer in answers
-            if answer.prompt_tokens
-        ],
+        "cached_share": [share for answer in answers for share in cached_share([answer])],
+        "cpu_seconds": [(server.use().cpu_seconds - used.cpu_seconds) / len(answers)],
     }
-    if used is not None and (use := server.use()) is not None:
-        sample.metrics["cpu_seconds"] = [(use.cpu_seconds - used.cpu_seconds) / len(answers)]
     floor = trial.stage.kept.get(_FLOOR)
     if trial.contender.label == "holdfast" and isinstance(floor, MeasuringProcess):
-        steps = msgspec.json.decode(
-            await asyncio.to_thread(floor.measure, str(new)), type=list[float]
-        )
+        measured = await asyncio.to_thread(floor.measure, str(new))
+        steps = msgspec.json.decode(measured, type=list[float])
         sample.metrics["step_seconds"] = steps
         pairs = zip(sample.metrics["first_token_seconds"], steps, strict=True)
         sample.metrics["beyond_step_seconds"] = [turn - step for turn, step in pairs]
@@ -182,30 +164,23 @@ def _judge(case: CaseResult) -> list[str]:
         context = statistics.median(ours.pooled("context_tokens"))
         allowed = ALLOWED_SECONDS + ALLOWED_SECONDS_PER_TOKEN * context
         found = statistics.median(beyond)
-        lines.append(
-            f"Beyond an ordinary step: {shown(found, 's')}, limit {shown(allowed, 's')} "
-            f"after {context:,.0f} tokens: "
-            f"{_verdict(found <= allowed)}"
-        )
+        limit = f"limit {shown(allowed, 's')} after {context:,.0f} tokens"
+        verdict = _verdict(found <= allowed)
+        lines.append(f"Beyond an ordinary step: {shown(found, 's')}, {limit}: {verdict}")
     for other in others:
-        ratio = ratio_of(case, other, "first_token_seconds", better="lower")
-        if ratio is not None:
-            lines.append(
-                f"Over {other.label}: {ratio.spread.median:.2f} ×, limit {MOST_OF_A_PEER} "
-                "×: "
-                f"{_verdict(ratio.spread.median <= MOST_OF_A_PEER)}"
-            )
+        if (ratio := ratio_of(case, other, "first_token_seconds")) is not None:
+            median = ratio.spread.median
+            verdict = _verdict(median <= MOST_OF_A_PEER)
+            lines.append(f"Over {other.label}: {median:.2f} ×, limit {MOST_OF_A_PEER} ×: {verdict}")
     new = ours.pooled("new_tokens")
-    if (
-        new
-        and not case.settings["is_chat"]
-        and not _FEWEST_NEW <= min(new) <= max(new) <= _MOST_NEW
-    ):
-        lines.append(
-            f"Turns had {min(new):.0f} to {max(new):.0f} new tokens, not {_FEWEST_NEW} to "
-            f"{_MOST_NEW}"
-        )
+    if new and not case.settings["is_chat"] and not _is_within(new):
+        wanted = f"{_FEWEST_NEW} to {_MOST_NEW}"
+        lines.append(f"Turns had {min(new):.0f} to {max(new):.0f} new tokens, not {wanted}")
     return lines
+
+
+def _is_within(new: Sequence[float]) -> bool:
+    return min(new) >= _FEWEST_NEW and max(new) <= _MOST_NEW
 
 
 def _verdict(is_met: bool) -> str:
@@ -221,5 +196,5 @@ SCENARIO = Scenario(
     prepare=_prepare,
     judge=_judge,
     peers=("mlx_lm", "llama.cpp"),
-    against_itself="everybody",
+    measures_all_noise=True,
 )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast_bench.load import user
+from holdfast_bench.contenders import AS_INSTALLED
+from holdfast_bench.load import errors_of, user
 from holdfast_bench.results import Sample
-from holdfast_bench.scenario import Case, Scale, Scenario, Trial, errors_of
+from holdfast_bench.scenario import Case, Scale, Scenario, Trial
 
 
 def _cases(scale: Scale) -> Sequence[Case]:
@@ -21,9 +22,8 @@ async def _measure(trial: Trial) -> Sample:
     if answer.is_good:
         sample.metrics["first_token_seconds"] = [answer.first_seconds]
         if answer.prompt_tokens:
-            sample.metrics["prompt_tokens_per_second"] = [
-                answer.prompt_tokens / answer.first_seconds
-            ]
+            speed = answer.prompt_tokens / answer.first_seconds
+            sample.metrics["prompt_tokens_per_second"] = [speed]
     return sample
 
 
@@ -33,6 +33,6 @@ SCENARIO = Scenario(
     model="qwen3-30m",
     cases=_cases,
     measure=_measure,
-    as_installed_too=True,
+    peers=("mlx_lm", AS_INSTALLED),
     rounds=3,
 )

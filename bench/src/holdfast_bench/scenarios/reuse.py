@@ -6,10 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast_bench.answers import Answer
-from holdfast_bench.load import Ask, Message
+from holdfast_bench.load import Answer, Ask, Message, cached_share, errors_of
 from holdfast_bench.results import Sample
-from holdfast_bench.scenario import Case, Scale, Scenario, Trial, errors_of
+from holdfast_bench.scenario import Case, Scale, Scenario, Trial
 
 _ANSWER_TOKENS = 8
 _TURN_TOKENS = 64
@@ -18,39 +17,32 @@ _OTHERS = 12  # contexts that push the first one out of memory
 
 def _cases(scale: Scale) -> Sequence[Case]:
     contexts = {"quick": (1000,), "normal": (1000, 4000), "full": (1000, 4000, 16000)}[scale]
-    return [
-        Case(
-            name=f"{context} tokens",
-            settings={
-                "context_tokens": context,
-                "push_out": scale == "full" and context == contexts[0],
-            },
-            rounds=1 if context > 4000 else 2,
-        )
-        for context in contexts
-    ]
+    cases = []
+    for context in contexts:
+        pushes_out = scale == "full" and context == contexts[0]
+        settings = {"context_tokens": context, "push_out": pushes_out}
+        rounds = 1 if context > 4000 else 2
+        cases.append(Case(name=f"{context} tokens", settings=settings, rounds=rounds))
+    return cases
 
 
 async def _measure(trial: Trial) -> Sample:
-    sample = Sample()
-    context = trial.text(trial.settings["context_tokens"], "context")
+    sample, tokens = Sample(), trial.settings["context_tokens"]
+    context = trial.text(tokens, "context")
     cold = await _step(trial, sample, "cold", _said(context))
     await _step(trial, sample, "exact repeat", _said(context))
     reply: Message = {"role": "assistant", "content": cold.text}
     turn: Message = {"role": "user", "content": trial.text(_TURN_TOKENS, "turn")}
     await _step(trial, sample, "extended by a turn", (*_said(context), reply, turn))
     for percent in (90, 50):
-        await _step(
-            trial, sample, f"diverging at {percent} %", _said(_changed(trial, context, percent))
-        )
+        changed = _changed(trial, context, percent)
+        await _step(trial, sample, f"diverging at {percent} %", _said(changed))
     if trial.settings["push_out"]:
         for number in range(_OTHERS):
-            await _ask(
-                trial, _said(trial.text(trial.settings["context_tokens"], f"other {number}"))
-            )
+            await _ask(trial, _said(trial.text(tokens, f"other {number}")))
         await _step(trial, sample, f"after {_OTHERS} others", _said(context))
-    if await trial.stage.restart(trial.contender) is not None:
-        await _step(trial, sample, "after a restart", _said(context))
+    await trial.stage.restart(trial.contender)
+    await _step(trial, sample, "after a restart", _said(context))
     return sample
 
 
@@ -60,8 +52,7 @@ async def _step(trial: Trial, sample: Sample, name: str, messages: tuple[Message
     sample.answers.append(answer.text)
     if answer.is_good:
         sample.metrics[f"first_token_seconds @ {name}"] = [answer.first_seconds]
-        if answer.prompt_tokens:
-            sample.metrics[f"cached_share @ {name}"] = [answer.cached_tokens / answer.prompt_tokens]
+        sample.metrics[f"cached_share @ {name}"] = cached_share([answer])
     return answer
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from holdfast_bench.answers import Answer
-from holdfast_bench.figures import percentile
-from holdfast_bench.load import Client, user
+from holdfast_bench.comparison import percentile
+from holdfast_bench.load import Answer, Client, cached_share, errors_of, user
 from holdfast_bench.results import Sample
-from holdfast_bench.scenario import Case, Scale, Scenario, Trial, errors_of
+from holdfast_bench.scenario import Case, Scale, Scenario, Trial
 
 _STREAMS = 8
 _STREAM_PROMPT_TOKENS = 64
@@ -28,45 +27,32 @@ def _cases(scale: Scale) -> Sequence[Case]:
         "full": (16, 4000, 384),
     }[scale]
     settings = {"contexts": contexts, "context_tokens": context, "max_tokens": tokens}
-    return [
-        Case(
-            name=f"{_STREAMS} streams, {contexts} contexts of {context}",
-            settings=settings,
-            rounds=4,
-        )
-    ]
+    name = f"{_STREAMS} streams, {contexts} contexts of {context}"
+    return [Case(name=name, settings=settings, rounds=4)]
 
 
 async def _measure(trial: Trial) -> Sample:
-    settings, sample = trial.settings, Sample()
-    client = await trial.client()
-    stored = [
-        trial.text(settings["context_tokens"], f"stored {number}")
-        for number in range(settings["contexts"])
-    ]
-    await _one_after_the_other(client, stored, sample)
-    server = await trial.stage.restart(trial.contender)
-    client = await trial.client() if server is None else server.client
-    short = [trial.text(_SHORT_TOKENS, f"short {number}") for number in range(settings["contexts"])]
-    new = [
-        trial.text(settings["context_tokens"], f"new {number}")
-        for number in range(settings["contexts"])
-    ]
+    sample, count, tokens = Sample(), trial.settings["contexts"], trial.settings["context_tokens"]
+
+    def texts(kind: str, tokens: int) -> list[str]:
+        return [trial.text(tokens, f"{kind} {number}") for number in range(count)]
+
+    stored = texts("stored", tokens)
+    await _one_after_the_other(await trial.client(), stored, sample)
+    client = (await trial.stage.restart(trial.contender)).client
     for name, company in (
         ("alone", []),
-        ("short requests", short),
+        ("short requests", texts("short", _SHORT_TOKENS)),
         ("restored contexts", stored),
-        ("new contexts", new),
+        ("new contexts", texts("new", tokens)),
     ):
         await _decode_beside(trial, client, sample, name=name, company=company)
-    gaps = {
-        name: sample.metrics.get(f"gap_p50_seconds @ {name}")
+    short, restored = (
+        sample.metrics.get(f"gap_p50_seconds @ {name}")
         for name in ("short requests", "restored contexts")
-    }
-    if gaps["short requests"] and gaps["restored contexts"]:
-        sample.metrics["restored_gap_ratio"] = [
-            gaps["restored contexts"][0] / gaps["short requests"][0]
-        ]
+    )
+    if short and restored:
+        sample.metrics["restored_gap_ratio"] = [restored[0] / short[0]]
     return sample
 
 
@@ -74,13 +60,8 @@ async def _decode_beside(
     trial: Trial, client: Client, sample: Sample, *, name: str, company: Sequence[str]
 ) -> None:
     """Measure streams while other requests run."""
-    asks = [
-        user(
-            trial.text(_STREAM_PROMPT_TOKENS, f"{name} {number}"),
-            max_tokens=trial.settings["max_tokens"],
-        )
-        for number in range(_STREAMS)
-    ]
+    prompts = [trial.text(_STREAM_PROMPT_TOKENS, f"{name} {number}") for number in range(_STREAMS)]
+    asks = [user(prompt, max_tokens=trial.settings["max_tokens"]) for prompt in prompts]
     streams = asyncio.create_task(client.ask_all(asks))
     beside = asyncio.create_task(_one_after_the_other(client, company, sample))
     together, others = await streams, await beside
@@ -89,11 +70,7 @@ async def _decode_beside(
     if len(gaps) >= _LEAST_GAPS:
         sample.metrics[f"gap_p50_seconds @ {name}"] = [percentile(gaps, 50)]
         sample.metrics[f"gap_p99_seconds @ {name}"] = [percentile(gaps, 99)]
-    read = sum(answer.prompt_tokens for answer in others)
-    if read:
-        sample.metrics[f"cached_share @ {name}"] = [
-            sum(answer.cached_tokens for answer in others) / read
-        ]
+    sample.metrics[f"cached_share @ {name}"] = cached_share(others)
 
 
 async def _one_after_the_other(
@@ -112,5 +89,4 @@ SCENARIO = Scenario(
     measure=_measure,
     uses_store=True,
     rounds=2,
-    needs_start=True,
 )

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast_bench.answers import Answer
-from holdfast_bench.load import Ask
+from holdfast_bench.load import Answer, Ask, errors_of
 from holdfast_bench.models import WIDE_DEMO
 from holdfast_bench.results import Sample
-from holdfast_bench.scenario import Case, Scale, Scenario, Trial, errors_of
+from holdfast_bench.scenario import Case, Scale, Scenario, Trial
 
 _QUESTIONS = Path(__file__).with_name("speculation_questions.json")
 _MAX_TOKENS = 200
@@ -30,13 +29,10 @@ def _cases(scale: Scale) -> Sequence[Case]:
         "8 streams of copies": ["copies"],
         "8 streams without copies": ["sums", "small talk"],
     }
-    return [
-        *cases,
-        *(
-            Case(name=name, settings={"kinds": names, "questions": _STREAMS, "together": True})
-            for name, names in together.items()
-        ),
-    ]
+    for name, names in together.items():
+        settings = {"kinds": names, "questions": _STREAMS, "together": True}
+        cases.append(Case(name=name, settings=settings))
+    return cases
 
 
 def _asks(trial: Trial, *, max_tokens: int) -> list[Ask]:

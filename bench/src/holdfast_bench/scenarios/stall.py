@@ -6,11 +6,10 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from holdfast_bench.answers import Answer, read_answer
-from holdfast_bench.figures import percentile
-from holdfast_bench.load import Ask, Client, user
+from holdfast_bench.comparison import percentile
+from holdfast_bench.load import Answer, Ask, Client, errors_of, read_answer, user
 from holdfast_bench.results import Sample
-from holdfast_bench.scenario import Case, Scale, Scenario, Trial, errors_of
+from holdfast_bench.scenario import Case, Scale, Scenario, Trial
 
 # more than is ever generated: the stream is closed after the long prompts
 _STREAM_TOKENS = 6000

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from holdfast_bench.contenders import AS_INSTALLED
 from holdfast_bench.results import Sample
-from holdfast_bench.scenario import NOT_STARTED_HERE, Case, Scale, Scenario, Trial
+from holdfast_bench.scenario import Case, Scale, Scenario, Trial
 
 _SETTLING_SECONDS = 1.5
 
@@ -17,22 +18,16 @@ def _cases(scale: Scale) -> Sequence[Case]:
 
 async def _measure(trial: Trial) -> Sample:
     server = await trial.stage.restart(trial.contender)
-    if server is None:
-        return Sample(errors=[NOT_STARTED_HERE])
     await asyncio.sleep(_SETTLING_SECONDS)
     use = server.use()
-    sample = Sample(
+    return Sample(
         metrics={
             "ready_seconds": [server.ready_seconds],
             "listening_seconds": [server.listening_seconds],
-        }
-    )
-    if use is not None:
-        sample.metrics |= {
             "idle_bytes": [float(use.resident_bytes)],
             "processes": [float(use.processes)],
         }
-    return sample
+    )
 
 
 SCENARIO = Scenario(
@@ -41,7 +36,6 @@ SCENARIO = Scenario(
     model="holdfast-demo",
     cases=_cases,
     measure=_measure,
-    as_installed_too=True,
+    peers=("mlx_lm", AS_INSTALLED),
     rounds=3,
-    needs_start=True,
 )

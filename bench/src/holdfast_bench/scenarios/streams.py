@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
-from holdfast_bench.figures import percentile
-from holdfast_bench.load import Together, user
+from holdfast_bench.comparison import percentile
+from holdfast_bench.load import Together, errors_of, user
 from holdfast_bench.results import Sample
-from holdfast_bench.scenario import Case, Scale, Scenario, Trial, errors_of
+from holdfast_bench.scenario import Case, Scale, Scenario, Trial
 
 _EQUAL_TOKENS = 256
 # 50 to 1,500 tokens for 8 streams, repeated for more
@@ -20,24 +21,20 @@ def _cases(scale: Scale) -> Sequence[Case]:
         "normal": ((1, 8), (2, 8)),
         "full": ((1, 2, 4, 8, 16), (2, 4, 8, 16)),
     }[scale]
-    tokens = 64 if scale != "full" else 128
-    cases = [_case(count, "equal", [_EQUAL_TOKENS] * count, tokens) for count in equal]
-    return [*cases, *(_case(count, "ragged", ragged_tokens(count), tokens) for count in ragged)]
-
-
-def _case(count: int, kind: str, prompt_tokens: list[int], max_tokens: int) -> Case:
-    settings = {
-        "streams": count,
-        "kind": kind,
-        "prompt_tokens": prompt_tokens,
-        "max_tokens": max_tokens,
-    }
-    return Case(name=f"{count} {kind}", settings=settings)
-
-
-def ragged_tokens(count: int) -> list[int]:
-    """Prompt lengths that vary like those of several users."""
-    return [_RAGGED_TOKENS[number % len(_RAGGED_TOKENS)] for number in range(count)]
+    lengths = {"equal": (_EQUAL_TOKENS,), "ragged": _RAGGED_TOKENS}
+    return [
+        Case(
+            name=f"{count} {kind}",
+            settings={
+                "streams": count,
+                "kind": kind,
+                "prompt_tokens": list(itertools.islice(itertools.cycle(lengths[kind]), count)),
+                "max_tokens": 128 if scale == "full" else 64,
+            },
+        )
+        for kind, counts in (("equal", equal), ("ragged", ragged))
+        for count in counts
+    ]
 
 
 async def _measure(trial: Trial) -> Sample:
@@ -48,9 +45,8 @@ async def _measure(trial: Trial) -> Sample:
     ]
     together = await client.ask_all(asks)
     good = [answer for answer in together.answers if answer.is_good]
-    sample = Sample(
-        errors=errors_of(together.answers), answers=[answer.text for answer in together.answers]
-    )
+    texts = [answer.text for answer in together.answers]
+    sample = Sample(errors=errors_of(together.answers), answers=texts)
     if len(good) < len(asks):
         return sample
     sample.gaps = [gap for answer in good for gap in answer.gaps()]

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from holdfast.front.server.access import caller_of, check_admin
 from holdfast.front.server.answers import Difference, in_words_without_texts
 from holdfast.front.server.context import context_of
-from holdfast.front.server.dialect import answers_of, operation, query_of
+from holdfast.front.server.dialect import operation, query_shape, returns
 from holdfast.front.server.misses import Miss, TextChange
 from holdfast.front.server.request import json_response
 from holdfast.front.server.services import Services, model_of, served_models
@@ -18,7 +18,7 @@ from holdfast.wire.cache_map import CacheMapQuestion, CachePart, CacheTree
 CACHE_PATH = "/admin/cache"
 MISSES_PATH = "/admin/misses"
 _MOST_SHOWN = 50
-_QUERY = query_of(
+_QUERY = query_shape(
     {
         "model": (str, "Show only this model. Default: all."),
         "cache_salt": (str, "The salt of the requests whose texts to show."),
@@ -49,7 +49,7 @@ class CacheContents(Struct, frozen=True, kw_only=True):
     models: list[CachedModel]
 
 
-@operation("GET", CACHE_PATH, answers_of(CacheContents), _QUERY)
+@operation("GET", CACHE_PATH, returns(CacheContents), _QUERY)
 async def show_cache(request: Request, services: Services) -> Response:
     """Show which prompts the prefix caches of the loaded models contain, where, and for whom.
 
@@ -109,7 +109,7 @@ class RecentMissList(Struct, frozen=True, kw_only=True):
     misses: list[RecentMiss]
 
 
-@operation("GET", MISSES_PATH, answers_of(RecentMissList), _QUERY)
+@operation("GET", MISSES_PATH, returns(RecentMissList), _QUERY)
 async def list_misses(request: Request, services: Services) -> Response:
     """List the last answers whose prompts missed the prefix cache, and the changes in the prompts.
 

@@ -32,10 +32,10 @@ from holdfast.front.server.access import caller_of, check_admin
 from holdfast.front.server.dialect import (
     ENDLESS_MARK,
     Dialect,
-    answers_of,
+    accepts,
     operation,
-    request_of,
-    response_of,
+    response_shape,
+    returns,
 )
 from holdfast.front.server.generation import FollowingResponse
 from holdfast.front.server.problem import RequestRefused
@@ -44,9 +44,9 @@ from holdfast.front.server.services import (
     ActiveRequest,
     RequestState,
     Services,
+    base_model_id,
     named_model,
-    unless_disconnected,
-    without_adapter,
+    run_unless_disconnected,
 )
 from holdfast.wire.events import WaitReason
 
@@ -131,19 +131,19 @@ def _changes(
 ) -> Iterator[bytes]:
     for name, data in now.items():
         if data and before.get(name) != data:
-            yield _frame(ModelEvent(model=name, event=changed, data=data))
+            yield _event_bytes(ModelEvent(model=name, event=changed, data=data))
     for name in before.keys() - now.keys():
-        yield _frame(ModelEvent(model=name, event=removed))
+        yield _event_bytes(ModelEvent(model=name, event=removed))
 
 
-def _frame(event: ModelEvent) -> bytes:
+def _event_bytes(event: ModelEvent) -> bytes:
     return b"data: %b\n\n" % msgspec.json.encode(event)
 
 
 @operation(
     "GET",
     "/admin/models/events",
-    response_of({"text/event-stream": ModelEvent}),
+    response_shape({"text/event-stream": ModelEvent}),
     {ENDLESS_MARK: True},
     needs_admin=True,
 )
@@ -161,8 +161,7 @@ class PinChange(BaseModel):
     model_config = _STRICT
 
     pinned: bool = Field(
-        True,
-        description="Whether the model stays loaded. If false, another model may evict it.",
+        True, description="Whether the model stays loaded. If false, another model may evict it."
     )
 
 
@@ -188,8 +187,8 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
 @operation(
     "PATCH",
     "/admin/models/{id:path}",
-    request_of(LimitsChange),
-    answers_of(ModelLimits),
+    accepts(LimitsChange),
+    returns(ModelLimits),
     needs_admin=True,
 )
 async def change_limits(request: Request, services: Services) -> Response:
@@ -197,10 +196,10 @@ async def change_limits(request: Request, services: Services) -> Response:
 
     No stream is lost: sequences beyond a lowered limit wait and keep their state.
     """
-    asked = await read_json(request, LimitsChange, services.limits)
-    model = without_adapter(services, named_model(services, request.path_params["id"]).id)
+    change = await read_json(request, LimitsChange, services.limits)
+    model = base_model_id(services, named_model(services, request.path_params["id"]).id)
     limits = await services.models.control.set_limits(
-        model, max_running=asked.max_running, step_tokens=asked.step_tokens
+        model, max_running=change.max_running, step_tokens=change.step_tokens
     )
     return json_response(
         ModelLimits(
@@ -209,45 +208,47 @@ async def change_limits(request: Request, services: Services) -> Response:
     )
 
 
-@operation("POST", "/admin/models/{id:path}/load", answers_of(ModelHealth), needs_admin=True)
+@operation("POST", "/admin/models/{id:path}/load", returns(ModelHealth), needs_admin=True)
 async def load_model(request: Request, services: Services) -> Response:
     """Load a model, and respond when it is ready. Like a request, this may evict other models."""
-    return await _done(request, services, services.models.control.load)
+    return await _run_on_model(request, services, services.models.control.load)
 
 
-@operation("POST", "/admin/models/{id:path}/unload", answers_of(ModelHealth), needs_admin=True)
+@operation("POST", "/admin/models/{id:path}/unload", returns(ModelHealth), needs_admin=True)
 async def unload_model(request: Request, services: Services) -> Response:
     """Unload a model when its requests have ended, and respond when it is unloaded.
 
     Its cache on disk is kept.
     """
-    return await _done(request, services, services.models.control.unload)
+    return await _run_on_model(request, services, services.models.control.unload)
 
 
 @operation(
     "POST",
     "/admin/models/{id:path}/pin",
-    request_of(PinChange, required=False),
-    answers_of(ModelHealth),
+    accepts(PinChange, required=False),
+    returns(ModelHealth),
     needs_admin=True,
 )
 async def pin_model(request: Request, services: Services) -> Response:
     """Pin a model, which loads it and keeps it loaded, or unpin it."""
-    asked = parse(
+    change = parse(
         PinChange, await read_body(request, limit_bytes=services.limits.max_body_bytes) or b"{}"
     )
-    return await _done(request, services, partial(services.models.control.pin, pinned=asked.pinned))
+    return await _run_on_model(
+        request, services, partial(services.models.control.pin, pinned=change.pinned)
+    )
 
 
-async def _done(
+async def _run_on_model(
     request: Request, services: Services, work: Callable[[str], Coroutine[Any, Any, None]]
 ) -> Response:
     """Run `work` on the model that the path names, and respond with the state of the model.
 
     Raises ClientDisconnect if the client leaves first.
     """
-    model = without_adapter(services, named_model(services, request.path_params["id"]).id)
-    if not await unless_disconnected(request.receive, work(model)):
+    model = base_model_id(services, named_model(services, request.path_params["id"]).id)
+    if not await run_unless_disconnected(request.receive, work(model)):
         raise ClientDisconnect
     return json_response(health_of(model, services))
 
@@ -296,12 +297,7 @@ class CancelledRequest(Struct, frozen=True, kw_only=True):
     cancelled: bool = True
 
 
-@operation(
-    "GET",
-    REQUESTS_PATH,
-    answers_of(RunningRequests),
-    summary="the requests in progress",
-)
+@operation("GET", REQUESTS_PATH, returns(RunningRequests), summary="the requests in progress")
 async def list_requests(request: Request, services: Services) -> Response:
     """List the requests in progress.
 
@@ -313,14 +309,14 @@ async def list_requests(request: Request, services: Services) -> Response:
         check_admin(request)
     models = {model.id: model for model in services.models.statuses()}
     shown = [
-        _shown(active, models.get(without_adapter(services, active.record.model)))
+        _shown(active, models.get(base_model_id(services, active.record.model)))
         for active in services.answers.active
         if caller.is_admin or active.record.key == caller.key_name
     ]
     return json_response(RunningRequests(requests=shown))
 
 
-@operation("DELETE", REQUESTS_PATH + "/{id}", answers_of(CancelledRequest), needs_admin=True)
+@operation("DELETE", REQUESTS_PATH + "/{id}", returns(CancelledRequest), needs_admin=True)
 async def cancel_request(request: Request, services: Services) -> Response:
     """Cancel a request.
 
@@ -344,11 +340,11 @@ def _shown(active: ActiveRequest, model: ModelStatus | None) -> RunningRequest:
         model=record.model,
         state=active.state,
         waits_for=wait_reason(record, model),
-        answer_id=record.asked.request_id if record.asked is not None else "",
+        answer_id=record.generation.request_id if record.generation is not None else "",
         path=record.path,
         key=record.key,
         client=record.client,
-        session_id=record.asked.session_id if record.asked is not None else "",
+        session_id=record.generation.session_id if record.generation is not None else "",
         age_seconds=round(record.seconds, 3),
         prompt_tokens=0 if answer is None else answer.prompt_tokens,
         prefilled_tokens=0 if answer is None else answer.prefilled_tokens,
@@ -359,8 +355,8 @@ def _shown(active: ActiveRequest, model: ModelStatus | None) -> RunningRequest:
 
 
 def _cached_tokens(active: ActiveRequest) -> int:
-    if active.thinker is not None and active.thinker.cached_tokens is not None:
-        return active.thinker.cached_tokens
+    if active.stream is not None and active.stream.cached_tokens is not None:
+        return active.stream.cached_tokens
     answer = active.record.answer
     return 0 if answer is None else answer.known_cached_tokens
 

@@ -13,7 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.front.openai.answers import EventFormat
-from holdfast.front.server.dialect import ENDLESS_MARK, answers_of, operation, query_of, response_of
+from holdfast.front.server.dialect import (
+    ENDLESS_MARK,
+    operation,
+    query_shape,
+    response_shape,
+    returns,
+)
 from holdfast.front.server.generation import FollowingResponse
 from holdfast.front.server.request import choice_in, json_response, number_in
 from holdfast.front.server.services import Services
@@ -57,7 +63,7 @@ def _after(query: Mapping[str, str]) -> int:
 @operation(
     "GET",
     "/admin/logs",
-    query_of(
+    query_shape(
         {
             **_FILTERS,
             "limit": (
@@ -66,7 +72,7 @@ def _after(query: Mapping[str, str]) -> int:
             ),
         }
     ),
-    answers_of(LogLines),
+    returns(LogLines),
     needs_admin=True,
 )
 async def show_logs(request: Request, services: Services) -> Response:
@@ -82,8 +88,8 @@ async def show_logs(request: Request, services: Services) -> Response:
 @operation(
     "GET",
     "/admin/logs/events",
-    query_of(_FILTERS),
-    response_of({"text/event-stream": LogLines}),
+    query_shape(_FILTERS),
+    response_shape({"text/event-stream": LogLines}),
     {ENDLESS_MARK: True},
     needs_admin=True,
 )

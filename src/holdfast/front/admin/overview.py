@@ -19,7 +19,7 @@ from holdfast.front.admin.status import ModelHealth, health_of
 from holdfast.front.fleet.catalog import CatalogEntry
 from holdfast.front.fleet.library import PullStep
 from holdfast.front.server.access import caller_of
-from holdfast.front.server.dialect import answers_of, operation
+from holdfast.front.server.dialect import operation, returns
 from holdfast.front.server.guard import address_of
 from holdfast.front.server.request import json_response
 from holdfast.front.server.services import Services, served_models
@@ -41,7 +41,7 @@ class CallerReport(Struct, frozen=True, kw_only=True):
     version: str
 
 
-@operation("GET", "/admin/caller", answers_of(CallerReport))
+@operation("GET", "/admin/caller", returns(CallerReport))
 async def show_caller(request: Request, services: Services) -> Response:
     """Tell the caller who it is for the server, and whether it may administer the server."""
     caller = caller_of(request)
@@ -83,7 +83,7 @@ class Activity(Struct, frozen=True, kw_only=True):
     models: list[WorkerActivity]
 
 
-@operation("GET", ACTIVITY_PATH, answers_of(Activity))
+@operation("GET", ACTIVITY_PATH, returns(Activity))
 async def show_activity(request: Request, services: Services) -> Response:
     """Show what the workers do: running and queued sequences, steps, tokens, and KV memory."""
     statistics = await services.models.statistics()
@@ -131,7 +131,7 @@ class ModelCatalog(Struct, frozen=True, kw_only=True):
     limit_bytes: int
 
 
-@operation("GET", "/admin/models", answers_of(ModelCatalog), needs_admin=True)
+@operation("GET", "/admin/models", returns(ModelCatalog), needs_admin=True)
 async def list_catalog(request: Request, services: Services) -> Response:
     """List the models of the catalog with their state, and those that are not served, with the
     reason.
@@ -154,7 +154,7 @@ async def list_catalog(request: Request, services: Services) -> Response:
     ]
     left_out = [
         SkippedModel(name=each.name, origin=each.origin, reason=each.reason)
-        for each in catalog.left_out
+        for each in catalog.excluded
     ]
     downloads: dict[str, dict[str, PullStep]] = {
         name: {step.stage: step for step in steps}
@@ -202,7 +202,7 @@ class ClientRecipes(Struct, frozen=True, kw_only=True):
     clients: list[ClientRecipe]
 
 
-@operation("GET", "/admin/clients", answers_of(ClientRecipes))
+@operation("GET", "/admin/clients", returns(ClientRecipes))
 async def list_clients(request: Request, services: Services) -> Response:
     """Show how coding agents and libraries are configured for this server.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.front.server.dialect import answers_of, operation, query_of
+from holdfast.front.server.dialect import operation, query_shape, returns
 from holdfast.front.server.request import choice_in, json_response
 from holdfast.front.server.services import Services, model_of, served_models
 from holdfast.front.telemetry.history import RANGES, Performance, RangeName
@@ -16,13 +16,13 @@ _DEFAULT: RangeName = "1h"
 @operation(
     "GET",
     "/admin/performance",
-    query_of(
+    query_shape(
         {
             "model": (str, "Show only this model; default: all models."),
             "range": (RangeName, f"The range of time up to now; default: {_DEFAULT}."),
         }
     ),
-    answers_of(Performance),
+    returns(Performance),
     needs_admin=True,
 )
 async def show_performance(request: Request, services: Services) -> Response:

@@ -25,21 +25,21 @@ from holdfast.front.server.context import checked_session_id, context_of
 from holdfast.front.server.dialect import (
     Operation,
     Shape,
-    answers_of,
-    query_of,
-    request_of,
-    response_of,
+    accepts,
+    query_shape,
+    response_shape,
+    returns,
 )
 from holdfast.front.server.dialect import operation as described
 from holdfast.front.server.fields import optional
 from holdfast.front.server.problem import invalid_field
-from holdfast.front.server.request import (
-    body_pieces,
-    json_response,
-    parse,
-    read_body,
+from holdfast.front.server.request import body_pieces, json_response, parse, read_body
+from holdfast.front.server.services import (
+    Services,
+    first_model,
+    needs_load,
+    run_unless_disconnected,
 )
-from holdfast.front.server.services import Services, first_model, is_waited_for, unless_disconnected
 from holdfast.wire.sessions import (
     LONGEST_METADATA_KEY,
     LONGEST_METADATA_VALUE,
@@ -72,13 +72,7 @@ def _session_id(text: str) -> str:
     return text
 
 
-SessionId = Annotated[
-    str,
-    AfterValidator(_session_id),
-    Field(
-        json_schema_extra=_ID_LIMITS,
-    ),
-]
+SessionId = Annotated[str, AfterValidator(_session_id), Field(json_schema_extra=_ID_LIMITS)]
 _QUERY: Mapping[str, tuple[Any, str]] = {
     "id": (SessionId, "A name for the session."),
     "model": (str, "The model of the sessions. Default: the first model."),
@@ -259,16 +253,16 @@ def _shapes(operation: SessionOperation) -> Iterator[Shape]:
     """The parts of an operation's description in /openapi.json: query, body and answer."""
     name, takes = operation.name, operation.takes
     if name == "export":
-        yield response_of(_FILE)
+        yield response_shape(_FILE)
     else:
-        yield answers_of(_ANSWERS.get(name, SessionObject))
+        yield returns(_ANSWERS.get(name, SessionObject))
     if name != "open":  # the body of `open` names the model
         own = (["id"] if name == "import" else []) + [
             field for field in ("limit", "forget") if field in takes
         ]
-        yield query_of({name: _QUERY[name] for name in ("model", *own, "cache_salt")})
+        yield query_shape({name: _QUERY[name] for name in ("model", *own, "cache_salt")})
     if name in _BODIES:
-        yield request_of(_BODIES[name], required=name not in _NAMED)
+        yield accepts(_BODIES[name], required=name not in _NAMED)
     if name == "import":
         yield {
             "requestBody": {
@@ -332,9 +326,9 @@ async def _objects(
         nonlocal found
         found = await services.gateway.sessions(model, command)
 
-    if not is_waited_for(services, model):
+    if not needs_load(services, model):
         await carry_out()
-    elif not await unless_disconnected(request.receive, carry_out()):
+    elif not await run_unless_disconnected(request.receive, carry_out()):
         raise ClientDisconnect
     return [session_object(info, model=model) for info in found]
 

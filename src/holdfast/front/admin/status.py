@@ -18,10 +18,10 @@ from holdfast.config import StoreSettings
 from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.prompt.dialects import DialectReport
 from holdfast.front.server.access import caller_of
-from holdfast.front.server.dialect import answers_of, description, operation, response_of
+from holdfast.front.server.dialect import description, operation, response_shape, returns
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.request import json_response
-from holdfast.front.server.services import Services, without_adapter
+from holdfast.front.server.services import Services, base_model_id
 from holdfast.front.telemetry.metrics import CONTENT_TYPE, PressureFigures
 from holdfast.front.telemetry.request_log import RequestRecord
 from holdfast.store.block import StoreRefused
@@ -51,11 +51,7 @@ class StoreOverview(Struct, frozen=True, kw_only=True):
 
 
 @operation(
-    "GET",
-    "/admin/store",
-    answers_of(StoreOverview),
-    summary="the store on disk",
-    needs_admin=True,
+    "GET", "/admin/store", returns(StoreOverview), summary="the store on disk", needs_admin=True
 )
 async def show_store(request: Request, services: Services) -> Response:
     """Show the cached blocks on disk: their size, the size limit, and their models."""
@@ -211,7 +207,7 @@ class Health(Struct, frozen=True, kw_only=True):
 @operation(
     "GET",
     "/health",
-    answers_of(Health, statuses=("200", "503")),
+    returns(Health, statuses=("200", "503")),
     summary="state of the server and its models",
     needs_key=False,
 )
@@ -249,7 +245,7 @@ def _status(models: Sequence[ModelStatus], unread: Collection[str]) -> str:
     return "failed" if all(model.state == "failed" for model in models) else "ok"
 
 
-@operation("GET", "/metrics", response_of({"text/plain": str}), summary="metrics for Prometheus")
+@operation("GET", "/metrics", response_shape({"text/plain": str}), summary="metrics for Prometheus")
 async def metrics(request: Request, services: Services) -> Response:
     """Show the metrics in Prometheus' text format."""
     models = services.models.statuses()
@@ -280,9 +276,9 @@ def health_of(model_id: str, services: Services) -> ModelHealth:
 
 def wait_reason(record: RequestRecord, model: ModelStatus | None) -> WaitReason | None:
     """The reason why a request waits, in the front or in its worker; None if it does not wait."""
-    if record.waits_for is not None or record.asked is None or model is None:
+    if record.waits_for is not None or record.generation is None or model is None:
         return record.waits_for
-    of_request = f"{record.asked.request_id}/"
+    of_request = f"{record.generation.request_id}/"
     reasons = (reason for name, reason in model.waits.items() if name.startswith(of_request))
     return next(reasons, None)
 
@@ -291,7 +287,7 @@ def _waiting(model: ModelStatus, services: Services, *, shows_ids: bool) -> list
     waiting: list[WaitingRequest] = []
     for active in services.answers.active:
         record = active.record
-        is_of_model = without_adapter(services, record.model) == model.id
+        is_of_model = base_model_id(services, record.model) == model.id
         reason = wait_reason(record, model) if is_of_model else None
         if reason is not None:
             name = active.id if shows_ids else None

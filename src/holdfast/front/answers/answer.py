@@ -21,15 +21,15 @@ from holdfast.front.output import (
     ToolCallStarted,
     separator,
 )
-from holdfast.front.toolcalls.call_format import CallIds, CallParts, Thought
+from holdfast.front.toolcalls.call_format import AnswerDeltas, CallIds, Thought
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import ModelDialect
-from holdfast.front.toolcalls.incoming import Incoming, Waiting, advanced, is_marker
+from holdfast.front.toolcalls.incoming import Incoming, Parser, is_marker, resume
 
 _SPACES = " \t\r\n"
 _END_OR_SPACE = ("", *_SPACES)
 # once this many characters were parsed as calls without success, the rest of the answer is text
-_MOST_IN_VAIN = 200_000
+_MOST_FAILED_CHARACTERS = 200_000
 _PIECE = 1024  # characters of lookahead at a time
 _MOST_SPACES = 64  # longer white space before a marker is treated as text and is not held back
 
@@ -64,62 +64,64 @@ class AnswerReader:
         # where the answer has ended, although the model may continue; None: it has not
         self.ended_at: int | None = None
         self._source = Incoming(dialect.markers.restore)
-        self._parts = CallParts(tools or DeclaredTools(), reads_calls=reads_calls, ids=ids)
-        self._marks = dialect.encoded
-        self._openers = self._marks.openers if reads_calls else self._marks.channel_openers
-        self._openers_in_thought = tuple(
-            mark for mark in self._openers if mark in self._marks.marked_openers
+        self._deltas = AnswerDeltas(tools or DeclaredTools(), reads_calls=reads_calls, ids=ids)
+        self._dialect = dialect.encoded
+        encoded = self._dialect
+        self._call_starts = encoded.call_starts if reads_calls else encoded.channel_starts
+        self._call_starts_in_thought = tuple(
+            marker for marker in self._call_starts if marker in encoded.marked_call_starts
         )
-        marks = self._marks
-        self._marks_in_text = _not_empty(
-            marks.start,
-            marks.end,
-            *marks.dropped,
-            *marks.frame,
-            *marks.message_ends,
-            *self._openers,
+        self._markers_in_text = _not_empty(
+            encoded.thought_start,
+            encoded.thought_end,
+            *encoded.dropped_markers,
+            *encoded.frame,
+            *encoded.message_ends,
+            *self._call_starts,
         )
-        self._marks_in_thought = _not_empty(marks.end, marks.start, *self._openers_in_thought)
-        self._first_in_text = _first(self._marks_in_text)
-        self._first_in_thought = _first(self._marks_in_thought)
-        self._thinking = in_reasoning and bool(self._marks.end)
+        self._markers_in_thought = _not_empty(
+            encoded.thought_end, encoded.thought_start, *self._call_starts_in_thought
+        )
+        self._text_markers_re = _markers_re(self._markers_in_text)
+        self._thought_markers_re = _markers_re(self._markers_in_thought)
+        self._in_thought = in_reasoning and bool(self._dialect.thought_end)
         self._thoughts: list[Thought] = []
         self._thought_start = 0
-        self._thought_text = False  # the open thought has text
+        self._thought_has_text = False  # the open thought has text
         # which white space is currently omitted
-        self._skips: Literal["", "lines", "all"] = "lines" if self._thinking else ""
+        self._skip_mode: Literal["", "lines", "all"] = "lines" if self._in_thought else ""
         # the newlines of this white space were omitted already; the rest is an indentation
-        self._indents = False
-        self._long_space = False  # in the middle of white space that was too long to hold back
+        self._in_indentation = False
+        self._in_long_space = False  # in the middle of white space that was too long to hold back
         self._blank_line = True  # the current line contains only white space so far
         self._last = ""  # the last character that was emitted
-        self._reading = False  # currently reading a call, or text that may be one
+        self._in_call = False  # currently reading a call, or text that may be one
         self._is_over = False  # no more text follows
-        self._is_cut = False  # the answer reached its length limit
-        self._any_text = False  # visible text was emitted
-        self._in_frame = False  # the answer began with the marks of a frame
-        self._in_vain = 0  # characters that were parsed as calls without success
-        self._in_vain_before = 0  # the value of `_in_vain` before the open thought
-        self._steps = self._read()
-        next(self._steps)
+        self._was_cut_off = False  # the answer reached its length limit
+        self._has_text = False  # visible text was emitted
+        self._in_frame = False  # the answer began with the markers of a frame
+        self._failed_characters = 0  # characters that were parsed as calls without success
+        self._failed_before = 0  # the value of `_failed_characters` before the open thought
+        self._parser = self._read()
+        next(self._parser)
 
     @property
-    def certain(self) -> int:
+    def settled_characters(self) -> int:
         """Length of the part of the answer that later text cannot change.
 
         Markers that arrived as one character count with their full length.
         """
-        return self._source.passed
+        return self._source.dropped_characters
 
     @property
     def thoughts(self) -> Sequence[Thought]:
         """The positions of thoughts; an open thought ends at `certain`."""
-        if not self._thinking:
+        if not self._in_thought:
             return self._thoughts
-        return (*self._thoughts, Thought(self._thought_start, self._source.passed))
+        return (*self._thoughts, Thought(self._thought_start, self._source.dropped_characters))
 
     @property
-    def waiting(self) -> int:
+    def held_back_characters(self) -> int:
         """Number of characters that are held back until more text arrives."""
         return len(self._source.text)
 
@@ -127,17 +129,17 @@ class AnswerReader:
         """Add text. Returns the deltas that are certain now."""
         if self.ended_at is not None:
             return ()
-        first = self._first_in_thought if self._thinking else self._first_in_text
+        markers = self._thought_markers_re if self._in_thought else self._text_markers_re
         if (
-            not (self._source.text or self._reading or self._skips)
+            not (self._source.text or self._in_call or self._skip_mode)
             and text[-1:] not in _END_OR_SPACE
-            and not first.search(text)
+            and not markers.search(text)
         ):
-            return (self._shortcut(text),)
+            return (self._plain_delta(text),)
         if text:
             self._source.add(text)
-            next(self._steps, None)
-        return self._taken()
+            next(self._parser, None)
+        return self._take_deltas()
 
     def flush(self, *, cut: bool = False) -> Sequence[OutputDelta]:
         """Return the deltas that were held back. Call this when no more text follows.
@@ -146,29 +148,30 @@ class AnswerReader:
         """
         source = self._source
         self._is_over = True
-        if self._thinking and self._reading:
-            next(self._steps, None)  # a thought that a channel ends: what follows it is not cut yet
-        source.ended = True
-        self._is_cut = cut
-        if cut and self._marks.channel_openers:
-            self._parts.cut()
-        if not (cut and self._reading) or self._thinking or self._marks.channel_openers:
-            next(self._steps, None)
-        elif not self._parts.is_open:
-            self._steps.close()
+        if self._in_thought and self._in_call:
+            # a thought that a channel ends: what follows it is not cut yet
+            next(self._parser, None)
+        source.has_ended = True
+        self._was_cut_off = cut
+        if cut and self._dialect.channel_starts:
+            self._deltas.mark_cut_off()
+        if not (cut and self._in_call) or self._in_thought or self._dialect.channel_starts:
+            next(self._parser, None)
+        elif not self._deltas.is_open:
+            self._parser.close()
             if not self._is_markup(source.text.strip(_SPACES)):
-                self._give(len(source.text))
+                self._emit(len(source.text))
         source.place = len(source.text)
         source.drop_read()
-        return self._taken()
+        return self._take_deltas()
 
-    def _taken(self) -> Sequence[OutputDelta]:
-        parts = self._parts.taken()
-        if self._marks.channel_openers:
-            for part in parts:
+    def _take_deltas(self) -> Sequence[OutputDelta]:
+        deltas = self._deltas.take()
+        if self._dialect.channel_starts:
+            for part in deltas:
                 if isinstance(part, TextDelta) and part.kind == "reasoning":
                     self._add_thought_in_channel(part.start, part.start + len(part.text))
-        return parts
+        return deltas
 
     def _add_thought_in_channel(self, start: int, end: int) -> None:
         if self._thoughts and self._thoughts[-1].end >= start:
@@ -179,135 +182,139 @@ class AnswerReader:
         """Whether the text after complete calls is empty or the beginning of a marker."""
         if not text:
             return True
-        is_beginning = any(mark.startswith(text) for mark in self._marks.call_marks)
-        return self._parts.any_ended and is_beginning
+        is_beginning = any(marker.startswith(text) for marker in self._dialect.call_markers)
+        return self._deltas.any_ended and is_beginning
 
-    def _read(self) -> Waiting[None]:
+    def _read(self) -> Parser[None]:
         """Read the whole answer. Yields when it needs more text; returns when the answer ends."""
         source = self._source
         yield
         while True:
-            marks = self._marks_in_thought if self._thinking else self._marks_in_text
-            certain = source.certain(marks) if marks else len(source.text)
-            space = self._give_up_to(certain)
+            markers = self._markers_in_thought if self._in_thought else self._markers_in_text
+            certain = source.safe_end(markers) if markers else len(source.text)
+            space = self._emit_up_to(certain)
             if space == len(source.text):
-                if source.ended:
-                    if not self._skips:
-                        self._give(space)
+                if source.has_ended:
+                    if not self._skip_mode:
+                        self._emit(space)
                     return
                 yield
-            elif mark := (yield from source.standing(marks, space)):
-                yield from self._at_mark(mark, space)
+            elif marker := (yield from source.match_at(markers, space)):
+                yield from self._handle_marker(marker, space)
                 if self.ended_at is not None:
                     return
 
-    def _at_mark(self, mark: str, space: int) -> Waiting[None]:
-        """Handle a mark. space: the length of the white space before it."""
-        begins_line = is_marker(mark) or self._blank_line or "\n" in self._source.text[:space]
-        if self._thinking:
-            yield from self._at_mark_in_thought(mark, space, begins_line=begins_line)
+    def _handle_marker(self, marker: str, space: int) -> Parser[None]:
+        """Handle a marker. space: the length of the white space before it."""
+        begins_line = is_marker(marker) or self._blank_line or "\n" in self._source.text[:space]
+        if self._in_thought:
+            yield from self._handle_marker_in_thought(marker, space, begins_line=begins_line)
         else:
-            yield from self._at_mark_in_text(mark, space, begins_line=begins_line)
+            yield from self._handle_marker_in_text(marker, space, begins_line=begins_line)
 
-    def _at_mark_in_text(self, mark: str, space: int, *, begins_line: bool) -> Waiting[None]:
-        """Handle a mark outside a thought.
+    def _handle_marker_in_text(self, marker: str, space: int, *, begins_line: bool) -> Parser[None]:
+        """Handle a marker outside a thought.
 
-        begins_line: whether the mark is at the start of a line, or is a token and may be anywhere.
+        begins_line: whether the marker starts a line, or is a token, which may be anywhere.
         """
-        marks = self._marks
-        after = space + len(mark)
-        if mark == marks.start and begins_line:
-            self._thought_start = self._source.passed + space
-            self._thinking = True
-            self._thought_text = False
-            self._in_vain_before = self._in_vain
-            self._drop(after)
-        elif mark == marks.end and (is_marker(mark) or not self._is_quoted(space)):
-            self._omit(mark, space)  # no thought is open
-        elif mark in marks.message_ends:
-            yield from self._at_message_end(space, after)
-        elif mark in marks.dropped or (mark == marks.frame[0] and not self._any_text):
-            self._in_frame = self._in_frame or mark == marks.frame[0]
-            self._drop(after)
-        elif mark == marks.frame[1] and self._in_frame and (yield from self._ends_frame(after)):
-            self._drop(after)
-        elif mark in self._openers and (begins_line or mark in marks.marked_openers):
-            yield from self._read_call(mark, space)
+        dialect = self._dialect
+        after = space + len(marker)
+        if marker == dialect.thought_start and begins_line:
+            self._thought_start = self._source.dropped_characters + space
+            self._in_thought = True
+            self._thought_has_text = False
+            self._failed_before = self._failed_characters
+            self._skip(after)
+        elif marker == dialect.thought_end and (is_marker(marker) or not self._is_quoted(space)):
+            self._remove_marker(marker, space)  # no thought is open
+        elif marker in dialect.message_ends:
+            yield from self._handle_message_end(space, after)
+        elif marker in dialect.dropped_markers or (
+            marker == dialect.frame[0] and not self._has_text
+        ):
+            self._in_frame = self._in_frame or marker == dialect.frame[0]
+            self._skip(after)
+        elif marker == dialect.frame[1] and self._in_frame and (yield from self._ends_frame(after)):
+            self._skip(after)
+        elif marker in self._call_starts and (begins_line or marker in dialect.marked_call_starts):
+            yield from self._read_call(marker, space)
         else:
-            self._give(after)
+            self._emit(after)
 
-    def _at_mark_in_thought(self, mark: str, space: int, *, begins_line: bool) -> Waiting[None]:
-        marks = self._marks
-        after = space + len(mark)
-        if mark == marks.end:
-            self._drop(after)
-            self._thoughts.append(Thought(self._thought_start, self._source.passed))
-            self._thinking = False
+    def _handle_marker_in_thought(
+        self, marker: str, space: int, *, begins_line: bool
+    ) -> Parser[None]:
+        dialect = self._dialect
+        after = space + len(marker)
+        if marker == dialect.thought_end:
+            self._skip(after)
+            self._thoughts.append(Thought(self._thought_start, self._source.dropped_characters))
+            self._in_thought = False
             # this count depends on how the text of the thought was split: restore the earlier value
-            self._in_vain = self._in_vain_before
-        elif mark == marks.start and not self._thought_text:
-            self._drop(after)  # the prompt opened the thought, and the model opens it again
-        elif mark in self._openers and begins_line:
-            yield from self._read_call_in_thought(mark, space)
+            self._failed_characters = self._failed_before
+        elif marker == dialect.thought_start and not self._thought_has_text:
+            self._skip(after)  # the prompt opened the thought, and the model opens it again
+        elif marker in self._call_starts and begins_line:
+            yield from self._read_call_in_thought(marker, space)
         else:
-            self._give(after)
+            self._emit(after)
 
-    def _at_message_end(self, space: int, after: int) -> Waiting[None]:
+    def _handle_message_end(self, space: int, after: int) -> Parser[None]:
         """End the answer before the marker, unless calls follow.
 
         space, after: the positions before and after the marker.
         """
         place = yield from self._source.after_space(after)
-        if (yield from self._source.standing(self._openers, place)):
-            self._drop(after)
+        if (yield from self._source.match_at(self._call_starts, place)):
+            self._skip(after)
             return
-        if self._skips:
-            self._drop(space)
+        if self._skip_mode:
+            self._skip(space)
         else:
-            self._give(space)
-        self.ended_at = self._source.passed
+            self._emit(space)
+        self.ended_at = self._source.dropped_characters
 
-    def _ends_frame(self, place: int) -> Waiting[bool]:
-        """Whether the mark ends the frame: nothing follows it but white space or calls.
+    def _ends_frame(self, place: int) -> Parser[bool]:
+        """Whether the marker ends the frame: nothing follows it but white space or calls.
 
-        If other text follows, the answer only mentions the mark.
+        If other text follows, the answer only mentions the marker.
         """
         place = yield from self._source.after_space(place)
         at_end = place == len(self._source.text)
-        return at_end or bool((yield from self._source.standing(self._openers, place)))
+        return at_end or bool((yield from self._source.match_at(self._call_starts, place)))
 
     def _is_quoted(self, place: int) -> bool:
         """Whether the text at this position is preceded by a quotation mark."""
         return (self._source.text[:place] or self._last)[-1:] in ("`", '"', "'")
 
-    def _read_call(self, mark: str, space: int) -> Waiting[None]:
+    def _read_call(self, marker: str, space: int) -> Parser[None]:
         source = self._source
-        parts = self._parts
+        deltas = self._deltas
         source.place = space
-        self._reading = True
-        is_call = yield from self._read_any_form(source, parts)
-        self._reading = False
-        if parts.is_open:
-            parts.end("unclosed_call")
+        self._in_call = True
+        is_call = yield from self._read_calls(source, deltas)
+        self._in_call = False
+        if deltas.is_open:
+            deltas.end_call("unclosed_call")
         if is_call:
-            self._drop(source.place, spaces="all")
+            self._skip(source.place, spaces="all")
         else:
-            self._in_vain += source.reached - space
-            self._give(space + len(mark))
+            self._failed_characters += source.searched_to - space
+            self._emit(space + len(marker))
 
-    def _read_call_in_thought(self, mark: str, space: int) -> Waiting[None]:
+    def _read_call_in_thought(self, marker: str, space: int) -> Parser[None]:
         """Read a call in a thought, or text that only quotes or considers one. It counts as a call
         only if nothing follows it in the answer.
 
         The text is held back until the thought ends or continues differently; then it is reasoning.
         """
         source = self._source
-        end = self._marks.end
+        end = self._dialect.thought_end
         ahead = Incoming(source.plain)
         steps = self._ends_with_calls(ahead)
         seen = space  # `ahead` has received the text up to here
         is_call: bool | None = None
-        self._reading = True
+        self._in_call = True
         while is_call is None:
             if source.text.find(end, max(space, seen - len(end) + 1)) >= 0:
                 is_call = False
@@ -315,21 +322,21 @@ class AnswerReader:
             piece = source.text[seen : seen + _PIECE]
             seen += len(piece)
             ahead.add(piece)
-            ahead.ended = source.ended and seen == len(source.text)
-            is_call = advanced(steps)
+            ahead.has_ended = source.has_ended and seen == len(source.text)
+            is_call = resume(steps)
             if is_call is None and seen == len(source.text):
                 yield
-        self._reading = False
+        self._in_call = False
         if is_call:
-            self._thoughts.append(Thought(self._thought_start, source.passed + space))
-            self._thinking = False
-            self._drop(space)
-            yield from self._read_call(mark, 0)
+            self._thoughts.append(Thought(self._thought_start, source.dropped_characters + space))
+            self._in_thought = False
+            self._skip(space)
+            yield from self._read_call(marker, 0)
         else:
-            self._in_vain += ahead.passed + ahead.reached
-            self._give(space + len(mark))
+            self._failed_characters += ahead.dropped_characters + ahead.searched_to
+            self._emit(space + len(marker))
 
-    def _ends_with_calls(self, ahead: Incoming) -> Waiting[bool]:
+    def _ends_with_calls(self, ahead: Incoming) -> Parser[bool]:
         """Whether the calls at this position are valid and end an answer that was not cut off.
 
         A channel of visible text also ends a thought, but only if no marker does: since one may
@@ -337,17 +344,17 @@ class AnswerReader:
         """
         is_called = False
         while True:
-            mark = yield from ahead.standing(self._openers)
-            trial = CallParts(self._parts.tools, reads_calls=self._parts.reads_calls)
+            marker = yield from ahead.match_at(self._call_starts)
+            trial = AnswerDeltas(self._deltas.tools, reads_calls=self._deltas.reads_calls)
             begin = ahead.position
-            if not mark or not (yield from self._read_any_form(ahead, trial)):
+            if not marker or not (yield from self._read_calls(ahead, trial)):
                 return False
-            if not _is_valid(trial, marked=is_marker(mark)):
+            if not _is_valid(trial, marked=is_marker(marker)):
                 return False
-            said = next((part for part in trial.done if isinstance(part, TextDelta)), None)
-            if said is not None:
-                # a text that starts at `begin` is the mark itself, as text
-                is_channel = not is_called and said.start > begin
+            text_delta = next((part for part in trial.ready if isinstance(part, TextDelta)), None)
+            if text_delta is not None:
+                # a text that starts at `begin` is the marker itself, as text
+                is_channel = not is_called and text_delta.start > begin
                 while is_channel and not self._is_over:
                     yield
                 return is_channel
@@ -355,101 +362,101 @@ class AnswerReader:
             yield from ahead.skip_space()
             ahead.drop_read()
             if not ahead.text:
-                return not self._is_cut
+                return not self._was_cut_off
 
-    def _read_any_form(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
+    def _read_calls(self, source: Incoming, deltas: AnswerDeltas) -> Parser[bool]:
         """Parse the calls at this position in the first call format that matches.
 
         Returns False if there are none.
         """
-        place = source.reached = source.place
+        place = source.searched_to = source.place
         is_call = False
-        for form in self._marks.forms:
-            if self._in_vain > _MOST_IN_VAIN and not form.channel_openers:
+        for form in self._dialect.call_formats:
+            if self._failed_characters > _MOST_FAILED_CHARACTERS and not form.channel_starts:
                 continue
-            if not is_call and (yield from source.standing(form.openers, place)):
+            if not is_call and (yield from source.match_at(form.call_starts, place)):
                 source.place = place
-                is_call = yield from form.read(source, parts)
+                is_call = yield from form.read(source, deltas)
         return is_call
 
-    def _give_up_to(self, end: int) -> int:
+    def _emit_up_to(self, end: int) -> int:
         """Emit the text before `end`, without trailing white space, which may belong to a marker.
 
         Returns the length of the white space that was not emitted.
         """
         text = self._source.text[:end]
-        if self._skips:
+        if self._skip_mode:
             text = text[self._skip_spaces(text) :]
             if text.isspace():
                 return len(text)  # the indentation of the first line
         body = text.rstrip(_SPACES)
         if body:
-            self._long_space = False
-        if self._long_space or len(text) - len(body) > _MOST_SPACES:
-            self._long_space = True
+            self._in_long_space = False
+        if self._in_long_space or len(text) - len(body) > _MOST_SPACES:
+            self._in_long_space = True
             body = text
-        self._give(len(body))
+        self._emit(len(body))
         return len(text) - len(body)
 
     def _skip_spaces(self, text: str) -> int:
         """Omit the leading white space of the text, up to its last newline. Returns its length."""
         spaces = len(text) - len(text.lstrip(_SPACES))
         newline = text.rfind("\n", 0, spaces) + 1
-        self._indents = self._indents or (newline > 0 and self._skips == "lines")
-        self._source.place = newline if self._indents else spaces
+        self._in_indentation = self._in_indentation or (newline > 0 and self._skip_mode == "lines")
+        self._source.place = newline if self._in_indentation else spaces
         return len(self._source.drop_read())
 
-    def _give(self, length: int) -> None:
+    def _emit(self, length: int) -> None:
         """Emit this number of characters, as text or reasoning."""
         source = self._source
-        kind: TextKind = "reasoning" if self._thinking else "text"
+        kind: TextKind = "reasoning" if self._in_thought else "text"
         text = source.plain(source.text[:length])
         if text:
-            self._parts.say(kind, text, start=source.passed)
-            self._note(text)
+            self._deltas.emit_text(kind, text, start=source.dropped_characters)
+            self._record_emitted(text)
         source.place = length
         source.drop_read()
 
-    def _note(self, text: str) -> None:
+    def _record_emitted(self, text: str) -> None:
         """Update the state after text was emitted."""
-        self._thought_text = self._thinking
-        self._any_text = self._any_text or not self._thinking
+        self._thought_has_text = self._in_thought
+        self._has_text = self._has_text or not self._in_thought
         *above, line = text.rsplit("\n", 1)
         self._blank_line = (bool(above) or self._blank_line) and not line.strip(_SPACES)
-        self._skips = ""
+        self._skip_mode = ""
         self._last = text[-1]
 
-    def _shortcut(self, text: str) -> TextDelta:
+    def _plain_delta(self, text: str) -> TextDelta:
         """Return the text as a delta immediately.
 
         Only for text that contains no beginning of a marker, ends without white space, and
         arrives while no text is held back.
         """
         source = self._source
-        start = source.passed
-        source.passed += len(text)
-        self._long_space = False
-        self._note(text)
-        kind: TextKind = "reasoning" if self._thinking else "text"
+        start = source.dropped_characters
+        source.dropped_characters += len(text)
+        self._in_long_space = False
+        self._record_emitted(text)
+        kind: TextKind = "reasoning" if self._in_thought else "text"
         return TextDelta(text=text, kind=kind, start=start)
 
-    def _omit(self, mark: str, space: int) -> None:
+    def _remove_marker(self, marker: str, space: int) -> None:
         """Omit a meaningless marker. White space around it stays if it separates two words."""
-        if self._last and not self._skips:
-            self._give(space)
-            self._source.place = len(mark)
+        if self._last and not self._skip_mode:
+            self._emit(space)
+            self._source.place = len(marker)
             self._source.drop_read()
         else:
-            self._drop(space + len(mark))
+            self._skip(space + len(marker))
 
-    def _drop(self, length: int, *, spaces: Literal["lines", "all"] = "lines") -> None:
+    def _skip(self, length: int, *, spaces: Literal["lines", "all"] = "lines") -> None:
         """Omit this number of characters of markup, and the white space after them."""
         self._source.place = length
         self._source.drop_read()
-        self._skips = spaces
-        self._indents = False
+        self._skip_mode = spaces
+        self._in_indentation = False
         self._blank_line = True
-        self._long_space = False
+        self._in_long_space = False
 
 
 class PlainReader:
@@ -459,12 +466,12 @@ class PlainReader:
     ended_at: int | None = None  # only the model knows when it has ended
 
     def __init__(self) -> None:
-        self.certain = 0
+        self.settled_characters = 0
 
     def push(self, text: str) -> Sequence[OutputDelta]:
         """Return the text as one delta."""
-        start = self.certain
-        self.certain += len(text)
+        start = self.settled_characters
+        self.settled_characters += len(text)
         return (TextDelta(text=text, start=start),) if text else ()
 
     def flush(self, *, cut: bool = False) -> Sequence[OutputDelta]:
@@ -472,41 +479,41 @@ class PlainReader:
         return ()
 
 
-class TextJoints:
+class TextSeparators:
     """Finds the separators needed when the texts of one answer are joined to one string."""
 
     def __init__(self) -> None:
         self._last = ""  # the last character of visible text
-        self._parted = False  # a part that is not visible text followed
+        self._is_interrupted = False  # a part that is not visible text followed
 
     def separator(self, part: OutputDelta) -> str:
         """Return the separator to insert before `part`, the next part of the answer."""
         if not isinstance(part, TextDelta) or part.kind != "text":
-            self._parted = True
+            self._is_interrupted = True
             return ""
-        found = separator(self._last, part.text) if self._parted else ""
+        found = separator(self._last, part.text) if self._is_interrupted else ""
         self._last = part.text[-1:] or self._last
-        self._parted = False
+        self._is_interrupted = False
         return found
 
 
-def _first(marks: Sequence[str]) -> re.Pattern[str]:
+def _markers_re(markers: Sequence[str]) -> re.Pattern[str]:
     """A pattern that matches the first character of each marker, and markers that are one token."""
-    return re.compile("[\udc00-\udfff" + "".join(re.escape(mark[0]) for mark in marks) + "]")
+    return re.compile("[\udc00-\udfff" + "".join(re.escape(marker[0]) for marker in markers) + "]")
 
 
-def _not_empty(*marks: str) -> tuple[str, ...]:
-    return tuple(mark for mark in marks if mark)
+def _not_empty(*markers: str) -> tuple[str, ...]:
+    return tuple(marker for marker in markers if marker)
 
 
-def _is_valid(trial: CallParts, *, marked: bool) -> bool:
+def _is_valid(trial: AnswerDeltas, *, marked: bool) -> bool:
     """Whether all calls are complete and name declared tools.
 
     marked: whether the calls have a marker; calls without one must also have all required
         arguments.
     """
     arguments: list[str] = []
-    for part in trial.done:
+    for part in trial.ready:
         if isinstance(part, ToolCallStarted):
             name = part.name
             arguments = []

@@ -13,7 +13,7 @@ from itertools import chain, groupby
 import msgspec
 
 from holdfast.errors import GenerationFailed, InvalidRequest
-from holdfast.front.answers.answer import AnswerReader, PlainReader, TextJoints
+from holdfast.front.answers.answer import AnswerReader, PlainReader, TextSeparators
 from holdfast.front.answers.detokenize import PlacedTokens, detokenizer, rival, text_and_bytes
 from holdfast.front.answers.pieces import TokenPieces
 from holdfast.front.answers.stops import RepetitionGuard, VisibleStops
@@ -60,7 +60,7 @@ class ChoiceRules:
     stops: tuple[str, ...] = ()
     dialect: ModelDialect = PLAIN  # syntax of the answer: the model's for a chat, else plain text
     tools: DeclaredTools = field(default_factory=DeclaredTools)
-    form_field: str = ""  # name of the request's field that asks for a grammar; empty if none does
+    format_field: str = ""  # the request's field that asks for a grammar; empty if none does
     reads_calls: bool = False  # if False, calls are treated as text
     one_call: bool = False  # the answer ends after its first call
     in_reasoning: bool = False  # the prompt has opened a thought
@@ -70,7 +70,7 @@ class ChoiceRules:
     # after how many repeated tokens an answer ends (see `RepetitionGuard`); 0: never
     repeated_tokens: int = 0
     at_start: bool = True  # the answer begins a text, it does not continue one
-    tells_progress: bool = False  # report the end of prefill before the first text
+    reports_progress: bool = False  # report the end of prefill before the first text
     echo: bool = False
     echo_text: str = ""
 
@@ -87,7 +87,7 @@ class ChoiceText:
 
     def __init__(self, *, pieces: TokenPieces, rules: ChoiceRules) -> None:
         # the choice has ended; unless the worker has sent Finished, its sequence must be cancelled
-        self.done = False
+        self.is_done = False
         self.completion_tokens = 0
         self.memory = CacheReport()  # known once the first token has arrived
         self.timings = Timings()
@@ -99,8 +99,8 @@ class ChoiceText:
         self._rules = rules
         self._reader = _reader(rules)
         self._stops = VisibleStops(rules.stops)
-        self._plain = rules.dialect.is_plain and not rules.stops and not rules.want_logprobs
-        self._may_end = bool(rules.stops) or rules.one_call  # may end before the worker's Finished
+        self._is_plain = rules.dialect.is_plain and not rules.stops and not rules.want_logprobs
+        self._can_end_early = bool(rules.stops) or rules.one_call  # before the worker's Finished
         self._detokenizer = detokenizer(pieces, at_start=rules.at_start)  # used only for plain text
         self._tokens = PlacedTokens(
             pieces,
@@ -108,35 +108,35 @@ class ChoiceText:
             at_start=rules.at_start,
             offset=len(rules.echo_text) if rules.echo else 0,
         )
-        self._joints = TextJoints()
+        self._separators = TextSeparators()
         self._guard = RepetitionGuard(rules.repeated_tokens)
-        self._repeats = False  # the answer was ended because it repeated itself
+        self._ended_by_repetition = False  # the answer was ended because it repeated itself
         self._calls = 0  # number of complete calls
         self._reasoning_tokens = 0
         self._unseen_characters = 0
-        self._owed_ids: tuple[int, ...] = ()  # tokens that were not yet part of an event
-        self._owed_logprobs: tuple[TokenText, ...] = ()
-        self._owes_echo = rules.echo
+        self._pending_token_ids: tuple[int, ...] = ()  # tokens that were not yet part of an event
+        self._pending_logprobs: tuple[TokenText, ...] = ()
+        self._must_echo = rules.echo
 
     def feed(self, event: Event) -> tuple[OutputEvent, ...]:
         """Return what a client sees of this event. Raises GenerationFailed if generation failed."""
-        if self.done:
+        if self.is_done:
             return ()
         if isinstance(event, TokensGenerated):
-            return self._generated(event)
+            return self._on_tokens(event)
         if isinstance(event, Finished):
-            return self._finished(event)
+            return self._on_finished(event)
         if isinstance(event, Started):
             self.memory = event.memory
             self.timings = event.timings
-            return (*self._prefilled(), *self._echo(event.logprobs))
+            return (*self._prefill_done(), *self._echo(event.logprobs))
         if isinstance(event, PromptRead):
             return (
                 self._progress(
                     event.read_tokens, cached_tokens=event.cached_tokens, seconds=event.seconds
                 ),
             )
-        return self._echo(()) if self._owes_echo and not self._rules.want_logprobs else ()
+        return self._echo(()) if self._must_echo and not self._rules.want_logprobs else ()
 
     def _progress(self, read_tokens: int, *, cached_tokens: int, seconds: float) -> PromptProgress:
         return PromptProgress(
@@ -146,8 +146,8 @@ class ChoiceText:
             seconds=seconds,
         )
 
-    def _prefilled(self) -> tuple[PromptProgress, ...]:
-        if not self._rules.tells_progress:
+    def _prefill_done(self) -> tuple[PromptProgress, ...]:
+        if not self._rules.reports_progress:
             return ()
         total_tokens = len(self._rules.prompt_token_ids)
         seconds = self.timings.prefill_seconds
@@ -155,29 +155,29 @@ class ChoiceText:
             self._progress(total_tokens, cached_tokens=self.memory.cached_tokens, seconds=seconds),
         )
 
-    def _generated(self, event: TokensGenerated) -> tuple[OutputEvent, ...]:
-        echo = self._echo(()) if self._owes_echo else ()
+    def _on_tokens(self, event: TokensGenerated) -> tuple[OutputEvent, ...]:
+        echo = self._echo(()) if self._must_echo else ()
         if self._rules.max_tokens == 0:
             return echo  # the request only asks for the prompt's logprobs
-        deltas = self._pass_on(event.token_ids) if self._plain else self._read(event)
+        deltas = self._detokenize(event.token_ids) if self._is_plain else self._parse(event)
         events = (*echo, *deltas)
-        if self.done:
-            return (*events, self._ending(FinishReason.STOP))
+        if self.is_done:
+            return (*events, self._choice_finished(FinishReason.STOP))
         answered = (delta.token_ids for delta in deltas if not _is_thought(delta))
-        self._repeats = self._guard.take(chain.from_iterable(answered))
-        if self._repeats:
-            events = (*events, *self._flush(cut=True), self._ending(FinishReason.LENGTH))
-            self.done = True
+        self._ended_by_repetition = self._guard.push(chain.from_iterable(answered))
+        if self._ended_by_repetition:
+            events = (*events, *self._flush(cut=True), self._choice_finished(FinishReason.LENGTH))
+            self.is_done = True
         return events
 
-    def _pass_on(self, token_ids: tuple[int, ...]) -> tuple[OutputDelta, ...]:
+    def _detokenize(self, token_ids: tuple[int, ...]) -> tuple[OutputDelta, ...]:
         """Detokenize plain text without parsing it, for requests that need no token positions."""
         self.completion_tokens += len(token_ids)
         if token_ids and token_ids[-1] in self._rules.stop_token_ids:
             token_ids = token_ids[:-1]
         return self._deltas(self._reader.push(self._detokenizer.push(token_ids)), token_ids)
 
-    def _read(self, event: TokensGenerated) -> tuple[OutputDelta, ...]:
+    def _parse(self, event: TokensGenerated) -> tuple[OutputDelta, ...]:
         parts: list[OutputDelta] = []
         for place, token_id in enumerate(event.token_ids):
             self.completion_tokens += 1
@@ -185,63 +185,63 @@ class ChoiceText:
                 break
             text = self._tokens.push(token_id, event.logprobs[place] if event.logprobs else None)
             found = self._reader.push(text)
-            parts += self._up_to_end(found) if self._may_end else found
-            if self._reader.ended_at is not None and not self.done:
-                self.done = True
+            parts += self._until_end(found) if self._can_end_early else found
+            if self._reader.ended_at is not None and not self.is_done:
+                self.is_done = True
                 parts += self._stops.flush()
-            if self.done:
+            if self.is_done:
                 break
-        return self._show(parts)
+        return self._release(parts)
 
-    def _up_to_end(self, parts: Iterable[OutputDelta]) -> Iterator[OutputDelta]:
+    def _until_end(self, parts: Iterable[OutputDelta]) -> Iterator[OutputDelta]:
         """Iterate over the parts up to a stop string, or up to the end of the only call allowed."""
         for part in parts:
             yield from self._stops.scan(part)
-            self.done = self._stops.cut is not None or (
+            self.is_done = self._stops.found_at is not None or (
                 self._rules.one_call and isinstance(part, ToolCallFinished)
             )
-            if self.done:
+            if self.is_done:
                 return
 
-    def _finished(self, event: Finished) -> tuple[OutputEvent, ...]:
+    def _on_finished(self, event: Finished) -> tuple[OutputEvent, ...]:
         if event.reason is FinishReason.FAILED:
-            self.done = True
+            self.is_done = True
             raise GenerationFailed(
                 event.error or "the generation failed", is_deadly=event.is_deadly
             )
         if event.reason is FinishReason.REFUSED:
-            self.done = True
-            raise InvalidRequest(event.error, field=self._rules.form_field)
-        echo = self._echo(()) if self._owes_echo else ()
+            self.is_done = True
+            raise InvalidRequest(event.error, field=self._rules.format_field)
+        echo = self._echo(()) if self._must_echo else ()
         deltas = (
             self._flush(cut=event.reason is not FinishReason.STOP) if self._rules.max_tokens else ()
         )
-        self.done = True
+        self.is_done = True
         self.memory = event.memory
         self.timings = event.timings
         self.resumptions = event.resumptions
         self._accepted_tokens = event.accepted_tokens
         self._rejected_tokens = event.rejected_tokens
-        return (*echo, *deltas, self._ending(event.reason))
+        return (*echo, *deltas, self._choice_finished(event.reason))
 
     def _flush(self, *, cut: bool) -> tuple[OutputDelta, ...]:
-        text = self._detokenizer.flush() if self._plain else self._tokens.flush()
-        parts = [*self._up_to_end([*self._reader.push(text), *self._reader.flush(cut=cut)])]
-        if not self.done:
+        text = self._detokenizer.flush() if self._is_plain else self._tokens.flush()
+        parts = [*self._until_end([*self._reader.push(text), *self._reader.flush(cut=cut)])]
+        if not self.is_done:
             parts += self._stops.flush()
-        return self._show(parts, is_end=True)
+        return self._release(parts, is_end=True)
 
-    def _show(
+    def _release(
         self, parts: Sequence[OutputDelta], *, is_end: bool = False
     ) -> tuple[OutputDelta, ...]:
         """Return the parts that may be shown, with the tokens that are now certain."""
-        cut = self._reader.ended_at if self._stops.cut is None else self._stops.cut
-        certain = self._reader.certain if cut is None else cut
-        if self._stops.held_from is not None:
-            certain = min(certain, self._stops.held_from)
-        tokens = [*self._tokens.take(certain)]
+        cut = self._reader.ended_at if self._stops.found_at is None else self._stops.found_at
+        certain = self._reader.settled_characters if cut is None else cut
+        if self._stops.held_back_from is not None:
+            certain = min(certain, self._stops.held_back_from)
+        tokens = [*self._tokens.take_until(certain)]
         if cut is not None or is_end:
-            tokens += self._tokens.take_before(cut)
+            tokens += self._tokens.take_starting_before(cut)
         if cut is not None and tokens:
             self._unseen_characters = max(0, tokens[-1].end - cut)
         thoughts = self._reader.thoughts
@@ -258,7 +258,7 @@ class ChoiceText:
             parts,
             tuple(token.token_id for token in tokens),
             logprobs,
-            owes=not (self.done or is_end),
+            keeps_tokens=not (self.is_done or is_end),
         )
 
     def _deltas(
@@ -267,42 +267,43 @@ class ChoiceText:
         token_ids: tuple[int, ...],
         logprobs: tuple[TokenText, ...] = (),
         *,
-        owes: bool = True,
+        keeps_tokens: bool = True,
     ) -> tuple[OutputDelta, ...]:
         """Join the parts of one kind that follow each other.
 
         The last delta gets all tokens. Without a delta, the tokens are kept for the next one
-        (`owes`).
+        (`keeps_tokens`).
         """
-        if self._owed_ids:
-            token_ids = (*self._owed_ids, *token_ids)
-            logprobs = (*self._owed_logprobs, *logprobs)
-        deltas = [self._joined(part) for part in (parts if len(parts) == 1 else _runs(parts))]
-        if not deltas and token_ids and not owes:
+        if self._pending_token_ids:
+            token_ids = (*self._pending_token_ids, *token_ids)
+            logprobs = (*self._pending_logprobs, *logprobs)
+        merged = parts if len(parts) == 1 else _merge_adjacent(parts)
+        deltas = [self._with_separator(part) for part in merged]
+        if not deltas and token_ids and not keeps_tokens:
             deltas.append(TextDelta(text=""))
         if not deltas:
-            self._owed_ids = token_ids
-            self._owed_logprobs = logprobs
+            self._pending_token_ids = token_ids
+            self._pending_logprobs = logprobs
             return ()
-        self._owed_ids = ()
-        self._owed_logprobs = ()
+        self._pending_token_ids = ()
+        self._pending_logprobs = ()
         if token_ids:
             deltas[-1] = msgspec.structs.replace(deltas[-1], token_ids=token_ids, logprobs=logprobs)
         return tuple(deltas)
 
-    def _joined(self, delta: OutputDelta) -> OutputDelta:
+    def _with_separator(self, delta: OutputDelta) -> OutputDelta:
         """Return the delta with the separator before it; count the calls."""
         if isinstance(delta, ToolCallFinished):
             self._calls += 1
-        if separator := self._joints.separator(delta):
+        if separator := self._separators.separator(delta):
             return msgspec.structs.replace(delta, separator=separator)
         return delta
 
     def _echo(self, scores: tuple[TokenLogprob, ...]) -> tuple[OutputEvent, ...]:
         """Return the events that echo the prompt. The prompt's first token has the logprob NaN."""
-        if not self._owes_echo:
+        if not self._must_echo:
             return ()
-        self._owes_echo = False
+        self._must_echo = False
         prompt = self._rules.prompt_token_ids
         logprobs: list[TokenText] = []
         if self._rules.want_logprobs and (scores or len(prompt) == 1):
@@ -322,18 +323,16 @@ class ChoiceText:
                 offset += len(prompt_text.push((token_id,)))
         return (
             TextDelta(
-                text=self._rules.echo_text,
-                token_ids=tuple(prompt),
-                logprobs=tuple(logprobs),
+                text=self._rules.echo_text, token_ids=tuple(prompt), logprobs=tuple(logprobs)
             ),
         )
 
-    def _ending(self, reported: FinishReason) -> ChoiceFinished:
+    def _choice_finished(self, reported: FinishReason) -> ChoiceFinished:
         """Return the end of the choice. The reason is the worker's, unless a stop string, the only
         allowed call or the end of a message ended the choice earlier.
         """
         ended_here = (
-            self._stops.cut is not None
+            self._stops.found_at is not None
             or self._reader.ended_at is not None
             or (self._rules.one_call and self._calls > 0)
         )
@@ -350,7 +349,7 @@ class ChoiceText:
             calls=self._calls,
             stop_string=self._stops.found,
             unseen_characters=self._unseen_characters,
-            repeats=self._repeats,
+            repeats=self._ended_by_repetition,
             resumptions=self.resumptions,
         )
 
@@ -367,15 +366,15 @@ class ChoiceText:
             else b"".join(map(self._pieces.all_bytes, run)).decode(errors="replace")
             for is_image, run in groupby(before, key=_is_image)
         ]
-        prompt = self._shown(found.prompt_token_id)
-        stored = self._shown(found.stored_token_id)
+        prompt = self._token_text(found.prompt_token_id)
+        stored = self._token_text(found.stored_token_id)
         return DivergentTexts(
             before="".join(texts),
             stored=stored,
             prompt=_OTHER_IMAGE if prompt == stored == _IMAGE else prompt,
         )
 
-    def _shown(self, token_id: int) -> str:
+    def _token_text(self, token_id: int) -> str:
         return _IMAGE if _is_image(token_id) else text_and_bytes(self._pieces, token_id)[0]
 
 
@@ -405,7 +404,7 @@ def _reader(rules: ChoiceRules) -> AnswerReader | PlainReader:
     )
 
 
-def _runs(parts: Iterable[OutputDelta]) -> Iterator[OutputDelta]:
+def _merge_adjacent(parts: Iterable[OutputDelta]) -> Iterator[OutputDelta]:
     """Iterate over the parts; adjacent texts of one kind, and adjacent arguments, are joined."""
     for kind, run in groupby(
         parts, key=lambda part: part.kind if isinstance(part, TextDelta) else type(part)

@@ -99,14 +99,14 @@ class PlacedTokens:
         self._characters += len(text)
         return text
 
-    def take(self, upto: int) -> Sequence[PlacedToken]:
+    def take_until(self, upto: int) -> Sequence[PlacedToken]:
         """Remove and return the tokens whose text ends before this position."""
         taken: list[PlacedToken] = []
         while self._pending and self._pending[0].end <= upto and self._pending[0].start < upto:
             taken.append(self._pending.popleft())
         return taken
 
-    def take_before(self, cut: int | None) -> Sequence[PlacedToken]:
+    def take_starting_before(self, cut: int | None) -> Sequence[PlacedToken]:
         """Remove and return the tokens that begin before the cut; without a cut, all tokens."""
         taken: list[PlacedToken] = []
         while self._pending and (cut is None or self._pending[0].start < cut):

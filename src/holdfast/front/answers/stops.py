@@ -28,29 +28,29 @@ class StopScanner:
             "|".join(re.escape(first) for first in sorted({stop[0] for stop in stops}))
         )
         self._longest = max(len(stop) for stop in stops)
-        self.held = ""  # text that may be the beginning of a stop string
+        self.held_back = ""  # text that may be the beginning of a stop string
         self.found: str | None = None  # the stop string that ended the text
 
     def push(self, text: str) -> str:
         """Add text. Returns the text that may be shown now: nothing after a stop string."""
         if self.found is not None or not text:
             return ""
-        if not self.held and self._first.search(text) is None:
+        if not self.held_back and self._first.search(text) is None:
             return text
-        window = self.held + text
+        window = self.held_back + text
         match = self._earliest_match(window)
         if match is not None:
             place, self.found = match
-            self.held = ""
+            self.held_back = ""
             return window[:place]
         keep = self._start_of_possible_stop(window)
-        self.held = window[keep:]
+        self.held_back = window[keep:]
         return window[:keep]
 
     def flush(self) -> str:
         """Return the text that was held back. Call this if the text ends without a stop string."""
-        text = self.held
-        self.held = ""
+        text = self.held_back
+        self.held_back = ""
         return text
 
     def _earliest_match(self, window: str) -> tuple[int, str] | None:
@@ -77,8 +77,8 @@ class VisibleStops:
 
     def __init__(self, stops: Sequence[str]) -> None:
         # positions count as in `TextDelta.start`
-        self.cut: int | None = None  # position of the stop string that was found
-        self.held_from: int | None = None  # position from which text is held back
+        self.found_at: int | None = None  # position of the stop string that was found
+        self.held_back_from: int | None = None  # position from which text is held back
         self._scanner = StopScanner(stops) if stops else None
 
     @property
@@ -98,22 +98,22 @@ class VisibleStops:
 
     def flush(self) -> Iterator[TextDelta]:
         """Iterate over the text held back. Call this if no visible text follows without a gap."""
-        if self._scanner is not None and self.held_from is not None:
-            start = self.held_from
-            self.held_from = None
+        if self._scanner is not None and self.held_back_from is not None:
+            start = self.held_back_from
+            self.held_back_from = None
             yield TextDelta(text=self._scanner.flush(), start=start)
 
     def _scan_text(self, scanner: StopScanner, part: TextDelta) -> Iterator[TextDelta]:
-        held = len(scanner.held)
-        start = part.start if self.held_from is None else self.held_from
+        held = len(scanner.held_back)
+        start = part.start if self.held_back_from is None else self.held_back_from
         shown = scanner.push(part.text)
         if shown:
             yield TextDelta(text=shown, start=start)
         # there may be omitted markup between the end of the held text and the beginning of the part
         end = part.start + len(shown) - held if len(shown) >= held else start + len(shown)
-        self.held_from = end if scanner.held else None
+        self.held_back_from = end if scanner.held_back else None
         if scanner.found is not None:
-            self.cut = end
+            self.found_at = end
 
 
 class RepetitionGuard:
@@ -131,7 +131,7 @@ class RepetitionGuard:
         self._last: deque[int] = deque(maxlen=tokens)
         self._until_check = tokens
 
-    def take(self, token_ids: Iterable[int]) -> bool:
+    def push(self, token_ids: Iterable[int]) -> bool:
         """Add tokens of the text. Returns True once a check finds it endless."""
         if not self._tokens:
             return False

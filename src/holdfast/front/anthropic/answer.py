@@ -43,7 +43,9 @@ _PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 _STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 _NO_INPUT = msgspec.Raw(b"{}")
 
-Place: TypeAlias = Literal["text", "reasoning"] | int  # the kind of a text, or the number of a call
+OpenBlock: TypeAlias = (
+    Literal["text", "reasoning"] | int
+)  # the kind of a text, or the number of a call
 
 
 class MessagesErrorDetail(Struct, frozen=True, kw_only=True):
@@ -192,13 +194,13 @@ def usage_of(counts: TokenCounts) -> MessageUsage:
         (each.tokens for each in breakpoints if each.seconds >= _LONG_SECONDS), default=0
     )
     created = max(0, last - cached)
-    long = max(0, last_long - cached)
+    long_lived = max(0, last_long - cached)
     return MessageUsage(
         input_tokens=counts.prompt_tokens - cached - created,
         cache_creation_input_tokens=created,
         cache_read_input_tokens=cached,
         cache_creation=CacheCreation(
-            ephemeral_5m_input_tokens=created - long, ephemeral_1h_input_tokens=long
+            ephemeral_5m_input_tokens=created - long_lived, ephemeral_1h_input_tokens=long_lived
         ),
         output_tokens=counts.completion_tokens,
         output_tokens_details=ThinkingTokens(thinking_tokens=counts.reasoning_tokens),
@@ -228,7 +230,7 @@ class MessagesAnswer(AnswerFormat):
         self._max_tokens = max_tokens
         self._hides_thinking = hides_thinking
         self._content: list[AnswerBlock] = []  # the last block is incomplete while it is open
-        self._open: Place | None = None
+        self._open_block: OpenBlock | None = None
         self._pieces: list[str] = []  # text, thought or arguments of the open block
         self._end: ChoiceFinished | None = None
 
@@ -236,7 +238,7 @@ class MessagesAnswer(AnswerFormat):
         """Return a ping: Claude Code ignores comments and gives up when no events arrive."""
         return _PING
 
-    def opening(self, *, prompt_tokens: int) -> bytes:
+    def stream_start(self, *, prompt_tokens: int) -> bytes:
         """Return the head. It counts the whole prompt as uncached; the final counts are exact."""
         counts = TokenCounts(prompt_tokens=prompt_tokens, completion_tokens=0, cached_tokens=0)
         head = MessageAnswer(
@@ -245,26 +247,29 @@ class MessagesAnswer(AnswerFormat):
         data = _encode(head)
         return b'event: message_start\ndata: {"type":"message_start","message":%b}\n\n' % data
 
-    def delta(self, event: OutputDelta) -> bytes:
+    def delta_event(self, event: OutputDelta) -> bytes:
         """Return more of a block. The first delta of a block also ends the previous block."""
-        place = _place(event)
+        place = _block_of(event)
         if place is None:
             return b""
-        before = b"" if place == self._open else self._stop() + self._start(place, event)
+        before = (
+            b""
+            if place == self._open_block
+            else self._stop_block() + self._start_block(place, event)
+        )
         if isinstance(event, TextDelta):
-            return before + self._text(event)
+            return before + self._text_delta(event)
         if isinstance(event, ToolArgumentsDelta):
-            return before + self._arguments(event)
+            return before + self._arguments_delta(event)
         if isinstance(event, ToolCallFinished):
-            return before + self._stop(is_complete=True)
+            return before + self._stop_block(is_complete=True)
         return before
 
-    def finish(self, event: ChoiceFinished) -> bytes:
-        """Return the end of the last block."""
+    def choice_end(self, event: ChoiceFinished) -> bytes:
         self._end = event
-        return self._stop()
+        return self._stop_block()
 
-    def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
+    def stream_end(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
         """Return the stop reason and the token counts."""
         reason, sequence = self._stop_reason(counts)
         delta = {
@@ -278,16 +283,14 @@ class MessagesAnswer(AnswerFormat):
         data = b'{"type":"message_delta","delta":%b,"usage":%b%b}' % (_encode(delta), usage, extra)
         return b"event: message_delta\ndata: %b\n\n%b" % (data, _STOP)
 
-    def broken(self, problem: Problem) -> bytes:
-        """Return the error as the last event."""
+    def error_event(self, problem: Problem) -> bytes:
         return b"event: error\ndata: %b\n\n" % _encode(anthropic_error(problem))
 
-    def whole(
+    def complete_body(
         self, events: Iterable[OutputEvent], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
-        """Return the whole message as JSON."""
         for event in events:
-            self.piece(event)
+            self.event_bytes(event)
         reason, sequence = self._stop_reason(counts)
         answer = MessageAnswer(
             id=self.id,
@@ -300,7 +303,7 @@ class MessagesAnswer(AnswerFormat):
         )
         return _encode(answer)
 
-    def _start(self, place: Place, event: OutputDelta) -> bytes:
+    def _start_block(self, place: OpenBlock, event: OutputDelta) -> bytes:
         if isinstance(event, ToolCallStarted):
             block = AnswerBlock(
                 type="tool_use",
@@ -313,7 +316,7 @@ class MessagesAnswer(AnswerFormat):
             block = AnswerBlock(type="text", text="", citations=None)
         else:
             block = AnswerBlock(type="thinking", thinking="", signature="")
-        self._open = place
+        self._open_block = place
         self._content.append(block)
         data = b'{"type":"content_block_start","index":%d,"content_block":%b}' % (
             len(self._content) - 1,
@@ -321,7 +324,7 @@ class MessagesAnswer(AnswerFormat):
         )
         return b"event: content_block_start\ndata: %b\n\n" % data
 
-    def _text(self, event: TextDelta) -> bytes:
+    def _text_delta(self, event: TextDelta) -> bytes:
         self._pieces.append(event.text)
         if event.kind == "text":
             return self._delta(b"text_delta", b"text", event.text)
@@ -329,33 +332,33 @@ class MessagesAnswer(AnswerFormat):
             return b""
         return self._delta(b"thinking_delta", b"thinking", event.text)
 
-    def _arguments(self, event: ToolArgumentsDelta) -> bytes:
+    def _arguments_delta(self, event: ToolArgumentsDelta) -> bytes:
         self._pieces.append(event.text)
         if not event.text:
             return b""
         return self._delta(b"input_json_delta", b"partial_json", event.text)
 
-    def _stop(self, *, is_complete: bool = False) -> bytes:
+    def _stop_block(self, *, is_complete: bool = False) -> bytes:
         """End the open block, if there is one. is_complete: the block is a call that was not cut
         off.
         """
-        if self._open is None:
+        if self._open_block is None:
             return b""
-        signed = b""
+        signature_event = b""
         text = "".join(self._pieces)
         fields: dict[str, Any] = {"text": text}
-        if self._open == "reasoning":
-            seal = self._seal.close if self._hides_thinking else self._seal.sign
+        if self._open_block == "reasoning":
+            seal = self._seal.encrypt if self._hides_thinking else self._seal.sign
             signature = seal(text)
-            signed = self._delta(b"signature_delta", b"signature", signature)
+            signature_event = self._delta(b"signature_delta", b"signature", signature)
             fields = {"thinking": "" if self._hides_thinking else text, "signature": signature}
-        elif self._open != "text":
+        elif self._open_block != "text":
             fields = {"input": _input(text, is_complete=is_complete)}
         self._content[-1] = msgspec.structs.replace(self._content[-1], **fields)
         self._pieces.clear()
-        self._open = None
+        self._open_block = None
         data = b'{"type":"content_block_stop","index":%d}' % (len(self._content) - 1)
-        return b"%bevent: content_block_stop\ndata: %b\n\n" % (signed, data)
+        return b"%bevent: content_block_stop\ndata: %b\n\n" % (signature_event, data)
 
     def _delta(self, kind: bytes, key: bytes, text: str) -> bytes:
         delta = b'{"type":"%b","%b":%b}' % (kind, key, _encode(text))
@@ -375,7 +378,7 @@ class MessagesAnswer(AnswerFormat):
         return "end_turn" if found is None else "stop_sequence", found
 
 
-def _place(event: OutputDelta) -> Place | None:
+def _block_of(event: OutputDelta) -> OpenBlock | None:
     """Return the block that an event belongs to, or None for an event without new content."""
     if isinstance(event, TextDelta):
         return event.kind if event.text else None

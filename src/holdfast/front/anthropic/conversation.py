@@ -20,9 +20,9 @@ from holdfast.front.server.fields import (
     TextOrMany,
     ToolMode,
     checked_definitions,
-    choice_among,
+    checked_tool_choice,
     log_once,
-    other_part,
+    non_text_part,
     refuse_too_many,
 )
 from holdfast.front.server.problem import invalid_field, missing_field
@@ -223,13 +223,13 @@ class Conversation:
         if isinstance(content, str):
             self.messages.append({"role": turn["role"], "content": content})
         elif turn["role"] == "assistant":
-            self.messages.append(_answer(content, field, self._seal))
+            self.messages.append(_assistant_message(content, field, self._seal))
             for block in content:
                 self.mark(block, messages=len(self.messages))
         else:
-            self._add_said(turn["role"], content, field)
+            self._add_blocks(turn["role"], content, field)
 
-    def _add_said(self, role: str, blocks: Sequence[Mapping[str, Any]], field: str) -> None:
+    def _add_blocks(self, role: str, blocks: Sequence[Mapping[str, Any]], field: str) -> None:
         """Add a turn of the user or the system. Each result of a call becomes its own message."""
         parts: list[Message] = []
         # next to results, an agent puts what its tools found, such as the pages of a PDF
@@ -241,13 +241,13 @@ class Conversation:
                     parts = []
                 self.messages.append(_result(block, f"{field}.{place}"))
                 self.mark(block, messages=len(self.messages))
-            elif (part := _read(block)) is not None:
+            elif (part := _text_part(block)) is not None:
                 parts.append(part)
                 self.mark(block, messages=len(self.messages), parts=len(parts))
             elif block["type"] == "tool_reference":
                 parts.append(_reference(block))
             elif not _is_left_out(block["type"]):
-                parts.append(_other(block, source, f"{field}.{place}"))
+                parts.append(_other_part(block, source, f"{field}.{place}"))
                 self.mark(block, messages=len(self.messages), parts=len(parts))
         if parts or not blocks:
             self.messages.append({"role": role, "content": parts or ""})
@@ -263,7 +263,7 @@ def referenced_tools(turns: Sequence[Turn]) -> Iterator[str]:
                     yield part["tool_name"]
 
 
-def _answer(blocks: Sequence[Mapping[str, Any]], field: str, seal: Seal) -> Message:
+def _assistant_message(blocks: Sequence[Mapping[str, Any]], field: str, seal: Seal) -> Message:
     """Return a turn of the assistant as one message: all thoughts, all texts, and all calls."""
     text = ""
     follows_text = False
@@ -271,12 +271,12 @@ def _answer(blocks: Sequence[Mapping[str, Any]], field: str, seal: Seal) -> Mess
     calls: list[Message] = []
     for place, block in enumerate(blocks):
         match block["type"]:
-            case "compaction" if (summary := _read(block)) is not None:
+            case "compaction" if (summary := _text_part(block)) is not None:
                 text += separator(text, summary["text"]) + summary["text"]
             case "text":
                 text += ("" if follows_text else separator(text, block["text"])) + block["text"]
             case "thinking":
-                thoughts.append(_thought(block, seal))
+                thoughts.append(_readable_thought(block, seal))
             case "tool_use":
                 function = {
                     "name": block["name"],
@@ -284,7 +284,7 @@ def _answer(blocks: Sequence[Mapping[str, Any]], field: str, seal: Seal) -> Mess
                 }
                 calls.append({"id": block["id"], "type": "function", "function": function})
             case kind if not _is_left_out(kind):
-                note = _other(block, "assistant", f"{field}.{place}")["text"]
+                note = _other_part(block, "assistant", f"{field}.{place}")["text"]
                 text += separator(text, note) + note
         follows_text = block["type"] == "text"
     thought = "".join(thoughts)
@@ -296,12 +296,12 @@ def _answer(blocks: Sequence[Mapping[str, Any]], field: str, seal: Seal) -> Mess
     }
 
 
-def _thought(block: Mapping[str, Any], seal: Seal) -> str:
+def _readable_thought(block: Mapping[str, Any], seal: Seal) -> str:
     """Return a thought of this server; empty for others: a model must not continue those."""
     thinking = block["thinking"]
     signature = block["signature"]
     if not thinking:
-        return seal.open(signature) or ""
+        return seal.decrypt(signature) or ""
     return thinking if seal.is_signed(thinking, signature) else ""
 
 
@@ -310,19 +310,19 @@ def _result(block: Mapping[str, Any], field: str) -> Message:
     if not isinstance(content, str):
         parts = []
         for place, part in enumerate(content):
-            if (read := _read(part)) is not None:
+            if (read := _text_part(part)) is not None:
                 parts.append(read)
             elif part["type"] == "tool_reference":
                 parts.append(_reference(part))
             elif not _is_left_out(part["type"]):
-                parts.append(_other(part, "tool", f"{field}.content.{place}"))
+                parts.append(_other_part(part, "tool", f"{field}.content.{place}"))
         content = parts
     if block.get("is_error"):  # chat templates have no field for errors
-        content = _failed(content)
+        content = _with_failure_note(content)
     return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": content}
 
 
-def _failed(content: str | list[Message]) -> str | list[Message]:
+def _with_failure_note(content: str | list[Message]) -> str | list[Message]:
     if not content:
         return _FAILED
     return (
@@ -332,7 +332,7 @@ def _failed(content: str | list[Message]) -> str | list[Message]:
     )
 
 
-def _read(block: Mapping[str, Any]) -> Message | None:
+def _text_part(block: Mapping[str, Any]) -> Message | None:
     """Return the message part for a text, a document or search result that consists of text, or a
     compaction summary. Returns None for other blocks.
     """
@@ -374,15 +374,15 @@ def _is_left_out(kind: str) -> bool:
     return kind in _LEFT_OUT or kind.endswith(_LEFT_OUT_ENDING)
 
 
-def _other(block: Mapping[str, Any], role: str, field: str) -> Message:
-    """Like `other_part`. Raises RequestRefused for a block that belongs elsewhere."""
+def _other_part(block: Mapping[str, Any], role: str, field: str) -> Message:
+    """Like `non_text_part`. Raises RequestRefused for a block that belongs elsewhere."""
     if (kind := block["type"]) in _TAGS:
         reason = "a block of this type is not allowed here"
         raise invalid_field(f"{field}.type", reason, shown=f": {kind!r}")
-    return other_part(block, role=role, field=field)
+    return non_text_part(block, role=role, field=field)
 
 
-def _object(required: str, **properties: Any) -> dict[str, Any]:
+def _object_schema(required: str, **properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": required.split()}
 
 
@@ -400,30 +400,30 @@ _EDITS = {
 }
 
 
-def _commands(words: str) -> dict[str, Any]:
+def _enum_schema(words: str) -> dict[str, Any]:
     return {"type": "string", "enum": words.split()}
 
 
 # Tools that clients run and Anthropic's models know: type without date → description and schema.
-_KNOWN_BY_HEART: Mapping[str, tuple[str, dict[str, Any]]] = {
+_TOOLS_WITH_KNOWN_SCHEMA: Mapping[str, tuple[str, dict[str, Any]]] = {
     "bash": (
         "Runs a command in a shell that stays open.",
-        _object("", command=_TEXT, restart=_SWITCH),
+        _object_schema("", command=_TEXT, restart=_SWITCH),
     ),
     "text_editor": (
         "Views, creates and edits files.",
-        _object(
+        _object_schema(
             "command path",
-            command=_commands("view create str_replace insert undo_edit"),
+            command=_enum_schema("view create str_replace insert undo_edit"),
             **_EDITS,
             insert_text=_TEXT,
         ),
     ),
     "memory": (
         "Views, creates and edits files of notes under /memories, which outlive the conversation.",
-        _object(
+        _object_schema(
             "command",
-            command=_commands("view create str_replace insert delete rename"),
+            command=_enum_schema("view create str_replace insert delete rename"),
             **_EDITS,
             insert_text=_TEXT,
             old_path=_TEXT,
@@ -516,7 +516,7 @@ def choice_of(choice: MessagesToolChoice | None, *, tools: ShownTools) -> ToolCh
         raise missing_field("tool_choice.name")
     names = [name] if kind == "tool" and name else []
     field = "tool_choice.name" if names else "tool_choice"
-    return choice_among(
+    return checked_tool_choice(
         _MODES[kind],
         names,
         tools=tools.definitions,
@@ -532,7 +532,7 @@ def _function(tool: MessagesTool, field: str) -> dict[str, Any] | None:
     schema = tool.get("input_schema")
     if kind != "custom" and schema is None:
         family, _, date = kind.rpartition("_")
-        known = _KNOWN_BY_HEART.get(family) if date.isdecimal() else None
+        known = _TOOLS_WITH_KNOWN_SCHEMA.get(family) if date.isdecimal() else None
         if known is None:
             log_once("skipped tools of type %r, which only Anthropic's servers can run", kind)
             return None

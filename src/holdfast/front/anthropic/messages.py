@@ -45,9 +45,9 @@ from holdfast.front.request import (
     sampling_options,
 )
 from holdfast.front.server.access import Seal
-from holdfast.front.server.answers import Asked
+from holdfast.front.server.answers import GenerationPlan
 from holdfast.front.server.context import RequestContext, context_of
-from holdfast.front.server.dialect import Dialect, ModelShapes, answers_of, operation, request_of
+from holdfast.front.server.dialect import Dialect, ModelShapes, accepts, operation, returns
 from holdfast.front.server.fields import (
     INT32_MAX,
     STRICT,
@@ -61,7 +61,7 @@ from holdfast.front.server.fields import (
     sampled,
     thinking_of,
 )
-from holdfast.front.server.generation import generate
+from holdfast.front.server.generation import generation_response
 from holdfast.front.server.problem import invalid_field, missing_field
 from holdfast.front.server.request import json_response, parse, read_json
 from holdfast.front.server.services import Services, model_of
@@ -209,8 +209,7 @@ class PromptFields(SharedFields):
         A system message may apply to a single user turn, or contain only a configuration.
         """
         last_user = max(
-            (place for place, turn in enumerate(self.messages) if turn["role"] == "user"),
-            default=0,
+            (place for place, turn in enumerate(self.messages) if turn["role"] == "user"), default=0
         )
         for place, turn in enumerate(self.messages):
             is_system = turn["role"] == "system"
@@ -261,7 +260,7 @@ class PromptFields(SharedFields):
             self.output_config.effort if self.output_config else None
         )
         said = ReasoningOptions(effort=effort, enabled=True, max_tokens=asked.budget_tokens)
-        return thinking_of(said={"reasoning": said})
+        return thinking_of(values={"reasoning": said})
 
     def _effort_of_turn(self) -> EffortWord | None:
         """The effort that a system message in the newest turn asks for."""
@@ -296,7 +295,7 @@ class MessagesRequest(PromptFields):
     top_k: int | None = sampled("top_k")
     metadata: dict[str, Any] | None = optional("Accepted, but has no effect.")
 
-    def plan(self, context: RequestContext) -> Asked:
+    def plan(self, context: RequestContext) -> GenerationPlan:
         """Return what to generate, and the format of the answer.
 
         Raises RequestRefused, which names the invalid field.
@@ -347,18 +346,16 @@ class CountTokensRequest(PromptFields):
 @operation(
     "POST",
     "/v1/messages",
-    request_of(MessagesRequest),
-    answers_of(MessageAnswer, chunk=MessageEvent),
+    accepts(MessagesRequest),
+    returns(MessageAnswer, chunk=MessageEvent),
     summary="chat (Anthropic)",
 )
 async def create_message(request: Request, services: Services) -> Response:
     """Answer a conversation."""
-    return await generate(request, services, partial(parse, MessagesRequest))
+    return await generation_response(request, services, partial(parse, MessagesRequest))
 
 
-@operation(
-    "POST", "/v1/messages/count_tokens", request_of(CountTokensRequest), answers_of(TokenCount)
-)
+@operation("POST", "/v1/messages/count_tokens", accepts(CountTokensRequest), returns(TokenCount))
 async def count_message_tokens(request: Request, services: Services) -> Response:
     """Count the tokens of the prompt."""
     asked = await read_json(request, CountTokensRequest, services.limits)
@@ -415,7 +412,7 @@ ANTHROPIC = Dialect(
     error=anthropic_error,
     error_shape=MessagesError,
     prefixes=("/v1/messages", "/v1/complete"),
-    is_spoken=lambda headers: "anthropic-version" in headers,
+    matches_headers=lambda headers: "anthropic-version" in headers,
     models=ModelShapes(
         many_type=AnthropicModelList, one_type=AnthropicModel, many=_list, one=_model
     ),

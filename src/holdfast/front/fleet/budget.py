@@ -59,7 +59,7 @@ class Verdict:
     drain: frozenset[str] = frozenset()  # models to drain; all ready and in use
     # models that were requested, for which pinned models leave no room
     blocked: tuple[str, ...] = ()
-    look_again_at: float = math.inf  # time at which the decision may change without another event
+    next_check_at: float = math.inf  # time at which the decision may change without another event
 
 
 def decide(models: Sequence[Candidate], limits: PlaceLimits, *, now: float) -> Verdict:
@@ -86,7 +86,7 @@ class _Decision:
         self._drain: list[Candidate] = []
         self._makes_room: dict[str, str] = {}
         self._blocked: list[Candidate] = []
-        self._look_again_at = math.inf
+        self._next_check_at = math.inf
 
     def verdict(self) -> Verdict:
         """Make the decision. Call this only once."""
@@ -94,19 +94,19 @@ class _Decision:
             if model.is_unload_requested and model.phase == "ready":
                 (self._drain if model.leases else self._unload).append(model)
             elif _is_unused(model):
-                self._end_idle(model)
+                self._unload_if_idle(model)
         waiting = [
             model
             for model in self._models
             if model.waiting_since is not None and model.phase == "unloaded"
         ]
-        for model in sorted(waiting, key=_number):
+        for model in sorted(waiting, key=_arrival_number):
             pinned = [
                 other for other in self._models if other.is_pinned and other.phase != "unloaded"
             ]
             if not _fits(model, pinned, self._limits):
                 self._blocked.append(model)
-            elif not self._find_place(model):
+            elif not self._load_or_make_room(model):
                 break  # later arrivals have to wait, or the first might starve
         return Verdict(
             load=_names(self._load),
@@ -114,26 +114,26 @@ class _Decision:
             makes_room=self._makes_room,
             drain=frozenset(_names(self._drain)),
             blocked=_names(self._blocked),
-            look_again_at=self._look_again_at,
+            next_check_at=self._next_check_at,
         )
 
-    def _end_idle(self, model: Candidate) -> None:
+    def _unload_if_idle(self, model: Candidate) -> None:
         ends_at = idle_until(model)
         if ends_at <= self._now:
             self._unload.append(model)
         else:
-            self._look_again_at = min(self._look_again_at, ends_at)
+            self._next_check_at = min(self._next_check_at, ends_at)
 
-    def _find_place(self, model: Candidate) -> bool:
+    def _load_or_make_room(self, model: Candidate) -> bool:
         """Load a model, or make room for it. Returns False if neither is possible yet."""
         occupied = [other for other in self._models if other.phase != "unloaded"]
         if _fits(model, [*occupied, *self._load, *self._reserved], self._limits):
             self._load.append(model)
             return True
-        idle, busy = self._victims()
-        chosen = self._enough(model, [*idle, *busy])
+        idle, busy = self._eviction_candidates()
+        chosen = self._fewest_victims(model, [*idle, *busy])
         if chosen is None:
-            self._look_again_when_turns_end()
+            self._check_again_when_turns_end()
             return False
         self._makes_room |= {victim.name: model.name for victim in chosen}
         self._unload += [victim for victim in chosen if victim in idle]
@@ -141,7 +141,7 @@ class _Decision:
         self._reserved.append(model)
         return True
 
-    def _victims(self) -> tuple[list[Candidate], list[Candidate]]:
+    def _eviction_candidates(self) -> tuple[list[Candidate], list[Candidate]]:
         """Return the models that can be unloaded now, and those that can be drained.
 
         Both lists begin with the model that should go first.
@@ -149,19 +149,21 @@ class _Decision:
         staying = [
             model
             for model in self._models
-            if model.phase == "ready" and not model.is_pinned and not self._goes(model)
+            if model.phase == "ready" and not model.is_pinned and not self._is_leaving(model)
         ]
         idle = sorted(
             (model for model in staying if not model.leases), key=lambda model: model.used_at
         )
-        over = [
+        past_their_turn = [
             model
             for model in staying
             if model.leases and model.ready_at + self._limits.turn_seconds <= self._now
         ]
-        return idle, sorted(over, key=lambda model: model.ready_at)
+        return idle, sorted(past_their_turn, key=lambda model: model.ready_at)
 
-    def _enough(self, model: Candidate, victims: Sequence[Candidate]) -> list[Candidate] | None:
+    def _fewest_victims(
+        self, model: Candidate, victims: Sequence[Candidate]
+    ) -> list[Candidate] | None:
         """Choose a minimal set of victims that makes enough room for a model.
 
         Earlier victims are preferred. Returns None if even all victims do not make enough room.
@@ -192,20 +194,20 @@ class _Decision:
     def _stays(self, model: Candidate, *, beside: Candidate) -> bool:
         # a stopping model gets its place back before others only if it was requested first
         if model.phase == "stopping":
-            return _number(model) < _number(beside)
-        return model.phase != "unloaded" and not self._goes(model)
+            return _arrival_number(model) < _arrival_number(beside)
+        return model.phase != "unloaded" and not self._is_leaving(model)
 
-    def _goes(self, model: Candidate) -> bool:
+    def _is_leaving(self, model: Candidate) -> bool:
         return model in self._unload or model in self._drain
 
-    def _look_again_when_turns_end(self) -> None:
+    def _check_again_when_turns_end(self) -> None:
         for model in self._models:
             ends_at = model.ready_at + self._limits.turn_seconds
             if model.phase == "ready" and not model.is_pinned and ends_at > self._now:
-                self._look_again_at = min(self._look_again_at, ends_at)
+                self._next_check_at = min(self._next_check_at, ends_at)
 
 
-def _number(model: Candidate) -> float:
+def _arrival_number(model: Candidate) -> float:
     return math.inf if model.waiting_since is None else model.waiting_since
 
 

@@ -126,7 +126,7 @@ class NamedEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
+class ExcludedModel:
     """A model that is not served, and the reason."""
 
     name: str
@@ -140,12 +140,12 @@ class Catalog:
     """All models of a server. Names and aliases are unique."""
 
     entries: tuple[CatalogEntry, ...]  # the first one serves requests that do not name a model
-    left_out: tuple[LeftOut, ...] = ()
+    excluded: tuple[ExcludedModel, ...] = ()
     # names of the models to load at the start: the pinned ones, and the one that the user named or
     # the only one
     at_start: tuple[str, ...] = ()
     # whether models pulled into the Hub's cache are served after a reload
-    takes_found: bool = False
+    serves_pulled_models: bool = False
 
     @cached_property
     def _by_name(self) -> dict[str, NamedEntry]:
@@ -183,13 +183,13 @@ class Catalog:
             for adapter in ("", *entry.adapters)
         ]
         aliases = (alias for alias in self._by_name if alias not in ids)
-        why = self.why_left_out(name)
+        why = self.why_excluded(name)
         return UnknownModel(model=name, available=(*ids, *aliases), why=why)
 
-    def why_left_out(self, name: str) -> str:
+    def why_excluded(self, name: str) -> str:
         """Why the model or adapter with this name is not served; empty if it is unknown."""
         base = name.partition(SEPARATOR)[0]
-        return next((each.reason for each in self.left_out if each.name in (name, base)), "")
+        return next((each.reason for each in self.excluded if each.name in (name, base)), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +199,7 @@ class CatalogChange:
     added: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()  # newly left out, although models.toml lists them
+    excluded: tuple[ExcludedModel, ...] = ()  # newly left out, although models.toml lists them
 
     def __str__(self) -> str:
         """One line for the log."""
@@ -209,7 +209,7 @@ class CatalogChange:
             ("changed, effective at the next load", self.changed),
         )
         said = [f"{what}: {', '.join(names)}" for what, names in parts if names]
-        said += [f"left out: {each.name} ({each.reason})" for each in self.left_out]
+        said += [f"left out: {each.name} ({each.reason})" for each in self.excluded]
         return "; ".join(said) or "no changes"
 
 
@@ -221,8 +221,8 @@ def change_between(before: Catalog, after: Catalog) -> CatalogChange:
         added=tuple(name for name in new if name not in old),
         gone=tuple(name for name in old if name not in new),
         changed=tuple(name for name, entry in new.items() if name in old and entry != old[name]),
-        left_out=tuple(
-            each for each in after.left_out if each.is_asked_for and each not in before.left_out
+        excluded=tuple(
+            each for each in after.excluded if each.is_asked_for and each not in before.excluded
         ),
     )
 
@@ -275,15 +275,15 @@ def catalog_of(settings: Settings, environ: Mapping[str, str]) -> Catalog:
     pinned = (entry for entry in entries if entry.is_pinned)
     return Catalog(
         entries=entries,
-        left_out=(*listed.left_out, *passed_over, *without_draft),
+        excluded=(*listed.excluded, *passed_over, *without_draft),
         at_start=tuple(dict.fromkeys(entry.name for entry in (*first, *pinned))),
-        takes_found=settings.catalog.hub_cache,
+        serves_pulled_models=settings.catalog.hub_cache,
     )
 
 
 def _with_draft_models(
     entries: tuple[CatalogEntry, ...], settings: Settings
-) -> tuple[tuple[CatalogEntry, ...], list[LeftOut]]:
+) -> tuple[tuple[CatalogEntry, ...], list[ExcludedModel]]:
     """Leave out the entries of models.toml whose `speculation` names no model.
 
     Raises ModelLoadError if the server's setting names none, or if the model that the user named
@@ -341,7 +341,7 @@ def read_catalog_file(file: Path, settings: Settings) -> Catalog:
         except (ConfigError, ModelLoadError) as error:
             left_out.append(_left_out(name, file, str(error)))
     unique, clashing = _without_clashes(entries, file)
-    return Catalog(entries=unique, left_out=(*left_out, *clashing))
+    return Catalog(entries=unique, excluded=(*left_out, *clashing))
 
 
 def _entry(name: str, table: object, *, file: Path, settings: Settings) -> CatalogEntry:
@@ -478,7 +478,7 @@ def _of_type(table: Mapping[str, Any], key: str, kind: type[Any], words: str) ->
 
 def _without_clashes(
     entries: list[CatalogEntry], file: Path
-) -> tuple[tuple[CatalogEntry, ...], list[LeftOut]]:
+) -> tuple[tuple[CatalogEntry, ...], list[ExcludedModel]]:
     """Leave out entries with an alias that is another model's name, or an alias of an earlier
     entry.
     """
@@ -505,8 +505,8 @@ def _without_clashes(
     return tuple(unique), left_out
 
 
-def _left_out(name: str, file: Path, reason: str) -> LeftOut:
-    return LeftOut(name=name, origin=str(file), reason=reason, is_asked_for=True)
+def _left_out(name: str, file: Path, reason: str) -> ExcludedModel:
+    return ExcludedModel(name=name, origin=str(file), reason=reason, is_asked_for=True)
 
 
 def _catalog_file(settings: Settings, environ: Mapping[str, str]) -> Path | None:
@@ -524,10 +524,7 @@ def _entry_of_settings(settings: Settings) -> CatalogEntry:
     """Return the model of `model.path`, or the bundled one. Raises ModelLoadError."""
     model = replace(settings.model, name=served_id(settings.model))
     return CatalogEntry(
-        name=model.name,
-        model=model,
-        origin="",
-        idle_seconds=settings.residency.idle_seconds,
+        name=model.name, model=model, origin="", idle_seconds=settings.residency.idle_seconds
     )
 
 
@@ -537,7 +534,7 @@ def _named_beside(listed: Catalog, settings: Settings, environ: Mapping[str, str
     The model may be in a watched folder or elsewhere. Raises ModelLoadError if it cannot be served.
     """
     name = settings.model.path
-    for wrong in listed.left_out:
+    for wrong in listed.excluded:
         if wrong.name == name:
             raise ModelLoadError(f"model {name} of {wrong.origin} cannot be served: {wrong.reason}")
     if not (os.path.exists(name) or settings.model.revision):
@@ -553,7 +550,7 @@ def _named_beside(listed: Catalog, settings: Settings, environ: Mapping[str, str
         if near := nearest_names(name, known):
             hints = [f"did you mean {' or '.join(near)}?"]
         else:
-            hints = [f"{each.origin}: {each.reason}" for each in listed.left_out[:1]]
+            hints = [f"{each.origin}: {each.reason}" for each in listed.excluded[:1]]
         raise ModelLoadError("; ".join([str(error), *hints])) from None
 
 
@@ -589,7 +586,7 @@ class _FoundModel:
 
 def _with_found(
     listed: tuple[CatalogEntry, ...], settings: Settings, environ: Mapping[str, str]
-) -> tuple[tuple[CatalogEntry, ...], list[LeftOut]]:
+) -> tuple[tuple[CatalogEntry, ...], list[ExcludedModel]]:
     """Append the models found on this machine.
 
     Also returns the found models that cannot be served.
@@ -608,7 +605,9 @@ def _with_found(
                 raise ModelLoadError(f"{other.name} of {other.origin} already has this name")
         except ModelLoadError as error:
             left_out.append(
-                LeftOut(name=model.name, origin=model.origin, reason=str(error), is_asked_for=False)
+                ExcludedModel(
+                    name=model.name, origin=model.origin, reason=str(error), is_asked_for=False
+                )
             )
             continue
         entry = CatalogEntry(
@@ -627,14 +626,14 @@ def _with_found(
 
 def _interrupted(
     settings: Settings, environ: Mapping[str, str], *, but: Container[str]
-) -> list[LeftOut]:
+) -> list[ExcludedModel]:
     """Partially downloaded models in the Hub's cache, except those with the names in `but`."""
     if not settings.catalog.hub_cache:
         return []
     cache = hub_cache_folder(environ)
     reason = "its download was interrupted; to complete it: holdfast models pull"
     return [
-        LeftOut(name=name, origin=str(cache), reason=f"{reason} {name}", is_asked_for=False)
+        ExcludedModel(name=name, origin=str(cache), reason=f"{reason} {name}", is_asked_for=False)
         for name in interrupted_downloads(cache)
         if name not in but
     ]

@@ -105,7 +105,7 @@ class Library:
         All clients that ask for the same model share one pull; it stops when the last client has
         left. Raises InvalidRequest if this server would not serve the model.
         """
-        if not (self._residency.catalog.takes_found or self._names_of(source)):
+        if not (self._residency.catalog.serves_pulled_models or self._names_of(source)):
             raise InvalidRequest(
                 "this server serves only the models that it was started with; `holdfast serve` "
                 "without a model serves all models in the Hub's cache",

@@ -117,7 +117,7 @@ class MemoryWatch:
         self._changes: Counter[str] = Counter()  # how often each level began, by its name
         self._lower_since: float | None = None
 
-    def follow(self, use: MemoryUse, *, now: float) -> bool:
+    def update(self, use: MemoryUse, *, now: float) -> bool:
         """Update the level from a new measurement. Returns whether the level has changed.
 
         now: seconds of any monotonic clock.

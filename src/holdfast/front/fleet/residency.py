@@ -122,16 +122,16 @@ class Residency:
         """places: the maximum number of sequences that may wait for one model. meter: measures the
         memory of the workers.
         """
-        self._slot_of = partial(
+        self._new_slot = partial(
             ModelSlot,
             fetch=fetch,
             settings_of=lambda slot, files: worker_of(slot.entry, files, self._share(slot)),
             places=places,
             numbers=itertools.count(),
-            on_change=self._look,
+            on_change=self._rebalance,
             on_progress=on_progress,
         )
-        self._slots = {entry.name: self._slot_of(entry) for entry in catalog.entries}
+        self._slots = {entry.name: self._new_slot(entry) for entry in catalog.entries}
         # called with a model whose entry or files have changed, to drop what was read from them
         self.on_changed_entry: Callable[[str], None] = lambda model: None
         self._catalog = catalog
@@ -144,7 +144,7 @@ class Residency:
         self._made_room: dict[str, str] = {}
         self._machine_bytes: float = math.inf
         self._shared_by: dict[str, Phase] = {}  # the models among which the memory was last divided
-        self._is_looking = False
+        self._is_rebalancing = False
         self._has_stopped = False
         self._meter = meter or MemoryMeter()
         self.memory = MemoryWatch()
@@ -159,7 +159,7 @@ class Residency:
         """The catalog entry with which a model is loaded, or will be. Raises UnknownModel."""
         return self._slot(model).entry
 
-    async def take_catalog(self, catalog: Catalog) -> CatalogChange:
+    async def replace_catalog(self, catalog: Catalog) -> CatalogChange:
         """Serve the models of another catalog from now on. Returns the difference.
 
         Removed models are unloaded once nobody uses them; requests that wait for a place for such a
@@ -168,25 +168,25 @@ class Residency:
         """
         if len(catalog.entries) > 1 and math.isinf(self._machine_bytes):
             self._machine_bytes = (await asyncio.to_thread(memory_report)).total_bytes
-            for name in [name for name, slot in self._slots.items() if slot.has_place]:
+            for name in [name for name, slot in self._slots.items() if slot.is_resident]:
                 logger.info("model %s may use all memory until it is loaded again", name)
         change = change_between(self._catalog, catalog)
         new_at_start = [name for name in catalog.at_start if name not in self._catalog.at_start]
         self._catalog = catalog
         before = self._slots
         self._slots = {
-            entry.name: before.get(entry.name) or self._slot_of(entry) for entry in catalog.entries
+            entry.name: before.get(entry.name) or self._new_slot(entry) for entry in catalog.entries
         }
         for entry in catalog.entries:
             self._slots[entry.name].change(entry)
-            self._slots[entry.name].press(self.memory.pressure)
+            self._slots[entry.name].set_pressure(self.memory.pressure)
         for name, slot in before.items():
             if name not in self._slots:
                 self._slots[name] = slot
                 slot.delist(catalog.unknown(name))
         for name in new_at_start:
-            self._begin(self._load_or_log(name), name=f"load of {name}")
-        self._look()
+            self._spawn(self._load_or_log(name), name=f"load of {name}")
+        self._rebalance()
         return change
 
     async def start(self) -> None:
@@ -198,7 +198,7 @@ class Residency:
             self._machine_bytes = (await asyncio.to_thread(memory_report)).total_bytes
         self._begin_watch()
         self._first_loads = {
-            name: self._begin(self.load(name), name=f"first load of {name}")
+            name: self._spawn(self.load(name), name=f"first load of {name}")
             for name in self._catalog.at_start
         }
         for name, task in self._first_loads.items():
@@ -248,7 +248,7 @@ class Residency:
         slot = self._slot(model)
         named = self._catalog.named(model)
         adapter = "" if named is None else named.adapter
-        await self._take(slot, sequences)
+        await self._acquire_lease(slot, sequences)
         loop = asyncio.get_running_loop()
         try:
             began = loop.time()
@@ -262,7 +262,7 @@ class Residency:
             yield AdaptedClient(client, adapter) if adapter else client
         finally:
             slot.used_at = loop.time()
-            slot.leases.give_back()
+            slot.leases.release()
 
     async def load(self, model: str) -> None:
         """Load a model and wait until it is served.
@@ -271,13 +271,13 @@ class Residency:
         ModelLoadError.
         """
         slot = self._slot(model)
-        with contextlib.suppress(ModelLoadError):  # `_take` raises it with another message
+        with contextlib.suppress(ModelLoadError):  # `_acquire_lease` raises it with another message
             await slot.files()
-        await self._take(slot, 0)
+        await self._acquire_lease(slot, 0)
         try:
             await slot.wait_loaded()
         finally:
-            slot.leases.give_back()
+            slot.leases.release()
 
     async def unload(self, model: str) -> None:
         """Unload a model once the requests that use it have finished, and wait until it is
@@ -290,16 +290,16 @@ class Residency:
             raise ModelPinned(slot.entry.name)
         load = slot.loads
         try:
-            while slot.has_place and slot.loads == load:
+            while slot.is_resident and slot.loads == load:
                 slot.is_unload_requested = True
-                self._look()
+                self._rebalance()
                 await self._changed.wait()
         finally:
-            if slot.has_place and slot.loads == load:
+            if slot.is_resident and slot.loads == load:
                 slot.is_unload_requested = False
-                self._look()
+                self._rebalance()
 
-    def let_go(self, model: str) -> None:
+    def unload_when_unused(self, model: str) -> None:
         """Unload a model once the requests that use it have finished, without waiting.
 
         New requests load it again. Does nothing if the model is pinned or not loaded. Raises
@@ -308,7 +308,7 @@ class Residency:
         slot = self._slot(model)
         if slot.state.phase in ("loading", "ready") and not slot.is_pinned:
             slot.is_unload_requested = True
-            self._look()
+            self._rebalance()
 
     async def pin(self, model: str, *, pinned: bool) -> None:
         """Load a model and keep it loaded; or, if `pinned` is false, allow that it is unloaded.
@@ -318,7 +318,7 @@ class Residency:
         slot = self._slot(model)
         was_pinned = slot.is_pinned
         slot.is_pinned = pinned
-        self._look()
+        self._rebalance()
         if pinned:
             slot.is_unload_requested = False
             try:
@@ -384,7 +384,7 @@ class Residency:
         The model's next load looks for them again. Raises UnknownModel.
         """
         self._slot(model).forget_files()
-        self._look()
+        self._rebalance()
 
     async def files(self, model: str) -> ModelFiles:
         """Return where the files of a model are. Fetches them if necessary.
@@ -400,16 +400,16 @@ class Residency:
             return self._slots[named.entry.name]
         raise self._catalog.unknown(model)
 
-    async def _take(self, slot: ModelSlot, sequences: int) -> None:
+    async def _acquire_lease(self, slot: ModelSlot, sequences: int) -> None:
         """Take a lease. When this returns, the model has a place (see `budget`)."""
         if slot.leases.is_open:
-            await slot.leases.take(sequences=sequences, seconds=0.0)
+            await slot.leases.acquire(sequences=sequences, seconds=0.0)
             return
         loop = asyncio.get_running_loop()
         if self._has_stopped:
             raise WorkerUnavailable(SHUTTING_DOWN)
         if slot.retry_at > loop.time():
-            raise slot.cannot_be_served()
+            raise slot.unavailable_error()
         began = loop.time()
         seconds = self._settings.place_seconds
         try:
@@ -417,9 +417,9 @@ class Residency:
                 await self._fetch(slot)
                 if not slot.is_listed:
                     raise self._catalog.unknown(slot.entry.name)
-                await slot.leases.take(sequences=sequences, seconds=seconds)
+                await slot.leases.acquire(sequences=sequences, seconds=seconds)
         except TimeoutError:
-            loaded = (name for name, other in self._slots.items() if other.has_place)
+            loaded = (name for name, other in self._slots.items() if other.is_resident)
             in_use = ", ".join(name for name in loaded if name != slot.entry.name)
             raise WorkerUnavailable(
                 f"there was no room for model {slot.entry.name!r} within {seconds:.0f} s, as "
@@ -439,63 +439,65 @@ class Residency:
                 "being downloaded or read; please try again"
             ) from None
         except HoldfastError:
-            raise slot.cannot_be_served() from None
+            raise slot.unavailable_error() from None
 
     # -- decisions
 
-    def _look(self) -> None:
+    def _rebalance(self) -> None:
         """Decide which models to load and unload, then load and unload them."""
-        if self._is_looking or self._has_stopped:
+        if self._is_rebalancing or self._has_stopped:
             return
-        self._is_looking = True
+        self._is_rebalancing = True
         try:
             while True:
-                self._take_changes()
+                self._apply_changes()
                 verdict = decide(
                     [
                         slot.candidate()
                         for slot in self._slots.values()
-                        if slot.has_place or slot.leases.waiting
+                        if slot.is_resident or slot.leases.waiting
                     ],
                     self._limits(),
                     now=asyncio.get_running_loop().time(),
                 )
-                if not self._obey(verdict):
+                if not self._apply(verdict):
                     break
         finally:
-            self._is_looking = False
-        self._share_out()
+            self._is_rebalancing = False
+        self._divide_memory()
         if self._timer is not None:
             self._timer.cancel()
-        at = verdict.look_again_at
-        self._timer = None if math.isinf(at) else asyncio.get_running_loop().call_at(at, self._look)
+        at = verdict.next_check_at
+        self._timer = (
+            None if math.isinf(at) else asyncio.get_running_loop().call_at(at, self._rebalance)
+        )
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _take_changes(self) -> None:
+    def _apply_changes(self) -> None:
         for name, slot in tuple(self._slots.items()):
-            if not slot.is_listed and not slot.has_place:
+            if not slot.is_listed and not slot.is_resident:
                 del self._slots[name]
                 self.on_changed_entry(name)
-            elif slot.take_changes():
+            elif slot.apply_changes():
                 self.on_changed_entry(name)
 
-    def _obey(self, verdict: Verdict) -> bool:
+    def _apply(self, verdict: Verdict) -> bool:
         """Carry out a decision. Returns whether that may change the next decision."""
         for name in verdict.blocked:
             pinned = ", ".join(
-                other for other, slot in self._slots.items() if slot.is_pinned and slot.has_place
+                other for other, slot in self._slots.items() if slot.is_pinned and slot.is_resident
             )
             message = (
                 f"model {name!r} cannot be loaded: pinned models ({pinned}) leave no room for it; "
                 "unpin one of them"
             )
-            self._slots[name].leases.turn_away(WorkerUnavailable(message))
+            self._slots[name].leases.refuse_waiting(WorkerUnavailable(message))
         for name in verdict.unload:
             self._unload(self._slots[name], makes_room_for=verdict.makes_room.get(name, ""))
         for name in verdict.load:
             self._slots[name].begin_load()
-            self._begin(self._watch_load(self._slots[name]), name=f"load of {name}")
+            self._spawn(self._watch_load(self._slots[name]), name=f"load of {name}")
         for name, slot in self._slots.items():
             if slot.state.phase == "ready":
                 slot.drain(is_wanted=name in verdict.drain)
@@ -515,7 +517,7 @@ class Residency:
             why = "it was idle"
         logger.info("model %s is unloaded: %s", name, why)
         slot.begin_unload(reason=reason)
-        self._begin(slot.unload(), name=f"end of {name}")
+        self._spawn(slot.unload(), name=f"end of {name}")
 
     async def _watch_load(self, slot: ModelSlot) -> None:
         name = slot.entry.name
@@ -528,10 +530,10 @@ class Residency:
             failure = error
         for victim in [victim for victim, winner in self._made_room.items() if winner == name]:
             del self._made_room[victim]
-            if failure is None or victim not in self._slots or self._slots[victim].has_place:
+            if failure is None or victim not in self._slots or self._slots[victim].is_resident:
                 continue
             logger.info("model %s is loaded again, as the load of %s has failed", victim, name)
-            self._begin(self._load_or_log(victim), name=f"load of {victim} again")
+            self._spawn(self._load_or_log(victim), name=f"load of {victim} again")
         if failure is not None and not is_first:  # otherwise `wait_ready` reports it
             logger.error("model %s could not be loaded: %s", name, failure)
 
@@ -541,7 +543,7 @@ class Residency:
         except HoldfastError as error:
             logger.error("model %s is not available: %s", name, error)
 
-    def _begin(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+    def _spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -574,7 +576,9 @@ class Residency:
 
         The other parts are for the models that are loading or may still be loaded.
         """
-        others = [other for other in self._slots.values() if other is not slot and other.has_place]
+        others = [
+            other for other in self._slots.values() if other is not slot and other.is_resident
+        ]
         loading = sum(other.state is State.LOADING for other in others)
         if HAS_UNIFIED_MEMORY:
             taken_bytes = [each.fixed_bytes for each in (slot, *others)]
@@ -597,11 +601,11 @@ class Residency:
             taken_bytes=sum(other.footprint_bytes for other in others),
         )
 
-    def _share_out(self) -> None:
+    def _divide_memory(self) -> None:
         """Divide the memory again after a model came or went, if GPU and system share it."""
         if not HAS_UNIFIED_MEMORY:
             return
-        phases = {name: slot.state.phase for name, slot in self._slots.items() if slot.has_place}
+        phases = {name: slot.state.phase for name, slot in self._slots.items() if slot.is_resident}
         if phases == self._shared_by:
             return
         self._shared_by = phases
@@ -610,8 +614,8 @@ class Residency:
                 self._slots[name].share_memory(self._share(self._slots[name]))
 
     def _begin_watch(self) -> None:
-        watch = self._begin(self._watch_memory(), name="memory watch")
-        watch.add_done_callback(self._watch_again)
+        watch = self._spawn(self._watch_memory(), name="memory watch")
+        watch.add_done_callback(self._restart_watch)
 
     async def _watch_memory(self) -> None:
         """Measure the memory of all workers in a loop, and tell them when the pressure changes."""
@@ -623,10 +627,10 @@ class Residency:
             except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
                 logger.warning("the memory of the workers cannot be measured: %s", error)
                 continue
-            self.follow_memory({name: measured[pid] for name, pid in pids.items()}, machine)
+            self.update_pressure({name: measured[pid] for name, pid in pids.items()}, machine)
             self._watch_failure = ""
 
-    def _watch_again(self, watch: asyncio.Task[None]) -> None:
+    def _restart_watch(self, watch: asyncio.Task[None]) -> None:
         """Begin the memory watch again after an unexpected failure, which is a bug in Holdfast. A
         failure that lasts is logged once.
         """
@@ -638,14 +642,16 @@ class Residency:
         self._watch_failure = failure
         self._begin_watch()
 
-    def follow_memory(self, measured: Mapping[str, int], machine: DeviceMemory) -> None:
+    def update_pressure(self, measured: Mapping[str, int], machine: DeviceMemory) -> None:
         """Tell all workers the memory pressure, if it has changed.
 
         measured: memory of the worker processes, by model.
         """
         watch = self.memory
         before = watch.pressure
-        if not watch.follow(self._use(measured, machine), now=asyncio.get_running_loop().time()):
+        if not watch.update(
+            self._memory_use(measured, machine), now=asyncio.get_running_loop().time()
+        ):
             return
         logger.log(
             logging.WARNING if watch.pressure > before else logging.INFO,
@@ -655,9 +661,9 @@ class Residency:
             watch.reason,
         )
         for slot in self._slots.values():
-            slot.press(watch.pressure)
+            slot.set_pressure(watch.pressure)
 
-    def _use(self, measured: Mapping[str, int], machine: DeviceMemory) -> MemoryUse:
+    def _memory_use(self, measured: Mapping[str, int], machine: DeviceMemory) -> MemoryUse:
         slots = {name: self._slots[name] for name in measured if name in self._slots}
         device_bytes = self._device_memory_bytes()
         is_discrete = device_bytes > 0 and not HAS_UNIFIED_MEMORY
@@ -725,7 +731,7 @@ def _status_of(slot: ModelSlot) -> ModelState:
         if slot.state is State.DRAINING or not slot.is_listed:
             return "stopping"
         return "loading" if slot.client is None else "ready"
-    if slot.is_fetching and not slot.has_place:
+    if slot.is_fetching and not slot.is_resident:
         return "loading"
     if slot.state is State.FAILED:
         return "failed"

@@ -227,13 +227,13 @@ class ModelSlot:
         assert self.leases.is_open == (self.state in _TAKES_REQUESTS), f"is_open in {self.state}"
         assert not (self.leases.is_open and self.leases.waiting), "requests wait for a free lease"
         assert bool(self.failure) == (self.state is State.FAILED), f"wrong failure in {self.state}"
-        assert self.has_place == (self._task is not None), f"wrong _task in {self.state}"
-        if not self.has_place:
+        assert self.is_resident == (self._task is not None), f"wrong _task in {self.state}"
+        if not self.is_resident:
             assert self._process is None, f"a process exists in {self.state}"
             assert not self.is_unload_requested, f"unload requested in {self.state}"
 
     @property
-    def has_place(self) -> bool:
+    def is_resident(self) -> bool:
         """Whether the model takes up memory, or is about to."""
         return self.state.phase != "unloaded"
 
@@ -278,7 +278,7 @@ class ModelSlot:
         self.loads += 1
         self._loaded = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._run(), name=f"worker of {self.entry.name}")
-        self._task.add_done_callback(self._note_end)
+        self._task.add_done_callback(self._on_task_end)
         self._enter(State.LOADING)
 
     def drain(self, *, is_wanted: bool) -> None:
@@ -314,10 +314,10 @@ class ModelSlot:
     async def stop(self) -> None:
         """Refuse all waiting requests and stop the worker, because the server stops."""
         self._refusal = WorkerUnavailable(SHUTTING_DOWN)
-        self.leases.turn_away(self._refusal)
+        self.leases.refuse_waiting(self._refusal)
         if self._loaded is not None:
             _fail_future(self._loaded, self._refusal)
-        if self.has_place:
+        if self.is_resident:
             if self.state is not State.STOPPING:
                 self._end_worker()
             await self.unload()
@@ -353,7 +353,7 @@ class ModelSlot:
         """Record that the model is no longer in the catalog. It is removed once nobody uses it."""
         self.is_listed = False
         self.is_pinned = False
-        self.leases.turn_away(error)
+        self.leases.refuse_waiting(error)
 
     def forget_files(self) -> None:
         """Record that the files were pulled again or removed.
@@ -362,12 +362,12 @@ class ModelSlot:
         """
         self._are_files_old = True
 
-    def take_changes(self) -> bool:
+    def apply_changes(self) -> bool:
         """Adopt the latest entry and files, unless the model is loaded.
 
         Returns whether they are new.
         """
-        if self.has_place or (self.entry == self._next_entry and not self._are_files_old):
+        if self.is_resident or (self.entry == self._next_entry and not self._are_files_old):
             return False
         if self._are_files_old or self.entry.model != self._next_entry.model:
             self._files = None
@@ -391,14 +391,14 @@ class ModelSlot:
                 files = None
         if files is None:
             files = on_own_thread(partial(self._fetch, self.entry), name="model-files")
-            files.add_done_callback(self._note_files)
+            files.add_done_callback(self._on_files_fetched)
             self._files = files
         return await asyncio.shield(files)
 
-    def _note_files(self, files: asyncio.Future[ModelFiles]) -> None:
+    def _on_files_fetched(self, files: asyncio.Future[ModelFiles]) -> None:
         error = files.exception()
-        if isinstance(error, HoldfastError) and files is self._files and not self.has_place:
-            self._fail(error)
+        if isinstance(error, HoldfastError) and files is self._files and not self.is_resident:
+            self._mark_failed(error)
 
     # -- for requests
 
@@ -415,7 +415,7 @@ class ModelSlot:
         """
         if (client := self.client) is not None:
             return client
-        _check_places(self._waiting_sequences, sequences, limit=self._places)
+        _check_queue_limit(self._waiting_sequences, sequences, limit=self._places)
         self._waiting_sequences += sequences
         try:
             async with awake_timeout(seconds):
@@ -433,7 +433,7 @@ class ModelSlot:
             self._waiting_sequences -= sequences
         return client
 
-    def cannot_be_served(self) -> HoldfastError:
+    def unavailable_error(self) -> HoldfastError:
         """The error for requests while the model is in the state FAILED."""
         if isinstance(self._cause, UnusableModel | NoSuchModel):  # waiting does not help
             return type(self._cause)(f"model {self.entry.name!r} cannot be served: {self.failure}")
@@ -491,7 +491,7 @@ class ModelSlot:
         if share.state_bytes is not None and (client := self.client) is not None:
             client.worker.send(MemoryChange(state_bytes=share.state_bytes))
 
-    def press(self, pressure: Pressure) -> None:
+    def set_pressure(self, pressure: Pressure) -> None:
         """Tell this worker, and those that replace it, the memory pressure of all workers."""
         self._pressure = pressure
         if (client := self.client) is not None:
@@ -507,7 +507,7 @@ class ModelSlot:
             settings = msgspec.structs.replace(settings, scheduler=self._scheduler)
         self._settings = settings
         self._client = ModelClient(
-            unread_bytes=settings.residency.unread_bytes, on_info=self._note_info
+            unread_bytes=settings.residency.unread_bytes, on_info=self._on_info
         )
         restart_delay = RestartDelay()
         failed_starts = 0
@@ -547,13 +547,11 @@ class ModelSlot:
         assert self._settings is not None
         self.weights_read = 0.0
         self._process = await WorkerProcess.start(
-            self._settings,
-            on_progress=self._note_progress,
-            deliver=client.deliver,
+            self._settings, on_progress=self._forward_progress, deliver=client.deliver
         )
         self.launched.set()
 
-    def _note_progress(self, progress: LoadProgress) -> None:
+    def _forward_progress(self, progress: LoadProgress) -> None:
         if progress.stage == "reading":
             self.weights_read = progress.fraction
         self._on_progress(self.entry.name, progress)
@@ -587,7 +585,7 @@ class ModelSlot:
             failure=WorkerFailed(message=f"the worker process {how}", fatal_input=False),
             process=process,
             served_seconds=asyncio.get_running_loop().time() - began_at,
-            loss=client.lose_worker(),
+            loss=client.worker_lost(),
         )
 
     async def _begin_serving(
@@ -597,7 +595,7 @@ class ModelSlot:
         is_outdated = self._settings != process.settings
         if self._pressure is not Pressure.NORMAL:  # before the worker starts any request
             process.link.send(MemoryPressure(pressure=self._pressure))
-        resumed = client.begin_with(process.link, info)  # open requests go before new ones
+        resumed = client.use_worker(process.link, info)  # open requests go before new ones
         self.resumed += resumed
         if self.state is State.LOADING:
             self._failures_in_a_row = 0
@@ -626,7 +624,7 @@ class ModelSlot:
         if self._loaded is not None and not self._loaded.done():
             self._loaded.set_result(None)
 
-    def _note_info(self, info: ModelInfo) -> None:
+    def _on_info(self, info: ModelInfo) -> None:
         self.info = info
 
     async def _report(self, end: _WorkerEnd) -> None:
@@ -638,7 +636,7 @@ class ModelSlot:
                 "not refused continue on the next worker",
                 self.entry.name,
                 len(loss.requests),
-                sum(drawn > 0 for drawn in loss.drawn_tokens),
+                sum(drawn > 0 for drawn in loss.generated_tokens),
             )
         for request_id in loss.refused:
             logger.error(
@@ -657,7 +655,7 @@ class ModelSlot:
         except RuntimeError as error:  # no thread can be started
             logger.warning("cannot write the crash report: %s", error)
 
-    def _note_end(self, task: asyncio.Task[NoReturn]) -> None:
+    def _on_task_end(self, task: asyncio.Task[NoReturn]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is None or self.state is State.STOPPING:
             return
@@ -671,9 +669,9 @@ class ModelSlot:
             error = WorkerUnavailable(f"its worker is no longer supervised ({error!r})")
         if self.state is not State.LOADING:  # otherwise the caller of the load reports the error
             logger.error("model %s cannot be served any more: %s", self.entry.name, error)
-        self._fail(error)
+        self._mark_failed(error)
 
-    def _fail(self, error: HoldfastError) -> None:
+    def _mark_failed(self, error: HoldfastError) -> None:
         """Refuse requests until the next attempt is allowed, after 1, 2, 4 … seconds."""
         self.failure = str(error)
         self._cause = error
@@ -681,12 +679,12 @@ class ModelSlot:
         self.changes["failed"] += 1
         backoff = backoff_seconds(self._failures_in_a_row + 1)
         self.retry_at = asyncio.get_running_loop().time() + backoff
-        self._refusal = self.cannot_be_served()
+        self._refusal = self.unavailable_error()
         if self._client is not None:
             self._client.close(str(self._refusal))
         if self._loaded is not None:
             _fail_future(self._loaded, error)
-        self.leases.turn_away(self._refusal)
+        self.leases.refuse_waiting(self._refusal)
         self._end_load(State.FAILED)
 
     # -- figures
@@ -703,7 +701,7 @@ class ModelSlot:
             loaded=int(self.state.phase == "ready"),
             leases=self.leases.held,
             waiting=self.leases.waiting,
-            footprint_bytes=self.footprint_bytes if self.has_place else 0,
+            footprint_bytes=self.footprint_bytes if self.is_resident else 0,
             changes=dict(self.changes),
             wait_seconds=dict(self.wait_seconds),
         )
@@ -830,7 +828,7 @@ class Leases:
         """The number of waiting requests."""
         return len(self._queue)
 
-    async def take(self, *, sequences: int, seconds: float) -> None:
+    async def acquire(self, *, sequences: int, seconds: float) -> None:
         """Take a lease, or wait for one. The caller must give it back.
 
         Raises TimeoutError, QueueFull, or the error passed to `turn_away`.
@@ -839,7 +837,7 @@ class Leases:
             self.held += 1
             return
         waiting = sum(count for _, count in self._queue.values())
-        _check_places(waiting, sequences, limit=self._places)
+        _check_queue_limit(waiting, sequences, limit=self._places)
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue[granted] = (next(self._numbers), sequences)
         self._on_change()
@@ -850,10 +848,10 @@ class Leases:
             if self._queue.pop(granted, None) is not None:
                 self._on_change()
             elif not granted.cancelled() and granted.exception() is None:
-                self.give_back()  # the lease was granted at the very moment at which the wait ended
+                self.release()  # the lease was granted at the very moment at which the wait ended
             raise
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """End a lease."""
         self.held -= 1
         assert self.held >= 0, "a lease was given back twice"
@@ -872,7 +870,7 @@ class Leases:
         """Make new requests wait from now on."""
         self.is_open = False
 
-    def turn_away(self, error: HoldfastError) -> None:
+    def refuse_waiting(self, error: HoldfastError) -> None:
         """Fail all waiting requests with this error."""
         queue, self._queue = self._queue, {}
         for granted in queue:
@@ -899,7 +897,7 @@ def _crash_report(model: str, end: _WorkerEnd, process: WorkerProcess) -> CrashR
             drawn_tokens=drawn_tokens,
             is_constrained=bool(request.grammar) or request.thinking_budget is not None,
         )
-        for request, drawn_tokens in zip(end.loss.requests, end.loss.drawn_tokens, strict=True)
+        for request, drawn_tokens in zip(end.loss.requests, end.loss.generated_tokens, strict=True)
     ]
     figures = process.link.last_statistics
     served_seconds = end.served_seconds
@@ -995,6 +993,6 @@ def _fail_future(future: asyncio.Future[T], error: HoldfastError) -> None:
         future.exception()  # marks the exception as retrieved, since nobody may wait for it
 
 
-def _check_places(waiting: int, sequences: int, *, limit: int) -> None:
+def _check_queue_limit(waiting: int, sequences: int, *, limit: int) -> None:
     if waiting + sequences > limit:
         raise QueueFull(queued=waiting, limit=limit, retry_after_seconds=RETRY_AFTER_SECONDS)

@@ -51,11 +51,7 @@ _SPECIAL: Final = [
 _PUBLIC_IPV6: Final = ipaddress.ip_network("2000::/3")
 _IN_PATHS: Final = "/?%:=&~#+!$,;'@()*[]"  # characters of URLs that are sent unchanged
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
-_HEADERS: Final = {
-    "Accept": "image/*",
-    "Accept-Encoding": "identity",
-    "User-Agent": "holdfast",
-}
+_HEADERS: Final = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "holdfast"}
 
 
 class DaemonThreads(Executor):
@@ -135,12 +131,7 @@ def _own_addresses() -> set[_Address]:
 
 
 def fetch_image(
-    url: str,
-    *,
-    field: str,
-    max_bytes: int,
-    seconds: float,
-    is_allowed: AddressTest = is_public,
+    url: str, *, field: str, max_bytes: int, seconds: float, is_allowed: AddressTest = is_public
 ) -> bytes:
     """Fetch an image. Blocks for at most about `seconds`.
 

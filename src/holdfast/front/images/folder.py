@@ -60,7 +60,7 @@ class ImageFolder:
                 self._held[name] += 1
         return name
 
-    def hold_again(self, name: str) -> bool:
+    def hold_existing(self, name: str) -> bool:
         """Hold an image that is already in this folder, without its bytes. Returns False if its
         file is gone, or must be checked against its hash.
         """

@@ -49,12 +49,12 @@ _FETCHED_AT_ONCE: Final = 4
 _READ_AT_ONCE: Final = 2  # each holds the bytes of one image
 _MOST_REMEMBERED: Final = 20_000  # sources
 _EARLIER_SHARE: Final = 0.3  # of the remaining time, for fetching an image of an earlier turn
-_BATCHES: Final = 4  # of the images that a request may have; see `_accepted`
+_BATCHES: Final = 4  # of the images that a request may have; see `_within_limit`
 _TEXT_ONLY: Final = "this model reads text only"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakenPrompt:
+class PromptWithImages:
     """A prompt with the names of its images in place of their sources.
 
     fields: for each image, the request field that contains it, for error messages. new: the images
@@ -110,18 +110,20 @@ class ImageIntake:
             threads.shutdown(wait=False, cancel_futures=True)
 
     @contextlib.asynccontextmanager
-    async def entered(self, prompt: ChatPrompt, *, tenant: str = "") -> AsyncIterator[TakenPrompt]:
+    async def stored(
+        self, prompt: ChatPrompt, *, tenant: str = ""
+    ) -> AsyncIterator[PromptWithImages]:
         """Store the images of a prompt, and hold their files until the context ends.
 
         Raises InvalidRequest, which names the field; WorkerUnavailable if fetching takes too long or
         the images cannot be written.
         """
-        prompt, sources = self._accepted(prompt)
-        with _Hold(self.folder, tenant, seconds=self._settings.check_seconds) as hold:
+        prompt, sources = self._within_limit(prompt)
+        with _HeldImages(self.folder, tenant, seconds=self._settings.check_seconds) as hold:
             try:
                 async with awake_timeout(self._settings.check_seconds):
                     found = await asyncio.gather(
-                        *(self._taken(source, hold, is_new) for source, is_new in sources.items()),
+                        *(self._store(source, hold, is_new) for source, is_new in sources.items()),
                         return_exceptions=True,
                     )
             except TimeoutError:
@@ -129,32 +131,32 @@ class ImageIntake:
             yield _with_names(prompt, dict(zip(sources, found, strict=True)), new=_new(sources))
 
     @contextlib.contextmanager
-    def entered_here(self, prompt: ChatPrompt, *, tenant: str = "") -> Iterator[TakenPrompt]:
+    def stored_here(self, prompt: ChatPrompt, *, tenant: str = "") -> Iterator[PromptWithImages]:
         """Like `entered`, but on the current thread, without an event loop."""
-        prompt, sources = self._accepted(prompt)
-        with _Hold(self.folder, tenant, seconds=self._settings.check_seconds) as hold:
+        prompt, sources = self._within_limit(prompt)
+        with _HeldImages(self.folder, tenant, seconds=self._settings.check_seconds) as hold:
             found: dict[ImageSource, str | BaseException] = {}
             for source, is_new in sources.items():
                 try:
-                    found[source] = self._take(source, hold, is_new)
+                    found[source] = self._store_here(source, hold, is_new)
                 except InvalidRequest as refusal:
                     found[source] = refusal
             yield _with_names(prompt, found, new=_new(sources))
 
-    async def _taken(self, source: ImageSource, hold: _Hold, is_new: bool) -> str:
+    async def _store(self, source: ImageSource, hold: _HeldImages, is_new: bool) -> str:
         run = asyncio.get_running_loop().run_in_executor
         threads = self._fetchers if source.url and is_new else self._readers
-        name = await run(threads, self._take_known, source, hold, is_new)
+        name = await run(threads, self._reuse_known, source, hold, is_new)
         if name:
             return name
         threads = self._fetchers if source.url else self._readers
-        return await run(threads, self._take_new, source, hold, is_new)
+        return await run(threads, self._store_new, source, hold, is_new)
 
-    def _take(self, source: ImageSource, hold: _Hold, is_new: bool) -> str:
-        known = self._take_known(source, hold, is_new)
-        return known or self._take_new(source, hold, is_new)
+    def _store_here(self, source: ImageSource, hold: _HeldImages, is_new: bool) -> str:
+        known = self._reuse_known(source, hold, is_new)
+        return known or self._store_new(source, hold, is_new)
 
-    def _take_known(self, source: ImageSource, hold: _Hold, is_new: bool) -> str:
+    def _reuse_known(self, source: ImageSource, hold: _HeldImages, is_new: bool) -> str:
         """Hold an image that the same tenant has sent before. Returns its name; empty if it is
         unknown, or if it must be fetched because its URL is in a new message.
 
@@ -167,12 +169,12 @@ class ImageIntake:
             raise source.refused("the image could not be fetched before")
         return name if name and hold.add_again(name) else ""
 
-    def _take_new(self, source: ImageSource, hold: _Hold, is_new: bool) -> str:
+    def _store_new(self, source: ImageSource, hold: _HeldImages, is_new: bool) -> str:
         name = hold.add(self._bytes_of(source, hold, is_new))
         self._names.put((hold.tenant, source.key()), name)
         return name
 
-    def _bytes_of(self, source: ImageSource, hold: _Hold, is_new: bool) -> bytes:
+    def _bytes_of(self, source: ImageSource, hold: _HeldImages, is_new: bool) -> bytes:
         if not source.url:
             return source.decoded(max_bytes=self._settings.max_bytes)
         if not self._settings.urls:
@@ -194,7 +196,7 @@ class ImageIntake:
             self._names.put((hold.tenant, source.key()), "")
             raise
 
-    def _accepted(self, prompt: ChatPrompt) -> tuple[ChatPrompt, dict[ImageSource, bool]]:
+    def _within_limit(self, prompt: ChatPrompt) -> tuple[ChatPrompt, dict[ImageSource, bool]]:
         """The prompt with notes in place of its oldest images if it has too many; and the images to
         store, and whether each is new. Raises InvalidRequest if there are too many new ones.
 
@@ -216,11 +218,11 @@ class ImageIntake:
         old = [source for source, is_new in sources.items() if not is_new]
         left_out = {*old[: -(-excess // batch) * batch]}
 
-        def accepted(source: ImageSource) -> dict[str, Any]:
+        def shown(source: ImageSource) -> dict[str, Any]:
             return note_part(TOO_MANY_NOTE) if source in left_out else image_part(source)
 
-        kept = {source: is_new for source, is_new in sources.items() if source not in left_out}
-        return _with_parts(prompt, accepted), kept
+        remaining = {source: is_new for source, is_new in sources.items() if source not in left_out}
+        return _with_parts(prompt, shown), remaining
 
     def _too_slow(self) -> WorkerUnavailable:
         return WorkerUnavailable(
@@ -265,7 +267,7 @@ def text_only(prompt: ChatPrompt, vision: VisionInfo | None = None) -> ChatPromp
     return prompt
 
 
-class _Hold:
+class _HeldImages:
     """The images that one request holds in the folder. Thread-safe.
 
     The request may end before a thread has checked its last image.
@@ -280,7 +282,7 @@ class _Hold:
         self._is_over = False
         self._lock = threading.Lock()
 
-    def __enter__(self) -> _Hold:
+    def __enter__(self) -> _HeldImages:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -292,17 +294,17 @@ class _Hold:
     def add(self, data: bytes) -> str:
         """See `ImageFolder.hold`."""
         name = self._folder.hold(data, tenant=self.tenant)
-        self._note(name)
+        self._remember(name)
         return name
 
     def add_again(self, name: str) -> bool:
-        """See `ImageFolder.hold_again`."""
-        is_there = self._folder.hold_again(name)
+        """See `ImageFolder.hold_existing`."""
+        is_there = self._folder.hold_existing(name)
         if is_there:
-            self._note(name)
+            self._remember(name)
         return is_there
 
-    def _note(self, name: str) -> None:
+    def _remember(self, name: str) -> None:
         with self._lock:
             if not self._is_over:
                 self._names.append(name)
@@ -315,7 +317,7 @@ def _with_names(
     found: Mapping[ImageSource, str | BaseException],
     *,
     new: Container[ImageSource],
-) -> TakenPrompt:
+) -> PromptWithImages:
     """The prompt with the names of its images, and notes in place of images without a name.
 
     Raises the exception found instead of a name, except an InvalidRequest for an image that is not
@@ -332,7 +334,7 @@ def _with_names(
         name = names.get(source)
         return note_part(UNREADABLE_NOTE) if name is None else {"type": IMAGE, IMAGE: name}
 
-    return TakenPrompt(
+    return PromptWithImages(
         prompt=_with_parts(prompt, named) if found else prompt,
         fields={name: source.field for source, name in names.items()},
         new=frozenset(name for source, name in names.items() if source in new),

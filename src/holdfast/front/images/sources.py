@@ -143,8 +143,7 @@ def text_source(given: Any, field: str, *, media_type: Any = None) -> ImageSourc
         begins_at = head.end()
     elif ":" in given[:40]:
         return ImageSource(
-            field=field,
-            problem="an image must be a data URL, an http or https URL, or base64 text",
+            field=field, problem="an image must be a data URL, an http or https URL, or base64 text"
         )
     named = kind if _MEDIA_TYPE.fullmatch(kind) else ""
     if kind and "/" in kind and not kind.lower().startswith("image/"):

@@ -79,12 +79,12 @@ class WorkerClient(Protocol):
         ...
 
     @overload
-    async def ask(self, command: SessionCommand) -> SessionAnswer: ...
+    async def call(self, command: SessionCommand) -> SessionAnswer: ...
 
     @overload
-    async def ask(self, command: ImageCommand) -> ImageAnswer: ...
+    async def call(self, command: ImageCommand) -> ImageAnswer: ...
 
-    async def ask(self, command: Question) -> Answer:
+    async def call(self, command: Question) -> Answer:
         """Send a command that the worker answers once.
 
         If the worker dies before it answers, the command is sent to the next worker. If it fails
@@ -108,7 +108,7 @@ class EventStream:
     Calling `aclose` or cancelling the consumer cancels the request.
 
     Backpressure: a sequence with more than `unread_bytes` of unread events is paused, and resumed
-    when half of these are read. The consumer may pause it as well (`pause`, `go_on`). If the worker
+    when half of these are read. The consumer may pause it as well (`pause`, `unpause`). If the worker
     dies, another one continues the sequence (`resume`); the consumer sees one uninterrupted series
     of events.
     """
@@ -179,13 +179,13 @@ class EventStream:
         return bool(self._pauses)
 
     def pause(self) -> None:
-        """Pause generation until `go_on`.
+        """Pause generation until `unpause`.
 
         The sequence keeps its memory as long as nobody else needs it.
         """
         self._set_pause("reader", is_on=True)
 
-    def go_on(self) -> None:
+    def unpause(self) -> None:
         """Undo `pause`."""
         self._set_pause("reader", is_on=False)
 
@@ -209,7 +209,7 @@ class EventStream:
                 # begun
                 return
         else:
-            known = self._noted(event)
+            known = self._deduplicated(event)
             if known is None:
                 return
             event = known
@@ -234,7 +234,7 @@ class EventStream:
             self.push(Accepted(request_id=self.request_id))
         self.push(self._failed(message, is_deadly=is_deadly))
 
-    def _noted(self, event: Accepted | Rejected | Started | Finished) -> RequestEvent | None:
+    def _deduplicated(self, event: Accepted | Rejected | Started | Finished) -> RequestEvent | None:
         """Return the event for the consumer; None if an earlier worker has already sent the same
         event.
         """
@@ -252,10 +252,10 @@ class EventStream:
             return self.started
         self._over = True
         if isinstance(event, Finished):
-            return self._joined(event) if self.resumptions else event
+            return self._merged_end(event) if self.resumptions else event
         return self._failed(event.message) if self.was_accepted else event
 
-    def _joined(self, event: Finished) -> Finished:
+    def _merged_end(self, event: Finished) -> Finished:
         """The end of an answer that several workers generated, with the cache hits and timings that
         only the first worker knows.
         """
@@ -294,7 +294,7 @@ class EventStream:
             self._waiter.set_result(None)
 
 
-async def one_ready(streams: Sequence[EventStream]) -> None:
+async def wait_for_any(streams: Sequence[EventStream]) -> None:
     """Wait until one of the streams is ready. Each of them may have only one such waiter."""
     if any(stream.is_ready for stream in streams):
         return

@@ -45,7 +45,7 @@ from holdfast.wire.sessions import OperationName, SessionAnswer, SessionCommand
 # maximum number of prompts prefilled in advance that are remembered for the next worker's figures
 MOST_READ_AHEAD = 8
 MOST_SENDINGS = 2  # of a session command: a command that killed two workers is not sent to a third
-_IF_DONE_BEFORE: Final[Mapping[OperationName, SessionFailure]] = {
+_FAILURE_IF_REPEATED: Final[Mapping[OperationName, SessionFailure]] = {
     "open": SessionFailure.EXISTS,
     "import": SessionFailure.EXISTS,
     "fork": SessionFailure.EXISTS,
@@ -56,8 +56,10 @@ _IF_DONE_BEFORE: Final[Mapping[OperationName, SessionFailure]] = {
 Commands that are not listed here can be repeated without harm.
 """
 
-DEATHS_OF_ONE = 3  # deaths during one request, after fewer than FEW_TOKENS new tokens each
-DEATHS_OF_A_LIFE = 12  # deaths during one request, even if it generated many tokens
+DEATHS_WITHOUT_PROGRESS = (
+    3  # deaths during one request, after fewer than FEW_TOKENS new tokens each
+)
+DEATHS_WITH_PROGRESS = 12  # deaths during one request, even if it generated many tokens
 FEW_TOKENS = 8
 REMEMBERED_SECONDS = 3600.0  # how long a request that killed workers stays refused
 MOST_REMEMBERED = 256
@@ -69,7 +71,7 @@ class Loss:
     """What the end of a worker interrupted. Empty if the worker was still loading."""
 
     requests: tuple[SequenceRequest, ...] = ()  # oldest first
-    drawn_tokens: tuple[int, ...] = ()  # new tokens of each of these requests
+    generated_tokens: tuple[int, ...] = ()  # new tokens of each of these requests
     # whether an answer has grown or ended since the previous worker ended
     had_progress: bool = False
     refused: tuple[RequestId, ...] = ()  # requests that are not sent to another worker
@@ -94,7 +96,7 @@ class ModelClient:
         self._unread_bytes = unread_bytes
         self._on_info = on_info
         self._open: dict[RequestId, _OpenRequest] = {}  # oldest first
-        self._asked: dict[str, _OpenCommand] = {}  # by call id, oldest first
+        self._open_commands: dict[str, _OpenCommand] = {}  # by call id, oldest first
         self._worker: WorkerLink | None = None
         self._info: ModelInfo | None = None
         self._end = ""  # why the model cannot be served any more; empty while it can
@@ -160,34 +162,32 @@ class ModelClient:
             return stream
         opened = self._open[request.request_id] = _OpenRequest(request, stream)
         if not self._isolation.is_over:
-            self._send_what_may_run()
+            self._send_allowed()
         elif self._worker is not None and self._worker.is_open:
-            _let_run(opened, self._worker)
+            _send_or_resume(opened, self._worker)
         return stream
 
     async def statistics(self) -> WorkerStatistics:
-        """See `WorkerClient`."""
         return await self.worker.statistics()
 
     @overload
-    async def ask(self, command: SessionCommand) -> SessionAnswer: ...
+    async def call(self, command: SessionCommand) -> SessionAnswer: ...
 
     @overload
-    async def ask(self, command: ImageCommand) -> ImageAnswer: ...
+    async def call(self, command: ImageCommand) -> ImageAnswer: ...
 
-    async def ask(self, command: Question) -> Answer:
-        """See `WorkerClient`."""
+    async def call(self, command: Question) -> Answer:
         if self._end:
             raise WorkerUnavailable(self._end)
         asked = _OpenCommand(command, asyncio.get_running_loop().create_future())
-        self._asked[command.call_id] = asked
+        self._open_commands[command.call_id] = asked
         try:
             self._send_commands()
             if isinstance(command, SessionCommand) and command.operation == "close":
                 self._detach_running(command)
-            return _with_note(await asked.answer, asked)
+            return _with_repetition_note(await asked.answer, asked)
         finally:
-            self._asked.pop(command.call_id, None)
+            self._open_commands.pop(command.call_id, None)
 
     def _detach_running(self, command: SessionCommand) -> None:
         """Detach the open requests of a session that is being closed, so that they continue without
@@ -203,8 +203,8 @@ class ModelClient:
         """Pass each event to its stream. Events of closed streams are dropped."""
         for event in events:
             if not isinstance(event, RequestEvent):
-                if isinstance(event, Answer) and event.call_id in self._asked:
-                    self._asked.pop(event.call_id).end(event)
+                if isinstance(event, Answer) and event.call_id in self._open_commands:
+                    self._open_commands.pop(event.call_id).end(event)
                 elif isinstance(event, BudgetChanged) and self._info is not None:
                     self._note_info(self._info.with_budget(event))
                 continue
@@ -222,7 +222,7 @@ class ModelClient:
         if self._isolation.alone is not None:
             self._judge_trial(self._isolation.alone)
 
-    def begin_with(self, worker: WorkerLink, info: ModelInfo) -> int:
+    def use_worker(self, worker: WorkerLink, info: ModelInfo) -> int:
         """Use this worker from now on: send it all open requests, oldest first.
 
         Returns the number of streams that continue.
@@ -232,36 +232,40 @@ class ModelClient:
         resumed = sum(opened.stream.was_accepted for opened in self._open.values())
         for run in self._read_ahead:
             worker.send(run)
-        self._send_what_may_run()
+        self._send_allowed()
         return resumed
 
     def _note_info(self, info: ModelInfo) -> None:
         self._info = info
         self._on_info(info)
 
-    def lose_worker(self) -> Loss:
+    def worker_lost(self) -> Loss:
         """Record that the worker has exited. Its requests will be sent to the next worker."""
         self._worker = None
         # not sent again: no client waits for it, and it may have killed the worker
         for opened in [each for each in self._open.values() if each.request.is_idle_work]:
             del self._open[opened.request.request_id]
             opened.stream.fail("the worker process died while it prefilled this prompt in advance")
-        self._take_commands_back()
-        had = [opened for opened in self._open.values() if opened.is_sent]
-        had_progress = self._has_ended_any or any(opened.new_tokens for opened in had)
+        self._reclaim_commands()
+        sent_requests = [opened for opened in self._open.values() if opened.is_sent]
+        had_progress = self._has_ended_any or any(opened.new_tokens for opened in sent_requests)
         refused = self._isolation.worker_died(
-            {opened.request.request_id: opened.new_tokens for opened in had if opened.runs},
+            {
+                opened.request.request_id: opened.new_tokens
+                for opened in sent_requests
+                if opened.runs
+            },
             open_requests=self._open.keys(),
         )
-        for opened in had:
-            opened.is_sent = opened.is_held = False
+        for opened in sent_requests:
+            opened.is_sent = opened.is_paused_for_trial = False
             opened.counted_tokens = len(opened.stream.token_ids)
         self._has_ended_any = False
         if refused is not None:
             self._refuse(refused)
         return Loss(
-            requests=tuple(opened.request for opened in had),
-            drawn_tokens=tuple(len(opened.stream.token_ids) for opened in had),
+            requests=tuple(opened.request for opened in sent_requests),
+            generated_tokens=tuple(len(opened.stream.token_ids) for opened in sent_requests),
             had_progress=had_progress,
             refused=() if refused is None else (refused,),
         )
@@ -272,9 +276,9 @@ class ModelClient:
         Ends each open stream with FAILED, and each command with WorkerUnavailable.
         """
         requests = tuple(self._open.values())
-        commands = tuple(self._asked.values())
+        commands = tuple(self._open_commands.values())
         self._open.clear()
-        self._asked.clear()
+        self._open_commands.clear()
         self._isolation = Isolation()
         for opened in requests:
             opened.stream.fail(message)
@@ -300,18 +304,15 @@ class ModelClient:
             start = event.memory.cached_tokens
             self._read_ahead.append(
                 ReadAheadRun(
-                    tenant=request.tenant,
-                    adapter=request.adapter,
-                    token_ids=token_ids,
-                    start=start,
+                    tenant=request.tenant, adapter=request.adapter, token_ids=token_ids, start=start
                 )
             )
 
-    def _take_commands_back(self) -> None:
-        for asked in tuple(self._asked.values()):
+    def _reclaim_commands(self) -> None:
+        for asked in tuple(self._open_commands.values()):
             asked.is_sent = False
             if asked.sendings == MOST_SENDINGS:
-                del self._asked[asked.command.call_id]
+                del self._open_commands[asked.command.call_id]
                 asked.fail(
                     f"the worker process of the model died {MOST_SENDINGS} times while it had this "
                     "command; it is not tried again, and may have been carried out. The server's "
@@ -322,7 +323,7 @@ class ModelClient:
         """Send the commands that the worker does not have, unless a request has to run alone."""
         if self._worker is None or self._isolation.alone is not None:
             return
-        for asked in self._asked.values():
+        for asked in self._open_commands.values():
             if not asked.is_sent and self._worker.send(asked.command):
                 asked.is_sent = True
                 asked.sendings += 1
@@ -354,7 +355,7 @@ class ModelClient:
         self._deadly = {each: at for each, at in self._deadly.items() if at > oldest}
         return _digest(request) in self._deadly
 
-    def _send_what_may_run(self) -> None:
+    def _send_allowed(self) -> None:
         """Send all open requests. While there are suspects, send only the one that runs alone.
 
         A suspect whose stream is not read waits for its trial.
@@ -365,7 +366,7 @@ class ModelClient:
         alone: RequestId | None = None
         if not self._isolation.is_over:
             able = [name for name, opened in self._open.items() if not opened.stream.is_paused]
-            alone = self._isolation.next_of(able)
+            alone = self._isolation.start_next_trial(able)
 
         def may_run(request_id: RequestId) -> bool:
             if alone is not None:
@@ -374,10 +375,10 @@ class ModelClient:
 
         for request_id, opened in self._open.items():
             if not may_run(request_id):
-                _hold(opened, worker)
+                _pause_for_trial(opened, worker)
         for request_id, opened in self._open.items():
             if may_run(request_id):
-                _let_run(opened, worker)
+                _send_or_resume(opened, worker)
         self._send_commands()
 
     def _judge_trial(self, request_id: RequestId) -> None:
@@ -386,12 +387,12 @@ class ModelClient:
         """
         opened = self._open.get(request_id)
         if opened is None or opened.new_tokens >= self._isolation.tokens_to_pass:
-            self._isolation.has_passed(request_id)
+            self._isolation.trial_passed(request_id)
         elif opened.stream.is_paused:
             self._isolation.interrupt_trial()
         else:
             return
-        self._send_what_may_run()
+        self._send_allowed()
 
     def _control(self, command: SequenceControl | ThoughtLimit) -> None:
         """Carry out a command from the consumer of a stream."""
@@ -407,13 +408,15 @@ class ModelClient:
         action = command.action
         if action == "cancel":
             del self._open[request_id]
-        is_ours = opened.is_held and action != "cancel"  # `_let_run` resumes it when it may run
+        is_ours = (
+            opened.is_paused_for_trial and action != "cancel"
+        )  # `_send_or_resume` resumes it when it may run
         if self._worker is not None and opened.is_sent and not is_ours:
             self._worker.send(command)
         if self._isolation.alone == request_id and action != "resume":
             self._judge_trial(request_id)
         if action == "resume" and self._isolation.is_untried(request_id):
-            self._send_what_may_run()
+            self._send_allowed()
 
 
 class AdaptedClient:
@@ -429,24 +432,21 @@ class AdaptedClient:
         return self._client.info
 
     def submit(self, request: SequenceRequest) -> EventStream:
-        """Send one sequence; see `WorkerClient`."""
         return self._client.submit(msgspec.structs.replace(request, adapter=self._adapter))
 
     async def statistics(self) -> WorkerStatistics:
-        """Return the current figures of the model's worker."""
         return await self._client.statistics()
 
     @overload
-    async def ask(self, command: SessionCommand) -> SessionAnswer: ...
+    async def call(self, command: SessionCommand) -> SessionAnswer: ...
 
     @overload
-    async def ask(self, command: ImageCommand) -> ImageAnswer: ...
+    async def call(self, command: ImageCommand) -> ImageAnswer: ...
 
-    async def ask(self, command: Question) -> Answer:
-        """Send a command that the worker answers once; see `WorkerClient`."""
+    async def call(self, command: Question) -> Answer:
         if isinstance(command, SessionCommand):
             command = msgspec.structs.replace(command, adapter=self._adapter)
-        return await self._client.ask(command)
+        return await self._client.call(command)
 
 
 @dataclass(slots=True, eq=False)
@@ -470,7 +470,7 @@ class _OpenRequest:
     request: SequenceRequest
     stream: EventStream
     is_sent: bool = False  # whether the current worker has it
-    is_held: bool = False  # paused here so that another request can run alone
+    is_paused_for_trial: bool = False  # paused here so that another request can run alone
     counted_tokens: int = 0  # tokens generated before the current worker started
 
     @property
@@ -481,7 +481,7 @@ class _OpenRequest:
     @property
     def runs(self) -> bool:
         """Whether the worker may be computing this request, or has it in its queue."""
-        return self.is_sent and not self.is_held and not self.stream.is_paused
+        return self.is_sent and not self.is_paused_for_trial and not self.stream.is_paused
 
 
 def _digest(request: SequenceRequest) -> bytes:
@@ -504,20 +504,20 @@ def _digest(request: SequenceRequest) -> bytes:
     return hashlib.blake2b(msgspec.msgpack.encode(computed), digest_size=32).digest()
 
 
-def _hold(opened: _OpenRequest, worker: WorkerLink) -> None:
+def _pause_for_trial(opened: _OpenRequest, worker: WorkerLink) -> None:
     """Have the worker pause a request, so that another one runs alone."""
-    if opened.is_held or not opened.is_sent:
+    if opened.is_paused_for_trial or not opened.is_sent:
         return
-    opened.is_held = True
+    opened.is_paused_for_trial = True
     if not opened.stream.is_paused:
         worker.send(SequenceControl(request_id=opened.stream.request_id, action="pause"))
 
 
-def _let_run(opened: _OpenRequest, worker: WorkerLink) -> None:
+def _send_or_resume(opened: _OpenRequest, worker: WorkerLink) -> None:
     """Send a request that the worker does not have, or resume one that is held."""
     stream = opened.stream
-    if opened.is_held:
-        opened.is_held = False
+    if opened.is_paused_for_trial:
+        opened.is_paused_for_trial = False
         if not stream.is_paused:
             worker.send(SequenceControl(request_id=stream.request_id, action="resume"))
     if opened.is_sent:
@@ -527,22 +527,20 @@ def _let_run(opened: _OpenRequest, worker: WorkerLink) -> None:
         stream.resume()
     if stream.token_ids:
         request = msgspec.structs.replace(
-            request,
-            generated_token_ids=TokenIds.of(stream.token_ids),
-            want_prompt_logprobs=False,
+            request, generated_token_ids=TokenIds.of(stream.token_ids), want_prompt_logprobs=False
         )
     opened.is_sent = worker.send(request)
     if stream.is_paused:
         worker.send(SequenceControl(request_id=stream.request_id, action="pause"))
 
 
-def _with_note(answer: Answer, asked: _OpenCommand) -> Answer:
+def _with_repetition_note(answer: Answer, asked: _OpenCommand) -> Answer:
     """Add a note to the answer if an earlier worker may already have carried out the command."""
     if not isinstance(answer, SessionAnswer) or not isinstance(asked.command, SessionCommand):
         return answer
     if asked.sendings == 1 or answer.failure is None:
         return answer
-    if answer.failure is not _IF_DONE_BEFORE.get(asked.command.operation):
+    if answer.failure is not _FAILURE_IF_REPEATED.get(asked.command.operation):
         return answer
     note = (
         "an earlier worker process died while it had this command, and may already have carried it "
@@ -585,7 +583,7 @@ class Isolation:
         """The number of tokens that the request running alone has to generate."""
         assert self.alone is not None
         record = self._records[self.alone]
-        return (2 * record.lives[-1] + 1) << record.passed
+        return (2 * record.tokens_per_worker[-1] + 1) << record.passed
 
     def worker_died(
         self, drawn: Mapping[RequestId, int], *, open_requests: Collection[RequestId]
@@ -599,7 +597,7 @@ class Isolation:
         self._records = {each: self._records.get(each, _Record()) for each in open_requests}
         self._untried = [each for each in self._untried if each in open_requests]
         for request_id, tokens in drawn.items():
-            self._records[request_id].lives.append(tokens)
+            self._records[request_id].tokens_per_worker.append(tokens)
         alone = self.alone
         self.alone = None
         if alone is not None and alone in drawn:
@@ -618,11 +616,11 @@ class Isolation:
             self._untried.insert(0, request_id)
             return None
         for each in self._records.values():
-            each.lives.clear()
+            each.tokens_per_worker.clear()
         self._untried.clear()
         return request_id
 
-    def next_of(self, able: Collection[RequestId]) -> RequestId | None:
+    def start_next_trial(self, able: Collection[RequestId]) -> RequestId | None:
         """Choose the next suspect among `able`, which runs alone from now on.
 
         Returns None if there is no such suspect; then all requests that are not suspects may run.
@@ -632,7 +630,7 @@ class Isolation:
             self._untried.remove(self.alone)
         return self.alone
 
-    def has_passed(self, request_id: RequestId) -> None:
+    def trial_passed(self, request_id: RequestId) -> None:
         """Record that the request running alone has generated `tokens_to_pass`, or has ended."""
         assert self.alone == request_id
         self.alone = None
@@ -653,19 +651,22 @@ class _Record:
     """What `Isolation` knows of one request since it last passed a trial."""
 
     # tokens that each worker that died during it had generated for it, the last worker's last
-    lives: list[int] = field(default_factory=list)
+    tokens_per_worker: list[int] = field(default_factory=list)
     deaths_alone: int = 0
     passed: int = 0  # number of trials
 
     @property
     def is_suspect(self) -> bool:
-        short_lives = sum(tokens < FEW_TOKENS for tokens in self.lives)
-        return short_lives >= DEATHS_OF_ONE or len(self.lives) >= DEATHS_OF_A_LIFE
+        short_lives = sum(tokens < FEW_TOKENS for tokens in self.tokens_per_worker)
+        return (
+            short_lives >= DEATHS_WITHOUT_PROGRESS
+            or len(self.tokens_per_worker) >= DEATHS_WITH_PROGRESS
+        )
 
     @property
     def likelihood_order(self) -> tuple[int, bool, int]:
         """Sort key that puts the likeliest culprit first: it has not passed a trial, it generated
         tokens (otherwise it may have been queued), and only a few.
         """
-        tokens = sum(self.lives)
+        tokens = sum(self.tokens_per_worker)
         return self.passed, tokens == 0, tokens

@@ -124,15 +124,15 @@ class ContextTurn(
 _turns = msgspec.json.Decoder(list[ContextTurn])
 
 
-def packed(turns: Sequence[dict[str, Any]]) -> list[int]:
+def encode_context(turns: Sequence[dict[str, Any]]) -> list[int]:
     """Pack a conversation into a `context`: numbers from 0 to 255."""
     return list(zlib.compress(msgspec.json.encode(turns)))
 
 
-def unpacked(numbers: Sequence[int], *, limit_bytes: int) -> tuple[dict[str, Any], ...]:
+def decode_context(numbers: Sequence[int], *, limit_bytes: int) -> tuple[dict[str, Any], ...]:
     """Return the conversation in a `context`.
 
-    Raises RequestRefused if the numbers were not made by `packed`, or exceed `limit_bytes`.
+    Raises RequestRefused if the numbers were not made by `encode_context`, or exceed `limit_bytes`.
     """
     unpacking = zlib.decompressobj()
     try:
@@ -175,28 +175,26 @@ class OllamaAnswer(AnswerFormat):
         """Return a line without content. Clients parse each line as JSON, so it cannot be a
         comment.
         """
-        return written(self.line(done=False))
+        return encode_line(self.line(done=False))
 
-    def delta(self, event: OutputDelta) -> bytes:
+    def delta_event(self, event: OutputDelta) -> bytes:
         """Return a line with the new content; a call is collected until it is complete."""
-        added = self._added(event)
-        return written(self.line(done=False, **added)) if added else b""
+        added = self._line_fields(event)
+        return encode_line(self.line(done=False, **added)) if added else b""
 
-    def finish(self, event: ChoiceFinished) -> bytes:
+    def choice_end(self, event: ChoiceFinished) -> bytes:
         """Return nothing yet, because the last line also contains the counts."""
         self._end = event
         return b""
 
-    def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
-        """Return the last line."""
+    def stream_end(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
         assert self._end is not None, "the stream is closed before its choice has ended"
-        return written(self.line(**self._ending(self._end, counts, explanation)))
+        return encode_line(self.line(**self._last_line_fields(self._end, counts, explanation)))
 
-    def broken(self, problem: Problem) -> bytes:
-        """Return the error as the last line."""
-        return written(ollama_error(problem))
+    def error_event(self, problem: Problem) -> bytes:
+        return encode_line(ollama_error(problem))
 
-    def whole(
+    def complete_body(
         self, events: Iterable[OutputEvent], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
         """Return the whole answer as one line, which joins the lines of its stream."""
@@ -205,12 +203,12 @@ class OllamaAnswer(AnswerFormat):
             if isinstance(event, ChoiceFinished):
                 self._end = event
             elif not isinstance(event, PromptProgress):
-                lines.append(self._added(event))
+                lines.append(self._line_fields(event))
         assert self._end is not None, "an answer is sent after its end"
-        fields = self._ending(self._end, counts, explanation)
+        fields = self._last_line_fields(self._end, counts, explanation)
         if self._shows_logprobs:
             fields["logprobs"] = [token for line in lines for token in line.get("logprobs", ())]
-        return written(
+        return encode_line(
             self.line(
                 text="".join([line.get("text", "") for line in lines]),
                 thinking="".join([line.get("thinking", "") for line in lines]),
@@ -219,7 +217,7 @@ class OllamaAnswer(AnswerFormat):
             )
         )
 
-    def _added(self, event: OutputDelta) -> dict[str, Any]:
+    def _line_fields(self, event: OutputDelta) -> dict[str, Any]:
         """Return what a delta adds to an answer, as arguments of `line`; empty for nothing yet."""
         fields: dict[str, Any] = {}
         if event.logprobs:
@@ -236,7 +234,7 @@ class OllamaAnswer(AnswerFormat):
     def _head(self) -> dict[str, Any]:
         return {"model": self._model, "created_at": timestamp()}
 
-    def _ending(
+    def _last_line_fields(
         self, end: ChoiceFinished, counts: TokenCounts, explanation: Explanation | None
     ) -> dict[str, Any]:
         total = time.perf_counter() - self._began
@@ -285,24 +283,24 @@ class GenerateLines(OllamaAnswer):
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
         self.turns: Sequence[dict[str, Any]] = ()
-        self._said: list[OutputDelta] = []
+        self._deltas: list[OutputDelta] = []
 
-    def _added(self, event: OutputDelta) -> dict[str, Any]:
-        self._said.append(event)
-        return super()._added(event)
+    def _line_fields(self, event: OutputDelta) -> dict[str, Any]:
+        self._deltas.append(event)
+        return super()._line_fields(event)
 
-    def _ending(
+    def _last_line_fields(
         self, end: ChoiceFinished, counts: TokenCounts, explanation: Explanation | None
     ) -> dict[str, Any]:
-        ending = super()._ending(end, counts, explanation)
+        ending = super()._last_line_fields(end, counts, explanation)
         if not self.turns:
             return ending
         answer = {
             "role": "assistant",
-            "content": text_of(self._said),
-            "reasoning_content": text_of(self._said, "reasoning"),
+            "content": text_of(self._deltas),
+            "reasoning_content": text_of(self._deltas, "reasoning"),
         }
-        return ending | {"context": packed([*self.turns, answer])}
+        return ending | {"context": encode_context([*self.turns, answer])}
 
     def line(
         self,
@@ -329,7 +327,7 @@ def _call_line(call: ToolCall, number: int) -> ToolCallLine:
     )
 
 
-def written(line: Struct) -> bytes:
+def encode_line(line: Struct) -> bytes:
     """Encode a line of a stream."""
     text = msgspec.json.encode(line)
     for found, escape in _OTHER_BREAKS.items():

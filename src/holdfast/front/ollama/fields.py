@@ -20,14 +20,14 @@ from holdfast.front.request import (
     new_request_id,
     sampling_options,
 )
-from holdfast.front.server.answers import Asked
+from holdfast.front.server.answers import GenerationPlan
 from holdfast.front.server.context import RequestContext
 from holdfast.front.server.fields import (
     INT32_MAX,
     STRICT,
     TAG_MARK,
+    CacheSaltField,
     LogprobFields,
-    SaltField,
     SharedFields,
     Switch,
     UnsupportedFields,
@@ -153,7 +153,7 @@ FormatField = Annotated[
 KeepAlive = Annotated[int | float | str, BeforeValidator(_duration)]
 
 
-class OllamaRequest(SaltField):
+class OllamaRequest(CacheSaltField):
     """The fields of all requests that name a model."""
 
     model: str | None = optional("A served model, with or without :latest; default: the first one.")
@@ -193,15 +193,15 @@ class OllamaGeneration(SharedFields, LogprobFields, OllamaRequest, abc.ABC):
 
     @property
     @abc.abstractmethod
-    def asks_nothing(self) -> bool:
+    def only_loads(self) -> bool:
         """Whether there is no prompt, so that the model is only loaded or unloaded."""
 
     @abc.abstractmethod
-    def form(self, services: Services) -> OllamaAnswer:
+    def answer_format(self, services: Services) -> OllamaAnswer:
         """Return the format of the answer."""
 
     @abc.abstractmethod
-    def plan(self, context: RequestContext) -> Asked:
+    def plan(self, context: RequestContext) -> GenerationPlan:
         """Return what to generate, and the format of the answer.
 
         Raises RequestRefused, which names the invalid field.
@@ -240,7 +240,7 @@ class OllamaGeneration(SharedFields, LogprobFields, OllamaRequest, abc.ABC):
             raise RequestRefused(f"{name} does not support {what}", code="unsupported_parameter")
 
     def _thinking(self, services: Services) -> Thinking:
-        thinking = thinking_of(said={"think": self.think})
+        thinking = thinking_of(values={"think": self.think})
         if thinking.effort not in (None, "off"):
             self.refuse_unless("thinking", services)
         return thinking

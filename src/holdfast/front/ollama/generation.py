@@ -25,15 +25,15 @@ from holdfast.front.ollama.answer import (
     GenerateLine,
     GenerateLines,
     OllamaError,
+    decode_context,
     nanoseconds,
     ollama_error,
-    unpacked,
 )
 from holdfast.front.ollama.fields import OllamaGeneration, OllamaOptions, OllamaRequest
 from holdfast.front.ollama.models import (
     REFUSED,
     capabilities,
-    learn_capabilities,
+    load_capabilities,
     ollama_delete,
     ollama_ps,
     ollama_pull,
@@ -51,9 +51,9 @@ from holdfast.front.request import (
     new_request_id,
 )
 from holdfast.front.server.access import caller_of, check_admin
-from holdfast.front.server.answers import Asked
+from holdfast.front.server.answers import GenerationPlan
 from holdfast.front.server.context import RequestContext
-from holdfast.front.server.dialect import Dialect, answers_of, operation, request_of
+from holdfast.front.server.dialect import Dialect, accepts, operation, returns
 from holdfast.front.server.fields import (
     INT32_MAX,
     STRICT,
@@ -62,8 +62,8 @@ from holdfast.front.server.fields import (
     TextOrMany,
     UnsupportedFields,
     checked_definitions,
+    non_text_part,
     optional,
-    other_part,
     refuse_too_many,
 )
 from holdfast.front.server.generation import (
@@ -71,7 +71,7 @@ from holdfast.front.server.generation import (
     EmbeddingPlan,
     RequestBody,
     embed,
-    generate,
+    generation_response,
 )
 from holdfast.front.server.problem import invalid_field
 from holdfast.front.server.request import parse, read_body
@@ -166,9 +166,7 @@ def definitions(
     return checked_definitions(ready, field="tools.{}.function", most_parts=limits.max_tool_parts)
 
 
-def conversation(
-    messages: Sequence[OllamaMessage],
-) -> tuple[tuple[dict[str, Any], ...], bool]:
+def conversation(messages: Sequence[OllamaMessage]) -> tuple[tuple[dict[str, Any], ...], bool]:
     """Convert the messages of a request to the messages of a prompt. Also returns whether they have
     images.
 
@@ -185,10 +183,10 @@ def conversation(
         turn: dict[str, Any] = {"role": message["role"], "content": message.get("content") or ""}
         if images := message.get("images"):
             field = f"messages.{place}.images"
-            shown, said = image_parts(images, field=field), text_parts(turn["content"])
+            shown, texts = image_parts(images, field=field), text_parts(turn["content"])
             if message["role"] not in WITH_IMAGES:
-                shown = [other_part({"type": "image"}, role=message["role"], field=field)]
-            turn["content"] = [*shown, *said] if message["role"] == "user" else [*said, *shown]
+                shown = [non_text_part({"type": "image"}, role=message["role"], field=field)]
+            turn["content"] = [*shown, *texts] if message["role"] == "user" else [*texts, *shown]
         if thought := message.get("thinking"):
             turn["reasoning_content"] = thought
         if calls := message.get("tool_calls"):
@@ -199,9 +197,9 @@ def conversation(
             name = message.get("tool_name") or ""
             given_id = message.get("tool_call_id") or ""
             is_own_id = given_id and (has_ids or given_id in open_calls)
-            answered = given_id if is_own_id else _answered(name, open_calls)
-            turn |= {"tool_call_id": answered, **({"name": name} if name else {})}
-            open_calls.pop(answered, None)
+            call_id = given_id if is_own_id else _answered_call_id(name, open_calls)
+            turn |= {"tool_call_id": call_id, **({"name": name} if name else {})}
+            open_calls.pop(call_id, None)
         ready.append(turn)
     return with_notes(ready)
 
@@ -235,31 +233,27 @@ def _calls(calls: Sequence[PastCall], place: int) -> list[dict[str, Any]]:
     ]
 
 
-def _answered(name: str, open_calls: dict[str, str]) -> str:
+def _answered_call_id(name: str, open_calls: dict[str, str]) -> str:
     """Return the id of the call that a result without a call id answers."""
     of_that_name = (call for call, called in open_calls.items() if called == name)
     return next(of_that_name, next(iter(open_calls), f"call_{name}"))
 
 
-async def answered(request: Request, services: Services, kind: type[OllamaGeneration]) -> Response:
+async def respond(request: Request, services: Services, kind: type[OllamaGeneration]) -> Response:
     """Answer a request to /api/chat or /api/generate. kind: the type of the request's body."""
     body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
     asked = parse(kind, body)
     model_id = served_model(asked.model, services).id
-    await learn_capabilities(model_id, services)
-    is_copilots = request.headers.get("user-agent", "").startswith(_COPILOT)
-    if is_copilots and asked.think and "thinking" not in capabilities(model_id, services):
+    await load_capabilities(model_id, services)
+    is_copilot = request.headers.get("user-agent", "").startswith(_COPILOT)
+    if is_copilot and asked.think and "thinking" not in capabilities(model_id, services):
         asked.think = None
-    if asked.asks_nothing:
-        return await _loaded(request, asked, services, model_id=model_id)
+    if asked.only_loads:
+        return await _load_or_unload(request, asked, services, model_id=model_id)
     # If the request unloads the model, a retry after a lost connection cannot get its answer.
     outlives_client = not _unloads(asked, request)
-    answer = await generate(
-        request,
-        services,
-        lambda _: asked,
-        body=body,
-        outlives_client=outlives_client,
+    answer = await generation_response(
+        request, services, lambda _: asked, body=body, outlives_client=outlives_client
     )
     return with_unload(answer, asked, request, services)
 
@@ -277,16 +271,16 @@ def with_unload(
     if not _unloads(asked, request):
         return answer
     model_id = served_model(asked.model, services).id
-    return _UnloadingResponse(answer, lambda: services.models.control.let_go(model_id))
+    return _UnloadingResponse(answer, lambda: services.models.control.unload_when_unused(model_id))
 
 
 class _UnloadingResponse(Response):
     """An answer that unloads its model after it was sent."""
 
-    def __init__(self, answer: Response, let_go: Callable[[], None]) -> None:
+    def __init__(self, answer: Response, unload: Callable[[], None]) -> None:
         super().__init__()
         self._answer = answer
-        self._let_go = let_go
+        self._unload = unload
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer; then unload the model, even after an error."""
@@ -294,10 +288,10 @@ class _UnloadingResponse(Response):
             await self._answer(scope, receive, send)
         finally:
             with contextlib.suppress(UnknownModel):  # the model was removed from the catalog
-                self._let_go()
+                self._unload()
 
 
-async def _loaded(
+async def _load_or_unload(
     request: Request, asked: OllamaGeneration, services: Services, *, model_id: str
 ) -> Response:
     """Load or unload the model, then answer. Only an administrator may unload."""
@@ -306,7 +300,7 @@ async def _loaded(
         await services.models.control.unload(model_id)
     else:
         await services.gateway.encode(GenerationRequest(request_id="", model=model_id, prompt=" "))
-    line = asked.form(services).line(
+    line = asked.answer_format(services).line(
         done=True, done_reason="unload" if asked.asks_to_unload else "load"
     )
     return Response(msgspec.json.encode(line), media_type="application/json")
@@ -319,15 +313,15 @@ class OllamaChat(OllamaGeneration):
     tools: OllamaTools | None = optional("The tools that the model may call.")
 
     @property
-    def asks_nothing(self) -> bool:
+    def only_loads(self) -> bool:
         """Whether there are no messages."""
         return not self.messages
 
-    def form(self, services: Services) -> ChatLines:
+    def answer_format(self, services: Services) -> ChatLines:
         """Return the format of the answer."""
         return ChatLines(model=self.shown_model(services), shows_logprobs=bool(self.logprobs))
 
-    def plan(self, context: RequestContext) -> Asked:
+    def plan(self, context: RequestContext) -> GenerationPlan:
         """Return what to generate, and the format of the answer.
 
         Raises RequestRefused, which names the invalid field.
@@ -348,19 +342,19 @@ class OllamaChat(OllamaGeneration):
             and "tool_calls" not in last,
         )
         request = self.request(context, prompt=prompt, prompt_field="messages")
-        return [request], self.form(services)
+        return [request], self.answer_format(services)
 
 
 @operation(
     "POST",
     "/api/chat",
-    request_of(OllamaChat),
-    answers_of(ChatLine, chunk=ChatLine, chunk_type=ChatLines.stream_type),
+    accepts(OllamaChat),
+    returns(ChatLine, chunk=ChatLine, chunk_type=ChatLines.stream_type),
     summary="chat (Ollama)",
 )
 async def ollama_chat(request: Request, services: Services) -> Response:
     """Answer a conversation. The answer is a stream of JSON lines unless `stream` is false."""
-    return await answered(request, services, OllamaChat)
+    return await respond(request, services, OllamaChat)
 
 
 class OllamaGenerate(OllamaGeneration):
@@ -378,21 +372,21 @@ class OllamaGenerate(OllamaGeneration):
     )
 
     @property
-    def asks_nothing(self) -> bool:
+    def only_loads(self) -> bool:
         """Whether there is no prompt."""
         return not self.prompt
 
-    def form(self, services: Services) -> GenerateLines:
+    def answer_format(self, services: Services) -> GenerateLines:
         """Return the format of the answer."""
         return GenerateLines(model=self.shown_model(services), shows_logprobs=bool(self.logprobs))
 
-    def plan(self, context: RequestContext) -> Asked:
+    def plan(self, context: RequestContext) -> GenerationPlan:
         """Return what to generate, and the format of the answer.
 
         Raises RequestRefused, which names the invalid field.
         """
         prompt = self._prompt(context.services)
-        form = self.form(context.services)
+        form = self.answer_format(context.services)
         if isinstance(prompt, ChatPrompt):
             form.turns = [_without_images(turn) for turn in prompt.messages]
         return [self.request(context, prompt=prompt, prompt_field="prompt")], form
@@ -406,14 +400,14 @@ class OllamaGenerate(OllamaGeneration):
             return text
         past: tuple[dict[str, Any], ...] = ()
         if self.context:
-            past = unpacked(self.context, limit_bytes=services.limits.max_body_bytes)
+            past = decode_context(self.context, limit_bytes=services.limits.max_body_bytes)
         if self.system:  # replaces the earlier one, because clients send it with every prompt
             others = [turn for turn in past if turn["role"] != "system"]
             past = ({"role": "system", "content": self.system}, *others)
-        said: Any = text
+        texts: Any = text
         if self.images:
-            said = [*image_parts(self.images, field="images"), *text_parts(text)]
-        return ChatPrompt(messages=(*past, {"role": "user", "content": said}))
+            texts = [*image_parts(self.images, field="images"), *text_parts(text)]
+        return ChatPrompt(messages=(*past, {"role": "user", "content": texts}))
 
 
 def _without_images(turn: dict[str, Any]) -> dict[str, Any]:
@@ -427,13 +421,13 @@ def _without_images(turn: dict[str, Any]) -> dict[str, Any]:
 @operation(
     "POST",
     "/api/generate",
-    request_of(OllamaGenerate),
-    answers_of(GenerateLine, chunk=GenerateLine, chunk_type=GenerateLines.stream_type),
+    accepts(OllamaGenerate),
+    returns(GenerateLine, chunk=GenerateLine, chunk_type=GenerateLines.stream_type),
     summary="completions (Ollama)",
 )
 async def ollama_generate(request: Request, services: Services) -> Response:
     """Answer a prompt. The answer is a stream of JSON lines unless `stream` is false."""
-    return await answered(request, services, OllamaGenerate)
+    return await respond(request, services, OllamaGenerate)
 
 
 class EmbeddedTexts(Struct, frozen=True, kw_only=True):
@@ -549,8 +543,8 @@ class OllamaEmbeddings(OllamaEmbedding):
 @operation(
     "POST",
     "/api/embed",
-    request_of(OllamaEmbed),
-    answers_of(EmbeddedTexts),
+    accepts(OllamaEmbed),
+    returns(EmbeddedTexts),
     summary="embeddings (Ollama)",
 )
 async def ollama_embed(request: Request, services: Services) -> Response:
@@ -558,7 +552,7 @@ async def ollama_embed(request: Request, services: Services) -> Response:
     return await _embedded(request, services, OllamaEmbed)
 
 
-@operation("POST", "/api/embeddings", request_of(OllamaEmbeddings), answers_of(EmbeddedPrompt))
+@operation("POST", "/api/embeddings", accepts(OllamaEmbeddings), returns(EmbeddedPrompt))
 async def ollama_embeddings(request: Request, services: Services) -> Response:
     """Compute the embedding vector of one text. This is the older form of /api/embed."""
     return await _embedded(request, services, OllamaEmbeddings)

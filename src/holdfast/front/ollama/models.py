@@ -28,9 +28,9 @@ from holdfast.errors import (
 from holdfast.front.fleet.catalog import CatalogEntry
 from holdfast.front.fleet.library import Library, Pull, PullStep
 from holdfast.front.fleet.residency import ModelStatus
-from holdfast.front.ollama.answer import OllamaAnswer, ollama_error, timestamp, written
+from holdfast.front.ollama.answer import OllamaAnswer, encode_line, ollama_error, timestamp
 from holdfast.front.server.answers import EventWriter, StreamFormat
-from holdfast.front.server.dialect import Operation, answers_of, operation, request_of
+from holdfast.front.server.dialect import Operation, accepts, operation, returns
 from holdfast.front.server.fields import STRICT, optional
 from holdfast.front.server.problem import (
     Problem,
@@ -43,10 +43,10 @@ from holdfast.front.server.problem import (
 from holdfast.front.server.request import json_response, read_json
 from holdfast.front.server.services import (
     Services,
+    base_model_id,
     model_of,
+    run_unless_disconnected,
     served_models,
-    unless_disconnected,
-    without_adapter,
 )
 from holdfast.front.telemetry.request_log import RECORD, RequestRecord
 from holdfast.models.adapter_folder import SEPARATOR
@@ -104,7 +104,7 @@ def served_model(name: str | None, services: Services) -> ModelStatus:
     for known in spellings(wanted):
         if (meant := model_of(services, known)) in models:
             return models[meant]
-    reasons = map(services.models.catalog().why_left_out, spellings(wanted))
+    reasons = map(services.models.catalog().why_excluded, spellings(wanted))
     why = next(filter(None, reasons), "")
     raise not_found(wanted, instead=_adapters_of(wanted, services), why=why)
 
@@ -149,9 +149,9 @@ class NamedModel(BaseModel):
         return name
 
 
-async def learn_capabilities(model_id: str, services: Services) -> None:
+async def load_capabilities(model_id: str, services: Services) -> None:
     """Read the files that tell what a model can do, unless they were already read."""
-    if without_adapter(services, model_id) not in services.models.dialects:
+    if base_model_id(services, model_id) not in services.models.dialects:
         # suppressed: if the files are broken, the capabilities stay unknown
         with contextlib.suppress(UnknownModel, UnusableModel, WorkerUnavailable):
             await services.gateway.tokenizer_of(model_id)
@@ -162,7 +162,7 @@ def capabilities(model_id: str, services: Services) -> tuple[Capability, ...]:
 
     `embedding` is omitted, because `ollama run` would treat the model as embedding-only.
     """
-    report = services.models.dialects.get(without_adapter(services, model_id))
+    report = services.models.dialects.get(base_model_id(services, model_id))
     found: list[Capability] = ["completion"]
     if any(model.id == model_id and model.can_see for model in served_models(services)):
         found.append("vision")
@@ -246,13 +246,13 @@ class ShowRequest(NamedModel):
     verbose: bool | None = optional("Accepted, but has no effect.")
 
 
-@operation("GET", "/api/tags", answers_of(ListedModels), summary="models (Ollama)")
+@operation("GET", "/api/tags", returns(ListedModels), summary="models (Ollama)")
 async def ollama_tags(request: Request, services: Services) -> Response:
     """List the served models."""
     return json_response(ListedModels(models=[_listed(model) for model in served_models(services)]))
 
 
-@operation("GET", "/api/ps", answers_of(RunningModels))
+@operation("GET", "/api/ps", returns(RunningModels))
 async def ollama_ps(request: Request, services: Services) -> Response:
     """List the loaded models, and when each will be unloaded if it is not used."""
     running = [
@@ -268,12 +268,12 @@ async def ollama_ps(request: Request, services: Services) -> Response:
     return json_response(RunningModels(models=running))
 
 
-@operation("POST", "/api/show", request_of(ShowRequest), answers_of(ShownModel))
+@operation("POST", "/api/show", accepts(ShowRequest), returns(ShownModel))
 async def ollama_show(request: Request, services: Services) -> Response:
     """Show one model in detail."""
     asked = await read_json(request, ShowRequest, services.limits)
     model = served_model(asked.required(), services)
-    await learn_capabilities(model.id, services)
+    await load_capabilities(model.id, services)
     shown = ShownModel(
         modelfile=f"FROM {model.id}\n",
         parameters="" if model.context_tokens is None else f"num_ctx {model.context_tokens}",
@@ -285,7 +285,7 @@ async def ollama_show(request: Request, services: Services) -> Response:
     return json_response(shown)
 
 
-@operation("GET", "/api/version", answers_of(SpokenVersion))
+@operation("GET", "/api/version", returns(SpokenVersion))
 async def ollama_version(request: Request, services: Services) -> Response:
     """Return the version of Ollama whose API this is, and Holdfast's own version."""
     return json_response(SpokenVersion(version=API_VERSION, holdfast=__version__))
@@ -384,8 +384,8 @@ class PullRequest(NamedModel):
 @operation(
     "POST",
     "/api/pull",
-    request_of(PullRequest),
-    answers_of(PullProgress, chunk=PullProgress, chunk_type=OllamaAnswer.stream_type),
+    accepts(PullRequest),
+    returns(PullProgress, chunk=PullProgress, chunk_type=OllamaAnswer.stream_type),
     needs_admin=True,
 )
 async def ollama_pull(request: Request, services: Services) -> Response:
@@ -400,13 +400,13 @@ async def ollama_pull(request: Request, services: Services) -> Response:
         return PullResponse(services.models.library, source, streams=streams)
     if not streams:
         return json_response(_DONE)
-    return Response(written(_BEGUN) + written(_DONE), media_type=OllamaAnswer.stream_type)
+    return Response(encode_line(_BEGUN) + encode_line(_DONE), media_type=OllamaAnswer.stream_type)
 
 
 @operation(
     "DELETE",
     "/api/delete",
-    request_of(NamedModel),
+    accepts(NamedModel),
     {"responses": {"200": {"description": "The model was removed"}}},
     needs_admin=True,
 )
@@ -467,7 +467,7 @@ class PullResponse(Response):
             form = _PullLines(self._source)
             lines = self._lines(pull, form, record)
             writer = EventWriter(send, form, lines, request_id=record.request_id)
-            if not await unless_disconnected(
+            if not await run_unless_disconnected(
                 receive, writer.run() if self._streams else _read(lines)
             ):
                 raise ClientDisconnect
@@ -480,7 +480,7 @@ class PullResponse(Response):
         yield form.line(_BEGUN)
         try:
             async for step in pull.steps():
-                yield form.line(form.progress(step))
+                yield form.line(form.progress_event(step))
         except ModelLoadError as error:
             # the Hub, the network or the disk caused the failure
             refused = (
@@ -511,9 +511,9 @@ class _PullLines(StreamFormat):
     def line(self, progress: PullProgress) -> bytes:
         """A line of the stream."""
         self._last = progress
-        return written(progress)
+        return encode_line(progress)
 
-    def progress(self, step: PullStep) -> PullProgress:
+    def progress_event(self, step: PullStep) -> PullProgress:
         """Return the progress in Ollama's words."""
         so_far = PullProgress(
             status="verifying sha256 digest", total=step.total_bytes, completed=step.done_bytes
@@ -525,11 +525,11 @@ class _PullLines(StreamFormat):
 
     def keep_alive(self) -> bytes:
         """Return the last line once more."""
-        return written(self._last)
+        return encode_line(self._last)
 
-    def broken(self, problem: Problem) -> bytes:
+    def error_event(self, problem: Problem) -> bytes:
         """Return the error as the last line."""
-        return written(ollama_error(problem))
+        return encode_line(ollama_error(problem))
 
 
 def _refused(method: str, path: str) -> Operation:

@@ -28,11 +28,7 @@ from holdfast.front.output import (
     ToolArgumentsDelta,
     ToolCallStarted,
 )
-from holdfast.front.server.answers import (
-    AnswerFormat,
-    Explanation,
-    StreamFormat,
-)
+from holdfast.front.server.answers import AnswerFormat, Explanation, StreamFormat
 from holdfast.front.server.problem import Advice, Problem
 
 # function_call: only for requests that have `functions`
@@ -221,7 +217,7 @@ class TextCompletion(Struct, frozen=True, kw_only=True):
 class EventFormat(StreamFormat):
     """The format of server-sent events other than answers; comments keep the connection open."""
 
-    def broken(self, problem: Problem) -> bytes:
+    def error_event(self, problem: Problem) -> bytes:
         """The error as a server-sent event."""
         return b"data: %b\n\n" % msgspec.json.encode(openai_error(problem))
 
@@ -238,7 +234,7 @@ class OpenAIAnswer(AnswerFormat):
     """
 
     chunk_object: str  # value of `object` in a chunk
-    empty_news: bytes  # what a chunk that adds no text contains in place of the text
+    no_text: bytes  # what a chunk that adds no text contains in place of the text
 
     def __init__(
         self,
@@ -270,12 +266,12 @@ class OpenAIAnswer(AnswerFormat):
         self._prompt_tokens = 0
         self._completion_tokens = 0
 
-    def opening(self, *, prompt_tokens: int) -> bytes:
+    def stream_start(self, *, prompt_tokens: int) -> bytes:
         """Record the number of prompt tokens for the counts in later chunks. Returns no bytes."""
         self._prompt_tokens = prompt_tokens
         return b""
 
-    def progress(self, event: PromptProgress) -> bytes:
+    def progress_event(self, event: PromptProgress) -> bytes:
         """Return a chunk without text that reports the prefill's progress; empty if the client did
         not ask for it. `processed` includes the cached tokens.
         """
@@ -290,12 +286,12 @@ class OpenAIAnswer(AnswerFormat):
         end = self._chunk_end().removesuffix(b"}\n\n")
         choice = b'{"index":%d,%b,"logprobs":null,"finish_reason":null}' % (
             event.index,
-            self.empty_news,
+            self.no_text,
         )
         fields = (self._chunk_begin, choice, end, _encode(progress))
         return b'%b%b%b,"prompt_progress":%b}\n\n' % fields
 
-    def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
+    def stream_end(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
         """Return the end mark of the stream.
 
         It is preceded by a chunk with token counts and explanation if the stream shows any.
@@ -307,7 +303,7 @@ class OpenAIAnswer(AnswerFormat):
             fields += b',"holdfast":%b' % _encode(explanation)
         return b"%b]%b}\n\n%b" % (self._chunk_begin, fields, _DONE) if fields else _DONE
 
-    def broken(self, problem: Problem) -> bytes:
+    def error_event(self, problem: Problem) -> bytes:
         """Return the error as an event. No end mark follows."""
         return b"data: %b\n\n" % _encode(openai_error(problem))
 
@@ -327,9 +323,7 @@ class OpenAIAnswer(AnswerFormat):
             b'],"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}}\n\n' % counts
         )
 
-    def _around_choices(
-        self, counts: TokenCounts, explanation: Explanation | None
-    ) -> dict[str, Any]:
+    def _body_fields(self, counts: TokenCounts, explanation: Explanation | None) -> dict[str, Any]:
         """Return the fields of a whole answer, except for its choices."""
         return {
             **self._head,
@@ -338,7 +332,7 @@ class OpenAIAnswer(AnswerFormat):
         }
 
 
-def _choices(
+def _group_by_choice(
     events: Iterable[OutputEvent],
 ) -> Iterator[tuple[Sequence[OutputDelta], ChoiceFinished]]:
     """Iterate over the choices of a whole answer: the deltas and the end of each."""
@@ -383,7 +377,7 @@ class ChatAnswer(OpenAIAnswer):
     """
 
     chunk_object = "chat.completion.chunk"
-    empty_news = b'"delta":{}'
+    no_text = b'"delta":{}'
 
     def __init__(self, *, choices: int, calls_functions: bool = False, **given: Any) -> None:
         super().__init__(**given)
@@ -396,18 +390,18 @@ class ChatAnswer(OpenAIAnswer):
         """Return an empty chunk: some clients ignore comments and time out without events."""
         return self._choices[0] + b'{},"logprobs":null,"finish_reason":null}' + self._chunk_end()
 
-    def opening(self, *, prompt_tokens: int) -> bytes:
+    def stream_start(self, *, prompt_tokens: int) -> bytes:
         """Return the first chunk of each choice, which carries the role."""
-        super().opening(prompt_tokens=prompt_tokens)
+        super().stream_start(prompt_tokens=prompt_tokens)
         role = b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
         end = self._chunk_end()
         return b"".join([choice + role + end for choice in self._choices])
 
-    def delta(self, event: OutputDelta) -> bytes:
+    def delta_event(self, event: OutputDelta) -> bytes:
         """Return a chunk with the new content; empty if there is neither content nor
         log-probabilities. The end of a tool call has no content.
         """
-        added = _encode(self._added(event))
+        added = _encode(self._message_delta(event))
         end = self._chunk_end(len(event.token_ids))
         if added == _EMPTY and not event.logprobs:
             return b""
@@ -415,28 +409,27 @@ class ChatAnswer(OpenAIAnswer):
         fields = (self._choices[event.index], added, logprobs, end)
         return b'%b%b,"logprobs":%b,"finish_reason":null}%b' % fields
 
-    def finish(self, event: ChoiceFinished) -> bytes:
-        """Return the end of a choice."""
-        word = self._end_word(event.finish_reason).encode()
+    def choice_end(self, event: ChoiceFinished) -> bytes:
+        word = self._finish_reason(event.finish_reason).encode()
         end = b'{},"logprobs":null,"finish_reason":"%b"}' % word
         return self._choices[event.index] + end + self._chunk_end()
 
-    def whole(
+    def complete_body(
         self, events: Iterable[OutputEvent], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
         """Return the whole answer as JSON. Each choice joins what the chunks of a stream add."""
         shown = [
             ChatChoice(
                 index=end.index,
-                message=_joined([self._added(delta) for delta in deltas]),
+                message=_merge_messages([self._message_delta(delta) for delta in deltas]),
                 logprobs=_chat_logprobs(_logprobs(deltas)) if self._shows_logprobs else None,
-                finish_reason=self._end_word(end.finish_reason),
+                finish_reason=self._finish_reason(end.finish_reason),
             )
-            for deltas, end in _choices(events)
+            for deltas, end in _group_by_choice(events)
         ]
-        return _encode(ChatCompletion(choices=shown, **self._around_choices(counts, explanation)))
+        return _encode(ChatCompletion(choices=shown, **self._body_fields(counts, explanation)))
 
-    def _added(self, event: OutputDelta) -> AnswerMessage:
+    def _message_delta(self, event: OutputDelta) -> AnswerMessage:
         """Return the `delta` of a chunk."""
         if isinstance(event, TextDelta):
             text = event.appended
@@ -455,21 +448,21 @@ class ChatAnswer(OpenAIAnswer):
             return AnswerMessage(function_call=function)
         return AnswerMessage(tool_calls=[call])
 
-    def _end_word(self, word: EndWord) -> ChatEndWord:
+    def _finish_reason(self, word: EndWord) -> ChatEndWord:
         return "function_call" if self._calls_functions and word == "tool_calls" else word
 
 
-def _joined(deltas: Sequence[AnswerMessage]) -> AnswerMessage:
+def _merge_messages(deltas: Sequence[AnswerMessage]) -> AnswerMessage:
     """Return the message that these deltas of chunks add up to, as clients join them."""
     content = "".join([delta.content or "" for delta in deltas])
     reasoning = "".join([delta.reasoning or "" for delta in deltas])
-    functions = _joined_functions([delta.function_call for delta in deltas if delta.function_call])
+    functions = _merge_functions([delta.function_call for delta in deltas if delta.function_call])
     added = [call for delta in deltas for call in delta.tool_calls or ()]
     calls = [
         AnswerToolCall(id=call.id, type=call.type, function=function)
         for call, function in zip(
             [call for call in added if call.id is not UNSET],
-            _joined_functions([call.function for call in added]),
+            _merge_functions([call.function for call in added]),
             strict=True,
         )
     ]
@@ -484,7 +477,7 @@ def _joined(deltas: Sequence[AnswerMessage]) -> AnswerMessage:
     )
 
 
-def _joined_functions(deltas: Iterable[CalledFunction]) -> list[CalledFunction]:
+def _merge_functions(deltas: Iterable[CalledFunction]) -> list[CalledFunction]:
     """Join the parts of functions that are called one after the other. A name begins a function."""
     functions: list[tuple[str, list[str]]] = []
     for delta in deltas:
@@ -502,13 +495,13 @@ def content_logprobs(tokens: Sequence[TokenText]) -> list[ContentLogprob]:
     """Return tokens in OpenAI's format, each with the most likely tokens at its position."""
     return [
         msgspec.structs.replace(
-            _bare_logprob(token), top_logprobs=[_bare_logprob(rival) for rival in token.top]
+            _logprob_of(token), top_logprobs=[_logprob_of(rival) for rival in token.top]
         )
         for token in tokens
     ]
 
 
-def _bare_logprob(token: TokenText) -> ContentLogprob:
+def _logprob_of(token: TokenText) -> ContentLogprob:
     return ContentLogprob(
         token=token.text, logprob=shown_logprob(token.logprob), bytes=list(token.raw)
     )
@@ -518,15 +511,14 @@ class CompletionAnswer(OpenAIAnswer):
     """The AnswerFormat of /v1/completions. An answer contains the choices of all prompts."""
 
     chunk_object = "text_completion"
-    empty_news = b'"text":""'
+    no_text = b'"text":""'
 
     def keep_alive(self) -> bytes:
         """Return an empty chunk: some clients ignore comments and time out without events."""
         choice = b'{"index":0,"text":"","logprobs":null,"finish_reason":null}'
         return self._chunk_begin + choice + self._chunk_end()
 
-    def delta(self, event: OutputDelta) -> bytes:
-        """Return a chunk with new text."""
+    def delta_event(self, event: OutputDelta) -> bytes:
         if not isinstance(event, TextDelta):
             return b""
         logprobs = _encode(completion_logprobs(event.logprobs)) if event.logprobs else b"null"
@@ -539,12 +531,11 @@ class CompletionAnswer(OpenAIAnswer):
         )
         return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null}%b' % parts
 
-    def finish(self, event: ChoiceFinished) -> bytes:
-        """Return the end of a choice."""
+    def choice_end(self, event: ChoiceFinished) -> bytes:
         parts = (self._chunk_begin, event.index, event.finish_reason.encode(), self._chunk_end())
         return b'%b{"index":%d,"text":"","logprobs":null,"finish_reason":"%b"}%b' % parts
 
-    def whole(
+    def complete_body(
         self, events: Iterable[OutputEvent], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
         """Return the whole answer as JSON. Each choice joins what the chunks of a stream add."""
@@ -555,9 +546,9 @@ class CompletionAnswer(OpenAIAnswer):
                 logprobs=completion_logprobs(_logprobs(deltas)) if self._shows_logprobs else None,
                 finish_reason=end.finish_reason,
             )
-            for deltas, end in _choices(events)
+            for deltas, end in _group_by_choice(events)
         ]
-        return _encode(TextCompletion(choices=shown, **self._around_choices(counts, explanation)))
+        return _encode(TextCompletion(choices=shown, **self._body_fields(counts, explanation)))
 
 
 def _logprobs(deltas: Iterable[OutputDelta]) -> list[TokenText]:

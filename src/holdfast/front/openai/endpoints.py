@@ -51,19 +51,19 @@ from holdfast.front.request import (
     new_request_id,
 )
 from holdfast.front.server.access import caller_of
-from holdfast.front.server.answers import Asked
+from holdfast.front.server.answers import GenerationPlan
 from holdfast.front.server.context import RequestContext
-from holdfast.front.server.dialect import Dialect, ModelShapes, answers_of, operation, request_of
+from holdfast.front.server.dialect import Dialect, ModelShapes, accepts, operation, returns
 from holdfast.front.server.fields import (
     INT32_MAX,
-    SPOKEN,
+    THINKING_FIELDS,
     Budget,
+    CacheSaltField,
     EffortWord,
     LogprobFields,
     MaxTokens,
     Model,
     ReasoningOptions,
-    SaltField,
     Switch,
     UnsupportedFields,
     optional,
@@ -71,7 +71,12 @@ from holdfast.front.server.fields import (
     refuse_too_many,
     thinking_of,
 )
-from holdfast.front.server.generation import SESSION_FIELDS, EmbeddingPlan, embed, generate
+from holdfast.front.server.generation import (
+    SESSION_FIELDS,
+    EmbeddingPlan,
+    embed,
+    generation_response,
+)
 from holdfast.front.server.problem import RequestRefused, invalid_field
 from holdfast.front.server.request import json_response, parse, read_json
 from holdfast.front.server.services import Services, model_of
@@ -147,7 +152,7 @@ class ChatCompletionRequest(GenerationFields, LogprobFields, FormatFields):
     )
     verbosity: str | None = optional("Accepted, but has no effect.")
 
-    def plan(self, context: RequestContext) -> Asked:
+    def plan(self, context: RequestContext) -> GenerationPlan:
         """Return what to generate, and the format of the answer.
 
         Raises RequestRefused, which names the invalid field.
@@ -157,7 +162,7 @@ class ChatCompletionRequest(GenerationFields, LogprobFields, FormatFields):
             **self.conversation_fields(context.services.limits),
             **self.request_options(context),
         )
-        form = ChatAnswer(
+        answer_format = ChatAnswer(
             answer_id=request.request_id,
             model=request.model,
             choices=request.choices,
@@ -165,7 +170,7 @@ class ChatCompletionRequest(GenerationFields, LogprobFields, FormatFields):
             shows_logprobs=request.want_logprobs,
             **self.answer_options(),
         )
-        return [request], form
+        return [request], answer_format
 
     def conversation_fields(self, limits: LimitsSettings) -> dict[str, Any]:
         """Return the fields of a GenerationRequest that only chat has. Raises RequestRefused."""
@@ -187,7 +192,7 @@ class ChatCompletionRequest(GenerationFields, LogprobFields, FormatFields):
             "prompt": prompt,
             "max_tokens": max_tokens,
             "tool_choice": choice,
-            "thinking": thinking_of(said=self._thinking_fields()),
+            "thinking": thinking_of(values=self._thinking_fields()),
             "output_format": self.output_format(),
             "prediction": predicted_text(self.prediction) if self.prediction else "",
             "prompt_field": "messages",
@@ -221,20 +226,22 @@ class ChatCompletionRequest(GenerationFields, LogprobFields, FormatFields):
     def _thinking_fields(self) -> dict[str, Any]:
         """Return the fields about thinking, by name. Variables of the template override them."""
         options = self.chat_template_kwargs or {}
-        said = {name: getattr(self, name) for name in (*SPOKEN, "reasoning")}
-        return said | {name: options[name] for name in SPOKEN if options.get(name) is not None}
+        values = {name: getattr(self, name) for name in (*THINKING_FIELDS, "reasoning")}
+        return values | {
+            name: options[name] for name in THINKING_FIELDS if options.get(name) is not None
+        }
 
 
 @operation(
     "POST",
     "/v1/chat/completions",
-    request_of(ChatCompletionRequest),
-    answers_of(ChatCompletion, chunk=ChatCompletion),
+    accepts(ChatCompletionRequest),
+    returns(ChatCompletion, chunk=ChatCompletion),
     summary="chat (OpenAI)",
 )
 async def create_chat_completion(request: Request, services: Services) -> Response:
     """Answer a conversation (chat)."""
-    return await generate(request, services, partial(parse, ChatCompletionRequest))
+    return await generation_response(request, services, partial(parse, ChatCompletionRequest))
 
 
 class ControlRequest(BaseModel):
@@ -256,17 +263,15 @@ class ControlAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: str = ""
 
 
-@operation(
-    "POST", "/v1/chat/completions/control", request_of(ControlRequest), answers_of(ControlAnswer)
-)
+@operation("POST", "/v1/chat/completions/control", accepts(ControlRequest), returns(ControlAnswer))
 async def control_chat_completion(request: Request, services: Services) -> Response:
     """End the thinking of an answer that is being generated. A finished answer does not change."""
     asked = await read_json(request, ControlRequest, services.limits)
-    found = services.answers.active.answering(asked.id, key=caller_of(request).key_name)
-    if found is None or found.thinker is None:
+    found = services.answers.active.find_by_answer_id(asked.id, key=caller_of(request).key_name)
+    if found is None or found.stream is None:
         reason = "no answer with this id is being generated"
         return json_response(ControlAnswer(success=False, message=reason))
-    if not found.thinker.end_thoughts():
+    if not found.stream.end_thoughts():
         reason = "this model has no token that ends a thought"
         return json_response(ControlAnswer(success=False, message=reason))
     return json_response(ControlAnswer(success=True))
@@ -287,7 +292,7 @@ class CompletionRequest(GenerationFields, FormatFields):
     suffix: str | None = optional("Not supported.")
     add_special_tokens: bool | None = optional("Only true is supported.")
 
-    def plan(self, context: RequestContext) -> Asked:
+    def plan(self, context: RequestContext) -> GenerationPlan:
         """Return what to generate, and the format of the answer.
 
         Raises RequestRefused, which names the invalid field.
@@ -304,13 +309,13 @@ class CompletionRequest(GenerationFields, FormatFields):
             self._request(prompt, request_id=answer_id + place, field="prompt" + place, **shared)
             for prompt, place in zip(prompts, places, strict=True)
         ]
-        form = CompletionAnswer(
+        answer_format = CompletionAnswer(
             answer_id=answer_id,
             model=requests[0].model,
             shows_logprobs=requests[0].want_logprobs,
             **self.answer_options(),
         )
-        return requests, form
+        return requests, answer_format
 
     def _refuse_too_many(self, prompts: int, limits: LimitsSettings) -> None:
         """Refuse too many answers. Each answer is a sequence, and thousands would block the
@@ -359,13 +364,13 @@ class CompletionRequest(GenerationFields, FormatFields):
 @operation(
     "POST",
     "/v1/completions",
-    request_of(CompletionRequest),
-    answers_of(TextCompletion, chunk=TextCompletion),
+    accepts(CompletionRequest),
+    returns(TextCompletion, chunk=TextCompletion),
     summary="completions (OpenAI)",
 )
 async def create_completion(request: Request, services: Services) -> Response:
     """Continue a text."""
-    return await generate(request, services, partial(parse, CompletionRequest))
+    return await generation_response(request, services, partial(parse, CompletionRequest))
 
 
 class ReadUsage(Struct, frozen=True, kw_only=True):
@@ -393,7 +398,7 @@ class VectorList(Struct, frozen=True, kw_only=True):
     usage: ReadUsage
 
 
-class EmbeddingsRequest(SaltField):
+class EmbeddingsRequest(CacheSaltField):
     """A request to embed texts or token ids."""
 
     input: PromptField = Field(
@@ -431,9 +436,9 @@ class EmbeddingsRequest(SaltField):
             tenant=context.tenant,
             service=context.service(),
         )
-        return request, lambda vectors: self._form(request.model, vectors)
+        return request, lambda vectors: self._encode_vectors(request.model, vectors)
 
-    def _form(self, model: str, vectors: Sequence[Embedding]) -> bytes:
+    def _encode_vectors(self, model: str, vectors: Sequence[Embedding]) -> bytes:
         written = _base64 if self.encoding_format == "base64" else _numbers
         answer = VectorList(
             # encode one by one, because encoding thousands together would hold the GIL for too long
@@ -467,8 +472,8 @@ def _numbers(vector: bytes) -> list[float]:
 @operation(
     "POST",
     "/v1/embeddings",
-    request_of(EmbeddingsRequest),
-    answers_of(VectorList),
+    accepts(EmbeddingsRequest),
+    returns(VectorList),
     summary="embeddings (OpenAI)",
 )
 async def create_embedding(request: Request, services: Services) -> Response:

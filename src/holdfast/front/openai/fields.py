@@ -330,8 +330,7 @@ def _token_key(value: Any) -> Any:
 
 TokenKey = Annotated[str, BeforeValidator(_token_key)]
 Bias = Annotated[
-    float,
-    Field(ge=SAMPLING_RANGES["logit_bias"].lowest, le=SAMPLING_RANGES["logit_bias"].highest),
+    float, Field(ge=SAMPLING_RANGES["logit_bias"].lowest, le=SAMPLING_RANGES["logit_bias"].highest)
 ]
 StopString = Annotated[str, Field(min_length=1)]
 Stop = Annotated[
@@ -390,7 +389,7 @@ class SamplingFields(SharedFields):
         return bool(self.stream)
 
     @property
-    def can_wait(self) -> bool:
+    def is_batch(self) -> bool:
         """Whether the body asks for batch priority."""
         return self.service_tier in _PATIENT_TIERS or (self.priority or 0) > 0
 
@@ -437,7 +436,7 @@ class GenerationFields(SamplingFields):
         return {
             "choices": self.choices,
             "stop": self.stop_strings(),
-            "tells_progress": bool(self.return_progress and self.stream),
+            "reports_progress": bool(self.return_progress and self.stream),
             **super().body_options(),
         }
 

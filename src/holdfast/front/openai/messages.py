@@ -18,10 +18,10 @@ from holdfast.front.server.fields import (
     TextOrMany,
     ToolMode,
     checked_definitions,
-    choice_among,
-    other_part,
+    checked_tool_choice,
+    non_text_part,
+    part_error,
     refuse_too_many,
-    refused_part,
 )
 from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
 
@@ -103,8 +103,7 @@ class ChatMessage(TypedDict):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: NotRequired[
         Annotated[
-            Content | None,
-            Field(description="Text, or text parts. May be null for the assistant."),
+            Content | None, Field(description="Text, or text parts. May be null for the assistant.")
         ]
     ]
     name: NotRequired[str | None]
@@ -167,7 +166,7 @@ def _part(part: ContentPart, *, role: str, field: str) -> dict[str, Any]:
         return dict(part)
     if part["type"] in _THOUGHTS and role == _ASSISTANT:
         return dict(part)
-    return other_part(part, role=role, field=field)
+    return non_text_part(part, role=role, field=field)
 
 
 def _with_thoughts_apart(turn: dict[str, Any]) -> dict[str, Any]:
@@ -207,7 +206,7 @@ def _refuse_unless_text(part: ContentPart, field: str) -> None:
     kind = part["type"]
     key = _TEXT_PARTS.get(kind)
     if key is None:
-        raise refused_part(kind, field=field)
+        raise part_error(kind, field=field)
     if not isinstance(part.get(key), str):
         raise missing_field(f"{field}.{key}")
 
@@ -338,7 +337,7 @@ def tool_choice_of(
         field = f"{field}.function.name"
     else:
         raise missing_field(f"{field}.{choice.get('type', 'function')}")
-    return choice_among(mode, names, tools=tools, parallel=parallel, field=field)
+    return checked_tool_choice(mode, names, tools=tools, parallel=parallel, field=field)
 
 
 def function_call_of(
@@ -353,7 +352,7 @@ def function_call_of(
         mode = "required"
         names = [choice["name"]]
         field = f"{field}.name"
-    return choice_among(mode, names, tools=tools, parallel=False, field=field)
+    return checked_tool_choice(mode, names, tools=tools, parallel=False, field=field)
 
 
 def _tool(function: FunctionDefinition, tool: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from holdfast import __version__
 from holdfast.front.page.shell import SECURITY_HEADERS, shell_response
 from holdfast.front.server.access import caller_of
-from holdfast.front.server.dialect import DialectTable, operation, response_of
+from holdfast.front.server.dialect import DialectTable, operation, response_shape
 from holdfast.front.server.guard import address_of
 from holdfast.front.server.services import Services, served_models
 
@@ -42,13 +42,13 @@ _HIDDEN = "shown only to clients that send an API key"
 _OLLAMA = "Ollama is running"  # what Ollama's clients expect at this path
 
 
-@operation("HEAD", "/", response_of({"text/plain": str}), needs_key=False)
+@operation("HEAD", "/", response_shape({"text/plain": str}), needs_key=False)
 async def head_of_front_page(request: Request, services: Services) -> Response:
     """Confirm that a server runs here. Ollama's clients check in this way."""
     return Response(media_type="text/plain", headers=_HEADERS)
 
 
-@operation("GET", "/", response_of({"text/html": str, "text/plain": str}), needs_key=False)
+@operation("GET", "/", response_shape({"text/html": str, "text/plain": str}), needs_key=False)
 async def front_page(request: Request, services: Services) -> Response:
     """Show the page to browsers, and a description of the server in plain text to other clients.
 

@@ -34,7 +34,7 @@ from holdfast.front.request import ChatPrompt
 from holdfast.front.toolcalls.call_format import CallFormat
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect, ReasoningFormat
 from holdfast.front.toolcalls.families import FAMILIES, families_for
-from holdfast.front.toolcalls.incoming import in_vocabulary, marks_in
+from holdfast.front.toolcalls.incoming import markers_in, spelled_as_in_vocabulary
 
 ToolsBy: TypeAlias = Literal["template", "text", "none"]
 
@@ -210,7 +210,7 @@ class _Search:
         best: _Candidate | None = None
         for name in names:
             calls = FAMILIES[name].calls
-            found = self._tried(name, in_vocabulary(calls, calls.marks, self._tokens))
+            found = self._tried(name, spelled_as_in_vocabulary(calls, calls.markers, self._tokens))
             if found.proof.failure:
                 failure = f"{name}: {found.proof.failure}"
             elif best is None or found.proof.likeness > best.proof.likeness:
@@ -229,9 +229,9 @@ class _Search:
         """
         calls = FAMILIES[_IN_TEXT].calls
         others = [FAMILIES[name].calls for name in names if name != _IN_TEXT]
-        own = [other for other in others if other.marks and self._tokens >= set(other.marks)]
+        own = [other for other in others if other.markers and self._tokens >= set(other.markers)]
         habits = ToolHabits(in_text=calls, id_form=calls.id_form)
-        return self._candidate(_IN_TEXT, calls, habits, read_too=tuple(own[:1]))
+        return self._candidate(_IN_TEXT, calls, habits, also_read=tuple(own[:1]))
 
     def _tried(self, name: str, calls: CallFormat) -> _Candidate:
         """Try to prove a family with several habits of its template.
@@ -240,7 +240,7 @@ class _Search:
         habits that were tried first.
         """
         prompt = self._template.try_render(_ASKED)
-        opened = next((opener for opener in calls.openers if prompt.endswith(opener)), "")
+        opened = next((opener for opener in calls.call_starts if prompt.endswith(opener)), "")
         habits = ToolHabits(id_form=calls.id_form, left_to_model=opened)
         if not self.shows_tools:
             return self._candidate(name, calls, replace(habits, told=calls, written=calls))
@@ -258,9 +258,9 @@ class _Search:
         calls: CallFormat,
         habits: ToolHabits,
         *,
-        read_too: tuple[CallFormat, ...] = (),
+        also_read: tuple[CallFormat, ...] = (),
     ) -> _Candidate:
-        dialect = _dialect(name, calls, self._reasoning, self._tokenizer, read_too=read_too)
+        dialect = _dialect(name, calls, self._reasoning, self._tokenizer, also_read=also_read)
         template = self._template.with_tool_habits(habits)
         proof = prove(template, dialect, self._tokenizer, parallel=habits.parallel)
         if not proof.failure:
@@ -286,15 +286,15 @@ def _dialect(
     reasoning: ReasoningFormat | None,
     tokenizer: Tokenizer,
     *,
-    read_too: tuple[CallFormat, ...] = (),
+    also_read: tuple[CallFormat, ...] = (),
 ) -> ModelDialect:
     added = tokenizer.backend.get_added_tokens_decoder()
     contents = {token.content for token in added.values()}
     silent: list[str] = [mark for mark in _SILENT_MARKS if mark in contents]
-    silent += FAMILIES[name].silent_marks if name else ()
+    silent += FAMILIES[name].silent_markers if name else ()
     marks = list(silent)
-    for form in (calls, *read_too):
-        marks += form.marks if form is not None else ()
+    for form in (calls, *also_read):
+        marks += form.markers if form is not None else ()
     if reasoning is not None:
         marks += (reasoning.start, reasoning.end)
     marker_ids = {
@@ -306,7 +306,7 @@ def _dialect(
     return ModelDialect(
         family=name,
         calls=calls,
-        read_too=read_too,
+        also_read=also_read,
         reasoning=reasoning,
         marker_ids=marker_ids,
         more_markup_ids={
@@ -316,7 +316,7 @@ def _dialect(
             and _TAG.fullmatch(token.content)
             and token.content in drawn
         },
-        dropped_marks=tuple(silent),
+        dropped_markers=tuple(silent),
     )
 
 
@@ -336,7 +336,7 @@ def _with_ends(dialect: ModelDialect, template: ChatTemplate, tokenizer: Tokeniz
     ends = find_turn_ends(template, dialect, tokens=token_ids)
     declared = [text for text, token_id in token_ids.items() if token_id in tokenizer.eos_token_ids]
     turn = dict.fromkeys((*ends.turn, *declared))
-    is_in_channels = dialect.calls is not None and bool(dialect.calls.channel_openers)
+    is_in_channels = dialect.calls is not None and bool(dialect.calls.channel_starts)
     message = () if is_in_channels else tuple(end for end in ends.message if end not in turn)
     return replace(
         dialect,
@@ -410,7 +410,7 @@ def _reasoning_for(source: str, tokens: Collection[str], *, shown: str) -> Reaso
     shown: a rendered conversation up to where the answer begins. It is needed because some
         templates build their markers from parts.
     """
-    formats = [in_vocabulary(each, (each.start,), tokens) for each in _REASONING_FORMATS]
+    formats = [spelled_as_in_vocabulary(each, (each.start,), tokens) for each in _REASONING_FORMATS]
     named = [each for each in formats if _is_named(each, source)]
     written = [each for each in formats if _is_written(each, shown)]
     paired = [
@@ -425,7 +425,7 @@ def _reasoning_for(source: str, tokens: Collection[str], *, shown: str) -> Reaso
 
 def _is_named(reasoning: ReasoningFormat, source: str) -> bool:
     """Whether a template contains both markers. The end may consist of several markers in a row."""
-    marks = marks_in(reasoning.end)
+    marks = markers_in(reasoning.end)
     ends = marks if len(marks) > 1 else (reasoning.end,)
     return reasoning.start.strip() in source and all(end in source for end in ends)
 

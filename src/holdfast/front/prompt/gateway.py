@@ -20,7 +20,13 @@ from holdfast.errors import GenerationFailed, SessionFailure, SessionRefused, Wo
 from holdfast.front.answers.choice import ChoiceText
 from holdfast.front.answers.stops import RepetitionGuard
 from holdfast.front.images.intake import ImageIntake, text_only
-from holdfast.front.link.event_stream import EventStream, LeaseOf, WorkerClient, one_ready, refusal
+from holdfast.front.link.event_stream import (
+    EventStream,
+    LeaseOf,
+    WorkerClient,
+    refusal,
+    wait_for_any,
+)
 from holdfast.front.output import (
     ChoiceFinished,
     Embedding,
@@ -253,14 +259,14 @@ class Gateway:
                 answer.is_closed = True
                 answer.is_forgotten |= command.forget
         async with self._lease_of(model, 1) as client:
-            told = await client.ask(command)
+            told = await client.call(command)
         if preparing and told.failure is SessionFailure.NOT_FOUND:
             if command.operation == "close":
                 return ()  # its first request has not been submitted, and will not open it
             for answer in preparing:
                 await answer.submitted.wait()
             async with self._lease_of(model, 1) as client:
-                told = await client.ask(command)
+                told = await client.call(command)
         return sessions_of(told)
 
     def _begun(self, request: GenerationRequest, held: AsyncExitStack) -> _RunningAnswer:
@@ -311,13 +317,13 @@ class Gateway:
         model = client.info.fingerprint
         with waiting_for(WaitReason.IMAGES):
             taken = await held.enter_async_context(
-                self._images.entered(request.prompt, tenant=request.tenant)
+                self._images.stored(request.prompt, tenant=request.tenant)
             )
             question = self._layouts.question(
                 taken, model=model, max_pixels=self._images.max_pixels
             )
             if question is not None:
-                self._layouts.learn(await client.ask(question), model=model)
+                self._layouts.learn(await client.call(question), model=model)
         return self._layouts.known(taken, model=model)
 
     def _threads_of(self, model: str) -> ThreadPoolExecutor:
@@ -456,17 +462,17 @@ class GenerationStream:
             self._ready.extend([self._watched(choice, each) for each in choice.text.feed(event)])
 
     def pause(self) -> None:
-        """Pause generation until `go_on`. Tokens that were already generated can still be read.
+        """Pause generation until `unpause`. Tokens that were already generated can still be read.
 
         Until then, other requests may take the KV memory of this one.
         """
         for choice in self._choices:
             choice.source.pause()
 
-    def go_on(self) -> None:
+    def unpause(self) -> None:
         """Undo `pause`."""
         for choice in self._choices:
-            choice.source.go_on()
+            choice.source.unpause()
 
     def end_thoughts(self) -> bool:
         """End the thoughts of all choices. Returns False if no marker ends this model's thoughts."""
@@ -491,11 +497,11 @@ class GenerationStream:
         """
         running = self._running
         if len(running) > 1:
-            await one_ready([choice.source for choice in running])
+            await wait_for_any([choice.source for choice in running])
             running = [choice for choice in running if choice.source.is_ready]
         for choice in running:
             self._ready.extend(await self._read(choice))
-            if choice.text.done:
+            if choice.text.is_done:
                 await choice.source.aclose()
                 self._running = [each for each in self._running if each is not choice]
         if not self._running:
@@ -516,7 +522,7 @@ class GenerationStream:
         if (
             isinstance(event, TextDelta)
             and event.kind == "reasoning"
-            and choice.guard.take(event.token_ids)
+            and choice.guard.push(event.token_ids)
         ):
             self._end_thought(choice, by="repetition")
         if isinstance(event, ChoiceFinished) and choice.thought_ended_by is not None:
@@ -524,7 +530,7 @@ class GenerationStream:
         return msgspec.structs.replace(event, index=choice.index) if choice.index else event
 
     def _end_thought(self, choice: _Choice, *, by: ThoughtEnder) -> None:
-        if self._thought_end is None or choice.thought_ended_by is not None or choice.text.done:
+        if self._thought_end is None or choice.thought_ended_by is not None or choice.text.is_done:
             return
         choice.thought_ended_by = by
         choice.source.limit_thoughts(self._thought_end)

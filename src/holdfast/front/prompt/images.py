@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from holdfast.errors import ImageUnresolved, WorkerUnavailable
 from holdfast.front.images.folder import ImageFolder
-from holdfast.front.images.intake import TakenPrompt
+from holdfast.front.images.intake import PromptWithImages
 from holdfast.front.images.sources import IMAGE, is_image
 from holdfast.front.request import ChatPrompt, PlacedImage
 from holdfast.lru_cache import LruCache
@@ -164,7 +164,7 @@ class ImageLayouts:
         self._known: LruCache[tuple[str, str], ImageLayout | str] = LruCache(max_bytes)
 
     def question(
-        self, taken: TakenPrompt, *, model: str, max_pixels: int | None
+        self, taken: PromptWithImages, *, model: str, max_pixels: int | None
     ) -> ImageCommand | None:
         """The command that asks for missing layouts; None if none are missing.
 
@@ -189,7 +189,9 @@ class ImageLayouts:
         for reason in answer.lost.values():
             raise WorkerUnavailable(reason)
 
-    def known(self, taken: TakenPrompt, *, model: str) -> tuple[ChatPrompt, dict[str, ImageLayout]]:
+    def known(
+        self, taken: PromptWithImages, *, model: str
+    ) -> tuple[ChatPrompt, dict[str, ImageLayout]]:
         """The prompt, with notes in place of images that the model cannot use, and the layouts of
         its images.
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from holdfast.front.answers.answer import AnswerReader, TextJoints
+from holdfast.front.answers.answer import AnswerReader, TextSeparators
 from holdfast.front.output import (
     OutputDelta,
     TextDelta,
@@ -339,7 +339,7 @@ def meaning_of_text(text: str, form: AnswerReader, *, cut: bool = False) -> Answ
         incomplete.
     """
     texts: dict[str, list[str]] = {"text": [], "reasoning": []}
-    joints = TextJoints()
+    joints = TextSeparators()
     parts: list[OutputDelta] = []
     for place in range(0, len(text), _READ_CHARACTERS):
         parts += form.push(text[place : place + _READ_CHARACTERS])

@@ -155,7 +155,7 @@ class _Recorder:
     def _may_call(self, text: str) -> bool:
         dialect = self.bundle.dialect
         encoded = dialect.markers.encode(text)
-        return any(opener in encoded for opener in dialect.encoded.openers)
+        return any(opener in encoded for opener in dialect.encoded.call_starts)
 
     def _has_hidden(self, token_ids: Sequence[int]) -> bool:
         """Whether some tokens are special tokens, which the client did not see."""

@@ -768,11 +768,11 @@ def _choice_rules(
         one_call=not request.tool_choice.parallel,
         in_reasoning=text.in_reasoning,
         earlier_call_ids=() if chat is None else tuple(_call_ids(chat)),
-        form_field=form_field,
+        format_field=form_field,
         want_logprobs=request.want_logprobs,
         repeated_tokens=0 if request.ignore_eos else limits.repeated_tokens,
         at_start=at_start if chat is None else not chat.continue_last,
-        tells_progress=request.tells_progress,
+        reports_progress=request.reports_progress,
         echo=request.echo,
         echo_text=echo_text,
     )

@@ -17,7 +17,7 @@ from holdfast.front.prompt.tokenize import any_of
 from holdfast.front.request import ChatPrompt
 from holdfast.front.toolcalls.dialect import ModelDialect
 from holdfast.front.toolcalls.families import FAMILIES
-from holdfast.front.toolcalls.incoming import marks_in
+from holdfast.front.toolcalls.incoming import markers_in
 
 _MIN_LENGTH: Final = 3  # in characters; shorter added tokens are runs of white space and letters
 _QUESTION: Final[Message] = {"role": "user", "content": "question5107"}
@@ -88,8 +88,8 @@ def find_turn_ends(
 
 def _markup(dialect: ModelDialect) -> Iterator[str]:
     """The markup around calls and around the text of an answer."""
-    yield from dialect.dropped_marks
-    for form in dialect.read_forms:
+    yield from dialect.dropped_markers
+    for form in dialect.readable_formats:
         for layout in (form.layout, *form.grammar_layouts):
             yield from layout.markup
         if form.channels is not None:
@@ -151,7 +151,7 @@ def _closing(dialect: ModelDialect, tails: Iterable[str]) -> Iterator[str]:
     the same turn.
     """
     closing = "" if dialect.calls is None else dialect.calls.layout.closing
-    for mark in marks_in(closing)[-1:]:
+    for mark in markers_in(closing)[-1:]:
         if any(
             mark in tail and not any(map(str.isalnum, tail.rpartition(mark)[2])) for tail in tails
         ):

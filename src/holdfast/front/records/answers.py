@@ -82,7 +82,9 @@ class AnswerFile:
         self._ids: set[bytes] = set()
         self._database: sqlite3.Connection | None = None
         self._lock = threading.Lock()
-        self._waiting: queue.Queue[tuple[Secret, StoredAnswer] | None] = queue.Queue(_MOST_WAITING)
+        self._write_queue: queue.Queue[tuple[Secret, StoredAnswer] | None] = queue.Queue(
+            _MOST_WAITING
+        )
         self._writer: threading.Thread | None = None
         self._is_closed = False
 
@@ -91,7 +93,7 @@ class AnswerFile:
         found: list[StoredAnswer] = []
         if self._database is not None and secret[:_ID_BYTES] not in self._ids:
             return ()  # return immediately instead of waiting for the writer
-        with self._opened() as database:
+        with self._open_file() as database:
             if database is not None and secret[:_ID_BYTES] in self._ids:
                 rows = database.execute(
                     "SELECT tag, body FROM answers WHERE id = ?", (secret[:_ID_BYTES],)
@@ -115,7 +117,7 @@ class AnswerFile:
                 self._writer.start()
                 atexit.register(self.close)  # a daemon thread would lose its queue at exit
         with contextlib.suppress(queue.Full):
-            self._waiting.put_nowait((secret, answer))
+            self._write_queue.put_nowait((secret, answer))
 
     def close(self) -> None:
         """Write the queued answers and close the file. Idempotent."""
@@ -125,7 +127,7 @@ class AnswerFile:
         atexit.unregister(self.close)
         if writer is not None:
             with contextlib.suppress(queue.Full):
-                self._waiting.put_nowait(None)
+                self._write_queue.put_nowait(None)
             writer.join(_CLOSE_SECONDS)
         with self._lock:
             if self._database is not None:
@@ -133,10 +135,10 @@ class AnswerFile:
                 self._database = None
 
     def _write_all(self) -> None:
-        while (item := self._waiting.get()) is not None:
+        while (item := self._write_queue.get()) is not None:
             secret, answer = item
             body = _sealed(answer.body, secret=secret, tag=answer.tag)
-            with self._opened() as database:
+            with self._open_file() as database:
                 if database is None:
                     continue
                 key = secret[:_ID_BYTES]
@@ -165,10 +167,10 @@ class AnswerFile:
                 database.execute("COMMIT")
                 break
             kept += size
-        self._count(database)
+        self._recount(database)
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection | None]:
+    def _open_file(self) -> Iterator[sqlite3.Connection | None]:
         """Yield the open file, locked; None if it cannot be opened.
 
         After an error, the next call opens it again.
@@ -196,13 +198,13 @@ class AnswerFile:
             database.execute("PRAGMA synchronous = OFF")
             database.execute("PRAGMA journal_size_limit = 1048576")
             make_tables(database, _SCHEMA, version=_FORMAT)
-            self._count(database)
+            self._recount(database)
         except _BROKEN:
             database.close()
             raise
         return database
 
-    def _count(self, database: sqlite3.Connection) -> None:
+    def _recount(self, database: sqlite3.Connection) -> None:
         rows = database.execute("SELECT id, length(body) FROM answers").fetchall()
         self._ids = {key for key, _ in rows}
         self._bytes = sum(size for _, size in rows)

@@ -192,7 +192,7 @@ class ResponseFile:
     ) -> None:
         self._now = clock
         self._retention = RetentionClock(wall=clock, steady=steady)
-        self._database = _Database(folder, on_open=self._opened)
+        self._database = _Database(folder, on_open=self._on_open)
         self._limits = limits
 
     def put(
@@ -210,7 +210,7 @@ class ResponseFile:
             "INSERT INTO records (tenant, id, kind, run, previous, body, size, used) "
             "VALUES (?, ?, ?, ?, ?, ?, 0, 0)"
         )
-        with self._changed() as database:
+        with self._changing_within_limits() as database:
             row = database.execute(insert, (*key, run, previous, _packed(body))).lastrowid
             assert row is not None
             _add_items(database, row, "input", items)
@@ -220,7 +220,7 @@ class ResponseFile:
         """Store the final body, the output and the events of a response that was running."""
         log = sealed(zlib.compress(events, 1)) if events else None
         update = "UPDATE records SET run = NULL, events = ?, body = ? WHERE number = ?"
-        with self._changed() as database:
+        with self._changing_within_limits() as database:
             row = self._row(database, key)
             _add_items(database, row, "output", output)
             database.execute(update, (log, _packed(body), row))
@@ -228,14 +228,14 @@ class ResponseFile:
 
     def change(self, key: RecordKey, body: Json) -> None:
         """Replace the body of a record."""
-        with self._changed() as database:
+        with self._changing_within_limits() as database:
             row = self._row(database, key)
             database.execute("UPDATE records SET body = ? WHERE number = ?", (_packed(body), row))
             self._refresh(database, row)
 
     def append(self, key: RecordKey, items: Sequence[Item]) -> None:
         """Add items to a conversation."""
-        with self._changed() as database:
+        with self._changing_within_limits() as database:
             row = self._row(database, key)
             _add_items(database, row, "input", items)
             self._refresh(database, row)
@@ -297,7 +297,7 @@ class ResponseFile:
         found = {}
         with self._database.reading() as database:
             for item_id in item_ids:
-                match = database.execute(select, (item_id, tenant, self._since())).fetchone()
+                match = database.execute(select, (item_id, tenant, self._oldest_use())).fetchone()
                 if match is not None:
                     found[item_id] = _unpacked(match[0])
         return found
@@ -320,7 +320,7 @@ class ResponseFile:
                 "tenant": key.tenant,
                 "id": key.id,
                 "longest": _LONGEST_CHAIN,
-                "since": self._since(),
+                "since": self._oldest_use(),
                 "now": self._now(),
             }
             end = database.execute(oldest, named).fetchone()
@@ -343,16 +343,16 @@ class ResponseFile:
         """Close the file. Idempotent. A later call opens the file again."""
         self._database.close()
 
-    def _opened(self, database: sqlite3.Connection) -> None:
+    def _on_open(self, database: sqlite3.Connection) -> None:
         used = (each for (each,) in database.execute("SELECT used FROM records WHERE run IS NULL"))
         self._retention.start_from_stamps(each for each in used if isinstance(each, float))
 
-    def _since(self) -> float:
+    def _oldest_use(self) -> float:
         return self._retention() - self._limits.keep_seconds
 
     def _row(self, database: sqlite3.Connection, key: RecordKey) -> int:
         select = "SELECT number FROM records WHERE tenant = ? AND id = ? AND kind = ? AND used > ?"
-        found = database.execute(select, (*key, self._since())).fetchone()
+        found = database.execute(select, (*key, self._oldest_use())).fetchone()
         if found is None:
             raise RecordMissing(key.id)
         if found[0] is None:  # the schema is damaged
@@ -363,7 +363,7 @@ class ResponseFile:
         database.execute(_REFRESH, (self._now(), row))
 
     @contextlib.contextmanager
-    def _changed(self) -> Iterator[sqlite3.Connection]:
+    def _changing_within_limits(self) -> Iterator[sqlite3.Connection]:
         """Yield the database in a transaction. At its end, records that exceed the limits are evicted.
 
         The least recently used ones are evicted first. Running responses are neither counted nor
@@ -374,16 +374,16 @@ class ResponseFile:
         with self._database.changing() as database:
             yield database
             expired = "DELETE FROM records WHERE used <= ? AND run IS NULL"
-            database.execute(expired, (self._since(),))
+            database.execute(expired, (self._oldest_use(),))
             count, size = _totals(database)
             if count > most_count or size > most_bytes:
                 too_large = "DELETE FROM records WHERE size > ? AND run IS NULL"
                 database.execute(too_large, (most_bytes,))
-                kept = {
+                reduced_limits = {
                     "count": int(most_count * _KEPT_SHARE),
                     "bytes": int(most_bytes * _KEPT_SHARE),
                 }
-                database.execute(_EVICT, kept)
+                database.execute(_EVICT, reduced_limits)
 
 
 def clear_responses(folder: Path) -> None:

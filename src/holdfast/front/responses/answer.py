@@ -32,11 +32,7 @@ from holdfast.front.output import (
 )
 from holdfast.front.responses.fields import ClientTool, OfferedTools, Shows
 from holdfast.front.responses.items import kind_of, stored_input
-from holdfast.front.server.answers import (
-    KEEP_ALIVE_COMMENT,
-    AnswerFormat,
-    Explanation,
-)
+from holdfast.front.server.answers import KEEP_ALIVE_COMMENT, AnswerFormat, Explanation
 from holdfast.front.server.problem import Advice, Problem, RequestRefused
 from holdfast.wire.requests import SamplingParams
 
@@ -274,8 +270,8 @@ class ResponseAnswer(AnswerFormat):
         self._tools = tools
         self._shows = shows
         self._seal = seal
-        self._done: list[OutputItem] = []
-        self._now: _WrittenItem | None = None
+        self._finished_items: list[OutputItem] = []
+        self._open_item: _ItemBuilder | None = None
         self._next_number = 0
         self._sent_status = ""
         self._end: EndWord = "stop"
@@ -285,50 +281,49 @@ class ResponseAnswer(AnswerFormat):
         """The response's id."""
         return self.response.id
 
-    def sampled_by(self, sampling: SamplingParams) -> None:
+    def set_sampling(self, sampling: SamplingParams) -> None:
         """Show the sampling parameters that are used, including the model's defaults."""
         self._change(**sampling_fields(sampling))
 
     def keep_alive(self) -> bytes:
         """Repeat the status event, because clients ignore comments and give up without events."""
-        return self._created() + self._status_event()
+        return self._created_event() + self._status_event()
 
-    def keep_alive_of_follower(self) -> bytes:
+    def follower_keep_alive(self) -> bytes:
         """Return a comment, because an event would have a number, but reach only one client."""
         return KEEP_ALIVE_COMMENT
 
-    def opening(self, *, prompt_tokens: int) -> bytes:
+    def stream_start(self, *, prompt_tokens: int) -> bytes:
         """Return the events before the first item."""
-        begun = self._created()
+        begun = self._created_event()
         if self.response.status == "queued":
             if self._sent_status != "queued":
                 begun += self._status_event()
             self._change(status="in_progress")
         return begun + self._status_event()
 
-    def delta(self, event: OutputDelta) -> bytes:
+    def delta_event(self, event: OutputDelta) -> bytes:
         """Return the events for text, reasoning and calls."""
         if isinstance(event, TextDelta):
             return self._text(event) if event.text or event.logprobs else b""
         if isinstance(event, ToolCallStarted):
             tool = self._tools.client_tool(event.name)
-            kind = _WrittenCustomCall if tool.is_custom else _WrittenCall
-            closed = self._closed(_status_before_next(self._now))
-            return closed + self._added(kind(self._new_id(kind), call_id=event.id, tool=tool))
-        if isinstance(self._now, _WrittenCall):
+            kind = _CustomCallBuilder if tool.is_custom else _CallBuilder
+            closed = self._end_item(_status_before_next(self._open_item))
+            return closed + self._begin_item(kind(self._new_id(kind), call_id=event.id, tool=tool))
+        if isinstance(self._open_item, _CallBuilder):
             if isinstance(event, ToolArgumentsDelta):
-                return self._item_events(self._now, self._now.more(event.text))
+                return self._item_events(self._open_item, self._open_item.append_text(event.text))
             if isinstance(event, ToolCallFinished):
-                return self._closed("completed")
+                return self._end_item("completed")
         return b""
 
-    def finish(self, event: ChoiceFinished) -> bytes:
-        """Return the end of the last item."""
+    def choice_end(self, event: ChoiceFinished) -> bytes:
         self._end = event.finish_reason
         is_cut = self._end == "length"
-        return self._closed("incomplete" if is_cut else _status_before_next(self._now))
+        return self._end_item("incomplete" if is_cut else _status_before_next(self._open_item))
 
-    def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
+    def stream_end(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
         """Return the last event, with the final response object."""
         usage = ResponseUsage(
             input_tokens=counts.prompt_tokens,
@@ -348,23 +343,22 @@ class ResponseAnswer(AnswerFormat):
             self._end_as("completed", completed_at=int(time.time()), **changes)
         return self._event(self.response.status, response=self.response)
 
-    def broken(self, problem: Problem) -> bytes:
-        """Return the last event of a response that failed."""
-        begun = self._created()
+    def error_event(self, problem: Problem) -> bytes:
+        begun = self._created_event()
         default = "server_error" if problem.status >= 500 else "invalid_prompt"
         code = _FAILURES.get(problem.code, default)
         failure = ResponseFailure(code=code, message=problem.message, advice=problem.advice)
         self._end_as("failed", error=failure)
         return begun + self._event("failed", response=self.response)
 
-    def whole(
+    def complete_body(
         self, events: Iterable[OutputEvent], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
         """Return the final response object, built from the same events."""
-        self.opening(prompt_tokens=counts.prompt_tokens)
+        self.stream_start(prompt_tokens=counts.prompt_tokens)
         for event in events:
-            self.piece(event)
-        self.closing(counts, explanation)
+            self.event_bytes(event)
+        self.stream_end(counts, explanation)
         return msgspec.json.encode(self.response)
 
     def cancel(self) -> None:
@@ -376,67 +370,71 @@ class ResponseAnswer(AnswerFormat):
         self._event("incomplete", response=self.response)
 
     def _text(self, event: TextDelta) -> bytes:
-        kind: type[_WrittenItem] = _WrittenThought
+        kind: type[_ItemBuilder] = _ThoughtBuilder
         if event.kind == "text":
-            kind = _WrittenMessage
+            kind = _MessageBuilder
         elif self._shows.summaries:
-            kind = _WrittenSummary
-        item = self._now
+            kind = _SummaryBuilder
+        item = self._open_item
         begun = b""
         if type(item) is not kind:
-            closed = self._closed(_status_before_next(item))
+            closed = self._end_item(_status_before_next(item))
             item = kind(self._new_id(kind))
-            begun = closed + self._added(item)
+            begun = closed + self._begin_item(item)
         shows_logprobs = self._shows.logprobs and event.kind == "text"
         logprobs = content_logprobs(event.logprobs) if shows_logprobs else ()
-        return begun + self._item_events(item, item.more(event.text, logprobs))
+        return begun + self._item_events(item, item.append_text(event.text, logprobs))
 
     def _end_as(self, status: ResponseStatus, **changes: Any) -> None:
-        if self._now is not None:
-            self._done.append(self._now.item("incomplete"))
-            self._now = None
-        self._change(status=status, output=tuple(self._done), **changes)
+        if self._open_item is not None:
+            self._finished_items.append(self._open_item.to_item("incomplete"))
+            self._open_item = None
+        self._change(status=status, output=tuple(self._finished_items), **changes)
 
     def _change(self, **changes: Any) -> None:
         self.response = msgspec.structs.replace(self.response, **changes)
 
-    def _new_id(self, kind: type[_WrittenItem]) -> str:
-        return f"{kind.id_prefix}_{self.id.removeprefix('resp_')}{len(self._done):02x}"
+    def _new_id(self, kind: type[_ItemBuilder]) -> str:
+        return f"{kind.id_prefix}_{self.id.removeprefix('resp_')}{len(self._finished_items):02x}"
 
-    def _added(self, item: _WrittenItem) -> bytes:
-        self._now = item
+    def _begin_item(self, item: _ItemBuilder) -> bytes:
+        self._open_item = item
         added = self._event(
-            "output_item.added", output_index=len(self._done), item=item.item("in_progress")
+            "output_item.added",
+            output_index=len(self._finished_items),
+            item=item.to_item("in_progress"),
         )
         return added + self._item_events(item, item.part_events("added"))
 
-    def _closed(self, status: ItemStatus) -> bytes:
+    def _end_item(self, status: ItemStatus) -> bytes:
         """End the current item, if there is one.
 
         A call that was cut off gets no `done` event, because some clients would run it.
         """
-        item = self._now
-        self._now = None
+        item = self._open_item
+        self._open_item = None
         if item is None:
             return b""
-        if isinstance(item, _WrittenThought):
-            if isinstance(item, _WrittenSummary):
+        if isinstance(item, _ThoughtBuilder):
+            if isinstance(item, _SummaryBuilder):
                 self.hidden_thoughts[item.id] = item.text
             if self._shows.sealed_thoughts:
                 item.sealed = self._seal(item.text)
-        is_shown = status == "completed" or not isinstance(item, _WrittenCall)
-        events = self._item_events(item, item.ending()) if is_shown else b""
-        whole = item.item(status)
+        is_shown = status == "completed" or not isinstance(item, _CallBuilder)
+        events = self._item_events(item, item.end_events()) if is_shown else b""
+        finished_item = item.to_item(status)
         if is_shown:
-            events += self._event("output_item.done", output_index=len(self._done), item=whole)
-        self._done.append(whole)
+            events += self._event(
+                "output_item.done", output_index=len(self._finished_items), item=finished_item
+            )
+        self._finished_items.append(finished_item)
         return events
 
-    def _item_events(self, item: _WrittenItem, events: Sequence[Event]) -> bytes:
-        place = {"item_id": item.id, "output_index": len(self._done)}
+    def _item_events(self, item: _ItemBuilder, events: Sequence[Event]) -> bytes:
+        place = {"item_id": item.id, "output_index": len(self._finished_items)}
         return b"".join([self._event(kind, **place, **fields) for kind, fields in events])
 
-    def _created(self) -> bytes:
+    def _created_event(self) -> bytes:
         if self._next_number:
             return b""
         return self._event("created", response=self.response)
@@ -466,25 +464,25 @@ class CompactionAnswer(ResponseAnswer):
     # the conversation, if the answer becomes a CompactedResponse that replaces it
     replaces: Sequence[Mapping[str, Any]] | None = None
 
-    def delta(self, event: OutputDelta) -> bytes:
+    def delta_event(self, event: OutputDelta) -> bytes:
         """Collect the summary. Thoughts are dropped."""
         if not isinstance(event, TextDelta) or event.kind != "text" or not event.text:
             return b""
-        item = self._now
+        item = self._open_item
         begun = b""
         if item is None:
-            item = _WrittenCompaction(self._new_id(_WrittenCompaction), seal=self._seal)
-            begun = self._added(item)
+            item = _CompactionBuilder(self._new_id(_CompactionBuilder), seal=self._seal)
+            begun = self._begin_item(item)
         item.pieces.append(event.text)
         return begun
 
-    def whole(
+    def complete_body(
         self, events: Iterable[OutputEvent], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
         """Return the response object or the CompactedResponse."""
-        whole = super().whole(events, counts, explanation)
+        body = super().complete_body(events, counts, explanation)
         if self.replaces is None:
-            return whole
+            return body
         response = self.response
         assert response.usage is not None, "a response that has ended has its usage"
         messages = [item for item in self.replaces if kind_of(item) == "message"]
@@ -497,30 +495,30 @@ class CompactionAnswer(ResponseAnswer):
         )
         return msgspec.json.encode(compacted)
 
-    def finish(self, event: ChoiceFinished) -> bytes:
+    def choice_end(self, event: ChoiceFinished) -> bytes:
         """Return the events that end the summary.
 
         Raises RequestRefused if the model wrote no summary.
         """
-        if self._now is None or not self._now.text.strip():
+        if self._open_item is None or not self._open_item.text.strip():
             reason = "the model wrote no summary; try again, or keep the conversation unchanged"
             raise RequestRefused(reason, status=422, code="empty_summary")
-        return self._closed("completed")  # a summary that was cut off at the limit is still used
+        return self._end_item("completed")  # a summary that was cut off at the limit is still used
 
     def _end_as(self, status: ResponseStatus, **changes: Any) -> None:
-        self._now = None  # part of a summary must not replace a conversation
+        self._open_item = None  # part of a summary must not replace a conversation
         super()._end_as(status, **changes)
 
 
-def _status_before_next(item: _WrittenItem | None) -> ItemStatus:
+def _status_before_next(item: _ItemBuilder | None) -> ItemStatus:
     """The status that the current item gets when another item begins.
 
     A call that is still current has been cut off, because complete calls are closed at their end.
     """
-    return "incomplete" if isinstance(item, _WrittenCall) else "completed"
+    return "incomplete" if isinstance(item, _CallBuilder) else "completed"
 
 
-class _WrittenItem(abc.ABC):
+class _ItemBuilder(abc.ABC):
     """An output item while it is generated, and the events that add to it."""
 
     id_prefix: ClassVar[str]
@@ -538,7 +536,7 @@ class _WrittenItem(abc.ABC):
         return "".join(self.pieces)
 
     @abc.abstractmethod
-    def item(self, status: ItemStatus) -> OutputItem:
+    def to_item(self, status: ItemStatus) -> OutputItem:
         """Return the item in its current state."""
 
     def part(self) -> Any:
@@ -550,20 +548,20 @@ class _WrittenItem(abc.ABC):
             return []
         return [(f"{self.part_event}.{what}", {**self.index, "part": self.part()})]
 
-    def more(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> list[Event]:
+    def append_text(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> list[Event]:
         """Return the events for more text."""
         if not text and not logprobs:
             return []
         self.pieces.append(text)
         return [(f"{self.text_event}.delta", {**self.index, "delta": text})]
 
-    def ending(self) -> list[Event]:
+    def end_events(self) -> list[Event]:
         """Return the events before `output_item.done`."""
-        whole = {**self.index, self.text_key: self.text}
-        return [(f"{self.text_event}.done", whole), *self.part_events("done")]
+        whole_text = {**self.index, self.text_key: self.text}
+        return [(f"{self.text_event}.done", whole_text), *self.part_events("done")]
 
 
-class _WrittenMessage(_WrittenItem):
+class _MessageBuilder(_ItemBuilder):
     id_prefix = "msg"
     text_event = "output_text"
     part_event = "content_part"
@@ -576,25 +574,25 @@ class _WrittenMessage(_WrittenItem):
     def part(self) -> OutputText:
         return OutputText(text=self.text, logprobs=self._all_logprobs())
 
-    def item(self, status: ItemStatus) -> MessageItem:
+    def to_item(self, status: ItemStatus) -> MessageItem:
         content = () if status == "in_progress" else (self.part(),)
         return MessageItem(id=self.id, status=status, content=content)
 
-    def more(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> list[Event]:
+    def append_text(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> list[Event]:
         if logprobs:
             self._logprobs.append(logprobs)
-        events = super().more(text, logprobs)
+        events = super().append_text(text, logprobs)
         return [(kind, {**fields, "logprobs": logprobs}) for kind, fields in events]
 
-    def ending(self) -> list[Event]:
-        (kind, whole), *others = super().ending()
-        return [(kind, {**whole, "logprobs": self._all_logprobs()}), *others]
+    def end_events(self) -> list[Event]:
+        (kind, whole_text), *others = super().end_events()
+        return [(kind, {**whole_text, "logprobs": self._all_logprobs()}), *others]
 
     def _all_logprobs(self) -> list[ContentLogprob]:
         return list(itertools.chain.from_iterable(self._logprobs))
 
 
-class _WrittenThought(_WrittenItem):
+class _ThoughtBuilder(_ItemBuilder):
     id_prefix = "rs"
     text_event = "reasoning_text"
     part_event = "content_part"
@@ -605,7 +603,7 @@ class _WrittenThought(_WrittenItem):
     def part(self) -> ReasoningText | SummaryText:
         return ReasoningText(text=self.text)
 
-    def item(self, status: ItemStatus) -> ReasoningItem:
+    def to_item(self, status: ItemStatus) -> ReasoningItem:
         parts: dict[str, Any] = {self.part_key: ()}
         if status != "in_progress":
             parts = {self.part_key: (self.part(),)}
@@ -614,7 +612,7 @@ class _WrittenThought(_WrittenItem):
         )
 
 
-class _WrittenSummary(_WrittenThought):
+class _SummaryBuilder(_ThoughtBuilder):
     text_event = "reasoning_summary_text"
     part_event = "reasoning_summary_part"
     index: ClassVar[Mapping[str, int]] = {"summary_index": 0}
@@ -624,7 +622,7 @@ class _WrittenSummary(_WrittenThought):
         return SummaryText(text=self.text)
 
 
-class _WrittenCall(_WrittenItem):
+class _CallBuilder(_ItemBuilder):
     id_prefix = "fc"
     text_event = "function_call_arguments"
     text_key = "arguments"
@@ -639,15 +637,15 @@ class _WrittenCall(_WrittenItem):
             "namespace": tool.namespace or UNSET,
         }
 
-    def item(self, status: ItemStatus) -> OutputItem:
+    def to_item(self, status: ItemStatus) -> OutputItem:
         return FunctionCallItem(arguments=self.text, status=status, **self._head)
 
-    def ending(self) -> list[Event]:
+    def end_events(self) -> list[Event]:
         """Return the arguments, with the function's name."""
         return [(f"{self.text_event}.done", {"arguments": self.text, "name": self._tool.name})]
 
 
-class _WrittenCustomCall(_WrittenCall):
+class _CustomCallBuilder(_CallBuilder):
     """A call of a custom tool. The model writes the tool's text input as JSON."""
 
     id_prefix = "ctc"
@@ -658,20 +656,20 @@ class _WrittenCustomCall(_WrittenCall):
         super().__init__(item_id, call_id=call_id, tool=tool)
         self._decoder = CustomInput()
 
-    def item(self, status: ItemStatus) -> CustomCallItem:
+    def to_item(self, status: ItemStatus) -> CustomCallItem:
         return CustomCallItem(input=self.text, status=status, **self._head)
 
-    def more(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> list[Event]:
+    def append_text(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> list[Event]:
         """Return the events for the text that can be decoded from the JSON so far."""
-        return super().more(self._decoder.more(text))
+        return super().append_text(self._decoder.push(text))
 
-    def ending(self) -> list[Event]:
+    def end_events(self) -> list[Event]:
         """Return the events for the rest of the text and for the whole text."""
-        rest = super().more(self._decoder.rest())
-        return [*rest, *_WrittenItem.ending(self)]
+        rest = super().append_text(self._decoder.finish())
+        return [*rest, *_ItemBuilder.end_events(self)]
 
 
-class _WrittenCompaction(_WrittenItem):
+class _CompactionBuilder(_ItemBuilder):
     """The compaction item. Its summary is not shown while it is being written."""
 
     id_prefix = "cmp"
@@ -680,12 +678,12 @@ class _WrittenCompaction(_WrittenItem):
         super().__init__(item_id)
         self._seal = seal
 
-    def item(self, status: ItemStatus) -> CompactionItem:
+    def to_item(self, status: ItemStatus) -> CompactionItem:
         """Return the item. It contains the encrypted summary once the summary is complete."""
         sealed = "" if status == "in_progress" else self._seal(self.text)
         return CompactionItem(id=self.id, encrypted_content=sealed)
 
-    def ending(self) -> list[Event]:
+    def end_events(self) -> list[Event]:
         return []
 
 
@@ -701,7 +699,7 @@ class CustomInput:
         self._waiting = ""  # JSON that is not decoded yet
         self._is_open = False
 
-    def more(self, fragment: str) -> str:
+    def push(self, fragment: str) -> str:
         """Return the text that another fragment of JSON adds."""
         self._arguments.append(fragment)
         self._waiting += fragment
@@ -718,17 +716,17 @@ class CustomInput:
         self._waiting = self._waiting[len(piece) :]
         return self._give(json.loads(f'"{piece}"', strict=False))
 
-    def rest(self) -> str:
+    def finish(self) -> str:
         """Return the rest of the text after the call has ended.
 
         Unexpected JSON is left unchanged.
         """
         arguments = "".join(self._arguments)
         try:
-            whole = json.loads(arguments, strict=False)
+            decoded = json.loads(arguments, strict=False)
         except ValueError:
-            whole = None
-        text = whole.get("input") if isinstance(whole, dict) else None
+            decoded = None
+        text = decoded.get("input") if isinstance(decoded, dict) else None
         if not isinstance(text, str):
             return "" if self._is_open else self._give(arguments)
         given = "".join(self._given)

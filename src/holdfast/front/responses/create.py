@@ -41,14 +41,13 @@ from holdfast.front.responses.items import (
 from holdfast.front.responses.stored import OPERATIONS, ResponseRun
 from holdfast.front.server.access import Seal
 from holdfast.front.server.context import RequestContext, context_of
-from holdfast.front.server.dialect import Dialect, ModelShapes, answers_of, operation, request_of
+from holdfast.front.server.dialect import Dialect, ModelShapes, accepts, operation, returns
 from holdfast.front.server.generation import (
     FollowingResponse,
     GenerationResponse,
-    rejoined,
-    run_alone,
+    rejoin,
+    run_in_background,
 )
-from holdfast.front.server.held_answers import identity_of
 from holdfast.front.server.problem import (
     RequestRefused,
     invalid_field,
@@ -57,7 +56,8 @@ from holdfast.front.server.problem import (
     record_problem,
 )
 from holdfast.front.server.request import json_response, parse, read_body, read_json
-from holdfast.front.server.services import Services, is_waited_for
+from holdfast.front.server.resumable_answers import identity_of
+from holdfast.front.server.services import Services, needs_load
 from holdfast.front.telemetry.request_log import RECORD, AnswerRecord
 
 # fields of a function that the response shows even if the request left them out
@@ -98,8 +98,8 @@ class InputTokens(Struct, frozen=True, kw_only=True):
 @operation(
     "POST",
     "/v1/responses",
-    request_of(ResponseRequest),
-    answers_of(ResponseObject, chunk=ResponseEvent),
+    accepts(ResponseRequest),
+    returns(ResponseObject, chunk=ResponseEvent),
     summary="responses (OpenAI)",
 )
 async def create_response(request: Request, services: Services) -> Response:
@@ -107,9 +107,7 @@ async def create_response(request: Request, services: Services) -> Response:
     return await _generated(request, services)
 
 
-@operation(
-    "POST", "/v1/responses/compact", request_of(ResponseRequest), answers_of(CompactedResponse)
-)
+@operation("POST", "/v1/responses/compact", accepts(ResponseRequest), returns(CompactedResponse))
 async def compact_response(request: Request, services: Services) -> Response:
     """Have the model summarize a conversation.
 
@@ -118,9 +116,7 @@ async def compact_response(request: Request, services: Services) -> Response:
     return await _generated(request, services, only_compacts=True)
 
 
-@operation(
-    "POST", "/v1/responses/input_tokens", request_of(ResponseRequest), answers_of(InputTokens)
-)
+@operation("POST", "/v1/responses/input_tokens", accepts(ResponseRequest), returns(InputTokens))
 async def count_input_tokens(request: Request, services: Services) -> Response:
     """Count the tokens of an input, including tools."""
     asked = await read_json(request, ResponseRequest, services.limits)
@@ -141,8 +137,8 @@ async def _generated(
     answer = AnswerRecord(services.telemetry.metrics)
     body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
     identity = identity_of(request, body, services.server)
-    if (taken := rejoined(identity, request, services)) is not None:
-        return taken
+    if (earlier := rejoin(identity, request, services)) is not None:
+        return earlier
     asked = parse(ResponseRequest, body)
     if only_compacts:
         asked = _compaction(asked)
@@ -193,8 +189,8 @@ def _form(
     response = _response(asked, generated)
     if asks_for_compaction(items_of(asked.input)):
         seal = summary_seal(seal, response.model)
-        return CompactionAnswer(response, tools=offered, shows=asked.shows(), seal=seal.close)
-    return ResponseAnswer(response, tools=offered, shows=asked.shows(), seal=seal.close)
+        return CompactionAnswer(response, tools=offered, shows=asked.shows(), seal=seal.encrypt)
+    return ResponseAnswer(response, tools=offered, shows=asked.shows(), seal=seal.encrypt)
 
 
 def _response(asked: ResponseRequest, generated: GenerationRequest) -> ResponseObject:
@@ -313,8 +309,8 @@ class _AttendedResponse(GenerationResponse):
                 raise
             problem = problem_of(error)
             record_problem(scope[RECORD], problem, error)
-            form = self._form
-            failed = Response(form.broken(problem), media_type=form.stream_type)
+            form = self._format
+            failed = Response(form.error_event(problem), media_type=form.stream_type)
             await failed(scope, receive, send)
         finally:
             if self.run is not None:
@@ -328,7 +324,7 @@ async def _in_background(
 
     Raises the error for which the response is refused.
     """
-    tasks = services.answers.held.tasks
+    tasks = services.answers.resumable.tasks
     most = services.answers.responses.limits.max_background
     if len(tasks) >= most:
         reason = (
@@ -338,15 +334,15 @@ async def _in_background(
         raise RequestRefused(reason, status=429, code="rate_limit_exceeded", field="background")
     queued = run.form.response
     task = asyncio.create_task(
-        run_alone(generation, request, stopped=run.stopped), name="background response"
+        run_in_background(generation, request, stopped=run.stopped), name="background response"
     )
     tasks.add(task)
     task.add_done_callback(tasks.discard)
     task.add_done_callback(run.task_ended)
-    if is_waited_for(services, queued.model):
+    if needs_load(services, queued.model):
         run.form.keep_alive()  # stores the response now, because loading the model may take minutes
     else:
-        beginning = asyncio.create_task(run.begun())
+        beginning = asyncio.create_task(run.wait_for_first_event())
         try:
             await asyncio.wait((task, beginning), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -358,7 +354,11 @@ async def _in_background(
     except ResponsesUnavailable:  # the client could never retrieve the response
         run.stop()
         raise
-    return FollowingResponse(run.after(-1), run.form) if run.asked.stream else json_response(queued)
+    return (
+        FollowingResponse(run.events_after(-1), run.form)
+        if run.asked.stream
+        else json_response(queued)
+    )
 
 
 class CodexReasoningLevel(Struct, frozen=True, kw_only=True):
@@ -428,7 +428,7 @@ RESPONSES = Dialect(
     name="OpenAI's Responses API",
     error=openai_error,
     error_shape=ErrorBody,
-    is_spoken=is_codex,
+    matches_headers=is_codex,
     models=ModelShapes(
         many_type=CodexModelList,
         one_type=ModelCard,

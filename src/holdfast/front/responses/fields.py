@@ -54,7 +54,7 @@ from holdfast.front.server.fields import (
     TextOrMany,
     UnsupportedFields,
     checked_definitions,
-    choice_among,
+    checked_tool_choice,
     log_once,
     optional,
     refuse_above,
@@ -376,14 +376,14 @@ class ResponseRequest(SamplingFields):
         messages, has_images = conversation(
             items,
             instructions=self.instructions,
-            unseal=seal.open,
-            open_summary=summary_seal(seal, model).open,
+            unseal=seal.decrypt,
+            open_summary=summary_seal(seal, model).decrypt,
             earlier=len(before),
         )
         parallel = self.parallel_tool_calls is not False
         reasoning, text = self._configuration(items, earlier=len(before))
         choice = choice_of(self.tool_choice, offered=offered, parallel=parallel)
-        thinking = thinking_of(said={"reasoning": reasoning})
+        thinking = thinking_of(values={"reasoning": reasoning})
         if compacts:
             messages = (*messages, SUMMARY_TURN)
             asked = summary_options(max_tokens=self.max_output_tokens, thinking=thinking)
@@ -501,7 +501,9 @@ class OfferedTools:
     definitions: tuple[dict[str, Any], ...] = ()  # in OpenAI's format
     fields: tuple[str, ...] = ()  # for each definition, the request field that contains its schema
     by_model_name: Mapping[str, ClientTool] = field(default_factory=dict)
-    held: tuple[str, ...] = ()  # names of functions for which the client did not set `strict`
+    enforced_names: tuple[
+        str, ...
+    ] = ()  # names of functions for which the client did not set `strict`
 
     def client_tool(self, model_name: str) -> ClientTool:
         """Return the tool that has this name in the prompt.
@@ -538,7 +540,9 @@ def offered_tools(
         ),
         fields=tuple(f"{place}.parameters" for place in places),
         by_model_name={function["name"]: tool for _, tool, function in offered},
-        held=tuple(function["name"] for _, _, function in offered if "strict" not in function),
+        enforced_names=tuple(
+            function["name"] for _, _, function in offered if "strict" not in function
+        ),
     )
 
 
@@ -563,8 +567,10 @@ def choice_of(
             else:  # only hosted tools are named, and those are not offered
                 tools = ()
                 mode = "none" if mode == "auto" else mode
-    asked = choice_among(mode, names, tools=tools, parallel=parallel, field=place)
-    return asked if asked.mode == "none" else msgspec.structs.replace(asked, held=offered.held)
+    asked = checked_tool_choice(mode, names, tools=tools, parallel=parallel, field=place)
+    if asked.mode == "none":
+        return asked
+    return msgspec.structs.replace(asked, enforced_names=offered.enforced_names)
 
 
 def _allowed(choice: ChosenTool) -> list[str]:

@@ -16,11 +16,7 @@ import msgspec
 from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
-from holdfast.front.images.sources import (
-    left_out_note,
-    unreadable_part,
-    with_notes,
-)
+from holdfast.front.images.sources import left_out_note, unreadable_part, with_notes
 from holdfast.front.output import separator
 from holdfast.front.records.responses import Item
 from holdfast.front.request import Thinking, ToolChoice
@@ -32,12 +28,7 @@ from holdfast.front.responses.hosted_items import (
     output_of,
 )
 from holdfast.front.server.access import Seal
-from holdfast.front.server.fields import (
-    STRICT,
-    TextOrMany,
-    log_once,
-    other_part,
-)
+from holdfast.front.server.fields import STRICT, TextOrMany, log_once, non_text_part
 from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
 
 TRIGGER = "compaction_trigger"
@@ -184,11 +175,11 @@ class _Messages:
         self._answered = answered
         self._unseal = unseal
         self._open_summary = open_summary
-        self._turn: dict[str, Any] | None = None  # the assistant's message that is being built
+        self._open_turn: dict[str, Any] | None = None  # the assistant's message that is being built
 
     def add(self, role: str, content: Any, **fields: Any) -> None:
         """Add a message that is not the assistant's."""
-        self._turn = None
+        self._open_turn = None
         self.messages.append({"role": role, **fields, "content": content})
 
     def read(self, item: Mapping[str, Any], place: str) -> None:
@@ -208,7 +199,7 @@ class _Messages:
             case "compaction":
                 self._compaction(item, place)
             case kind if is_client_item(kind):
-                self._of_client(item, place)
+                self._client_item(item, place)
             case kind if is_left_out(kind):
                 log_once("items of type %r are left out, because no model here reads them", kind)
             case kind if kind in (TRIGGER, "item_reference"):
@@ -226,8 +217,8 @@ class _Messages:
         if role != "assistant":
             self.add(role, content)
             return
-        if self._turn and self._turn["content"] and not self._turn.get("tool_calls"):
-            self._turn = None
+        if self._open_turn and self._open_turn["content"] and not self._open_turn.get("tool_calls"):
+            self._open_turn = None
         turn = self._assistant()
         if not isinstance(content, str):
             content = "".join(part["text"] for part in content)
@@ -241,8 +232,8 @@ class _Messages:
             thought = _thought_in(item)
         if not thought:
             return
-        if self._turn and (self._turn["content"] or self._turn.get("tool_calls")):
-            self._turn = None
+        if self._open_turn and (self._open_turn["content"] or self._open_turn.get("tool_calls")):
+            self._open_turn = None
         turn = self._assistant()
         turn["reasoning_content"] = turn.get("reasoning_content", "") + thought
 
@@ -259,7 +250,7 @@ class _Messages:
         output = _content(_required(item, "output", place), "tool", f"{place}.output")
         self.add("tool", output, tool_call_id=_required(item, "call_id", place))
 
-    def _of_client(self, item: Mapping[str, Any], place: str) -> None:
+    def _client_item(self, item: Mapping[str, Any], place: str) -> None:
         """Add a call of one of OpenAI's tools that the client ran, or its output."""
         if not kind_of(item).endswith("_output"):
             if (call := call_of(item, self._answered)) is not None:
@@ -280,10 +271,10 @@ class _Messages:
         self.add("user", _SUMMARY_INTRODUCTION + summary)
 
     def _assistant(self) -> dict[str, Any]:
-        if self._turn is None:
-            self._turn = {"role": "assistant", "content": ""}
-            self.messages.append(self._turn)
-        return self._turn
+        if self._open_turn is None:
+            self._open_turn = {"role": "assistant", "content": ""}
+            self.messages.append(self._open_turn)
+        return self._open_turn
 
 
 def _refused(item: Mapping[str, Any], place: str) -> RequestRefused:
@@ -318,7 +309,7 @@ def _content(
 
 def _part(part: Mapping[str, Any], role: str, field: str) -> dict[str, Any]:
     if (key := _TEXT_PARTS.get(part["type"])) is None:
-        return other_part(part, role=role, field=field)
+        return non_text_part(part, role=role, field=field)
     return {"type": "text", "text": _required(part, key, field)}
 
 
@@ -334,7 +325,7 @@ def summary_seal(seal: Seal, model: str) -> Seal:
 
     seal: the seal of the tenant; other tenants cannot decrypt the summaries.
     """
-    return seal.of(f"summary by {model}")
+    return seal.for_tenant(f"summary by {model}")
 
 
 def summary_options(*, max_tokens: int | None, thinking: Thinking) -> dict[str, Any]:

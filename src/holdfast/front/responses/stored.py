@@ -40,12 +40,12 @@ from holdfast.front.responses.items import (
     with_sealed_thought,
 )
 from holdfast.front.server.context import RequestContext, context_of
-from holdfast.front.server.dialect import Shape, answers_of, operation, query_of, request_of
+from holdfast.front.server.dialect import Shape, accepts, operation, query_shape, returns
 from holdfast.front.server.fields import INT64_MAX, STRICT, UnsupportedFields, optional
 from holdfast.front.server.generation import FollowingResponse
-from holdfast.front.server.held_answers import EventLog, NumberedEvent
 from holdfast.front.server.problem import RequestRefused, invalid_field, problem_of
 from holdfast.front.server.request import M, json_response, number_in, parse, read_body
+from holdfast.front.server.resumable_answers import EventLog, NumberedEvent
 from holdfast.front.server.services import Services
 
 _MOST_LISTED = 100
@@ -77,8 +77,7 @@ _QUERY: Mapping[str, tuple[Any, str]] = {
 }
 _PAGE = ("limit", "order", "after", "include[]")
 _SALT_BELONGS_IN_THE_QUERY = UnsupportedFields(
-    neutral={"cache_salt": ()},
-    reasons={"cache_salt": "send it in the query: ?cache_salt=…"},
+    neutral={"cache_salt": ()}, reasons={"cache_salt": "send it in the query: ?cache_salt=…"}
 )
 _METADATA = "Up to 16 pairs of strings, for your own use."
 _Items = Annotated[list[AnyItem], Field(max_length=_MOST_ADDED, fail_fast=True)]
@@ -166,7 +165,7 @@ class ResponseRun(EventLog):
         self._key = RecordKey(tenant, form.id)
         self._items = stored_input(items)
         self._store = services.answers.responses
-        self._held = services.answers.held
+        self._held = services.answers.resumable
         self._stored: asyncio.Future[None] | None = None
         form.record = self._record
 
@@ -186,7 +185,7 @@ class ResponseRun(EventLog):
         if task.cancelled():
             self.stop()
         elif (error := task.exception()) is not None and self._is_open:
-            self.form.broken(problem_of(error))
+            self.form.error_event(problem_of(error))
 
     @property
     def _is_open(self) -> bool:
@@ -249,14 +248,14 @@ def _ignore_failure(done: asyncio.Future[Any]) -> None:
 
 def _query(*names: str) -> Shape:
     """Return the OpenAPI description of query parameters; `cache_salt` is always included."""
-    return query_of({name: _QUERY[name] for name in (*names, "cache_salt")})
+    return query_shape({name: _QUERY[name] for name in (*names, "cache_salt")})
 
 
 @operation(
     "GET",
     _RESPONSE,
     _query("stream", "starting_after", "include[]"),
-    answers_of(ResponseObject, chunk=ResponseEvent),
+    returns(ResponseObject, chunk=ResponseEvent),
 )
 async def get_response(request: Request, services: Services) -> Response:
     """Return a stored response in its current state, or its events after a given number."""
@@ -267,14 +266,14 @@ async def get_response(request: Request, services: Services) -> Response:
     run = _run(request, services)
     if run is not None:
         if streams:
-            return FollowingResponse(run.after(after), run.form)
+            return FollowingResponse(run.events_after(after), run.form)
         return json_response(run.form.response)
     record = await _response(request, services)
     if not streams:
         included = (*query.getlist("include[]"), *query.getlist("include"))
         if "reasoning.encrypted_content" not in included:
             return _json(_shown(record))
-        return _json(_shown(record, seal=_context(request, services).seal.close))
+        return _json(_shown(record, seal=_context(request, services).seal.encrypt))
     _refuse_elsewhere(record)
     events = await _call(request, services, "response", ResponseFile.events)
     if not events:
@@ -284,7 +283,7 @@ async def get_response(request: Request, services: Services) -> Response:
     return Response(later, media_type=_EVENT_STREAM)
 
 
-@operation("DELETE", _RESPONSE, _query(), answers_of(Deleted))
+@operation("DELETE", _RESPONSE, _query(), returns(Deleted))
 async def delete_response(request: Request, services: Services) -> Response:
     """Delete a response. If it runs in the background, it is ended.
 
@@ -293,13 +292,13 @@ async def delete_response(request: Request, services: Services) -> Response:
     run = _run(request, services)
     await _call(request, services, "response", ResponseFile.delete)
     key = _key(request, services, "response")
-    services.answers.held.named.pop(key, None)
+    services.answers.resumable.named.pop(key, None)
     if run is not None and run.asked.background:
         run.stop()
     return json_response(Deleted(id=key.id, object="response"))
 
 
-@operation("POST", _RESPONSE + "/cancel", _query(), answers_of(ResponseObject))
+@operation("POST", _RESPONSE + "/cancel", _query(), returns(ResponseObject))
 async def cancel_response(request: Request, services: Services) -> Response:
     """End a response that runs in the background. A finished response does not change."""
     run = _run(request, services)
@@ -316,7 +315,7 @@ async def cancel_response(request: Request, services: Services) -> Response:
     return _json(_shown(record))
 
 
-@operation("GET", _RESPONSE + "/input_items", _query(*_PAGE), answers_of(ItemList))
+@operation("GET", _RESPONSE + "/input_items", _query(*_PAGE), returns(ItemList))
 async def list_input_items(request: Request, services: Services) -> Response:
     """List the input items of a response, without those of the responses that it continues."""
     return await _page(request, services, "response")
@@ -326,8 +325,8 @@ async def list_input_items(request: Request, services: Services) -> Response:
     "POST",
     "/v1/conversations",
     _query(),
-    request_of(ConversationOpening, required=False),
-    answers_of(ConversationObject),
+    accepts(ConversationOpening, required=False),
+    returns(ConversationObject),
 )
 async def create_conversation(request: Request, services: Services) -> Response:
     """Create a conversation."""
@@ -342,14 +341,14 @@ async def create_conversation(request: Request, services: Services) -> Response:
     return json_response(created)
 
 
-@operation("GET", _CONVERSATION, _query(), answers_of(ConversationObject))
+@operation("GET", _CONVERSATION, _query(), returns(ConversationObject))
 async def get_conversation(request: Request, services: Services) -> Response:
     """Return a conversation."""
     return json_response(await _conversation(request, services))
 
 
 @operation(
-    "POST", _CONVERSATION, _query(), request_of(ConversationChange), answers_of(ConversationObject)
+    "POST", _CONVERSATION, _query(), accepts(ConversationChange), returns(ConversationObject)
 )
 async def update_conversation(request: Request, services: Services) -> Response:
     """Replace the metadata of a conversation."""
@@ -361,7 +360,7 @@ async def update_conversation(request: Request, services: Services) -> Response:
     return json_response(changed)
 
 
-@operation("DELETE", _CONVERSATION, _query(), answers_of(Deleted))
+@operation("DELETE", _CONVERSATION, _query(), returns(Deleted))
 async def delete_conversation(request: Request, services: Services) -> Response:
     """Delete a conversation and its items. Responses that continued the conversation are kept."""
     await _call(request, services, "conversation", ResponseFile.delete)
@@ -373,8 +372,8 @@ async def delete_conversation(request: Request, services: Services) -> Response:
     "POST",
     _CONVERSATION + "/items",
     _query("include[]"),
-    request_of(ConversationAddition),
-    answers_of(ItemList),
+    accepts(ConversationAddition),
+    returns(ItemList),
 )
 async def create_conversation_items(request: Request, services: Services) -> Response:
     """Add items to a conversation."""
@@ -383,14 +382,14 @@ async def create_conversation_items(request: Request, services: Services) -> Res
     return _list(items)
 
 
-@operation("GET", _CONVERSATION + "/items", _query(*_PAGE), answers_of(ItemList))
+@operation("GET", _CONVERSATION + "/items", _query(*_PAGE), returns(ItemList))
 async def list_conversation_items(request: Request, services: Services) -> Response:
     """List the items of a conversation."""
     return await _page(request, services, "conversation")
 
 
 @operation(
-    "GET", _CONVERSATION + "/items/{item_id}", _query("include[]"), answers_of(ConversationItem)
+    "GET", _CONVERSATION + "/items/{item_id}", _query("include[]"), returns(ConversationItem)
 )
 async def get_conversation_item(request: Request, services: Services) -> Response:
     """Return an item of a conversation."""
@@ -401,7 +400,7 @@ async def get_conversation_item(request: Request, services: Services) -> Respons
     raise _not_found("item", item_id)
 
 
-@operation("DELETE", _CONVERSATION + "/items/{item_id}", _query(), answers_of(ConversationObject))
+@operation("DELETE", _CONVERSATION + "/items/{item_id}", _query(), returns(ConversationObject))
 async def delete_conversation_item(request: Request, services: Services) -> Response:
     """Delete an item of a conversation."""
     item_id = request.path_params["item_id"]
@@ -449,7 +448,7 @@ def _context(request: Request, services: Services) -> RequestContext:
 
 
 def _run(request: Request, services: Services) -> ResponseRun | None:
-    found = services.answers.held.named.get(_key(request, services, "response"))
+    found = services.answers.resumable.named.get(_key(request, services, "response"))
     return found if isinstance(found, ResponseRun) else None
 
 

@@ -99,7 +99,7 @@ def run(
     if (keys_file := key_file_of(settings.server.keys_file, os.environ)) is not None:
         read_keys(keys_file)  # raises an error before the worker starts
     catalog = catalog_of(settings, os.environ)
-    for each in catalog.left_out:
+    for each in catalog.excluded:
         if each.is_asked_for:
             logger.warning(
                 "model %s is left out and not served (%s): %s", each.name, each.origin, each.reason

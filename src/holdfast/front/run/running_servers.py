@@ -24,15 +24,7 @@ import psutil
 
 from holdfast.config import LogSettings
 from holdfast.errors import ConfigError
-from holdfast.files import (
-    CLAIM_PREFIX,
-    Claim,
-    atomic_write,
-    caches_folder,
-    claim,
-    living,
-    sweep,
-)
+from holdfast.files import CLAIM_PREFIX, Claim, atomic_write, caches_folder, claim, living, sweep
 from holdfast.front.link.worker_link import SHORT_FOLDER
 from holdfast.wire.events import CacheFigures, ModelInfo
 

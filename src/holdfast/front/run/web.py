@@ -125,7 +125,7 @@ class ReloadedCatalog:
             except (ConfigError, ModelLoadError) as error:
                 _log.error("the catalog is not reloaded: %s", error)
                 return
-            changes = await self._residency.take_catalog(catalog)
+            changes = await self._residency.replace_catalog(catalog)
             _log.info("the catalog is reloaded: %s", changes)
 
 

@@ -325,7 +325,7 @@ def check_admin(request: Request) -> None:
     raise RequestRefused(message, status=403, code="admin_only")
 
 
-class AnswersAtOnce:
+class ConcurrentAnswers:
     """Counts the running and waiting answers of each caller. Event loop's thread only."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -436,7 +436,7 @@ class Seal:
     def __init__(self, folder: Path | None = None) -> None:
         self._key = functools.cache(functools.partial(_key_in, folder))
 
-    def of(self, tenant: str) -> Seal:
+    def for_tenant(self, tenant: str) -> Seal:
         """Return a seal for one tenant: no other tenant can decrypt the texts that it encrypts.
 
         Returns this seal itself if `tenant` is empty.
@@ -460,12 +460,12 @@ class Seal:
         """Whether `sign` made this signature for the text."""
         return hmac.compare_digest(mark.encode("utf-8", "replace"), self.sign(text).encode())
 
-    def close(self, text: str) -> str:
+    def encrypt(self, text: str) -> str:
         """Encrypt the text so that only this server can decrypt it."""
         packed = zlib.compress(text.encode("utf-8", "surrogatepass"))
         return f"{_CLOSED_VERSION}.{_shown(self._cipher().encrypt(packed, None))}"
 
-    def open(self, sealed: str) -> str | None:
+    def decrypt(self, sealed: str) -> str | None:
         """Decrypt a text that `close` encrypted. Returns None if this seal did not encrypt it."""
         version, _, shown = sealed.partition(".")
         if version != _CLOSED_VERSION:

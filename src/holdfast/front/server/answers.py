@@ -251,7 +251,7 @@ class StreamFormat(abc.ABC):
         """
         return KEEP_ALIVE_COMMENT
 
-    def keep_alive_of_follower(self) -> bytes:
+    def follower_keep_alive(self) -> bytes:
         """The keep-alive for one of several clients that read the same stream.
 
         It must not be an event: events are numbered, and the other clients would not get this one.
@@ -259,7 +259,7 @@ class StreamFormat(abc.ABC):
         return self.keep_alive()
 
     @abc.abstractmethod
-    def broken(self, problem: Problem) -> bytes:
+    def error_event(self, problem: Problem) -> bytes:
         """The bytes that end a stream that failed after it had begun."""
 
 
@@ -269,21 +269,21 @@ class AnswerFormat(StreamFormat):
     The bytes that the methods return are complete, for example whole server-sent events.
     """
 
-    def sampled_by(self, sampling: SamplingParams) -> None:
+    def set_sampling(self, sampling: SamplingParams) -> None:
         """Record the sampling parameters that the worker uses for the request.
 
         Does nothing in a format that does not show them; only that of the Responses API does.
         """
 
-    def opening(self, *, prompt_tokens: int) -> bytes:
+    def stream_start(self, *, prompt_tokens: int) -> bytes:
         """The bytes of the events before the first text; may be empty."""
         return b""
 
     @abc.abstractmethod
-    def delta(self, event: OutputDelta) -> bytes:
+    def delta_event(self, event: OutputDelta) -> bytes:
         """The bytes for new text, reasoning or calls; empty if the protocol has no such event."""
 
-    def progress(self, event: PromptProgress) -> bytes:
+    def progress_event(self, event: PromptProgress) -> bytes:
         """The bytes for the progress of prefill.
 
         Empty unless the client asked for progress and the protocol has an event for it.
@@ -291,32 +291,36 @@ class AnswerFormat(StreamFormat):
         return b""
 
     @abc.abstractmethod
-    def finish(self, event: ChoiceFinished) -> bytes:
+    def choice_end(self, event: ChoiceFinished) -> bytes:
         """The bytes that end a choice."""
 
-    def piece(self, event: OutputEvent) -> bytes:
+    def event_bytes(self, event: OutputEvent) -> bytes:
         """The bytes for any event: those of `delta`, `progress` or `finish`."""
         if isinstance(event, ChoiceFinished):
-            return self.finish(event)
-        return self.progress(event) if isinstance(event, PromptProgress) else self.delta(event)
+            return self.choice_end(event)
+        return (
+            self.progress_event(event)
+            if isinstance(event, PromptProgress)
+            else self.delta_event(event)
+        )
 
     @abc.abstractmethod
-    def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
+    def stream_end(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
         """The bytes that end a stream, with its end mark.
 
         Token counts and explanation are included if the client asked for them.
         """
 
     @abc.abstractmethod
-    def whole(
+    def complete_body(
         self, events: Iterable[OutputEvent], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
         """The whole answer as JSON, made from all events of the answer as its stream is."""
 
 
-Asked: TypeAlias = tuple[Sequence[GenerationRequest], AnswerFormat]
-"""A checked request: what to generate, one for each prompt and all with as many choices, and the
-format of the answer.
+GenerationPlan: TypeAlias = tuple[Sequence[GenerationRequest], AnswerFormat]
+"""What a checked request asks for: one generation for each of its prompts, all with the same number
+of choices, and the format of the answer.
 """
 
 
@@ -386,7 +390,7 @@ class EventWriter:
                 if not self._started:
                     raise error
                 self._ready.append(
-                    self._form.broken(replace(problem_of(error), request_id=self._request_id))
+                    self._form.error_event(replace(problem_of(error), request_id=self._request_id))
                 )
             await self._flush(more=False)
         finally:

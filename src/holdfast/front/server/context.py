@@ -39,7 +39,7 @@ class RequestContext:
     @property
     def seal(self) -> Seal:
         """Encrypts texts so that no other tenant can decrypt them."""
-        return self.services.access.seal.of(self.tenant)
+        return self.services.access.seal.for_tenant(self.tenant)
 
     @property
     def wants_explanation(self) -> bool:
@@ -61,7 +61,7 @@ class RequestContext:
         digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16)
         return f"key-{digest.hexdigest()}"
 
-    def service(self, *, can_wait: bool = False) -> ServiceClass:
+    def service(self, *, is_batch: bool = False) -> ServiceClass:
         """The priority of the request, and its flow. The scheduler shares the model fairly among
         flows.
 
@@ -70,14 +70,14 @@ class RequestContext:
         because otherwise a client with a new salt for each request would get many shares. Raises
         RequestRefused.
 
-        can_wait: whether the body asks for batch priority.
+        is_batch: whether the body asks for batch priority.
         """
         caller = self.caller
         header = self.headers.get(PRIORITY_HEADER, "interactive").strip().lower()
         if header not in _PRIORITIES:
             raise invalid_field(PRIORITY_HEADER, f"must be {' or '.join(_PRIORITIES)}")
         is_batch_key = caller.key is not None and caller.key.priority == "batch"
-        is_batch = can_wait or header == "batch" or is_batch_key
+        is_batch = is_batch or header == "batch" or is_batch_key
         tenant = self.headers.get(TENANT_HEADER, "")
         if caller.key_name:
             flow = f"key {caller.key_name}"

@@ -83,7 +83,7 @@ def operation(
     shapes: the parts of the operation's description in /openapi.json.
     """
 
-    def of(handler: Handler) -> Operation:
+    def wrap(handler: Handler) -> Operation:
         return Operation(
             method=method,
             path=path,
@@ -94,7 +94,7 @@ def operation(
             needs_admin=needs_admin,
         )
 
-    return of
+    return wrap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ class Dialect:
     serves: str = ""  # text for the error that an unknown path gets
     error_shape: type | None = None  # the type that `error` returns, for /openapi.json
     # tells, for paths without a protocol, whether a client with these headers uses this protocol
-    is_spoken: Callable[[Mapping[str, str]], bool] = lambda headers: False
+    matches_headers: Callable[[Mapping[str, str]], bool] = lambda headers: False
     models: ModelShapes | None = None  # the protocol's own format of the list of models
     # HTTP statuses by problem code, where they differ from the other protocols'
     statuses: Mapping[str, int] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class DialectTable:
         """Whether a path needs no API key."""
         return path in self._open_paths or path.startswith(self._open_folders)
 
-    def dialect_of(self, path: str, headers: Mapping[str, str]) -> Dialect:
+    def for_path(self, path: str, headers: Mapping[str, str]) -> Dialect:
         """The protocol of a path; for a path of no protocol, the one that the client seems to use.
 
         headers: the headers of the request.
@@ -162,12 +162,12 @@ class DialectTable:
         return (
             self._by_prefix.get(f"/{first}/{second}")
             or self._by_prefix.get(f"/{first}")
-            or self.spoken(headers)
+            or self.by_headers(headers)
         )
 
-    def spoken(self, headers: Mapping[str, str]) -> Dialect:
+    def by_headers(self, headers: Mapping[str, str]) -> Dialect:
         """The protocol that a client's headers reveal; by default the first protocol."""
-        found = (dialect for dialect in self.dialects if dialect.is_spoken(headers))
+        found = (dialect for dialect in self.dialects if dialect.matches_headers(headers))
         return next(found, self.dialects[0])
 
     def served_path(self, path: str) -> str:
@@ -185,7 +185,7 @@ class DialectTable:
             segments.insert(0, _VERSION)
         return "/" + "/".join(segments)
 
-    def meant_path(self, path: str) -> str | None:
+    def suggested_path(self, path: str) -> str | None:
         """The served path that an unknown path ends with, such as /v1/chat/completions for
         /openai/v2/chat/completions.
         """
@@ -202,7 +202,7 @@ def answer_of(error: Exception, scope: Scope) -> Response:
     """Create the error response for a failed request, and note the reason in its log record."""
     table: DialectTable = scope["app"].state.dialects
     path = table.served_path(scope["path"])
-    dialect = table.dialect_of(path, Headers(scope=scope))
+    dialect = table.for_path(path, Headers(scope=scope))
     is_of_path = isinstance(error, HTTPException)
     problem = _path_problem(path, scope, dialect) if is_of_path else problem_of(error)
     record: RequestRecord = scope[RECORD]
@@ -255,7 +255,7 @@ def _path_problem(path: str, scope: Scope, dialect: Dialect) -> Problem:
             message=f"this path allows only {allow}",
             headers={"allow": allow},
         )
-    meant = table.meant_path(path)
+    meant = table.suggested_path(path)
     hint = f". It serves {table.serves}" if meant is None else f"; did you mean {meant}?"
     return Problem(
         status=404,
@@ -264,14 +264,14 @@ def _path_problem(path: str, scope: Scope, dialect: Dialect) -> Problem:
     )
 
 
-def request_of(model: type[BaseModel], *, required: bool = True) -> Shape:
+def accepts(model: type[BaseModel], *, required: bool = True) -> Shape:
     """Describe the JSON body that an operation reads."""
     return {
         "requestBody": {"required": required, "content": {"application/json": {"schema": model}}}
     }
 
 
-def query_of(parameters: Mapping[str, tuple[Any, str]]) -> Shape:
+def query_shape(parameters: Mapping[str, tuple[Any, str]]) -> Shape:
     """Describe the optional query parameters of an operation: name → type and description."""
     return {
         "parameters": [
@@ -287,7 +287,7 @@ def query_of(parameters: Mapping[str, tuple[Any, str]]) -> Shape:
     }
 
 
-def response_of(schemas: Shape, *, statuses: Sequence[str] = ("200",)) -> Shape:
+def response_shape(schemas: Shape, *, statuses: Sequence[str] = ("200",)) -> Shape:
     """Describe the responses of an operation. schemas: the schema for each media type; for a
     stream, the schema of its events.
     """
@@ -309,7 +309,7 @@ def _stream_of(event: Any, media_type: str) -> Shape:
     }
 
 
-def answers_of(
+def returns(
     *wholes: type[Struct],
     chunk: type[Struct] | None = None,
     chunk_type: str = "text/event-stream",
@@ -321,7 +321,7 @@ def answers_of(
     chunk: the type of the events of a stream, if the operation can stream.
     """
     schemas = {"application/json": wholes[0] if len(wholes) == 1 else {"anyOf": wholes}}
-    return response_of(
+    return response_shape(
         schemas if chunk is None else {**schemas, chunk_type: chunk}, statuses=statuses
     )
 
@@ -332,7 +332,9 @@ def description(table: DialectTable, *, version: str) -> dict[str, Any]:
     types: dict[str, type] = {}
     paths: dict[str, dict[str, Any]] = {}
     for dialect in table.dialects:
-        failure = response_of({"application/json": dialect.error_shape or {}})["responses"]["200"]
+        failure = response_shape({"application/json": dialect.error_shape or {}})["responses"][
+            "200"
+        ]
         for each in dialect.operations:
             if each.shape:
                 path = paths.setdefault(_VARIABLE.sub(r"{\1}", each.path), {})

@@ -50,7 +50,7 @@ _EFFORTS: Mapping[str, ThinkingEffort] = {
 }
 _SWITCHES = ("reasoning_effort", "enable_thinking", "thinking", "think")
 _BUDGETS = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens")
-SPOKEN = (*_SWITCHES, *_BUDGETS)
+THINKING_FIELDS = (*_SWITCHES, *_BUDGETS)
 """Request fields that chat templates know under the same names."""
 _SHORTENING = ("middle", "auto")  # OpenAI's Responses API has only `auto`
 _LONGEST_NAME = 256
@@ -146,23 +146,23 @@ Switch = Annotated[
 ]
 
 
-def thinking_of(*, said: Mapping[str, Any]) -> Thinking:
+def thinking_of(*, values: Mapping[str, Any]) -> Thinking:
     """Combine all fields of a request about thinking.
 
     "Off" overrides everything, and a level overrides a plain "on". Of two levels, the first wins.
 
-    said: the value of each field by name; None if the field is absent.
+    values: the value of each field by name; None if the field is absent.
     """
-    reasoning, switch = said.get("reasoning"), said.get("thinking")
-    words = [said.get(name) for name in _SWITCHES]
+    reasoning, switch = values.get("reasoning"), values.get("thinking")
+    words = [values.get(name) for name in _SWITCHES]
     words += [getattr(reasoning, name, None) for name in ("effort", "enabled")]
     efforts = [effort for word in words if (effort := _effort(word)) is not None]
-    budgets = [said.get(name) for name in _BUDGETS]
+    budgets = [values.get(name) for name in _BUDGETS]
     budgets += [getattr(switch, "budget_tokens", None), getattr(reasoning, "max_tokens", None)]
     budget = next((value for value in budgets if type(value) is int), -1)
     if budget == 0:
         efforts.append("off")
-    asked = min(efforts, key=_rank, default=None)
+    asked = min(efforts, key=_precedence, default=None)
     return Thinking(effort=asked, budget_tokens=budget if budget > 0 and asked != "off" else None)
 
 
@@ -174,7 +174,7 @@ def _effort(value: Any) -> ThinkingEffort | None:
     return _EFFORTS.get(value) if isinstance(value, str) else None
 
 
-def _rank(effort: ThinkingEffort) -> int:
+def _precedence(effort: ThinkingEffort) -> int:
     if effort == "off":
         return 0
     return 2 if effort == "on" else 1
@@ -190,7 +190,7 @@ class HoldfastOptions(BaseModel):
     )
 
 
-class SaltField(BaseModel):
+class CacheSaltField(BaseModel):
     """The field `cache_salt`, in every request whose prompt is looked up in the prefix cache."""
 
     model_config = STRICT
@@ -218,7 +218,7 @@ class LogprobFields(BaseModel):
         return {"want_logprobs": bool(self.logprobs), "top_logprobs": self.top_logprobs or 0}
 
 
-class SharedFields(SaltField):
+class SharedFields(CacheSaltField):
     """Fields of all requests that generate: cache, session, truncation, Holdfast's own options.
 
     session_headers: headers in which clients of the protocol name the session.
@@ -243,7 +243,7 @@ class SharedFields(SaltField):
     holdfast: HoldfastOptions | None = optional("Options that only Holdfast has.")
 
     @property
-    def can_wait(self) -> bool:
+    def is_batch(self) -> bool:
         """Whether the body asks for batch priority."""
         return False
 
@@ -267,7 +267,7 @@ class SharedFields(SaltField):
         return {
             "tenant": context.tenant,
             "session_id": context.session_id(named=self.session_id, key=key),
-            "service": context.service(can_wait=self.can_wait),
+            "service": context.service(is_batch=self.is_batch),
             "streams": self.streams,
             "explains": context.wants_explanation or bool(self.holdfast and self.holdfast.explain),
             **self.body_options(),
@@ -281,7 +281,7 @@ class SharedFields(SaltField):
         }
 
 
-def choice_among(
+def checked_tool_choice(
     mode: ToolMode,
     names: Sequence[str],
     *,
@@ -365,13 +365,13 @@ class UnsupportedFields:
             if name not in self.neutral:
                 log_once("ignored an unknown request field: %r", name)
             elif value is not None and not any(
-                _same(value, neutral) for neutral in self.neutral[name]
+                _equal_in_json(value, neutral) for neutral in self.neutral[name]
             ):
                 reason = self.reasons.get(name, _NOT_YET)
                 raise invalid_field(name, reason, code="unsupported_parameter")
 
 
-def _same(value: Any, neutral: Any) -> bool:
+def _equal_in_json(value: Any, neutral: Any) -> bool:
     # True == 1 in Python, but not in JSON.
     return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
 
@@ -388,7 +388,7 @@ def is_media(kind: str) -> bool:
     return any(word in kind for word in _MEDIA_WORDS)
 
 
-def refused_media(kind: str, *, field: str) -> RequestRefused:
+def media_error(kind: str, *, field: str) -> RequestRefused:
     """The error for a media part in a field where only text is allowed."""
     if is_image_kind(kind):
         reason = "images are allowed in user messages and tool results only"
@@ -398,7 +398,7 @@ def refused_media(kind: str, *, field: str) -> RequestRefused:
     return RequestRefused(reason, code="unsupported_content", field=field, shown=shown)
 
 
-def other_part(part: Mapping[str, Any], *, role: str, field: str) -> dict[str, Any]:
+def non_text_part(part: Mapping[str, Any], *, role: str, field: str) -> dict[str, Any]:
     """A part that is not text, as a part of a prompt: an image of the user or of a tool's result, or
     else a note that says what was left out (`with_notes`).
 
@@ -411,14 +411,14 @@ def other_part(part: Mapping[str, Any], *, role: str, field: str) -> dict[str, A
     log_once("parts are left out of prompts, because no model here reads them: type %r", known)
     note = left_out_note(next(_media_types(part), kind[:_LONGEST_SHOWN]))
     if role in _REFUSED_IF_NEW:
-        return unreadable_part(note, refused_part(kind, field=field))
+        return unreadable_part(note, part_error(kind, field=field))
     return note_part(note)
 
 
-def refused_part(kind: str, *, field: str) -> RequestRefused:
+def part_error(kind: str, *, field: str) -> RequestRefused:
     """The error for a part of a message that no model here reads."""
     if is_media(kind):
-        return refused_media(kind, field=field)
+        return media_error(kind, field=field)
     shown = f" {kind[:_LONGEST_SHOWN]!r}"
     return invalid_field(f"{field}.type", "unknown part type", shown=shown)
 

@@ -33,27 +33,27 @@ from holdfast.front.request import ChatPrompt, EmbeddingRequest, GenerationReque
 from holdfast.front.server.access import caller_of
 from holdfast.front.server.answers import (
     AnswerFormat,
-    Asked,
     EventWriter,
     Explanation,
+    GenerationPlan,
     StreamFormat,
     explain_choice,
     explanation_of,
 )
 from holdfast.front.server.context import RequestContext, context_of
-from holdfast.front.server.held_answers import HeldAnswer, RequestIdentity, identity_of
 from holdfast.front.server.problem import problem_of, record_problem
 from holdfast.front.server.request import read_body
+from holdfast.front.server.resumable_answers import RequestIdentity, ResumableAnswer, identity_of
 from holdfast.front.server.services import (
     ActiveRequest,
     OutputStream,
     Services,
     TimeLimit,
     disconnected,
-    is_waited_for,
+    needs_load,
     open_streams,
-    unless_disconnected,
-    unless_first,
+    run_unless,
+    run_unless_disconnected,
 )
 from holdfast.front.telemetry.request_log import (
     RECORD,
@@ -68,7 +68,7 @@ from holdfast.wire.events import FinishReason
 # so the fields that name one are refused.
 SESSION_FIELDS: Mapping[str, tuple[Any, ...]] = {"session_id": (), "prompt_cache_key": ()}
 _LARGE_BODY_BYTES = 1 << 20  # hashing more would delay other answers by milliseconds
-Reads = TypeVar("Reads", EmbeddingRequest, RankRequest)
+PrefillRequest = TypeVar("PrefillRequest", EmbeddingRequest, RankRequest)
 Read = TypeVar("Read", bound=TextRead)
 Plan_co = TypeVar("Plan_co", covariant=True)
 
@@ -82,14 +82,14 @@ class RequestBody(Protocol[Plan_co]):
         ...
 
     def plan(self, context: RequestContext) -> Plan_co:
-        """What to compute, and the format of the answer. Raises RequestRefused."""
+        """Return what to compute, and the format of the answer. Raises RequestRefused."""
         ...
 
 
-async def generate(
+async def generation_response(
     request: Request,
     services: Services,
-    read: Callable[[bytes], RequestBody[Asked]],
+    read: Callable[[bytes], RequestBody[GenerationPlan]],
     *,
     body: bytes | None = None,
     outlives_client: bool = True,
@@ -108,12 +108,12 @@ async def generate(
         identity = identity_of(request, body, services.server)
     elif outlives_client:  # hashing releases the interpreter lock
         identity = await asyncio.to_thread(identity_of, request, body, services.server)
-    if (taken := rejoined(identity, request, services)) is not None:
-        return taken
+    if (earlier := rejoin(identity, request, services)) is not None:
+        return earlier
     parsed = read(body)
     context = context_of(request, services, cache_salt=parsed.cache_salt)
-    requests, form = parsed.plan(context)
-    return GenerationResponse(context, requests, form, answer, identity=identity)
+    requests, answer_format = parsed.plan(context)
+    return GenerationResponse(context, requests, answer_format, answer, identity=identity)
 
 
 class GenerationResponse(Response):
@@ -123,7 +123,7 @@ class GenerationResponse(Response):
         self,
         context: RequestContext,
         requests: Sequence[GenerationRequest],
-        form: AnswerFormat,
+        answer_format: AnswerFormat,
         answer: AnswerRecord,
         *,
         identity: RequestIdentity | None = None,
@@ -136,16 +136,16 @@ class GenerationResponse(Response):
         self._services = context.services
         self._caller = context.caller
         self._requests = requests
-        self._form = form
+        self._format = answer_format
         self._answer = answer
         self._identity = identity
-        self._held: HeldAnswer | None = None
+        self._resumable: ResumableAnswer | None = None
         self._active: ActiveRequest | None = None
-        self._is_lost = False  # the client is gone; the answer may still be generated
+        self._has_lost_client = False  # the answer may still be generated
         self._writer: EventWriter | None = None  # only if the answer is streamed
         self._stream: OutputStream | None = None  # set when the worker has accepted the request
         self._limit = TimeLimit(context.time_limit_seconds())
-        self._explained: list[tuple[GenerationRequest, Explanation]] = []  # one for each prompt
+        self._explanations: list[tuple[GenerationRequest, Explanation]] = []  # one for each prompt
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate the answer and send it to the client.
@@ -153,79 +153,81 @@ class GenerationResponse(Response):
         If the server stops or an administrator cancels the request, the answer ends with an error.
         """
         record: RequestRecord = scope[RECORD]
-        record.asked = self._requests[0]
-        record.model = record.asked.model
+        record.generation = self._requests[0]
+        record.model = record.generation.model
         watched = _WatchedSend(send)
         services = self._services
         answers = sum(request.choices for request in self._requests)
-        with ExitStack() as counted, services.answers.active.entered(record) as active:
-            counted.enter_context(
-                services.access.at_once.counted(self._caller, answers, limits=services.limits)
+        with ExitStack() as quota, services.answers.active.registered(record) as active:
+            quota.enter_context(
+                services.access.concurrency.counted(self._caller, answers, limits=services.limits)
             )
             self._active = active
-            services.answers.held.make_way()
+            services.answers.resumable.pause_lost()
             if self._identity is not None:
-                asked = (self._requests, self._form)
-                self._held = services.answers.held.begin(self._identity, asked, record)
-                active.makes = self._held
-            gone = self._gone(receive, watched, record, counted)
+                plan = (self._requests, self._format)
+                self._resumable = services.answers.resumable.begin(self._identity, plan, record)
+                active.generated_answer = self._resumable
+            unwanted = self._wait_until_unwanted(receive, watched, record, quota)
             try:
-                is_done = await unless_first(gone, self._generate(watched, record))
+                is_done = await run_unless(unwanted, self._write_answer(watched, record))
                 record.is_aborted = record.is_aborted or not is_done
             except asyncio.CancelledError:
-                await self._send_stopped(active.ended_by(), record, watched)
+                await self._send_stopped(active.stop_error(), record, watched)
             finally:
-                if self._held is not None:
-                    services.answers.held.finish(self._held)
-                    if not self._is_lost:
-                        leave(services, self._held, has_all=True)
+                if self._resumable is not None:
+                    services.answers.resumable.mark_ended(self._resumable)
+                    if not self._has_lost_client:
+                        client_left(services, self._resumable, has_all=True)
         record.end()  # the client has its answer
-        for request, explanation in self._explained:
+        for request, explanation in self._explanations:
             await asyncio.to_thread(services.telemetry.misses.note, request, explanation, record)
 
-    async def _gone(
-        self, receive: Receive, watched: _WatchedSend, record: RequestRecord, counted: ExitStack
+    async def _wait_until_unwanted(
+        self, receive: Receive, watched: _WatchedSend, record: RequestRecord, quota: ExitStack
     ) -> None:
         """Wait until no client can want the answer any more."""
         await disconnected(receive)
         if watched.has_sent_all or (self._writer is not None and self._writer.has_sent_all):
             await asyncio.Future()  # the answer was delivered: only cleanup is left
-        self._is_lost = True
+        self._has_lost_client = True
         record.is_aborted = True
-        if self._held is not None and leave(self._services, self._held, has_all=False):
-            counted.close()  # allows the caller to send other requests from now on
+        if self._resumable is not None and client_left(
+            self._services, self._resumable, has_all=False
+        ):
+            quota.close()  # allows the caller to send other requests from now on
             if self._writer is not None:
                 self._writer.detach()
-            await self._held.given_up.wait()
+            await self._resumable.discarded.wait()
 
     async def _send_stopped(
         self, stopped: HoldfastError, record: RequestRecord, watched: _WatchedSend
     ) -> None:
-        if self._held is not None:
-            self._held.end(stopped)
-        if self._is_lost:
+        if self._resumable is not None:
+            self._resumable.end(stopped)
+        if self._has_lost_client:
             record_problem(record, problem_of(stopped), stopped)
         else:
-            await watched.send_stopped(stopped, record, self._form)
+            await watched.send_stopped(stopped, record, self._format)
 
-    async def _generate(self, send: Send, record: RequestRecord) -> None:
+    async def _write_answer(self, send: Send, record: RequestRecord) -> None:
         try:
             if not self._requests[0].streams:
-                await self._write_whole(send, await self._submit(record), record)
+                await self._write_body(send, await self._submit(record), record)
                 return
             # If the model is loaded, submit the request before sending the headers, so that a full
             # queue still gets its own status. If it must be loaded, which may take minutes, send
             # the headers first, because proxies close connections that are silent for so long.
-            if not is_waited_for(self._services, self._requests[0].model):
+            if not needs_load(self._services, self._requests[0].model):
                 await self._submit(record)
             events = self._events(record)
-            if self._held is not None:
-                events = self._services.answers.held.recorded(self._held, events)
-            self._writer = EventWriter(send, self._form, events, request_id=record.request_id)
+            if self._resumable is not None:
+                events = self._services.answers.resumable.recording(self._resumable, events)
+            self._writer = EventWriter(send, self._format, events, request_id=record.request_id)
             await self._writer.run()
         except HoldfastError as error:
-            if self._held is not None:
-                self._held.end(error)
+            if self._resumable is not None:
+                self._resumable.end(error)
             raise
         finally:
             if self._stream is not None:
@@ -238,59 +240,61 @@ class GenerationResponse(Response):
         If the model is not loaded or its queue is full, answers whose client is gone are cancelled
         first, to make room.
         """
-        generate = self._services.gateway.generate
+        submit = self._services.gateway.generate
         requests = self._requests
-        held = self._services.answers.held
+        resumable = self._services.answers.resumable
         async with self._limit.enforced():
-            if is_waited_for(self._services, requests[0].model):
-                await held.end_lost()
+            if needs_load(self._services, requests[0].model):
+                await resumable.cancel_lost()
             try:
-                stream = await open_streams(generate, requests)
+                stream = await open_streams(submit, requests)
             except QueueFull:
-                if not await held.end_lost():
+                if not await resumable.cancel_lost():
                     raise
-                stream = await open_streams(generate, requests)
+                stream = await open_streams(submit, requests)
             self._stream = stream
-        if self._held is not None:
-            self._held.accepted(stream)
+        if self._resumable is not None:
+            self._resumable.mark_accepted(stream)
         if self._active is not None:
-            self._active.thinker = stream
-        self._answer.accepted(
+            self._active.stream = stream
+        self._answer.note_accepted(
             requests[0].model,
             prompt_tokens=stream.prompt_tokens,
             put_back_tokens=stream.put_back_tokens,
             dropped_tokens=stream.dropped_tokens,
             choices_per_prompt=requests[0].choices,
-            prompt=_content(self._requests) if self._services.settings.log.content else "",
+            prompt=_prompt_texts(self._requests) if self._services.settings.log.content else "",
         )
         record.answer = self._answer
-        self._form.sampled_by(stream.sampling)
+        self._format.set_sampling(stream.sampling)
         return stream
 
     async def _events(self, record: RequestRecord) -> AsyncIterator[bytes]:
-        form = self._form
+        answer_format = self._format
         try:
             stream = self._stream or await self._submit(record)
-            yield form.opening(prompt_tokens=stream.prompt_tokens)
+            yield answer_format.stream_start(prompt_tokens=stream.prompt_tokens)
             async for event in self._limit.events(stream):
                 self._observe(event, record)
-                yield form.piece(event)
+                yield answer_format.event_bytes(event)
         except HoldfastError as error:
             record_problem(record, problem_of(error), error)
             raise
-        yield form.closing(self._counts(stream), self._explanation(stream, record))
+        yield answer_format.stream_end(self._counts(stream), self._explanation(stream, record))
 
-    async def _write_whole(self, send: Send, stream: OutputStream, record: RequestRecord) -> None:
+    async def _write_body(self, send: Send, stream: OutputStream, record: RequestRecord) -> None:
         events: list[OutputEvent] = []
         async for event in self._limit.events(stream):
             self._observe(event, record)
             events.append(event)
-        body = self._form.whole(events, self._counts(stream), self._explanation(stream, record))
-        if self._held is not None:
-            self._services.answers.held.keep(self._held, body)
-            self._held.end()
-        if not self._is_lost:
-            await send_whole(send, body)
+        body = self._format.complete_body(
+            events, self._counts(stream), self._explanation(stream, record)
+        )
+        if self._resumable is not None:
+            self._services.answers.resumable.record(self._resumable, body)
+            self._resumable.end()
+        if not self._has_lost_client:
+            await send_body(send, body)
 
     def _observe(self, event: OutputEvent, record: RequestRecord) -> None:
         """Record one event. Raises an error if a choice was cancelled or failed."""
@@ -298,7 +302,7 @@ class GenerationResponse(Response):
         if isinstance(event, PromptProgress):
             write_progress(record, event)
         elif isinstance(event, ChoiceFinished):
-            _refuse_broken_end(event)
+            _raise_if_incomplete(event)
 
     def _counts(self, stream: OutputStream) -> TokenCounts:
         return msgspec.structs.replace(
@@ -323,11 +327,11 @@ class GenerationResponse(Response):
         for choice in choices:
             if choice.index % per_prompt == 0:  # the choices of a prompt share one prefill
                 request = self._requests[choice.index // per_prompt]
-                self._explained.append((request, choice))
+                self._explanations.append((request, choice))
         return explanation_of(choices) if self._requests[0].explains else None
 
 
-def _refuse_broken_end(event: ChoiceFinished) -> None:
+def _raise_if_incomplete(event: ChoiceFinished) -> None:
     """Raise an error if a choice was cancelled or failed: this must never look like an answer."""
     if event.reason is FinishReason.CANCELLED:
         raise WorkerUnavailable(
@@ -337,7 +341,7 @@ def _refuse_broken_end(event: ChoiceFinished) -> None:
         raise GenerationFailed("the request failed; the server's log has the details")
 
 
-def _content(requests: Sequence[GenerationRequest]) -> str:
+def _prompt_texts(requests: Sequence[GenerationRequest]) -> str:
     """The texts of the prompts, for the log."""
     texts = []
     for request in requests:
@@ -347,7 +351,7 @@ def _content(requests: Sequence[GenerationRequest]) -> str:
     return "\n".join(texts) or "(empty)"
 
 
-async def run_alone(
+async def run_in_background(
     response: GenerationResponse, request: Request, *, stopped: asyncio.Event
 ) -> None:
     """Generate an answer in the background, without a client, until it ends or `stopped` is set.
@@ -385,30 +389,30 @@ class FollowingResponse(Response):
     """
 
     def __init__(
-        self, events: AsyncIterator[bytes], form: StreamFormat, *, streams: bool = True
+        self, events: AsyncIterator[bytes], answer_format: StreamFormat, *, streams: bool = True
     ) -> None:
         """events: the events to send; the first one is the opening, which may be empty."""
         super().__init__()
         self._events = events
-        self._form = form
+        self._format = answer_format
         self._streams = streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the existing events and all that follow."""
         record: RequestRecord = scope[RECORD]
         if not self._streams:
-            record.is_aborted = not await unless_disconnected(receive, self._send_whole(send))
+            record.is_aborted = not await run_unless_disconnected(receive, self._send_body(send))
             return
-        keep_alive = self._form.keep_alive_of_follower
+        keep_alive = self._format.follower_keep_alive
         writer = EventWriter(
-            send, self._form, self._events, request_id=record.request_id, keep_alive=keep_alive
+            send, self._format, self._events, request_id=record.request_id, keep_alive=keep_alive
         )
-        is_done = await unless_disconnected(receive, writer.run())
+        is_done = await run_unless_disconnected(receive, writer.run())
         record.is_aborted = not is_done and not writer.has_sent_all
 
-    async def _send_whole(self, send: Send) -> None:
+    async def _send_body(self, send: Send) -> None:
         frames = [frame async for frame in self._events]
-        await send_whole(send, b"".join(frames))
+        await send_body(send, b"".join(frames))
 
 
 class RejoiningResponse(FollowingResponse):
@@ -417,9 +421,9 @@ class RejoiningResponse(FollowingResponse):
     The answer is sent from its first event.
     """
 
-    def __init__(self, services: Services, answer: HeldAnswer, request: Request) -> None:
-        """answer: the result of `HeldAnswers.take`; `__call__` calls `leave` in the end."""
-        super().__init__(answer.after(-1), answer.form, streams=answer.streams)
+    def __init__(self, services: Services, answer: ResumableAnswer, request: Request) -> None:
+        """answer: as `ResumableAnswers.claim` returned it; `__call__` ends with `client_left`."""
+        super().__init__(answer.events_after(-1), answer.format, streams=answer.streams)
         self._services = services
         self._answer = answer
         self._caller = caller_of(request)
@@ -438,20 +442,20 @@ class RejoiningResponse(FollowingResponse):
         watched = _WatchedSend(send)
         try:
             with (
-                services.answers.active.entered(record) as active,
-                services.access.at_once.counted(
+                services.answers.active.registered(record) as active,
+                services.access.concurrency.counted(
                     self._caller, answer.choices, limits=services.limits
                 ),
             ):
-                active.follows = answer
+                active.followed_answer = answer
                 try:
                     await super().__call__(scope, receive, watched)
                     has_all = not record.is_aborted
                 except asyncio.CancelledError:
                     is_stopped = True
-                    await watched.send_stopped(active.ended_by(), record, answer.form)
+                    await watched.send_stopped(active.stop_error(), record, answer.format)
         finally:
-            leave(services, answer, has_all=has_all, is_stopped=is_stopped)
+            client_left(services, answer, has_all=has_all, is_stopped=is_stopped)
 
 
 class _WatchedSend:
@@ -469,7 +473,7 @@ class _WatchedSend:
         self.has_sent_all = self._has_ended
 
     async def send_stopped(
-        self, stopped: HoldfastError, record: RequestRecord, form: AnswerFormat
+        self, stopped: HoldfastError, record: RequestRecord, answer_format: AnswerFormat
     ) -> None:
         """Tell the client why its request was stopped.
 
@@ -480,20 +484,20 @@ class _WatchedSend:
         if not record.has_status:
             raise stopped from None
         if not self._has_ended:  # only a stream can be interrupted midway
-            body = form.broken(problem)
+            body = answer_format.error_event(problem)
             await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def rejoined(
+def rejoin(
     identity: RequestIdentity | None, request: Request, services: Services
 ) -> Response | None:
     """The answer to the earlier request that `request` repeats; None if it is no repetition."""
-    answer = None if identity is None else services.answers.held.take(identity)
+    answer = None if identity is None else services.answers.resumable.claim(identity)
     return None if answer is None else RejoiningResponse(services, answer, request)
 
 
-def leave(
-    services: Services, answer: HeldAnswer, *, has_all: bool, is_stopped: bool = False
+def client_left(
+    services: Services, answer: ResumableAnswer, *, has_all: bool, is_stopped: bool = False
 ) -> bool:
     """Note that a client of an answer is gone. Returns whether a client may still want the answer.
 
@@ -501,15 +505,15 @@ def leave(
         stops.
     """
     is_stopping = is_stopped or services.access.drain.is_on
-    is_wanted = services.answers.held.leave(
+    is_wanted = services.answers.resumable.client_left(
         answer, services.server, has_all=has_all, is_stopping=is_stopping
     )
     if services.answers.active.has_clients:
-        services.answers.held.make_way()
+        services.answers.resumable.pause_lost()
     return is_wanted
 
 
-async def send_whole(send: Send, body: bytes) -> None:
+async def send_body(send: Send, body: bytes) -> None:
     """Send an answer in one piece."""
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -528,9 +532,9 @@ async def embed(
 ) -> Response:
     """Answer a request for embeddings.
 
-    read: as for `generate`.
+    read: as for `generation_response`.
     """
-    return await _read(request, services, read, services.gateway.embed)
+    return await _prefill(request, services, read, services.gateway.embed)
 
 
 async def rank(
@@ -538,34 +542,34 @@ async def rank(
 ) -> Response:
     """Answer a request to rank documents.
 
-    read: as for `generate`.
+    read: as for `generation_response`.
     """
-    return await _read(request, services, read, services.gateway.rank)
+    return await _prefill(request, services, read, services.gateway.rank)
 
 
-async def _read(
+async def _prefill(
     request: Request,
     services: Services,
-    read: Callable[[bytes], RequestBody[tuple[Reads, Callable[[Sequence[Read]], bytes]]]],
-    call: Callable[[Reads], Awaitable[tuple[Read, ...]]],
+    read: Callable[[bytes], RequestBody[tuple[PrefillRequest, Callable[[Sequence[Read]], bytes]]]],
+    call: Callable[[PrefillRequest], Awaitable[tuple[Read, ...]]],
 ) -> Response:
     answer = AnswerRecord(services.telemetry.metrics)
     parsed = read(await read_body(request, limit_bytes=services.limits.max_body_bytes))
     context = context_of(request, services, cache_salt=parsed.cache_salt)
-    asked_for, form = parsed.plan(context)
+    prefill_request, encode = parsed.plan(context)
     limit = TimeLimit(context.time_limit_seconds())
 
     async def body() -> bytes:
-        with services.access.at_once.counted(context.caller, 1, limits=services.limits):
+        with services.access.concurrency.counted(context.caller, 1, limits=services.limits):
             async with limit.enforced():
-                found = await call(asked_for)
-        answer.has_read(asked_for.model, found)
-        return await asyncio.to_thread(form, found)  # thousands of vectors take a second
+                found = await call(prefill_request)
+        answer.record_prefilled(prefill_request.model, found)
+        return await asyncio.to_thread(encode, found)  # thousands of vectors take a second
 
-    return _ReadingResponse(services, asked_for.model, answer, body)
+    return _PrefillResponse(services, prefill_request.model, answer, body)
 
 
-class _ReadingResponse(Response):
+class _PrefillResponse(Response):
     """Sends embeddings or scores, unless the client disconnects or the server stops first.
 
     work: computes the body of the response.
@@ -593,13 +597,13 @@ class _ReadingResponse(Response):
             self.body = await self._work()
             record.answer = self._answer
             self.init_headers()
-            await super(_ReadingResponse, self).__call__(scope, receive, send)
+            await super(_PrefillResponse, self).__call__(scope, receive, send)
 
-        self._services.answers.held.make_way()
-        with self._services.answers.active.entered(record) as active:
+        self._services.answers.resumable.pause_lost()
+        with self._services.answers.active.registered(record) as active:
             try:
-                record.is_aborted = not await unless_disconnected(receive, answered())
+                record.is_aborted = not await run_unless_disconnected(receive, answered())
             except asyncio.CancelledError:
-                raise active.ended_by() from None
+                raise active.stop_error() from None
             finally:
                 self._answer.close(record.waited)

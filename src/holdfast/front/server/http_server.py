@@ -63,15 +63,14 @@ class HttpServer(uvicorn.Server):
         certificate: ServerCertificate | None = None,
     ) -> None:
         """app: the result of `create_application`. certificate: if given, HTTPS is used."""
-        addresses = Addresses(
-            settings.max_connections_per_address,
-            trusted=trusted_networks(settings.trusted_proxies),
+        connections_by_address = ConnectionCounter(
+            settings.max_connections_per_address, trusted=trusted_networks(settings.trusted_proxies)
         )
         protocol = functools.partial(
             BoundedProtocol,
             settings=settings,
             dialects=app.state.dialects,
-            addresses=addresses,
+            connections_by_address=connections_by_address,
         )
         super().__init__(
             uvicorn.Config(
@@ -109,7 +108,7 @@ class HttpServer(uvicorn.Server):
         The port stays open until then: new requests, and a load balancer's GET /health, are told
         that the server is stopping and when to try again.
         """
-        await self._drained()
+        await self._drain_answers()
         for server in self.servers:
             server.close()
         for listener in sockets or ():
@@ -118,16 +117,16 @@ class HttpServer(uvicorn.Server):
             connection.shutdown()  # closes idle connections
         for task in self.server_state.tasks:
             task.cancel()
-        await self._ended(_LAST_WORDS_SECONDS)
+        await self._wait_for_tasks(_LAST_WORDS_SECONDS)
         for connection in tuple(self.server_state.connections):
             connection.transport.abort()  # abort() does not wait for clients that read nothing
-        await self._ended(_LAST_WORDS_SECONDS)
+        await self._wait_for_tasks(_LAST_WORDS_SECONDS)
         await self.lifespan.shutdown()
 
-    async def _drained(self) -> None:
+    async def _drain_answers(self) -> None:
         self._drain.begin(self._shutdown_seconds)
         self._services.models.library.stop()
-        await self._services.answers.held.end_lost()
+        await self._services.answers.resumable.cancel_lost()
         self.server_state.default_headers = [
             *self.server_state.default_headers,
             (b"connection", b"close"),
@@ -137,7 +136,7 @@ class HttpServer(uvicorn.Server):
                 connection.shutdown()  # closes the connection after the answer
         # From now on, requests are short, because they are refused, only read some state, or end
         # something.
-        running = {*self.server_state.tasks, *self._services.answers.held.tasks}
+        running = {*self.server_state.tasks, *self._services.answers.resumable.tasks}
         if running and not self.force_exit:
             _log.info(
                 "waiting for %s, at most %g s; press Ctrl-C again to exit now",
@@ -151,9 +150,9 @@ class HttpServer(uvicorn.Server):
         if running:
             _log.info("%s cut off", _answers(running))
         else:
-            await self._ended(_LAST_WORDS_SECONDS)
+            await self._wait_for_tasks(_LAST_WORDS_SECONDS)
 
-    async def _ended(self, limit_seconds: float) -> None:
+    async def _wait_for_tasks(self, limit_seconds: float) -> None:
         if self.server_state.tasks:
             await asyncio.wait(tuple(self.server_state.tasks), timeout=limit_seconds)
 
@@ -293,21 +292,21 @@ def _unusable(error: Exception) -> str:
     return "not a certificate and a key in PEM format"
 
 
-class Addresses:
+class ConnectionCounter:
     """Counts connections by client address, and logs at most one line per address and minute."""
 
     def __init__(
         self,
-        most: int,
+        max_connections: int,
         *,
         trusted: Sequence[Network] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Limit each address to `most` connections.
+        """Limit each address to `max_connections` connections.
 
         trusted: proxies, which are not limited, because they connect for many clients.
         """
-        self._most, self._trusted, self._clock = most, trusted, clock
+        self._most, self._trusted, self._clock = max_connections, trusted, clock
         self._open: Counter[str] = Counter()
         self._logged: dict[str, float] = {}
 
@@ -357,12 +356,16 @@ class BoundedProtocol(HttpToolsProtocol):
         *,
         settings: ServerSettings,
         dialects: DialectTable,
-        addresses: Addresses,
+        connections_by_address: ConnectionCounter,
         config: uvicorn.Config,
         **given: Any,
     ) -> None:
         super().__init__(config=config, **given)
-        self._settings, self._dialects, self._addresses = settings, dialects, addresses
+        self._settings, self._dialects, self._connections_by_address = (
+            settings,
+            dialects,
+            connections_by_address,
+        )
         self._address = ""
         self._is_counted = self._is_refused = False
         self._in_body = False
@@ -380,14 +383,16 @@ class BoundedProtocol(HttpToolsProtocol):
         if connection is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MOST_UNSENT_BYTES)
         self._address = self.client[0] if self.client else ""
-        if self._addresses.has_room(self._address):
-            self._addresses.opened(self._address)
+        if self._connections_by_address.has_room(self._address):
+            self._connections_by_address.opened(self._address)
             self._is_counted = True
-            self._wait(self._settings.head_seconds, self._head_is_late)
+            self._start_timer(self._settings.head_seconds, self._head_is_late)
         else:
-            most = self._settings.max_connections_per_address
+            max_connections = self._settings.max_connections_per_address
             self._refuse(
-                429, "too_many_connections", f"more than {most} connections from one address"
+                429,
+                "too_many_connections",
+                f"more than {max_connections} connections from one address",
             )
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -396,7 +401,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_stall()
         if self._is_counted:
             self._is_counted = False
-            self._addresses.closed(self._address)
+            self._connections_by_address.closed(self._address)
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -419,7 +424,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._unset_keepalive_if_required()
         if self._is_idle and self._timer is None:
-            self._wait(self._settings.head_seconds, self._head_is_late)
+            self._start_timer(self._settings.head_seconds, self._head_is_late)
         self._unparsed_bytes += len(data)
         try:
             self.parser.feed_data(data)
@@ -434,7 +439,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Start the time limit of a head at its first byte."""
         self._is_idle = False
         if self._timer is None:
-            self._wait(self._settings.head_seconds, self._head_is_late)
+            self._start_timer(self._settings.head_seconds, self._head_is_late)
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -454,7 +459,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_refused:
             return
         self._body_at = awake_clock().time()
-        self._wait(self._settings.body_seconds, self._body_is_late)
+        self._start_timer(self._settings.body_seconds, self._body_is_late)
         super().on_headers_complete()
         self._in_body = True
 
@@ -484,7 +489,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _head_is_late(self) -> None:
         # These bytes are part of the next request; its time limit begins when this one is answered.
         if self.is_answering:
-            self._wait(self._settings.head_seconds, self._head_is_late)
+            self._start_timer(self._settings.head_seconds, self._head_is_late)
         elif self._is_idle:
             self.transport.close()  # no error, as no request has begun: browsers connect in advance
         else:
@@ -498,7 +503,7 @@ class BoundedProtocol(HttpToolsProtocol):
         limit = self._settings.body_seconds
         left = limit if self.flow.read_paused else self._body_at + limit - awake_clock().time()
         if left > 0:
-            self._wait(left, self._body_is_late)
+            self._start_timer(left, self._body_is_late)
         else:
             self._refuse(408, "request_timeout", f"no byte of the body arrived for {limit:g} s")
 
@@ -514,11 +519,11 @@ class BoundedProtocol(HttpToolsProtocol):
         )
         self.transport.abort()  # close() would wait for the client
 
-    def _wait(self, seconds: float, then: Callable[[], None]) -> None:
+    def _start_timer(self, seconds: float, then: Callable[[], None]) -> None:
         self._stop_timer()
-        self._timer = awake_clock().call_later(seconds, functools.partial(self._late, then))
+        self._timer = awake_clock().call_later(seconds, functools.partial(self._timer_fired, then))
 
-    def _late(self, then: Callable[[], None]) -> None:
+    def _timer_fired(self, then: Callable[[], None]) -> None:
         self._timer = None
         then()
 
@@ -547,7 +552,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """
         self._is_refused = True
         self._stop_timer()
-        self._addresses.log(self._address, f"connection closed: {why}")
+        self._connections_by_address.log(self._address, f"connection closed: {why}")
         if self.is_answering and (self.pipeline or self.cycle.response_started):
             self.transport.abort()  # close() would wait for the client
             return
@@ -556,7 +561,7 @@ class BoundedProtocol(HttpToolsProtocol):
             headers = Headers(raw=list(self.scope["headers"]) if self._in_body else [])
             body = problem_body(
                 Problem(status=status, code=code, message=why),
-                self._dialects.dialect_of(path, headers),
+                self._dialects.for_path(path, headers),
             )
             head = (
                 b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n"

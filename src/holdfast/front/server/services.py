@@ -35,14 +35,11 @@ from holdfast.front.output import OutputEvent, TruncatedPart
 from holdfast.front.prompt.dialects import DialectReport
 from holdfast.front.prompt.gateway import Gateway, GenerationStream
 from holdfast.front.records.responses import ResponseStore
-from holdfast.front.request import (
-    GenerationRequest,
-    MarkedPrefix,
-)
-from holdfast.front.server.access import AnswersAtOnce, Drain, KeyRing, Seal
-from holdfast.front.server.held_answers import HeldAnswer, HeldAnswers
+from holdfast.front.request import GenerationRequest, MarkedPrefix
+from holdfast.front.server.access import ConcurrentAnswers, Drain, KeyRing, Seal
 from holdfast.front.server.misses import RecentMisses
 from holdfast.front.server.problem import RequestRefused
+from holdfast.front.server.resumable_answers import ResumableAnswer, ResumableAnswers
 from holdfast.front.telemetry.history_file import HistoryFile
 from holdfast.front.telemetry.log_ring import LogRing
 from holdfast.front.telemetry.metrics import Metrics
@@ -57,7 +54,7 @@ _STOPPED = "the server stopped before the answer was complete"
 
 OutputStream: TypeAlias = "GenerationStream | MergedStream"
 """The answer to one accepted request: text deltas, and one `ChoiceFinished` per choice."""
-GenerateCall: TypeAlias = Callable[[GenerationRequest], Coroutine[Any, Any, GenerationStream]]
+SubmitCall: TypeAlias = Callable[[GenerationRequest], Coroutine[Any, Any, GenerationStream]]
 
 
 @dataclass(slots=True, eq=False)
@@ -68,14 +65,18 @@ class ActiveRequest:
     record: RequestRecord
     task: asyncio.Task[object]
     is_cancelled: bool = False
-    thinker: OutputStream | None = None  # set once the model has accepted the request
-    makes: HeldAnswer | None = None  # the answer it generates, which a retry may get
-    follows: HeldAnswer | None = None  # an earlier request's answer, which this one gets
+    stream: OutputStream | None = None  # set once the model has accepted the request
+    generated_answer: ResumableAnswer | None = (
+        None  # the answer it generates, which a retry may get
+    )
+    followed_answer: ResumableAnswer | None = (
+        None  # an earlier request's answer, which this one gets
+    )
 
     @property
     def is_abandoned(self) -> bool:
         """Whether the answer is generated although no client is connected."""
-        return self.makes is not None and self.makes.clients == 0
+        return self.generated_answer is not None and self.generated_answer.clients == 0
 
     @property
     def state(self) -> RequestState:
@@ -88,13 +89,13 @@ class ActiveRequest:
         """
         if self.is_abandoned:
             return "abandoned"
-        if self.follows is not None:
-            return "writing" if self.follows.next_place else "reading"
+        if self.followed_answer is not None:
+            return "writing" if self.followed_answer.next_place else "reading"
         if self.record.answer is None:
-            return "waiting" if self.record.asked is not None else "reading"
+            return "waiting" if self.record.generation is not None else "reading"
         return "reading" if self.record.answer.first_text_at is None else "writing"
 
-    def ended_by(self) -> HoldfastError:
+    def stop_error(self) -> HoldfastError:
         """The error for the client of a request whose task was cancelled.
 
         The task is cancelled by an administrator, or because the server stops.
@@ -120,7 +121,7 @@ class ActiveRequests:
         return iter(tuple(self._active.values()))
 
     @contextlib.contextmanager
-    def entered(self, record: RequestRecord) -> Iterator[ActiveRequest]:
+    def registered(self, record: RequestRecord) -> Iterator[ActiveRequest]:
         """Context manager: lists the request while the current task answers it."""
         task = asyncio.current_task()
         assert task is not None
@@ -134,10 +135,10 @@ class ActiveRequests:
             del self._active[active.id]
             self._on_change(len(self._active))
 
-    def answering(self, answer_id: str, *, key: str) -> ActiveRequest | None:
+    def find_by_answer_id(self, answer_id: str, *, key: str) -> ActiveRequest | None:
         """The request of this API key whose answer has this id; None if there is none."""
         for each in self:
-            asked = each.record.asked
+            asked = each.record.generation
             if asked is not None and asked.request_id == answer_id and each.record.key == key:
                 return each
         return None
@@ -185,7 +186,7 @@ class ServedModels:
 class Answers:
     """The requests in progress, and the answers that outlive them."""
 
-    held: HeldAnswers = field(default_factory=HeldAnswers)
+    resumable: ResumableAnswers = field(default_factory=ResumableAnswers)
     active: ActiveRequests = field(default_factory=ActiveRequests)
     # the stored responses of the Responses API
     responses: ResponseStore = field(default_factory=ResponseStore)
@@ -196,7 +197,7 @@ class Access:
     """Who may send requests, and how many."""
 
     keys: KeyRing = field(default_factory=KeyRing)  # in addition to `server.api_key`
-    at_once: AnswersAtOnce = field(default_factory=AnswersAtOnce)
+    concurrency: ConcurrentAnswers = field(default_factory=ConcurrentAnswers)
     drain: Drain = field(default_factory=Drain)
     seal: Seal = field(default_factory=Seal)  # see `RequestContext.seal`
 
@@ -240,9 +241,9 @@ class Services:
         return bool(self.server.api_key) or self.access.keys.is_needed
 
 
-def is_waited_for(services: Services, model_id: str) -> bool:
+def needs_load(services: Services, model_id: str) -> bool:
     """Whether requests for this model must wait, because the model is not loaded."""
-    loaded_id = without_adapter(services, model_id)
+    loaded_id = base_model_id(services, model_id)
     return any(
         model.id == loaded_id and model.state != "ready" for model in services.models.statuses()
     )
@@ -267,7 +268,7 @@ def model_of(services: Services, name: str | None) -> str:
     return name
 
 
-def without_adapter(services: Services, model_id: str) -> str:
+def base_model_id(services: Services, model_id: str) -> str:
     """The id of the model itself, if `model_id` is the id of one of its adapters."""
     named = services.models.catalog().named(model_id)
     return model_id if named is None else named.entry.name
@@ -311,15 +312,15 @@ def first_model(services: Services) -> str:
     return next((entry.name for entry in services.models.catalog().entries), "")
 
 
-async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
+async def run_unless_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
     """Run `work`, but cancel it if the client disconnects first.
 
     Returns whether the work ended. If the work fails, raises its error.
     """
-    return await unless_first(disconnected(receive), work)
+    return await run_unless(disconnected(receive), work)
 
 
-async def unless_first(other: Coroutine[Any, Any, None], work: Coroutine[Any, Any, None]) -> bool:
+async def run_unless(other: Coroutine[Any, Any, None], work: Coroutine[Any, Any, None]) -> bool:
     """Run `work`, but cancel it if `other` ends first.
 
     Returns whether the work ended. If the work fails, raises its error.
@@ -344,9 +345,7 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
-async def open_streams(
-    generate: GenerateCall, requests: Sequence[GenerationRequest]
-) -> OutputStream:
+async def open_streams(submit: SubmitCall, requests: Sequence[GenerationRequest]) -> OutputStream:
     """Submit all requests; once all are accepted, return their events as one stream, with the
     choices numbered consecutively.
 
@@ -355,8 +354,8 @@ async def open_streams(
     """
     try:
         if len(requests) == 1:
-            return await generate(requests[0])
-        return await _open_many(generate, requests)
+            return await submit(requests[0])
+        return await _open_many(submit, requests)
     except QueueFull as full:
         answers = sum(request.choices for request in requests)
         if answers <= full.limit:
@@ -369,8 +368,8 @@ async def open_streams(
         raise RequestRefused(message, code="request_too_large_for_queue", field=field) from full
 
 
-async def _open_many(generate: GenerateCall, requests: Sequence[GenerationRequest]) -> OutputStream:
-    tasks = [asyncio.create_task(generate(request)) for request in requests]
+async def _open_many(submit: SubmitCall, requests: Sequence[GenerationRequest]) -> OutputStream:
+    tasks = [asyncio.create_task(submit(request)) for request in requests]
     streams: list[GenerationStream] = []
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -450,14 +449,14 @@ class MergedStream:
         raise StopAsyncIteration
 
     def pause(self) -> None:
-        """Stop generating until `go_on`."""
+        """Stop generating until `unpause`."""
         for stream in self._streams:
             stream.pause()
 
-    def go_on(self) -> None:
+    def unpause(self) -> None:
         """Undo `pause`."""
         for stream in self._streams:
-            stream.go_on()
+            stream.unpause()
 
     def end_thoughts(self) -> bool:
         """End the reasoning of all answers. Returns whether the model supports that."""

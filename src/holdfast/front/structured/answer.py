@@ -12,6 +12,7 @@ from holdfast.front.request import ChatPrompt, GenerationRequest, OutputFormat, 
 from holdfast.front.structured.calls import (
     bare_calls,
     call_blocks,
+    call_start_tokens,
     callable_tools,
     in_channel,
     is_strict,
@@ -20,7 +21,6 @@ from holdfast.front.structured.calls import (
     text_or_calls,
     text_without_calls,
     thought_channel,
-    tokens_of_openers,
     unenforced,
     with_end,
 )
@@ -38,7 +38,7 @@ from holdfast.front.structured.lark import (
 from holdfast.front.structured.schema import SchemaBounds, SchemaFault
 from holdfast.front.structured.values import CallableTool
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
-from holdfast.front.toolcalls.incoming import marks_in
+from holdfast.front.toolcalls.incoming import markers_in
 
 _MOST_CHARACTERS: Final = 20_000  # maximum for a regex, a grammar, or all choices together
 _LONGEST_FAULT: Final = 300  # maximum characters of an error from llguidance in a message
@@ -68,7 +68,11 @@ def is_constrained(request: GenerationRequest, *, tools: ToolsSettings) -> bool:
     if request.output_format is not None:
         return True
     choice, offered = request.tool_choice, offered_tools(request)
-    asked = choice.mode != "auto" or bool(choice.names or choice.held) or tools.constrain == "auto"
+    asked = (
+        choice.mode != "auto"
+        or bool(choice.names or choice.enforced_names)
+        or tools.constrain == "auto"
+    )
     return bool(offered) and (asked or any(map(is_strict, offered)))
 
 
@@ -96,15 +100,15 @@ def answer_grammar(
     if not isinstance(request.prompt, ChatPrompt):
         dialect = PLAIN  # a text completion has neither thoughts nor calls
     bounds = SchemaBounds(parts=limits.max_schema_parts, depth=limits.max_schema_depth)
-    body = _Body(request, dialect, bounds=bounds, constrain_all=tools.constrain == "auto")
-    made = body.expression()
-    if not made:
+    body = _AnswerBody(request, dialect, bounds=bounds, constrain_all=tools.constrain == "auto")
+    body_expression = body.expression()
+    if not body_expression:
         return AnswerGrammar(banned_token_ids=body.banned)
-    lead = _thought(body.rules, dialect, thought_state(prompt, dialect))
+    lead = _thought_expression(body.rules, dialect, thought_state(prompt, dialect))
     channels = dialect.calls.channels if dialect.calls is not None else None
     if channels is not None and not lead:
         lead = thought_channel(body.rules, channels)
-    text = grammar_text(body.rules.lark(f"{lead} {made}"), **body.grammars)
+    text = grammar_text(body.rules.lark(f"{lead} {body_expression}"), **body.grammars)
     fault = fault_of_composed(text)
     if fault:
         raise _refusal(request, fault)
@@ -118,8 +122,8 @@ def _refusal(request: GenerationRequest, fault: str) -> InvalidRequest:
     if tools := offered_tools(request):
         asked = f"this schema and those of {len(tools)} tools cannot be enforced together"
     # the lines after the first one quote the whole grammar
-    said = fault.partition("\n")[0].rpartition("JSON schema: ")[2]
-    return InvalidRequest(f"`{field}`: {asked}", field=field, shown=f": {said[:_LONGEST_FAULT]}")
+    cause = fault.partition("\n")[0].rpartition("JSON schema: ")[2]
+    return InvalidRequest(f"`{field}`: {asked}", field=field, shown=f": {cause[:_LONGEST_FAULT]}")
 
 
 def thought_state(prompt: PromptText, dialect: ModelDialect) -> ThoughtState:
@@ -136,11 +140,11 @@ def thought_state(prompt: PromptText, dialect: ModelDialect) -> ThoughtState:
     if len(before) == len(prompt.text.rstrip()):
         return "possible"
     # an end marker that contains the header of an answer ends every prompt, even without a thought
-    is_header = len(marks_in(end)) > 1
+    is_header = len(markers_in(end)) > 1
     return "possible" if is_header and not before.rstrip().endswith(start) else "none"
 
 
-def _thought(rules: Rules, dialect: ModelDialect, state: ThoughtState) -> str:
+def _thought_expression(rules: Rules, dialect: ModelDialect, state: ThoughtState) -> str:
     """An expression for a thought before the visible answer; empty if there can be no thought.
 
     It includes the markers of the thought and the white space after it.
@@ -156,7 +160,7 @@ def _thought(rules: Rules, dialect: ModelDialect, state: ThoughtState) -> str:
     return f"({gap} ({rules.literal(start)} {inner} | {rules.literal(end)} {gap}))?"
 
 
-class _Body:
+class _AnswerBody:
     """Builds the grammar expression for the visible answer and the calls, and the rules for it."""
 
     def __init__(
@@ -182,16 +186,18 @@ class _Body:
         """The expression for the visible answer and the calls; empty if everything is allowed."""
         wanted = self._request.output_format
         calls, choice = self._dialect.calls, self._request.tool_choice
-        said = ""
+        expression = ""
         if wanted is not None:
-            said, self.grammars = _format_of(wanted, bounds=self._bounds)
+            expression, self.grammars = _format_of(wanted, bounds=self._bounds)
             if calls is not None and calls.channels is not None:
-                said = in_channel(self.rules, calls.channels, said)
-            said = with_end(self.rules, said, calls.channels if calls is not None else None)
+                expression = in_channel(self.rules, calls.channels, expression)
+            expression = with_end(
+                self.rules, expression, calls.channels if calls is not None else None
+            )
         if not offered_tools(self._request):
-            return said
+            return expression
         if choice.mode == "none":
-            return said or self._no_calls()
+            return expression or self._no_calls()
         if calls is None or not calls.grammar_layouts:
             if choice.mode == "required":
                 reason = (
@@ -199,10 +205,10 @@ class _Body:
                     "enforced; use auto"
                 )
                 raise InvalidRequest(f"`tool_choice`: {reason}", field="tool_choice")
-            return said
-        return self._calls(said)
+            return expression
+        return self._calls(expression)
 
-    def _calls(self, said: str) -> str:
+    def _calls(self, expression: str) -> str:
         family, choice = self._dialect.calls, self._request.tool_choice
         assert family is not None
         assert isinstance(self._request.prompt, ChatPrompt)
@@ -218,11 +224,11 @@ class _Body:
             # a tool that is required by name is called once
             parallel = choice.parallel and len(choice.names) != 1
             return only_calls(self.rules, blocks, parallel=parallel)
-        if not said:
+        if not expression:
             return text_or_calls(self.rules, family, blocks, parallel=choice.parallel)
-        return self._format_or_calls(said, tools)
+        return self._format_or_calls(expression, tools)
 
-    def _format_or_calls(self, said: str, tools: Sequence[CallableTool]) -> str:
+    def _format_or_calls(self, expression: str, tools: Sequence[CallableTool]) -> str:
         """Allow the output format, or calls in every form that the reader accepts and that cannot
         be mistaken for the format.
         """
@@ -230,7 +236,7 @@ class _Body:
         assert wanted is not None
         is_json = wanted.kind in ("json_object", "json_schema")
         calls = []
-        for read in self._dialect.read_forms:
+        for read in self._dialect.readable_formats:
             # where the format is JSON, `bare_calls` below covers calls without markers
             blocks = [
                 block
@@ -243,14 +249,14 @@ class _Body:
                 calls.append(only_calls(self.rules, blocks, parallel=parallel))
             if is_json and read.bare_keys is not None and read.channels is None:
                 calls.append(bare_calls(self.rules, read.bare_keys, tools, parallel=parallel))
-        return one_of((said, *calls))
+        return one_of((expression, *calls))
 
     def _no_calls(self) -> str:
         """Forbid calls. The tools stay in the prompt, so that its cached prefix can be used."""
         calls = self._dialect.calls
         if calls is None or not calls.grammar_layouts:
             return ""
-        self.banned, words = tokens_of_openers(self.rules, calls)
+        self.banned, words = call_start_tokens(self.rules, calls)
         return "" if self.banned else text_without_calls(self.rules, calls) if words else ""
 
 
@@ -270,19 +276,19 @@ def _format_of(wanted: OutputFormat, *, bounds: SchemaBounds) -> tuple[str, dict
         case "choice":
             _check_size(wanted, sum(map(len, wanted.choices)))
             expression = one_of(map(literal, wanted.choices))
-            _try(wanted, f"start: {expression}")
+            _check_compiles(wanted, f"start: {expression}")
             return expression, {}
         case "regex":
             _check_size(wanted, len(wanted.pattern))
             expression = pattern(wanted.pattern)
-            _try(wanted, f"start: {expression}")
+            _check_compiles(wanted, f"start: {expression}")
             return expression, {}
         case "lark":
             _check_size(wanted, len(wanted.pattern))
             if names_too_small(wanted.pattern):
                 reason = "a schema contains a number below the 64-bit range"
                 raise InvalidRequest(f"`{wanted.field}`: {reason}", field=wanted.field)
-            _try(wanted, wanted.pattern)
+            _check_compiles(wanted, wanted.pattern)
             return "@form", {"form": wanted.pattern}
 
 
@@ -297,7 +303,7 @@ def _check_size(wanted: OutputFormat, characters: int) -> None:
         )
 
 
-def _try(wanted: OutputFormat, lark: str) -> None:
+def _check_compiles(wanted: OutputFormat, lark: str) -> None:
     fault = fault_of(grammar_text(lark))
     if fault:
         reason = "this output format cannot be enforced"

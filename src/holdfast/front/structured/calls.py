@@ -44,12 +44,12 @@ _FIELD: Final = re.compile(r"(\{name\}|\{quoted\}|\{id\}|\{number\})")
 
 
 class CallGrammar(NamedTuple):
-    """The grammar of one call. lead: the text up to the head's first field. head: that text as an
-    expression. rest: the rest of the call as an expression.
+    """The grammar of one call. prefix_text: the text up to the head's first field. prefix: that
+    text as an expression. rest: the rest of the call as an expression.
     """
 
-    lead: str
-    head: str
+    prefix_text: str
+    prefix: str
     rest: str
 
 
@@ -57,22 +57,22 @@ class CallGrammar(NamedTuple):
 class CallBlock:
     """The grammar of all calls of an answer, in one layout of a family.
 
-    openers: how calls may begin, in any layout. calls: one for each tool and each head that may
-    precede its arguments (`CallLayout`). left_out: schema keywords that the layout cannot enforce, by
-    tool name.
+    call_starts: how calls may begin, in any layout. calls: one for each tool and each head that may
+    precede its arguments (`CallLayout`). unenforced: schema keywords that the layout cannot
+    enforce, by tool name.
     """
 
     layout: CallLayout
-    openers: Sequence[str]
+    call_starts: Sequence[str]
     channels: ChannelMarkup | None
     calls: Sequence[CallGrammar]
-    left_out: Mapping[str, Sequence[str]]
+    unenforced: Mapping[str, Sequence[str]]
 
     @property
     def is_bare_json(self) -> bool:
         """Whether the calls begin like a JSON document."""
-        begins = self.layout.opening + self.layout.heads[0]
-        return begins.startswith(('{"', '[{"', "{{quoted}"))
+        beginnings = self.layout.opening + self.layout.heads[0]
+        return beginnings.startswith(('{"', '[{"', "{{quoted}"))
 
 
 def is_strict(tool: Mapping[str, Any]) -> bool:
@@ -100,7 +100,7 @@ def callable_tools(
         if prompt.tool_fields:
             place = prompt.tool_fields[number]
         checked = _ANY_ARGUMENTS
-        if strict or enforce_all or name in choice.held:
+        if strict or enforce_all or name in choice.enforced_names:
             checked = _arguments(
                 function.get("parameters"), bounds=bounds, strict=strict, place=place
             )
@@ -112,7 +112,7 @@ def callable_tools(
                 else {"type": "object"},
                 place=place,
                 strict=strict,
-                unenforced=_in_tool(name, checked.unenforced),
+                unenforced=_paths_in_tool(name, checked.unenforced),
             )
         )
     return tuple(found)
@@ -139,9 +139,9 @@ def call_blocks(
     """
     blocks = _blocks(rules, family, family.grammar_layouts, tools)
     for tool in tools:
-        if tool.strict and blocks[0].left_out[tool.name]:
+        if tool.strict and blocks[0].unenforced[tool.name]:
             reason = "the model's syntax for calls cannot enforce a keyword of this schema"
-            shown = f": {blocks[0].left_out[tool.name][0]}"
+            shown = f": {blocks[0].unenforced[tool.name][0]}"
             raise InvalidRequest(f"`{tool.place}`: {reason}", field=tool.place, shown=shown)
     return blocks
 
@@ -159,14 +159,14 @@ def lenient_call_blocks(
     own = family.grammar_layouts if is_own else ()
     layouts = (*own, *(replace(each, values=_lenient(each.values)) for each in others))
     blocks = _blocks(rules, family, layouts, tools)
-    kept = [
+    enforceable = [
         tool
         for tool in tools
-        if not (tool.strict and any(block.left_out[tool.name] for block in blocks))
+        if not (tool.strict and any(block.unenforced[tool.name] for block in blocks))
     ]
-    if len(kept) == len(tools):
+    if len(enforceable) == len(tools):
         return blocks
-    return _blocks(rules, family, layouts, kept) if kept else ()
+    return _blocks(rules, family, layouts, enforceable) if enforceable else ()
 
 
 def _lenient(values: Values) -> Values:
@@ -184,12 +184,12 @@ def _block(
 ) -> CallBlock:
     id_form = family.id_form
     calls: list[CallGrammar] = []
-    left_out: dict[str, Sequence[str]] = {}
+    unenforced: dict[str, Sequence[str]] = {}
     for tool in tools:
-        arguments, left_out[tool.name] = arguments_of(rules, tool, layout.values)
+        arguments, unenforced[tool.name] = arguments_of(rules, tool, layout.values)
         if isinstance(layout.values, JsonObject):
             arguments = rules.rule(arguments)  # written once for all layouts
-        last_id = _filled(rules, layout.optional_id, id_form, tool.name)
+        last_id = _head_expression(rules, layout.optional_id, id_form, tool.name)
         for head in layout.heads:
             rest = arguments
             if last_id and "{id}" not in head:
@@ -199,17 +199,17 @@ def _block(
             lead, *fields = _ID_OR_NUMBER.split(head, maxsplit=1)
             calls.append(
                 CallGrammar(
-                    lead=named(lead, tool.name),
-                    head=_filled(rules, lead, id_form, tool.name),
-                    rest=f"{_filled(rules, ''.join(fields), id_form, tool.name)} {rest}".strip(),
+                    prefix_text=named(lead, tool.name),
+                    prefix=_head_expression(rules, lead, id_form, tool.name),
+                    rest=f"{_head_expression(rules, ''.join(fields), id_form, tool.name)} {rest}".strip(),
                 )
             )
     return CallBlock(
         layout=layout,
-        openers=family.openers,
+        call_starts=family.call_starts,
         channels=family.channels,
         calls=calls,
-        left_out=left_out,
+        unenforced=unenforced,
     )
 
 
@@ -219,7 +219,7 @@ def _end_of_call(rules: Rules, tail: str) -> str:
     return gap + rules.markup(tail)
 
 
-def _filled(rules: Rules, text: str, id_form: IdForm, name: str) -> str:
+def _head_expression(rules: Rules, text: str, id_form: IdForm, name: str) -> str:
     """Convert a text that contains fields to an expression."""
     found = []
     for part in filter(None, _FIELD.split(text)):
@@ -240,11 +240,11 @@ def unenforced(tools: Sequence[CallableTool], block: CallBlock) -> tuple[str, ..
     return tuple(
         place
         for tool in tools
-        for place in (*tool.unenforced, *_in_tool(tool.name, block.left_out[tool.name]))
+        for place in (*tool.unenforced, *_paths_in_tool(tool.name, block.unenforced[tool.name]))
     )
 
 
-def _in_tool(name: str, places: Sequence[str]) -> tuple[str, ...]:
+def _paths_in_tool(name: str, places: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{name}/{place.removeprefix('#').removeprefix('/')}" for place in places)
 
 
@@ -267,9 +267,11 @@ def _opening(rules: Rules, block: CallBlock) -> str:
     a part for text.
     """
     opening = block.layout.opening.lstrip()
-    mark = max((mark for mark in block.openers if opening.startswith(mark)), key=len, default="")
-    rest = rules.markup(opening.removeprefix(mark))
-    return f"{rules.literal(mark)} {rest}" if mark else rest
+    marker = max(
+        (marker for marker in block.call_starts if opening.startswith(marker)), key=len, default=""
+    )
+    rest = rules.markup(opening.removeprefix(marker))
+    return f"{rules.literal(marker)} {rest}" if marker else rest
 
 
 def bare_calls(
@@ -313,32 +315,36 @@ def text_or_calls(
 ) -> str:
     """An expression for free text, optionally followed by calls, which end the answer."""
     if family.channels is not None:
-        text = free_text(rules, family.channels, family.marks)
+        text = free_text(rules, family.channels, family.markers)
         calls = only_calls(rules, blocks, parallel=parallel)
         is_single = blocks[0].layout.is_single
         text_only = with_end(rules, text, family.channels)
         return f"({text_only} | {calls})" if is_single else f"({text_only} | ({text})? {calls})"
-    marked = [mark for mark in family.openers if mark in family.marks]
-    by_mark: dict[str, list[str]] = {}
+    token_starts = [marker for marker in family.call_starts if marker in family.markers]
+    by_marker: dict[str, list[str]] = {}
     for block in blocks:
         opening = block.layout.opening.lstrip()
-        mark = max((mark for mark in marked if opening.startswith(mark)), key=len, default="")
-        if mark:
-            rest = rules.markup(opening.removeprefix(mark))
-            by_mark.setdefault(mark, []).append(f"{rest} {_calls(rules, block, parallel=parallel)}")
+        marker = max(
+            (marker for marker in token_starts if opening.startswith(marker)), key=len, default=""
+        )
+        if marker:
+            rest = rules.markup(opening.removeprefix(marker))
+            by_marker.setdefault(marker, []).append(
+                f"{rest} {_calls(rules, block, parallel=parallel)}"
+            )
         elif block is blocks[0]:
             return _text_or_unmarked_calls(rules, block, parallel=parallel)
-    text = rules.text_without(marked)
+    text = rules.text_without(token_starts)
     found = [with_end(rules, text)]
     if end := rules.message_end():
         found.append(f"{text} {end} {only_calls(rules, blocks, parallel=parallel)}")
-    for mark, written in by_mark.items():
+    for marker, written in by_marker.items():
         never = [
             escaped(other)
-            for other in marked
-            if other != mark and not rules.parted(other)[1] and other not in mark
+            for other in token_starts
+            if other != marker and not rules.split_at_token(other)[1] and other not in marker
         ]
-        found.append(f"{rules.text_before(mark, never=never)} {one_of(written)}")
+        found.append(f"{rules.text_before(marker, never=never)} {one_of(written)}")
     return one_of(found)
 
 
@@ -357,9 +363,9 @@ def _text_or_unmarked_calls(rules: Rules, block: CallBlock, *, parallel: bool) -
     alike.
     """
     opening = block.layout.opening.lstrip()
-    begins = [(_spaced(opening + call.lead), call.rest) for call in block.calls]
-    first = one_of(f"{rules.terminal(f'/{begin}/')} {rest}" for begin, rest in begins)
-    beginning = "|".join(begin for begin, _ in begins)
+    beginnings = [(_spaced(opening + call.prefix_text), call.rest) for call in block.calls]
+    first = one_of(f"{rules.terminal(f'/{begin}/')} {rest}" for begin, rest in beginnings)
+    beginning = "|".join(begin for begin, _ in beginnings)
     text = rules.terminal(f"/{ANY}/ & ~/({ANY}\\n)?\\s*({beginning}){ANY}/")
     lead = rules.markup(" ")
     return f"({text} | {lead} {rules.rule(first)} {_more_calls(rules, block, parallel=parallel)})"
@@ -373,22 +379,24 @@ def _spaced(text: str) -> str:
 def text_without_calls(rules: Rules, family: CallFormat) -> str:
     """An expression for free text in which no call can begin."""
     if family.channels is not None:
-        return free_text(rules, family.channels, family.marks)
-    return rules.text_without([mark for mark in family.openers if mark in family.marks])
+        return free_text(rules, family.channels, family.markers)
+    return rules.text_without([marker for marker in family.call_starts if marker in family.markers])
 
 
-def tokens_of_openers(rules: Rules, family: CallFormat) -> tuple[tuple[int, ...], bool]:
+def call_start_tokens(rules: Rules, family: CallFormat) -> tuple[tuple[int, ...], bool]:
     """Return the tokens that calls begin with, and whether some calls begin with text instead."""
     if family.channels is not None:
         return (), True  # text begins with the same tokens
-    parted = [rules.parted(mark)[1] for mark in family.openers if mark in family.marks]
+    parted = [
+        rules.split_at_token(marker)[1] for marker in family.call_starts if marker in family.markers
+    ]
     return tuple({rules.marker_ids[token]: None for token in parted if token}), not all(parted)
 
 
-def free_text(rules: Rules, channels: ChannelMarkup, marks: Sequence[str]) -> str:
+def free_text(rules: Rules, channels: ChannelMarkup, markers: Sequence[str]) -> str:
     """An expression for any visible text, in the channel for text."""
     opening, end = channels.text
-    text = rules.text_before(end) if end else rules.text_without(marks)
+    text = rules.text_before(end) if end else rules.text_without(markers)
     return f"{rules.literal(opening)} {text}"
 
 
@@ -434,4 +442,4 @@ def _more_calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
 
 
 def _any_call(rules: Rules, block: CallBlock) -> str:
-    return rules.rule(one_of(f"{call.head} {call.rest}" for call in block.calls))
+    return rules.rule(one_of(f"{call.prefix} {call.rest}" for call in block.calls))

@@ -139,7 +139,7 @@ class Rules:
         self._turn_ends = turn_ends
         self._names: dict[str, str] = {}
         self._lines: list[str] = []
-        self._cutter = re.compile(
+        self._token_splitter = re.compile(
             "(" + "|".join(map(re.escape, sorted(marker_ids, key=len, reverse=True))) + ")"
         )
 
@@ -171,7 +171,7 @@ class Rules:
         """
         if not self.marker_ids or not text:
             return literal(text)
-        pieces = (piece for piece in self._cutter.split(text) if piece)
+        pieces = (piece for piece in self._token_splitter.split(text) if piece)
         return " ".join(
             self.token(piece) if piece in self.marker_ids else literal(piece) for piece in pieces
         )
@@ -202,7 +202,7 @@ class Rules:
         """An expression for a marker that is a single token."""
         return f"<[{self.marker_ids[marker]}]>"
 
-    def parted(self, marker: str) -> tuple[str, str, str]:
+    def split_at_token(self, marker: str) -> tuple[str, str, str]:
         """Cut a text at the first marker that is a single token.
 
         Returns the text before the marker, the marker, and the text after it. Without a
@@ -210,7 +210,7 @@ class Rules:
         """
         if not self.marker_ids:
             return marker, "", ""
-        before, *rest = self._cutter.split(marker, maxsplit=1)
+        before, *rest = self._token_splitter.split(marker, maxsplit=1)
         return (before, rest[0], rest[1]) if rest else (marker, "", "")
 
     def text_before(
@@ -221,7 +221,7 @@ class Rules:
         content: regular expressions that the text must all match. never: regular expressions that
         must not match any part of the free text.
         """
-        before, token, after = self.parted(end)
+        before, token, after = self.split_at_token(end)
         body = " & ".join(f"/{each}{escaped(before)}/" for each in content)
         unwanted = "|".join(never)
         if unwanted:
@@ -231,10 +231,12 @@ class Rules:
         tail = f" {self.literal(after)}" if after else ""
         return f"{self.terminal(body)} {self.token(token)}{tail}"
 
-    def text_without(self, marks: Iterable[str]) -> str:
-        """An expression for free text that contains none of these marks, up to the answer's end."""
-        # marks that contain a token cannot occur in text
-        unwanted = "|".join(escaped(mark) for mark in marks if not self.parted(mark)[1])
+    def text_without(self, markers: Iterable[str]) -> str:
+        """An expression for free text without any of these markers, up to the answer's end."""
+        # markers that contain a token cannot occur in text
+        unwanted = "|".join(
+            escaped(marker) for marker in markers if not self.split_at_token(marker)[1]
+        )
         return self.terminal(f"/{ANY}/" + (f" & ~/{ANY}({unwanted}){ANY}/" if unwanted else ""))
 
     def lark(self, start: str) -> str:
@@ -292,34 +294,36 @@ def white_space(levels: int = _MOST_LEVELS) -> str:
 
 
 def _levels_of(
-    node: Any, most: int, *, definitions: Mapping[str, Any], known: dict[tuple[int, int], int]
+    node: Any, max_levels: int, *, definitions: Mapping[str, Any], known: dict[tuple[int, int], int]
 ) -> int:
-    """The nesting depth of objects and lists in a value of a schema, up to `most`. Undeclared
+    """The nesting depth of objects and lists in a value of a schema, up to `max_levels`. Undeclared
     members do not count: they may be deeper, but are then indented less.
 
     definitions: the schema's `$defs`. known: a cache of results, because definitions are referenced
     often.
     """
-    if not isinstance(node, Mapping) or most <= 0:
+    if not isinstance(node, Mapping) or max_levels <= 0:
         return 0
-    if (key := (id(node), most)) in known:
+    if (key := (id(node), max_levels)) in known:
         return known[key]
     known[key] = 0  # for a definition that only refers to itself
 
-    def levels_of(inner: Any, most: int) -> int:
-        return _levels_of(inner, most, definitions=definitions, known=known)
+    def levels_of(inner: Any, max_levels: int) -> int:
+        return _levels_of(inner, max_levels, definitions=definitions, known=known)
 
     inside = [inner for keyword in MAPS for inner in node.get(keyword, {}).values()]
     inside += [*node.get("prefixItems", ()), *(node.get(keyword) for keyword in SINGLES)]
-    levels = [1 + levels_of(inner, most - 1) for inner in inside if isinstance(inner, Mapping)]
+    levels = [
+        1 + levels_of(inner, max_levels - 1) for inner in inside if isinstance(inner, Mapping)
+    ]
     for keyword in ("anyOf", "oneOf", "allOf"):
-        levels += [levels_of(inner, most) for inner in node.get(keyword, ())]
+        levels += [levels_of(inner, max_levels) for inner in node.get(keyword, ())]
     if "$ref" in node:
-        levels.append(levels_of(definitions.get(definition_name(node["$ref"])), most))
+        levels.append(levels_of(definitions.get(definition_name(node["$ref"])), max_levels))
     if not levels and not {"enum", "const"} & node.keys():
         is_nested = bool({"object", "array"} & {*(named_types(node) or ("object",))})
-        levels.append(most if is_nested else 0)  # any object or list
-    known[key] = min(most, max(levels, default=0))
+        levels.append(max_levels if is_nested else 0)  # any object or list
+    known[key] = min(max_levels, max(levels, default=0))
     return known[key]
 
 

@@ -36,13 +36,7 @@ from holdfast.front.toolcalls.declared import (
 )
 
 _OF_STRINGS: Final = ("pattern", "minLength", "maxLength", "format")
-_OF_NUMBERS: Final = (
-    "minimum",
-    "maximum",
-    "exclusiveMinimum",
-    "exclusiveMaximum",
-    "multipleOf",
-)
+_OF_NUMBERS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _ALL_TYPES: Final = ("string", "number", "boolean", "null", "array", "object")
 _TAG_TYPES: Final = ("number", "boolean", "null", "array", "object")
 _DEEPEST: Final = 16  # maximum depth to which references and unions are followed
@@ -58,14 +52,14 @@ class Members:
     """The members that an object may have.
 
     properties: schemas by name, in order. others: the schema of further members, or False if no
-    further members are allowed. left_out: keywords of the object that the other fields do not
+    further members are allowed. unenforced: keywords of the object that the other fields do not
     express.
     """
 
     properties: Mapping[str, Any]
     required: frozenset[str]
     others: Any
-    left_out: tuple[str, ...] = ()
+    unenforced: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,12 +113,12 @@ class CallableTool:
         node: an object's schema, within the tool's schema.
         """
         combined = ("anyOf", "oneOf", "patternProperties", "minProperties", "maxProperties")
-        left_out: list[str] = []
+        unenforced: list[str] = []
         found: dict[str, Any] = {}
         required: set[str] = set()
         others: Any = True
         for part in self._parts(node):
-            left_out += [word for word in combined if word in part]
+            unenforced += [word for word in combined if word in part]
             found.update(part.get("properties", {}))
             required.update(part.get("required", ()))
             more = part.get("additionalProperties", True)
@@ -135,7 +129,7 @@ class CallableTool:
             properties=declared,
             required=frozenset(required),
             others=others,
-            left_out=tuple(left_out),
+            unenforced=tuple(unenforced),
         )
 
     def _parts(self, node: Schema) -> Iterator[Schema]:
@@ -161,18 +155,18 @@ def arguments_of(rules: Rules, tool: CallableTool, values: Values) -> tuple[str,
         case JsonObject():
             return json_value(tool.arguments, levels_around=LEVELS_AROUND_ARGUMENTS), ()
         case TaggedValues():
-            tags = _Tags(rules, tool, values)
-            return tags.arguments(), tuple(tags.left_out)
+            tags = _TagGrammar(rules, tool, values)
+            return tags.arguments(), tuple(tags.unenforced)
         case NestedValues():
-            nested = _NestedTags(rules, tool, values)
-            return nested.members(tool.arguments, depth=0), tuple(nested.left_out)
+            nested = _NestedTagGrammar(rules, tool, values)
+            return nested.members(tool.arguments, depth=0), tuple(nested.unenforced)
         case LiteralValues():
-            literals = _Literals(rules, tool, values)
+            literals = _LiteralGrammar(rules, tool, values)
             written = literals.members(tool.arguments, assign=values.assign)
-            return written, tuple(literals.left_out)
+            return written, tuple(literals.unenforced)
 
 
-class _Tags:
+class _TagGrammar:
     """Raw values between tags: strings are written unchanged, any other value as JSON.
 
     A string ends at the first closing tag. The grammar does not stop the model from writing other
@@ -181,7 +175,7 @@ class _Tags:
     """
 
     def __init__(self, rules: Rules, tool: CallableTool, tags: TaggedValues) -> None:
-        self.left_out: list[str] = []
+        self.unenforced: list[str] = []
         self._rules = rules
         self._tool = tool
         self._tags = tags
@@ -192,7 +186,7 @@ class _Tags:
 
     def arguments(self) -> str:
         found = self._tool.members(self._tool.arguments)
-        self.left_out += [f"#/{keyword}" for keyword in found.left_out]
+        self.unenforced += [f"#/{keyword}" for keyword in found.unenforced]
         given = {
             name: self._argument(self._rules.literal(name), node, place=f"#/properties/{name}")
             for name, node in found.properties.items()
@@ -210,11 +204,13 @@ class _Tags:
 
     def _value(self, node: Any, *, place: str) -> str:
         """An expression for a value, with the markup between the key and the value, and after it."""
-        branches = [branch for each in self._tool.alternatives(node) for branch in _by_type(each)]
+        branches = [
+            branch for each in self._tool.alternatives(node) for branch in _split_off_strings(each)
+        ]
         texts = [branch for branch in branches if branch.get("type") == "string"]
         others = [branch for branch in branches if branch.get("type") != "string"]
-        taken = _first_characters(others) if self._leads == [self._tags.text] else ""
-        found = [self._text(text, taken, place=place) for text in texts]
+        reserved = _first_characters(others) if self._leads == [self._tags.text] else ""
+        found = [self._text(text, reserved, place=place) for text in texts]
         lead = one_of(map(self._rules.literal, self._leads))
         end = f"{self._rules.literal(self._end)} {self._rules.markup(self._tags.gap)}"
         if self._tags.is_loose:
@@ -227,16 +223,16 @@ class _Tags:
                 found.append(f"{lead} {opening} {self._json(other)} {closing} {end}")
         return one_of(found)
 
-    def _text(self, node: Schema, taken: str, *, place: str) -> str:
+    def _text(self, node: Schema, reserved: str, *, place: str) -> str:
         """An expression for a string, with its markup.
 
-        taken: first characters that are reserved for values of other types.
+        reserved: first characters that are reserved for values of other types.
         """
-        content, left_out = content_of(node)
-        if left_out:
-            self.left_out.append(f"{place}/{left_out}")
-        if taken:
-            content = (*content, rf"\s*([^\s{taken}]{ANY})?")
+        content, unenforced = content_of(node)
+        if unenforced:
+            self.unenforced.append(f"{place}/{unenforced}")
+        if reserved:
+            content = (*content, rf"\s*([^\s{reserved}]{ANY})?")
         tags = self._tags
         lead = self._rules.literal(tags.text)
         tail = self._rules.markup(tags.gap)
@@ -254,7 +250,7 @@ class _Tags:
         return json_value({**node, "$defs": definitions} if definitions else node)
 
 
-def _by_type(node: Schema) -> Iterator[Schema]:
+def _split_off_strings(node: Schema) -> Iterator[Schema]:
     """Split a schema into one for strings and one for all other values."""
     kinds = named_types(node)
     if (values := listed_values(node)) is not None:
@@ -269,7 +265,7 @@ def _by_type(node: Schema) -> Iterator[Schema]:
         yield node  # the schema has members, items or bounds
         return
     if not kinds or "string" in kinds:
-        yield {"type": "string", **_only(node, _OF_STRINGS)}
+        yield {"type": "string", **_pick(node, _OF_STRINGS)}
     rest = [kind for kind in kinds if kind != "string"]
     if rest:
         yield {**node, "type": rest if len(rest) > 1 else rest[0]}
@@ -293,11 +289,11 @@ def _first_characters(others: Iterable[Schema]) -> str:
     return found
 
 
-class _NestedTags:
+class _NestedTagGrammar:
     """Values between nested tags. A null member is left out."""
 
     def __init__(self, rules: Rules, tool: CallableTool, tags: NestedValues) -> None:
-        self.left_out: list[str] = []
+        self.unenforced: list[str] = []
         self._rules = rules
         self._tool = tool
         self._tags = tags
@@ -306,7 +302,7 @@ class _NestedTags:
     def members(self, node: Schema, *, depth: int) -> str:
         """A grammar expression for the members of an object, each enclosed in the tags of its name."""
         found = self._tool.members(node)
-        self.left_out += found.left_out
+        self.unenforced += found.unenforced
         given = {
             name: self._tagged(name, value, depth=depth) for name, value in found.properties.items()
         }
@@ -315,13 +311,13 @@ class _NestedTags:
     def _tagged(self, name: str, node: Any, *, depth: int) -> str:
         key = name, json.dumps(node), depth
         if key not in self._tagged_rules:
-            end = f"{self._tags.mark}</{name}>"
+            end = f"{self._tags.marker}</{name}>"
             values = [
                 self._value(branch, end, depth=depth)
                 for each in self._tool.alternatives(node, depth=depth)
-                for branch in _each_type(each)
+                for branch in _split_by_type(each)
             ]
-            lead = self._rules.literal(f"{self._tags.mark}<{name}>")
+            lead = self._rules.literal(f"{self._tags.marker}<{name}>")
             self._tagged_rules[key] = self._rules.rule(f"{lead} {one_of(filter(None, values))}")
         return self._tagged_rules[key]
 
@@ -345,20 +341,20 @@ class _NestedTags:
         if is_list and depth < _DEEPEST_TAGS:
             item = self._tagged(self._tags.item, items, depth=depth + 1)
             least, most = node.get("minItems", 0), node.get("maxItems")
-            return f"{_times(item, least, most)} {end}"
+            return f"{_repeated(item, least, most)} {end}"
         if kind in ("integer", "number", "boolean"):
             return f"{json_value(node)} {end}"
-        content, left_out = content_of(node)
-        if left_out or kind not in (None, "string"):
-            self.left_out.append(left_out or str(kind))
+        content, unenforced = content_of(node)
+        if unenforced or kind not in (None, "string"):
+            self.unenforced.append(unenforced or str(kind))
         return self._rules.text_before(end_tag, content=content)
 
 
-class _Literals:
+class _LiteralGrammar:
     """Values in a family's own literal syntax (`LiteralValues`)."""
 
     def __init__(self, rules: Rules, tool: CallableTool, syntax: LiteralValues) -> None:
-        self.left_out: list[str] = []
+        self.unenforced: list[str] = []
         self._rules = rules
         self._tool = tool
         self._syntax = syntax
@@ -368,7 +364,7 @@ class _Literals:
     def members(self, node: Schema, *, assign: str = "") -> str:
         """An expression for the members of an object, without braces. assign: see `LiteralValues`."""
         found = self._tool.members(node)
-        self.left_out += found.left_out
+        self.unenforced += found.unenforced
         given = {
             name: self._member(name, value, assign=assign)
             for name, value in found.properties.items()
@@ -395,8 +391,8 @@ class _Literals:
 
     def _free_key(self, declared: Iterable[str], *, is_quoted: bool) -> str:
         quote = '"' if is_quoted else ""
-        taken = "|".join(name for name in declared if name.isidentifier()) or "-"
-        return self._rules.terminal(f"/{quote}{_FREE_NAME}{quote}/ & ~/{quote}({taken}){quote}/")
+        reserved = "|".join(name for name in declared if name.isidentifier()) or "-"
+        return self._rules.terminal(f"/{quote}{_FREE_NAME}{quote}/ & ~/{quote}({reserved}){quote}/")
 
     def _value(self, node: Any) -> str:
         if not isinstance(node, dict) or not node:
@@ -414,9 +410,9 @@ class _Literals:
     def _of_type(self, kind: str, node: Schema) -> str:
         match kind:
             case "string":
-                return self._string(_only(node, _OF_STRINGS))
+                return self._string(_pick(node, _OF_STRINGS))
             case "number" | "integer":
-                return json_value({"type": kind, **_only(node, _OF_NUMBERS)})
+                return json_value({"type": kind, **_pick(node, _OF_NUMBERS)})
             case "boolean":
                 return one_of(literal(self._syntax.word(value)) for value in (True, False))
             case "null":
@@ -433,9 +429,9 @@ class _Literals:
             # escapes would break length and pattern constraints of such a string
             allows_single_quotes = self._syntax.single_quotes and not node
             return f"({found} | {_SINGLE_QUOTED})" if allows_single_quotes else found
-        content, left_out = content_of(node)
-        if left_out:
-            self.left_out.append(left_out)
+        content, unenforced = content_of(node)
+        if unenforced:
+            self.unenforced.append(unenforced)
         return f"{self._rules.literal(quote)} {self._rules.text_before(quote, content=content)}"
 
     def _array(self, node: Schema) -> str:
@@ -447,7 +443,7 @@ class _Literals:
             more = self._rules.rule(self._value(others))
             before = max(len(first), 1)
             upper = None if most is None else most - before
-            tail = _times(f"({comma} {more})", max(least - before, 0), upper)
+            tail = _repeated(f"({comma} {more})", max(least - before, 0), upper)
             if not first:
                 tail = f"{more} {tail}" if least else f"({more} {tail})?"
         for place in reversed(range(min(len(first), len(first) if most is None else most))):
@@ -479,7 +475,7 @@ def _alternatives(node: Schema, keyword: str) -> Iterator[Schema]:
             yield {**rest, **member} if isinstance(member, dict) else rest
 
 
-def _times(expression: str, least: int, most: int | None) -> str:
+def _repeated(expression: str, least: int, most: int | None) -> str:
     if most == 0:
         return ""
     return f"{expression}{{{least},{'' if most is None else most}}}"
@@ -494,7 +490,7 @@ def _types_of(node: Schema) -> tuple[str, ...]:
     return ("number",) if any(keyword in node for keyword in _OF_NUMBERS) else _ALL_TYPES
 
 
-def _each_type(node: Schema) -> Iterator[Schema]:
+def _split_by_type(node: Schema) -> Iterator[Schema]:
     """Split a schema that allows several types into one for each type."""
     kinds = named_types(node)
     yield from ({**node, "type": kind} for kind in kinds) if kinds else (node,)
@@ -504,5 +500,5 @@ def _without(node: Schema, keyword: str) -> Schema:
     return {name: value for name, value in node.items() if name != keyword}
 
 
-def _only(node: Schema, keywords: Sequence[str]) -> Schema:
+def _pick(node: Schema, keywords: Sequence[str]) -> Schema:
     return {keyword: node[keyword] for keyword in keywords if keyword in node}

@@ -162,7 +162,7 @@ class Cell(msgspec.Struct, array_like=True):
     phases: dict[PhaseName, Distribution] = {}
     speed: Distribution = msgspec.field(default_factory=Distribution)
 
-    def note(self, phase: PhaseName, seconds: float) -> None:
+    def add_duration(self, phase: PhaseName, seconds: float) -> None:
         """Count one duration."""
         self._phase(phase).add(seconds)
 
@@ -191,14 +191,14 @@ _COUNTS = tuple(name for name in Cell.__struct_fields__ if name not in ("phases"
 
 
 def _seconds(values: Distribution) -> Seconds:
-    return Seconds(**_spread(values, p50=0.5, p95=0.95, p99=0.99))
+    return Seconds(**_summary(values, p50=0.5, p95=0.95, p99=0.99))
 
 
 def _speeds(values: Distribution) -> Speeds | None:
-    return Speeds(**_spread(values, p50=0.5, p5=0.05, p1=0.01)) if values.counts else None
+    return Speeds(**_summary(values, p50=0.5, p5=0.05, p1=0.01)) if values.counts else None
 
 
-def _spread(values: Distribution, **shares: float) -> dict[str, Any]:
+def _summary(values: Distribution, **shares: float) -> dict[str, Any]:
     count = sum(values.counts.values())
     figures = {name: _rounded(values.percentile(share)) for name, share in shares.items()}
     return {"count": count, "mean": _rounded(values.total / count), **figures}
@@ -230,7 +230,7 @@ RANGES: Mapping[RangeName, TimeRange] = {
     "7d": TimeRange(seconds=604_800, cell_seconds=3600, point_seconds=3600),
 }
 # length of cells in seconds → for how many seconds they are kept
-KEPT = {
+RETENTION_SECONDS = {
     length: max(each.seconds for each in RANGES.values() if each.cell_seconds == length) + length
     for length in sorted({each.cell_seconds for each in RANGES.values()})
 }
@@ -270,7 +270,7 @@ class Performance(msgspec.Struct, frozen=True, kw_only=True):
     points: list[PerformancePoint]
 
 
-class KeptCell(msgspec.Struct, array_like=True, frozen=True):
+class FinishedCell(msgspec.Struct, array_like=True, frozen=True):
     """A cell that is over. cell: a Cell as MessagePack."""
 
     start: int
@@ -281,70 +281,72 @@ class _Contents(msgspec.Struct, kw_only=True):
     """The saved form of a history: the cells by model and by their length."""
 
     version: int
-    models: dict[str, dict[int, list[KeptCell]]]
+    models: dict[str, dict[int, list[FinishedCell]]]
 
 
 @dataclass(slots=True)
-class _Open:
+class _CurrentCell:
     """The current cell of one model and one length."""
 
     start: int
     cell: Cell = field(default_factory=Cell)
 
 
-class _Line:
+class _CellSeries:
     """The cells of one model that have the same length, the oldest first."""
 
-    def __init__(self, length: int, kept: Iterable[KeptCell] = ()) -> None:
+    def __init__(self, length: int, finished: Iterable[FinishedCell] = ()) -> None:
         self.length = length
-        self.kept: deque[KeptCell] = deque(kept, maxlen=KEPT[length] // length + 1)
-        self._open: _Open | None = None
+        self.finished: deque[FinishedCell] = deque(
+            finished, maxlen=RETENTION_SECONDS[length] // length + 1
+        )
+        self._open: _CurrentCell | None = None
 
     def at(self, now: float) -> Cell:
         """The cell of this time."""
         start = int(now // self.length) * self.length
         if self._open is None or self._open.start != start:
-            self.kept.extend(self._packed())
-            self._open = _Open(start)
+            self.finished.extend(self._packed_current())
+            self._open = _CurrentCell(start)
         return self._open.cell
 
     def expire(self, now: float) -> None:
         """Forget what is too old."""
-        while self.kept and self.kept[0].start + KEPT[self.length] <= now:
-            self.kept.popleft()
-        if self._open is not None and self._open.start + KEPT[self.length] <= now:
+        while self.finished and self.finished[0].start + RETENTION_SECONDS[self.length] <= now:
+            self.finished.popleft()
+        if self._open is not None and self._open.start + RETENTION_SECONDS[self.length] <= now:
             self._open = None
 
     @property
     def is_empty(self) -> bool:
-        return not self.kept and self._open is None
+        return not self.finished and self._open is None
 
-    def packed(self) -> list[KeptCell]:
+    def packed(self) -> list[FinishedCell]:
         """All cells, also the current one."""
-        return [*self.kept, *self._packed()]
+        return [*self.finished, *self._packed_current()]
 
     def within(self, first: int, until: float) -> Iterator[tuple[int, Cell]]:
         """Yield the cells that begin in this time, and when they begin."""
-        for each in self.kept:
+        for each in self.finished:
             if first <= each.start <= until:
                 yield each.start, msgspec.msgpack.decode(each.cell, type=Cell)
         if self._open is not None and first <= self._open.start <= until:
             yield self._open.start, self._open.cell
 
     @property
-    def kept_bytes(self) -> int:
-        return sum(len(each.cell) for each in self.kept)
+    def finished_bytes(self) -> int:
+        return sum(len(each.cell) for each in self.finished)
 
-    def _packed(self) -> Iterator[KeptCell]:
+    def _packed_current(self) -> Iterator[FinishedCell]:
         if self._open is not None:
-            yield KeptCell(self._open.start, msgspec.msgpack.encode(self._open.cell))
+            yield FinishedCell(self._open.start, msgspec.msgpack.encode(self._open.cell))
 
 
 class PerformanceHistory:
     """The history of all models. Event loop's thread only.
 
-    Its size is bounded by the lengths and times of `KEPT`, by MOST_MODELS (the model that has been
-    idle for longest is forgotten) and by MOST_BYTES (the oldest cells are).
+    Its size is bounded by the lengths and times of `RETENTION_SECONDS`, by MOST_MODELS
+    (the model that has been idle for longest is forgotten) and by MOST_BYTES (the oldest cells are).
     """
 
     def __init__(
@@ -356,7 +358,7 @@ class PerformanceHistory:
         """clock: the time in seconds since 1970."""
         self._clock = clock
         self._retention = RetentionClock(wall=clock, steady=steady)
-        self._models: dict[str, dict[int, _Line]] = {}  # the latest used model last
+        self._models: dict[str, dict[int, _CellSeries]] = {}  # the latest used model last
         self._bounded_at = 0.0
         # called after each change
         self.on_change: Callable[[], None] = lambda: None
@@ -364,15 +366,17 @@ class PerformanceHistory:
     def add(self, model: str, cell: Cell) -> None:
         """Add what a model has just done."""
         now = self._clock()
-        lines = self._models.pop(model, None) or {length: _Line(length) for length in KEPT}
+        lines = self._models.pop(model, None) or {
+            length: _CellSeries(length) for length in RETENTION_SECONDS
+        }
         self._models[model] = lines
         if len(self._models) > MOST_MODELS:
             del self._models[next(iter(self._models))]
         for line in lines.values():
             line.at(now).merge(cell)
-        if not self._bounded_at <= now < self._bounded_at + min(KEPT):
+        if not self._bounded_at <= now < self._bounded_at + min(RETENTION_SECONDS):
             self._bounded_at = now
-            self._bound()
+            self._enforce_limits()
         self.on_change()
 
     @property
@@ -414,16 +418,16 @@ class PerformanceHistory:
             ],
         )
 
-    def packed(self) -> bytes:
+    def serialize(self) -> bytes:
         """Everything, to be saved."""
-        self._bound()
+        self._enforce_limits()
         models = {
             name: {length: line.packed() for length, line in lines.items()}
             for name, lines in self._models.items()
         }
         return msgspec.msgpack.encode(_Contents(version=VERSION, models=models))
 
-    def unpack(self, packed: bytes) -> None:
+    def restore(self, packed: bytes) -> None:
         """Take in what `packed` has returned, in place of everything.
 
         Raises msgspec.DecodeError if that is something else.
@@ -432,16 +436,19 @@ class PerformanceHistory:
         if contents.version != VERSION:
             raise msgspec.ValidationError(f"version {contents.version} is not {VERSION}")
         self._models = {
-            name: {length: _Line(length, kept.get(length, ())) for length in KEPT}
-            for name, kept in contents.models.items()
+            name: {
+                length: _CellSeries(length, finished.get(length, ()))
+                for length in RETENTION_SECONDS
+            }
+            for name, finished in contents.models.items()
         }
         lines = [line for each in self._models.values() for line in each.values()]
         self._retention.start_from_stamps(
-            cell.start + line.length for line in lines for cell in line.kept
+            cell.start + line.length for line in lines for cell in line.finished
         )
-        self._bound()
+        self._enforce_limits()
 
-    def _bound(self) -> None:
+    def _enforce_limits(self) -> None:
         now = self._retention()
         for name, lines in list(self._models.items()):
             for line in lines.values():
@@ -451,11 +458,11 @@ class PerformanceHistory:
         while len(self._models) > MOST_MODELS:
             del self._models[next(iter(self._models))]
         all_lines = [line for lines in self._models.values() for line in lines.values()]
-        too_many = sum(line.kept_bytes for line in all_lines) - MOST_BYTES
+        too_many = sum(line.finished_bytes for line in all_lines) - MOST_BYTES
         while too_many > 0:
-            oldest = min((line for line in all_lines if line.kept), key=_oldest_start)
-            too_many -= len(oldest.kept.popleft().cell)
+            oldest = min((line for line in all_lines if line.finished), key=_oldest_start)
+            too_many -= len(oldest.finished.popleft().cell)
 
 
-def _oldest_start(line: _Line) -> int:
-    return line.kept[0].start
+def _oldest_start(line: _CellSeries) -> int:
+    return line.finished[0].start

@@ -79,7 +79,7 @@ class HistoryFile:
         with contextlib.suppress(FileNotFoundError), open_regular(self._path) as file:
             content = file.read(_LONGEST_BYTES + 1)
             try:
-                self._history.unpack(_checked(content))
+                self._history.restore(_checked(content))
             except msgspec.DecodeError as error:
                 _log.warning(
                     "the history of the performance starts empty, because %s is damaged: %s",
@@ -101,7 +101,7 @@ class HistoryFile:
         if not self._has_changed:
             return
         self._has_changed = False
-        packed = self._history.packed()
+        packed = self._history.serialize()
         try:
             await asyncio.to_thread(write_history, self._path, packed)
         except OSError as error:

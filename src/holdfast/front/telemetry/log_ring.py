@@ -66,12 +66,7 @@ class LogRing(logging.Handler):
             self._drop()
 
     def lines(
-        self,
-        *,
-        after: int = 0,
-        level: LevelName = "debug",
-        request_id: str = "",
-        text: str = "",
+        self, *, after: int = 0, level: LevelName = "debug", request_id: str = "", text: str = ""
     ) -> list[LogLine]:
         """The kept lines with a number above `after`, the oldest first.
 

@@ -101,7 +101,9 @@ class RequestRecord:
     error_message: str = ""
     is_aborted: bool = False  # aborted by the client
     rejoined: str = ""  # id of the earlier request whose answer it received
-    asked: GenerationRequest | None = None  # the first generation request; None if there is none
+    generation: GenerationRequest | None = (
+        None  # the first generation request; None if there is none
+    )
     answer: AnswerRecord | None = None  # set when a model has accepted the request
     waits_for: WaitReason | None = None  # what the request waits for now, in the front
     waited: dict[WaitReason, float] = field(default_factory=dict)  # seconds in the front, by reason
@@ -336,7 +338,7 @@ class AnswerRecord:
         self._gaps_of_answer = Distribution()
         self._uncounted_gaps: list[float] = []
 
-    def accepted(
+    def note_accepted(
         self,
         model: str,
         *,
@@ -378,7 +380,7 @@ class AnswerRecord:
         else:
             self._observe_news(event, now)
 
-    def has_read(self, model: str, prompts: Sequence[TextRead]) -> None:
+    def record_prefilled(self, model: str, prompts: Sequence[TextRead]) -> None:
         """Record prompts that were only prefilled, for example for embeddings."""
         self._model = model
         self.prompt_tokens = sum(prompt.prompt_tokens for prompt in prompts)
@@ -527,9 +529,9 @@ class AnswerRecord:
         cell = Cell()
         loaded_after = waited.get(WaitReason.PLACE, 0.0) + waited.get(WaitReason.LOAD, 0.0)
         if loaded_after >= _LEAST_WAIT_SECONDS:
-            cell.note("load", loaded_after)
+            cell.add_duration("load", loaded_after)
         for at in self._first_text.values():
-            cell.note("first_token", at - self.began)
+            cell.add_duration("first_token", at - self.began)
         self._count_gaps()
         if self._gaps_of_answer.counts:
             cell.phases["gap"] = self._gaps_of_answer
@@ -543,12 +545,12 @@ class AnswerRecord:
             cell.drafted_tokens += end.accepted_tokens + end.rejected_tokens
             cell.accepted_tokens += end.accepted_tokens
             if end.timings.prefill_seconds:  # otherwise it ended before it was admitted
-                cell.note("queue", end.timings.queue_seconds)
-                cell.note("prefill", end.timings.prefill_seconds)
+                cell.add_duration("queue", end.timings.queue_seconds)
+                cell.add_duration("prefill", end.timings.prefill_seconds)
             if end.memory.outcome is not CacheOutcome.OFF:
-                cell.note("lookup", end.memory.lookup_seconds)
+                cell.add_duration("lookup", end.memory.lookup_seconds)
             if end.memory.restore_seconds:
-                cell.note("restore", end.memory.restore_seconds)
+                cell.add_duration("restore", end.memory.restore_seconds)
         return cell
 
 

@@ -192,8 +192,8 @@ def _request_attributes(record: RequestRecord, route: str) -> dict[str, Any]:
         "holdfast.aborted": record.is_aborted or None,
         "gen_ai.request.model": record.model,
     }
-    if record.asked is not None:
-        attributes |= _asked_attributes(record.asked)
+    if record.generation is not None:
+        attributes |= _asked_attributes(record.generation)
     return {name: value for name, value in attributes.items() if value not in (None, "")}
 
 

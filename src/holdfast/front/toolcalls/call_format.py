@@ -24,10 +24,10 @@ from holdfast.front.toolcalls.declared import (
     DeclaredTools,
     ParameterTypes,
     ToolName,
+    convert_to_type,
     type_of,
-    typed,
 )
-from holdfast.front.toolcalls.incoming import Incoming, Waiting
+from holdfast.front.toolcalls.incoming import Incoming, Parser
 from holdfast.front.toolcalls.literals import JsonStream, json_text
 
 _ALPHABET: Final = string.ascii_letters + string.digits
@@ -111,12 +111,12 @@ CDATA: Final = ("<![CDATA[", "]]>")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NestedValues:
-    """Arguments written as nested tags, with a mark before each tag. Null values are left out.
+    """Arguments written as nested tags, with a marker before each tag. Null values are left out.
 
     item: the name of the tag around each item of an array.
     """
 
-    mark: str
+    marker: str
     item: str
 
     def write(self, arguments: Mapping[str, Any]) -> str:
@@ -133,14 +133,14 @@ class NestedValues:
             inner = "".join(self._written(self.item, each) for each in value)
         else:
             inner = value if isinstance(value, str) else json_text(value)
-        return f"{self.mark}<{name}>{inner}{self.mark}</{name}>"
+        return f"{self.marker}<{name}>{inner}{self.marker}</{name}>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiteralValues:
     """Arguments written as `KEY assign VALUE`, with values in the family's own syntax.
 
-    words: the spellings of true, false and null. quote: the mark on both sides of a string
+    words: the spellings of true, false and null. quote: the quotation mark on both sides of a string
     without escapes; if empty, strings are written as in JSON. quoted_keys: whether the keys of
     objects are quoted. assign: the text after an argument's name; if empty, arguments are written
     like the members of an object. single_quotes: whether strings may also use single quotes, as in
@@ -292,15 +292,15 @@ class CallFormat(ABC):
 
     @property
     @abstractmethod
-    def marks(self) -> Sequence[str]:
+    def markers(self) -> Sequence[str]:
         """All markers. A marker that is a single token of the model matches only as that token."""
 
     @property
     @abstractmethod
-    def openers(self) -> Sequence[str]:
+    def call_starts(self) -> Sequence[str]:
         """The strings that calls may begin with.
 
-        An opener without a marker is ordinary text: it opens calls only at the start of a line.
+        A call start without a marker is ordinary text: it opens calls only at the start of a line.
         """
 
     @property
@@ -333,7 +333,7 @@ class CallFormat(ABC):
         return None
 
     @property
-    def channel_openers(self) -> Sequence[str]:
+    def channel_starts(self) -> Sequence[str]:
         """Openers that text or reasoning may follow. They are read even if calls are not read."""
         return ()
 
@@ -342,11 +342,11 @@ class CallFormat(ABC):
         return self.layout.write(calls, self.id_form)
 
     @abstractmethod
-    def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read calls, from the opener at `source`'s current position to the end of their markup.
+    def read(self, source: Incoming, deltas: AnswerDeltas) -> Parser[bool]:
+        """Read calls, from their start at the current position to the end of their markup.
 
-        Returns False if there is no call. In that case nothing was emitted, the opener is text, and
-        reading continues after it. The text of a call may be dropped (`drop_read`) only after the
+        Returns False if there is no call. In that case nothing was emitted, what looked like the
+        start is text, and reading continues after it. The text of a call may be dropped (`drop_read`) only after the
         call has begun. Every call that has begun is also ended. White space between markup is
         ignored.
         """
@@ -354,7 +354,7 @@ class CallFormat(ABC):
 
 def distinct(*words: str) -> tuple[str, ...]:
     """Return the words stripped of white space, without duplicates and empty words."""
-    return tuple(dict.fromkeys(mark for word in words if (mark := word.strip())))
+    return tuple(dict.fromkeys(marker for word in words if (marker := word.strip())))
 
 
 # What a reader emits
@@ -367,7 +367,7 @@ class Thought(NamedTuple):
     end: int
 
 
-class CallParts:
+class AnswerDeltas:
     """Collects the deltas of an answer. Only one call is open at a time."""
 
     def __init__(
@@ -379,9 +379,9 @@ class CallParts:
         """
         self.tools = tools
         self.reads_calls = reads_calls
-        self.done: list[OutputDelta] = []
+        self.ready: list[OutputDelta] = []
         self.types = ParameterTypes(None)  # parameter types of the open call
-        self.given: set[str] = set()  # argument keys of the open call so far
+        self.seen_keys: set[str] = set()  # argument keys of the open call so far
         self.is_open = False
         self.any_ended = False
         self._ids = ids
@@ -389,68 +389,68 @@ class CallParts:
         self._repairs: list[str] = []
         self._is_cut = False
 
-    def cut(self) -> None:
+    def mark_cut_off(self) -> None:
         """Note that the answer was cut off: from now on no call begins, continues or ends."""
         self._is_cut = True
 
-    def say(self, kind: TextKind, text: str, *, start: int) -> None:
+    def emit_text(self, kind: TextKind, text: str, *, start: int) -> None:
         """Emit text or reasoning, in which markers are already written out (`Incoming.plain`)."""
         if text:
-            self.done.append(TextDelta(text=text, kind=kind, start=start))
+            self.ready.append(TextDelta(text=text, kind=kind, start=start))
 
-    def taken(self) -> Sequence[OutputDelta]:
+    def take(self) -> Sequence[OutputDelta]:
         """Return the deltas collected since this method was last called, and forget them."""
-        done, self.done = self.done, []
+        done, self.ready = self.ready, []
         return done
 
-    def begin(self, tool: ToolName, *, call_id: str = "", repair: str = "") -> None:
+    def begin_call(self, tool: ToolName, *, call_id: str = "", repair: str = "") -> None:
         """Begin a call whose name is certain.
 
         call_id: the id that the model wrote; empty if it wrote none.
         """
         self.types = self.tools.parameters(tool.name)
-        self.given = set()
+        self.seen_keys = set()
         self.is_open = True
         self._repairs = []
         self.repair(repair, "name" if tool.repaired else "")
         if not self._is_cut:
             if self._ids is not None:
                 call_id = self._ids.next(tool.name, written=call_id)
-            self.done.append(ToolCallStarted(call=self._calls, id=call_id, name=tool.name))
+            self.ready.append(ToolCallStarted(call=self._calls, id=call_id, name=tool.name))
             self._calls += 1
 
     def repair(self, *names: str) -> None:
         """Note repairs of the open call. Empty names are ignored."""
         self._repairs += [name for name in names if name and name not in self._repairs]
 
-    def key(self, key: str) -> None:
+    def emit_key(self, key: str) -> None:
         """Emit the next argument's key."""
-        self._write(("{" if not self.given else ", ") + json_text(key) + ": ")
-        self.given.add(key)
+        self._write(("{" if not self.seen_keys else ", ") + json_text(key) + ": ")
+        self.seen_keys.add(key)
 
-    def json(self, text: str) -> None:
+    def emit_json(self, text: str) -> None:
         """Emit an argument's value, or all arguments, given as JSON text."""
         self._write(text)
 
-    def typed(self, raw: str, types: frozenset[str]) -> None:
+    def emit_typed(self, raw: str, types: frozenset[str]) -> None:
         """Emit an argument's value, given as raw text and typed by the schema."""
-        value = typed(raw, types)
+        value = convert_to_type(raw, types)
         self.repair(value.repair)
-        self.json(value.json)
+        self.emit_json(value.json)
 
-    def text(self, text: str) -> None:
+    def emit_string_text(self, text: str) -> None:
         """Emit more text of an open string. The string's quotes are emitted with `json`."""
         self._write(json_text(text)[1:-1])
 
     def read_object(
         self, source: Incoming, *, stops: Sequence[str] = (), follows: Sequence[str] = ()
-    ) -> Waiting[None]:
+    ) -> Parser[None]:
         """Read all arguments of the open call from one JSON object (`JsonStream`)."""
-        stream = JsonStream(source, self.json, stops=stops, follows=follows)
+        stream = JsonStream(source, self.emit_json, stops=stops, follows=follows)
         yield from stream.read()
         self.repair(*stream.repairs)
 
-    def end(self, *repairs: str, closed: bool = True, complete: bool = False) -> None:
+    def end_call(self, *repairs: str, closed: bool = True, complete: bool = False) -> None:
         """End the open call.
 
         closed: whether its closing markup was there. complete: True if the arguments were emitted as
@@ -458,15 +458,15 @@ class CallParts:
         """
         self.repair(*repairs, "" if closed else "unclosed_call")
         if not complete:
-            self._write("}" if self.given else "{}")
+            self._write("}" if self.seen_keys else "{}")
         self.is_open = False
         self.any_ended = True
         if not self._is_cut:
-            self.done.append(ToolCallFinished(call=self._calls - 1, repairs=tuple(self._repairs)))
+            self.ready.append(ToolCallFinished(call=self._calls - 1, repairs=tuple(self._repairs)))
 
     def _write(self, text: str) -> None:
         if text and not self._is_cut:
-            self.done.append(ToolArgumentsDelta(call=self._calls - 1, text=text))
+            self.ready.append(ToolArgumentsDelta(call=self._calls - 1, text=text))
 
 
 # Call ids

@@ -14,16 +14,16 @@ from typing import Final, NamedTuple
 
 from holdfast.front.output import TextKind
 from holdfast.front.toolcalls.call_format import (
+    AnswerDeltas,
     CallFormat,
     CallLayout,
-    CallParts,
     ChannelMarkup,
     JsonObject,
     TaggedValues,
     distinct,
 )
 from holdfast.front.toolcalls.declared import JSON_TYPES, ToolName
-from holdfast.front.toolcalls.incoming import Incoming, Waiting
+from holdfast.front.toolcalls.incoming import Incoming, Parser
 from holdfast.front.toolcalls.literals import json_text
 from holdfast.front.toolcalls.tagged_parameters import (
     STRING,
@@ -34,7 +34,7 @@ from holdfast.front.toolcalls.tagged_parameters import (
 )
 
 _HEADER_LENGTH: Final = 256
-_NOBODY: Final = frozenset({"", "assistant", "user", "all", "self", "none"})
+_NOT_TOOLS: Final = frozenset({"", "assistant", "user", "all", "self", "none"})
 _HEADER: Final = re.compile(r"\s*(\w+)((?:\s+\w+=\"[^\"]*\")*)\s*")
 _ATTRIBUTE: Final = re.compile(r"(\w+)=\"([^\"]*)\"")
 _TAG_LENGTH: Final = 512
@@ -70,25 +70,23 @@ class Channels(CallFormat):
     calls: TaggedParameters | None = None
 
     @property
-    def marks(self) -> Sequence[str]:
-        """All markers that the family writes."""
+    def markers(self) -> Sequence[str]:
         own = (self.start, self.channel, self.constrain, self.message, *self.ends)
-        return distinct(*own, *(self.calls.marks if self.calls else ()))
+        return distinct(*own, *(self.calls.markers if self.calls else ()))
 
     @property
-    def openers(self) -> Sequence[str]:
+    def call_starts(self) -> Sequence[str]:
         """The strings that a message may begin with. The first message begins in the prompt."""
         own = (self.start, self.channel, self.message, " to=", "to=", *self.ends)
-        return tuple(mark for mark in own if mark)
+        return tuple(marker for marker in own if marker)
 
     @property
-    def channel_openers(self) -> Sequence[str]:
-        """The same as `openers`: in this family, text and thoughts have markup, too."""
-        return self.openers
+    def channel_starts(self) -> Sequence[str]:
+        """The same as `call_starts`: in this family, text and thoughts have markup, too."""
+        return self.call_starts
 
     @property
     def layout(self) -> CallLayout:
-        """How the family writes calls."""
         to = f"{self.start}assistant to={self.prefix}{{name}}"
         if self.calls is None:
             head = f"{to}{self.channel}commentary json{self.message}"
@@ -116,7 +114,6 @@ class Channels(CallFormat):
 
     @property
     def channels(self) -> ChannelMarkup | None:
-        """The markup of text and thoughts."""
         if self.calls is not None:
             return None
         return ChannelMarkup(
@@ -127,38 +124,38 @@ class Channels(CallFormat):
             ),
         )
 
-    def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read one message or a single end mark. Returns False if the text is neither."""
-        if (yield from source.taken(*self.ends)):
+    def read(self, source: Incoming, deltas: AnswerDeltas) -> Parser[bool]:
+        """Read one message or a single end marker. Returns False if the text is neither."""
+        if (yield from source.read_any(*self.ends)):
             return True
         begins = distinct(self.start, self.channel, self.message)
-        is_marked = bool((yield from source.standing(begins)))
-        header = yield from self._read_header(source, must=not is_marked)
+        is_marked = bool((yield from source.match_at(begins)))
+        header = yield from self._read_header(source, needs_marker=not is_marked)
         if header is None:
             return False
         source.drop_read()
-        yield from self._read_content(source, parts, header)
+        yield from self._read_content(source, deltas, header)
         return True
 
-    def _read_header(self, source: Incoming, *, must: bool) -> Waiting[MessageHeader | None]:
+    def _read_header(self, source: Incoming, *, needs_marker: bool) -> Parser[MessageHeader | None]:
         """Read a message's header.
 
         If `<|message|>` is missing, the header ends after the last word that can be part of a
         header.
 
-        must: True to accept only a header that contains `<|message|>` or `<|channel|>`.
+        needs_marker: True to accept only a header that contains `<|message|>` or `<|channel|>`.
         """
-        yield from source.taken(self.start)
+        yield from source.read_any(self.start)
         start = source.place
-        at, mark = yield from source.find(
+        at, marker = yield from source.find(
             (self.message, self.start, *self.ends), start, limit=_HEADER_LENGTH
         )
-        if mark != self.message:
+        if marker != self.message:
             found = self._pattern.match(source.text, start, at)
             at = found.end() if found else start
-            if must and not (self.channel and self.channel in source.text[start:at]):
+            if needs_marker and not (self.channel and self.channel in source.text[start:at]):
                 return None
-        source.place = at + (len(mark) if mark == self.message else 0)
+        source.place = at + (len(marker) if marker == self.message else 0)
         text = source.text[start:at]
         named = re.findall(rf"{re.escape(self.channel)}\s*(\w+)", text) if self.channel else []
         # some models write a second header inside: `commentary to=assistant<|channel|>analysis`
@@ -170,54 +167,59 @@ class Channels(CallFormat):
         )
 
     def _read_content(
-        self, source: Incoming, parts: CallParts, header: MessageHeader
-    ) -> Waiting[None]:
+        self, source: Incoming, deltas: AnswerDeltas, header: MessageHeader
+    ) -> Parser[None]:
         name = header.recipient
-        if not name and header.role.removeprefix(self.prefix) not in _NOBODY:
+        if not name and header.role.removeprefix(self.prefix) not in _NOT_TOOLS:
             name = header.role  # some models put the tool's name in place of the role
-        may_call = name not in _NOBODY and parts.reads_calls
-        tool = parts.tools.named(name.removeprefix(self.prefix)) if may_call else None
+        may_call = name not in _NOT_TOOLS and deltas.reads_calls
+        tool = deltas.tools.resolve(name.removeprefix(self.prefix)) if may_call else None
         if tool is not None and self.calls is None and (name == header.recipient or tool.declared):
             repair = "" if name == header.recipient else "role_for_recipient"
             yield from _read_arguments(
-                source, parts, tool, ends=(*self.ends, self.start), repair=repair
+                source, deltas, tool, ends=(*self.ends, self.start), repair=repair
             )
-            yield from source.taken(*self.ends)
+            yield from source.read_any(*self.ends)
             source.drop_read()
             return
         is_thought = bool({header.channel, header.recipient} & self.reasoning)
         kind: TextKind = "reasoning" if is_thought else "text"
-        yield from self._read_text(source, parts, kind, calls=self.calls if may_call else None)
+        yield from self._read_text(source, deltas, kind, calls=self.calls if may_call else None)
 
     def _read_text(
-        self, source: Incoming, parts: CallParts, kind: TextKind, *, calls: TaggedParameters | None
-    ) -> Waiting[None]:
+        self,
+        source: Incoming,
+        deltas: AnswerDeltas,
+        kind: TextKind,
+        *,
+        calls: TaggedParameters | None,
+    ) -> Parser[None]:
         """Read text up to the end of the message or the beginning of another.
 
         calls: how calls in the text are written; None if whatever looks like a call is text.
         """
-        openers = tuple(calls.openers) if calls else ()
+        call_starts = tuple(calls.call_starts) if calls else ()
         begins = distinct(self.start, self.channel)
-        marks = (*self.ends, *begins, *openers)
+        markers = (*self.ends, *begins, *call_starts)
         while True:
-            _say_up_to(source, parts, kind, source.certain(marks))
+            _emit_up_to(source, deltas, kind, source.safe_end(markers))
             if source.at_end:
-                if source.ended:
+                if source.has_ended:
                     return
                 yield
                 continue
-            mark = yield from source.standing(marks)
-            if mark in openers and mark and calls:
-                if (yield from calls.read(source, parts)):
+            marker = yield from source.match_at(markers)
+            if marker in call_starts and marker and calls:
+                if (yield from calls.read(source, deltas)):
                     source.drop_read()
                 else:
-                    _say_up_to(source, parts, kind, len(mark))
+                    _emit_up_to(source, deltas, kind, len(marker))
                 continue
-            if mark:
-                source.place += len(mark) if mark in self.ends else 0
+            if marker:
+                source.place += len(marker) if marker in self.ends else 0
                 source.drop_read()
                 return
-            _say_up_to(source, parts, kind, 1)
+            _emit_up_to(source, deltas, kind, 1)
 
     @property
     def _pattern(self) -> re.Pattern[str]:
@@ -232,35 +234,35 @@ class Channels(CallFormat):
 
 
 def _read_arguments(
-    source: Incoming, parts: CallParts, tool: ToolName, *, ends: Sequence[str], repair: str = ""
-) -> Waiting[None]:
+    source: Incoming, deltas: AnswerDeltas, tool: ToolName, *, ends: Sequence[str], repair: str = ""
+) -> Parser[None]:
     """Read the body of a call up to one of the ends.
 
     If the body is not an object, it becomes the value of the tool's only string argument.
     """
-    parts.begin(tool, repair=repair)
+    deltas.begin_call(tool, repair=repair)
     yield from source.skip_space()
-    if source.at("{"):
-        yield from parts.read_object(source, stops=ends)
+    if source.starts_with("{"):
+        yield from deltas.read_object(source, stops=ends)
         rest, _ = yield from source.read_to(ends)
-        parts.end("text_behind_arguments" if rest.strip() else "", complete=True)
+        deltas.end_call("text_behind_arguments" if rest.strip() else "", complete=True)
     else:
         text, _ = yield from source.read_to(ends)
         if text.strip():
             strings = [
-                key for key in parts.types.properties if parts.types.of_parameter(key) == STRING
+                key for key in deltas.types.properties if deltas.types.of_parameter(key) == STRING
             ]
-            parts.key(strings[0] if len(strings) == 1 else "input")
-            parts.json(json_text(text))
-        parts.end("raw_arguments" if text.strip() else "no_arguments")
+            deltas.emit_key(strings[0] if len(strings) == 1 else "input")
+            deltas.emit_json(json_text(text))
+        deltas.end_call("raw_arguments" if text.strip() else "no_arguments")
     source.drop_read()
 
 
-def _say_up_to(source: Incoming, parts: CallParts, kind: TextKind, place: int) -> None:
+def _emit_up_to(source: Incoming, deltas: AnswerDeltas, kind: TextKind, place: int) -> None:
     """Emit the text up to this position as text of this kind."""
     source.place = 0
     start, source.place = source.position, place
-    parts.say(kind, source.plain(source.drop_read()), start=start)
+    deltas.emit_text(kind, source.plain(source.drop_read()), start=start)
 
 
 def _word(pattern: str, text: str) -> str:
@@ -279,23 +281,21 @@ class KimiK3(CallFormat):
     separator: str = "<|sep|>"
 
     @property
-    def marks(self) -> Sequence[str]:
-        """All markers that the family writes."""
+    def markers(self) -> Sequence[str]:
         return (self.open, self.close, self.separator)
 
     @property
-    def openers(self) -> Sequence[str]:
+    def call_starts(self) -> Sequence[str]:
         """The tags that a channel or a call may begin or end with."""
         return (self.open, self.close)
 
     @property
-    def channel_openers(self) -> Sequence[str]:
-        """The same as `openers`: in this family, text and thoughts have markup, too."""
-        return self.openers
+    def channel_starts(self) -> Sequence[str]:
+        """The same as `call_starts`: in this family, text and thoughts have markup, too."""
+        return self.call_starts
 
     @property
     def layout(self) -> CallLayout:
-        """How the family writes calls."""
         lead = f'{self.open}call tool="'
         return CallLayout(
             opening=f"{self.open}tools{self.separator}{lead}",
@@ -319,7 +319,7 @@ class KimiK3(CallFormat):
             end=f"{self.close}message{self.separator}",
         )
 
-    def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
+    def read(self, source: Incoming, deltas: AnswerDeltas) -> Parser[bool]:
         """Read tags, and the text in the channels and calls that the tags open.
 
         Returns False if there is no tag at the current position.
@@ -327,55 +327,55 @@ class KimiK3(CallFormat):
         channel: TextKind | None = None
         read = False
         while True:
-            mark = yield from source.standing(self.openers)
-            tag = (yield from self._read_tag(source, mark)) if mark else None
+            marker = yield from source.match_at(self.call_starts)
+            tag = (yield from self._read_tag(source, marker)) if marker else None
             if tag is None and not read:
                 return False
             if tag is None:
-                _say_up_to(source, parts, channel or "text", source.place + max(1, len(mark)))
-            elif mark == self.open:
-                channel = yield from self._opened(source, parts, tag, channel)
+                _emit_up_to(source, deltas, channel or "text", source.place + max(1, len(marker)))
+            elif marker == self.open:
+                channel = yield from self._opened(source, deltas, tag, channel)
             else:
                 channel = None if tag[0] in _TEXTS else channel
-                if tag[0] == "call" and parts.is_open:
-                    parts.end()
+                if tag[0] == "call" and deltas.is_open:
+                    deltas.end_call()
             source.drop_read()
             read = True
-            yield from self._read_text(source, parts, channel)
-            if source.at_end or not (channel or parts.is_open):
+            yield from self._read_text(source, deltas, channel)
+            if source.at_end or not (channel or deltas.is_open):
                 break
-        if parts.is_open:
-            parts.end(closed=False)
+        if deltas.is_open:
+            deltas.end_call(closed=False)
         return True
 
     def _read_text(
-        self, source: Incoming, parts: CallParts, channel: TextKind | None
-    ) -> Waiting[None]:
+        self, source: Incoming, deltas: AnswerDeltas, channel: TextKind | None
+    ) -> Parser[None]:
         """Read text up to a tag, if a channel or call is open.
 
         White space between the arguments of a call is not text.
         """
-        while channel or parts.is_open:
-            certain = source.certain(self.openers)
+        while channel or deltas.is_open:
+            certain = source.safe_end(self.call_starts)
             if not channel:
-                certain, _ = yield from source.find(self.openers, 0)
+                certain, _ = yield from source.find(self.call_starts, 0)
             if channel or source.text[:certain].strip():
-                _say_up_to(source, parts, channel or "text", certain)
+                _emit_up_to(source, deltas, channel or "text", certain)
             else:
                 source.place = certain
                 source.drop_read()
             if source.text:
-                if (yield from source.standing(self.openers)):
+                if (yield from source.match_at(self.call_starts)):
                     return
-                _say_up_to(source, parts, channel or "text", 1)
-            elif source.ended:
+                _emit_up_to(source, deltas, channel or "text", 1)
+            elif source.has_ended:
                 return
             else:
                 yield
 
-    def _read_tag(self, source: Incoming, mark: str) -> Waiting[tuple[str, dict[str, str]] | None]:
+    def _read_tag(self, source: Incoming, marker: str) -> Parser[tuple[str, dict[str, str]] | None]:
         """Read a tag's name and attributes. Returns None and reads nothing if there is none."""
-        start = source.place + len(mark)
+        start = source.place + len(marker)
         at, end = yield from source.find(
             (self.separator, self.open, self.close), start, limit=_TAG_LENGTH
         )
@@ -388,34 +388,34 @@ class KimiK3(CallFormat):
     def _opened(
         self,
         source: Incoming,
-        parts: CallParts,
+        deltas: AnswerDeltas,
         tag: tuple[str, dict[str, str]],
         channel: TextKind | None,
-    ) -> Waiting[TextKind | None]:
+    ) -> Parser[TextKind | None]:
         """Process an opening tag. Returns the channel of the text that follows."""
         name, attributes = tag
         if name in _STRUCTURE:
             return _TEXTS.get(name)
         if name == "call":
-            if parts.is_open:
-                parts.end(closed=False)
-            tool = parts.tools.named(attributes.get("tool", "")) if parts.reads_calls else None
+            if deltas.is_open:
+                deltas.end_call(closed=False)
+            tool = deltas.tools.resolve(attributes.get("tool", "")) if deltas.reads_calls else None
             if tool is not None:
-                parts.begin(tool)
+                deltas.begin_call(tool)
                 return None
-        elif name == "argument" and parts.is_open and "key" in attributes:
-            types = parts.types.of_parameter(attributes["key"])
+        elif name == "argument" and deltas.is_open and "key" in attributes:
+            types = deltas.types.of_parameter(attributes["key"])
             if "type" in attributes:
                 types = STRING if attributes["type"] == "string" else JSON_TYPES
-            parts.key(attributes["key"])
-            yield from read_value(source, parts, self._value_ends(), types=types)
+            deltas.emit_key(attributes["key"])
+            yield from read_value(source, deltas, self._value_ends(), types=types)
             return None
-        elif name == "json" and parts.is_open:
+        elif name == "json" and deltas.is_open:
             yield from source.skip_space()
-            if (yield from read_json_body(source, parts, repair="")):
-                parts.end(complete=True)
+            if (yield from read_json_body(source, deltas, repair="")):
+                deltas.end_call(complete=True)
             return None
-        _say_up_to(source, parts, channel or "text", source.place)
+        _emit_up_to(source, deltas, channel or "text", source.place)
         return channel
 
     def _value_ends(self) -> tuple[ValueEnd, ...]:
@@ -425,5 +425,5 @@ class KimiK3(CallFormat):
                 f"{self.close}argument{self.separator}",
                 (*again, f"{self.close}tools", f"{self.open}call"),
             ),
-            *(ValueEnd(mark, (), closes=False) for mark in again[1:]),
+            *(ValueEnd(marker, (), closes=False) for marker in again[1:]),
         )

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
-from holdfast.front.toolcalls.literals import NUMBER, json_text, whole
+from holdfast.front.toolcalls.literals import NUMBER, complete_value, json_text
 
 _ALIASES: Final = {
     "str": "string", "varchar": "string", "text": "string", "char": "string", "enum": "string", "date": "string",
@@ -37,8 +37,8 @@ def strings(value: Any) -> tuple[str, ...]:
 
 def named_types(schema: Mapping[str, Any]) -> tuple[str, ...]:
     """The types that the keyword `type` names."""
-    named = schema.get("type")
-    return (named,) if isinstance(named, str) else strings(named)
+    resolve = schema.get("type")
+    return (resolve,) if isinstance(resolve, str) else strings(resolve)
 
 
 def listed_values(schema: Mapping[str, Any]) -> Sequence[Any] | None:
@@ -94,15 +94,15 @@ class References:
     @cached_property
     def _anchors(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        waiting = [self._root]
-        while waiting:
-            node = waiting.pop()
+        pending = [self._root]
+        while pending:
+            node = pending.pop()
             if isinstance(node, Mapping):
                 if isinstance(node.get("$anchor"), str):
                     found[node["$anchor"]] = node
-                waiting.extend(node.values())
+                pending.extend(node.values())
             elif isinstance(node, list | tuple):
-                waiting.extend(node)
+                pending.extend(node)
         return found
 
 
@@ -146,7 +146,7 @@ class DeclaredTools:
             if isinstance(each.get("name"), str)
         }
 
-    def named(self, written: str) -> ToolName | None:
+    def resolve(self, written: str) -> ToolName | None:
         """Return the tool that the model means, or None if the text cannot be a tool's name.
 
         Differences in case, `-`, `_` and `.` are ignored if only one declared tool matches.
@@ -156,7 +156,7 @@ class DeclaredTools:
             return None
         if written in self._parameters:
             return ToolName(written, declared=True)
-        alike = self._alike.get(_letters(written), ())
+        alike = self._by_normalized_name.get(_normalized_name(written), ())
         if len(alike) == 1:
             return ToolName(alike[0], declared=True, repaired=True)
         return ToolName(written, declared=False)
@@ -171,31 +171,31 @@ class DeclaredTools:
         found = parameters.get("required") if isinstance(parameters, Mapping) else None
         return frozenset(strings(found))
 
-    def only_fitting(self, arguments: Any) -> str:
+    def only_match(self, arguments: Any) -> str:
         """Return the only tool that accepts these arguments; empty unless exactly one does."""
         if not isinstance(arguments, Mapping) or not arguments:
             return ""
         given = set(arguments)
-        fitting = [
+        matching = [
             name
             for name in self._parameters
             if self.required(name) <= given <= set(self.parameters(name).properties)
         ]
-        return fitting[0] if len(fitting) == 1 else ""
+        return matching[0] if len(matching) == 1 else ""
 
     def parameters(self, name: str) -> ParameterTypes:
         """Return the types of a tool's parameters."""
         return ParameterTypes(self._parameters.get(name))
 
     @cached_property
-    def _alike(self) -> dict[str, list[str]]:
+    def _by_normalized_name(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
         for name in self._parameters:
-            found.setdefault(_letters(name), []).append(name)
+            found.setdefault(_normalized_name(name), []).append(name)
         return found
 
 
-def _letters(name: str) -> str:
+def _normalized_name(name: str) -> str:
     return re.sub(r"[-_.\s]", "", name.removeprefix("functions.")).lower()
 
 
@@ -239,10 +239,10 @@ class ParameterTypes:
 
     def branches(self, schema: Any) -> Iterator[Mapping[str, Any]]:
         """Iterate over a schema, the schemas it refers to, and those it combines, each once."""
-        waiting = [schema]
+        pending = [schema]
         seen: set[int] = set()
-        while waiting:
-            node = waiting.pop()
+        while pending:
+            node = pending.pop()
             if not isinstance(node, Mapping) or id(node) in seen:
                 continue
             seen.add(id(node))
@@ -254,7 +254,7 @@ class ParameterTypes:
             for word in ("anyOf", "oneOf", "allOf"):
                 if isinstance(branches := node.get(word), list):
                     found += branches
-            waiting += reversed(found)
+            pending += reversed(found)
 
 
 class TypedValue(NamedTuple):
@@ -264,7 +264,7 @@ class TypedValue(NamedTuple):
     repair: str = ""
 
 
-def typed(raw: str, types: frozenset[str]) -> TypedValue:
+def convert_to_type(raw: str, types: frozenset[str]) -> TypedValue:
     """Convert a text to a value of one of these types, or else to a string.
 
     If `types` is empty, the types are unknown, and only an object or an array is recognized.
@@ -284,23 +284,23 @@ def typed(raw: str, types: frozenset[str]) -> TypedValue:
     if "integer" in types and _INTEGER.fullmatch(text):
         return TypedValue(text)
     if text[:1] in ("{", "[") and (not types or types & {"object", "array"}):
-        found = _structure(text)
+        found = _object_or_array(text)
         if found is not None and ("string" not in types or type_of(found[0]) in types):
             return found[1]
     if text[:1] == '"' and types & {"object", "array"} and "string" not in types:
         inner = from_json(text)
-        found = _structure(inner) if isinstance(inner, str) else None
+        found = _object_or_array(inner) if isinstance(inner, str) else None
         if found is not None:
             return TypedValue(found[1].json, "encoded_twice")
     return TypedValue(json_text(raw))
 
 
-def _structure(text: str) -> tuple[Any, TypedValue] | None:
+def _object_or_array(text: str) -> tuple[Any, TypedValue] | None:
     """Parse an object or array in JSON or Python syntax. Returns the value and its JSON text."""
     found = from_json(text)
     if isinstance(found, (dict, list)):
         return found, TypedValue(text)
-    repaired = whole(text) or ""
+    repaired = complete_value(text) or ""
     found = from_json(repaired)
     if not isinstance(found, (dict, list)):
         return None

@@ -28,14 +28,16 @@ class EncodedDialect:
     are empty if the model writes none.
     """
 
-    forms: tuple[CallFormat, ...]  # possible forms of calls, the family's own form first
-    call_marks: frozenset[str]
-    openers: tuple[str, ...]
-    marked_openers: frozenset[str]  # openers that contain a marker; others are ordinary text
-    channel_openers: tuple[str, ...]
-    start: str
-    end: str
-    dropped: tuple[str, ...]
+    call_formats: tuple[CallFormat, ...]  # possible forms of calls, the family's own form first
+    call_markers: frozenset[str]
+    call_starts: tuple[str, ...]
+    marked_call_starts: frozenset[
+        str
+    ]  # call_starts that contain a marker; others are ordinary text
+    channel_starts: tuple[str, ...]
+    thought_start: str
+    thought_end: str
+    dropped_markers: tuple[str, ...]
     frame: tuple[str, str]
     message_ends: tuple[str, ...]
 
@@ -44,10 +46,10 @@ class EncodedDialect:
 class ModelDialect:
     """How a model writes its answers. By default, answers are plain text.
 
-    family: a key of FAMILIES; empty if unknown. read_too: further forms in which the model may
+    family: a key of FAMILIES; empty if unknown. also_read: further forms in which the model may
     write calls. marker_ids: token ids of the markers that are single tokens of the model, by their
     text; more_markup_ids: the ids of the other tokens in the markup of calls, which readers treat
-    as text. dropped_marks: meaningless markers next to visible text, such as <response>. frame:
+    as text. dropped_markers: meaningless markers next to visible text, such as <response>. frame:
     ordinary text around the whole visible answer, such as <answer> and </answer>. message_ends:
     markers that end an answer, unless a call or another part of the answer follows. turn_ends:
     markers that end every answer.
@@ -55,11 +57,11 @@ class ModelDialect:
 
     family: str = ""
     calls: CallFormat | None = None
-    read_too: tuple[CallFormat, ...] = ()
+    also_read: tuple[CallFormat, ...] = ()
     reasoning: ReasoningFormat | None = None
     marker_ids: Mapping[str, int] = field(default_factory=dict)
     more_markup_ids: Mapping[str, int] = field(default_factory=dict)
-    dropped_marks: tuple[str, ...] = ()
+    dropped_markers: tuple[str, ...] = ()
     frame: tuple[str, str] = ("", "")
     message_ends: tuple[str, ...] = ()
     turn_ends: tuple[str, ...] = ()
@@ -72,7 +74,7 @@ class ModelDialect:
         return (
             self.calls is None
             and self.reasoning is None
-            and not self.dropped_marks
+            and not self.dropped_markers
             and not self.frame[0]
             and not self.message_ends
         )
@@ -83,32 +85,36 @@ class ModelDialect:
         return {**self.more_markup_ids, **self.marker_ids}
 
     @property
-    def read_forms(self) -> tuple[CallFormat, ...]:
+    def readable_formats(self) -> tuple[CallFormat, ...]:
         """All forms of calls that the reader accepts, the family's own first."""
         if self.calls is None:
             return ()
-        names = FAMILIES[self.family].read_too if self.family in FAMILIES else ()
-        return (self.calls, *self.read_too, *(FAMILIES[name].calls for name in names))
+        names = FAMILIES[self.family].also_read if self.family in FAMILIES else ()
+        return (self.calls, *self.also_read, *(FAMILIES[name].calls for name in names))
 
     def __post_init__(self) -> None:
         markers = Markers(self.marker_ids)
         reasoning = markers.encoded(self.reasoning)
-        forms = tuple(markers.encoded(form) for form in self.read_forms)
-        marks = frozenset(mark for form in forms for mark in form.marks)
-        openers = tuple(dict.fromkeys(opener for form in forms for opener in form.openers))
+        forms = tuple(markers.encoded(form) for form in self.readable_formats)
+        call_markers = frozenset(marker for form in forms for marker in form.markers)
+        call_starts = tuple(
+            dict.fromkeys(call_start for form in forms for call_start in form.call_starts)
+        )
         encoded = EncodedDialect(
-            forms=forms,
-            call_marks=marks,
-            openers=openers,
-            marked_openers=frozenset(
-                opener for opener in openers if any(mark in opener for mark in marks)
+            call_formats=forms,
+            call_markers=call_markers,
+            call_starts=call_starts,
+            marked_call_starts=frozenset(
+                call_start
+                for call_start in call_starts
+                if any(marker in call_start for marker in call_markers)
             ),
-            channel_openers=tuple(mark for form in forms for mark in form.channel_openers),
-            start=reasoning.start.strip() if reasoning else "",
-            end=reasoning.end.strip() if reasoning else "",
-            dropped=(
-                *(mark.strip() for mark in markers.encoded(self.dropped_marks)),
-                *_bare_start(reasoning, openers),
+            channel_starts=tuple(marker for form in forms for marker in form.channel_starts),
+            thought_start=reasoning.start.strip() if reasoning else "",
+            thought_end=reasoning.end.strip() if reasoning else "",
+            dropped_markers=(
+                *(marker.strip() for marker in markers.encoded(self.dropped_markers)),
+                *_bare_start(reasoning, call_starts),
             ),
             frame=self.frame,
             message_ends=tuple(map(markers.encode, self.message_ends)),
@@ -117,12 +123,12 @@ class ModelDialect:
         object.__setattr__(self, "encoded", encoded)
 
 
-def _bare_start(reasoning: ReasoningFormat | None, openers: Collection[str]) -> tuple[str, ...]:
+def _bare_start(reasoning: ReasoningFormat | None, call_starts: Collection[str]) -> tuple[str, ...]:
     """The token that begins a longer thought marker. Gemma 4 sometimes writes this token twice, or
     alone, without any meaning.
     """
     start = reasoning.start.strip() if reasoning else ""
-    if len(start) > 1 and is_marker(start) and start[0] not in openers:
+    if len(start) > 1 and is_marker(start) and start[0] not in call_starts:
         return (start[0],)
     return ()
 

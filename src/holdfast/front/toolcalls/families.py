@@ -24,10 +24,10 @@ class Family:
     """How the models of a family write calls, and how they are recognized.
 
     words: groups of words. A chat template that contains all words of one group may belong to the
-        family. The default is the first opener of the family's calls.
+        family. The default is the first call start of the family's calls.
     aliases: further names of the family: mlx-lm's `tool_parser_type`, and model types.
-    read_too: families whose calls are read as well, because models of this family write them, too.
-    silent_marks: meaningless marks before visible text.
+    also_read: families whose calls are read as well, because models of this family write them, too.
+    silent_markers: meaningless markers before visible text.
     end_tokens: tokens that end an answer. Converted models do not always declare these tokens and
         would then continue after a call and invent its result.
     """
@@ -35,13 +35,13 @@ class Family:
     calls: CallFormat
     words: tuple[tuple[str, ...], ...] = ()
     aliases: tuple[str, ...] = ()
-    read_too: tuple[str, ...] = ()
-    silent_marks: tuple[str, ...] = ()
+    also_read: tuple[str, ...] = ()
+    silent_markers: tuple[str, ...] = ()
     end_tokens: tuple[str, ...] = ()
 
     def fits(self, text: str) -> bool:
         """Whether a template, or a list of tokens, may belong to this family."""
-        groups = self.words or ((self.calls.openers[0],),)
+        groups = self.words or ((self.calls.call_starts[0],),)
         return any(all(word in text for word in group) for group in groups)
 
 
@@ -75,7 +75,7 @@ def _function_tags(wrapper: str, *, padding: str = "", between: str = "\n") -> T
 
 
 def _invoke_tags(
-    prefix: str, section: str, *, sections_too: tuple[str, ...] = ()
+    prefix: str, section: str, *, other_sections: tuple[str, ...] = ()
 ) -> TaggedParameters:
     """`<invoke name="NAME">` and `<parameter name="KEY">` in one section around all calls.
 
@@ -83,7 +83,9 @@ def _invoke_tags(
     """
     return TaggedParameters(
         section=(f"<{prefix}{section}>\n", f"\n</{prefix}{section}>"),
-        sections_too=tuple((f"<{prefix}{other}>", f"</{prefix}{other}>") for other in sections_too),
+        other_sections=tuple(
+            (f"<{prefix}{other}>", f"</{prefix}{other}>") for other in other_sections
+        ),
         call=(f'<{prefix}invoke name="', '">\n', f"</{prefix}invoke>"),
         parameter=(f'<{prefix}parameter name="', '">', f"</{prefix}parameter>\n"),
     )
@@ -93,7 +95,7 @@ def _dsml(section: str, *others: str) -> TaggedParameters:
     """DeepSeek's `_invoke_tags`, in which each parameter's tag marks it as a string or JSON."""
     prefix = "｜DSML｜"
     return replace(
-        _invoke_tags(prefix, section, sections_too=others),
+        _invoke_tags(prefix, section, other_sections=others),
         parameter=(f'<{prefix}parameter name="', ">", f"</{prefix}parameter>\n"),
         types=('" string="true"', '" string="false"'),
         tokens=(prefix,),
@@ -135,7 +137,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         calls=NamedJson(
             section=_DEEPSEEK_SECTION,
             head=_DEEPSEEK_V3,
-            heads_too=(_DEEPSEEK_V31,),
+            other_heads=(_DEEPSEEK_V31,),
             close="\n```<｜tool▁call▁end｜>",
             between="\n",
         ),
@@ -145,7 +147,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         calls=NamedJson(
             section=_DEEPSEEK_SECTION,
             head=_DEEPSEEK_V31,
-            heads_too=(_DEEPSEEK_V3,),
+            other_heads=(_DEEPSEEK_V3,),
             close="<｜tool▁call▁end｜>",
         )
     ),
@@ -179,7 +181,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "command_r_plus": Family(
         calls=JsonCalls(
             section=("Action: ```json\n", "\n```"),
-            pairs_too=(("Action:```json\n", "\n```"), ("Action:\n```json\n", "\n```")),
+            other_pairs=(("Action:```json\n", "\n```"), ("Action:\n```json\n", "\n```")),
             array=True,
             name_key="tool_name",
             arguments_key="parameters",
@@ -218,19 +220,19 @@ FAMILIES: Final[Mapping[str, Family]] = {
         words=_GLM_WORDS,
     ),
     "mistral_v11": Family(
-        calls=NamedJson(head=_MISTRAL_V11, heads_too=(_MISTRAL_V13,), id_form="alnum9"),
+        calls=NamedJson(head=_MISTRAL_V11, other_heads=(_MISTRAL_V13,), id_form="alnum9"),
         words=(("[TOOL_CALLS]", "[CALL_ID]"),),
-        read_too=("mistral_v3",),
+        also_read=("mistral_v3",),
     ),
     "mistral_v13": Family(
-        calls=NamedJson(head=_MISTRAL_V13, heads_too=(_MISTRAL_V11,), id_form="alnum9"),
+        calls=NamedJson(head=_MISTRAL_V13, other_heads=(_MISTRAL_V11,), id_form="alnum9"),
         words=(("[TOOL_CALLS]", "[ARGS]"),),
         aliases=("mistral",),
-        read_too=("mistral_v3",),
+        also_read=("mistral_v3",),
     ),
     "mistral_v3": Family(
         calls=JsonCalls(section=("[TOOL_CALLS]", ""), array=True, id_key="id", id_form="alnum9"),
-        read_too=("mistral_v13",),
+        also_read=("mistral_v13",),
     ),
     "lfm2": Family(
         calls=PythonCalls(),
@@ -251,14 +253,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "apertus": Family(
         calls=JsonCalls(
-            section=("<|tools_prefix|>", "<|tools_suffix|>"),
-            array=True,
-            name_is_key=True,
+            section=("<|tools_prefix|>", "<|tools_suffix|>"), array=True, name_is_key=True
         )
     ),
     "gigachat": Family(
         calls=JsonCalls(
-            wrapper=("<|function_call|>", ""), pairs_too=(("function call<|role_sep|>\n", ""),)
+            wrapper=("<|function_call|>", ""), other_pairs=(("function call<|role_sep|>\n", ""),)
         ),
         words=(("<|function_call|>",), ("function call", "<|role_sep|>")),
     ),
@@ -277,11 +277,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
         calls=_function_tags("tool_call", padding="\n", between=""), words=_FUNCTION_WORDS
     ),
     "functionary_v31": Family(calls=NamedJson(head="<function={name}>", close="</function>")),
-    "functionary_v32": Family(calls=NamedJson(head=">>>{name}\n"), silent_marks=(">>>all",)),
+    "functionary_v32": Family(calls=NamedJson(head=">>>{name}\n"), silent_markers=(">>>all",)),
     "phi4": Family(
         calls=JsonCalls(
             section=("<|tool_call|>", "<|/tool_call|>"),
-            pairs_too=(("functools", ""),),
+            other_pairs=(("functools", ""),),
             array=True,
         ),
         words=(("<|tool_call|>", "<|/tool_call|>"), ("functools[",)),
@@ -290,7 +290,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "granite3": Family(
         calls=JsonCalls(
             section=("<|tool_call|>", ""),
-            pairs_too=(("<tool_call>", "</tool_call>"),),
+            other_pairs=(("<tool_call>", "</tool_call>"),),
             array=True,
         ),
         aliases=("granite", "granitemoe"),
@@ -303,11 +303,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "hermes": Family(
         calls=JsonCalls(wrapper=("<tool_call>\n", "\n</tool_call>")),
         aliases=("json_tools", "qwen2", "qwen3"),
-        read_too=("qwen3_coder",),
+        also_read=("qwen3_coder",),
     ),
     "llama3_json": Family(
         calls=JsonCalls(
-            pairs_too=(("<|python_tag|>", ""),), between="; ", arguments_key="parameters"
+            other_pairs=(("<|python_tag|>", ""),), between="; ", arguments_key="parameters"
         ),
         words=(
             ("<|python_tag|>",),

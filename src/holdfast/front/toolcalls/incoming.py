@@ -15,11 +15,11 @@ from functools import lru_cache
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
 Result = TypeVar("Result")
-Waiting: TypeAlias = Generator[None, None, Result]
-"""A generator that yields whenever it needs more text, and finally returns the result."""
+Parser: TypeAlias = Generator[None, None, Result]
+"""A generator that yields whenever it needs more text, and finally returns what it has parsed."""
 
 
-def advanced(steps: Waiting[Result]) -> Result | None:
+def resume(steps: Parser[Result]) -> Result | None:
     """Let a reader continue. Returns the reader's result, or None while it waits for more text."""
     try:
         next(steps)
@@ -37,9 +37,11 @@ class Incoming:
         self.plain = plain
         self.text = ""
         self.place = 0
-        self.reached = 0  # how far `text` has been searched
-        self.ended = False  # no more text will come
-        self.passed = 0  # number of characters that were read and dropped, with markers written out
+        self.searched_to = 0  # how far `text` has been searched
+        self.has_ended = False  # no more text will come
+        self.dropped_characters = (
+            0  # number of characters that were read and dropped, with markers written out
+        )
 
     def add(self, text: str) -> None:
         """Add text that has arrived."""
@@ -47,18 +49,18 @@ class Incoming:
 
     def drop_read(self) -> str:
         """Drop and return the text before `place`."""
-        self.reached -= self.place
+        self.searched_to -= self.place
         read, self.text, self.place = self.text[: self.place], self.text[self.place :], 0
-        self.passed += len(self.plain(read))
+        self.dropped_characters += len(self.plain(read))
         return read
 
     @property
     def position(self) -> int:
         """Number of characters of the whole text before `place`, with markers written out."""
-        return self.passed + len(self.plain(self.text[: self.place]))
+        return self.dropped_characters + len(self.plain(self.text[: self.place]))
 
     @property
-    def rest(self) -> str:
+    def remaining_text(self) -> str:
         """The text from `place` to the end."""
         return self.text[self.place :]
 
@@ -67,39 +69,41 @@ class Incoming:
         """Whether all text that has arrived has been read."""
         return self.place == len(self.text)
 
-    def at(self, *texts: str) -> bool:
+    def starts_with(self, *texts: str) -> bool:
         """Whether one of these texts is at the reader's position. Does not wait for more text."""
         return self.text.startswith(texts, self.place)
 
-    def up_to(self, place: int) -> str:
+    def text_until(self, place: int) -> str:
         """Return the text from the reader's position to this place, with markers written out."""
         return self.plain(self.text[self.place : place])
 
-    def standing(self, marks: Sequence[str], place: int | None = None) -> Waiting[str]:
-        """Return the longest of the marks at `place`; empty if there is none.
+    def match_at(self, markers: Sequence[str], place: int | None = None) -> Parser[str]:
+        """Return the longest of the markers at `place`; empty if there is none.
 
         place: by default, the reader's position.
         """
         at = self.place if place is None else place
         while True:
             found = max(
-                (mark for mark in marks if self.text.startswith(mark, at)), key=len, default=""
+                (marker for marker in markers if self.text.startswith(marker, at)),
+                key=len,
+                default="",
             )
             come = len(self.text) - at
-            if self.ended or not any(
-                len(mark) > max(come, len(found)) and mark.startswith(self.text[at:])
-                for mark in marks
+            if self.has_ended or not any(
+                len(marker) > max(come, len(found)) and marker.startswith(self.text[at:])
+                for marker in markers
             ):
                 return found
             yield
 
-    def taken(self, *marks: str) -> Waiting[str]:
-        """Read the longest of these marks at the reader's position. Returns "" if there is none."""
-        found = yield from self.standing(marks)
+    def read_any(self, *markers: str) -> Parser[str]:
+        """Read the longest of these markers that is at `place`. Returns "" if none is there."""
+        found = yield from self.match_at(markers)
         self.place += len(found)
         return found
 
-    def after_space(self, place: int, *, spaces: Sequence[str] = ()) -> Waiting[int]:
+    def after_space(self, place: int, *, spaces: Sequence[str] = ()) -> Parser[int]:
         """Return the first position from `place` that is not white space, or else the text's end.
 
         spaces: further strings that count as white space.
@@ -107,86 +111,88 @@ class Incoming:
         while True:
             while place < len(self.text) and self.text[place].isspace():
                 place += 1
-            self.reached = max(self.reached, place)
+            self.searched_to = max(self.searched_to, place)
             if place == len(self.text):
-                if self.ended:
+                if self.has_ended:
                     return place
                 yield
-            elif spaces and (found := (yield from self.standing(spaces, place))):
+            elif spaces and (found := (yield from self.match_at(spaces, place))):
                 place += len(found)
             else:
                 return place
 
-    def skip_space(self, *, spaces: Sequence[str] = ()) -> Waiting[None]:
+    def skip_space(self, *, spaces: Sequence[str] = ()) -> Parser[None]:
         """Move the reader's position past white space."""
         self.place = yield from self.after_space(self.place, spaces=spaces)
 
-    def taken_next(self, *marks: str) -> Waiting[str]:
-        """Move past white space, and then past one of the marks, as `taken` does."""
+    def skip_space_and_read(self, *markers: str) -> Parser[str]:
+        """Move past white space, and then past one of the markers, as `read_any` does."""
         yield from self.skip_space()
-        return (yield from self.taken(*marks))
+        return (yield from self.read_any(*markers))
 
     def find(
-        self, marks: Sequence[str], start: int, *, limit: int | None = None
-    ) -> Waiting[tuple[int, str]]:
-        """Return the position and the text of the first mark from `start` on.
+        self, markers: Sequence[str], start: int, *, limit: int | None = None
+    ) -> Parser[tuple[int, str]]:
+        """Return the position and the text of the first marker from `start` on.
 
-        If several marks begin at this position, returns the longest. If there is none, returns
-        the end of the text or `start + limit`, and an empty mark.
+        If several markers begin at this position, returns the longest. If there is none, returns
+        the end of the text or `start + limit`, and an empty marker.
         """
-        longest, _ = _shape(tuple(marks))
+        longest, _ = _shape(tuple(markers))
         since = start
         while True:
-            found = self._nearest(marks, since)
-            self.reached = max(self.reached, found if found >= 0 else len(self.text))
+            found = self._nearest(markers, since)
+            self.searched_to = max(self.searched_to, found if found >= 0 else len(self.text))
             if found >= 0 and (limit is None or found <= start + limit):
-                mark = yield from self.standing(marks, found)
-                return found, mark
+                marker = yield from self.match_at(markers, found)
+                return found, marker
             if limit is not None and (found >= 0 or len(self.text) - start > limit + longest):
                 return start + limit, ""
-            if self.ended:
+            if self.has_ended:
                 return len(self.text), ""
             since = max(start, len(self.text) - longest + 1)
             yield
 
     def read_to(
-        self, marks: Sequence[str], *, limit: int | None = None
-    ) -> Waiting[tuple[str, str]]:
-        """Read the text before the first of the marks (see `find`), with markers written out.
+        self, markers: Sequence[str], *, limit: int | None = None
+    ) -> Parser[tuple[str, str]]:
+        """Read the text before the first of the markers (see `find`), with markers written out.
 
-        Returns the text and the mark. The mark itself is not read.
+        Returns the text and the marker. The marker itself is not read.
         """
-        at, mark = yield from self.find(marks, self.place, limit=limit)
-        text, self.place = self.up_to(at), at
-        return text, mark
+        at, marker = yield from self.find(markers, self.place, limit=limit)
+        text, self.place = self.text_until(at), at
+        return text, marker
 
-    def _nearest(self, marks: Sequence[str], start: int) -> int:
-        """Return the position of the first mark from `start` on, or -1 if there is none."""
+    def _nearest(self, markers: Sequence[str], start: int) -> int:
+        """Return the position of the first marker from `start` on, or -1 if there is none."""
         nearest = -1
         # Single characters come last and are found fastest. Each match narrows the next search.
-        for mark in reversed(marks):
-            end = len(self.text) if nearest < 0 else nearest - 1 + len(mark)
-            at = self.text.find(mark, start, end)
+        for marker in reversed(markers):
+            end = len(self.text) if nearest < 0 else nearest - 1 + len(marker)
+            at = self.text.find(marker, start, end)
             nearest = at if at >= 0 else nearest
         return nearest
 
-    def certain(self, marks: Sequence[str]) -> int:
-        """Return the end of the text that certainly contains no mark and no beginning of a mark."""
+    def safe_end(self, markers: Sequence[str]) -> int:
+        """Return the end of the text before the first marker or possible beginning of a marker."""
         text, place = self.text, self.place
         end = len(text)
-        nearest = min([at for mark in marks if (at := text.find(mark, place)) >= 0], default=end)
-        if not self.ended:
-            longest, firsts = _shape(tuple(marks))
+        nearest = min(
+            [at for marker in markers if (at := text.find(marker, place)) >= 0], default=end
+        )
+        if not self.has_ended:
+            longest, firsts = _shape(tuple(markers))
             for at in range(max(place, end - longest + 1), nearest):
-                if text[at] in firsts and any(mark.startswith(text[at:]) for mark in marks):
+                if text[at] in firsts and any(marker.startswith(text[at:]) for marker in markers):
                     return at
         return nearest
 
 
 @lru_cache(maxsize=256)
-def _shape(marks: tuple[str, ...]) -> tuple[int, str]:
-    """Return the length of the longest mark, and the first characters of all marks."""
-    return max(map(len, marks)), "".join({mark[0] for mark in marks})
+def _shape(markers: tuple[str, ...]) -> tuple[int, str]:
+    """Return the length of the longest marker, and the first characters of all markers."""
+    return max(map(len, markers)), "".join({marker[0] for marker in markers})
 
 
 _FIRST: Final = 0xDC00
@@ -239,11 +245,11 @@ class Markers:
         return cast(Data, _rewritten(data, self.encode))
 
 
-def in_vocabulary(data: Data, marks: Iterable[str], tokens: Collection[str]) -> Data:
+def spelled_as_in_vocabulary(data: Data, markers: Iterable[str], tokens: Collection[str]) -> Data:
     """Return the data with its tags spelled as in the vocabulary. Some vocabularies add one suffix
     to all tags, as in `<tool_call:opensource>`.
     """
-    texts = [mark.strip() for mark in marks]
+    texts = [marker.strip() for marker in markers]
     tags = [text for text in texts if _TAG.fullmatch(text) and text not in tokens]
     suffixes = (
         token[len(tag) - 1 : -1]
@@ -268,6 +274,6 @@ def _rewritten(data: Any, change: Callable[[str], str]) -> Any:
     return data
 
 
-def marks_in(*markup: str) -> Sequence[str]:
+def markers_in(*markup: str) -> Sequence[str]:
     """Return the distinct markers in these strings: `<...>`, `[WORD]` and encoded ones."""
-    return tuple(dict.fromkeys(mark for text in markup for mark in _MARK.findall(text)))
+    return tuple(dict.fromkeys(marker for text in markup for marker in _MARK.findall(text)))

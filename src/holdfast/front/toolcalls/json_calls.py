@@ -11,26 +11,26 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from holdfast.front.toolcalls.call_format import (
+    AnswerDeltas,
     BareKeys,
     CallFormat,
     CallLayout,
-    CallParts,
     ChannelMarkup,
     JsonObject,
     distinct,
 )
 from holdfast.front.toolcalls.declared import ToolName, from_json
-from holdfast.front.toolcalls.incoming import Incoming, Waiting, marks_in
+from holdfast.front.toolcalls.incoming import Incoming, Parser, markers_in
 from holdfast.front.toolcalls.literals import LENIENT
 
 _FENCES: Final = ("```json", "```")
-# Maximum number of consecutive openers. Some models end up writing only openers, and
+# Maximum number of consecutive opening markers. Some models end up writing only these, and
 # without a limit all would be read again from each one.
-_MOST_OPENERS: Final = 4
+_MOST_OPENING_MARKERS: Final = 4
 _MOST_BRACES: Final = 8  # maximum nesting around a call's members
 _ARGUMENTS: Final = ("arguments", "parameters", "args", "input")  # models confuse these keys
 _NAMES: Final = ("name", "tool_name", "function", "tool")
-_FIELD: Final = re.compile(r"\{(name|id)\}")
+_HEAD_FIELD: Final = re.compile(r"\{(name|id)\}")
 _NUMBERED: Final = re.compile(r"(?:functions\.)?(.+?)(?::[0-9]+)?")
 _HEAD_LENGTH: Final = 512
 
@@ -39,15 +39,15 @@ _HEAD_LENGTH: Final = 512
 class JsonCalls(CallFormat):
     """A family that writes `{"name": NAME, "arguments": {...}}` between markers.
 
-    section: markers around all calls of a turn. wrapper: markers around each call. pairs_too: other
-    pairs of markers that are also read. array: whether the calls of a turn are one JSON array.
+    section: markers around all calls of a turn. wrapper: markers around each call. other_pairs:
+    other pairs of markers that are also read. array: whether the calls of a turn are one JSON array.
     between: text that separates two calls. id_key: the member that holds the call's id; empty if
     calls have none. name_is_key: whether a call is written as {NAME: {...}}.
     """
 
     section: tuple[str, str] = ("", "")
     wrapper: tuple[str, str] = ("", "")
-    pairs_too: tuple[tuple[str, str], ...] = ()
+    other_pairs: tuple[tuple[str, str], ...] = ()
     array: bool = False
     between: str = "\n"
     name_key: str = "name"
@@ -56,18 +56,15 @@ class JsonCalls(CallFormat):
     name_is_key: bool = False
 
     @property
-    def marks(self) -> Sequence[str]:
-        """All markers that the family writes."""
-        return marks_in(*(mark for pair in self._pairs for mark in pair))
+    def markers(self) -> Sequence[str]:
+        return markers_in(*(marker for pair in self._pairs for marker in pair))
 
     @property
-    def openers(self) -> Sequence[str]:
-        """The strings that calls may begin with."""
+    def call_starts(self) -> Sequence[str]:
         return distinct(*(pair[0] for pair in self._pairs), "{", '[{"', *_FENCES)
 
     @property
     def layout(self) -> CallLayout:
-        """How the family writes calls."""
         return self._layout(self.section, self.wrapper)
 
     @property
@@ -75,7 +72,7 @@ class JsonCalls(CallFormat):
         """The family's own layout, and the same layout with the other pairs of markers."""
         others = (
             self._layout(pair, ("", "")) if self.array else self._layout(("", ""), pair)
-            for pair in self.pairs_too
+            for pair in self.other_pairs
         )
         return (self.layout, *others)
 
@@ -104,63 +101,65 @@ class JsonCalls(CallFormat):
 
     @property
     def _pairs(self) -> Sequence[tuple[str, str]]:
-        pairs = (self.section, self.wrapper, *self.pairs_too)
+        pairs = (self.section, self.wrapper, *self.other_pairs)
         return tuple((opening.strip(), closing.strip()) for opening, closing in pairs)
 
-    def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read the calls that start at an opener. Returns False if there are none."""
+    def read(self, source: Incoming, deltas: AnswerDeltas) -> Parser[bool]:
+        """Read the calls at the current position. Returns False if there are none."""
         opening = distinct(*(pair[0] for pair in self._pairs))
-        endless = {pair[0] for pair in self._pairs if not pair[1]}  # openers without closing marker
+        endless = {
+            pair[0] for pair in self._pairs if not pair[1]
+        }  # opening markers without a closing one
         closing = distinct(*(pair[1] for pair in self._pairs))
-        opener, begun, repeated = "", False, 0
+        call_start, has_calls, repeated = "", False, 0
         while True:
             yield from source.skip_space()
-            mark = ""
-            if repeated < _MOST_OPENERS:
-                mark = yield from source.taken(*opening)
-            if mark:
-                opener, repeated = mark, repeated + 1
-            elif begun and (source.at("]") or (yield from source.standing(closing))):
-                source.place += max(1, len((yield from source.standing(closing))))
+            marker = ""
+            if repeated < _MOST_OPENING_MARKERS:
+                marker = yield from source.read_any(*opening)
+            if marker:
+                call_start, repeated = marker, repeated + 1
+            elif has_calls and (source.starts_with("]") or (yield from source.match_at(closing))):
+                source.place += max(1, len((yield from source.match_at(closing))))
                 source.drop_read()
-            elif source.at("[", ",", ";"):
+            elif source.starts_with("[", ",", ";"):
                 source.place += 1
-            elif (yield from source.taken(*_FENCES)):
+            elif (yield from source.read_any(*_FENCES)):
                 closing = (*closing, "```")
             else:
-                call = _JsonCall(self, parts, bool(opener), opening, closing)
-                if not source.at("{") or not (yield from call.read(source)):
+                call = _JsonCall(self, deltas, bool(call_start), opening, closing)
+                if not source.starts_with("{") or not (yield from call.read(source)):
                     break
-                begun, repeated = True, 0
-                closed = yield from _close(source, parts, closing)
-                is_fine = closed or not opener or opener in endless
-                parts.end(closed=is_fine, complete=True)
+                has_calls, repeated = True, 0
+                closed = yield from _read_closing(source, deltas, closing)
+                is_closed = closed or not call_start or call_start in endless
+                deltas.end_call(closed=is_closed, complete=True)
                 source.drop_read()
-        if begun:
+        if has_calls:
             source.place = 0
-        return begun
+        return has_calls
 
 
 @dataclass(slots=True)
 class _JsonCall:
     """Reads the object of one call.
 
-    marked: whether a marker precedes the call. early: arguments that came before the name, as JSON
-    text. failed: the object turned out not to be a call.
+    is_marked: whether a marker precedes the call. early_arguments: arguments that came before the
+    name, as JSON text. failed: the object turned out not to be a call.
     """
 
     family: JsonCalls
-    parts: CallParts
-    marked: bool
+    deltas: AnswerDeltas
+    is_marked: bool
     opening: tuple[str, ...]
     closing: tuple[str, ...]
     tool: ToolName | None = None
-    early: str | None = None
+    early_arguments: str | None = None
     id: str = ""
     repairs: list[str] = field(default_factory=list)
     failed: bool = False
 
-    def read(self, source: Incoming) -> Waiting[bool]:
+    def read(self, source: Incoming) -> Parser[bool]:
         """Read from the opening brace to the closing one.
 
         Returns True if the call has begun and was emitted completely.
@@ -169,7 +168,7 @@ class _JsonCall:
         while True:
             if depth:
                 yield from source.skip_space()
-            if source.at_end or (self.closing and (yield from source.standing(self.closing))):
+            if source.at_end or (self.closing and (yield from source.match_at(self.closing))):
                 closed = not source.at_end
                 break
             character = source.text[source.place]
@@ -186,27 +185,27 @@ class _JsonCall:
             if self.failed:
                 source.place = start  # what follows the arguments is not part of the call
                 break
-        return self._finished(closed)
+        return self._begin_if_valid(closed)
 
-    def _member(self, source: Incoming) -> Waiting[None]:
+    def _member(self, source: Incoming) -> Parser[None]:
         """Read the key and the value of one member."""
         family = self.family
-        if not self.marked and source.text[source.place] not in "\"'":
+        if not self.is_marked and source.text[source.place] not in "\"'":
             self.failed = True
             return
         key = yield from self._value(source, ends=":,{}")
         yield from source.skip_space()
-        if not isinstance(key, str) or not (yield from source.taken(":")):
+        if not isinstance(key, str) or not (yield from source.read_any(":")):
             self.failed = True
             return
         yield from source.skip_space()
-        is_object = source.at("{")
+        is_object = source.starts_with("{")
         if family.name_is_key and self.tool is None and is_object:
-            self._named(key)
+            self._set_name(key)
             yield from self._arguments(source)
         elif key == family.name_key or (key in _NAMES and not family.name_is_key):
             if not is_object:  # the members of a nested object are treated as members of the call
-                self._named((yield from self._value(source)))
+                self._set_name((yield from self._value(source)))
                 self._repair("" if key == family.name_key else "name_key")
         elif key == family.arguments_key or key in _ARGUMENTS:
             self._repair("" if key == family.arguments_key else "arguments_key")
@@ -214,29 +213,31 @@ class _JsonCall:
         elif key in (family.id_key, "id", "tool_call_id"):
             call_id = yield from self._value(source)
             self.id = str(call_id) if key == family.id_key else ""
-        elif self.marked or key == "type":
+        elif self.is_marked or key == "type":
             yield from self._value(source)
         else:
             self.failed = True
 
-    def _named(self, name: Any) -> None:
-        tool = self.parts.tools.named(name) if isinstance(name, str) else None
+    def _set_name(self, name: Any) -> None:
+        tool = self.deltas.tools.resolve(name) if isinstance(name, str) else None
         if self.tool is None:
             self.tool = tool
-            self.failed = tool is None or not (self.marked or tool.declared)
+            self.failed = tool is None or not (self.is_marked or tool.declared)
 
-    def _arguments(self, source: Incoming) -> Waiting[None]:
+    def _arguments(self, source: Incoming) -> Parser[None]:
         """Read the arguments. They are streamed if the name is already known."""
-        if self.failed or self.parts.is_open or self.early is not None:
+        if self.failed or self.deltas.is_open or self.early_arguments is not None:
             if not self.failed:
                 yield from self._value(source)
             return
-        if self.tool is not None and source.at("{"):
+        if self.tool is not None and source.starts_with("{"):
             self._begin(self.tool)
-            yield from self.parts.read_object(source, stops=self.closing, follows=self.opening)
+            yield from self.deltas.read_object(source, stops=self.closing, follows=self.opening)
             return
-        self.early = self._object((yield from LENIENT.value(source, self.repairs, ends=",}")))
-        if self.early is None:
+        self.early_arguments = self._object(
+            (yield from LENIENT.read_value(source, self.repairs, ends=",}"))
+        )
+        if self.early_arguments is None:
             self.failed = True
         elif self.tool is not None:
             self._begin(self.tool)
@@ -258,27 +259,27 @@ class _JsonCall:
             return "{}"
         return text if isinstance(value, dict) else None
 
-    def _finished(self, closed: bool) -> bool:
+    def _begin_if_valid(self, closed: bool) -> bool:
         if (
-            not (self.parts.is_open or self.failed)
+            not (self.deltas.is_open or self.failed)
             and self.tool is not None
             and closed
-            and (self.marked or self.early is not None)
+            and (self.is_marked or self.early_arguments is not None)
         ):
             self._begin(self.tool)
-            if self.early is None:
-                self.parts.json("{}")
-        if self.parts.is_open:
-            self.parts.repair(*self.repairs)
-        return self.parts.is_open
+            if self.early_arguments is None:
+                self.deltas.emit_json("{}")
+        if self.deltas.is_open:
+            self.deltas.repair(*self.repairs)
+        return self.deltas.is_open
 
     def _begin(self, tool: ToolName) -> None:
-        self.parts.begin(tool, call_id=self.id)
-        if self.early is not None:
-            self.parts.json(self.early)
+        self.deltas.begin_call(tool, call_id=self.id)
+        if self.early_arguments is not None:
+            self.deltas.emit_json(self.early_arguments)
 
-    def _value(self, source: Incoming, *, ends: str = ",}") -> Waiting[Any]:
-        text = yield from LENIENT.value(source, self.repairs, ends=ends)
+    def _value(self, source: Incoming, *, ends: str = ",}") -> Parser[Any]:
+        text = yield from LENIENT.read_value(source, self.repairs, ends=ends)
         return json.loads(text)
 
     def _repair(self, name: str) -> None:
@@ -286,7 +287,7 @@ class _JsonCall:
             self.repairs.append(name)
 
 
-def _close(source: Incoming, parts: CallParts, closing: Sequence[str]) -> Waiting[bool]:
+def _read_closing(source: Incoming, deltas: AnswerDeltas, closing: Sequence[str]) -> Parser[bool]:
     """Read the markup after a call.
 
     Returns True if something closed the call, or if another call follows in the same markup.
@@ -296,10 +297,10 @@ def _close(source: Incoming, parts: CallParts, closing: Sequence[str]) -> Waitin
         character = source.text[source.place : source.place + 1]
         if character == "}":
             source.place += 1
-            parts.repair("extra_bracket")
+            deltas.repair("extra_bracket")
         else:
             closed = bool(character) and character in ",;]{"
-            return closed or bool((yield from source.taken(*closing)))
+            return closed or bool((yield from source.read_any(*closing)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,43 +308,40 @@ class NamedJson(CallFormat):
     """A family that writes `MARKER NAME MARKER {...}`.
 
     section: markers around all calls of a turn. head: text before the arguments, with the fields
-    {name} and {id}; heads_too: other heads that are also read. close: text after the arguments.
+    {name} and {id}; other_heads: other heads that are also read. close: text after the arguments.
     between: text that separates two calls. text: a marker before visible text.
     """
 
     section: tuple[str, str] = ("", "")
     head: str
-    heads_too: tuple[str, ...] = ()
+    other_heads: tuple[str, ...] = ()
     close: str = ""
     between: str = ""
     text: str = ""
 
     @property
-    def marks(self) -> Sequence[str]:
-        """All markers that the family writes."""
+    def markers(self) -> Sequence[str]:
         words = [word for head in self._heads for word in head[0::2]]
         tags = (lead for lead in self._leads if lead.startswith("<"))
-        return distinct(*marks_in(*self.section, *words, self.close), *tags)
+        return distinct(*markers_in(*self.section, *words, self.close), *tags)
 
     @property
-    def openers(self) -> Sequence[str]:
-        """The strings that calls may begin with."""
+    def call_starts(self) -> Sequence[str]:
         return distinct(self.section[0], *self._leads)
 
     @property
     def layout(self) -> CallLayout:
-        """How the family writes calls."""
         return self._layout(self.head, close=self.close)
 
     @property
     def grammar_layouts(self) -> Sequence[CallLayout]:
         """The family's own layout, and one for each of the other heads."""
-        last = "".join(marks_in(self.close)[-1:])
-        return (self.layout, *(self._layout(head, close=last) for head in self.heads_too))
+        last = "".join(markers_in(self.close)[-1:])
+        return (self.layout, *(self._layout(head, close=last) for head in self.other_heads))
 
     def _layout(self, head: str, *, close: str) -> CallLayout:
         lead = head.partition("{")[0]
-        lead = next((mark for mark in marks_in(lead) if lead.startswith(mark)), lead)
+        lead = next((marker for marker in markers_in(lead) if lead.startswith(marker)), lead)
         return CallLayout(
             opening=self.section[0] + lead,
             heads=(head.removeprefix(lead),),
@@ -361,7 +359,7 @@ class NamedJson(CallFormat):
     @property
     def _heads(self) -> Sequence[Sequence[str]]:
         """Each head, split into its literals and, between them, the names of its fields."""
-        return [_FIELD.split(head) for head in (self.head, *self.heads_too)]
+        return [_HEAD_FIELD.split(head) for head in (self.head, *self.other_heads)]
 
     @property
     def _leads(self) -> Sequence[str]:
@@ -370,30 +368,30 @@ class NamedJson(CallFormat):
     @property
     def _ends(self) -> tuple[str, ...]:
         """The strings that may follow the arguments."""
-        return distinct(self.close, *marks_in(self.close, self.section[1]))
+        return distinct(self.close, *markers_in(self.close, self.section[1]))
 
-    def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read the calls that start at an opener. Returns False if there are none."""
+    def read(self, source: Incoming, deltas: AnswerDeltas) -> Parser[bool]:
+        """Read the calls at the current position. Returns False if there are none."""
         section = self.section[0].strip()
-        in_section = bool(section and (yield from source.taken(section)))
-        begun = False
+        in_section = bool(section and (yield from source.read_any(section)))
+        has_calls = False
         while True:
             start = source.place
             yield from source.skip_space()
-            if begun and source.at(";", ","):
+            if has_calls and source.starts_with(";", ","):
                 source.place += 1
                 yield from source.skip_space()
-            if not (yield from self._read_call(source, parts)):
+            if not (yield from self._read_call(source, deltas)):
                 break
-            begun = True
+            has_calls = True
         source.place = start
-        if begun and in_section:
-            yield from source.taken_next(self.section[1].strip())
-        return begun
+        if has_calls and in_section:
+            yield from source.skip_space_and_read(self.section[1].strip())
+        return has_calls
 
-    def _read_call(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
+    def _read_call(self, source: Incoming, deltas: AnswerDeltas) -> Parser[bool]:
         """Read a call, starting at the first literal of its head."""
-        lead = yield from source.taken(*self._leads)
+        lead = yield from source.read_any(*self._leads)
         if not lead:
             return False
         fields = yield from self._fields(source, lead)
@@ -404,21 +402,21 @@ class NamedJson(CallFormat):
             found = _NUMBERED.fullmatch(call_id)
             name = found[1] if found else call_id
         stops = self._ends
-        tool = parts.tools.named(name) or _first_word(parts, name)
+        tool = deltas.tools.resolve(name) or _first_word(deltas, name)
         if tool is not None and name.isdigit() and not tool.declared:
-            return (yield from self._read_unnamed(source, parts, call_id))
-        has_arguments = source.at("{")
-        if tool is None or not (has_arguments or (yield from source.standing(stops))):
+            return (yield from self._read_unnamed(source, deltas, call_id))
+        has_arguments = source.starts_with("{")
+        if tool is None or not (has_arguments or (yield from source.match_at(stops))):
             return False
-        parts.begin(tool, call_id=call_id)
+        deltas.begin_call(tool, call_id=call_id)
         if has_arguments:
-            yield from parts.read_object(source, stops=stops, follows=self.openers)
+            yield from deltas.read_object(source, stops=stops, follows=self.call_starts)
         else:
-            parts.json("{}")
-        yield from self._end(source, parts)
+            deltas.emit_json("{}")
+        yield from self._end(source, deltas)
         return True
 
-    def _fields(self, source: Incoming, lead: str) -> Waiting[dict[str, str] | None]:
+    def _fields(self, source: Incoming, lead: str) -> Parser[dict[str, str] | None]:
         """Read the rest of a head, up to the arguments. Returns None if it is not a head."""
         follows = {
             word.strip(): field
@@ -429,56 +427,56 @@ class NamedJson(CallFormat):
         literals = tuple(word for word in follows if word and word not in self._leads)
         fields: dict[str, str] = {}
         while True:
-            text, mark = yield from source.read_to(
-                (*literals, "{", *self._ends, *self.openers), limit=_HEAD_LENGTH
+            text, marker = yield from source.read_to(
+                (*literals, "{", *self._ends, *self.call_starts), limit=_HEAD_LENGTH
             )
             if field:
                 fields.setdefault(field, text.strip())
-            if mark not in literals:
-                return fields if mark == "{" or mark in self._ends else None
-            source.place += len(mark)
-            field = follows[mark]
+            if marker not in literals:
+                return fields if marker == "{" or marker in self._ends else None
+            source.place += len(marker)
+            field = follows[marker]
             yield from source.skip_space()
 
-    def _read_unnamed(self, source: Incoming, parts: CallParts, call_id: str) -> Waiting[bool]:
+    def _read_unnamed(self, source: Incoming, deltas: AnswerDeltas, call_id: str) -> Parser[bool]:
         """Read a call that has a number in place of a name.
 
         It is taken as a call of the only tool that accepts the arguments. Returns False if not
         exactly one tool does.
         """
         repairs = ["inferred_name"]
-        if not source.at("{"):
+        if not source.starts_with("{"):
             return False
-        text = yield from LENIENT.value(source, repairs, ends="")
-        name = parts.tools.only_fitting(json.loads(text))
+        text = yield from LENIENT.read_value(source, repairs, ends="")
+        name = deltas.tools.only_match(json.loads(text))
         if not name:
             return False
-        parts.begin(ToolName(name, declared=True), call_id=call_id)
-        parts.json(text)
-        parts.repair(*repairs)
-        yield from self._end(source, parts)
+        deltas.begin_call(ToolName(name, declared=True), call_id=call_id)
+        deltas.emit_json(text)
+        deltas.repair(*repairs)
+        yield from self._end(source, deltas)
         return True
 
-    def _end(self, source: Incoming, parts: CallParts) -> Waiting[None]:
+    def _end(self, source: Incoming, deltas: AnswerDeltas) -> Parser[None]:
         """Read what follows the arguments, and end the call."""
         close = self.close.strip()
-        last = (close, *marks_in(close)[-1:])
+        last = (close, *markers_in(close)[-1:])
         closed = not close
         while not closed:
             yield from source.skip_space()
-            if source.at("}"):
+            if source.starts_with("}"):
                 source.place += 1
-                parts.repair("extra_bracket")
-            elif mark := (yield from source.taken(close, *marks_in(close))):
-                closed = mark in last
+                deltas.repair("extra_bracket")
+            elif marker := (yield from source.read_any(close, *markers_in(close))):
+                closed = marker in last
             else:
                 break
-        parts.end(closed=closed, complete=True)
+        deltas.end_call(closed=closed, complete=True)
         source.drop_read()
 
 
-def _first_word(parts: CallParts, name: str) -> ToolName | None:
+def _first_word(deltas: AnswerDeltas, name: str) -> ToolName | None:
     """Return the declared tool that is named by the first of several words."""
     words = name.split()
-    tool = parts.tools.named(words[0]) if words else None
+    tool = deltas.tools.resolve(words[0]) if words else None
     return tool if tool is not None and tool.declared else None

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.front.toolcalls.call_format import CallFormat, CallLayout, CallParts, LiteralValues
-from holdfast.front.toolcalls.incoming import Incoming, Waiting
+from holdfast.front.toolcalls.call_format import AnswerDeltas, CallFormat, CallLayout, LiteralValues
+from holdfast.front.toolcalls.incoming import Incoming, Parser
 from holdfast.front.toolcalls.literals import Literals
 from holdfast.front.toolcalls.tagged_parameters import read_json_call
 
@@ -23,18 +23,15 @@ class PythonCalls(CallFormat):
     wrapper: tuple[str, str] = ("<|tool_call_start|>", "<|tool_call_end|>")
 
     @property
-    def marks(self) -> Sequence[str]:
-        """All markers that the family writes."""
+    def markers(self) -> Sequence[str]:
         return self.wrapper
 
     @property
-    def openers(self) -> Sequence[str]:
-        """The strings that a call may begin with."""
+    def call_starts(self) -> Sequence[str]:
         return self.wrapper[:1]
 
     @property
     def layout(self) -> CallLayout:
-        """How the family writes calls."""
         return CallLayout(
             opening=self.wrapper[0] + "[",
             heads=("{name}(",),
@@ -44,79 +41,81 @@ class PythonCalls(CallFormat):
             closing="]" + self.wrapper[1],
         )
 
-    def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read the calls that start at an opener. Returns False if there are none."""
+    def read(self, source: Incoming, deltas: AnswerDeltas) -> Parser[bool]:
+        """Read the calls at the current position. Returns False if there are none."""
         close = self.wrapper[1]
-        yield from source.taken(self.wrapper[0])
-        yield from source.taken_next("[")
+        yield from source.read_any(self.wrapper[0])
+        yield from source.skip_space_and_read("[")
         literals, begun = Literals(stops=(close,)), False
         while True:
             yield from source.skip_space()
-            if begun and source.at(",", ";"):
+            if begun and source.starts_with(",", ";"):
                 source.place += 1
                 continue
-            if (yield from source.taken("]")) or (yield from source.standing((close,))):
+            if (yield from source.read_any("]")) or (yield from source.match_at((close,))):
                 break
             start = source.place
-            if not (yield from self._read_call(source, parts, literals)):
+            if not (yield from self._read_call(source, deltas, literals)):
                 source.place = start
                 return begun
             begun = True
-        yield from source.taken_next(close)
+        yield from source.skip_space_and_read(close)
         return begun
 
-    def _read_call(self, source: Incoming, parts: CallParts, literals: Literals) -> Waiting[bool]:
-        if (yield from read_json_call(source, parts, repair="")):
+    def _read_call(
+        self, source: Incoming, deltas: AnswerDeltas, literals: Literals
+    ) -> Parser[bool]:
+        if (yield from read_json_call(source, deltas, repair="")):
             return True
         ends = ("(", ")", "]", "[", "{", "\n", ",", "=")
-        name, mark = yield from source.read_to(ends, limit=_NAME_LENGTH)
-        tool = parts.tools.named(name) if mark == "(" else None
+        name, marker = yield from source.read_to(ends, limit=_NAME_LENGTH)
+        tool = deltas.tools.resolve(name) if marker == "(" else None
         if tool is None:
             return False
         source.place += 1
-        parts.begin(tool)
+        deltas.begin_call(tool)
         while True:
             yield from source.skip_space()
-            if source.at_end or (yield from source.standing(literals.stops)):
-                parts.end(closed=False)
+            if source.at_end or (yield from source.match_at(literals.stops)):
+                deltas.end_call(closed=False)
                 break
             if source.text[source.place] in ",)":
                 source.place += 1
                 if source.text[source.place - 1] == ",":
                     continue
-                parts.end()
+                deltas.end_call()
                 break
-            yield from self._read_argument(source, parts, literals)
+            yield from self._read_argument(source, deltas, literals)
             source.drop_read()
         source.drop_read()
         return True
 
     def _read_argument(
-        self, source: Incoming, parts: CallParts, literals: Literals
-    ) -> Waiting[None]:
+        self, source: Incoming, deltas: AnswerDeltas, literals: Literals
+    ) -> Parser[None]:
         """Read an argument. One without a name is assigned to the tool's next free parameter."""
-        at, mark = yield from source.find(tuple("=,()[]{}'\":"), source.place)
-        while at + 1 == len(source.text) and mark == "=" and not source.ended:
+        at, marker = yield from source.find(tuple("=,()[]{}'\":"), source.place)
+        while at + 1 == len(source.text) and marker == "=" and not source.has_ended:
             yield
         keyword = _KEYWORD.match(source.text, source.place)
         if keyword:
             key, source.place = source.plain(keyword[1]), keyword.end()
         else:
-            free = (name for name in parts.types.properties if name not in parts.given)
-            key = next(free, f"argument_{len(parts.given) + 1}")
-            parts.repair("positional_argument")
+            free = (name for name in deltas.types.properties if name not in deltas.seen_keys)
+            key = next(free, f"argument_{len(deltas.seen_keys) + 1}")
+            deltas.repair("positional_argument")
         repairs: list[str] = []
-        value = yield from literals.value(source, repairs, ends=",)")
-        parts.key(key)
-        parts.json(value)
-        parts.repair(*repairs)
+        value = yield from literals.read_value(source, repairs, ends=",)")
+        deltas.emit_key(key)
+        deltas.emit_json(value)
+        deltas.repair(*repairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BracedCalls(CallFormat):
     """A family that writes one or more `call:NAME{KEY:VALUE,...}` between two markers.
 
-    quote: the mark on both sides of a string without escapes.
+    quote: the quotation mark on both sides of a string without escapes.
     """
 
     wrapper: tuple[str, str] = ("<|tool_call>", "<tool_call|>")
@@ -124,18 +123,15 @@ class BracedCalls(CallFormat):
     quote: str = '<|"|>'
 
     @property
-    def marks(self) -> Sequence[str]:
-        """All markers that the family writes."""
+    def markers(self) -> Sequence[str]:
         return (*self.wrapper, self.quote)
 
     @property
-    def openers(self) -> Sequence[str]:
-        """The strings that a call may begin with."""
+    def call_starts(self) -> Sequence[str]:
         return self.wrapper[:1]
 
     @property
     def layout(self) -> CallLayout:
-        """How the family writes calls."""
         opening = self.wrapper[0] + self.lead
         return CallLayout(
             opening=opening,
@@ -147,59 +143,63 @@ class BracedCalls(CallFormat):
             again=opening,
         )
 
-    def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
+    def read(self, source: Incoming, deltas: AnswerDeltas) -> Parser[bool]:
         """Read the calls between two markers. Returns False if there are none."""
-        yield from source.taken(self.wrapper[0])
+        yield from source.read_any(self.wrapper[0])
         yield from source.skip_space()
-        while (yield from source.taken(self.wrapper[0])):  # some models repeat the opening marker
+        while (
+            yield from source.read_any(self.wrapper[0])
+        ):  # some models repeat the opening marker
             yield from source.skip_space()
-        yield from source.taken(self.lead)
-        if not (yield from self._read_call(source, parts)):
+        yield from source.read_any(self.lead)
+        if not (yield from self._read_call(source, deltas)):
             return False
-        while (yield from self._read_another(source, parts)):
+        while (yield from self._read_another(source, deltas)):
             pass
-        yield from source.taken_next(self.wrapper[1])
+        yield from source.skip_space_and_read(self.wrapper[1])
         return True
 
-    def _read_another(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
+    def _read_another(self, source: Incoming, deltas: AnswerDeltas) -> Parser[bool]:
         """Read another call between the same markers. Returns False if there is none."""
         start = source.place
-        if (yield from source.taken_next(",")):
+        if (yield from source.skip_space_and_read(",")):
             yield from source.skip_space()
-        if (yield from source.taken(self.lead)) and (yield from self._read_call(source, parts)):
+        if (yield from source.read_any(self.lead)) and (yield from self._read_call(source, deltas)):
             return True
         source.place = start
         return False
 
-    def _read_call(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
+    def _read_call(self, source: Incoming, deltas: AnswerDeltas) -> Parser[bool]:
         """Read a name and its arguments. Returns False if there is none."""
-        name, mark = yield from source.read_to(("{", "\n", "}", *self.marks), limit=_NAME_LENGTH)
-        tool = parts.tools.named(name) if mark == "{" else None
+        name, marker = yield from source.read_to(
+            ("{", "\n", "}", *self.markers), limit=_NAME_LENGTH
+        )
+        tool = deltas.tools.resolve(name) if marker == "{" else None
         if tool is None:
             return False
         source.place += 1
-        parts.begin(tool)
-        yield from self._read_arguments(source, parts)
+        deltas.begin_call(tool)
+        yield from self._read_arguments(source, deltas)
         return True
 
-    def _read_arguments(self, source: Incoming, parts: CallParts) -> Waiting[None]:
+    def _read_arguments(self, source: Incoming, deltas: AnswerDeltas) -> Parser[None]:
         literals = Literals(raw_quotes=(self.quote,), bare_keys=True, stops=(self.wrapper[1],))
         repairs: list[str] = []
         while True:
             source.drop_read()
             yield from source.skip_space()
-            if source.at_end or (yield from source.standing(literals.stops)):
-                parts.end(*repairs, closed=False)
+            if source.at_end or (yield from source.match_at(literals.stops)):
+                deltas.end_call(*repairs, closed=False)
                 return
             character = source.text[source.place]
             if character in ",}":
                 source.place += 1
                 if character == ",":
                     continue
-                parts.end(*repairs)
+                deltas.end_call(*repairs)
                 source.drop_read()
                 return
-            key = yield from literals.key(source, repairs)
-            value = yield from literals.value(source, repairs, ends=",}")
-            parts.key(key)
-            parts.json(value)
+            key = yield from literals.read_key(source, repairs)
+            value = yield from literals.read_value(source, repairs, ends=",}")
+            deltas.emit_key(key)
+            deltas.emit_json(value)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from holdfast.front.toolcalls.incoming import Incoming, Waiting
+from holdfast.front.toolcalls.incoming import Incoming, Parser
 
 # Python refuses to parse integers of more than 4300 digits, and a float beyond 1e308 is not valid
 # JSON: such numbers are treated as text.
@@ -58,76 +58,76 @@ class Literals:
     All input is accepted: text that is not a value of the syntax is a string, and a part that
     is still open at the end of the text is closed. Numbers keep their spelling if JSON allows it.
 
-    raw_quotes: marks around strings without escapes. bare_keys: whether keys of objects have no
-    quotes. stops: marks that end everything that is open, except quoted strings.
+    raw_quotes: markers around strings without escapes. bare_keys: whether keys of objects have no
+    quotes. stops: markers that end everything that is open, except quoted strings.
     """
 
     raw_quotes: tuple[str, ...] = ()
     bare_keys: bool = False
     stops: tuple[str, ...] = ()
 
-    def value(
+    def read_value(
         self, source: Incoming, repairs: list[str], *, ends: str, depth: int = 0
-    ) -> Waiting[str]:
+    ) -> Parser[str]:
         """Read a value, and return it as JSON text.
 
         ends: the characters that end an unquoted value.
         """
-        quote = yield from source.taken_next(*self.raw_quotes, *_QUOTES)
+        quote = yield from source.skip_space_and_read(*self.raw_quotes, *_QUOTES)
         if quote:
             return json_text((yield from self._string(source, repairs, quote)))
-        opener = source.text[source.place : source.place + 1]
-        if opener in _CLOSERS and depth < _MAX_DEPTH:
+        bracket = source.text[source.place : source.place + 1]
+        if bracket in _CLOSERS and depth < _MAX_DEPTH:
             source.place += 1
-            return (yield from self._members(source, repairs, opener=opener, depth=depth + 1))
-        return _word((yield from _before(source, (*ends, *self.stops))), repairs)
+            return (yield from self._members(source, repairs, bracket=bracket, depth=depth + 1))
+        return _unquoted_value((yield from _read_until(source, (*ends, *self.stops))), repairs)
 
-    def key(self, source: Incoming, repairs: list[str]) -> Waiting[str]:
+    def read_key(self, source: Incoming, repairs: list[str]) -> Parser[str]:
         """Read the key of an object's member and the colon after it."""
-        quote = yield from source.taken(*self.raw_quotes, *_QUOTES)
+        quote = yield from source.read_any(*self.raw_quotes, *_QUOTES)
         if quote:
             key = yield from self._string(source, repairs, quote)
             if self.bare_keys:
-                _note(repairs, "quoted_key")
+                _add_repair(repairs, "quoted_key")
         else:
-            key = yield from _before(source, (":", ",", "}", *self.stops))
-        yield from source.taken_next(":")
+            key = yield from _read_until(source, (":", ",", "}", *self.stops))
+        yield from source.skip_space_and_read(":")
         return key
 
-    def _string(self, source: Incoming, repairs: list[str], quote: str) -> Waiting[str]:
+    def _string(self, source: Incoming, repairs: list[str], quote: str) -> Parser[str]:
         """Read a string after its opening quote."""
         start = source.place
         raw = quote in self.raw_quotes
-        marks = (quote,) if raw else (quote, "\\")
+        markers = (quote,) if raw else (quote, "\\")
         while True:
-            at, mark = yield from source.find(marks, source.place)
-            source.place = min(len(source.text), at + len(mark))
-            if mark == "\\":
-                while source.at_end and not source.ended:
+            at, marker = yield from source.find(markers, source.place)
+            source.place = min(len(source.text), at + len(marker))
+            if marker == "\\":
+                while source.at_end and not source.has_ended:
                     yield
                 source.place = min(len(source.text), source.place + 1)
                 continue
-            may_be_inner = bool(mark) and not raw and len(quote) == 1
+            may_be_inner = bool(marker) and not raw and len(quote) == 1
             if may_be_inner and not (
-                yield from _closes(source, source.place, self.stops, _AFTER_STRING + ")")
+                yield from _is_closing_quote(source, source.place, self.stops, _AFTER_STRING + ")")
             ):
-                _note(repairs, "inner_quote")
+                _add_repair(repairs, "inner_quote")
                 continue
-            if not mark:
-                _note(repairs, "unclosed_value")
+            if not marker:
+                _add_repair(repairs, "unclosed_value")
             text = source.plain(source.text[start:at])
             return text if raw else unescaped(text)
 
     def _members(
-        self, source: Incoming, repairs: list[str], *, opener: str, depth: int
-    ) -> Waiting[str]:
+        self, source: Incoming, repairs: list[str], *, bracket: str, depth: int
+    ) -> Parser[str]:
         """Read what follows an opening bracket, up to a closing bracket of any kind."""
         items: list[str] = []
         ends = "," + "".join(_CLOSERS.values())
         while True:
             yield from source.skip_space()
-            if source.at_end or (self.stops and (yield from source.standing(self.stops))):
-                _note(repairs, "unclosed_value")
+            if source.at_end or (self.stops and (yield from source.match_at(self.stops))):
+                _add_repair(repairs, "unclosed_value")
                 break
             character = source.text[source.place]
             if character in ends:
@@ -136,24 +136,26 @@ class Literals:
                     continue
                 break
             key = ""
-            if opener == "{":
-                key = json_text((yield from self.key(source, repairs))) + ": "
-            items.append(key + (yield from self.value(source, repairs, ends=ends, depth=depth)))
-        return f"{{{', '.join(items)}}}" if opener == "{" else f"[{', '.join(items)}]"
+            if bracket == "{":
+                key = json_text((yield from self.read_key(source, repairs))) + ": "
+            items.append(
+                key + (yield from self.read_value(source, repairs, ends=ends, depth=depth))
+            )
+        return f"{{{', '.join(items)}}}" if bracket == "{" else f"[{', '.join(items)}]"
 
 
 LENIENT: Final = Literals()
 
 
-def whole(text: str) -> str | None:
+def complete_value(text: str) -> str | None:
     """Return the value in a text as JSON text, or None if it is incomplete or needs repairs."""
     source, repairs = Incoming(), list[str]()
     source.add(text)
-    source.ended = True
+    source.has_ended = True
     try:
-        next(LENIENT.value(source, repairs, ends=""))
+        next(LENIENT.read_value(source, repairs, ends=""))
     except StopIteration as done:
-        return None if repairs or source.rest.strip() else str(done.value)
+        return None if repairs or source.remaining_text.strip() else str(done.value)
     raise AssertionError("a reader waits for more of an ended text")
 
 
@@ -174,24 +176,26 @@ def _character(match: re.Match[str]) -> str:
     return _SHORT_ESCAPES.get(code, code if code in "\"'\\/" else match[0])
 
 
-def _closes(source: Incoming, place: int, stops: Sequence[str], separators: str) -> Waiting[bool]:
+def _is_closing_quote(
+    source: Incoming, place: int, stops: Sequence[str], separators: str
+) -> Parser[bool]:
     """Whether the text after a quote shows that the quote closes its string."""
     after = yield from source.after_space(place)
     if after == len(source.text) or source.text[after] in separators:
         return True
-    return bool(stops and (yield from source.standing(stops, after)))
+    return bool(stops and (yield from source.match_at(stops, after)))
 
 
-def _before(source: Incoming, ends: Sequence[str]) -> Waiting[str]:
-    """Read up to one of these marks, or to the end of the text if none occurs."""
+def _read_until(source: Incoming, ends: Sequence[str]) -> Parser[str]:
+    """Read up to one of these markers, or to the end of the text if none occurs."""
     if not ends:
-        text, source.place = source.up_to(len(source.text)), len(source.text)
+        text, source.place = source.text_until(len(source.text)), len(source.text)
     else:
         text, _ = yield from source.read_to(ends)
     return text.strip()
 
 
-def _word(text: str, repairs: list[str]) -> str:
+def _unquoted_value(text: str, repairs: list[str]) -> str:
     """Convert an unquoted value to JSON text."""
     if NUMBER.fullmatch(text):
         return text
@@ -202,11 +206,11 @@ def _word(text: str, repairs: list[str]) -> str:
             return json.dumps(number(), allow_nan=False)
         except (ValueError, OverflowError):
             continue
-    _note(repairs, "bare_string")
+    _add_repair(repairs, "bare_string")
     return json_text(text)
 
 
-def _note(repairs: list[str], name: str) -> None:
+def _add_repair(repairs: list[str], name: str) -> None:
     if name not in repairs:
         repairs.append(name)
 
@@ -221,28 +225,28 @@ class JsonStream:
     def __init__(
         self,
         source: Incoming,
-        give: Callable[[str], None],
+        emit: Callable[[str], None],
         *,
         stops: Sequence[str] = (),
         follows: Sequence[str] = (),
     ) -> None:
-        """give: receives the next fragment; the fragments join to one valid JSON object.
+        """emit: receives the next fragment; the fragments join to one valid JSON object.
 
-        stops: marks that end the object. Inside a string, a mark ends the object only if one of
+        stops: markers that end the object. Inside a string, a marker ends the object only if one of
         `follows` or the end of the text comes next.
         """
         self.repairs: list[str] = []
         self._source = source
-        self._give = give
+        self._emit = emit
         self._stops = tuple(stops)
         self._follows = tuple(follows)
         self._open: list[str] = []  # open brackets
         self._expects: Literal["key", "value", "next"] = "value"
-        self._dangles = False  # a key and its colon were passed on, but no value yet
+        self._awaits_value = False  # a key and its colon were passed on, but no value yet
         self._too_deep = 0  # open brackets that were left out
-        self._held = ""  # a comma and white space that are passed on together with the next text
+        self._pending = ""  # a comma and white space that are passed on together with the next text
 
-    def read(self) -> Waiting[None]:
+    def read(self) -> Parser[None]:
         """Read the object whose opening bracket is next. The text that was read is dropped."""
         source = self._source
         self._push(source.text[source.place])
@@ -251,29 +255,31 @@ class JsonStream:
             start = source.place
             while not source.at_end and source.text[source.place].isspace():
                 source.place += 1
-            self._held += _json_space(source.text[start : source.place])
+            self._pending += _json_space(source.text[start : source.place])
             source.drop_read()
             if not source.at_end:
-                if self._stops and (yield from source.standing(self._stops)):
+                if self._stops and (yield from source.match_at(self._stops)):
                     break
                 yield from self._step(source.text[source.place])
-            elif source.ended:
+            elif source.has_ended:
                 break
             else:
                 yield
         self._close_all()
         source.drop_read()
 
-    def _step(self, character: str) -> Waiting[None]:
+    def _step(self, character: str) -> Parser[None]:
         source = self._source
-        expects_key = self._expects == "key" or (self._expects == "next" and self._within == "key")
+        expects_key = self._expects == "key" or (
+            self._expects == "next" and self._next_in_container == "key"
+        )
         if character in "}]":
             source.place += 1
             self._close(character)
         elif character == "," and self._expects == "next":
             source.place += 1
-            self._held += ","
-            self._expects = self._within
+            self._pending += ","
+            self._expects = self._next_in_container
         elif character in ",:":
             source.place += 1
             self._repair("extra_comma" if character == "," else "extra_colon")
@@ -287,12 +293,12 @@ class JsonStream:
         else:
             if self._expects == "next":
                 self._repair("missing_comma")
-                self._held += ","
-                self._expects = self._within
-            self._give_held()
+                self._pending += ","
+                self._expects = self._next_in_container
+            self._emit_pending()
             yield from self._item(character)
 
-    def _item(self, character: str) -> Waiting[None]:
+    def _item(self, character: str) -> Parser[None]:
         if self._expects == "value" and character in _JSON_CLOSERS:
             self._source.place += 1
             self._push(character)
@@ -305,98 +311,98 @@ class JsonStream:
             yield from self._colon()
         else:
             self._expects = "next"
-            self._dangles = False
+            self._awaits_value = False
 
-    def _colon(self) -> Waiting[None]:
+    def _colon(self) -> Parser[None]:
         source = self._source
         start = source.place
         yield from source.skip_space()
         space = _json_space(source.text[start : source.place])
-        if not (yield from source.taken(":")):
+        if not (yield from source.read_any(":")):
             self._repair("missing_colon")
             space = ""
-        self._give(space + ":")
+        self._emit(space + ":")
         self._expects = "value"
-        self._dangles = True
+        self._awaits_value = True
 
-    def _string(self, quote: str) -> Waiting[None]:
+    def _string(self, quote: str) -> Parser[None]:
         """Read a string. A quote that cannot be the closing one is part of the string."""
         source = self._source
         if quote == "'":
             self._repair("single_quotes")
-        self._give('"')
+        self._emit('"')
         source.place += 1
-        marks = (quote, "\\", *self._stops)
+        markers = (quote, "\\", *self._stops)
         while True:
-            certain = source.certain(marks)
+            certain = source.safe_end(markers)
             if certain > source.place:
-                self._give(self._escaped(source.text[source.place : certain]))
+                self._emit(self._escaped(source.text[source.place : certain]))
                 source.place = certain
                 source.drop_read()
             if source.at_end:
-                if source.ended:
+                if source.has_ended:
                     break
                 yield
                 continue
-            mark = yield from source.standing(marks)
-            if mark == "\\":
+            marker = yield from source.match_at(markers)
+            if marker == "\\":
                 yield from self._escape()
-            elif mark and (yield from self._ends(mark, quote)):
-                source.place += len(mark) if mark == quote else 0
-                self._give('"')
+            elif marker and (yield from self._ends(marker, quote)):
+                source.place += len(marker) if marker == quote else 0
+                self._emit('"')
                 return
-            elif mark:
-                self._give(self._escaped(mark))
-                source.place += len(mark)
-                if mark == quote:
+            elif marker:
+                self._emit(self._escaped(marker))
+                source.place += len(marker)
+                if marker == quote:
                     self._repair("inner_quote")
-        self._give('"')
+        self._emit('"')
         self._repair("unclosed_value")
 
-    def _ends(self, mark: str, quote: str) -> Waiting[bool]:
-        """Whether the string ends at the mark at the current position."""
-        place = self._source.place + len(mark)
-        if mark == quote:
-            return (yield from _closes(self._source, place, self._stops, _AFTER_STRING))
-        return (yield from _closes(self._source, place, self._follows, ""))
+    def _ends(self, marker: str, quote: str) -> Parser[bool]:
+        """Whether the string ends at the marker at the current position."""
+        place = self._source.place + len(marker)
+        if marker == quote:
+            return (yield from _is_closing_quote(self._source, place, self._stops, _AFTER_STRING))
+        return (yield from _is_closing_quote(self._source, place, self._follows, ""))
 
-    def _escape(self) -> Waiting[None]:
+    def _escape(self) -> Parser[None]:
         """Read a backslash and the characters it escapes."""
         source = self._source
-        yield from self._arrived(2)
+        yield from self._wait_for(2)
         code = source.text[source.place + 1 : source.place + 2]
         if code == "u":
-            yield from self._arrived(6)
+            yield from self._wait_for(6)
         wide = code == "u" and _HEX.fullmatch(source.text[source.place + 2 : source.place + 6])
         if wide or (code and code in _JSON_ESCAPES):
             length = 6 if wide else 2
-            self._give(source.text[source.place : source.place + length])
+            self._emit(source.text[source.place : source.place + length])
         else:
             length = 2 if code == "'" else 1
-            self._give("'" if code == "'" else "\\\\")
+            self._emit("'" if code == "'" else "\\\\")
             self._repair("bad_escape")
         source.place += length
 
-    def _arrived(self, length: int) -> Waiting[None]:
+    def _wait_for(self, length: int) -> Parser[None]:
         """Wait until this many characters have arrived."""
         source = self._source
-        while len(source.text) - source.place < length and not source.ended:
+        while len(source.text) - source.place < length and not source.has_ended:
             yield
 
-    def _bare(self) -> Waiting[None]:
+    def _bare(self) -> Parser[None]:
         """Read an unquoted word: a number, a literal of JSON or Python, or text."""
         word, _ = yield from self._source.read_to((*self._stops, *_AFTER_BARE))
         if self._expects == "key":
             self._repair("bare_key")
-            self._give(json_text(word))
+            self._emit(json_text(word))
         elif word in ("true", "false", "null") or NUMBER.fullmatch(word):
-            self._give(word)
+            self._emit(word)
         elif word in _PYTHON_WORDS:
             self._repair("python_literal")
-            self._give(_PYTHON_WORDS[word])
+            self._emit(_PYTHON_WORDS[word])
         else:
             self._repair("bare_string")
-            self._give(json_text(word))
+            self._emit(json_text(word))
 
     def _escaped(self, text: str) -> str:
         """Return the text of a string escaped for JSON, with markers written out."""
@@ -410,14 +416,14 @@ class JsonStream:
     # brackets
 
     @property
-    def _within(self) -> Literal["key", "value"]:
+    def _next_in_container(self) -> Literal["key", "value"]:
         return "key" if self._open[-1] == "{" else "value"
 
     def _push(self, bracket: str) -> None:
-        self._give(bracket)
+        self._emit(bracket)
         self._open.append(bracket)
-        self._expects = self._within
-        self._dangles = False
+        self._expects = self._next_in_container
+        self._awaits_value = False
 
     def _close(self, character: str) -> None:
         """Close the bracket that matches this one, and all brackets inside it."""
@@ -439,24 +445,24 @@ class JsonStream:
             self._pop()
 
     def _pop(self) -> None:
-        if self._dangles:
+        if self._awaits_value:
             self._repair("missing_value")
-            self._held += "null"
-        elif "," in self._held:
+            self._pending += "null"
+        elif "," in self._pending:
             self._repair("trailing_comma")
-            self._held = self._held.replace(",", "")
-        self._give_held()
-        self._give(_JSON_CLOSERS[self._open.pop()])
+            self._pending = self._pending.replace(",", "")
+        self._emit_pending()
+        self._emit(_JSON_CLOSERS[self._open.pop()])
         self._expects = "next"
-        self._dangles = False
+        self._awaits_value = False
 
-    def _give_held(self) -> None:
-        if self._held:
-            self._give(self._held)
-            self._held = ""
+    def _emit_pending(self) -> None:
+        if self._pending:
+            self._emit(self._pending)
+            self._pending = ""
 
     def _repair(self, name: str) -> None:
-        _note(self.repairs, name)
+        _add_repair(self.repairs, name)
 
 
 def _json_space(text: str) -> str:

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from holdfast.front.toolcalls.call_format import (
+    AnswerDeltas,
     CallFormat,
     CallLayout,
-    CallParts,
     NestedValues,
     TaggedValues,
     distinct,
 )
-from holdfast.front.toolcalls.declared import ToolName, typed
-from holdfast.front.toolcalls.incoming import Incoming, Waiting
+from holdfast.front.toolcalls.declared import ToolName, convert_to_type
+from holdfast.front.toolcalls.incoming import Incoming, Parser
 from holdfast.front.toolcalls.literals import json_text
 from holdfast.front.toolcalls.tagged_parameters import (
     STRING,
@@ -55,18 +55,15 @@ class KeyValueTags(CallFormat):
     between: str = ""
 
     @property
-    def marks(self) -> Sequence[str]:
-        """All markers that the family writes."""
+    def markers(self) -> Sequence[str]:
         return distinct(*self.section, *self.call, self.name_end, *self.key, *self.value)
 
     @property
-    def openers(self) -> Sequence[str]:
-        """The strings that a call may begin with."""
+    def call_starts(self) -> Sequence[str]:
         return distinct(self.section[0], self.call[0])
 
     @property
     def layout(self) -> CallLayout:
-        """How the family writes calls."""
         lead = self.key[1] + self.value[0]
         end = self.value[1].rstrip()
         return CallLayout(
@@ -84,100 +81,102 @@ class KeyValueTags(CallFormat):
             closing=self.section[1],
         )
 
-    def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read the calls that start at an opener. Returns False if there are none."""
-        opener = yield from source.taken(*self.openers)
-        if opener != self.section[0].strip() or not opener:
-            return (yield from self._read_call(source, parts))
-        begun = False
+    def read(self, source: Incoming, deltas: AnswerDeltas) -> Parser[bool]:
+        """Read the calls at the current position. Returns False if there are none."""
+        call_start = yield from source.read_any(*self.call_starts)
+        if call_start != self.section[0].strip() or not call_start:
+            return (yield from self._read_call(source, deltas))
+        has_calls = False
         while True:
             yield from source.skip_space(spaces=_SPACES)
             start = source.place
-            if not (yield from source.taken(self.call[0].strip())):
-                if begun:
-                    yield from source.taken(self.section[1].strip())
-                return begun
-            read = yield from self._read_call(source, parts)
-            begun = begun or read
+            if not (yield from source.read_any(self.call[0].strip())):
+                if has_calls:
+                    yield from source.read_any(self.section[1].strip())
+                return has_calls
+            read = yield from self._read_call(source, deltas)
+            has_calls = has_calls or read
             if not read:
                 source.place = start
-                return begun
+                return has_calls
 
-    def _read_call(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
+    def _read_call(self, source: Incoming, deltas: AnswerDeltas) -> Parser[bool]:
         """Read a call after the marker that opens it."""
         yield from source.skip_space(spaces=_SPACES)
-        if (yield from read_json_call(source, parts)):
+        if (yield from read_json_call(source, deltas)):
             yield from self._close(source)
             return True
         name_end, key, close = self.name_end.strip(), self.key[0].strip(), self.call[1].strip()
-        ends = tuple(mark for mark in (" ", "\n", "{", *_SPACES, name_end, key, close) if mark)
+        ends = tuple(
+            marker for marker in (" ", "\n", "{", *_SPACES, name_end, key, close) if marker
+        )
         name, _ = yield from source.read_to(ends, limit=_NAME_LENGTH)
-        tool = parts.tools.named(name)
+        tool = deltas.tools.resolve(name)
         if tool is None:
             return False
         yield from self._skip_name_end(source, name_end)
-        if not (yield from source.standing((key, "{"))):
+        if not (yield from source.match_at((key, "{"))):
             if not tool.declared:
                 return False  # a single word between the markers is not a call
             if not (yield from self._ends_here(source)):
-                return (yield from self._read_words(source, parts, tool))
-        parts.begin(tool)
-        yield from self._read_pairs(source, parts)
+                return (yield from self._read_words(source, deltas, tool))
+        deltas.begin_call(tool)
+        yield from self._read_pairs(source, deltas)
         return True
 
-    def _ends_here(self, source: Incoming) -> Waiting[bool]:
+    def _ends_here(self, source: Incoming) -> Parser[bool]:
         """Whether a call without arguments ends here."""
         outer = distinct(self.section[1], *self.call)
-        return bool((yield from source.standing(outer))) or (source.ended and source.at_end)
+        return bool((yield from source.match_at(outer))) or (source.has_ended and source.at_end)
 
-    def _read_words(self, source: Incoming, parts: CallParts, tool: ToolName) -> Waiting[bool]:
+    def _read_words(self, source: Incoming, deltas: AnswerDeltas, tool: ToolName) -> Parser[bool]:
         """Read a call whose arguments are words of the form `KEY=VALUE`.
 
         Returns False if any word has another form or an undeclared key.
         """
-        at, mark = yield from source.find(
+        at, marker = yield from source.find(
             (self.call[1].strip(),), source.place, limit=_WORDS_LENGTH
         )
-        ends = bool(mark) or at == len(source.text)
-        words = _words(source.up_to(at)) if ends else {}
-        properties = parts.tools.parameters(tool.name).properties
+        ends = bool(marker) or at == len(source.text)
+        words = _key_value_words(source.text_until(at)) if ends else {}
+        properties = deltas.tools.parameters(tool.name).properties
         if not words or not words.keys() <= properties.keys():
             return False
         source.place = at
-        parts.begin(tool, repair="words_for_tags")
+        deltas.begin_call(tool, repair="words_for_tags")
         for key, text in words.items():
-            parts.key(key)
-            parts.typed(text, parts.types.of_parameter(key))
+            deltas.emit_key(key)
+            deltas.emit_typed(text, deltas.types.of_parameter(key))
         closed = yield from self._close(source)
-        parts.end(closed=closed)
+        deltas.end_call(closed=closed)
         source.drop_read()
         return True
 
-    def _skip_name_end(self, source: Incoming, name_end: str) -> Waiting[None]:
+    def _skip_name_end(self, source: Incoming, name_end: str) -> Parser[None]:
         yield from source.skip_space(spaces=_SPACES)
-        if name_end and (yield from source.taken(name_end)):
+        if name_end and (yield from source.read_any(name_end)):
             yield from source.skip_space(spaces=_SPACES)
 
-    def _read_pairs(self, source: Incoming, parts: CallParts) -> Waiting[None]:
+    def _read_pairs(self, source: Incoming, deltas: AnswerDeltas) -> Parser[None]:
         """Read the pairs of an open call, and the end of the call."""
-        if (yield from read_json_body(source, parts, stops=(self.call[1].strip(),))):
+        if (yield from read_json_body(source, deltas, stops=(self.call[1].strip(),))):
             closed = yield from self._close(source)
-            parts.end(closed=closed, complete=True)
+            deltas.end_call(closed=closed, complete=True)
             return
         key, key_close, value_open = self.key[0].strip(), self.key[1].strip(), self.value[0].strip()
-        while (yield from source.taken(key)):
-            name, mark = yield from source.read_to((key_close, value_open), limit=_NAME_LENGTH)
-            source.place += len(mark) if mark == key_close else 0
+        while (yield from source.read_any(key)):
+            name, marker = yield from source.read_to((key_close, value_open), limit=_NAME_LENGTH)
+            source.place += len(marker) if marker == key_close else 0
             yield from source.skip_space(spaces=_SPACES)
-            opened = yield from source.taken(value_open)
-            parts.repair("" if mark == key_close and opened else "missing_tag")
-            parts.key(name.strip())
+            opened = yield from source.read_any(value_open)
+            deltas.repair("" if marker == key_close and opened else "missing_tag")
+            deltas.emit_key(name.strip())
             yield from read_value(
-                source, parts, self._value_ends(), types=parts.types.of_parameter(name)
+                source, deltas, self._value_ends(), types=deltas.types.of_parameter(name)
             )
             yield from source.skip_space(spaces=_SPACES)
         closed = yield from self._close(source)
-        parts.end(closed=closed)
+        deltas.end_call(closed=closed)
         source.drop_read()
 
     def _value_ends(self) -> tuple[ValueEnd, ...]:
@@ -190,12 +189,12 @@ class KeyValueTags(CallFormat):
             ValueEnd(key, (self.key[1].strip(),), closes=False, names_parameter=True),
         )
 
-    def _close(self, source: Incoming) -> Waiting[bool]:
+    def _close(self, source: Incoming) -> Parser[bool]:
         yield from source.skip_space(spaces=_SPACES)
-        return bool((yield from source.taken(self.call[1].strip())))
+        return bool((yield from source.read_any(self.call[1].strip())))
 
 
-def _words(text: str) -> dict[str, str]:
+def _key_value_words(text: str) -> dict[str, str]:
     """Parse words such as `days=3 city="New York"`. Empty if any word has another form."""
     try:
         pairs = [word.partition("=") for word in shlex.split(text)]
@@ -207,7 +206,7 @@ def _words(text: str) -> dict[str, str]:
 
 
 class Tag(NamedTuple):
-    """A tag, without the mark before it."""
+    """A tag, without the marker before it."""
 
     name: str
     closes: bool
@@ -216,116 +215,111 @@ class Tag(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NestedTags(CallFormat):
-    """A family that writes `<invoke name="NAME"><KEY>VALUE</KEY></invoke>` with `mark` before each
-    tag.
-    """
+    """A family that writes `<invoke name="NAME"><KEY>VALUE</KEY></invoke>`, each tag after `marker`."""
 
-    mark: str = "]<]minimax[>["
+    marker: str = "]<]minimax[>["
     section: str = "tool_call"
     call: str = "invoke"
     item: str = "item"
 
     @property
-    def marks(self) -> Sequence[str]:
-        """All markers that the family writes."""
-        return (self.mark, *self.openers)
+    def markers(self) -> Sequence[str]:
+        return (self.marker, *self.call_starts)
 
     @property
-    def openers(self) -> Sequence[str]:
-        """The strings that calls may begin with."""
-        return (f"{self.mark}<{self.section}>", f"{self.mark}<{self.call} ")
+    def call_starts(self) -> Sequence[str]:
+        return (f"{self.marker}<{self.section}>", f"{self.marker}<{self.call} ")
 
     @property
     def layout(self) -> CallLayout:
-        """How the family writes calls."""
-        lead = f'{self.mark}<{self.call} name="'
+        lead = f'{self.marker}<{self.call} name="'
         return CallLayout(
-            opening=f"{self.mark}<{self.section}>\n{lead}",
+            opening=f"{self.marker}<{self.section}>\n{lead}",
             heads=('{name}">',),
-            values=NestedValues(mark=self.mark, item=self.item),
-            tail=f"{self.mark}</{self.call}>\n",
+            values=NestedValues(marker=self.marker, item=self.item),
+            tail=f"{self.marker}</{self.call}>\n",
             again=lead,
-            closing=f"{self.mark}</{self.section}>",
+            closing=f"{self.marker}</{self.section}>",
         )
 
-    def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read the calls that start at an opener. Returns False if there are none."""
-        begun = False
+    def read(self, source: Incoming, deltas: AnswerDeltas) -> Parser[bool]:
+        """Read the calls at the current position. Returns False if there are none."""
+        has_calls = False
         while True:
             start = source.place
             yield from source.skip_space()
-            tag = yield from self._tag(source)
+            tag = yield from self._read_tag(source)
             opens = tag is not None and tag.name == self.call and not tag.closes
-            tool = parts.tools.named(tag.value) if tag is not None and opens else None
+            tool = deltas.tools.resolve(tag.value) if tag is not None and opens else None
             if tool is not None:
-                parts.begin(tool)
-                begun = True
-                yield from self._read_arguments(source, parts)
+                deltas.begin_call(tool)
+                has_calls = True
+                yield from self._read_arguments(source, deltas)
                 source.drop_read()
             elif tag == Tag(self.section, True, ""):
-                return begun
-            elif tag != Tag(self.section, False, "") or begun:
+                return has_calls
+            elif tag != Tag(self.section, False, "") or has_calls:
                 source.place = start
-                return begun
+                return has_calls
 
-    def _read_arguments(self, source: Incoming, parts: CallParts) -> Waiting[None]:
+    def _read_arguments(self, source: Incoming, deltas: AnswerDeltas) -> Parser[None]:
         while True:
             yield from source.skip_space()
-            if (yield from read_json_body(source, parts, stops=(self.mark,))):
-                parts.end(complete=True)
-                yield from source.taken_next(f"{self.mark}</{self.call}>")
+            if (yield from read_json_body(source, deltas, stops=(self.marker,))):
+                deltas.end_call(complete=True)
+                yield from source.skip_space_and_read(f"{self.marker}</{self.call}>")
                 return
             start = source.place
-            tag = yield from self._tag(source)
+            tag = yield from self._read_tag(source)
             if tag is None or tag.closes or tag.name == self.call:
                 closed = tag == Tag(self.call, True, "")
                 source.place = source.place if closed else start
-                parts.end(closed=closed)
+                deltas.end_call(closed=closed)
                 return
-            parts.key(tag.name)
-            if parts.types.of_parameter(tag.name) == STRING:
-                yield from read_value(source, parts, self._string_ends(tag.name), types=STRING)
+            deltas.emit_key(tag.name)
+            if deltas.types.of_parameter(tag.name) == STRING:
+                yield from read_value(source, deltas, self._string_ends(tag.name), types=STRING)
             else:
-                schema = parts.types.properties.get(tag.name)
-                parts.json((yield from self._value(source, parts, schema, depth=0)))
+                schema = deltas.types.properties.get(tag.name)
+                deltas.emit_json((yield from self._value(source, deltas, schema, depth=0)))
             source.drop_read()
 
     def _string_ends(self, name: str) -> tuple[ValueEnd, ...]:
-        others = (f"{self.mark}</{self.call}>", f"{self.mark}</{self.section}>")
+        others = (f"{self.marker}</{self.call}>", f"{self.marker}</{self.section}>")
         return (
-            ValueEnd(f"{self.mark}</{name}>", ()),
-            *(ValueEnd(mark, (), closes=False) for mark in others),
+            ValueEnd(f"{self.marker}</{name}>", ()),
+            *(ValueEnd(marker, (), closes=False) for marker in others),
         )
 
     def _value(
-        self, source: Incoming, parts: CallParts, schema: Any, *, depth: int
-    ) -> Waiting[str]:
+        self, source: Incoming, deltas: AnswerDeltas, schema: Any, *, depth: int
+    ) -> Parser[str]:
         """Read up to the tag that closes a value. Returns the value as JSON text."""
-        text, _ = yield from source.read_to((self.mark,))
+        text, _ = yield from source.read_to((self.marker,))
         names: list[str] = []
         values: list[str] = []
         while True:
             start = source.place
             yield from source.skip_space()
-            tag = yield from self._tag(source)
+            tag = yield from self._read_tag(source)
             if tag is None or tag.closes or depth > _MAX_DEPTH:
                 if tag is None or tag.name in (self.call, self.section):
                     source.place = start
-                    parts.repair("unclosed_value")
+                    deltas.repair("unclosed_value")
                 break
             names.append(tag.name)
-            inner = parts.types.inner(schema, tag.name)
-            values.append((yield from self._value(source, parts, inner, depth=depth + 1)))
-        types = parts.types.allowed(schema)
-        if self._is_list(names, types, names_item=parts.types.declares(schema, self.item)):
+            inner = deltas.types.inner(schema, tag.name)
+            values.append((yield from self._value(source, deltas, inner, depth=depth + 1)))
+        types = deltas.types.allowed(schema)
+        if self._is_list(names, types, names_item=deltas.types.declares(schema, self.item)):
             return f"[{', '.join(values)}]"
         if names:
             members = zip(names, values, strict=True)
             return "{" + ", ".join(f"{json_text(name)}: {value}" for name, value in members) + "}"
         if not text and types and "string" not in types:
             return "[]" if "array" in types else "{}"
-        value = typed(text, types or (_GUESSED if depth else types))
-        parts.repair(value.repair)
+        value = convert_to_type(text, types or (_GUESSED if depth else types))
+        deltas.repair(value.repair)
         return value.json
 
     def _is_list(self, names: Sequence[str], types: Collection[str], *, names_item: bool) -> bool:
@@ -337,12 +331,14 @@ class NestedTags(CallFormat):
             return False
         return "object" not in types or len(names) > 1 or ("array" in types and not names_item)
 
-    def _tag(self, source: Incoming) -> Waiting[Tag | None]:
-        """Read a mark and the tag after it. Returns None if they are not there."""
-        if not (yield from source.taken(self.mark)):
+    def _read_tag(self, source: Incoming) -> Parser[Tag | None]:
+        """Read a marker and the tag after it. Returns None if they are not there."""
+        if not (yield from source.read_any(self.marker)):
             return None
-        at, mark = yield from source.find((">", "\n", self.mark), source.place, limit=_TAG_LENGTH)
-        found = _TAG.fullmatch(source.text[source.place : at + 1]) if mark == ">" else None
+        at, marker = yield from source.find(
+            (">", "\n", self.marker), source.place, limit=_TAG_LENGTH
+        )
+        found = _TAG.fullmatch(source.text[source.place : at + 1]) if marker == ">" else None
         if found is None:
             return None
         source.place = at + 1

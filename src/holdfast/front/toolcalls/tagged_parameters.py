@@ -14,14 +14,14 @@ from typing import Final, NamedTuple
 
 from holdfast.front.toolcalls.call_format import (
     CDATA,
+    AnswerDeltas,
     CallFormat,
     CallLayout,
-    CallParts,
     TaggedValues,
     distinct,
 )
 from holdfast.front.toolcalls.declared import JSON_TYPES, from_json
-from holdfast.front.toolcalls.incoming import Incoming, Waiting
+from holdfast.front.toolcalls.incoming import Incoming, Parser
 from holdfast.front.toolcalls.literals import LENIENT, json_text
 
 STRING: Final = frozenset({"string"})
@@ -42,26 +42,26 @@ class TagHeader(NamedTuple):
 
 
 class ValueEnd(NamedTuple):
-    """What ends a value: a mark that is followed by one of `before`, or by the end of the text.
+    """What ends a value: a marker, if one of `followed_by` or the end of the text comes next.
 
-    last: what must follow after `before`, unless the text ends; if empty, anything may follow.
-    spaces: further strings that count as white space. closes: True if the mark closes the value,
-    False if the mark is left to be read. names_parameter: True if the mark ends the value only when
-    the name of a parameter without a value is between the mark and `before`.
+    then_followed_by: what must come after that, unless the text ends; empty: anything may.
+    spaces: further strings that count as white space. closes: True if the marker closes the value,
+    False if it is left to be read. names_parameter: True if the marker ends the value only when the
+    name of a parameter without a value is between the marker and `followed_by`.
     """
 
-    mark: str
-    before: tuple[str, ...]
-    last: tuple[str, ...] = ()
+    marker: str
+    followed_by: tuple[str, ...]
+    then_followed_by: tuple[str, ...] = ()
     spaces: tuple[str, ...] = ()
     closes: bool = True
     names_parameter: bool = False
 
 
-def header(source: Incoming) -> Waiting[TagHeader | None]:
+def read_tag_header(source: Incoming) -> Parser[TagHeader | None]:
     """Read the rest of a tag after its first word. Returns None if the text is not a tag."""
-    at, mark = yield from source.find((">", "\n"), source.place, limit=_HEADER_LENGTH)
-    if mark != ">" or not (found := _HEADER.fullmatch(source.text[source.place : at])):
+    at, marker = yield from source.find((">", "\n"), source.place, limit=_HEADER_LENGTH)
+    if marker != ">" or not (found := _HEADER.fullmatch(source.text[source.place : at])):
         return None
     source.place = at + 1
     return TagHeader(source.plain(found[1]).strip(), found[2] or "")
@@ -69,23 +69,23 @@ def header(source: Incoming) -> Waiting[TagHeader | None]:
 
 def read_value(
     source: Incoming,
-    parts: CallParts,
+    deltas: AnswerDeltas,
     ends: Sequence[ValueEnd],
     *,
     types: frozenset[str],
     padding: str = "",
-) -> Waiting[None]:
+) -> Parser[None]:
     """Read the value of an argument up to its end. The argument's key was already emitted.
 
     padding: text that is part of the markup on both sides of the value, if it follows the opening
     tag.
     """
     if padding:
-        padding = yield from source.taken(padding)
+        padding = yield from source.read_any(padding)
     if types == STRING:
-        parts.json('"')
-        yield from _raw(source, parts, ends, padding, parts.text)
-        parts.json('"')
+        deltas.emit_json('"')
+        yield from _read_raw(source, deltas, ends, padding, deltas.emit_string_text)
+        deltas.emit_json('"')
         return
     pieces: list[str] = []
     # For types that allow a string or null: True once the value can no longer be null, and is
@@ -101,129 +101,135 @@ def read_value(
             and not any(word.startswith("".join(pieces).strip()) for word in _NULLS)
         ):
             is_open = True
-            parts.json('"')
+            deltas.emit_json('"')
         if is_open:
-            parts.text("".join(pieces))
+            deltas.emit_string_text("".join(pieces))
             pieces.clear()
 
-    yield from _raw(source, parts, ends, padding, collect)
+    yield from _read_raw(source, deltas, ends, padding, collect)
     if is_open:
-        parts.json('"')
+        deltas.emit_json('"')
         return
-    parts.typed("".join(pieces), types)
+    deltas.emit_typed("".join(pieces), types)
 
 
 def read_raw_value(
-    source: Incoming, parts: CallParts, ends: Sequence[ValueEnd], *, padding: str = ""
-) -> Waiting[str]:
+    source: Incoming, deltas: AnswerDeltas, ends: Sequence[ValueEnd], *, padding: str = ""
+) -> Parser[str]:
     """Read the text of a value up to its end, without emitting it."""
     if padding:
-        padding = yield from source.taken(padding)
+        padding = yield from source.read_any(padding)
     pieces: list[str] = []
-    yield from _raw(source, parts, ends, padding, pieces.append)
+    yield from _read_raw(source, deltas, ends, padding, pieces.append)
     return "".join(pieces)
 
 
 def read_json_body(
-    source: Incoming, parts: CallParts, *, stops: Sequence[str] = (), repair: str = "json_body"
-) -> Waiting[bool]:
+    source: Incoming, deltas: AnswerDeltas, *, stops: Sequence[str] = (), repair: str = "json_body"
+) -> Parser[bool]:
     """Read the arguments of an open call if they are one JSON object instead of tags.
 
     Returns False if they are not.
     """
-    if parts.given or not source.at("{"):
+    if deltas.seen_keys or not source.starts_with("{"):
         return False
-    parts.repair(repair)
-    yield from parts.read_object(source, stops=stops)
+    deltas.repair(repair)
+    yield from deltas.read_object(source, stops=stops)
     return True
 
 
 def read_json_call(
-    source: Incoming, parts: CallParts, *, repair: str = "json_call"
-) -> Waiting[bool]:
+    source: Incoming, deltas: AnswerDeltas, *, repair: str = "json_call"
+) -> Parser[bool]:
     """Read a call if it is one JSON object with a name and arguments, instead of tags.
 
     Returns False if it is not.
     """
-    if not source.at("{"):
+    if not source.starts_with("{"):
         return False
     start, repairs = source.place, [repair]
-    found = json.loads((yield from LENIENT.value(source, repairs, ends="")))
+    found = json.loads((yield from LENIENT.read_value(source, repairs, ends="")))
     name, arguments = found.get("name"), found.get("arguments", found.get("parameters"))
-    tool = parts.tools.named(name) if isinstance(name, str) else None
+    tool = deltas.tools.resolve(name) if isinstance(name, str) else None
     if tool is None or not isinstance(arguments, dict):
         source.place = start
         return False
-    parts.begin(tool)
-    parts.json(json_text(arguments))
-    parts.end(*repairs, complete=True)
+    deltas.begin_call(tool)
+    deltas.emit_json(json_text(arguments))
+    deltas.end_call(*repairs, complete=True)
     return True
 
 
-def _raw(
+def _read_raw(
     source: Incoming,
-    parts: CallParts,
+    deltas: AnswerDeltas,
     ends: Sequence[ValueEnd],
     padding: str,
-    give: Callable[[str], None],
-) -> Waiting[None]:
+    emit: Callable[[str], None],
+) -> Parser[None]:
     """Pass on the text of a value when it is certain, and read what ends the value."""
-    marks = tuple({lead + end.mark: None for end in ends for lead in (padding, "")})
+    markers = tuple({lead + end.marker: None for end in ends for lead in (padding, "")})
     while True:
-        certain = source.certain(marks)
+        certain = source.safe_end(markers)
         if certain > source.place:
-            give(source.up_to(certain))
+            emit(source.text_until(certain))
             source.place = certain
             source.drop_read()
         if source.at_end:
-            if source.ended:
-                parts.repair("unclosed_value")
+            if source.has_ended:
+                deltas.repair("unclosed_value")
                 return
             yield
             continue
-        mark = yield from source.standing(marks)
-        end = (yield from _ending(source, parts, ends, mark, padding)) if mark else None
+        marker = yield from source.match_at(markers)
+        end = (yield from _matching_end(source, deltas, ends, marker, padding)) if marker else None
         if end is not None:
-            parts.repair("" if end.closes else "unclosed_value")
-            source.place += len(mark) if end.closes else len(mark) - len(end.mark)
+            deltas.repair("" if end.closes else "unclosed_value")
+            source.place += len(marker) if end.closes else len(marker) - len(end.marker)
             return
-        give(source.plain(source.text[source.place]))
+        emit(source.plain(source.text[source.place]))
         source.place += 1
 
 
-def _ending(
-    source: Incoming, parts: CallParts, ends: Sequence[ValueEnd], mark: str, padding: str
-) -> Waiting[ValueEnd | None]:
-    """Return the kind of end that this mark is, or None if it does not end the value."""
-    after = source.place + len(mark)
+def _matching_end(
+    source: Incoming, deltas: AnswerDeltas, ends: Sequence[ValueEnd], marker: str, padding: str
+) -> Parser[ValueEnd | None]:
+    """Return the kind of end that this marker is, or None if it does not end the value."""
+    after = source.place + len(marker)
     for end in ends:
-        if end.mark != mark and padding + end.mark != mark:
+        if end.marker != marker and padding + end.marker != marker:
             continue
         if end.names_parameter:
-            at, close = yield from source.find((*end.before, "\n"), after, limit=_HEADER_LENGTH)
+            at, close = yield from source.find(
+                (*end.followed_by, "\n"), after, limit=_HEADER_LENGTH
+            )
             name = source.text[after:at].strip("\"' ")
-            if close in end.before and name in parts.types.properties and name not in parts.given:
+            if (
+                close in end.followed_by
+                and name in deltas.types.properties
+                and name not in deltas.seen_keys
+            ):
                 return end
             continue
-        if not end.before:
+        if not end.followed_by:
             return end
-        if (yield from _goes_on(source, after, end)):
+        if (yield from _is_confirmed(source, after, end)):
             return end
     return None
 
 
-def _goes_on(source: Incoming, place: int, end: ValueEnd) -> Waiting[bool]:
-    """Whether the text after the mark confirms that the value ends there."""
-    for marks in (end.before, end.last):
+def _is_confirmed(source: Incoming, place: int, end: ValueEnd) -> Parser[bool]:
+    """Whether the text after the marker confirms that the value ends there."""
+    for markers in (end.followed_by, end.then_followed_by):
         place = yield from source.after_space(place, spaces=end.spaces)
-        if marks:
-            mark = yield from source.standing(marks, place)
-            rest = source.text[place:]  # the mark may be cut off at the text's end
-            if source.ended and any(other.startswith(rest) for other in marks):
+        if markers:
+            marker = yield from source.match_at(markers, place)
+            rest = source.text[place:]  # the marker may be cut off at the text's end
+            if source.has_ended and any(other.startswith(rest) for other in markers):
                 return True
-            if not mark:
+            if not marker:
                 return False
-            place += len(mark)
+            place += len(marker)
     return True
 
 
@@ -232,7 +238,7 @@ class TaggedParameters(CallFormat):
     """A family that writes `<function=NAME><parameter=KEY>VALUE</parameter></function>`, in these
     or other words.
 
-    section: tags around all calls of a turn; sections_too: other spellings that are also read.
+    section: tags around all calls of a turn; other_sections: other spellings that are also read.
     wrapper: tags around each call. between: text that separates two calls. padding: text that is
     part of the markup on both sides of a value. types: how a parameter's tag marks a value as a
     string, and as JSON. tokens: parts of the tags that may be tokens by themselves. cdata: whether
@@ -240,7 +246,7 @@ class TaggedParameters(CallFormat):
     """
 
     section: tuple[str, str] = ("", "")
-    sections_too: tuple[tuple[str, str], ...] = ()
+    other_sections: tuple[tuple[str, str], ...] = ()
     wrapper: tuple[str, str] = ("", "")
     call: tuple[str, str, str] = ("<function=", ">\n", "</function>")
     parameter: tuple[str, str, str] = ("<parameter=", ">", "</parameter>\n")
@@ -251,11 +257,10 @@ class TaggedParameters(CallFormat):
     cdata: bool = False
 
     @property
-    def marks(self) -> Sequence[str]:
-        """All markers that the family writes."""
+    def markers(self) -> Sequence[str]:
         pairs = (
             self.section,
-            *self.sections_too,
+            *self.other_sections,
             self.wrapper,
             self.call[::2],
             self.parameter[::2],
@@ -263,20 +268,18 @@ class TaggedParameters(CallFormat):
         return distinct(*(word for pair in pairs for word in pair), *self.tokens)
 
     @property
-    def openers(self) -> Sequence[str]:
-        """The strings that a call may begin with."""
-        pairs = (self.section, *self.sections_too, self.wrapper, self.call)
+    def call_starts(self) -> Sequence[str]:
+        pairs = (self.section, *self.other_sections, self.wrapper, self.call)
         return distinct(*(pair[0] for pair in pairs))
 
     @property
     def layout(self) -> CallLayout:
-        """How the family writes calls."""
         return self._layout(self.section, self.wrapper)
 
     @property
     def grammar_layouts(self) -> Sequence[CallLayout]:
         """The family's own layout, and its variants."""
-        sections = (self.section, *self.sections_too)
+        sections = (self.section, *self.other_sections)
         return tuple(self._layout(section, self.wrapper) for section in sections)
 
     @property
@@ -305,36 +308,41 @@ class TaggedParameters(CallFormat):
             closing=section[1],
         )
 
-    def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read the calls that start at an opener. Returns False if there are none."""
-        opener = yield from source.taken(*self.openers)
-        bare = opener == self._open_call
+    def read(self, source: Incoming, deltas: AnswerDeltas) -> Parser[bool]:
+        """Read the calls at the current position. Returns False if there are none."""
+        call_start = yield from source.read_any(*self.call_starts)
+        bare = call_start == self._open_call
         if bare:
-            source.place -= len(opener)
+            source.place -= len(call_start)
         closers = [
             pair[1].strip()
-            for pair in (self.section, *self.sections_too)
-            if pair[0] and (bare or pair[0].strip() == opener)
+            for pair in (self.section, *self.other_sections)
+            if pair[0] and (bare or pair[0].strip() == call_start)
         ]
-        begun = False
+        has_calls = False
         while True:
             yield from source.skip_space()
             start = source.place
-            wrapped = bool(self.wrapper[0]) and opener == self.wrapper[0].strip() and not begun
+            wrapped = (
+                bool(self.wrapper[0]) and call_start == self.wrapper[0].strip() and not has_calls
+            )
             if not wrapped and self.wrapper[0]:
-                wrapped = bool((yield from source.taken(self.wrapper[0].strip())))
+                wrapped = bool((yield from source.read_any(self.wrapper[0].strip())))
                 yield from source.skip_space()
             read = yield from self._read_call(
-                source, parts, bare=bare or (not wrapped and bool(self.wrapper[0])), wrapped=wrapped
+                source,
+                deltas,
+                bare=bare or (not wrapped and bool(self.wrapper[0])),
+                wrapped=wrapped,
             )
-            if begun and not read:
+            if has_calls and not read:
                 source.place = start  # what follows is text
-            begun = begun or read
+            has_calls = has_calls or read
             if not read or not closers:
-                return begun
-            if (yield from source.taken_next(*closers)):
+                return has_calls
+            if (yield from source.skip_space_and_read(*closers)):
                 return True
-            if not (yield from source.standing(self.openers)):
+            if not (yield from source.match_at(self.call_starts)):
                 return True
 
     @property
@@ -354,84 +362,84 @@ class TaggedParameters(CallFormat):
         return self.parameter[2].strip()
 
     def _read_call(
-        self, source: Incoming, parts: CallParts, *, bare: bool, wrapped: bool
-    ) -> Waiting[bool]:
-        if not (yield from source.taken(*_forms(self._open_call))):
-            read = wrapped and (yield from read_json_call(source, parts))
+        self, source: Incoming, deltas: AnswerDeltas, *, bare: bool, wrapped: bool
+    ) -> Parser[bool]:
+        if not (yield from source.read_any(*_tag_spellings(self._open_call))):
+            read = wrapped and (yield from read_json_call(source, deltas))
             if read:
                 yield from self._close_wrapper(source)
             return read
-        tag = yield from header(source)
-        tool = parts.tools.named(tag.name) if tag else None
+        tag = yield from read_tag_header(source)
+        tool = deltas.tools.resolve(tag.name) if tag else None
         if tool is None or (bare and not tool.declared):
             return False
-        lacks_opener = bare and bool(self.wrapper[0] or self.section[0])
-        parts.begin(tool, repair="missing_open" if lacks_opener else "")
-        yield from self._read_values(source, parts)
+        lacks_opening = bare and bool(self.wrapper[0] or self.section[0])
+        deltas.begin_call(tool, repair="missing_open" if lacks_opening else "")
+        yield from self._read_values(source, deltas)
         return True
 
-    def _read_values(self, source: Incoming, parts: CallParts) -> Waiting[None]:
+    def _read_values(self, source: Incoming, deltas: AnswerDeltas) -> Parser[None]:
         """Read the parameters of an open call, and the end of the call."""
         while True:
-            form = yield from source.taken_next(*_forms(self._open_value))
-            tag = (yield from header(source)) if form else None
+            spelling = yield from source.skip_space_and_read(*_tag_spellings(self._open_value))
+            tag = (yield from read_tag_header(source)) if spelling else None
             if tag is not None:
-                parts.repair("" if form == self._open_value else "parameter_form")
-                if self.cdata or not _may_wrap(tag.name, parts):
-                    yield from self._read_value(source, parts, tag)
+                deltas.repair("" if spelling == self._open_value else "parameter_form")
+                if self.cdata or not _may_hold_all_arguments(tag.name, deltas):
+                    yield from self._read_value(source, deltas, tag)
                     continue
-                if not (yield from self._read_wrapped(source, parts, tag)):
+                if not (yield from self._read_wrapped(source, deltas, tag)):
                     continue
-                yield from self._read_end(source, parts, complete=True)
+                yield from self._read_end(source, deltas, complete=True)
                 return
-            complete = yield from read_json_body(source, parts, stops=(self._close_call,))
-            yield from self._read_end(source, parts, complete=complete)
+            complete = yield from read_json_body(source, deltas, stops=(self._close_call,))
+            yield from self._read_end(source, deltas, complete=complete)
             return
 
-    def _read_wrapped(self, source: Incoming, parts: CallParts, tag: TagHeader) -> Waiting[bool]:
+    def _read_wrapped(self, source: Incoming, deltas: AnswerDeltas, tag: TagHeader) -> Parser[bool]:
         """Read a parameter that may hold all arguments as one object.
 
         Returns False if it does not, after emitting it as an ordinary parameter.
         """
-        raw = yield from read_raw_value(source, parts, self._value_ends(), padding=self.padding)
+        raw = yield from read_raw_value(source, deltas, self._value_ends(), padding=self.padding)
         yield from source.skip_space()
-        follows = yield from source.standing(_forms(self._open_value))
+        follows = yield from source.match_at(_tag_spellings(self._open_value))
         found = from_json(raw.strip())
-        fits = isinstance(found, dict) and found.keys() <= parts.types.properties.keys()
+        fits = isinstance(found, dict) and found.keys() <= deltas.types.properties.keys()
         if found and fits and not follows:
-            parts.repair("wrapped_arguments")
-            parts.json(raw.strip())
-            parts.given.update(found)
+            deltas.repair("wrapped_arguments")
+            deltas.emit_json(raw.strip())
+            deltas.seen_keys.update(found)
             return True
-        parts.key(tag.name)
-        parts.typed(raw, self._types_of(tag, parts))
+        deltas.emit_key(tag.name)
+        deltas.emit_typed(raw, self._types_of(tag, deltas))
         return False
 
-    def _types_of(self, tag: TagHeader, parts: CallParts) -> frozenset[str]:
+    def _types_of(self, tag: TagHeader, deltas: AnswerDeltas) -> frozenset[str]:
         if self.types[0] and tag.type:
             return JSON_TYPES if tag.type.lower() == "false" else STRING
-        return parts.types.of_parameter(tag.name)
+        return deltas.types.of_parameter(tag.name)
 
-    def _read_value(self, source: Incoming, parts: CallParts, tag: TagHeader) -> Waiting[None]:
-        types = self._types_of(tag, parts)
-        parts.key(tag.name)
-        if self.cdata and (yield from source.taken(CDATA[0])):
+    def _read_value(self, source: Incoming, deltas: AnswerDeltas, tag: TagHeader) -> Parser[None]:
+        types = self._types_of(tag, deltas)
+        deltas.emit_key(tag.name)
+        if self.cdata and (yield from source.read_any(CDATA[0])):
             end = ValueEnd(CDATA[1], (self._close_value,))
-            yield from read_value(source, parts, (end,), types=types)
-            yield from source.taken(self._close_value)
+            yield from read_value(source, deltas, (end,), types=types)
+            yield from source.read_any(self._close_value)
             return
-        yield from read_value(source, parts, self._value_ends(), types=types, padding=self.padding)
+        yield from read_value(source, deltas, self._value_ends(), types=types, padding=self.padding)
 
     def _value_ends(self) -> tuple[ValueEnd, ...]:
         """What may end a value. A closing tag does so only if the rest of a call follows it."""
         section = self.section[1].strip()
-        outer = distinct(self.wrapper[1], section, *(pair[1] for pair in self.sections_too))
+        outer = distinct(self.wrapper[1], section, *(pair[1] for pair in self.other_sections))
         again = distinct(self.wrapper[0], self._open_call)
         more = (*outer, *again)
         ends = (
-            ValueEnd(self._close_value, (*_forms(self._open_value), self._close_call)),
-            ValueEnd(self._close_value, outer, last=more),
-            ValueEnd(self._close_call, outer or again, last=more, closes=False),
+            ValueEnd(self._close_value, (*_tag_spellings(self._open_value), self._close_call)),
+            ValueEnd(self._close_value, outer, then_followed_by=more),
+            ValueEnd(self._close_call, outer or again, then_followed_by=more, closes=False),
             ValueEnd("\n" + self._open_value, (">",), closes=False, names_parameter=True),
         )
         if not outer:
@@ -439,34 +447,36 @@ class TaggedParameters(CallFormat):
         return (*ends, ValueEnd(outer[0], (section or again[0],), closes=False))
 
     def _read_end(
-        self, source: Incoming, parts: CallParts, *, complete: bool = False
-    ) -> Waiting[None]:
+        self, source: Incoming, deltas: AnswerDeltas, *, complete: bool = False
+    ) -> Parser[None]:
         """Read the closing tags of a call, which may be missing, and end the call."""
         yield from source.skip_space()
-        closed = bool((yield from source.taken(self._close_call)))
-        parts.end(closed=closed, complete=complete)
+        closed = bool((yield from source.read_any(self._close_call)))
+        deltas.end_call(closed=closed, complete=complete)
         source.drop_read()
         yield from self._close_wrapper(source)
 
-    def _close_wrapper(self, source: Incoming) -> Waiting[None]:
+    def _close_wrapper(self, source: Incoming) -> Parser[None]:
         if self.wrapper[1]:
-            yield from source.taken_next(self.wrapper[1].strip())
+            yield from source.skip_space_and_read(self.wrapper[1].strip())
 
 
-def _may_wrap(name: str, parts: CallParts) -> bool:
+def _may_hold_all_arguments(name: str, deltas: AnswerDeltas) -> bool:
     """Whether this parameter may hold all arguments of the call.
 
     Some models write all arguments as one object, in a first parameter that the tool does not
     declare.
     """
-    properties = parts.types.properties
-    return name in _WRAPPERS and name not in properties and bool(properties) and not parts.given
+    properties = deltas.types.properties
+    return (
+        name in _WRAPPERS and name not in properties and bool(properties) and not deltas.seen_keys
+    )
 
 
-def _forms(mark: str) -> tuple[str, ...]:
+def _tag_spellings(marker: str) -> tuple[str, ...]:
     """The ways to write the beginning of a tag, the family's own first.
 
     The tag's first word is followed by `=` or by ` name=`. Models confuse the two.
     """
-    stem = mark.rstrip('"').removesuffix("=").removesuffix(" name")
-    return tuple(dict.fromkeys((mark, stem + "=", stem + ' name="', stem + " name=")))
+    stem = marker.rstrip('"').removesuffix("=").removesuffix(" name")
+    return tuple(dict.fromkeys((marker, stem + "=", stem + ' name="', stem + " name=")))

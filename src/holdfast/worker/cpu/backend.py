@@ -1,4 +1,4 @@
-"""The backend for CPUs: everything in this room that the engine uses, through one class."""
+"""The backend for CPUs: the one class through which the engine uses this package."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from holdfast.worker.cpu import (
 from holdfast.worker.engine.backend import (
     AttentionSpan,
     Backend,
-    Draw,
-    DrawKind,
+    SampleRows,
+    SamplingKind,
     Scores,
     StepOperations,
 )
@@ -88,9 +88,9 @@ class CpuBackend(Backend):
         decoder = host_decoder.of(model)
         return None if decoder is None else decoder.forward
 
-    def drawer(self, kind: DrawKind, *, vocab_size: int) -> Draw | None:
-        pays = host_sampling.drawing_pays(kind, vocab_size=vocab_size)
-        return host_sampling.draw_on_host if pays else None
+    def sampler_of(self, kind: SamplingKind, *, vocab_size: int) -> SampleRows | None:
+        pays = host_sampling.sampling_pays(kind, vocab_size=vocab_size)
+        return host_sampling.sample_on_host if pays else None
 
     def score(self, logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -> Scores | None:
         if not host_sampling.scoring_pays(vocab_size=logits.shape[-1]):

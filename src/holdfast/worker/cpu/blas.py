@@ -26,7 +26,7 @@ from typing import Any
 from holdfast.machine.cores import usable_cores
 
 _CPU_INFO = Path("/proc/cpuinfo")
-AVX512_CORES = frozenset({"SkylakeX", "Cooperlake", "SapphireRapids"})  # names of OpenBLAS
+AVX512_CORES = frozenset({"SkylakeX", "Cooperlake", "SapphireRapids"})  # as OpenBLAS names them
 _OLDER_CORES = frozenset(
     {"Prescott", "Core2", "Penryn", "Dunnington", "Nehalem", "Sandybridge"}
     | {"Opteron", "Barcelona", "Bobcat", "Bulldozer", "Piledriver", "Steamroller"}
@@ -336,9 +336,7 @@ def _described(
 
 
 def _file_of_symbol(symbol: str, library: ctypes.CDLL | None = None) -> str:
-    """Return the file that provides the symbol to libraries loaded later, or in `library`; empty if
-    no file does.
-    """
+    """The file that provides a symbol to libraries loaded later, or in `library`; empty: none."""
     process = ctypes.CDLL(None)
     try:
         function = getattr(library or process, symbol)

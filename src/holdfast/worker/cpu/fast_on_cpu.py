@@ -38,8 +38,8 @@ from holdfast.worker.engine.backend import StepOperations
 # A sequence that decodes alone takes its cosines and sines from a table of this many positions.
 TABLE_POSITIONS = 64
 MOST_TABLES = 16
-_MARK = "_holdfast_plain"
-_KEPT = "_holdfast_transposed"  # not a parameter of the module, because it is not an array
+_PLAIN = "_holdfast_plain"
+_TRANSPOSED = "_holdfast_transposed"  # not a parameter of the module, because it is not an array
 _FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
 
@@ -49,7 +49,7 @@ def is_on() -> bool:
 
 
 class RopeForm(NamedTuple):
-    """How a rotation turns: the arguments of `mx.fast.rope`, except array, positions and stream."""
+    """A rotary embedding: the arguments of `mx.fast.rope` except array, positions and stream."""
 
     dims: int
     traditional: bool
@@ -62,7 +62,7 @@ class RopeForm(NamedTuple):
 
 
 class _Factors(NamedTuple):
-    """What x and swapped x are multiplied by, [rows or 1, 1, tokens, dims]."""
+    """What x and its swapped copy are multiplied by: [rows or 1, 1, tokens, dims] each."""
 
     cosines: mx.array
     sines: mx.array
@@ -110,13 +110,13 @@ class Rotations(StepOperations):
     @contextmanager
     def _in_step(self) -> Iterator[None]:
         _install()
-        _here.rotations = self
-        _here.transposes_once = self._transposes_once
+        _thread_state.rotations = self
+        _thread_state.transposes_once = self._transposes_once
         try:
             yield
         finally:
-            _here.rotations = None
-            _here.transposes_once = False
+            _thread_state.rotations = None
+            _thread_state.transposes_once = False
             self._of_step.clear()
             self._shared = None
 
@@ -131,16 +131,16 @@ class Rotations(StepOperations):
     ) -> _Factors:
         """Requires `shares(offset)`. rotate: MLX's function."""
         kind = form.key(dtype)
-        place = (offset if isinstance(offset, int) else None, tokens, *kind)
-        known = self._of_step.get(place)
-        if known is not None:
-            return known[0]
+        key = (offset if isinstance(offset, int) else None, tokens, *kind)
+        cached = self._of_step.get(key)
+        if cached is not None:
+            return cached[0]
         if tokens == 1 and isinstance(offset, int):
             index = offset % TABLE_POSITIONS
             found = self._table(rotate, form, offset - index, kind, dtype).at(index)
         else:
             found = _factors(rotate, form, offset, tokens=tokens, dtype=dtype)
-        self._of_step[place] = found, form.freqs
+        self._of_step[key] = found, form.freqs
         return found
 
     def _table(
@@ -152,14 +152,14 @@ class Rotations(StepOperations):
         dtype: mx.Dtype,
     ) -> _Factors:
         key = (start, *kind)
-        known = self._tables.pop(key, None)
-        if known is None:
+        cached = self._tables.pop(key, None)
+        if cached is None:
             table = _factors(rotate, form, start, tokens=TABLE_POSITIONS, dtype=dtype)
-            known = (table, form.freqs)
+            cached = (table, form.freqs)
             if len(self._tables) == MOST_TABLES:
                 del self._tables[next(iter(self._tables))]
-        self._tables[key] = known  # the last used comes last
-        return known[0]
+        self._tables[key] = cached  # the last used comes last
+        return cached[0]
 
 
 def _factors(
@@ -173,35 +173,35 @@ def _factors(
     rows = 1 if isinstance(offset, int) else offset.size
     half = form.dims // 2
     ones_and_zeros = mx.array([1.0] * half + [0.0] * half, dtype=dtype)
-    turned = rotate(
+    rotated = rotate(
         mx.broadcast_to(ones_and_zeros, (rows, 1, tokens, form.dims)),
         **form._replace(traditional=False)._asdict(),
         offset=offset,
     )
-    cosines, sines = mx.split(turned, 2, axis=-1)
+    cosines, sines = mx.split(rotated, 2, axis=-1)
     if not form.traditional:
         return _Factors(
             mx.concatenate([cosines, cosines], axis=-1), mx.concatenate([-sines, sines], axis=-1)
         )
     return _Factors(
-        mx.stack([cosines, cosines], axis=-1).reshape(turned.shape),
-        mx.stack([-sines, sines], axis=-1).reshape(turned.shape),
+        mx.stack([cosines, cosines], axis=-1).reshape(rotated.shape),
+        mx.stack([-sines, sines], axis=-1).reshape(rotated.shape),
     )
 
 
-class _Here(threading.local):
+class _StepState(threading.local):
     rotations: Rotations | None = None
     transposes_once: bool = False
 
 
-_here = _Here()
+_thread_state = _StepState()
 
 
 def cosines_and_sines(form: RopeForm, start: int, *, tokens: int) -> npt.NDArray[np.float32]:
     """For each position from `start` on: the cosines, then the sines, with the sign of the number
     that is swapped, [tokens, 2 × dims].
     """
-    rotate = getattr(mx.fast.rope, _MARK, mx.fast.rope)
+    rotate = getattr(mx.fast.rope, _PLAIN, mx.fast.rope)
     factors = _factors(rotate, form, start, tokens=tokens, dtype=mx.float32)
     return np.array(mx.concatenate(list(factors), axis=-1)[0, 0])
 
@@ -213,7 +213,7 @@ def _install() -> None:
         (Linear, "__call__", _linear),
     ):
         plain = getattr(owner, name)
-        if not hasattr(plain, _MARK):
+        if not hasattr(plain, _PLAIN):
             setattr(owner, name, wrap(plain))
 
 
@@ -230,7 +230,7 @@ def _rope(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
         stream: Any = None,
     ) -> mx.array:
         form = RopeForm(dims, traditional, base, scale, freqs)
-        rotations = _here.rotations
+        rotations = _thread_state.rotations
         if (
             rotations is None
             or not rotations.shares(offset)
@@ -243,15 +243,15 @@ def _rope(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
             return plain(a, **form._asdict(), offset=offset, stream=stream)
         factors = rotations.factors(plain, form, offset, tokens=a.shape[2], dtype=a.dtype)
         if dims == a.shape[-1]:
-            return _turned(a, factors, traditional=traditional)
-        turned = _turned(a[..., :dims], factors, traditional=traditional)
-        return mx.concatenate([turned, a[..., dims:]], axis=-1)
+            return _rotate(a, factors, traditional=traditional)
+        rotated = _rotate(a[..., :dims], factors, traditional=traditional)
+        return mx.concatenate([rotated, a[..., dims:]], axis=-1)
 
-    setattr(rope, _MARK, plain)
+    setattr(rope, _PLAIN, plain)
     return rope
 
 
-def _turned(x: mx.array, factors: _Factors, *, traditional: bool) -> mx.array:
+def _rotate(x: mx.array, factors: _Factors, *, traditional: bool) -> mx.array:
     half = x.shape[-1] // 2
     if traditional:
         pairs = x.reshape(*x.shape[:-1], half, 2)
@@ -259,7 +259,7 @@ def _turned(x: mx.array, factors: _Factors, *, traditional: bool) -> mx.array:
     else:
         swapped = mx.roll(x, half, -1)
     is_one_token = x.shape[0] == x.shape[2] == 1
-    combine = _combined_at_once if is_one_token else _combined
+    combine = _combined_in_one_operation if is_one_token else _combined
     return combine(x, swapped, *factors)
 
 
@@ -273,18 +273,18 @@ class _Transposed:
 
 def _linear(plain: Callable[[Linear, mx.array], mx.array]) -> Callable[..., mx.array]:
     def __call__(self: Linear, x: mx.array) -> mx.array:  # noqa: N807
-        if not _here.transposes_once or x.ndim != 3 or x.shape[0] != 1:
+        if not _thread_state.transposes_once or x.ndim != 3 or x.shape[0] != 1:
             return plain(self, x)
         weight = self["weight"]
-        kept = self.__dict__.get(_KEPT)
-        if kept is None or kept.weight is not weight:
-            kept = _Transposed(weight, weight.T[None])
-            setattr(self, _KEPT, kept)
+        transposed = self.__dict__.get(_TRANSPOSED)
+        if transposed is None or transposed.weight is not weight:
+            transposed = _Transposed(weight, weight.T[None])
+            setattr(self, _TRANSPOSED, transposed)
         if "bias" in self:
-            return mx.addmm(self["bias"], x, kept.view)
-        return x @ kept.view
+            return mx.addmm(self["bias"], x, transposed.view)
+        return x @ transposed.view
 
-    setattr(__call__, _MARK, plain)
+    setattr(__call__, _PLAIN, plain)
     return __call__
 
 
@@ -293,7 +293,7 @@ def _combined(x: mx.array, swapped: mx.array, cosines: mx.array, sines: mx.array
 
 
 @partial(mx.compile, shapeless=True)
-def _combined_at_once(
+def _combined_in_one_operation(
     x: mx.array, swapped: mx.array, cosines: mx.array, sines: mx.array
 ) -> mx.array:
     return _combined(x, swapped, cosines, sines)

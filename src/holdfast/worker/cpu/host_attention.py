@@ -53,7 +53,6 @@ class _Block:
 
     @property
     def columns(self) -> int:
-        """The number of columns (keys) in all parts."""
         return sum(keys.shape[-2] for keys, _ in self.parts)
 
     def of_head(self, head: int, seen: slice) -> list[tuple[_Array, _Array]]:
@@ -152,7 +151,7 @@ def attend_in_numpy(spans: Sequence[HostSpan], *, sinks: _Array | None) -> list[
         dimension = span.parts[0][1].shape[2]
         results.append(np.empty((*span.queries.shape[:2], dimension), np.float32))
         block = _Block(span.queries, span.parts, results[-1])
-        work.extend(_pieces(block, window=span.window, sinks=sinks))
+        work.extend(_divide(block, window=span.window, sinks=sinks))
     _run_all(work)
     return results
 
@@ -161,41 +160,51 @@ def _as_float32(array: mx.array) -> mx.array:
     return array if array.dtype == mx.float32 else array.astype(mx.float32)
 
 
-def _pieces(
+def _divide(
     heads: _Block, *, window: int | None, sinks: _Array | None
 ) -> Iterator[Callable[[], None]]:
     """Split the work into pieces that write separate parts of the result. A piece is some rows of
     one head; if there are few rows, it is all rows of several heads that share keys.
     """
     tokens = heads.queries.shape[1]
-    held = heads.columns
+    columns = heads.columns
     kv_heads = len(heads.parts[0][0])
-    shared = len(heads.queries) // kv_heads
-    together = max(1, min(shared, _MIN_ROWS // tokens, len(heads.queries) // threads_to_use()))
-    # pieces of equal length: a short piece would take nearly as long, since BLAS packs all keys
-    rows = -(-tokens // max(1, tokens // max(_MIN_ROWS, _BLOCK_SCORES // held)))
-    firsts = itertools.chain(
-        *(range(head, head + shared, together) for head in range(0, len(heads.queries), shared))
+    group_heads = len(heads.queries) // kv_heads
+    piece_heads = max(
+        1, min(group_heads, _MIN_ROWS // tokens, len(heads.queries) // threads_to_use())
     )
-    for first, start in itertools.product(firsts, range(0, tokens, rows)):
-        asking = slice(start, min(start + rows, tokens))
-        group = slice(first, min(first + together, (first // shared + 1) * shared))
-        seen = slice(
-            0 if window is None else max(0, held - tokens + start + 1 - window),
-            held - tokens + asking.stop,
+    # pieces of equal length: a short piece would take nearly as long, since BLAS packs all keys
+    rows = -(-tokens // max(1, tokens // max(_MIN_ROWS, _BLOCK_SCORES // columns)))
+    first_heads = itertools.chain(
+        *(
+            range(head, head + group_heads, piece_heads)
+            for head in range(0, len(heads.queries), group_heads)
         )
-        queries = heads.queries[group, asking]
-        result = heads.result[group, asking]
+    )
+    for first, start in itertools.product(first_heads, range(0, tokens, rows)):
+        piece_rows = slice(start, min(start + rows, tokens))
+        group = slice(
+            first,
+            min(first + piece_heads, (first // group_heads + 1) * group_heads),
+        )
+        seen = slice(
+            0 if window is None else max(0, columns - tokens + start + 1 - window),
+            columns - tokens + piece_rows.stop,
+        )
+        queries = heads.queries[group, piece_rows]
+        result = heads.result[group, piece_rows]
         # a piece of several heads has all of their rows, so the reshaped result is a view
-        queries = queries.reshape(-1, queries.shape[2]) if together > 1 else queries[0]
-        result = result.reshape(-1, result.shape[2]) if together > 1 else result[0]
-        block = _Block(queries, heads.of_head(first // shared, seen), result)
-        hidden = _hidden(asking.stop - start, block.columns, window)
+        queries = queries.reshape(-1, queries.shape[2]) if piece_heads > 1 else queries[0]
+        result = result.reshape(-1, result.shape[2]) if piece_heads > 1 else result[0]
+        block = _Block(queries, heads.of_head(first // group_heads, seen), result)
+        hidden = _hidden(piece_rows.stop - start, block.columns, window)
         yield partial(
             _attend,
             block,
             hidden=hidden,
-            sinks=None if sinks is None else np.repeat(sinks[group], asking.stop - start)[:, None],
+            sinks=None
+            if sinks is None
+            else np.repeat(sinks[group], piece_rows.stop - start)[:, None],
         )
 
 
@@ -216,11 +225,16 @@ def _attend(block: _Block, *, hidden: _Mask | None, sinks: _Array | None) -> Non
 
     hidden: the positions that each row of a head must not see (`_hidden`). sinks: [rows, 1].
     """
-    scores = _room(len(block.queries), block.columns)
+    scores = _scratch_scores(len(block.queries), block.columns)
     ends = list(itertools.accumulate(len(keys) for keys, _ in block.parts))
-    step = _step(block.queries)
+    key_step = _key_step(block.queries)
     for end, (keys, _) in zip(ends, block.parts, strict=True):
-        _score(block.queries, keys, out=scores[:, end - len(keys) : end], step=step)
+        _score(
+            block.queries,
+            keys,
+            out=scores[:, end - len(keys) : end],
+            key_step=key_step,
+        )
     if hidden is not None:
         by_head = scores.reshape(-1, len(hidden), block.columns)
         np.copyto(by_head[:, :, block.columns - hidden.shape[1] :], -np.inf, where=hidden)
@@ -234,12 +248,13 @@ def _attend(block: _Block, *, hidden: _Mask | None, sinks: _Array | None) -> Non
         total += np.exp(sinks - top)
     runs = zip(ends, (values for _, values in block.parts), strict=True)
     attended = [
-        _weighted(scores[:, end - len(values) : end], values, step=step) for end, values in runs
+        _weighted(scores[:, end - len(values) : end], values, key_step=key_step)
+        for end, values in runs
     ]
     np.divide(sum(attended[1:], start=attended[0]), total, out=block.result)
 
 
-def _step(queries: _Array) -> int:
+def _key_step(queries: _Array) -> int:
     """The number of keys per matrix product that is fastest; 0: all keys in one product.
 
     For AVX-512, OpenBLAS has kernels for small products that do not pack the matrices. With few
@@ -247,45 +262,45 @@ def _step(queries: _Array) -> int:
     """
     if len(queries) > _FEW_ROWS or not _has_small_products():
         return 0
-    step = min(1024, _SMALL_PRODUCT // queries.size)
-    return step if step >= _LEAST_STEP else 0
+    key_step = min(1024, _SMALL_PRODUCT // queries.size)
+    return key_step if key_step >= _LEAST_STEP else 0
 
 
-def _score(queries: _Array, keys: _Array, *, out: _Array, step: int) -> None:
-    """Write the products of queries and keys to `out`, [rows, columns]. step: see `_step`."""
-    if not step:
+def _score(queries: _Array, keys: _Array, *, out: _Array, key_step: int) -> None:
+    """Write the products of queries and keys to `out`, [rows, columns]."""
+    if not key_step:
         np.matmul(queries, keys.T, out=out)
         return
-    upright = np.ascontiguousarray(queries.T)
-    for start in range(0, len(keys), step):
-        out[:, start : start + step] = (keys[start : start + step] @ upright).T
+    transposed = np.ascontiguousarray(queries.T)
+    for start in range(0, len(keys), key_step):
+        out[:, start : start + key_step] = (keys[start : start + key_step] @ transposed).T
 
 
-def _weighted(weights: _Array, values: _Array, *, step: int) -> _Array:
-    """The weighted sums of the values, [rows, value_dim]. step: see `_step`."""
-    cuts = range(0, len(values), step or len(values))
+def _weighted(weights: _Array, values: _Array, *, key_step: int) -> _Array:
+    """The weighted sums of the values, [rows, value_dim]."""
+    cuts = range(0, len(values), key_step or len(values))
     total = weights[:, : cuts.step] @ values[: cuts.step]
     for start in cuts[1:]:
-        total += weights[:, start : start + step] @ values[start : start + step]
+        total += weights[:, start : start + key_step] @ values[start : start + key_step]
     return total
 
 
 _scratch = threading.local()  # a buffer for the scores of one block, per thread
 
 
-def _room(rows: int, columns: int) -> _Array:
+def _scratch_scores(rows: int, columns: int) -> _Array:
     room: _Array | None = getattr(_scratch, "room", None)
     if room is None or room.size < rows * columns:
         room = _scratch.room = np.empty(max(_BLOCK_SCORES, rows * columns), np.float32)
     return room[: rows * columns].reshape(rows, columns)
 
 
-_libraries = cache(blas_of_numpy)
+_numpy_libraries = cache(blas_of_numpy)
 
 
 @cache
 def _has_small_products() -> bool:
-    return any(library.core in AVX512_CORES for library in _libraries())
+    return any(library.core in AVX512_CORES for library in _numpy_libraries())
 
 
 # With two models in one process, each would otherwise restore the thread limit that the other set.
@@ -314,8 +329,8 @@ def _products_on_one_thread() -> Iterator[None]:
     limit is set and undone each time, which takes a microsecond: when Holdfast is used as a
     library, other code in the process may use numpy. The shim does so too, so it counts for both.
     """
-    before = [(each, each.get()) for each in _libraries() if not each.is_behind_shim]
-    is_shared = len(before) < len(_libraries())
+    before = [(each, each.get()) for each in _numpy_libraries() if not each.is_behind_shim]
+    is_shared = len(before) < len(_numpy_libraries())
     try:
         for library, _ in before:
             library.set(1)
@@ -328,15 +343,15 @@ def _products_on_one_thread() -> Iterator[None]:
 
 def _run_all(work: Sequence[Callable[[], None]]) -> None:
     """Run all pieces of work, distributed over all threads. Raises the error of a failed piece."""
-    left = iter(work)  # shared by the threads: each takes the next piece
+    pieces_left = iter(work)  # shared by the threads: each takes the next piece
 
     def take() -> None:
         with np.errstate(all="ignore"):  # NaN is detected in the logits
-            for piece in left:
+            for piece in pieces_left:
                 piece()
 
     with _one_at_a_time, _products_on_one_thread():
-        others = list(_started(take, min(len(work), threads_to_use()) - 1))
+        others = list(_start_helpers(take, min(len(work), threads_to_use()) - 1))
         try:
             take()
         finally:
@@ -345,7 +360,7 @@ def _run_all(work: Sequence[Callable[[], None]]) -> None:
         other.result()
 
 
-def _started(task: Callable[[], None], count: int) -> Iterator[Future[None]]:
+def _start_helpers(task: Callable[[], None], count: int) -> Iterator[Future[None]]:
     helpers = _helpers()
     if helpers is None:
         return

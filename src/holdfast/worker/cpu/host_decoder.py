@@ -13,7 +13,7 @@ import ctypes
 import itertools
 import logging
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -27,7 +27,7 @@ from holdfast.worker.cpu.fast_on_cpu import RopeForm
 from holdfast.worker.cpu.host_attention import HostSpan, attend_in_numpy, threads_to_use
 from holdfast.worker.cpu.host_decoding import attend_in_place, bits_of, description
 from holdfast.worker.cpu.kernels import decoder
-from holdfast.worker.cpu.kernels.decode_attention import NATIVE_BITS, RUN, held, supports
+from holdfast.worker.cpu.kernels.decode_attention import NATIVE_BITS, RUN, shared_runs, supports
 from holdfast.worker.cpu.kernels.decoder import (
     Decoder,
     DecoderLayer,
@@ -35,7 +35,7 @@ from holdfast.worker.cpu.kernels.decoder import (
     ForwardPass,
     NewTokens,
 )
-from holdfast.worker.engine.seams import StepLogits
+from holdfast.worker.engine.mlx_lm_hooks import StepLogits
 from holdfast.worker.engine.sequence import SequenceSpan
 from holdfast.worker.engine.views import RowsView, StepContext
 from holdfast.worker.kv.full import FullKV
@@ -52,9 +52,19 @@ _NATIVE = (NATIVE_BITS, NATIVE_BITS)
 
 # a run of tokens: its stored arrays, and start and end within them
 _Stored: TypeAlias = tuple[tuple[mx.array, ...], int, int]
-# of a run that some rows see: which sequence's run, counted from 0, start and end, the index of its
-# first row id, and the number of rows
-_Cut: TypeAlias = tuple[int, int, int, int, int, int]
+
+
+class _SharedRun(NamedTuple):
+    """A run of tokens to which the same rows attend."""
+
+    sequence: int  # one of those that store it, counted from 0
+    run: int  # its number among the runs that this sequence stores
+    start: int  # within the stored arrays
+    end: int
+    first_row: int  # index of its first entry in the list of row ids
+    rows: int
+
+
 # the state of a sequence, layer by layer, and how many tokens it gets
 _Span: TypeAlias = tuple[Sequence[Any], int]
 
@@ -67,7 +77,7 @@ class HostDecoder:
         self._rope = rope
         shape = decoder.shape
         self._kv_heads = shape.kv_heads
-        self._like = mx.zeros((1, 2 * shape.kv_heads, 0, shape.head_dimension))
+        self._shape_of_kv = mx.zeros((1, 2 * shape.kv_heads, 0, shape.head_dimension))
         self._tables: dict[int, npt.NDArray[np.float32]] = {}
 
     def forward(self, spans: Sequence[SequenceSpan]) -> StepLogits | None:
@@ -96,7 +106,7 @@ class HostDecoder:
             if each.span.tokens > 1:
                 each.sequence.trim()
         return StepLogits(
-            drawn=logits if wanted else None,
+            to_sample=logits if wanted else None,
             is_computed=not any(each.sequence.live.is_quantized for each in spans),
         )
 
@@ -117,27 +127,29 @@ class HostDecoder:
         ids = token_ids.astype(np.int32)
         if not self._make_room(spans) or ids.min() < 0 or ids.max() >= self._decoder.vocabulary:
             return None
-        is_short = len(ids) <= MOST_TOKENS and all(
-            layer.sees_alike(tokens) for layers, tokens in spans for layer in layers
+        in_one_call = len(ids) <= MOST_TOKENS and all(
+            layer.see_one_form(tokens) for layers, tokens in spans for layer in layers
         )
-        places, capacities = self._places(spans)
+        addresses, capacities = self._write_addresses(spans)
         forward = self._decoder.begin(
             NewTokens(
                 token_ids=ids,
-                factors=np.stack([self._factors(position) for position in positions]),
+                factors=np.stack([self._cosines_and_sines(position) for position in positions]),
                 wanted=np.array(wanted, np.int32),
-                places=places,
+                places=addresses,
                 capacities=capacities,
             )
         )
         return mx.array(
-            self._at_once(forward, spans) if is_short else self._by_layers(forward, spans)
+            self._compute_in_one_call(forward, spans)
+            if in_one_call
+            else self._compute_by_layer(forward, spans)
         )
 
     def _make_room(self, spans: Sequence[_Span]) -> bool:
         """Prepare the states for new tokens, unless one of them cannot have any written in place."""
         if not all(
-            isinstance(layer, LayerKV) and layer.make_room(self._like, tokens)
+            isinstance(layer, LayerKV) and layer.make_room(self._shape_of_kv, tokens)
             for layers, tokens in spans
             for layer in layers
         ):
@@ -145,28 +157,27 @@ class HostDecoder:
         mx.eval([list(layer.arrays()) for layers, _ in spans for layer in layers])
         return True
 
-    def _places(
+    def _write_addresses(
         self, spans: Sequence[_Span]
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-        """Where the new tokens of all spans go in each layer, [layers, rows], and the capacities of
-        these buffers, [rows].
-        """
-        places = []
+        """Where the new tokens go, [layers, rows], and the capacities of these buffers, [rows]."""
+        addresses = []
         for at in range(len(spans[0][0])):
             for layers, tokens in spans:
-                buffer, end = layers[at].tail()
+                buffer, end = layers[at].write_position()
                 row_bytes = _row_bytes(buffer)
                 first = _address(buffer) + end * row_bytes
-                places.append(first + row_bytes * np.arange(tokens, dtype=np.uint64))
-        capacities = [layers[0].tail()[0].shape[2] for layers, _ in spans]
+                addresses.append(first + row_bytes * np.arange(tokens, dtype=np.uint64))
+        capacities = [layers[0].write_position()[0].shape[2] for layers, _ in spans]
         tokens_of_spans = [tokens for _, tokens in spans]
         return (
-            np.concatenate(places),
+            np.concatenate(addresses),
             np.repeat(np.array(capacities, np.int64), tokens_of_spans),
         )
 
-    def _at_once(self, forward: ForwardPass, spans: Sequence[_Span]) -> npt.NDArray[np.float32]:
-        """Compute the logits in one call."""
+    def _compute_in_one_call(
+        self, forward: ForwardPass, spans: Sequence[_Span]
+    ) -> npt.NDArray[np.float32]:
         for layers, tokens in spans:
             for layer in layers:
                 layer.add_written(tokens)
@@ -174,19 +185,21 @@ class HostDecoder:
             [list(layers[at].stored(layers[at].tokens)) for layers, _ in spans]
             for at in range(len(spans[0][0]))
         ]
-        cuts, row_ids = _cuts(stored[0], [tokens for _, tokens in spans])
+        shared, row_ids = _shared_runs_of(stored[0], [tokens for _, tokens in spans])
         entries = []
         for at, of_layer in enumerate(stored):
-            for sequence, index, start, end, first_row, rows in cuts:
+            for sequence, index, start, end, first_row, rows in shared:
                 arrays = of_layer[sequence][index][0]
                 bits = bits_of(spans[sequence][0][at]) if len(arrays) > 1 else _NATIVE
                 entries.append(
                     (*self._addresses(arrays, start), end - start, *bits, first_row, rows)
                 )
-        runs = np.array(entries, RUN).reshape(len(stored), len(cuts))
+        runs = np.array(entries, RUN).reshape(len(stored), len(shared))
         return forward.compute(runs, row_ids, threads=threads_to_use())
 
-    def _by_layers(self, forward: ForwardPass, spans: Sequence[_Span]) -> npt.NDArray[np.float32]:
+    def _compute_by_layer(
+        self, forward: ForwardPass, spans: Sequence[_Span]
+    ) -> npt.NDArray[np.float32]:
         """Compute the logits layer by layer, with attention over long spans in numpy."""
         x = forward.embed()
         for at in range(len(spans[0][0])):
@@ -211,7 +224,7 @@ class HostDecoder:
         (keys, *key_scales), (values, *value_scales) = firsts[:half], firsts[half:]
         return keys, values, *(key_scales or (0, 0)), *(value_scales or (0, 0)), capacity
 
-    def _factors(self, position: int) -> npt.NDArray[np.float32]:
+    def _cosines_and_sines(self, position: int) -> npt.NDArray[np.float32]:
         """The cosines and sines of a position, [2 × rotated]."""
         index = position % _TABLE_POSITIONS
         start = position - index
@@ -233,18 +246,18 @@ def _attend(
     """
     attended = np.empty_like(queries)
     starts = list(itertools.accumulate((tokens for _, tokens in spans), initial=0))
-    single = [at for at, (_, tokens) in enumerate(spans) if tokens == 1]
-    if single:
-        rows = [starts[at] for at in single]
-        layers = [spans[at][0] for at in single]
+    decoding = [at for at, (_, tokens) in enumerate(spans) if tokens == 1]
+    if decoding:
+        rows = [starts[at] for at in decoding]
+        layers = [spans[at][0] for at in decoding]
         attended[rows] = attend_in_place(layers, [each.tokens for each in layers], queries[rows])
-    several: list[tuple[slice, tuple[tuple[mx.array, mx.array], ...]]] = []
+    long_ranges: list[tuple[slice, tuple[tuple[mx.array, mx.array], ...]]] = []
     for start, (layer, tokens) in zip(starts, spans, strict=False):
         if tokens > 1:
-            for rows_seen, parts in layer.sights(tokens, None):
+            for rows_seen, parts in layer.attention_ranges(tokens, None):
                 place = slice(start + rows_seen.start, start + rows_seen.stop)
-                several.append((place, parts))
-    mx.eval([parts for _, parts in several])
+                long_ranges.append((place, parts))
+    mx.eval([parts for _, parts in long_ranges])
     work = [
         HostSpan(
             queries[place].swapaxes(0, 1),
@@ -254,9 +267,9 @@ def _attend(
             ],
             None,
         )
-        for place, parts in several
+        for place, parts in long_ranges
     ]
-    for (place, _), result in zip(several, attend_in_numpy(work, sinks=None), strict=True):
+    for (place, _), result in zip(long_ranges, attend_in_numpy(work, sinks=None), strict=True):
         attended[place] = result.swapaxes(0, 1)
     return attended
 
@@ -264,15 +277,15 @@ def _attend(
 def _token_ids(each: SequenceSpan) -> npt.NDArray[np.integer]:
     sequence = each.sequence
     if each.is_decoding:
-        assert sequence.drawn is not None, "a decoding span has no sampled token"
-        drawn = np.array(sequence.drawn, copy=False)[sequence.drawn_row :][:1]
-        return np.append(drawn, np.array(each.span.drafted, drawn.dtype))
+        assert sequence.sampled is not None, "a decoding span has no sampled token"
+        sampled = np.array(sequence.sampled, copy=False)[sequence.sampled_row :][:1]
+        return np.append(sampled, np.array(each.span.drafted, sampled.dtype))
     return np.array(sequence.known, copy=False)[each.span.start :][: each.span.tokens]
 
 
-def _cuts(
+def _shared_runs_of(
     sequences: Sequence[Sequence[_Stored]], new: Sequence[int]
-) -> tuple[list[_Cut], npt.NDArray[np.int32]]:
+) -> tuple[list[_SharedRun], npt.NDArray[np.int32]]:
     """Divide what the new tokens of all sequences attend to into runs that the same rows see, and
     return these, and the ids of their rows, one run's after the other's.
 
@@ -287,12 +300,12 @@ def _cuts(
             runs.append((id(arrays[0]), start, end))
         key, start, end = runs.pop()
         rows.extend([*runs, (key, start, end - later)] for later in reversed(range(tokens)))
-    cuts: list[_Cut] = []
+    shared: list[_SharedRun] = []
     row_ids: list[int] = []
-    for key, start, end, held_by in held(rows):
-        cuts.append((*found[key], start, end, len(row_ids), len(held_by)))
-        row_ids += held_by
-    return cuts, np.array(row_ids, np.int32)
+    for key, start, end, rows_of_run in shared_runs(rows):
+        shared.append(_SharedRun(*found[key], start, end, len(row_ids), len(rows_of_run)))
+        row_ids += rows_of_run
+    return shared, np.array(row_ids, np.int32)
 
 
 def _address(array: mx.array) -> int:
@@ -307,7 +320,7 @@ def _row_bytes(array: mx.array) -> int:
 
 def unavailable() -> str:
     """Why no model can have a decoder in C; empty if models can."""
-    return decoder.unavailable() or packed_layers.no_stand_ins()
+    return decoder.unavailable() or packed_layers.why_no_stand_ins()
 
 
 def attach(model: Any, dtype: mx.Dtype) -> None:
@@ -316,13 +329,13 @@ def attach(model: Any, dtype: mx.Dtype) -> None:
 
     dtype: the format in which the model computes.
     """
-    if dtype != mx.float32 or unavailable() or not _is_known(model):
+    if dtype != mx.float32 or unavailable() or not _is_supported(model):
         return
     rope = _rope_form([block.self_attn.rope for block in model.layers])
     if rope is None:
         return
     try:
-        is_right = _agrees(model, _decoder(model, rope, layers=1))
+        is_right = _agrees_with_mlx_lm(model, _decoder(model, rope, layers=1))
     except (RuntimeError, ValueError, TypeError):  # MLX or the kernel refuses an operation
         logger.exception("the decoder in C could not be tried")
         return
@@ -343,7 +356,7 @@ def attention_of(model: Any) -> str:
     return "the C kernel (forward passes need no MLX operations; prefill: numpy)"
 
 
-def _is_known(model: Any) -> bool:
+def _is_supported(model: Any) -> bool:
     """Whether a model consists of parts known here."""
     names = {f"mlx_lm.models.{name}" for name in _MODULES}
     kinds = {(type(block).__module__, type(block).__name__) for block in model.modules()}
@@ -377,9 +390,7 @@ def _head_dimension(attention: Any) -> int:
 
 
 def _rope_form(ropes: Sequence[Any]) -> RopeForm | None:
-    """How all layers rotate; None if they differ, or if the kind of rotary embedding is not known
-    here.
-    """
+    """The rotary embedding of all layers; None if they differ, or if it is not supported here."""
     forms: list[RopeForm] = []
     for rope in ropes:
         if type(rope) is RoPE:
@@ -459,7 +470,7 @@ def _view(array: mx.array) -> Any:
     return np.array(array, copy=False)
 
 
-def _agrees(model: Any, first: HostDecoder) -> bool:
+def _agrees_with_mlx_lm(model: Any, first: HostDecoder) -> bool:
     """Whether embedding, first layer and head compute what mlx-lm's do, for one row and for
     several. first: the decoder of these.
     """

@@ -6,7 +6,7 @@ vocabulary. Here the vocabulary is divided into groups, and the largest logit of
 weights of its tokens. If these bounds decide which tokens are in the nucleus (the tokens that pass
 top-p), exponentials are computed for a few groups only; otherwise for all tokens (0.5 ns each, with
 vector instructions), but few tokens are sorted. The edge of the nucleus is the smallest weight in
-it. The sampled token is the same as that of `sampling_draw`, except for rounding, because the
+it. The sampled token is the same as that of `token_sampling`, except for rounding, because the
 random numbers are the same.
 """
 
@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.wire.requests import SamplingParams
-from holdfast.worker.engine.backend import DrawKind, Scores
-from holdfast.worker.engine.sampling_draw import BLOCK, HOTTEST
+from holdfast.worker.engine.backend import SamplingKind, Scores
+from holdfast.worker.engine.token_sampling import BLOCK, HOTTEST
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[np.intp]
@@ -34,7 +34,7 @@ LARGE_VOCABULARY = 8192
 _GROUP = 32  # tokens per group, approximately
 # as LARGE_VOCABULARY, for rows with top-p
 _SMALLEST_FOR_NUCLEUS = 1024
-_ALLOWANCE = 1 / 4  # share of 1 - top_p that tokens may weigh together without being examined
+_UNSEEN_SHARE = 1 / 4  # share of 1 - top_p that tokens may weigh together without being examined
 _FEW_GROUPS = 1 / 16  # share of all groups; if more matter, all weights are computed
 # share of all groups; if more matter, the edge is searched in a histogram of all weights
 _MANY_GROUPS = 1 / 2
@@ -56,20 +56,20 @@ class GroupedRow:
     so that the maxima of all groups are computed with vector instructions.
     """
 
-    __slots__ = ("_count", "_rest", "maxima", "row", "size")
+    __slots__ = ("_count", "_ungrouped", "maxima", "row", "size")
 
     def __init__(self, row: Floats) -> None:
         self.row = row
         self._count = max(row.size // _GROUP, 1)
         grouped = row[: row.size - row.size % self._count].reshape(-1, self._count)
-        self._rest = np.arange(grouped.size, row.size)  # tokens outside all groups
+        self._ungrouped = np.arange(grouped.size, row.size)  # tokens outside all groups
         self.size = len(grouped)  # tokens per group
         self.maxima: Floats = grouped.max(axis=0)  # one per group
 
     def tokens(self, groups: Ids) -> Ids:
         """The tokens of these groups and the tokens that are in no group, unordered."""
         ids = (groups + np.arange(self.size)[:, None] * self._count).ravel()
-        return np.concatenate([ids, self._rest])
+        return np.concatenate([ids, self._ungrouped])
 
     def largest(self, count: int) -> Ids:
         """The tokens with the `count` largest entries, largest first, ties by rising id.
@@ -82,9 +82,9 @@ class GroupedRow:
         least = np.partition(self.maxima, -count)[-count]
         ids = self.tokens(np.flatnonzero(self.maxima >= least))
         values = self.row[ids]
-        wanted = np.flatnonzero(values >= least)
-        ids = ids[wanted]
-        values = values[wanted]
+        large_enough = np.flatnonzero(values >= least)
+        ids = ids[large_enough]
+        values = values[large_enough]
         return ids[np.lexsort((ids, -values))[:count]]
 
 
@@ -106,14 +106,16 @@ def score_on_host(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -
     top_ids = np.zeros((len(rows), top_logprobs), np.uint32)
     top = np.full((len(rows), top_logprobs), np.nan, np.float32)
     chosen = np.full(len(rows), np.nan, np.float32)
-    room = np.empty(rows.shape[1], np.float32)
+    scratch = np.empty(rows.shape[1], np.float32)
     with np.errstate(all="ignore"):
         for index, row in enumerate(rows):
             peak = row.max()
             if not np.isfinite(peak):
                 continue
             total = float(peak) + float(
-                np.log(np.exp(np.subtract(row, peak, out=room), out=room).sum(dtype=np.float64))
+                np.log(
+                    np.exp(np.subtract(row, peak, out=scratch), out=scratch).sum(dtype=np.float64)
+                )
             )
             chosen[index] = float(row[tokens[index]]) - total
             if top_logprobs:
@@ -124,8 +126,8 @@ def score_on_host(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -
     return Scores(chosen=mx.array(chosen), top=(mx.array(top_ids), mx.array(top)))
 
 
-def drawing_pays(kind: DrawKind, *, vocab_size: int) -> bool:
-    """Whether `draw_on_host` is faster than MLX. The answer is the same for all rows
+def sampling_pays(kind: SamplingKind, *, vocab_size: int) -> bool:
+    """Whether `sample_on_host` is faster than MLX. The answer is the same for all rows
     of a kind, so that no sampled token depends on the other rows of a batch.
     """
     if kind.greedy or kind.candidates:
@@ -133,7 +135,7 @@ def drawing_pays(kind: DrawKind, *, vocab_size: int) -> bool:
     return vocab_size >= (_SMALLEST_FOR_NUCLEUS if kind.nucleus else LARGE_VOCABULARY)
 
 
-def draw_on_host(
+def sample_on_host(
     logits: mx.array, *, params: Sequence[SamplingParams], keys: Sequence[tuple[int, int]]
 ) -> mx.array:
     """Sample one token per row, uint32 [rows]. Evaluates `logits`, fp32 [rows, vocab].
@@ -143,14 +145,14 @@ def draw_on_host(
     """
     with np.errstate(all="ignore"):
         tokens = [
-            _draw(row, one, key)
+            _sample_row(row, one, key)
             for row, one, key in zip(_rows_of(logits), params, keys, strict=True)
         ]
     return mx.array(tokens, dtype=mx.uint32)
 
 
 @dataclass(frozen=True, slots=True)
-class FewKept:
+class FewTokens:
     """The ids of the tokens that pass the filters, in ascending order, and their weights.
 
     columns: the size of the vocabulary.
@@ -160,7 +162,7 @@ class FewKept:
     weights: Floats
     columns: int
 
-    def draw(self, key: tuple[int, int]) -> int:
+    def sample(self, key: tuple[int, int]) -> int:
         """Sample a token by Gumbel-max: first a block that has tokens left, then a token in it."""
         block = self.ids // BLOCK
         starts = np.flatnonzero(np.diff(block, prepend=-1))
@@ -173,18 +175,18 @@ class FewKept:
 
 
 @dataclass(frozen=True, slots=True)
-class ManyKept:
+class ManyTokens:
     """The weights of all tokens, 0 for those that do not pass the filters."""
 
     weights: Floats
 
-    def draw(self, key: tuple[int, int]) -> int:
-        """Sample as `FewKept.draw` does."""
+    def sample(self, key: tuple[int, int]) -> int:
+        """Sample as `FewTokens.sample` does."""
         blocks = _blocks(self.weights.size)
-        whole = self.weights.size // BLOCK
-        sums = self.weights[: whole * BLOCK].reshape(whole, BLOCK).sum(axis=1)
-        if whole < blocks:
-            sums = np.append(sums, self.weights[whole * BLOCK :].sum())
+        full_blocks = self.weights.size // BLOCK
+        sums = self.weights[: full_blocks * BLOCK].reshape(full_blocks, BLOCK).sum(axis=1)
+        if full_blocks < blocks:
+            sums = np.append(sums, self.weights[full_blocks * BLOCK :].sum())
         first = BLOCK * int(np.argmax(np.log(sums) + _gumbel(key, np.arange(blocks))))
         inner = self.weights[first : first + BLOCK]
         return first + int(
@@ -195,7 +197,7 @@ class ManyKept:
 class WeighedRow:
     """A row of logits, and its tokens' weights: sampling probabilities that are not normalized.
 
-    The likeliest token has weight 1. The weights are computed as in `sampling_draw`.
+    The likeliest token has weight 1. The weights are computed as in `token_sampling`.
     """
 
     def __init__(self, row: Floats, params: SamplingParams) -> None:
@@ -203,40 +205,37 @@ class WeighedRow:
         self.peak: np.float32 = row.max()  # NaN if the row contains one
         self._coldness = np.float32(1.0 / min(params.temperature, HOTTEST))
 
-    def nats(self, logits: Floats) -> Floats:
+    def log_weights(self, logits: Floats) -> Floats:
         """Natural logarithms of the weights that some logits of the row have."""
         return (logits - self.peak) * self._coldness
 
     def weights(self, logits: Floats) -> Floats:
         """The weights that some logits of the row have."""
-        scaled = self.nats(logits)
+        scaled = self.log_weights(logits)
         return np.exp(scaled, out=scaled)
 
     @cached_property
     def groups(self) -> GroupedRow:
-        """The row's logits, divided into groups of tokens."""
         return GroupedRow(self.row)
 
     @cached_property
-    def tops(self) -> Floats:
+    def group_maxima(self) -> Floats:
         """The weight of each group's likeliest token."""
         return self.weights(self.groups.maxima)
 
     def at_least(self, weight: float) -> tuple[Ids, Floats]:
-        """All tokens of the groups that have a token of at least this weight, and their weights.
-        Unordered.
-        """
-        ids = self.groups.tokens(np.flatnonzero(self.tops >= np.float32(weight)))
+        """The tokens of groups with a token of at least this weight, unordered; and their weights."""
+        ids = self.groups.tokens(np.flatnonzero(self.group_maxima >= np.float32(weight)))
         return ids, self.weights(self.row[ids])
 
-    def few(self, ids: Ids, weights: Floats, *, threshold: float) -> FewKept:
+    def select(self, ids: Ids, weights: Floats, *, threshold: float) -> FewTokens:
         """Select the tokens with a weight of at least `threshold` from `ids`."""
         kept = np.flatnonzero(weights >= np.float32(threshold))
         order = kept[np.argsort(ids[kept])]
-        return FewKept(ids[order], weights[order], self.row.size)
+        return FewTokens(ids[order], weights[order], self.row.size)
 
 
-def kept_tokens(row: WeighedRow, params: SamplingParams) -> FewKept | ManyKept:
+def filtered_tokens(row: WeighedRow, params: SamplingParams) -> FewTokens | ManyTokens:
     """The tokens that pass top-p and min-p. At least one of the two filters must be on, and the
     row's maximum must be finite.
     """
@@ -244,49 +243,54 @@ def kept_tokens(row: WeighedRow, params: SamplingParams) -> FewKept | ManyKept:
     if params.top_p < 1.0:
         if row.row.size <= _SORTED_AT_ONCE:
             weights = row.weights(row.row)
-            return _many(weights, threshold=max(_edge(weights, top_p=params.top_p), floor))
+            return _many_tokens(
+                weights, threshold=max(_nucleus_edge(weights, top_p=params.top_p), floor)
+            )
         return _nucleus(row, top_p=params.top_p, floor=floor)
-    if np.count_nonzero(row.tops >= np.float32(floor)) > len(row.tops) * _MANY_GROUPS:
-        return _many(row.weights(row.row), threshold=floor)
-    return row.few(*row.at_least(floor), threshold=floor)
+    if (
+        np.count_nonzero(row.group_maxima >= np.float32(floor))
+        > len(row.group_maxima) * _MANY_GROUPS
+    ):
+        return _many_tokens(row.weights(row.row), threshold=floor)
+    return row.select(*row.at_least(floor), threshold=floor)
 
 
-def _draw(logits: Floats, params: SamplingParams, key: tuple[int, int]) -> int:
+def _sample_row(logits: Floats, params: SamplingParams, key: tuple[int, int]) -> int:
     row = WeighedRow(logits, params)
     if not np.isfinite(row.peak):
         return 0
     if params.top_p >= 1.0 and params.min_p <= 0.0:
-        return _draw_unfiltered(row, key)
-    return kept_tokens(row, params).draw(key)
+        return _sample_unfiltered(row, key)
+    return filtered_tokens(row, params).sample(key)
 
 
 def _blocks(columns: int) -> int:
     return -(-columns // BLOCK)
 
 
-def _many(weights: Floats, *, threshold: float) -> ManyKept:
-    return ManyKept(weights * (weights >= np.float32(threshold)))
+def _many_tokens(weights: Floats, *, threshold: float) -> ManyTokens:
+    return ManyTokens(weights * (weights >= np.float32(threshold)))
 
 
-def _nucleus(row: WeighedRow, *, top_p: float, floor: float) -> FewKept | ManyKept:
+def _nucleus(row: WeighedRow, *, top_p: float, floor: float) -> FewTokens | ManyTokens:
     """The tokens in the nucleus with a weight of at least `floor`. If possible, the weights of most
     tokens are not computed, but only bounded.
     """
-    rising = np.sort(row.tops)
+    rising = np.sort(row.group_maxima)
     # upper bound of the summed weight of unexamined tokens, by the number of groups left out
     unseen_at_most = np.append(0.0, np.cumsum(rising, dtype=np.float64)) * row.groups.size
     left_out = _groups_within(
-        unseen_at_most, _ALLOWANCE * (1.0 - top_p) * unseen_at_most[-1] / row.groups.size
+        unseen_at_most, _UNSEEN_SHARE * (1.0 - top_p) * unseen_at_most[-1] / row.groups.size
     )
     seen_share = 1 - left_out / len(rising)
     if seen_share <= _FEW_GROUPS:
         ids, weights = row.at_least(float(rising[left_out]))
         edge = _certain_edge(weights, top_p=top_p, unseen_at_most=float(unseen_at_most[left_out]))
         if edge is not None and edge > (rising[left_out - 1] if left_out else 0.0):
-            return row.few(ids, weights, threshold=max(edge, floor))
+            return row.select(ids, weights, threshold=max(edge, floor))
     everything = row.weights(row.row)
-    find = _edge if seen_share <= _MANY_GROUPS else _edge_by_histogram
-    return _many(everything, threshold=max(find(everything, top_p=top_p), floor))
+    find = _nucleus_edge if seen_share <= _MANY_GROUPS else _edge_by_histogram
+    return _many_tokens(everything, threshold=max(find(everything, top_p=top_p), floor))
 
 
 def _certain_edge(weights: Floats, *, top_p: float, unseen_at_most: float) -> float | None:
@@ -294,7 +298,7 @@ def _certain_edge(weights: Floats, *, top_p: float, unseen_at_most: float) -> fl
 
     weights: those of the examined tokens. unseen_at_most: upper bound of the sum of the others.
     """
-    falling, cumulated = _falling(weights)
+    falling, cumulated = _sorted_weights(weights)
     least, most = (
         int(np.searchsorted(cumulated, top_p * (cumulated[-1] + unseen)))
         for unseen in (0.0, unseen_at_most)
@@ -311,25 +315,25 @@ def _groups_within(unseen_at_most: _Doubles, limit: float) -> int:
     )
 
 
-def _falling(weights: Floats) -> tuple[Floats, _Doubles]:
+def _sorted_weights(weights: Floats) -> tuple[Floats, _Doubles]:
     falling = np.sort(weights)[::-1]
     return falling, np.cumsum(falling, dtype=np.float64)
 
 
-def _edge(weights: Floats, *, top_p: float) -> float:
+def _nucleus_edge(weights: Floats, *, top_p: float) -> float:
     """The largest weight such that tokens of at least this weight make up `top_p`."""
     if len(weights) <= 2 * _SORTED_AT_ONCE:
-        falling, cumulated = _falling(weights)
+        falling, cumulated = _sorted_weights(weights)
         return float(falling[np.searchsorted(cumulated, top_p * cumulated[-1])])
-    falling, cumulated = _falling(np.partition(weights, -_SORTED_AT_ONCE)[-_SORTED_AT_ONCE:])
-    place = int(np.searchsorted(cumulated, top_p * weights.sum(dtype=np.float64)))
+    falling, cumulated = _sorted_weights(np.partition(weights, -_SORTED_AT_ONCE)[-_SORTED_AT_ONCE:])
+    index = int(np.searchsorted(cumulated, top_p * weights.sum(dtype=np.float64)))
     return (
-        float(falling[place]) if place < len(falling) else _edge_by_histogram(weights, top_p=top_p)
+        float(falling[index]) if index < len(falling) else _edge_by_histogram(weights, top_p=top_p)
     )
 
 
 def _edge_by_histogram(weights: Floats, *, top_p: float) -> float:
-    """As `_edge`, but by a histogram of the weights, so that only the bin at the edge is sorted.
+    """As `_nucleus_edge`, but by a histogram of the weights, so that only the bin at the edge is sorted.
 
     The bins come from the floats' bits, which have the same order as positive floats.
     """
@@ -337,33 +341,33 @@ def _edge_by_histogram(weights: Floats, *, top_p: float) -> float:
     masses = np.bincount(bins, weights=weights)[::-1]
     heavier = np.cumsum(masses)
     aim = top_p * heavier[-1]
-    place = int(np.searchsorted(heavier, aim))
-    falling, cumulated = _falling(weights[bins == len(masses) - 1 - place])
-    inside = int(np.searchsorted(cumulated, aim - (heavier[place] - masses[place])))
+    index = int(np.searchsorted(heavier, aim))
+    falling, cumulated = _sorted_weights(weights[bins == len(masses) - 1 - index])
+    inside = int(np.searchsorted(cumulated, aim - (heavier[index] - masses[index])))
     return float(falling[min(inside, len(falling) - 1)])
 
 
-def _draw_unfiltered(weighed: WeighedRow, key: tuple[int, int]) -> int:
+def _sample_unfiltered(weighed: WeighedRow, key: tuple[int, int]) -> int:
     """Sample from the whole vocabulary. The weights are summed only in blocks that can still win,
     given the maximum and the random number of each block.
     """
     row = weighed.row
-    whole = row.size // BLOCK
-    maxima = row[: whole * BLOCK].reshape(whole, BLOCK).max(axis=1)
-    if row.size > whole * BLOCK:
-        maxima = np.append(maxima, row[whole * BLOCK :].max())
+    full_blocks = row.size // BLOCK
+    maxima = row[: full_blocks * BLOCK].reshape(full_blocks, BLOCK).max(axis=1)
+    if row.size > full_blocks * BLOCK:
+        maxima = np.append(maxima, row[full_blocks * BLOCK :].max())
     noise = _gumbel(key, np.arange(len(maxima)))
-    least = weighed.nats(maxima) + noise
-    able = np.flatnonzero(least >= least.max() - (math.log(BLOCK) + _ROUNDING_NATS))
-    sums = [weighed.weights(row[at * BLOCK : (at + 1) * BLOCK]).sum() for at in able]
-    block = int(able[np.argmax(np.log(np.array(sums)) + noise[able])])
+    least = weighed.log_weights(maxima) + noise
+    candidates = np.flatnonzero(least >= least.max() - (math.log(BLOCK) + _ROUNDING_NATS))
+    sums = [weighed.weights(row[at * BLOCK : (at + 1) * BLOCK]).sum() for at in candidates]
+    block = int(candidates[np.argmax(np.log(np.array(sums)) + noise[candidates])])
     inner = weighed.weights(row[block * BLOCK : (block + 1) * BLOCK])
     offset = int(np.argmax(np.log(inner) + _gumbel(key, np.arange(len(inner)) + len(maxima))))
     return block * BLOCK + offset
 
 
 def _gumbel(key: tuple[int, int], numbers: Ids) -> Floats:
-    # as in sampling_draw
+    # as in token_sampling
     hashed = _scramble((numbers.astype(np.uint32) * np.uint32(0x9E3779B1)) ^ np.uint32(key[0]))
     hashed = _scramble(hashed ^ np.uint32(key[1]))
     uniform = np.clip(

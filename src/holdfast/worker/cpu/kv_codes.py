@@ -13,7 +13,7 @@ from holdfast.worker.cpu.kernels.decode_attention import Quantized, can_dequanti
 from holdfast.worker.cpu.kernels.decode_attention import dequantize as dequantize_by_kernel
 from holdfast.worker.cpu.kernels.five_bits import FIELDS_OF_FIVE_BITS
 from holdfast.worker.kv.bits import Bits
-from holdfast.worker.kv.layer import DTYPES, HeadsForm, pair_of
+from holdfast.worker.kv.layer import DTYPES, HeadsForm, keys_and_values
 from holdfast.worker.kv.quantized import ARRAYS_OF_CODES, StoredCodes, dequantized
 
 
@@ -49,7 +49,7 @@ def _by_kernel(
         mx.eval(array)
         dequantize_by_kernel(codes, np.array(array, copy=False)[0])  # writes to the array's memory
         stored.append(array)
-    return pair_of(stored)
+    return keys_and_values(stored)
 
 
 def _as_numpy(arrays: Sequence[mx.array], bits: Bits) -> Quantized:
@@ -67,7 +67,7 @@ def _by_mlx(
     cut = [array[:, :, low:high] for array in arrays]
     firsts = range(0, len(cut), ARRAYS_OF_CODES)
     stored = [cut[first : first + ARRAYS_OF_CODES] for first in firsts]
-    return pair_of(
+    return keys_and_values(
         [
             dequantized_five(each, dtype=dtype)
             if of_form == 5

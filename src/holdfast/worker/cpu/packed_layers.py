@@ -35,7 +35,7 @@ from holdfast.worker.cpu.kernels.packed_products import (
     MOST_ROWS,
     PackedWeights,
 )
-from holdfast.worker.engine import seams
+from holdfast.worker.engine import mlx_lm_hooks
 from holdfast.worker.engine.weight_format import STORED
 
 _HALVES = (mx.float16, mx.bfloat16)
@@ -86,7 +86,7 @@ class HalfEmbedding(Embedding):
 @cache
 def _packed_classes() -> dict[type[Module], type[Module]]:
     """Maps the classes of modules that may keep their weights to their subclasses here."""
-    # not at the top: mlx-lm must be prepared first (`seams`)
+    # not at the top: mlx-lm must be prepared first (`mlx_lm_hooks`)
     from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
     class PackedExperts(QuantizedSwitchLinear):
@@ -97,7 +97,7 @@ def _packed_classes() -> dict[type[Module], type[Module]]:
         def __call__(
             self, x: mx.array, indices: mx.array, sorted_indices: bool = False
         ) -> mx.array:
-            y = None if seams.is_only_graph() else _product_of_experts(self, x, indices)
+            y = None if mlx_lm_hooks.is_only_graph() else _product_of_experts(self, x, indices)
             if y is None:
                 in_graph: mx.array = super().__call__(  # type: ignore[no-untyped-call]
                     x, indices, sorted_indices
@@ -118,11 +118,11 @@ def _packed_classes() -> dict[type[Module], type[Module]]:
 @cache
 def unavailable() -> str:
     """Why no layer can keep its weights; empty if layers can."""
-    return packed_products.unavailable() or no_stand_ins()
+    return packed_products.unavailable() or why_no_stand_ins()
 
 
 @cache
-def no_stand_ins() -> str:
+def why_no_stand_ins() -> str:
     """Why no product with a stand-in can be computed; empty if such products are right."""
     reason = products.unavailable() or current_blas().no_shim
     if reason:
@@ -173,12 +173,12 @@ def keep_stored(module: Any, dtype: mx.Dtype) -> None:
         group_size=getattr(module, "group_size", 0),
     )
     module._packed = packed
-    _put_stand_in(module)
+    _set_stand_in(module)
     module._dtype = dtype
     module.__class__ = _packed_classes()[type(module)]
 
 
-def _put_stand_in(module: Any, *, room: int = 0) -> None:
+def _set_stand_in(module: Any, *, room: int = 0) -> None:
     """Give a module the array to multiply by, [1, inputs, outputs], and its flat view.
 
     room: how many numbers to allocate.
@@ -240,16 +240,16 @@ def _product_of_experts(module: Any, x: mx.array, indices: mx.array) -> mx.array
     if not _evaluate(numbers, indices):
         return None
     packed: PackedWeights = module._packed
-    given = np.array(numbers, copy=False).reshape(-1, *x.shape[-2:])
+    rows_of_experts = np.array(numbers, copy=False).reshape(-1, *x.shape[-2:])
     experts = np.broadcast_to(np.array(indices), shape).reshape(-1)
     outputs = module.weight.shape[1]
-    out = np.empty((*given.shape[:2], outputs), np.float32)
+    out = np.empty((*rows_of_experts.shape[:2], outputs), np.float32)
     for expert in np.unique(experts):
-        places = np.flatnonzero(experts == expert)
+        positions = np.flatnonzero(experts == expert)
         start = int(expert) * outputs
-        rows = given[places].reshape(-1, packed.inputs)
+        rows = rows_of_experts[positions].reshape(-1, packed.inputs)
         product = packed.multiply(rows, start=start, end=start + outputs)
-        out[places] = product.reshape(len(places), -1, outputs)
+        out[positions] = product.reshape(len(positions), -1, outputs)
     return mx.array(out.reshape(*shape, x.shape[-2], outputs)).astype(x.dtype)
 
 
@@ -262,9 +262,7 @@ def _view_of(array: mx.array) -> Any:
 
 
 def _disagreement() -> str:
-    """Compare products with MLX's own on small random arrays: takes some milliseconds. Returns an
-    empty text if they agree.
-    """
+    """Compare products with MLX's own on small random arrays; empty if they agree. Takes some ms."""
     x = mx.random.normal((MOST_ROWS + 1, 128), key=mx.random.key(0))
     weight = mx.random.normal((20, 128), key=mx.random.key(1))
     for bits, dtype in itertools.product((16, *BITS), _SCALES):
@@ -280,7 +278,7 @@ def _disagreement() -> str:
         mx.eval(layer.parameters(), wanted)
         keep_stored(layer, mx.float32)
         # with all its memory: MLX reads only that if it does not call the shim
-        _put_stand_in(layer, room=weight.size)
+        _set_stand_in(layer, room=weight.size)
         for rows in (1, 3, MOST_ROWS, len(x)):
             for got in (layer(x[:rows]), layer(x[None, :rows])):
                 if not mx.allclose(got, wanted[:rows], rtol=1e-4, atol=1e-4):

@@ -39,8 +39,8 @@ from holdfast.worker.kv.live import LiveBase, LiveState, Snapshot
 _FIRST_RATES = (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
 _MOST_BEHIND = 32  # tokens that the first pass of a draft may add to a state
 _STEP_TOKENS = 256  # capacities are multiples of this
-_LEAST_TAKEN = 64  # tokens that a kept state must share with a sequence
-_MOST_KEPT = 8  # states of sequences that have ended
+_LEAST_SHARED = 64  # tokens that a kept state must share with a sequence
+_MOST_CACHED = 8  # states of sequences that have ended
 _LATEST_SHARE = 0.2  # of a new measurement in a mean
 _CATCH_UP_SECONDS = 0.02  # by how much prefilling with the draft model may delay a step
 _WARM_UP_TOKENS = 256
@@ -51,8 +51,8 @@ class DraftModelFailed(Exception):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class ModelDraft:
-    """What the draft model knows about one sequence."""
+class DraftState:
+    """The state of one sequence in the draft model, and its last draft."""
 
     name: str  # of the sequence in the draft model's engine
     request: SequenceRequest
@@ -60,8 +60,8 @@ class ModelDraft:
     live: LiveState
     tokens: npt.NDArray[np.int32]  # those in the state, and possibly more
     capacity_tokens: int
-    checkpoint: Snapshot | None = None  # before the last draft, if not every state can rewind
-    is_catching_up: bool = False  # whether prefill has begun, which goes on before each step
+    checkpoint: Snapshot | None = None  # before the last draft, if not every layer can rewind
+    is_catching_up: bool = False  # whether prefill has begun; a part of it runs before each step
     matched: int = 0  # how many drafted tokens in a row were right
     drafted: list[int] = field(default_factory=list)  # the last draft
     drafted_at: int = 0  # the length of the sequence when it was made
@@ -77,21 +77,21 @@ class DraftModel:
         name: str,
         vocab_size: int,
         context_tokens: int,
-        most_kept_bytes: int,
+        most_cached_bytes: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """vocab_size, context_tokens: of the draft model. most_kept_bytes: limit for the states of
+        """vocab_size, context_tokens: of the draft model. most_cached_bytes: limit for the states of
         sequences that have ended.
         """
         self.name = name
         self._engine = engine
         self._vocab_size = vocab_size
         self._context_tokens = context_tokens
-        self._most_kept_bytes = most_kept_bytes
+        self._most_cached_bytes = most_cached_bytes
         self._clock = clock
         self._rates = DraftRates(first=_FIRST_RATES)
-        self._drafts: dict[str, ModelDraft] = {}
-        self._kept: dict[str, ModelDraft] = {}  # of ended sequences, the oldest first
+        self._drafts: dict[str, DraftState] = {}
+        self._cached: dict[str, DraftState] = {}  # of ended sequences, the oldest first
         self._numbers = itertools.count()
         self._pass_seconds: dict[int, float] = {}  # by the bits of the number of sequences
         self.seconds_per_token = 0.0  # of prefill
@@ -100,7 +100,6 @@ class DraftModel:
         self._warm_up()
 
     def _warm_up(self) -> None:
-        """Measure passes, and compile what they need."""
         request = SequenceRequest(
             request_id="warm-up",
             prompt_token_ids=TokenIds.of([1 + at % 3 for at in range(_WARM_UP_TOKENS)]),
@@ -111,10 +110,10 @@ class DraftModel:
             draft = self.open(request, ())
             if draft is None:
                 return
-            began = self._clock()
+            began_at = self._clock()
             while not self.catch_up(draft, ()):
                 self.begin_step()
-            self.seconds_per_token = (self._clock() - began) / _WARM_UP_TOKENS
+            self.seconds_per_token = (self._clock() - began_at) / _WARM_UP_TOKENS
             self._pass_seconds.clear()
             self.extend([(draft, ())], depth=4)
             self._forget(draft)
@@ -139,19 +138,17 @@ class DraftModel:
         return max(self._pass_seconds[known] + 0.5 * more * self.seconds_per_token, 0.0)
 
     def seconds_behind(
-        self, request: SequenceRequest, generated: Sequence[int], draft: ModelDraft | None
+        self, request: SequenceRequest, generated: Sequence[int], draft: DraftState | None
     ) -> float:
-        """How long prefilling would take that a draft of a sequence needs first, about; 0 if it can
-        be drafted immediately.
-        """
+        """How long prefilling takes before a sequence can be drafted, about; 0: it can be immediately."""
         tokens = len(request.prompt_token_ids) + len(generated)
         if draft is not None:
             tokens -= draft.live.tokens
-        elif self._kept:
-            tokens -= self._kept_like(request, _tokens_of(request, generated))[1]
+        elif self._cached:
+            tokens -= self._best_cached(request, _tokens_of(request, generated))[1]
         return 0.0 if tokens <= _MOST_BEHIND else tokens * self.seconds_per_token
 
-    def chances(self, draft: ModelDraft | None) -> tuple[float, ...]:
+    def chances(self, draft: DraftState | None) -> tuple[float, ...]:
         """For each token that the model would draft for a sequence, the chance that it and all tokens
         before it are right. None: the sequence has no state yet.
         """
@@ -169,13 +166,13 @@ class DraftModel:
     @property
     def states(self) -> int:
         """The number of states, with those that are kept."""
-        return len(self._drafts) + len(self._kept)
+        return len(self._drafts) + len(self._cached)
 
     def can_draft(self, tokens: int) -> bool:
         """Whether the draft model's context has room for a sequence of this length and a draft."""
         return tokens + MOST_DRAFTED <= self._context_tokens
 
-    def open(self, request: SequenceRequest, generated: Sequence[int]) -> ModelDraft | None:
+    def open(self, request: SequenceRequest, generated: Sequence[int]) -> DraftState | None:
         """Make a state for a sequence, from a kept one if one begins with the same tokens. None if
         the draft model's context is too small, or the prompt has images.
         """
@@ -184,25 +181,25 @@ class DraftModel:
         tokens = _tokens_of(request, generated)
         if not self.can_draft(len(tokens)):
             return None
-        request = self._own(request)
-        kept, shared = self._kept_like(request, tokens)
+        request = self._draft_request(request)
+        kept, shared = self._best_cached(request, tokens)
         prefix = None
         if kept is not None:
             self._engine.close(kept.name)
-            del self._kept[kept.name]
-            prefix = _base_of(kept, shared)
+            del self._cached[kept.name]
+            prefix = _prefix_of(kept, shared)
         draft = self._opened(request, generated, prefix)
         draft.tokens = tokens
         return draft
 
     def _opened(
         self, request: SequenceRequest, generated: Sequence[int], prefix: Prefix | None
-    ) -> ModelDraft:
+    ) -> DraftState:
         capacity_tokens = _capacity_for(len(request.prompt_token_ids) + len(generated))
         live = self._engine.open(
             request, generated=tuple(generated), capacity_tokens=capacity_tokens, prefix=prefix
         )
-        draft = ModelDraft(
+        draft = DraftState(
             name=request.request_id,
             request=request,
             rates=DraftRates(self._rates),
@@ -213,10 +210,8 @@ class DraftModel:
         self._drafts[draft.name] = draft
         return draft
 
-    def _own(self, request: SequenceRequest) -> SequenceRequest:
-        """A copy of the request for the draft model's engine, with its own id and only the fields that
-        affect drafts.
-        """
+    def _draft_request(self, request: SequenceRequest) -> SequenceRequest:
+        """A copy of the request with its own id and only the fields that affect drafts."""
         sampling = request.sampling
         bias = {
             token: value
@@ -234,24 +229,24 @@ class DraftModel:
             is_kept=request.is_kept,
         )
 
-    def _kept_like(
+    def _best_cached(
         self, request: SequenceRequest, tokens: npt.NDArray[np.int32]
-    ) -> tuple[ModelDraft | None, int]:
+    ) -> tuple[DraftState | None, int]:
         """The kept state of the same tenant that shares the most tokens with a sequence, if it can go
         back to them; and their number. None and 0: no state shares enough.
         """
-        best: ModelDraft | None = None
+        best: DraftState | None = None
         longest = 0
-        for each in self._kept.values():
+        for each in self._cached.values():
             if each.request.tenant != request.tenant:
                 continue
             shared = min(_common(each.tokens, tokens), each.live.tokens, len(tokens) - 1)
-            if shared > max(longest, _LEAST_TAKEN) and _can_go_back(each, shared):
+            if shared > max(longest, _LEAST_SHARED) and _can_return(each, shared):
                 best = each
                 longest = shared
         return best, longest
 
-    def keep_only(self, wanted: Collection[ModelDraft]) -> None:
+    def retain_only(self, wanted: Collection[DraftState]) -> None:
         """Close the states of all other sequences, because they have ended or wait."""
         if len(wanted) == len(self._drafts):
             return
@@ -259,29 +254,29 @@ class DraftModel:
         for draft in [each for each in self._drafts.values() if each.name not in names]:
             del self._drafts[draft.name]
             if draft.request.is_kept:
-                self._kept[draft.name] = draft
+                self._cached[draft.name] = draft
             else:
                 self._engine.close(draft.name)
-        self.limit_kept(self._most_kept_bytes)
+        self.evict_cached(self._most_cached_bytes)
 
-    def limit_kept(self, most_bytes: int) -> None:
+    def evict_cached(self, most_bytes: int) -> None:
         """Drop the oldest kept states, so that the others take at most this many bytes."""
-        sizes = {name: _bytes_of(draft.live) for name, draft in self._kept.items()}
-        for name in list(self._kept):
-            if len(self._kept) <= _MOST_KEPT and sum(sizes.values()) <= most_bytes:
+        sizes = {name: _bytes_of(draft.live) for name, draft in self._cached.items()}
+        for name in list(self._cached):
+            if len(self._cached) <= _MOST_CACHED and sum(sizes.values()) <= most_bytes:
                 return
             del sizes[name]
-            del self._kept[name]
+            del self._cached[name]
             self._engine.close(name)
 
-    def _forget(self, draft: ModelDraft) -> None:
+    def _forget(self, draft: DraftState) -> None:
         del self._drafts[draft.name]
         self._engine.close(draft.name)
 
     # -- drafts
 
-    def learn(self, draft: ModelDraft, generated: Sequence[int]) -> None:
-        """Learn from the last draft of a sequence, now that tokens are known that it was about."""
+    def learn(self, draft: DraftState, generated: Sequence[int]) -> None:
+        """Learn from the last draft of a sequence, when the real tokens at its positions are known."""
         new = generated[draft.drafted_at - len(draft.request.prompt_token_ids) :]
         for drafted, token in zip(draft.drafted, new, strict=False):
             is_right = drafted == token
@@ -292,11 +287,9 @@ class DraftModel:
         if new:
             draft.drafted = []
 
-    def catch_up(self, draft: ModelDraft, generated: Sequence[int]) -> bool:
-        """Prefill some of the tokens that a state lacks, for one sequence per step. Returns whether a
-        draft can be made now.
-        """
-        known = self._follow(draft, generated)
+    def catch_up(self, draft: DraftState, generated: Sequence[int]) -> bool:
+        """Prefill some missing tokens, for one sequence per step. Returns whether a draft can be made."""
+        known = self._sync(draft, generated)
         behind = known - draft.live.tokens
         draft.is_catching_up = behind > _MOST_BEHIND
         if not draft.is_catching_up:
@@ -307,39 +300,41 @@ class DraftModel:
         tokens = behind - 1
         if self.seconds_per_token:
             tokens = min(tokens, max(_MOST_BEHIND, int(_CATCH_UP_SECONDS / self.seconds_per_token)))
-        began = self._clock()
+        began_at = self._clock()
         start = draft.live.tokens
-        self._run([Span(request_id=draft.name, start=start, tokens=tokens, draws=False)])
-        self._measure_prefill((self._clock() - began) / tokens)
+        self._run([Span(request_id=draft.name, start=start, tokens=tokens, samples=False)])
+        self._measure_prefill((self._clock() - began_at) / tokens)
         draft.is_catching_up = behind - tokens > _MOST_BEHIND
         return not draft.is_catching_up
 
-    def extend(self, drafts: Sequence[tuple[ModelDraft, Sequence[int]]], *, depth: int) -> None:
+    def extend(self, drafts: Sequence[tuple[DraftState, Sequence[int]]], *, depth: int) -> None:
         """Draft `depth` tokens for each of these sequences, which `catch_up` allows. Each comes with
         the tokens that it has generated.
         """
-        began = self._clock()
+        began_at = self._clock()
         spans = []
         for draft, generated in drafts:
-            known = self._follow(draft, generated)
+            known = self._sync(draft, generated)
             start = draft.live.tokens
             draft.checkpoint = None
             if start and not all(leaf.grows for leaf in draft.live.leaves):
                 draft.checkpoint = draft.live.copy_checkpoint()
                 mx.eval(list(draft.checkpoint.arrays))
-            spans.append(Span(request_id=draft.name, start=start, tokens=known - start, draws=True))
+            spans.append(
+                Span(request_id=draft.name, start=start, tokens=known - start, samples=True)
+            )
             draft.drafted = []
             draft.drafted_at = known
         for _ in range(depth):
             for (draft, _), result in zip(drafts, self._run(spans), strict=True):
                 draft.drafted += result.token_ids
             spans = [
-                Span(request_id=draft.name, start=draft.live.tokens, tokens=1, draws=True)
+                Span(request_id=draft.name, start=draft.live.tokens, tokens=1, samples=True)
                 for draft, _ in drafts
             ]
         for draft, _ in drafts:
             draft.tokens = np.append(draft.tokens, np.array(draft.drafted, np.int32))
-        self._measure_passes(len(drafts), (self._clock() - began) / depth)
+        self._measure_passes(len(drafts), (self._clock() - began_at) / depth)
 
     def _run(self, spans: Iterable[Span]) -> tuple[SpanResult, ...]:
         results = self._engine.collect(self._engine.dispatch(StepPlan(spans=tuple(spans))))
@@ -348,25 +343,25 @@ class DraftModel:
                 raise DraftModelFailed(result.failure or result.refusal)
         return results
 
-    def _follow(self, draft: ModelDraft, generated: Sequence[int]) -> int:
-        """Make a state one of the tokens that a sequence really has. Returns their number."""
+    def _sync(self, draft: DraftState, generated: Sequence[int]) -> int:
+        """Drop the tokens of a state that its sequence does not have. Returns the sequence's length."""
         known = len(draft.request.prompt_token_ids) + len(generated)
         tokens = _tokens_of(draft.request, generated)
         shared = min(_common(draft.tokens, tokens), draft.live.tokens, known - 1)
         if not draft.live.can_rewind(shared):
             self._reopen(draft, generated, shared)
         else:
-            self._engine.follow(draft.name, generated=generated, kept_tokens=shared)
+            self._engine.replace_answer(draft.name, generated=generated, kept_tokens=shared)
         draft.tokens = tokens
         if known + MOST_DRAFTED > draft.capacity_tokens:
             draft.capacity_tokens = _capacity_for(known)
             self._engine.grow(draft.name, draft.capacity_tokens)
         return known
 
-    def _reopen(self, draft: ModelDraft, generated: Sequence[int], shared: int) -> None:
+    def _reopen(self, draft: DraftState, generated: Sequence[int], shared: int) -> None:
         """Go back to the checkpoint before the last draft, or begin again."""
         self._engine.close(draft.name)
-        prefix = _base_of(draft, shared) if _can_go_back(draft, shared) else None
+        prefix = _prefix_of(draft, shared) if _can_return(draft, shared) else None
         draft.live = self._engine.open(
             draft.request,
             generated=tuple(generated),
@@ -406,12 +401,12 @@ def _common(first: npt.NDArray[np.int32], second: npt.NDArray[np.int32]) -> int:
     return int(differences[0]) if len(differences) else length
 
 
-def _can_go_back(draft: ModelDraft, tokens: int) -> bool:
+def _can_return(draft: DraftState, tokens: int) -> bool:
     checkpoint = draft.checkpoint
     return draft.live.can_rewind(tokens) or (checkpoint is not None and checkpoint.start <= tokens)
 
 
-def _base_of(draft: ModelDraft, tokens: int) -> Prefix:
+def _prefix_of(draft: DraftState, tokens: int) -> Prefix:
     """The beginning of a state, as another sequence takes it over."""
     if draft.live.can_rewind(tokens):
         return Prefix(base=LiveBase(state=draft.live, tokens=tokens, use="moved"))

@@ -27,7 +27,7 @@ _MOST_PLACES = 16  # the latest places of the last two tokens that are compared
 _MOST_INDEXED = 2048  # tokens of the prompt that are indexed together, in less than a millisecond
 _LONG_MATCH = 8  # after this many right tokens, one wrong token is taken for a replaced one
 _SEPARATOR = -1  # between two texts; image keys (`wire/images.py`) are negative here, too
-# A guess of how often a drafted token is right, by the size of its match (`_size`), and how many
+# A guess of how often a drafted token is right, by the size of its match (`_size_class`), and how many
 # measured tokens it counts for.
 _FIRST_RATES = (0.3, 0.3, 0.35, 0.5, 0.65, 0.8, 0.9)
 _PRIOR_TOKENS = 4.0
@@ -42,10 +42,10 @@ class DraftRates:
 
     The latest tokens count most.
 
-    of_size: for each size, the chance that a token is right.
+    rates: for each size, the chance that a token is right.
     """
 
-    __slots__ = ("_first", "_hits", "_memory", "_prior", "_tokens", "of_size")
+    __slots__ = ("_first", "_hits", "_memory", "_prior", "_tokens", "rates")
 
     def __init__(
         self, prior: DraftRates | None = None, *, first: Sequence[float] = _FIRST_RATES
@@ -58,33 +58,33 @@ class DraftRates:
         self._memory = _MODEL_MEMORY if prior is None else _SEQUENCE_MEMORY
         self._tokens = [0.0] * len(_FIRST_RATES)
         self._hits = [0.0] * len(_FIRST_RATES)
-        self.of_size: list[float] = list(first if prior is None else prior.of_size)
+        self.rates: list[float] = list(first if prior is None else prior.rates)
 
     def learn(self, size: int, *, is_right: bool) -> None:
         """Learn from one token that was drafted, or that would have been."""
         first = self._first[size]
         if self._prior is not None:
             self._prior.learn(size, is_right=is_right)
-            first = self._prior.of_size[size]
+            first = self._prior.rates[size]
         if self._tokens[size] >= self._memory:
             self._tokens[size] /= 2
             self._hits[size] /= 2
         self._tokens[size] += 1
         self._hits[size] += is_right
-        self.of_size[size] = (self._hits[size] + _PRIOR_TOKENS * first) / (
+        self.rates[size] = (self._hits[size] + _PRIOR_TOKENS * first) / (
             self._tokens[size] + _PRIOR_TOKENS
         )
 
     def chance(self, matched: int) -> float:
         """The chance that a token is right after a match of this many tokens."""
-        return self.of_size[_size(matched)]
+        return self.rates[_size_class(matched)]
 
     def learn_match(self, matched: int, *, is_right: bool) -> None:
         """Learn whether the token that followed a match of `matched` tokens was right."""
-        self.learn(_size(matched), is_right=is_right)
+        self.learn(_size_class(matched), is_right=is_right)
 
 
-def _size(matched: int) -> int:
+def _size_class(matched: int) -> int:
     """The size of a match: 0, 1, 2 to 3, 4 to 7, 8 to 15, 16 to 31 or more tokens."""
     return min(matched.bit_length(), len(_FIRST_RATES) - 1)
 
@@ -119,11 +119,10 @@ class SuffixDrafter:
         self._earlier = array("i", (0, 0))
         # where the drafted tokens begin, and how many tokens before that place agree with the last
         # ones of the sequence
-        self._next: int | None = expected_start if expected else None
-        self._matched = _LONGEST_MATCH // 2 if expected else 0
+        self._draft_start: int | None = expected_start if expected else None
+        self._match_length = _LONGEST_MATCH // 2 if expected else 0
 
     def __len__(self) -> int:
-        """The number of tokens of the sequence."""
         return len(self._tokens) - self._sequence_start
 
     def extend(self, token_ids: Sequence[int]) -> None:
@@ -135,28 +134,27 @@ class SuffixDrafter:
 
     def _add(self, token_id: int) -> None:
         tokens = self._tokens
-        at = self._next
+        at = self._draft_start
         replaced = None
         if at is not None:
             is_right = tokens[at] == token_id
-            self._rates.learn(_size(self._matched), is_right=is_right)
+            self._rates.learn(_size_class(self._match_length), is_right=is_right)
             if is_right:
-                self._next = at + 1
-                self._matched += 1
+                self._draft_start = at + 1
+                self._match_length += 1
             else:
-                self._next = None
-                if self._matched >= _LONG_MATCH:
+                self._draft_start = None
+                if self._match_length >= _LONG_MATCH:
                     replaced = at + 1
         tokens.append(token_id)
-        if self._next is None and len(tokens) > 1:
+        if self._draft_start is None and len(tokens) > 1:
             self._search(self._latest.get(tokens[-2] << 32 | token_id, 0))
-            if self._next is None and replaced is not None:
-                self._next = replaced
-                self._matched = 0
+            if self._draft_start is None and replaced is not None:
+                self._draft_start = replaced
+                self._match_length = 0
         self._index(1)
 
     def _index(self, most: int) -> None:
-        """Index the next tokens, at most `most`."""
         tokens = self._tokens
         latest = self._latest
         earlier = self._earlier
@@ -172,13 +170,13 @@ class SuffixDrafter:
         for _ in range(_MOST_PLACES):
             if not place or longest == _LONGEST_MATCH:
                 return
-            length = self._common(place)
+            length = self._match_before(place)
             if length > longest:
-                longest = self._matched = length
-                self._next = place
+                longest = self._match_length = length
+                self._draft_start = place
             place = self._earlier[place]
 
-    def _common(self, place: int) -> int:
+    def _match_before(self, place: int) -> int:
         """How many tokens before a place are the last ones of the sequence, up to a limit."""
         tokens = self._tokens
         end = len(tokens)
@@ -190,7 +188,7 @@ class SuffixDrafter:
 
     def draft(self, most: int = MOST_DRAFTED) -> Draft:
         """The tokens that are expected next, at most `most`; none if nothing matches."""
-        at = self._next
+        at = self._draft_start
         if at is None:
             return NO_DRAFT
         drafted = self._tokens[at : at + most].tolist()
@@ -198,11 +196,11 @@ class SuffixDrafter:
             drafted = list(itertools.takewhile(lambda token_id: token_id >= 0, drafted))
         elif at + most > len(self._tokens):  # a text that repeats itself continues as it began
             drafted = (drafted * most)[:most]
-        rates = self._rates.of_size
+        rates = self._rates.rates
         chances: list[float] = []
         chance = 1.0
-        for matched in range(self._matched, self._matched + len(drafted)):
-            chance *= rates[_size(matched)]
+        for matched in range(self._match_length, self._match_length + len(drafted)):
+            chance *= rates[_size_class(matched)]
             if chance < _LEAST_CHANCE:
                 break
             chances.append(chance)

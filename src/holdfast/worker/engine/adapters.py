@@ -36,7 +36,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-_MARK = "_holdfast_adapted"
+_PATCHED = "_holdfast_adapted"
 
 
 def adapt(model: Any) -> None:
@@ -45,12 +45,12 @@ def adapt(model: Any) -> None:
     names = {each.__module__ for each in classes}
     for name, adapter in _ADAPTERS.items():
         module = sys.modules.get(name)
-        if name in names and module is not None and not hasattr(module, _MARK):
+        if name in names and module is not None and not hasattr(module, _PATCHED):
             adapter(module)
-            setattr(module, _MARK, True)
+            setattr(module, _PATCHED, True)
 
 
-class _Instead:
+class _ModuleProxy:
     """Replaces a module: has the given functions, and all other attributes of the module."""
 
     def __init__(self, module: ModuleType, **functions: Callable[..., Any]) -> None:
@@ -62,7 +62,7 @@ class _Instead:
 
 
 def _adapt_gpt_bigcode(module: Any) -> None:
-    module.np = _Instead(np, arange=_positions_of_rows)
+    module.np = _ModuleProxy(np, arange=_positions_of_rows)
 
 
 def _positions_of_rows(start: Any, stop: Any) -> Any:
@@ -75,7 +75,7 @@ def _positions_of_rows(start: Any, stop: Any) -> Any:
 
 
 def _adapt_llama4(module: Any) -> None:
-    module.mx = _Instead(mx, arange=_positions_to_scale)
+    module.mx = _ModuleProxy(mx, arange=_positions_to_scale)
 
 
 def _positions_to_scale(*limits: Any) -> mx.array:
@@ -107,16 +107,16 @@ def _rotated_by_position(rope: Any, x: mx.array, offset: Any = 0) -> mx.array:
     angles = (positions[..., None] * frequencies)[:, None]  # [rows or 1, 1, tokens, dims / 2]
     cosines = mx.cos(angles)
     sines = mx.sin(angles)
-    turned = x[..., :dims].astype(mx.float32)
+    rotated = x[..., :dims].astype(mx.float32)
     if rope.traditional:
-        first = turned[..., ::2]
-        second = turned[..., 1::2]
+        first = rotated[..., ::2]
+        second = rotated[..., 1::2]
     else:
-        first = turned[..., : dims // 2]
-        second = turned[..., dims // 2 :]
+        first = rotated[..., : dims // 2]
+        second = rotated[..., dims // 2 :]
     pairs = [first * cosines - second * sines, first * sines + second * cosines]
     joined = mx.stack(pairs, axis=-1) if rope.traditional else mx.concatenate(pairs, axis=-1)
-    return mx.concatenate([joined.reshape(turned.shape).astype(x.dtype), x[..., dims:]], axis=-1)
+    return mx.concatenate([joined.reshape(rotated.shape).astype(x.dtype), x[..., dims:]], axis=-1)
 
 
 def _adapt_added_masks(module: Any) -> None:

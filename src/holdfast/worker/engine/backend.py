@@ -36,7 +36,6 @@ class AttentionSpan:
 
     @property
     def seen(self) -> int:
-        """The number of positions with keys."""
         return sum(keys.shape[2] for keys, _ in self.parts)
 
     @property
@@ -46,7 +45,7 @@ class AttentionSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawKind:
+class SamplingKind:
     """How a row is sampled. Rows of one kind are sampled together, by the same operations.
 
     nucleus: whether top-p is on.
@@ -69,12 +68,11 @@ class Scores:
     top: tuple[mx.array, mx.array] | None = None
 
     def arrays(self) -> list[mx.array]:
-        """All arrays, for one evaluation."""
         return [self.chosen, *(self.top or ())]
 
 
-class Draw(Protocol):
-    """Samples one token per row, uint32 [rows], as `sampling_draw.draw` does. Evaluates the logits,
+class SampleRows(Protocol):
+    """Samples one token per row, uint32 [rows], as `token_sampling.sample_tokens` does. Evaluates the logits,
     fp32 [rows, vocab].
     """
 
@@ -91,9 +89,7 @@ class StepOperations:
     """Computes the operations of a model's steps. This default calls MLX's own operations."""
 
     def share(self, offset: mx.array) -> mx.array:
-        """Tell that these are the positions of the step's rows, which do not change. Returns
-        them.
-        """
+        """Tell that the positions of the step's rows are these, and do not change. Returns them."""
         return offset
 
     def step(self) -> AbstractContextManager[None]:
@@ -124,9 +120,7 @@ class Backend:
     # -- attention
 
     def reads_codes(self) -> bool:
-        """Whether MLX computes decode steps over quantized keys and values without dequantizing
-        them.
-        """
+        """Whether MLX decodes over quantized keys and values without dequantizing them."""
         return code_attention.is_right()
 
     def attend_rows(
@@ -168,9 +162,7 @@ class Backend:
         return "MLX's fused kernel"
 
     def eager(self) -> Backend:
-        """This backend, but computing attention itself wherever it can, also where that is slower.
-        For tests.
-        """
+        """This backend, but computing attention itself wherever it can, even if slower. For tests."""
         return self
 
     # -- steps
@@ -190,7 +182,7 @@ class Backend:
 
     # -- sampling
 
-    def drawer(self, kind: DrawKind, *, vocab_size: int) -> Draw | None:
+    def sampler_of(self, kind: SamplingKind, *, vocab_size: int) -> SampleRows | None:
         """What samples rows of this kind; None: MLX. The answer is the same for all rows of a kind,
         so that no sampled token depends on the other rows of a batch.
         """
@@ -226,9 +218,7 @@ class Backend:
         return False
 
     def prepare(self, model: Module, dtype: mx.Dtype) -> None:
-        """Get ready to compute whole steps of a loaded model. dtype: the format in which it
-        computes.
-        """
+        """Get ready to compute whole steps of a loaded model. dtype: its number format."""
 
 
 _in_use = Backend()

@@ -15,7 +15,7 @@ from functools import cache
 import mlx.core as mx
 
 from holdfast.worker.kv.layer import LayerKV
-from holdfast.worker.kv.quantized import dequantized, fit_for, quantized
+from holdfast.worker.kv.quantized import copied_if_needed, dequantized, quantized
 
 LENGTHS = (300, 1_500, 5_000)
 
@@ -91,7 +91,7 @@ def _product(left: mx.array, stored: Sequence[mx.array], bits: int, *, transpose
         (array,) = stored
         array = array.astype(left.dtype)
         return left @ (array.swapaxes(-1, -2) if transpose else array)
-    codes, scales, biases = fit_for("mx.quantized_matmul", stored)
+    codes, scales, biases = copied_if_needed("mx.quantized_matmul", stored)
     return mx.quantized_matmul(
         left,
         codes,

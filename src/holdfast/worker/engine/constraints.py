@@ -104,19 +104,15 @@ class GrammarMatcher:
         """
         return tuple(self._matcher.compute_ff_tokens())
 
-    def allowed(self, token_ids: Sequence[int]) -> int:
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
         """How many of these tokens may follow, one after the other."""
         return int(self._matcher.validate_tokens(list(token_ids)))
 
-    def take(self, token_id: int) -> bool:
+    def add(self, token_id: int) -> bool:
         """Add a token; returns whether it was allowed."""
         if token_id in self._own_end_token_ids and not self._matcher.validate_tokens([token_id]):
             token_id = self._end_token_id
         return bool(self._matcher.consume_token(token_id))
-
-    def allows(self, token_ids: Sequence[int]) -> bool:
-        """Whether these tokens may follow, one after the other."""
-        return self.allowed(token_ids) == len(token_ids)
 
     def fill(self, words: Words) -> bool:
         """Write the mask of the tokens that may follow into `words`, the row of a sequence.
@@ -257,8 +253,7 @@ class ThoughtMeter:
         # the latest tokens since the thought began or ended, at most as many as the marker has
         self._since: list[int] = []
 
-    def take(self, token_id: int) -> None:
-        """Add a token of the answer."""
+    def add(self, token_id: int) -> None:
         marker = self._end if self._thinks else self._start
         self._left -= self._thinks
         self._since = [*self._since, token_id][-len(marker) :] if marker else []
@@ -267,7 +262,7 @@ class ThoughtMeter:
             self._since = []
 
     @property
-    def due(self) -> tuple[int, ...]:
+    def forced_tokens(self) -> tuple[int, ...]:
         """The tokens that must follow because the budget is spent: the rest of the end marker.
         Empty if any token may follow.
         """
@@ -286,14 +281,12 @@ class Constraints:
     """The constraints of one model's sequences. Device thread only."""
 
     def __init__(self, grammars: Grammars | None, *, vocab_size: int) -> None:
-        """grammars: if None, requests with a grammar are refused. vocab_size: the number of logits
-        per position.
-        """
+        """grammars: None: requests with a grammar are refused. vocab_size: logits per position."""
         self.figures = ConstraintFigures()
         self.words_per_row = -(-vocab_size // 32)
         self._grammars = grammars
 
-    def of(
+    def for_request(
         self, request: SequenceRequest, *, generated: Sequence[int] = ()
     ) -> SequenceConstraint | None:
         """Create the constraint of a sequence after the tokens in `generated`. Returns None if the
@@ -310,7 +303,7 @@ class Constraints:
             figures=self.figures,
         )
         for token_id in generated:
-            constraint.take(token_id)
+            constraint.add(token_id)
         if constraint.failure:
             raise InvalidRequest(constraint.failure, field="grammar")
         self.figures.sequences += not generated
@@ -331,7 +324,7 @@ class Constraints:
             constraint = SequenceConstraint(matcher=None, meter=None, figures=self.figures)
         constraint.meter = ThoughtMeter(budget)
         for token_id in generated:
-            constraint.meter.take(token_id)
+            constraint.meter.add(token_id)
         return constraint
 
     def _matcher(self, request: SequenceRequest) -> GrammarMatcher:
@@ -349,11 +342,10 @@ class SequenceConstraint:
     figures: ConstraintFigures
     failure: str = field(default="", init=False)  # why no token can be generated any more
 
-    def take(self, token_id: int) -> None:
-        """Add a token that the sequence has generated."""
+    def add(self, token_id: int) -> None:
         if self.meter is not None:
-            self.meter.take(token_id)
-        if self.matcher is not None and not self.failure and not self.matcher.take(token_id):
+            self.meter.add(token_id)
+        if self.matcher is not None and not self.failure and not self.matcher.add(token_id):
             self._fail(f"the grammar does not allow token {token_id}: {self.matcher.error}")
 
     def copy(self) -> SequenceConstraint:
@@ -371,16 +363,19 @@ class SequenceConstraint:
         """The tokens of a draft that the grammar allows, or those that it forces."""
         if self.matcher is None or self.failure:
             return token_ids
-        return self.matcher.forced() or token_ids[: self.matcher.allowed(token_ids)]
+        return self.matcher.forced() or token_ids[: self.matcher.count_allowed(token_ids)]
 
     def forced_token(self) -> int | None:
         """The token that must follow because a thought has to end; None if no token is forced."""
-        due = () if self.meter is None else self.meter.due
-        if not due or (self.matcher is not None and not self.matcher.allows(due)):
+        forced_tokens = () if self.meter is None else self.meter.forced_tokens
+        if not forced_tokens or (
+            self.matcher is not None
+            and self.matcher.count_allowed(forced_tokens) < len(forced_tokens)
+        ):
             # The grammar has precedence. For example, it does not let a thought end in the middle
             # of a character, so the thought continues for another token.
             return None
-        return due[0]
+        return forced_tokens[0]
 
     def fill(self, words: Words) -> bool:
         """Write the mask of allowed tokens into `words`, the row of this sequence.

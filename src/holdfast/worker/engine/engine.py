@@ -33,22 +33,22 @@ from holdfast.wire.requests import RequestId, SamplingParams, TokenIds
 from holdfast.worker.engine.backend import Scores
 from holdfast.worker.engine.constraints import Constraints, SequenceConstraint
 from holdfast.worker.engine.layouts import Runner
-from holdfast.worker.engine.plan import BLOCK_TOKENS, KeepPolicy, Span, SpanResult, StepPlan
+from holdfast.worker.engine.mlx_lm_hooks import DeferredLogits, StepLogits
+from holdfast.worker.engine.plan import BLOCK_TOKENS, CopyPolicy, Span, SpanResult, StepPlan
 from holdfast.worker.engine.sampling import (
     NO_LIMITS,
-    DrawnRows,
+    SampledRows,
     limits_of,
     sample,
     score_tokens,
 )
-from holdfast.worker.engine.seams import LaterLogits, StepLogits
 from holdfast.worker.engine.sequence import (
     EngineSequence,
-    Kept,
     Prefix,
     SequenceSpan,
-    keep_due,
-    keep_everything,
+    StateCopy,
+    copy_due_state,
+    copy_everything,
 )
 from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.bits import BITS, KVBits
@@ -58,9 +58,9 @@ from holdfast.worker.vision.images import WorkerImages
 _NO_IMAGES = "this model cannot be given images"
 NOT_A_NUMBER = "the model's output is not a number at this position, or no token is left to sample"
 NOTHING_ALLOWED = "the grammar allows only tokens here that the request's logit_bias bans"
-# bytes of float32 logits that exist at the same time while prompts are scored; 50 % more if the
-# model computes in 16 bits
-PIECE_BYTES = 32 << 20
+# the most bytes of float32 logits that exist at the same time while prompts are scored; 50 % more if
+# the model computes in 16 bits
+SCORED_PIECE_BYTES = 32 << 20
 
 
 @dataclass(slots=True)
@@ -68,25 +68,25 @@ class PendingStep:
     """A step that was laid out but is not collected yet."""
 
     spans: list[SequenceSpan]
-    drawing: list[SequenceSpan]  # the spans that sample, in the order of their rows in `drawn`
-    undrawn: mx.array | None  # logits to sample from once the previous step's tokens are known
-    drawn: DrawnRows | None
-    scored: Mapping[RequestId, LaterLogits]  # logits that score prompts
+    sampling_spans: list[SequenceSpan]  # in the order of their rows in `sampled`
+    # [rows, vocabulary]: to sample from once the previous step's tokens are known
+    unsampled_logits: mx.array | None
+    sampled: SampledRows | None  # None: no span samples, or the sampling is not laid out yet
+    scored: Mapping[RequestId, DeferredLogits]  # logits that score prompts
     pooled: dict[RequestId, mx.array]  # embeddings of prompts that end in this step: fp32 [hidden]
-    kept: list[Kept]  # snapshots that the step makes
+    copies: list[StateCopy]  # for the prefix cache
     outputs: list[mx.array]  # arrays to compute, including live state; emptied at launch
-    is_computed: bool  # by the forward pass itself: there is nothing to wait for
+    is_computed: bool  # the forward pass has computed everything: there is nothing to wait for
 
     def rows(self) -> Iterator[tuple[SequenceSpan, range]]:
-        """The spans that sample, each with its rows in `drawn`."""
+        """The spans that sample, each with its rows in `sampled`."""
         start = 0
-        for each in self.drawing:
+        for each in self.sampling_spans:
             rows = range(start, start + len(each.wanted_rows))
             start = rows.stop
             yield each, rows
 
     def launch(self) -> None:
-        """Start computing the step; does not wait."""
         mx.async_eval(self.outputs)  # type: ignore[no-untyped-call]
         self.outputs = []  # so that nothing holds the KV buffers when the next step starts
 
@@ -95,8 +95,8 @@ class PendingStep:
 class KVCosts:
     """The memory that the live state of a sequence takes.
 
-    form: the types and shapes of its snapshots, before they are quantized; None if the state cannot
-        be snapshotted.
+    form: the types and shapes of its snapshots if it is not quantized; None if the state cannot be
+        snapshotted.
     """
 
     bytes_per_token: int
@@ -143,23 +143,24 @@ class Engine:
         return self._runner.mixes_chunks
 
     def indivisible(self, request: SequenceRequest) -> tuple[tuple[int, int], ...]:
-        """The parts of a prompt, from start to end, that one span each must contain as a whole:
-        images whose tokens attend to each other in both directions.
+        """The parts of a prompt, as (start, end), that must not be divided between spans: images
+        whose tokens attend to each other in both directions.
         """
         if self.images is None or not self.images.attends_both_ways:
             return ()
         return tuple((image.start, image.end) for image in request.images)
 
     def shortest_span(self, request_id: RequestId, start: int) -> int:
-        """How many tokens a span of a prompt must have at least, beginning at position `start`."""
+        """The smallest number of tokens of a span of a prompt that begins at position `start`."""
         parts = self.indivisible(self._sequences[request_id].request)
         return next((end - start for first, end in parts if first <= start < end), 1)
 
     def longest_span(self, request_id: RequestId, start: int) -> int:
-        """How many tokens a span of a sequence may have at most, beginning at position `start`."""
+        """The largest number of tokens of a span of a sequence that begins at position `start`."""
         sequence = self._sequences[request_id]
-        if sequence.live.is_quantized and self.cuts_at_blocks:
+        if sequence.live.is_quantized and self.ends_spans_at_blocks:
             return BLOCK_TOKENS - start % BLOCK_TOKENS
+        # the starts and ends of all indivisible parts: a span ends at the next one
         edges = itertools.chain(*self.indivisible(sequence.request))
         return min((edge - start for edge in edges if edge > start), default=sys.maxsize)
 
@@ -180,7 +181,8 @@ class Engine:
         if self.speculation_refused:
             return ()
         sequence = self._sequences[request_id]
-        if token_ids and max(token_ids) >= self._vocab_size:  # of a draft model with more logits
+        # a draft model may have tokens that this model does not have
+        if token_ids and max(token_ids) >= self._vocab_size:
             end = next(at for at, token in enumerate(token_ids) if token >= self._vocab_size)
             token_ids = token_ids[:end]
         assert min(token_ids, default=0) >= 0, "an image key was drafted"
@@ -192,9 +194,9 @@ class Engine:
         return token_ids
 
     @property
-    def cuts_at_blocks(self) -> bool:
-        """Whether spans must not cross borders of quantized blocks; see `Runner.cuts_at_blocks`."""
-        return self._runner.cuts_at_blocks
+    def ends_spans_at_blocks(self) -> bool:
+        """Whether spans must not cross borders of quantized blocks; see `Runner.ends_spans_at_blocks`."""
+        return self._runner.ends_spans_at_blocks
 
     def open(
         self,
@@ -204,13 +206,13 @@ class Engine:
         capacity_tokens: int,
         kv_bits: KVBits = "native",
         prefix: Prefix | None = None,
-        keep: KeepPolicy | None = None,
+        copy_policy: CopyPolicy | None = None,
     ) -> LiveState:
         """Open a sequence, or reopen it after a preemption with the tokens that it had generated.
 
         Returns the sequence's live state; the tokens that it already has need no prefill. kv_bits:
         how keys and values are held. prefix: cached state to start from, with the same `kv_bits`.
-        keep: when to copy state for the prefix cache. Raises
+        copy_policy: when to copy state for the prefix cache. Raises
         SnapshotMismatch if the prefix does not fit the model, and InvalidRequest if the grammar is
         invalid or the model cannot embed; then the sequence is not open.
         """
@@ -221,7 +223,7 @@ class Engine:
         sequence = EngineSequence.begin(
             request, live=live, vocab_size=self._vocab_size, generated=generated
         )
-        sequence.constraint = self._constraints.of(request, generated=generated)
+        sequence.constraint = self._constraints.for_request(request, generated=generated)
         # Last, because a live state that is moved here would be lost if the request were refused
         # later.
         if prefix is not None:
@@ -231,7 +233,7 @@ class Engine:
                 raise InvalidRequest(_NO_IMAGES)
             sequence.images = self.images.open(request)
         sequence.live.reserve(capacity_tokens)
-        sequence.keep = keep
+        sequence.copy_policy = copy_policy
         self._sequences[request.request_id] = sequence
         return sequence.live
 
@@ -245,7 +247,7 @@ class Engine:
         images = self._sequences[span.request_id].images
         return images is not None and images.lacks(span.start, span.tokens)
 
-    def may_provide_images(self, request_id: RequestId, start: int, tokens: int) -> bool:
+    def can_provide_images(self, request_id: RequestId, start: int, tokens: int) -> bool:
         """Whether the images in a part of an open sequence's prompt have features, or cannot be
         used. Computes those of one image between two calls of `poll_images`, and begins to process
         others.
@@ -253,7 +255,7 @@ class Engine:
         images = self._sequences[request_id].images
         if self.images is None or images is None:
             return True
-        return self.images.may_provide(images, start=start, tokens=tokens)
+        return self.images.can_provide(images, start=start, tokens=tokens)
 
     def has_all_images(self, request_id: RequestId, *, end: int) -> bool:
         """Whether all images of an open sequence before a position are processed."""
@@ -269,18 +271,17 @@ class Engine:
         if self.images is not None and images is not None:
             self.images.provide(images, start=span.start, tokens=span.tokens)
 
-    def measure_images(self, command: ImageCommand) -> ImageAnswer | None:
-        """How the model sees the images of a command. Does not wait, and
-        returns None until all are processed.
+    def ask_about_images(self, command: ImageCommand) -> ImageAnswer | None:
+        """Ask how the model sees the images of a command. Returns the answer if the model cannot be
+        given images; otherwise, `poll_images` returns it later.
         """
-        if self.images is None:
-            return ImageAnswer(
-                call_id=command.call_id, failures=dict.fromkeys(command.images, _NO_IMAGES)
-            )
-        return self.images.answer(command)
+        if self.images is not None:
+            self.images.ask(command)
+            return None
+        failures = dict.fromkeys(command.images, _NO_IMAGES)
+        return ImageAnswer(call_id=command.call_id, failures=failures)
 
     def prepare_images(self, request: SequenceRequest, *, start: int, prepared: set[str]) -> bool:
-        """See `WorkerImages.prepare`."""
         if self.images is None:
             return False
         return self.images.prepare(request, start=start, prepared=prepared)
@@ -288,38 +289,37 @@ class Engine:
     def has_unprepared_images(
         self, request: SequenceRequest, *, start: int, prepared: Container[str]
     ) -> bool:
-        """Whether a prompt has images, from a position on, that are not prepared and lack
-        features.
-        """
+        """Whether a prompt has images after `start` that are neither prepared nor have features."""
         if self.images is None or not request.images:
             return False
         return bool(self.images.unprepared(request, start=start, prepared=prepared))
 
     @property
     def is_reading_images(self) -> bool:
-        """Whether images are being processed in another process."""
         return self.images is not None and self.images.is_busy
 
-    def poll_images(self) -> None:
-        """Take processed images, and end the image process when it is idle. Call it before each
-        step.
+    def poll_images(self) -> list[ImageAnswer]:
+        """Take processed images, and end the image process when it is idle. Returns the answers to
+        image commands whose images are all processed. Does not wait. Call it before each step.
         """
-        if self.images is not None:
-            self.images.tend()
+        if self.images is None:
+            return []
+        self.images.poll()
+        return list(self.images.answers())
 
     def close_images(self) -> None:
-        """End the image process."""
         if self.images is not None:
             self.images.close()
 
     def grow(self, request_id: RequestId, capacity_tokens: int) -> None:
-        """Reserve capacity for this many tokens of a sequence."""
         self._sequences[request_id].live.reserve(capacity_tokens)
 
-    def follow(self, request_id: RequestId, *, generated: Sequence[int], kept_tokens: int) -> None:
-        """Make `generated` the answer of a sequence, in place of its own samples: its state
-        keeps the first `kept_tokens` tokens, which must be part of both. No pending step may contain
-        the sequence.
+    def replace_answer(
+        self, request_id: RequestId, *, generated: Sequence[int], kept_tokens: int
+    ) -> None:
+        """Replace the answer of a sequence by `generated`, as a draft model must when the other model
+        has generated different tokens. The state keeps its first `kept_tokens` tokens, which must be
+        equal in both. No pending step may contain the sequence.
         """
         sequence = self._sequences[request_id]
         live = sequence.live
@@ -329,7 +329,7 @@ class Engine:
         )
         sequence.known = fresh.known
         sequence.sampler = fresh.sampler
-        sequence.drawn = None
+        sequence.sampled = None
 
     def limit_thoughts(
         self, request_id: RequestId, budget: ThinkingBudget, *, generated: Sequence[int]
@@ -346,9 +346,9 @@ class Engine:
     def conversions(
         self, request_ids: Iterable[RequestId], kv_bits: KVBits
     ) -> Iterator[tuple[tuple[RequestId, ...], Conversion]]:
-        """Yield sets of open sequences that can be quantized now, with the effect on memory: first
-        single sequences, then groups that share tokens; the longest first in each part. Sequences
-        that `quantize` cannot convert are left out.
+        """Yield sets of open sequences that could be quantized, with the effect on memory: first
+        single sequences, then groups that share tokens; the longest first in both. Sequences that
+        `quantize` cannot convert are omitted.
         """
         able: dict[RequestId, LiveState] = {}
         groups: dict[object, tuple[RequestId, ...]] = {}
@@ -367,34 +367,34 @@ class Engine:
 
     def quantize(self, request_id: RequestId, kv_bits: KVBits) -> tuple[int, int]:
         """Quantize the keys and values of an open sequence. From then on, none of its state is
-        copied for the prefix cache, because what it computes depends on when it was quantized.
+        copied for the prefix cache, because later keys and values depend on when it was quantized.
         Waits for the device. No pending step may contain the sequence.
 
-        Returns the bytes of its state before and after. If the device fails, see `is_whole`.
+        Returns the bytes of its state before and after. If the device fails, see `is_state_valid`.
         """
         sequence = self._sequences[request_id]
         sequence.trim()
         before = sum(array.nbytes for array in sequence.live.arrays())
         sequence.live.quantize(self._runner.fresh_layers(kv_bits))
-        sequence.keep = None
+        sequence.copy_policy = None
         return before, sum(array.nbytes for array in sequence.live.arrays())
 
-    def is_whole(self, request_id: RequestId) -> bool:
-        """Whether an open sequence can continue; False if `quantize` has lost its state."""
-        return self._sequences[request_id].live.is_whole
+    def is_state_valid(self, request_id: RequestId) -> bool:
+        """Whether an open sequence can continue; False if a failed `quantize` has destroyed its state."""
+        return self._sequences[request_id].live.is_valid
 
     def close(self, request_id: RequestId) -> None:
         """Drop a sequence. The caller must ignore its results in steps that are still pending."""
         del self._sequences[request_id]
 
     def dispatch(self, plan: StepPlan) -> PendingStep:
-        """Lay out a step, and launch it if no other step is under way; does not wait.
+        """Build the graph of a step, and launch it if no other step is under way; does not wait.
 
-        Must not be called while the tokens of the previous step are not sampled yet, because this
-        step needs them.
+        Must not be called before the sampling of the previous step is laid out, because this step
+        takes its tokens as input.
         """
-        assert all(ahead.undrawn is None for ahead in self._under_way), (
-            "the tokens of the previous step are not sampled yet"
+        assert all(ahead.unsampled_logits is None for ahead in self._under_way), (
+            "the sampling of the previous step is not laid out yet"
         )
         spans = [SequenceSpan(self._sequences[span.request_id], span) for span in plan.spans]
         for span in plan.spans:
@@ -407,17 +407,17 @@ class Engine:
             each.sequence.repeated = ()
             if each.sequence.images is not None:
                 each.sequence.images.forget_before(each.span.start + each.span.certain_tokens)
-        pending = self._draw(spans, logits)
-        self._pool(pending, logits.hidden)
+        pending = self._sample(spans, logits)
+        self._pool_embeddings(pending, logits.hidden)
         for each in spans:
-            self._keep_due(each, pending)
+            self._copy_due_state(each, pending)
             if not pending.is_computed:
                 pending.outputs.extend(each.sequence.live.arrays())
-        self._trim_the_others(pending)
+        self._trim_idle(pending)
         self._under_way.append(pending)
         if len(self._under_way) == 1:
             pending.launch()
-            self._draw_late(pending)
+            self._sample_late(pending)
         return pending
 
     def collect(self, pending: PendingStep) -> tuple[SpanResult, ...]:
@@ -429,23 +429,23 @@ class Engine:
             self._under_way.popleft()
             if self._under_way:
                 self._under_way[0].launch()
-        results = list(_results_of(pending, prompt_logprobs))
-        _accept(pending, results)
+        results = list(_span_results(pending, prompt_logprobs))
+        _apply_verified_drafts(pending, results)
         for each, result in zip(pending.spans, results, strict=True):
             if each.sequence.constraint is not None:
                 for token_id in result.token_ids:
-                    each.sequence.constraint.take(token_id)
+                    each.sequence.constraint.add(token_id)
         if self._under_way:
-            self._draw_late(self._under_way[0])
+            self._sample_late(self._under_way[0])
         return tuple(results)
 
-    def take_kept(self, pending: PendingStep) -> list[Kept]:
-        """Return the evaluated snapshots of a collected step; a second call returns none."""
-        kept = pending.kept
-        pending.kept = []
-        return kept
+    def take_copies(self, pending: PendingStep) -> list[StateCopy]:
+        """Return the evaluated state copies of a collected step; a second call returns none."""
+        copies = pending.copies
+        pending.copies = []
+        return copies
 
-    def keep_rest(self, request_id: RequestId) -> Kept | None:
+    def copy_remaining(self, request_id: RequestId) -> StateCopy | None:
         """Copy the part of a sequence's state that is not copied yet, because the sequence is about
         to be closed. Does not wait.
 
@@ -454,14 +454,12 @@ class Engine:
         sequence = self._sequences[request_id]
         if sequence.live.tokens == 0 or sequence.live.is_foreign:
             return None
-        kept = keep_everything(sequence)
-        mx.async_eval(list(kept.arrays()))  # type: ignore[no-untyped-call]
-        return kept
+        copy = copy_everything(sequence)
+        mx.async_eval(list(copy.arrays()))  # type: ignore[no-untyped-call]
+        return copy
 
     def check_device(self) -> None:
-        """Check a computation with a known result. Raises the device's error, or RuntimeError if
-        the result is wrong.
-        """
+        """Check a known result. Raises the device's error, or RuntimeError if the result is wrong."""
         ones = mx.ones((16, 16))
         if (ones @ ones).sum().item() != 16**3:
             raise RuntimeError("the device no longer computes correctly")
@@ -474,7 +472,7 @@ class Engine:
 
     def measure_costs(self, kv_bits: KVBits = "native") -> KVCosts:
         """Measure the memory of a sequence with these bits by running a short one."""
-        self._read_once("costs", tokens=3, kv_bits=kv_bits)
+        self._prefill_once("costs", tokens=3, kv_bits=kv_bits)
         live = self._sequences["costs"].live
         costs = KVCosts(
             bytes_per_token=live.bytes_per_token(),
@@ -493,11 +491,13 @@ class Engine:
         mx.clear_cache()
         mx.reset_peak_memory()
         before = mx.get_active_memory()
-        self._read_once("step", tokens=tokens)
+        self._prefill_once("step", tokens=tokens)
         self.close("step")
         return max(0, mx.get_peak_memory() - before), mx.get_cache_memory()
 
-    def _read_once(self, request_id: RequestId, *, tokens: int, kv_bits: KVBits = "native") -> None:
+    def _prefill_once(
+        self, request_id: RequestId, *, tokens: int, kv_bits: KVBits = "native"
+    ) -> None:
         """Open a sequence with a prompt of arbitrary tokens, and prefill it in one step."""
         request = SequenceRequest(
             request_id=request_id,
@@ -506,62 +506,61 @@ class Engine:
             sampling=SamplingParams(temperature=0.0, seed=0),
         )
         self.open(request, capacity_tokens=tokens, kv_bits=kv_bits)
-        plan = StepPlan(spans=(Span(request_id=request_id, start=0, tokens=tokens, draws=True),))
+        plan = StepPlan(spans=(Span(request_id=request_id, start=0, tokens=tokens, samples=True),))
         self.collect(self.dispatch(plan))
 
     # -- the parts of a step
 
-    def _draw(self, spans: list[SequenceSpan], logits: StepLogits) -> PendingStep:
+    def _sample(self, spans: list[SequenceSpan], logits: StepLogits) -> PendingStep:
         pending = PendingStep(
             spans=spans,
-            drawing=[each for each in spans if each.wanted_rows],
-            undrawn=None,
-            drawn=None,
+            sampling_spans=[each for each in spans if each.wanted_rows],
+            unsampled_logits=None,
+            sampled=None,
             scored=logits.scored,
             pooled={},
-            kept=[],
+            copies=[],
             outputs=[scored.source for scored in logits.scored.values()],
             is_computed=logits.is_computed,
         )
-        if logits.drawn is None:
+        if logits.to_sample is None:
             return pending
-        if any(each.sequence.constraint for each in pending.drawing):
-            pending.undrawn = logits.drawn
-            pending.outputs.append(logits.drawn)
+        if any(each.sequence.constraint for each in pending.sampling_spans):
+            pending.unsampled_logits = logits.to_sample
+            pending.outputs.append(logits.to_sample)
         else:
-            self._draw_rows(pending, logits.drawn)
+            self._sample_rows(pending, logits.to_sample)
         return pending
 
-    def _draw_late(self, pending: PendingStep) -> None:
-        """Sample in a launched step whose constraints had to wait for the previous tokens."""
-        if pending.undrawn is not None:
-            logits = pending.undrawn
-            pending.undrawn = None
-            self._draw_rows(pending, logits)
+    def _sample_late(self, pending: PendingStep) -> None:
+        """Launch the sampling of a step whose constraints waited for the previous step's tokens."""
+        if pending.unsampled_logits is not None:
+            logits = pending.unsampled_logits
+            pending.unsampled_logits = None
+            self._sample_rows(pending, logits)
             pending.launch()
 
-    def _draw_rows(self, pending: PendingStep, logits: mx.array) -> None:
+    def _sample_rows(self, pending: PendingStep, logits: mx.array) -> None:
         states = [
             state
-            for each in pending.drawing
+            for each in pending.sampling_spans
             for state in each.sequence.sampler.ahead(each.span.drafted)
         ]
         limits = NO_LIMITS
-        if any(each.sequence.constraint for each in pending.drawing):
+        if any(each.sequence.constraint for each in pending.sampling_spans):
             limits = limits_of(
-                _constraints_of_rows(pending.drawing),
+                _constraints_of_rows(pending.sampling_spans),
                 rows=len(states),
                 words_per_row=self._constraints.words_per_row,
             )
-        drawn = sample(logits, states, limits, is_computed=pending.is_computed)
-        pending.drawn = drawn
+        sampled = sample(logits, states, limits, is_computed=pending.is_computed)
+        pending.sampled = sampled
         for each, rows in pending.rows():
-            if not each.span.drafted:  # the others wait until it is known what is accepted
-                each.sequence.take(drawn.tokens, rows.start)
-        pending.outputs.extend(drawn.arrays())
+            if not each.span.drafted:  # for the others, see `_apply_verified_drafts`
+                each.sequence.take(sampled.tokens, rows.start)
+        pending.outputs.extend(sampled.arrays())
 
-    def _pool(self, pending: PendingStep, hidden: Mapping[RequestId, mx.array]) -> None:
-        """Pool the hidden states of prompts to embed."""
+    def _pool_embeddings(self, pending: PendingStep, hidden: Mapping[RequestId, mx.array]) -> None:
         for each in pending.spans:
             sequence = each.sequence
             request_id = each.span.request_id
@@ -572,23 +571,24 @@ class Engine:
                 if each.ends_prompt:
                     pending.pooled[request_id] = sequence.embedding()
 
-    def _keep_due(self, each: SequenceSpan, pending: PendingStep) -> None:
+    def _copy_due_state(self, each: SequenceSpan, pending: PendingStep) -> None:
         sequence = each.sequence
         sequence.live.tokens = each.span.start + each.span.tokens
-        kept = None
-        if sequence.keep is not None:
+        copy = None
+        if sequence.copy_policy is not None:
             certain_tokens = each.span.start + each.span.certain_tokens
             if sequence.saved is not None:
-                certain_tokens = each.span.start  # the state may return to it
-            kept = keep_due(sequence, sequence.keep, certain_tokens=certain_tokens)
-        if kept is not None:
-            pending.kept.append(kept)
-            pending.outputs.extend(kept.arrays())
+                # the state may return to the start of the span if drafted tokens are rejected
+                certain_tokens = each.span.start
+            copy = copy_due_state(sequence, sequence.copy_policy, certain_tokens=certain_tokens)
+        if copy is not None:
+            pending.copies.append(copy)
+            pending.outputs.extend(copy.arrays())
             pending.is_computed = False
 
-    def _trim_the_others(self, pending: PendingStep) -> None:
-        """Trim paused sequences: their states may be rows of a stack that the others no
-        longer use.
+    def _trim_idle(self, pending: PendingStep) -> None:
+        """Trim sequences that are not in this step: their recurrent states may be rows of a batch
+        that no other sequence uses any more.
         """
         busy = {id(each.sequence) for each in pending.spans}
         for sequence in self._sequences.values():
@@ -598,14 +598,13 @@ class Engine:
                 pending.is_computed = False
 
     def _wait(self, pending: PendingStep) -> dict[RequestId, tuple[TokenLogprob, ...]]:
-        """Wait for a step. Returns the log-probabilities of scored prompts, by request.
-
-        They are computed here, before the next step is launched, so that they do not wait for it.
+        """Wait for a step. Returns the log-probabilities of scored prompts, by request. These are
+        computed here, before the next step is launched, so that they do not wait for it.
         """
         if pending.outputs:
             pending.launch()
-        if pending.drawn is not None:
-            mx.eval(pending.drawn.tokens)
+        if pending.sampled is not None:
+            mx.eval(pending.sampled.tokens)
         if not pending.is_computed:
             mx.synchronize()
         scored = pending.scored
@@ -625,26 +624,26 @@ class Engine:
 # -- results
 
 
-def _results_of(
+def _span_results(
     pending: PendingStep, prompt_logprobs: Mapping[RequestId, tuple[TokenLogprob, ...]]
 ) -> Iterator[SpanResult]:
     """The results of a step that has ended, span by span."""
-    draws = _draws(pending)
+    results = _sampled_results(pending)
     for each in pending.spans:
         request_id = each.span.request_id
         scored = prompt_logprobs.get(request_id, ())
         if any(math.isnan(entry.logprob) for entry in scored):
             yield SpanResult(request_id=request_id, failure=NOT_A_NUMBER)
-        elif request_id in draws:
-            drawn = draws[request_id]
-            yield replace(drawn, prompt_logprobs=scored) if scored else drawn
+        elif request_id in results:
+            result = results[request_id]
+            yield replace(result, prompt_logprobs=scored) if scored else result
         elif request_id in pending.pooled:
-            yield _embedded(request_id, pending.pooled[request_id])
+            yield _embedding_result(request_id, pending.pooled[request_id])
         else:
             yield SpanResult(request_id=request_id, prompt_logprobs=scored)
 
 
-def _embedded(request_id: RequestId, pooled: mx.array) -> SpanResult:
+def _embedding_result(request_id: RequestId, pooled: mx.array) -> SpanResult:
     values = np.array(pooled)
     if not np.isfinite(values).all():
         return SpanResult(request_id=request_id, failure=NOT_A_NUMBER)
@@ -653,23 +652,24 @@ def _embedded(request_id: RequestId, pooled: mx.array) -> SpanResult:
     return SpanResult(request_id=request_id, embedding=normalized.astype(np.float32).tobytes())
 
 
-def _draws(pending: PendingStep) -> dict[RequestId, SpanResult]:
+def _sampled_results(pending: PendingStep) -> dict[RequestId, SpanResult]:
     """The results of the spans that sampled a token, read back from the device, by request."""
-    drawn = pending.drawn
-    if drawn is None:
+    sampled = pending.sampled
+    if sampled is None:
         return {}
-    tokens: list[int] = drawn.tokens.tolist()  # type: ignore[assignment]
-    healthy: list[bool] = drawn.ok.tolist()  # type: ignore[assignment]
+    # by row
+    tokens: list[int] = sampled.tokens.tolist()  # type: ignore[assignment]
+    healthy: list[bool] = sampled.ok.tolist()  # type: ignore[assignment]
     empty: list[bool] = [False] * len(tokens)
-    if drawn.empty is not None:
-        empty = drawn.empty.tolist()  # type: ignore[assignment]
-    logprobs = [] if drawn.scores is None else _logprobs(drawn.scores, tokens)
+    if sampled.empty is not None:
+        empty = sampled.empty.tolist()  # type: ignore[assignment]
+    logprobs = [] if sampled.scores is None else _logprobs(sampled.scores, tokens)
     results = {}
     for each, rows in pending.rows():
         request = each.sequence.request
         request_id = request.request_id
         first = rows.start
-        refusal = _refusal(each.sequence.constraint, is_empty=empty[first])
+        refusal = _why_no_token(each.sequence.constraint, is_empty=empty[first])
         if refusal:
             results[request_id] = SpanResult(request_id=request_id, refusal=refusal)
             continue
@@ -695,7 +695,7 @@ def _draws(pending: PendingStep) -> dict[RequestId, SpanResult]:
     return results
 
 
-def _accept(pending: PendingStep, results: list[SpanResult]) -> None:
+def _apply_verified_drafts(pending: PendingStep, results: list[SpanResult]) -> None:
     """Add the accepted tokens of drafts to their sequences, and drop the others from the state."""
     first_rows = {each.span.request_id: rows.start for each, rows in pending.rows()}
     for index, each in enumerate(pending.spans):
@@ -712,26 +712,28 @@ def _accept(pending: PendingStep, results: list[SpanResult]) -> None:
             results[index] = replace(results[index], repeated=count)
         sequence.saved = None
         if count:
-            assert pending.drawn is not None, "nothing was sampled"
-            sequence.take(pending.drawn.tokens, first_rows[each.span.request_id], count=count)
+            assert pending.sampled is not None, "nothing was sampled"
+            sequence.take(pending.sampled.tokens, first_rows[each.span.request_id], count=count)
 
 
-def _constraints_of_rows(drawing: Sequence[SequenceSpan]) -> Iterator[SequenceConstraint | None]:
-    """The constraint of each row. A row after drafted tokens has a copy that has taken them, which is
-    only valid until the next one is asked for.
+def _constraints_of_rows(
+    sampling_spans: Sequence[SequenceSpan],
+) -> Iterator[SequenceConstraint | None]:
+    """Yield the constraint of each row. For a row after drafted tokens, this is a copy that has taken
+    these tokens; it is only valid until the next row is requested.
     """
-    for each in drawing:
+    for each in sampling_spans:
         constraint = each.sequence.constraint
         yield constraint
         if each.span.drafted and constraint is not None:
             constraint = constraint.copy()
         for token_id in each.span.drafted:
             if constraint is not None:
-                constraint.take(token_id)
+                constraint.add(token_id)
             yield constraint
 
 
-def _refusal(constraint: SequenceConstraint | None, *, is_empty: bool) -> str:
+def _why_no_token(constraint: SequenceConstraint | None, *, is_empty: bool) -> str:
     if constraint is None:
         return ""
     if not constraint.failure and is_empty and constraint.matcher is not None:
@@ -740,12 +742,12 @@ def _refusal(constraint: SequenceConstraint | None, *, is_empty: bool) -> str:
 
 
 def prompt_logprobs(
-    logits: LaterLogits,
+    logits: DeferredLogits,
     token_ids: Sequence[int],
     *,
     top_logprobs: int,
     vocab_size: int,
-    piece_bytes: int = PIECE_BYTES,
+    piece_bytes: int = SCORED_PIECE_BYTES,
 ) -> tuple[TokenLogprob, ...]:
     """The log-probabilities of prompt tokens, from the logits of the positions before them.
 
@@ -765,8 +767,8 @@ def prompt_logprobs(
 
 
 def _logprobs(scores: Scores, token_ids: Sequence[int]) -> list[TokenLogprob]:
-    """Convert scores, [n], to messages. All have the same number of top tokens: as many as the row
-    that wants the most.
+    """Convert the scores of n positions to messages. All have the same number of top tokens: that of
+    the row that wants the most.
     """
     chosen: list[float] = scores.chosen.tolist()  # type: ignore[assignment]
     tops: list[tuple[tuple[int, float], ...]] = [()] * len(chosen)

@@ -43,7 +43,7 @@ _OWN_CODE = (
     "worker/engine/backend.py",
     "worker/engine/code_attention.py",
     "worker/engine/lora.py",
-    "worker/engine/seams.py",
+    "worker/engine/mlx_lm_hooks.py",
     "worker/engine/weight_format.py",
     "worker/engine/sequence.py",
     "worker/engine/layouts.py",

@@ -22,8 +22,8 @@ from holdfast.wire.images import ImageLayout, ImageSpan, VisionInfo, image_keys
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.plan import Span
-from holdfast.worker.engine.probe import MISFITS, is_close
-from holdfast.worker.engine.sequence import EngineSequence, Prefix, SequenceSpan, keep_everything
+from holdfast.worker.engine.probe import LAYOUT_ERRORS, is_close
+from holdfast.worker.engine.sequence import EngineSequence, Prefix, SequenceSpan, copy_everything
 from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.live import LiveState
 from holdfast.worker.vision.images import WorkerImages
@@ -59,7 +59,6 @@ class _ImagePrompt:
     def sequence(
         self, runner: Runner, images: WorkerImages, prefix: Prefix | None = None
     ) -> EngineSequence:
-        """A new sequence with this prompt."""
         keyed = list(self.token_ids)
         for span in self.spans:
             keyed[span.start : span.end] = image_keys(span.layout)
@@ -79,31 +78,31 @@ class _ImagePrompt:
         return sequence
 
 
-def examine_images(runner: Runner, images: WorkerImages) -> VisionInfo:
+def probe_images(runner: Runner, images: WorkerImages) -> VisionInfo:
     """Compare prompts with images to mlx-vlm's results. Device thread only.
 
     Returns how prompts are written, and the forms refused because their results are wrong.
     """
     if any(leaf.is_foreign for layer in runner.fresh_layers() for leaf in layer.leaves()):
         return msgspec.structs.replace(images.info, refused="it runs in the layout solo")
-    way = "whole"
+    name = "whole"
     try:
         pictures = [_picture(size) for size in _SIZES]
         layouts = [images.add_picture(picture) for picture in pictures]
         case = _ImagePrompt.of(images, layouts)
         expected = images.reference(pictures, case.token_ids)
         changed = images.reference([*map(_inverted, pictures)], case.token_ids)
-        for way, compute in _WAYS.items():
+        for name, compute in _COMPUTATIONS.items():
             if not is_close(compute(runner, images, case), expected, changed=changed):
-                return _refused(images.info, way, "the results differ from those of mlx-vlm")
-    except (*MISFITS, InvalidRequest) as misfit:
-        return _refused(images.info, way, f"{type(misfit).__name__}: {misfit}")
+                return _refused(images.info, name, "the results differ from those of mlx-vlm")
+    except (*LAYOUT_ERRORS, InvalidRequest) as error:
+        return _refused(images.info, name, f"{type(error).__name__}: {error}")
     return images.info
 
 
-def _refused(info: VisionInfo, way: str, reason: str) -> VisionInfo:
-    why = " ".join(f"a test prompt with images, computed {way}, failed: {reason}".split())
-    field = "reuse_refused" if way == _FROM_COPY else "refused"
+def _refused(info: VisionInfo, name: str, reason: str) -> VisionInfo:
+    why = " ".join(f"a test prompt with images, computed {name}, failed: {reason}".split())
+    field = "reuse_refused" if name == _FROM_COPY else "refused"
     return msgspec.structs.replace(info, **{field: why[:_LONGEST_REASON]})
 
 
@@ -141,11 +140,11 @@ def _step(runner: Runner, chunks: Sequence[tuple[EngineSequence, int]]) -> mx.ar
     spans = [
         SequenceSpan(
             sequence,
-            Span(request_id=f"{index}", start=sequence.live.tokens, tokens=tokens, draws=True),
+            Span(request_id=f"{index}", start=sequence.live.tokens, tokens=tokens, samples=True),
         )
         for index, (sequence, tokens) in enumerate(chunks)
     ]
-    logits = runner.forward(spans, StepContext()).drawn
+    logits = runner.forward(spans, StepContext()).to_sample
     for each in spans:
         each.sequence.live.tokens = each.span.start + each.span.tokens
     mx.eval(logits, [list(sequence.live.arrays()) for sequence, _ in chunks])
@@ -180,14 +179,14 @@ def _beside(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.arra
 def _from_copy(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.array:
     first = case.sequence(runner, images)
     _read(runner, images, first, [case.spans[0].end])
-    kept = keep_everything(first)
+    kept = copy_everything(first)
     mx.eval(list(kept.arrays()))
     continued = case.sequence(runner, images, Prefix(blocks=kept.blocks, state=kept.state))
     return _read(runner, images, continued, [len(case.token_ids)])
 
 
 _FROM_COPY = "from a copy of the state behind the first image"
-_WAYS: dict[str, Callable[[Runner, WorkerImages, _ImagePrompt], mx.array]] = {
+_COMPUTATIONS: dict[str, Callable[[Runner, WorkerImages, _ImagePrompt], mx.array]] = {
     "whole": _whole,
     "in chunks": _divided,
     "beside another one": _beside,

@@ -24,27 +24,27 @@ LEAST_SAVED_SHARE = 0.2  # a running sequence is quantized if this saves this sh
 
 @dataclass(slots=True, kw_only=True)
 class KVForms:
-    """The values of `kv_bits` (forms) that a model supports. Device thread only.
+    """The values of `kv_bits` (here: forms of keys and values) that a model supports. Device thread only.
 
     default: the form of requests that do not choose one. costs: memory of a sequence, by form;
     "native" is always supported. refused: the reasons why forms are not supported, if they were
-    tried. try_out: tests a form when it is needed for the first time; returns why its results
+    tried. test_form: tests a form when it is needed for the first time; returns why its results
     are wrong, or an empty text. warnings: one if the configured default is not supported.
     """
 
     default: KVBitsChoice
     costs: Mapping[KVBits, KVCosts]
     refused: dict[KVBits, str]
-    try_out: Callable[[KVBits], str] = lambda kv_bits: ""
+    test_form: Callable[[KVBits], str] = lambda kv_bits: ""
     warnings: tuple[str, ...] = ()
-    _tried: set[KVBits] = field(default_factory=set)
+    _tested: set[KVBits] = field(default_factory=set)
 
     def refusal(self, kv_bits: KVBits) -> str:
         """Why the model does not support a quantized form; empty if it does. May test the form."""
-        if kv_bits in self.costs and kv_bits not in self._tried:
-            self._tried.add(kv_bits)
+        if kv_bits in self.costs and kv_bits not in self._tested:
+            self._tested.add(kv_bits)
             try:
-                wrong = self.try_out(kv_bits)
+                wrong = self.test_form(kv_bits)
             except (RuntimeError, ValueError, TypeError, MemoryError) as error:  # of MLX
                 logger.exception("kv_bits %s could not be tried", kv_bits)
                 wrong = f"{type(error).__name__}: {error}"
@@ -55,13 +55,13 @@ class KVForms:
         return self.refused.get(kv_bits, "only native keys and values are supported")
 
     @property
-    def usual(self) -> KVBits:
+    def default_now(self) -> KVBits:
         """The form of a request that does not choose one, while memory does not run short."""
         return "native" if self.default == "auto" else self.default
 
-    def is_automatic(self, asked: KVBitsChoice | Literal[""]) -> bool:
-        """Whether the server chooses the form of a request. asked: its `kv_bits`; empty: unset."""
-        return (asked or self.default) == "auto"
+    def is_automatic(self, requested: KVBitsChoice | Literal[""]) -> bool:
+        """Whether the server chooses the form of a request. requested: its `kv_bits`; empty: unset."""
+        return (requested or self.default) == "auto"
 
     def is_worth_it(self, conversion: Conversion) -> bool:
         """Whether quantizing running sequences saves enough memory. Short sequences save little,
@@ -80,7 +80,7 @@ class KVForms:
 
     def choose(
         self,
-        asked: KVBitsChoice | Literal[""],
+        requested: KVBitsChoice | Literal[""],
         *,
         is_short: bool,
         prompt_tokens: int,
@@ -90,7 +90,7 @@ class KVForms:
         """Choose the form of a new sequence. Raises InvalidRequest if the model does not support
         the form that the request asks for.
 
-        asked: the `kv_bits` of the request; empty: not set. is_short: whether memory runs short, or
+        requested: the `kv_bits` of the request; empty: not set. is_short: whether memory runs short, or
         the sequence would have to wait for memory in its native form. cached_tokens: returns how
         many tokens of the prompt need no prefill in a form. fits: returns whether the sequence fits
         the KV budget in a form if it runs alone.
@@ -99,7 +99,7 @@ class KVForms:
         requests. While memory is short, a native prefix counts only if it is more than half of the
         prompt; otherwise, prefilling again usually takes less time than waiting for memory.
         """
-        wanted = asked or self.default
+        wanted = requested or self.default
         if wanted != "auto":
             if wanted == "native" or not (reason := self.refusal(wanted)):
                 return wanted
@@ -112,7 +112,8 @@ class KVForms:
         if self.refusal(SAVING):
             return "native"
         if not fits("native"):
-            return SAVING  # even if it does not fit either: the refusal then names what it needs
+            # even if this does not fit either: the error message then names the smallest size
+            return SAVING
         if not is_short:
             return "native"
         native = cached_tokens("native")

@@ -1,8 +1,8 @@
-"""The three ways (layouts) to run the spans of a step as forward passes. The probe chooses one for
-each model.
+"""The three ways (layouts) to run the spans of a step as forward passes: `rows`, `split` and `solo`.
+The probe chooses one for each model.
 
 A runner returns the logits of the spans that need a sampled token, in the order of the spans.
-The logits that score the tokens of a prompt are computed later (`LaterLogits`).
+The logits that score the tokens of a prompt are computed later (`DeferredLogits`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import numpy as np
 from holdfast.wire.requests import RequestId
 from holdfast.worker.engine.backend import in_use
 from holdfast.worker.engine.lora import Adapters
+from holdfast.worker.engine.mlx_lm_hooks import DeferredLogits, ProjectionHook, StepLogits
 from holdfast.worker.engine.plan import BLOCK_TOKENS
-from holdfast.worker.engine.seams import HeadSeam, LaterLogits, StepLogits
 from holdfast.worker.engine.sequence import SequenceSpan, token_ids_of
 from holdfast.worker.engine.views import GatherView, RowsView, SpanView, StateView, StepContext
 from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.kv.kinds import ForeignState, fresh_layer
 from holdfast.worker.kv.layer import HeadsForm, Layer, LayerKV, LayerState
 from holdfast.worker.kv.live import LiveState, ModelForm
-from holdfast.worker.kv.quantized import QuantizedKV, group_of
+from holdfast.worker.kv.quantized import QuantizedKV, group_size_of
 from holdfast.worker.kv.recurrent import RecurrentState
 from holdfast.worker.vision.model import VisionModel
 
@@ -48,7 +48,7 @@ class Runner(ABC):
     attends_to_parts: whether keys and values may be in several buffers.
     shares: whether running sequences share the buffers of a common prefix (`choose_sharing`);
         otherwise each sequence has its own buffer.
-    backend: what computes in place of MLX.
+    backend: computes some operations in place of MLX.
     adapters: the model's LoRA adapters; None if it has none.
     mixes_adapters: whether sequences with different adapters share a forward pass
         (`probe.choose_mixing`); otherwise a step has one for each adapter.
@@ -63,16 +63,15 @@ class Runner(ABC):
     adapters: Adapters | None = None
     mixes_adapters: bool = False
 
-    def __init__(self, model: Any, head: HeadSeam | None) -> None:
+    def __init__(self, model: Any, head: ProjectionHook | None) -> None:
         self._model = model
         self._head = head
-        self._pairs: tuple[tuple[HeadsForm, HeadsForm], ...] = ()
+        self._heads_forms: tuple[tuple[HeadsForm, HeadsForm], ...] = ()
         self.backend = in_use()
         self._operations = self.backend.operations(transposes_once=self.mixes_chunks)
 
     @property
     def model(self) -> Any:
-        """The model that is run."""
         return self._model
 
     @property
@@ -87,12 +86,12 @@ class Runner(ABC):
         layout.
 
         kv_bits: how layers that keep every token hold keys and values; quantized ones require
-        `learn_form` and an empty `refusal`. block_tokens: the length of the blocks of tokens that
+        `set_form` and an empty `refusal`. block_tokens: the length of the blocks of tokens that
         are quantized as a whole.
         """
-        layers = own_kinds(self._model)
+        layers = empty_layers(self._model)
         if kv_bits != "native":
-            pairs = iter(self._pairs)
+            pairs = iter(self._heads_forms)
             layers = [
                 layer.with_leaves(
                     QuantizedKV(
@@ -114,18 +113,18 @@ class Runner(ABC):
                 leaf.can_share = leaf.can_share and self.shares
         return layers
 
-    def learn_form(self, form: ModelForm) -> None:
+    def set_form(self, form: ModelForm) -> None:
         """Tell the runner the shapes and types of the model's keys and values. Required before
         `fresh_layers` can return quantized layers.
         """
         heads = [each for each in form.block if isinstance(each, HeadsForm)]
-        self._pairs = tuple(zip(heads[::2], heads[1::2], strict=True))
+        self._heads_forms = tuple(zip(heads[::2], heads[1::2], strict=True))
 
     @cached_property
     def speculation_refused(self) -> str:
         """Why drafted tokens cannot be verified; empty if they can."""
         leaves = [leaf for layer in self.fresh_layers() for leaf in layer.leaves()]
-        if all(leaf.drops_last or leaf.returns for leaf in leaves):
+        if all(leaf.can_drop_last or leaf.can_return for leaf in leaves):
             return ""
         return "a state of this model cannot go back to an earlier token"
 
@@ -134,10 +133,10 @@ class Runner(ABC):
         """Whether a state returns to its last sampled token if any drafted token is rejected, so
         that the accepted ones are computed again in the next step.
         """
-        return not LiveState(self.fresh_layers()).drops_last
+        return not LiveState(self.fresh_layers()).can_drop_last
 
     @property
-    def cuts_at_blocks(self) -> bool:
+    def ends_spans_at_blocks(self) -> bool:
         """Whether no span may cross the border of a block of quantized keys and values. This is so
         if the model computes attention itself: all tokens of a span then see the same arrays, but
         tokens of different blocks must see different tokens quantized.
@@ -146,18 +145,17 @@ class Runner(ABC):
 
     def refusal(self) -> str:
         """Why this model's keys and values cannot be quantized; empty if they can."""
-        if not self._pairs:
+        if not self._heads_forms:
             return "no layer keeps the keys and values of every token"
         if isinstance(self._model, VisionModel) and self._model.attends_both_ways:
             return "the tokens of an image attend to each other in both directions"
-        sizes = {each.dimension for pair in self._pairs for each in pair}
-        odd = sorted(size for size in sizes if group_of(size) is None)
+        sizes = {each.dimension for pair in self._heads_forms for each in pair}
+        odd = sorted(size for size in sizes if group_size_of(size) is None)
         if odd:
             return f"its heads have {odd[0]} dimensions, which is not a multiple of 32"
         return ""
 
     def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
-        """Run the model on these spans. Lazy."""
         with self._operations.step():
             return self._forward(spans, context)
 
@@ -168,7 +166,7 @@ class Runner(ABC):
         for each in spans:
             by_adapter.setdefault(each.adapter, []).append(each)
         groups = tuple(by_adapter.values())
-        return _in_order(spans, groups, [self._run(group, context) for group in groups])
+        return _combined(spans, groups, [self._run(group, context) for group in groups])
 
     @abstractmethod
     def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
@@ -177,7 +175,7 @@ class Runner(ABC):
     def _pass(self, ids: mx.array, caches: list[Any], spans: Sequence[SequenceSpan]) -> StepLogits:
         """Run the model once on these spans. ids: the tokens of the spans, concatenated."""
         if any(each.sequence.images is not None for each in spans):
-            with self._model.given(_arguments(self._model, ids, spans)):
+            with self._model.with_arguments(_vision_arguments(self._model, ids, spans)):
                 return _project(self._model, self._head, ids, caches, spans)
         if self.adapters is None:
             return _project(self._model, self._head, ids, caches, spans)
@@ -186,8 +184,8 @@ class Runner(ABC):
         return replace(logits, scored=self._scored_by_adapter(logits.scored, spans))
 
     def _scored_by_adapter(
-        self, scored: Mapping[RequestId, LaterLogits], spans: Sequence[SequenceSpan]
-    ) -> Mapping[RequestId, LaterLogits]:
+        self, scored: Mapping[RequestId, DeferredLogits], spans: Sequence[SequenceSpan]
+    ) -> Mapping[RequestId, DeferredLogits]:
         """Make logits that are computed after this pass apply the adapter of their sequence."""
         if self.adapters is None or not scored:
             return scored
@@ -210,7 +208,7 @@ class RowsRunner(Runner):
     name = variant = "rows"
     mixes_chunks = True
 
-    def __init__(self, model: Any, head: HeadSeam | None) -> None:
+    def __init__(self, model: Any, head: ProjectionHook | None) -> None:
         super().__init__(model, head)
         self._whole_steps = self.backend.whole_steps(model)
 
@@ -219,9 +217,9 @@ class RowsRunner(Runner):
             logits: StepLogits | None = self._whole_steps(spans)
             if logits is not None:
                 return logits
-        groups = _images_apart(spans)
+        groups = _image_spans_apart(spans)
         if len(groups) > 1:
-            return _in_order(spans, groups, [self._run(group, context) for group in groups])
+            return _combined(spans, groups, [self._run(group, context) for group in groups])
         if len(spans) == 1:
             context = _context_for(spans[0], context)
             caches = _views(
@@ -247,7 +245,7 @@ class SplitRunner(Runner):
     """Runs all decoding rows in one (sequences, 1) forward pass, and every other span in its own.
 
     Recurrent states are stacked for the decoding rows. If the model calls attention through the
-    seam, each row attends to its own keys and values; otherwise these are gathered into padded
+    hook, each row attends to its own keys and values; otherwise these are gathered into padded
     copies.
     """
 
@@ -255,16 +253,16 @@ class SplitRunner(Runner):
     mixes_chunks = False
 
     def __init__(
-        self, model: Any, head: HeadSeam | None, *, gather_mask_dimensions: int | None
+        self, model: Any, head: ProjectionHook | None, *, gather_mask_dimensions: int | None
     ) -> None:
         """gather_mask_dimensions: the rank of the mask for padded copies of keys and values; None:
-        attention goes through the seam, without copies.
+        attention goes through the hook, without copies.
         """
         super().__init__(model, head)
         self._gather = gather_mask_dimensions
         self.attends_to_parts = gather_mask_dimensions is None
         self.variant = {
-            None: "split, attention through the seam",
+            None: "split, attention through the hook",
             4: "split, attention over gathered copies",
             5: "split, attention over gathered copies with grouped masks",
         }[gather_mask_dimensions]
@@ -276,8 +274,8 @@ class SplitRunner(Runner):
         for each in spans:
             if not each.is_row:
                 groups.append([each])
-                logits.append(self._read(each, context))
-        return _in_order(spans, groups, logits)
+                logits.append(self._prefill(each, context))
+        return _combined(spans, groups, logits)
 
     def _decode(self, spans: list[SequenceSpan], context: StepContext) -> StepLogits:
         offset = self._operations.share(mx.array([each.span.start for each in spans]))
@@ -290,15 +288,15 @@ class SplitRunner(Runner):
         caches = _views(spans, view_of_kv, StateView)
         return self._pass(token_ids_of(spans)[:, None], caches, spans)
 
-    def _read(self, span: SequenceSpan, context: StepContext) -> StepLogits:
+    def _prefill(self, span: SequenceSpan, context: StepContext) -> StepLogits:
         context = _context_for(span, context)
-        if self._gather is not None:  # attention does not go through the seam
+        if self._gather is not None:  # attention does not go through the hook
             context = replace(context, composes_attention=False, attends_to_parts=False)
         caches = _views([span], lambda layers: SpanView(layers[0], context=context), StateView)
         return self._pass(token_ids_of([span])[None], caches, [span])
 
 
-class SinglyRunner(Runner):
+class SoloCachedRunner(Runner):
     """Runs each span in its own forward pass, over Holdfast's own states of the layers: slow, but
     with prefix cache. `SoloRunner` runs models whose states Holdfast cannot hold.
     """
@@ -311,7 +309,7 @@ class SinglyRunner(Runner):
     def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
         plain = replace(context, composes_attention=False, attends_to_parts=False)
         groups = [[each] for each in spans]
-        return _in_order(spans, groups, [self._alone(each, plain) for each in spans])
+        return _combined(spans, groups, [self._alone(each, plain) for each in spans])
 
     def _alone(self, span: SequenceSpan, context: StepContext) -> StepLogits:
         caches = _views([span], lambda layers: SpanView(layers[0], context=context), StateView)
@@ -330,19 +328,19 @@ class SoloRunner(Runner):
     def fresh_layers(
         self, kv_bits: KVBits = "native", *, block_tokens: int = BLOCK_TOKENS
     ) -> list[Layer]:
-        return [ForeignState(cache) for cache in own_caches(self._model)]
+        return [ForeignState(cache) for cache in mlx_lm_caches(self._model)]
 
     def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
         groups = [[each] for each in spans]
-        return _in_order(spans, groups, [self._alone(each) for each in spans])
+        return _combined(spans, groups, [self._alone(each) for each in spans])
 
     def _alone(self, span: SequenceSpan) -> StepLogits:
         caches = _views([span], _no_view, _no_view)
         return self._pass(token_ids_of([span])[None], caches, [span])
 
 
-def _images_apart(spans: Sequence[SequenceSpan]) -> list[list[SequenceSpan]]:
-    """Groups of spans that can share a forward pass: each span that shows images is alone."""
+def _image_spans_apart(spans: Sequence[SequenceSpan]) -> list[list[SequenceSpan]]:
+    """Divide spans into groups that can share a forward pass: each span with images is alone."""
     alone = [[each] for each in spans if each.shows_images]
     others = [each for each in spans if not each.shows_images]
     return [others, *alone] if others else alone
@@ -358,7 +356,9 @@ def _context_for(span: SequenceSpan, context: StepContext) -> StepContext:
     return replace(context, composes_attention=False, attends_to_parts=False)
 
 
-def _arguments(model: VisionModel, ids: mx.array, spans: Sequence[SequenceSpan]) -> dict[str, Any]:
+def _vision_arguments(
+    model: VisionModel, ids: mx.array, spans: Sequence[SequenceSpan]
+) -> dict[str, Any]:
     """What the language model of a model with vision gets besides token ids: positions, and the
     features of images if there is only one span. ids: [rows, tokens]. Lazy.
     """
@@ -373,19 +373,17 @@ def _arguments(model: VisionModel, ids: mx.array, spans: Sequence[SequenceSpan])
     return arguments
 
 
-def own_caches(model: Any) -> list[Any]:
+def mlx_lm_caches(model: Any) -> list[Any]:
     """mlx-lm's cache objects for one new sequence, one per layer."""
-    # not at the top: the seam must be installed first
+    # not at the top: the hook must be installed first
     from mlx_lm.models.cache import make_prompt_cache
 
     return list(make_prompt_cache(model))
 
 
-def own_kinds(model: Any) -> list[Layer]:
-    """Empty layers for a new sequence, which replace mlx-lm's caches. A layout may not support
-    all of these.
-    """
-    return [fresh_layer(cache) for cache in own_caches(model)]
+def empty_layers(model: Any) -> list[Layer]:
+    """Empty layers for a new sequence, in place of mlx-lm's caches. Some may not fit the layout."""
+    return [fresh_layer(cache) for cache in mlx_lm_caches(model)]
 
 
 def _no_recurrent(states: Sequence[RecurrentState]) -> Any:
@@ -406,7 +404,7 @@ def _views(
     return [states[0].view(states, for_kv=for_kv, for_recurrent=for_recurrent) for states in layers]
 
 
-def _in_order(
+def _combined(
     spans: Sequence[SequenceSpan],
     groups: Sequence[Sequence[SequenceSpan]],
     logits: Sequence[StepLogits],
@@ -422,15 +420,15 @@ def _in_order(
     for group, part in zip(groups, logits, strict=True):
         start = 0
         for each in group:
-            if part.drawn is not None and (count := len(each.wanted_rows)):
-                rows[id(each)] = part.drawn[start : start + count]
+            if part.to_sample is not None and (count := len(each.wanted_rows)):
+                rows[id(each)] = part.to_sample[start : start + count]
                 start += count
-    drawn = [rows[id(each)] for each in spans if id(each) in rows]
+    to_sample = [rows[id(each)] for each in spans if id(each) in rows]
     together = None
-    if drawn:
-        together = drawn[0] if len(drawn) == 1 else mx.concatenate(drawn)
+    if to_sample:
+        together = to_sample[0] if len(to_sample) == 1 else mx.concatenate(to_sample)
     return StepLogits(
-        drawn=together,
+        to_sample=together,
         scored={key: later for part in logits for key, later in part.scored.items()},
         hidden={key: found for part in logits for key, found in part.hidden.items()},
     )
@@ -438,74 +436,89 @@ def _in_order(
 
 def _project(
     model: Any,
-    head: HeadSeam | None,
+    head: ProjectionHook | None,
     ids: mx.array,
     caches: list[Any],
     spans: Sequence[SequenceSpan],
 ) -> StepLogits:
-    """Run the model once on these spans. ids: the tokens of the spans, concatenated."""
+    """Run the model once on these spans, and project only the rows whose logits are needed now, if
+    the model's projection has a hook.
+
+    head: the hook; None: the model projects all rows. ids: the tokens of the spans, concatenated.
+    """
     ends = list(itertools.accumulate(each.span.tokens for each in spans))
     starts = [end - each.span.tokens for end, each in zip(ends, spans, strict=True)]
-    drawn = [
+    to_sample = [
         start + row for start, each in zip(starts, spans, strict=True) for row in each.wanted_rows
     ]
-    scored_rows = _places(starts, {each.span.request_id: each.scored_rows for each in spans})
-    pooled_rows = _places(starts, {each.span.request_id: each.pooled_rows for each in spans})
-    put_aside = scored_rows | pooled_rows  # no request is in both
-    sets_aside = head is not None and head.projects_later and bool(put_aside)
-    assert sets_aside or not pooled_rows, "the hidden states of this model cannot be reached"
-    everything = len(drawn) == ids.size
-    # If rows cannot be set aside, this pass projects all rows, including those to be scored.
-    selects = bool(drawn) and not everything and (sets_aside or not scored_rows)
-    rows = mx.array(drawn) if drawn else None
+    scored_rows = _rows_in_pass(starts, {each.span.request_id: each.scored_rows for each in spans})
+    pooled_rows = _rows_in_pass(starts, {each.span.request_id: each.pooled_rows for each in spans})
+    to_defer = scored_rows | pooled_rows  # no request is in both
+    defers = head is not None and head.can_project_later and bool(to_defer)
+    assert defers or not pooled_rows, "the hidden states of this model cannot be reached"
+    samples_all = len(to_sample) == ids.size
+    # If rows cannot be deferred, this pass projects all rows, including those to be scored.
+    selects = bool(to_sample) and not samples_all and (defers or not scored_rows)
+    sampled_rows = mx.array(to_sample) if to_sample else None
+    deferred = None
     if head is None:
         logits = model(ids, cache=caches)
-        is_selected = everything
-        set_aside = None
+        is_selected = samples_all
     else:
-        aside = mx.array([row for at in put_aside.values() for row in at]) if sets_aside else None
-        with head.selecting(rows if selects else None, aside=aside):
+        deferred_rows = None
+        if defers:
+            deferred_rows = mx.array([*itertools.chain(*to_defer.values())])
+        with head.selecting(sampled_rows if selects else None, deferred=deferred_rows):
             logits = model(ids, cache=caches)
-        is_selected = everything or (selects and head.used)
-        set_aside = head.take_aside()
+        is_selected = samples_all or (selects and head.used)
+        deferred = head.take_deferred()
     for each in spans:
         each.sequence.is_trimmed = False
         if each.span.tokens > 1:
             each.sequence.trim()
-    flat: mx.array = logits.reshape(-1, logits.shape[-1])
-    if head is None or set_aside is None:
+    flat: mx.array = logits.reshape(-1, logits.shape[-1])  # [rows, vocabulary]
+    if head is None or deferred is None:
         hidden = {}
-        scored = {each: LaterLogits(flat[at.start : at.stop]) for each, at in scored_rows.items()}
+        scored = {
+            request_id: DeferredLogits(flat[rows.start : rows.stop])
+            for request_id, rows in scored_rows.items()
+        }
     else:
-        parts = _parted(set_aside, put_aside)
+        parts = _split_by_request(deferred, to_defer)
         hidden = {each: parts[each] for each in pooled_rows}
-        scored = {each: LaterLogits(parts[each], head.project) for each in scored_rows}
-    if rows is None:  # no span samples a token, so the logits of this pass are never evaluated
+        scored = {each: DeferredLogits(parts[each], head.project) for each in scored_rows}
+    if sampled_rows is None:  # the logits of this pass are never evaluated
         return StepLogits(scored=scored, hidden=hidden)
-    return StepLogits(drawn=flat if is_selected else flat[rows], scored=scored, hidden=hidden)
+    logits_to_sample = flat if is_selected else flat[sampled_rows]
+    return StepLogits(to_sample=logits_to_sample, scored=scored, hidden=hidden)
 
 
-def _parted(rows: mx.array, places: Mapping[RequestId, range]) -> dict[RequestId, mx.array]:
-    """Split `rows`, the rows of all requests that were set aside, into one array per request.
+def _split_by_request(
+    deferred: mx.array, rows_by_request: Mapping[RequestId, range]
+) -> dict[RequestId, mx.array]:
+    """Split the deferred rows of all requests, [rows, hidden], into one array per request.
 
-    places: for each request, the numbers of its rows in the forward pass.
+    rows_by_request: the rows of each request in the forward pass; only their number counts here.
     """
     parts = {}
     first = 0
-    for request_id, at in places.items():
-        parts[request_id] = rows[first : first + len(at)]
-        first += len(at)
+    for request_id, rows in rows_by_request.items():
+        parts[request_id] = deferred[first : first + len(rows)]
+        first += len(rows)
     return parts
 
 
-def _places(starts: Sequence[int], wanted: Mapping[RequestId, range]) -> dict[RequestId, range]:
+def _rows_in_pass(
+    starts: Sequence[int], wanted: Mapping[RequestId, range]
+) -> dict[RequestId, range]:
     """Convert row numbers within each span to row numbers of the forward pass, in which the spans
-    follow one another. starts: the first row of each span.
+    follow one another. Requests without rows are omitted.
+
+    starts: the first row of each span. wanted: the rows of each span, in the same order.
     """
-    places = zip(starts, wanted.items(), strict=True)
     return {
         request_id: range(start + rows.start, start + rows.stop)
-        for start, (request_id, rows) in places
+        for start, (request_id, rows) in zip(starts, wanted.items(), strict=True)
         if rows
     }
 
@@ -525,7 +538,7 @@ def choose_sharing(runner: Runner, *, composes_attention: bool | None = None) ->
     if runner.shares:
         why = "held once: attention takes several buffers as they are"
     else:
-        one_buffer = "fused attention" if runner.attends_to_parts else "attention outside the seam"
+        one_buffer = "fused attention" if runner.attends_to_parts else "attention outside the hook"
         why = (
             "held once while parked, and copied for each running sequence: "
             f"{one_buffer} takes one buffer"

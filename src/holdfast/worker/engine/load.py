@@ -33,11 +33,11 @@ from holdfast.models.model_folder import (
 )
 from holdfast.models.quantization import HOW_TO_CONVERT
 from holdfast.models.weight_files import checked_tensors, tensor_bytes
-from holdfast.worker.engine import seams, weight_format
+from holdfast.worker.engine import mlx_lm_hooks, weight_format
 from holdfast.worker.engine.backend import in_use
 from holdfast.worker.engine.fingerprint import model_fingerprint
 from holdfast.worker.engine.lora import Adapters, attach
-from holdfast.worker.engine.seams import HEAD_NAMES
+from holdfast.worker.engine.mlx_lm_hooks import HEAD_NAMES
 from holdfast.worker.vision import load as vision
 from holdfast.worker.vision.model import VisionModel
 from holdfast.worker.vision.processor import Processor
@@ -48,7 +48,7 @@ Progress = Callable[[str, float], None]
 _LONGEST_REASON = 300
 # exceptions that a model's code raises, besides ValueError and OSError, if the configuration or the
 # weights do not fit the code
-_MISFITS = (
+_MODEL_ERRORS = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -74,13 +74,13 @@ def vocabulary_size(model: Module, config: Mapping[str, Any]) -> int:
             heads.append(module.weight.shape[0])
         elif hasattr(module, "as_linear"):
             embeddings.append(module.weight.shape[0])
-    said = next(
+    configured = next(
         (value for part in parts_of(config) if isinstance(value := part.get("vocab_size"), int)), 0
     )
     rows = heads or embeddings
     # If there are several (auxiliary heads, embeddings per layer): the one with the configured
     # number of rows, or else the largest.
-    return said if said in rows else max(rows, default=said)
+    return configured if configured in rows else max(rows, default=configured)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class LoadedModel:
 
     def fingerprint(self, folder: Path, hashes: Mapping[str, str]) -> str:
         """The fingerprint of the model in `folder`, in its loaded form (`model_fingerprint`)."""
-        versions = [self.platform.mlx_version, seams.mlx_lm_version()]
+        versions = [self.platform.mlx_version, mlx_lm_hooks.mlx_lm_version()]
         if isinstance(self.model, VisionModel):
             versions += vision.versions()
         return model_fingerprint(folder, hashes, computed_as=self.computed_as, versions=versions)
@@ -148,14 +148,16 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
     available_bytes = device_memory.usable_bytes(platform.working_set_bytes())
     available_bytes -= _bytes_for(adapter_files, available_bytes=available_bytes)
     with _one_line_errors(folder):
-        wish = weight_format.choose_format(
+        weights_format = weight_format.choose_format(
             model,
             dtype=settings.dtype,
             dequantize=settings.dequantize,
             available_bytes=available_bytes,
         )
         parameters = weight_format.parameter_count(model)
-        weight_format.convert(model, wish, read=_counting(progress, total_bytes=file_bytes))
+        weight_format.convert(
+            model, weights_format, read=_progress_of_reading(progress, total_bytes=file_bytes)
+        )
     progress("reading", 1.0)
     dtype = weight_format.compute_dtype(model)
     with _one_line_errors(folder):
@@ -170,16 +172,16 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
         model=model,
         model_type=stored_config["model_type"],
         parameters=parameters,
-        weight_bytes=weight_format.format_bytes(model, weight_format.AS_IT_IS) + adapter_bytes,
+        weight_bytes=weight_format.format_bytes(model, weight_format.UNCHANGED) + adapter_bytes,
         compute_dtype=dtype,
         context_tokens=context,
         own_context_tokens=own_context_tokens(stored_config, tokenizer_limit=tokenizer_limit),
         vocab_size=vocabulary_size(model, config),
         platform=report,
-        computed_as=f"{dtype}, unpacked: {wish.unpack}, with experts: {wish.unpack_experts}, "
+        computed_as=f"{dtype}, unpacked: {weights_format.unpack}, with experts: {weights_format.unpack_experts}, "
         f"kept: {kept_layers > 0}",
         kept_layers=kept_layers,
-        note=wish.note,
+        note=weights_format.note,
         adapter_files=adapter_files,
         adapters=adapters,
         images=images,
@@ -233,10 +235,10 @@ def _build(
     Returns the model and its configuration.
     """
     if has_vision(stored_config) and vision.is_installed() and not settings.adapters:
-        model = _with_vision(folder)
+        model = _build_with_vision(folder)
         if model is not None:
             return model, stored_config
-    utils = seams.mlx_lm_utils()
+    utils = mlx_lm_hooks.mlx_lm_utils()
     with _one_line_errors(folder), _no_bytecode_written():
         if "model_file" not in stored_config:
             _check_architecture(stored_config, utils)
@@ -246,11 +248,11 @@ def _build(
     return model, config
 
 
-def _with_vision(folder: Path) -> VisionModel | None:
+def _build_with_vision(folder: Path) -> VisionModel | None:
     """Build the model with its vision; None, with a line in the log, if mlx-vlm cannot."""
     try:
         with _one_line_errors(folder, "mlx-vlm"), _no_bytecode_written():
-            seams.prepare_vision()
+            mlx_lm_hooks.prepare_vision()
             return vision.build(folder)
     except ModelLoadError as error:
         logger.warning("%s; the model is loaded without its vision", error)
@@ -278,7 +280,7 @@ def _check_architecture(config: dict[str, Any], utils: Any) -> None:
         known = False
     if not known and not any(key[0] == model_type for key in utils.MODEL_ARCHITECTURE_REMAPPING):
         raise ModelLoadError(
-            f"model_type {model_type!r} is not supported by mlx-lm {seams.mlx_lm_version()}"
+            f"model_type {model_type!r} is not supported by mlx-lm {mlx_lm_hooks.mlx_lm_version()}"
         )
     if known:
         try:
@@ -301,7 +303,7 @@ def _one_line_errors(folder: Path, package: str = "mlx-lm") -> Iterator[None]:
         raise ModelLoadError(f"{folder} cannot be loaded: {_one_line(str(error))}") from error
     except ValueError as error:
         raise UnusableModel(f"{folder} cannot be loaded: {_one_line(str(error))}") from error
-    except _MISFITS as error:
+    except _MODEL_ERRORS as error:
         reason = f"{type(error).__name__}: {_one_line(str(error))}"
         raise UnusableModel(
             f"{folder} does not fit {package} {importlib.metadata.version(package)}: {reason}"
@@ -310,9 +312,7 @@ def _one_line_errors(folder: Path, package: str = "mlx-lm") -> Iterator[None]:
 
 @contextmanager
 def _no_bytecode_written() -> Iterator[None]:
-    """Write no __pycache__ within the block, so that importing a model's code leaves none in the
-    user's folder.
-    """
+    """Write no __pycache__ into the user's folder when a model's code is imported in the block."""
     before = sys.dont_write_bytecode
     sys.dont_write_bytecode = True
     try:
@@ -326,7 +326,7 @@ def _one_line(text: str) -> str:
     return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 1] + "…"
 
 
-def _counting(progress: Progress, *, total_bytes: int) -> Callable[[int], None]:
+def _progress_of_reading(progress: Progress, *, total_bytes: int) -> Callable[[int], None]:
     done = 0
 
     def read(stored_bytes: int) -> None:

@@ -41,8 +41,8 @@ from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
 from holdfast.errors import ModelLoadError
 from holdfast.models.adapter_folder import WEIGHTS, AdapterFiles
-from holdfast.worker.engine import seams
-from holdfast.worker.engine.seams import HEAD_NAMES
+from holdfast.worker.engine import mlx_lm_hooks
+from holdfast.worker.engine.mlx_lm_hooks import HEAD_NAMES
 
 T = TypeVar("T")
 # name and rank of each adapter that changes a layer; layers for which this is equal share a mask
@@ -50,9 +50,7 @@ Ranks: TypeAlias = tuple[tuple[str, int], ...]
 
 
 class RowsOutOfOrder(RuntimeError):
-    """A layer does not see the rows of the batch in order, so that rows of several adapters cannot
-    be mixed.
-    """
+    """A layer does not see the rows in order, so rows of several adapters cannot be mixed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +71,7 @@ class AdaptedLayer(Protocol):
 
     @property
     def can_mix(self) -> bool:
-        """Whether one call may contain rows of several adapters (`Mixed`)."""
+        """Whether one call may contain rows of several adapters (`RowAdapters`)."""
         ...
 
     def added(
@@ -85,9 +83,7 @@ class AdaptedLayer(Protocol):
         """
         ...
 
-    def arrays(self) -> tuple[mx.array, ...]:
-        """The weights of the adapters."""
-        ...
+    def arrays(self) -> tuple[mx.array, ...]: ...
 
 
 class AdaptedLinear:
@@ -109,25 +105,25 @@ class AdaptedLinear:
         }
         self._bias = bias
         mx.eval(self._a, self._b, self._factors)
-        self._own: dict[str, LowRank] = {}
+        self._by_adapter: dict[str, LowRank] = {}
         start = 0
         for name, rank in self.ranks:
             own = slice(start, start + rank)  # a view: takes no memory
             scale = parts[name].scale
-            self._own[name] = LowRank(a=self._a[own].T, b=self._b[own], scale=scale)
+            self._by_adapter[name] = LowRank(a=self._a[own].T, b=self._b[own], scale=scale)
             start += rank
 
     def added(
         self, adapter: str, method: str, x: mx.array, y: mx.array, *args: Any, **kwargs: Any
     ) -> mx.array:
-        own = self._own.get(adapter)
+        own = self._by_adapter.get(adapter)
         if own is None:
             return y
         out = y + (own.scale * ((x @ own.a) @ own.b)).astype(x.dtype)
         factor = self._factors.get(adapter)
         return out if factor is None else self._scaled(out, factor.astype(x.dtype))
 
-    def added_by_row(self, rows: Mixed, x: mx.array, y: mx.array, *, path: str) -> mx.array:
+    def added_by_row(self, rows: RowAdapters, x: mx.array, y: mx.array, *, path: str) -> mx.array:
         """As `added`, but each row is changed by its own adapter. path: the layer's path in the
         model, for error messages. Lazy.
         """
@@ -140,7 +136,7 @@ class AdaptedLinear:
         out = y + high.reshape(y.shape).astype(x.dtype)
         if not self._factors:
             return out
-        factor = rows.chosen(self._factors, size=y.shape[-1]).reshape(y.shape)
+        factor = rows.vectors_of_rows(self._factors, size=y.shape[-1]).reshape(y.shape)
         return self._scaled(out, factor.astype(x.dtype))
 
     def _scaled(self, out: mx.array, factor: mx.array) -> mx.array:
@@ -207,10 +203,8 @@ def _arrays_of(parts: Mapping[str, LowRank]) -> tuple[mx.array, ...]:
     return tuple(array for part in parts.values() for array in (part.a, part.b))
 
 
-class Mixed:
-    """Tells the adapted layers which adapter each row of a forward pass uses, if the rows use
-    different ones.
-    """
+class RowAdapters:
+    """Which adapter each row of a forward pass uses, if the rows use different ones."""
 
     def __init__(self, runs: Sequence[tuple[str, int]], scales: Mapping[str, float]) -> None:
         """runs: the rows in order, as (name of the adapter, number of rows); an empty name means
@@ -228,23 +222,23 @@ class Mixed:
                 [self._scales[name] * (own == name) for name, rank in ranks for _ in range(rank)]
                 for own in self._names
             ]
-            self._masks[ranks] = mx.array(table)[self._numbers]
+            self._masks[ranks] = mx.array(table)[self._indices]
         return self._masks[ranks]
 
-    def chosen(self, vectors: Mapping[str, mx.array], *, size: int) -> mx.array:
+    def vectors_of_rows(self, vectors: Mapping[str, mx.array], *, size: int) -> mx.array:
         """For each row, the vector of its adapter, or ones if there is none: [rows, size]."""
         ones = mx.ones((size,))
-        return mx.stack([vectors.get(name, ones) for name in self._names])[self._numbers]
+        return mx.stack([vectors.get(name, ones) for name in self._names])[self._indices]
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for name, _ in self._runs))
 
     @cached_property
-    def _numbers(self) -> mx.array:
+    def _indices(self) -> mx.array:
         """The index of each row's adapter in `_names`: int32 [rows]."""
-        places = {name: place for place, name in enumerate(self._names)}
-        return mx.array([places[name] for name, count in self._runs for _ in range(count)])
+        indices = {name: index for index, name in enumerate(self._names)}
+        return mx.array([indices[name] for name, count in self._runs for _ in range(count)])
 
 
 class Adapters:
@@ -260,11 +254,13 @@ class Adapters:
         """
         self._scales = scales
         self._layers = layers
-        self._whole = ""  # the adapter of all rows of the forward pass; empty: none, or several
-        self._mixed: Mixed | None = None  # set if the rows have several adapters
+        self._only_adapter = (
+            ""  # the adapter of all rows of the forward pass; empty: none, or several
+        )
+        self._row_adapters: RowAdapters | None = None  # set if the rows have several adapters
         modules = dict(_named_modules(model))
         for path, layer in layers.items():
-            self._apply_in(modules[path], path, layer)
+            self._adapt(modules[path], path, layer)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -273,7 +269,6 @@ class Adapters:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all adapters' weights."""
         return sum(array.nbytes for layer in self._layers.values() for array in layer.arrays())
 
     @property
@@ -290,26 +285,24 @@ class Adapters:
         """
         names = {name for name, _ in runs}
         if len(names) == 1:
-            self._whole = names.pop()
+            self._only_adapter = names.pop()
         else:
-            self._mixed = Mixed(runs, self._scales)
+            self._row_adapters = RowAdapters(runs, self._scales)
         try:
             yield
         finally:
-            self._whole = ""
-            self._mixed = None
+            self._only_adapter = ""
+            self._row_adapters = None
 
     def call(self, name: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call a function; all its forward passes use the adapter `name`, or none if the name is
-        empty.
-        """
+        """Call a function whose forward passes use the adapter `name`; empty: none."""
         with self.applied([(name, 1)]):
             return function(*args, **kwargs)
 
-    def _apply_in(self, module: Any, path: str, layer: AdaptedLayer) -> None:
+    def _adapt(self, module: Any, path: str, layer: AdaptedLayer) -> None:
         plain_class = type(module)
         changed = {
-            method: self._changed(getattr(plain_class, method), method, path, layer)
+            method: self._adapted_method(getattr(plain_class, method), method, path, layer)
             for method in ("__call__", "as_linear")
             if hasattr(plain_class, method)
         }
@@ -317,19 +310,19 @@ class Adapters:
             plain_class.__name__, (plain_class,), {**changed, "__module__": plain_class.__module__}
         )
 
-    def _changed(
+    def _adapted_method(
         self, plain: Callable[..., mx.array], method: str, path: str, layer: AdaptedLayer
     ) -> Callable[..., mx.array]:
         adapters = self
 
         def call(module: Module, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
             y = plain(module, x, *args, **kwargs)
-            if adapters._whole:
-                return layer.added(adapters._whole, method, x, y, *args, **kwargs)
-            if adapters._mixed is None:
+            if adapters._only_adapter:
+                return layer.added(adapters._only_adapter, method, x, y, *args, **kwargs)
+            if adapters._row_adapters is None:
                 return y
             assert isinstance(layer, AdaptedLinear), f"{path} does not mix adapters"
-            return layer.added_by_row(adapters._mixed, x, y, path=path)
+            return layer.added_by_row(adapters._row_adapters, x, y, path=path)
 
         return call
 
@@ -501,7 +494,7 @@ def _is_embedding(module: Any) -> bool:
 
 
 def _is_experts(module: Any) -> bool:
-    seams.prepare()
+    mlx_lm_hooks.prepare()
     from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
     return isinstance(module, SwitchLinear | QuantizedSwitchLinear)

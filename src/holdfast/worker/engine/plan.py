@@ -14,10 +14,10 @@ BLOCK_TOKENS = 256  # tokens per KV block in the prefix cache
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Tokens that may follow a sequence. They are offered to the scheduler, which plans a span with
-    those that the next step verifies.
+    """Tokens that may follow a sequence. The scheduler decides how many of them the next step
+    verifies.
 
-    token_ids: empty while they are not known: the draft is expected to be made in time.
+    token_ids: empty for a draft that is only expected: it will be made before it is verified.
     chances: for each token, the chance that it and all tokens before it are right.
     is_by_model: whether the draft model made it.
     """
@@ -28,7 +28,7 @@ class Draft:
 
     @property
     def expected_tokens(self) -> float:
-        """The expected number of right tokens."""
+        """The expected number of tokens that are right."""
         return sum(self.chances)
 
     def cut(self, tokens: int) -> Draft:
@@ -56,12 +56,11 @@ class Span:
     request_id: RequestId
     start: int
     tokens: int
-    draws: bool  # whether to sample the next token: the span reaches the end of the known tokens
+    samples: bool  # whether to sample the next token: the span reaches the end of the known tokens
     draft: Draft = NO_DRAFT  # all tokens of a decoding span but the first, if it verifies any
 
     @property
     def drafted(self) -> tuple[int, ...]:
-        """The tokens of the draft."""
         return self.draft.token_ids
 
     @property
@@ -85,22 +84,22 @@ class SpanResult:
     # The sampled token, after the drafted tokens that are accepted; empty if the span samples none or
     # failed.
     token_ids: tuple[int, ...] = ()
-    # how many tokens the sequence's next span has to begin with, although they are part of this one:
-    # the state could not drop the rejected tokens alone
+    # how many of these tokens the sequence's next span must compute again, because the state could not
+    # drop the rejected tokens alone
     repeated: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     # the log-probability of the token after each position of this chunk, if requested
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     # set with the last chunk of a prompt to be embedded: float32, normalized to length 1
     embedding: bytes = b""
-    # why the computation failed; this sequence, and no other, has to end or to be prefilled again
+    # why the computation failed; only this sequence has to end or to be prefilled again
     failure: str = ""
     # why no token can be sampled although the computation succeeded; this sequence has to end
     refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeepPolicy:
+class CopyPolicy:
     """When the state of a sequence is copied for the prefix cache.
 
     Layers that keep every token are copied after each `block_tokens` tokens; all layers are copied

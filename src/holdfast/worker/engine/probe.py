@@ -52,15 +52,15 @@ from holdfast.worker.engine.layouts import (
     LayoutError,
     RowsRunner,
     Runner,
-    SinglyRunner,
+    SoloCachedRunner,
     SoloRunner,
     SplitRunner,
-    own_caches,
-    own_kinds,
+    empty_layers,
+    mlx_lm_caches,
 )
 from holdfast.worker.engine.lora import Adapters
+from holdfast.worker.engine.mlx_lm_hooks import AttentionShape, ProjectionHook, recorded_shapes
 from holdfast.worker.engine.plan import Span
-from holdfast.worker.engine.seams import AttentionShape, HeadSeam, heard_shapes
 from holdfast.worker.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.bits import BITS, SAVING, KVBits
@@ -83,7 +83,7 @@ ROUNDINGS = 8.0  # rounding steps of the logits' precision that do not count as 
 PROMPTS = 5
 # Square roots of KL divergences, relative to that of one changed token, by the bytes of a logit (in
 # float32, the lower precision of TF32 is visible here, too).
-DECIDES_AT_ONCE = {2: 0.05, 4: 0.01}  # up to this, the first prompt is enough
+RIGHT_AT_FIRST_PROMPT = {2: 0.05, 4: 0.01}  # up to this, the first prompt is enough
 RIGHT_DIVERGENCE = {2: 0.1, 4: 0.02}  # median of the prompts at the worst position
 LARGEST_DIVERGENCE = {2: 0.2, 4: 0.04}  # allowed if mlx-lm's own results diverge by half as much
 NOISE_FACTOR = 2.0
@@ -108,7 +108,7 @@ LOWERED_SWITCHES = {
 }
 
 # mlx-lm models raise these if a layout does not fit: bad shapes, missing attributes, scalar offsets
-MISFITS = (
+LAYOUT_ERRORS = (
     LayoutError,
     ArithmeticError,
     AssertionError,
@@ -137,7 +137,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class _ProbeSequence:
     """A sequence that layouts are tried with."""
 
     tokens: tuple[int, ...]
@@ -159,13 +159,13 @@ def choose_layout(model: Any, *, vocab_size: int, wanted: str = "auto") -> Runne
 def _chosen(model: Any, vocab_size: int, wanted: str) -> Runner:
     trials: list[Trial] = []
     judge = _judge_of(model, vocab_size)
-    for head in (HeadSeam(model), None):
+    for head in (ProjectionHook(model), None):
         for runner in _candidates(model, head):
             trials.append(_try(runner, judge))
             if trials[-1].is_right and wanted in ("auto", runner.name):
                 if head is not None:
                     head.hidden_size = judge.first.hidden_size_of(head)
-                    head.projects_later = head.hidden_size > 0
+                    head.can_project_later = head.hidden_size > 0
                 runner.reason = _reason(trials)
                 return runner
         if head is not None:
@@ -217,18 +217,18 @@ def choose_mixing(runner: Runner, *, vocab_size: int) -> None:
     runner.reason += "; adapters share forward passes"
 
 
-def what_is_wrong_with(kv_bits: KVBits, runner: Runner, *, vocab_size: int) -> str:
+def why_form_is_unusable(kv_bits: KVBits, runner: Runner, *, vocab_size: int) -> str:
     """Test a form of quantized keys and values. Returns why it cannot be used, or an empty text.
 
     The results may differ from those of the model by rounding, but only as much as
-    `QUANTIZED_DIVERGENCE` allows. Requires `Runner.learn_form`. Device thread only.
+    `QUANTIZED_DIVERGENCE` allows. Requires `Runner.set_form`. Device thread only.
     """
-    short = _cases(runner.model, vocab_size, prompt=0)[1:2]
+    short = _probe_sequences(runner.model, vocab_size, prompt=0)[1:2]
     reference = _Reference(runner.model, short)
     try:
-        got = _staggered(runner, short, kv_bits)
-    except MISFITS as misfit:
-        return _first_line(misfit)
+        got = _run_staggered(runner, short, kv_bits)
+    except LAYOUT_ERRORS as error:
+        return _first_line(error)
     divergence = float(np.median(reference.divergences(got)))
     allowed = QUANTIZED_DIVERGENCE * reference.divergence_effect
     return (
@@ -236,18 +236,16 @@ def what_is_wrong_with(kv_bits: KVBits, runner: Runner, *, vocab_size: int) -> s
     )
 
 
-def examine_forms(
+def probe_kv_forms(
     engine: Engine, runner: Runner, *, default: KVBitsChoice, vocab_size: int
 ) -> KVForms:
-    """Find out which values of `kv_bits` a loaded model supports, and the memory that each takes.
-    Device thread only.
-    """
+    """Which values of `kv_bits` a model supports, and the memory of each. Device thread only."""
     native = engine.measure_costs()
     costs: dict[KVBits, KVCosts] = {"native": native}
     if native.form is None:
         reason = "the state of this model cannot be copied out of mlx-lm's objects"
     else:
-        runner.learn_form(native.form)
+        runner.set_form(native.form)
         reason = runner.refusal()
     if not reason:
         costs |= {kv_bits: engine.measure_costs(kv_bits) for kv_bits in BITS}
@@ -255,7 +253,7 @@ def examine_forms(
         default=default,
         costs=costs,
         refused=dict.fromkeys(BITS, reason) if reason else {},
-        try_out=partial(what_is_wrong_with, runner=runner, vocab_size=vocab_size),
+        test_form=partial(why_form_is_unusable, runner=runner, vocab_size=vocab_size),
     )
     used = SAVING if default == "auto" else default
     if used != "native" and forms.refusal(used) and default != "auto":
@@ -306,20 +304,20 @@ def _switches_lowered(model: Any) -> Iterator[None]:
 def _judge_of(model: Any, vocab_size: int) -> _Judge:
     try:
         return _Judge(model, vocab_size)
-    except MISFITS as misfit:
+    except LAYOUT_ERRORS as error:
         raise ModelLoadError(
-            f"mlx-lm itself cannot run this model here: {_first_line(misfit)}"
-        ) from misfit
+            f"mlx-lm itself cannot run this model here: {_first_line(error)}"
+        ) from error
 
 
-def _candidates(model: Any, head: HeadSeam | None) -> list[Runner]:
+def _candidates(model: Any, head: ProjectionHook | None) -> list[Runner]:
     split = [
         SplitRunner(model, head, gather_mask_dimensions=dimensions) for dimensions in (None, 4, 5)
     ]
     return [
         RowsRunner(model, head),
         *split,
-        SinglyRunner(model, head),
+        SoloCachedRunner(model, head),
         SoloRunner(model, head),
     ]
 
@@ -327,8 +325,8 @@ def _candidates(model: Any, head: HeadSeam | None) -> list[Runner]:
 def _try(runner: Runner, judge: _Judge) -> Trial:
     try:
         return judge.trial_of(runner)
-    except MISFITS as misfit:
-        return Trial(variant=runner.variant, relative_error=None, note=_first_line(misfit))
+    except LAYOUT_ERRORS as error:
+        return Trial(variant=runner.variant, relative_error=None, note=_first_line(error))
 
 
 def _first_line(error: Exception) -> str:
@@ -345,25 +343,23 @@ def _reason(trials: Sequence[Trial]) -> str:
     return "; ".join([*words, f"{last.variant}: {last.note}"])
 
 
-def _cases(model: Any, vocab_size: int, *, prompt: int) -> tuple[_Case, ...]:
+def _probe_sequences(model: Any, vocab_size: int, *, prompt: int) -> tuple[_ProbeSequence, ...]:
     """The sequences that a layout is tried with. prompt: a seed for their tokens."""
-    leaves = [leaf for layer in own_kinds(model) for leaf in layer.leaves()]
+    leaves = [leaf for layer in empty_layers(model) for leaf in layer.leaves()]
     windows = [size for leaf in leaves for size in (leaf.window, leaf.chunk) if size is not None]
     longest = max([24, *(size + 8 for size in windows if size <= LONGEST_WINDOW_PROBED)])
     lengths = (longest, 5, longest // 2 + 5)
     chunks = ((longest - longest // 3, longest // 3), (5,), (3, 1, longest // 2 + 1))
-    draw = random.Random(prompt)
+    generator = random.Random(prompt)
     cases = []
     for length, parts in zip(lengths, chunks, strict=True):
-        tokens = draw.choices(range(min(vocab_size, 1009)), k=length + DECODED_TOKENS)
-        cases.append(_Case(tokens=tuple(tokens), chunks=parts))
+        tokens = generator.choices(range(min(vocab_size, 1009)), k=length + DECODED_TOKENS)
+        cases.append(_ProbeSequence(tokens=tuple(tokens), chunks=parts))
     return tuple(cases)
 
 
 class _Judge:
-    """Decides whether a layout is right, using one prompt of each length, or several if the first
-    ones do not decide.
-    """
+    """Decides whether a layout is right, with one prompt per length, or several if in doubt."""
 
     def __init__(
         self,
@@ -381,33 +377,33 @@ class _Judge:
         self.first = self._reference(0)
 
     def _reference(self, prompt: int) -> _Reference:
-        cases = _cases(self._model, self._vocab_size, prompt=prompt)
+        cases = _probe_sequences(self._model, self._vocab_size, prompt=prompt)
         named = (replace(case, adapter=name) for case, name in zip(cases, self._named, strict=True))
         return _Reference(self._model, tuple(named), self._adapters)
 
     def trial_of(self, runner: Runner) -> Trial:
         """Try a layout. Raises the exceptions of the model in this layout."""
-        got = _staggered(runner, self.first.cases)
+        got = _run_staggered(runner, self.first.cases)
         error = self.first.relative_error(got)
         note = f"relative error {error:.1e}"
-        at_once = DECIDES_AT_ONCE[self.first.logit_bytes]
+        at_once = RIGHT_AT_FIRST_PROMPT[self.first.logit_bytes]
         is_right = error <= max(RIGHT_RELATIVE_ERROR, self.first.rounding)
         if not is_right and math.isfinite(error):
             is_right = (
                 float(self.first.divergences(got).max()) <= at_once * self.first.divergence_effect
             )
             if not is_right:
-                is_right, why = self._by_several(runner, got)
+                is_right, why = self._try_several_prompts(runner, got)
                 note += f", {why}"
         return Trial(variant=runner.variant, relative_error=error, note=note, is_right=is_right)
 
-    def _by_several(self, runner: Runner, first: list[mx.array]) -> tuple[bool, str]:
+    def _try_several_prompts(self, runner: Runner, first: list[mx.array]) -> tuple[bool, str]:
         """Try several prompts; returns whether the layout is right, and the measurements as text.
 
         first: the logits for the first prompts.
         """
-        others = [_staggered(runner, reference.cases) for reference in self._references[1:]]
-        divergence, agreement = self._compared([first, *others])
+        others = [_run_staggered(runner, reference.cases) for reference in self._references[1:]]
+        divergence, agreement = self._divergence_and_agreement([first, *others])
         is_right = divergence <= self._allowed and agreement >= LEAST_AGREEMENT
         figures = (
             f"divergence {divergence:.2f} (median of {PROMPTS} prompts at the worst position; "
@@ -415,15 +411,15 @@ class _Judge:
         )
         return is_right, f"{figures}, the most probable token agrees in {agreement:.0%}"
 
-    def _compared(self, got: list[list[mx.array]]) -> tuple[float, float]:
+    def _divergence_and_agreement(self, got: list[list[mx.array]]) -> tuple[float, float]:
         """Returns the median divergence at the worst position, relative to the effect of a changed
         token, and the share of positions at which the most probable tokens agree.
         """
         pairs = list(zip(self._references, got, strict=True))
-        at_places = np.stack([reference.divergences(each) for reference, each in pairs])
+        by_position = np.stack([reference.divergences(each) for reference, each in pairs])
         agreement = np.stack([reference.agreements(each) for reference, each in pairs])
         effect = np.median([reference.divergence_effect for reference in self._references])
-        worst = float(np.median(at_places, axis=0).max()) / float(effect or 1.0)
+        worst = float(np.median(by_position, axis=0).max()) / float(effect or 1.0)
         return (worst if math.isfinite(worst) else math.inf), float(agreement.mean())
 
     @cached_property
@@ -435,10 +431,10 @@ class _Judge:
         """The allowed divergence. It is larger than usual if the results of mlx-lm itself change
         when a prompt is prefilled in chunks instead of whole.
         """
-        own_way = SoloRunner(self._model, None)
-        own_way.adapters = self._adapters
-        noise, _ = self._compared(
-            [_staggered(own_way, reference.cases) for reference in self._references]
+        mlx_lm_runner = SoloRunner(self._model, None)
+        mlx_lm_runner.adapters = self._adapters
+        noise, _ = self._divergence_and_agreement(
+            [_run_staggered(mlx_lm_runner, reference.cases) for reference in self._references]
         )
         size = self.first.logit_bytes
         if not math.isfinite(noise):
@@ -452,13 +448,13 @@ class _Reference:
     """
 
     def __init__(
-        self, model: Any, cases: tuple[_Case, ...], adapters: Adapters | None = None
+        self, model: Any, cases: tuple[_ProbeSequence, ...], adapters: Adapters | None = None
     ) -> None:
         self.cases = cases
         self._model = model
-        self._expected = [_one_by_one(model, case, adapters) for case in cases]
+        self._expected = [_expected_logits(model, case, adapters) for case in cases]
         changed = [
-            _one_by_one(
+            _expected_logits(
                 model,
                 replace(case, tokens=(case.tokens[0], case.tokens[1] ^ 1, *case.tokens[2:])),
                 adapters,
@@ -467,9 +463,8 @@ class _Reference:
         ]
         mx.eval(self._expected, changed)
         effects = [_distance(a, b) for a, b in zip(self._expected, changed, strict=True)]
-        self._effect = (
-            max((effect for effect in effects if math.isfinite(effect)), default=0.0) or 1.0
-        )
+        # the effect of changing one token: the largest change of a logit, and the largest divergence
+        self._token_effect = max(filter(math.isfinite, effects), default=0.0) or 1.0
         divergences = self.divergences(changed)
         self.divergence_effect = (
             float(divergences.max(initial=0.0, where=np.isfinite(divergences))) or 1.0
@@ -489,27 +484,30 @@ class _Reference:
         """The relative error that rounding the logits alone may cause."""
         return ROUNDINGS * float(mx.finfo(self._expected[0].dtype).eps)
 
-    def hidden_size_of(self, head: HeadSeam) -> int:
-        """The size of the hidden states that the seam can set aside; 0 if it cannot, or if
+    def hidden_size_of(self, head: ProjectionHook) -> int:
+        """The size of the hidden states that the hook can defer; 0 if it cannot, or if
         projecting them later does not give the model's logits.
         """
         ids = mx.array([self.cases[1].tokens])
-        with head.selecting(None, aside=mx.arange(ids.size)):
-            at_once = self._model(ids, cache=own_caches(self._model))[0]
-        set_aside = head.take_aside()
-        if set_aside is None:
+        with head.selecting(None, deferred=mx.arange(ids.size)):
+            at_once = self._model(ids, cache=mlx_lm_caches(self._model))[0]
+        deferred = head.take_deferred()
+        if deferred is None:
             return 0
         try:
-            error = _distance(at_once, head.project(set_aside)) / self._effect
-        except MISFITS:
+            error = _distance(at_once, head.project(deferred)) / self._token_effect
+        except LAYOUT_ERRORS:
             return 0
-        return set_aside.shape[-1] if error <= RIGHT_DIVERGENCE[self.logit_bytes] else 0
+        return deferred.shape[-1] if error <= RIGHT_DIVERGENCE[self.logit_bytes] else 0
 
     def relative_error(self, got: list[mx.array]) -> float:
         """The largest deviation of a logit, relative to the effect of a changed token; infinite if
         a logit is not a number.
         """
-        return max(_distance(a, b) for a, b in zip(self._expected, got, strict=True)) / self._effect
+        return (
+            max(_distance(a, b) for a, b in zip(self._expected, got, strict=True))
+            / self._token_effect
+        )
 
     def divergences(self, got: list[mx.array]) -> Numbers:
         """Square root of the KL divergence from the expected distribution of the next token:
@@ -557,33 +555,32 @@ def _log_probabilities(logits: mx.array) -> Numbers:
 
 
 def _distance(a: mx.array, b: mx.array) -> float:
-    """The largest absolute difference.
-
-    Equal infinities do not differ: some models mask tokens with them.
+    """The largest absolute difference; infinite if one is NaN. Equal infinities do not differ: some
+    models mask tokens with them.
     """
     a = a.astype(mx.float32)
     b = b.astype(mx.float32)
     distance = float(mx.where(a == b, 0.0, mx.abs(a - b)).max())
-    return distance if distance == distance else math.inf
+    return math.inf if math.isnan(distance) else distance
 
 
-def _one_by_one(model: Any, case: _Case, adapters: Adapters | None) -> mx.array:
+def _expected_logits(model: Any, case: _ProbeSequence, adapters: Adapters | None) -> mx.array:
     """Logits after the prompt and after each later token, computed through mlx-lm's own caches.
 
     Returns [1 + later tokens, vocabulary].
     """
-    caches = own_caches(model)
+    caches = mlx_lm_caches(model)
     prompt = sum(case.chunks)
     run = model if adapters is None else partial(adapters.call, case.adapter, model)
     pieces = [case.tokens[:prompt], *((token,) for token in case.tokens[prompt:])]
     return mx.concatenate([run(mx.array([piece]), cache=caches)[0, -1:] for piece in pieces])
 
 
-def _staggered(
-    runner: Runner, cases: tuple[_Case, ...], kv_bits: KVBits = "native"
+def _run_staggered(
+    runner: Runner, cases: tuple[_ProbeSequence, ...], kv_bits: KVBits = "native"
 ) -> list[mx.array]:
     """Run the cases in steps, as the scheduler would. Returns, for each case, logits of the same
-    shape as `_one_by_one`.
+    shape as `_expected_logits`.
     """
     live = [
         _sequence(case, runner.fresh_layers(kv_bits, block_tokens=PROBED_BLOCK_TOKENS), index)
@@ -594,7 +591,7 @@ def _staggered(
             case,
             str(index),
             range(0, len(case.tokens), PROBED_BLOCK_TOKENS)
-            if live[0].live.is_quantized and runner.cuts_at_blocks
+            if live[0].live.is_quantized and runner.ends_spans_at_blocks
             else (),
         )
         for index, case in enumerate(cases)
@@ -606,23 +603,23 @@ def _staggered(
         active = [index for index, queue in enumerate(queues) if queue and index <= step]
         spans = [SequenceSpan(live[index], queues[index].pop(0)) for index in active]
         for index, each in zip(active, spans, strict=True):
-            live[index].drawn = mx.array([cases[index].tokens[each.span.start]])
+            live[index].sampled = mx.array([cases[index].tokens[each.span.start]])
         # A backend may compute attention over long contexts only; here it does so in every other
         # step.
         on_host = StepContext(backend=runner.backend.eager(), computes_whole_steps=False)
         context = on_host if step % 2 == 0 else StepContext()
-        logits = runner.forward(spans, context).drawn
+        logits = runner.forward(spans, context).to_sample
         mx.eval(logits, [list(each.sequence.live.arrays()) for each in spans])
         row = 0
         for index, each in zip(active, spans, strict=True):
-            if each.span.draws and logits is not None:
+            if each.span.samples and logits is not None:
                 got[index].append(logits[row : row + 1])
                 row += 1
         step += 1
     return [mx.concatenate(rows) for rows in got]
 
 
-def _sequence(case: _Case, layers: list[Layer], index: int) -> EngineSequence:
+def _sequence(case: _ProbeSequence, layers: list[Layer], index: int) -> EngineSequence:
     request = SequenceRequest(
         request_id=str(index),
         prompt_token_ids=TokenIds.of(case.tokens[: sum(case.chunks)]),
@@ -635,13 +632,13 @@ def _sequence(case: _Case, layers: list[Layer], index: int) -> EngineSequence:
     return sequence
 
 
-def _spans(case: _Case, request_id: str, boundaries: Iterable[int]) -> list[Span]:
+def _spans(case: _ProbeSequence, request_id: str, boundaries: Iterable[int]) -> list[Span]:
     """The spans of the prompt's chunks and of the decoded tokens, also cut at `boundaries`."""
     prompt = sum(case.chunks)
     ends = {*itertools.accumulate(case.chunks), *range(prompt + 1, len(case.tokens) + 1)}
     edges = sorted({0, *ends, *boundaries})
     return [
-        Span(request_id=request_id, start=start, tokens=end - start, draws=end >= prompt)
+        Span(request_id=request_id, start=start, tokens=end - start, samples=end >= prompt)
         for start, end in itertools.pairwise(edges)
     ]
 
@@ -657,8 +654,8 @@ def warnings_about_kernels(model: Any, *, force: bool = False) -> tuple[str, ...
     """
     if in_use().composes_attention and not force:
         return ()
-    with heard_shapes() as shapes:
-        mx.eval(model(mx.array([[0]]), cache=own_caches(model)))
+    with recorded_shapes() as shapes:
+        mx.eval(model(mx.array([[0]]), cache=mlx_lm_caches(model)))
     faults = [
         fault
         for shape in sorted(shapes)
@@ -700,25 +697,25 @@ def _faults(shape: AttentionShape, keys: int, queries: int) -> list[str]:
 
 
 def attention_error(shape: AttentionShape, *, keys: int, queries: int) -> float:
-    """The largest error of the fused attention kernel, relative to the largest exact value, which
-    is computed in float32.
-    """
+    """The largest error of the fused attention kernel, relative to the largest float32 value."""
     dtype = mx.bfloat16 if shape.dtype_bytes == 2 else mx.float32
     size = (1, shape.kv_heads, keys, shape.head_dimension)
-    held = mx.random.normal(size, key=mx.random.key(0)).astype(dtype)
+    random_keys = mx.random.normal(size, key=mx.random.key(0)).astype(dtype)
     values = mx.random.normal(size, key=mx.random.key(1)).astype(dtype)
     compared = min(queries, COMPARED_QUERIES)
     at_once = shape.heads * compared
     wanted = _wanted_keys(at_once, seen=keys - compared + 1)
     errors = []
     for start in range(0, len(wanted), at_once):
-        asked = _queries(shape, held, wanted[start : start + at_once]).astype(dtype)
-        chunk = mx.tile(asked, (1, 1, -(-queries // compared), 1))[:, :, -queries:]
+        queries_of_call = _queries(shape, random_keys, wanted[start : start + at_once]).astype(
+            dtype
+        )
+        chunk = mx.tile(queries_of_call, (1, 1, -(-queries // compared), 1))[:, :, -queries:]
         mask = "causal" if queries > 1 else None
         fused = mx.fast.scaled_dot_product_attention(
-            chunk, held, values, scale=shape.scale, mask=mask
+            chunk, random_keys, values, scale=shape.scale, mask=mask
         )
-        exact = _exact(asked, held, values, scale=shape.scale)
+        exact = _exact(queries_of_call, random_keys, values, scale=shape.scale)
         difference = mx.abs(fused[:, :, -compared:].astype(mx.float32) - exact).max()
         errors.append(float(difference / mx.abs(exact).max()))
     return max(errors, key=lambda error: math.inf if math.isnan(error) else error)
@@ -736,21 +733,19 @@ def _wanted_keys(at_once: int, *, seen: int) -> list[int]:
     return [special[at // 2 % len(special)] if at % 2 else key for at, key in enumerate(spread)]
 
 
-def _queries(shape: AttentionShape, held: mx.array, wanted: list[int]) -> mx.array:
+def _queries(shape: AttentionShape, random_keys: mx.array, wanted: list[int]) -> mx.array:
     """Queries that each give half of their attention to one key: [1, heads, queries, head_dim]."""
     compared = len(wanted) // shape.heads
     group = shape.heads // shape.kv_heads
     heads = mx.array([at // compared // group for at in range(len(wanted))])
-    keys = held[0, heads, mx.array(wanted)].astype(mx.float32)
-    scores = math.log(held.shape[2]) / shape.scale
+    keys = random_keys[0, heads, mx.array(wanted)].astype(mx.float32)
+    scores = math.log(random_keys.shape[2]) / shape.scale
     rows = keys * (scores / (keys * keys).sum(axis=-1, keepdims=True))
     return rows.reshape(1, shape.heads, compared, shape.head_dimension)
 
 
 def _exact(queries: mx.array, keys: mx.array, values: mx.array, *, scale: float) -> mx.array:
-    """Compute attention by plain products in float32. The queries are the last ones of a causal
-    chunk.
-    """
+    """Attention by plain products in float32. The queries are the last of a causal chunk."""
     _, heads, count, size = queries.shape
     _, kv_heads, tokens, _ = keys.shape
     grouped = queries.astype(mx.float32).reshape(1, kv_heads, -1, size)

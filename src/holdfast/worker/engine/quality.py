@@ -21,22 +21,24 @@ from holdfast.models.file_hashing import FileHashing, HashCache
 from holdfast.models.quality import NATIVE, FormQuality, Passage, QuantizedForm
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
-from holdfast.worker.engine.engine import PIECE_BYTES
+from holdfast.worker.engine.engine import SCORED_PIECE_BYTES
 from holdfast.worker.engine.fingerprint import (
     files_of_identity,
     runs_own_code,
 )
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.load import LoadedModel, Progress, load_model
+from holdfast.worker.engine.mlx_lm_hooks import DeferredLogits
 from holdfast.worker.engine.plan import BLOCK_TOKENS, Span
-from holdfast.worker.engine.seams import LaterLogits
 from holdfast.worker.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.live import LiveState, ModelForm
 
 CHUNK_TOKENS = 384  # not a multiple of a block, so that chunks cross the borders of blocks
-_LARGE = 1.0  # difference of log-probabilities from which `_divergence` needs no rewritten formula
+_LARGE_DIFFERENCE = (
+    1.0  # difference of log-probabilities from which `_divergence` needs no rewritten formula
+)
 
 
 def load_with_fingerprint(
@@ -78,7 +80,6 @@ class _Tally:
     bytes_per_token: int = 0
 
     def quality(self, form: str) -> FormQuality:
-        """The figures of all predictions."""
         return FormQuality(
             form=form,
             perplexity=math.exp(float(np.concatenate(self.surprise).mean())),
@@ -106,12 +107,12 @@ def measure(
     if model_form is None:
         refusal = "the state of this model cannot be copied out of mlx-lm's objects"
     else:
-        runner.learn_form(model_form)
+        runner.set_form(model_form)
         refusal = runner.refusal()
     tallies = {form: _Tally() for form in (_with_native(forms) if not refusal else (NATIVE,))}
     seen: list[np.ndarray] = []
     for number, passage in enumerate(passages):
-        seen.append(_read(passage, runner, tallies, vocab_size=vocab_size))
+        seen.append(_measure_passage(passage, runner, tallies, vocab_size=vocab_size))
         progress((number + 1) / len(passages))
     before = np.concatenate(seen)
     return Quality(
@@ -130,7 +131,7 @@ def _with_native(forms: Sequence[QuantizedForm]) -> tuple[KVBits, ...]:
     return (NATIVE, *forms)
 
 
-def _read(
+def _measure_passage(
     passage: Passage,
     runner: Runner,
     tallies: Mapping[KVBits, _Tally],
@@ -155,21 +156,23 @@ def _read(
         for form in tallies
     }
     predicted = len(passage.token_ids) - 1
-    found: dict[KVBits, list[np.ndarray]] = {form: [] for form in tallies}
-    is_cut = runner.cuts_at_blocks and any(each.live.is_quantized for each in sequences.values())
-    most = BLOCK_TOKENS if is_cut else CHUNK_TOKENS
-    for start in range(0, predicted, most):
-        tokens = min(most, predicted - start)
+    figures_of_form: dict[KVBits, list[np.ndarray]] = {form: [] for form in tallies}
+    is_cut = runner.ends_spans_at_blocks and any(
+        each.live.is_quantized for each in sequences.values()
+    )
+    chunk_tokens = BLOCK_TOKENS if is_cut else CHUNK_TOKENS
+    for start in range(0, predicted, chunk_tokens):
+        tokens = min(chunk_tokens, predicted - start)
         logits = {
             form: _logits_of(runner, sequences[form], start=start, tokens=tokens)
             for form in tallies
         }
         targets = passage.token_ids[start + 1 : start + tokens + 1]
-        for form, figures in _compared(logits, targets, vocab_size=vocab_size):
-            found[form].append(figures)
+        for form, figures in _compare_predictions(logits, targets, vocab_size=vocab_size):
+            figures_of_form[form].append(figures)
     # no query of the first block sees quantized tokens
     text = slice(BLOCK_TOKENS if passage.is_text else predicted, predicted)
-    for form, pieces in found.items():
+    for form, pieces in figures_of_form.items():
         surprise, divergence, agrees, hits = np.concatenate(pieces, axis=1)
         tally = tallies[form]
         tally.surprise.append(surprise[text])
@@ -186,18 +189,20 @@ def _read(
     )
 
 
-def _logits_of(runner: Runner, sequence: EngineSequence, *, start: int, tokens: int) -> LaterLogits:
+def _logits_of(
+    runner: Runner, sequence: EngineSequence, *, start: int, tokens: int
+) -> DeferredLogits:
     """Read the next tokens of a sequence. Returns the logits after each of them."""
     name = sequence.request.request_id
-    span = Span(request_id=name, start=start, tokens=tokens, draws=False)
+    span = Span(request_id=name, start=start, tokens=tokens, samples=False)
     result = runner.forward([SequenceSpan(sequence, span)], StepContext())
     sequence.live.tokens = start + tokens
     mx.eval([result.scored[name].source, *sequence.live.arrays()])
     return result.scored[name]
 
 
-def _compared(
-    logits: Mapping[KVBits, LaterLogits], targets: Sequence[int], *, vocab_size: int
+def _compare_predictions(
+    logits: Mapping[KVBits, DeferredLogits], targets: Sequence[int], *, vocab_size: int
 ) -> Iterator[tuple[KVBits, np.ndarray]]:
     """Compare predictions, a few positions together, because logits are large.
 
@@ -205,21 +210,21 @@ def _compared(
     the divergence from native, whether the most likely token is the same as with native, and
     whether it is the token that follows.
     """
-    rows = max(1, PIECE_BYTES // (4 * vocab_size))
+    rows = max(1, SCORED_PIECE_BYTES // (4 * vocab_size))
     for start in range(0, len(targets), rows):
         following = mx.array(list(targets[start : start + rows]), dtype=mx.int32)
         end = start + following.size
         native = _log_probabilities(logits[NATIVE].of(start, end))
         likeliest = native.argmax(axis=-1)
         for form, each in logits.items():
-            own = native if form == NATIVE else _log_probabilities(each.of(start, end))
-            guessed = own.argmax(axis=-1)
+            of_form = native if form == NATIVE else _log_probabilities(each.of(start, end))
+            predicted_ids = of_form.argmax(axis=-1)
             figures = mx.stack(
                 [
-                    -mx.take_along_axis(own, following[:, None], axis=-1)[:, 0],
-                    _divergence(native, own),
-                    (guessed == likeliest).astype(mx.float32),
-                    (guessed == following).astype(mx.float32),
+                    -mx.take_along_axis(of_form, following[:, None], axis=-1)[:, 0],
+                    _divergence(native, of_form),
+                    (predicted_ids == likeliest).astype(mx.float32),
+                    (predicted_ids == following).astype(mx.float32),
                 ]
             )
             yield form, np.array(figures)
@@ -230,19 +235,19 @@ def _log_probabilities(logits: mx.array) -> mx.array:
     return wide - mx.logsumexp(wide, axis=-1, keepdims=True)
 
 
-def _divergence(native: mx.array, own: mx.array) -> mx.array:
+def _divergence(native: mx.array, of_form: mx.array) -> mx.array:
     """The Kullback-Leibler divergence KL(native || own) of each row, from log-probabilities.
 
     The terms are p·(d − 1 + e^−d) with d = log p − log q, whose sum is the same as that of p·d.
     They are never negative, so the rounding errors of float32 do not hide small divergences.
     """
     probability = mx.exp(native)
-    difference = native - own
-    is_large = mx.abs(difference) > _LARGE
+    difference = native - of_form
+    is_large = mx.abs(difference) > _LARGE_DIFFERENCE
     small = mx.where(is_large, 0.0, difference)
     terms = mx.where(
         is_large,
-        probability * difference - probability + mx.exp(own),
+        probability * difference - probability + mx.exp(of_form),
         probability * (small + mx.expm1(-small)),
     )
-    return mx.where(probability > 0, terms, mx.exp(own)).sum(axis=-1)
+    return mx.where(probability > 0, terms, mx.exp(of_form)).sum(axis=-1)

@@ -21,14 +21,14 @@ import numpy.typing as npt
 from holdfast.errors import InvalidRequest
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SAMPLING_RANGES, SamplingParams
-from holdfast.worker.engine.backend import Draw, DrawKind, Scores, in_use
+from holdfast.worker.engine.backend import SampleRows, SamplingKind, Scores, in_use
 from holdfast.worker.engine.constraints import SequenceConstraint, Words
-from holdfast.worker.engine.sampling_draw import (
-    draw,
-    draw_key,
-    draw_kind,
+from holdfast.worker.engine.token_sampling import (
     fused_on_gpus,
     largest,
+    random_key,
+    sample_tokens,
+    sampling_kind,
 )
 
 BANNED_AT = SAMPLING_RANGES["logit_bias"].lowest  # a bias this low means "never", not "rarely"
@@ -237,9 +237,7 @@ def with_masks(logits: mx.array, limits: RowLimits) -> mx.array:
 
 
 def with_forced(tokens: mx.array, limits: RowLimits) -> mx.array:
-    """Replace the sampled token of each row that has a forced token. Lazy. tokens: uint32
-    [rows].
-    """
+    """Replace the sampled tokens, uint32 [rows], of rows that have a forced token. Lazy."""
     if not limits.forced:
         return tokens
     forced = np.full(tokens.shape, -1, np.int32)
@@ -262,7 +260,7 @@ class RowState:
     """The sampling state of one sequence."""
 
     params: SamplingParams
-    kind: DrawKind
+    kind: SamplingKind
     seed: int
     position: int  # of the next token to sample, counted from the beginning of the prompt
     want_logprobs: bool = False
@@ -288,7 +286,7 @@ class RowState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnRows:
+class SampledRows:
     """The result of `sample` for R rows. Lazy.
 
     tokens: uint32 [R].
@@ -306,7 +304,6 @@ class DrawnRows:
     scores: Scores | None = None
 
     def arrays(self) -> list[mx.array]:
-        """All arrays, for one evaluation."""
         arrays = [self.tokens, self.ok]
         if self.empty is not None:
             arrays.append(self.empty)
@@ -326,7 +323,7 @@ def row_state(
     params = request.sampling
     return RowState(
         params=params,
-        kind=draw_kind(params, vocab_size=vocab_size),
+        kind=sampling_kind(params, vocab_size=vocab_size),
         seed=params.seed or 0,
         position=len(request.prompt_token_ids) + len(generated),
         want_logprobs=request.want_logprobs,
@@ -346,7 +343,7 @@ def sample(
     limits: RowLimits = NO_LIMITS,
     *,
     is_computed: bool = False,
-) -> DrawnRows:
+) -> SampledRows:
     """Sample a token for each row. Changes neither `logits` nor `rows`; lazy unless numpy samples.
 
     logits: [R, vocab], any float dtype, R = len(rows) ≥ 1. is_computed: whether they are evaluated,
@@ -354,19 +351,19 @@ def sample(
     """
     if any(row.edits is not None for row in rows):
         logits = _edited(logits.astype(mx.float32), rows)
-    drawable = with_masks(logits, limits)
+    allowed = with_masks(logits, limits)
     if is_computed or any(_drawer(row.kind, logits) is not None for row in rows):
-        drawable = drawable.astype(mx.float32)
-        maxima = _rows_of(drawable).max(axis=-1)
+        allowed = allowed.astype(mx.float32)
+        maxima = _rows_of(allowed).max(axis=-1)
         peaks, ok = mx.array(maxima), mx.array(np.isfinite(maxima))
     else:
         # NaN if the row contains one, as in numpy
-        peaks = mx.max(drawable, axis=-1).astype(mx.float32)
+        peaks = mx.max(allowed, axis=-1).astype(mx.float32)
         ok = mx.isfinite(peaks)
-    tokens = with_forced(_drawn_tokens(drawable, rows, peaks, is_computed), limits)
+    tokens = with_forced(_sampled_tokens(allowed, rows, peaks, is_computed), limits)
     scores = _scores_of(tokens, logits, rows) if any(row.want_logprobs for row in rows) else None
     empty = None if limits.words is None else peaks == -mx.inf
-    return DrawnRows(tokens=tokens, ok=ok, empty=empty, scores=scores)
+    return SampledRows(tokens=tokens, ok=ok, empty=empty, scores=scores)
 
 
 def score_tokens(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -> Scores:
@@ -403,23 +400,23 @@ def _edited(logits: mx.array, rows: Sequence[RowState]) -> mx.array:
     )
 
 
-def _drawn_tokens(
+def _sampled_tokens(
     logits: mx.array, rows: Sequence[RowState], peaks: mx.array, is_computed: bool
 ) -> mx.array:
-    kinds: dict[DrawKind, list[int]] = {}
+    kinds: dict[SamplingKind, list[int]] = {}
     for index, row in enumerate(rows):
         kinds.setdefault(row.kind, []).append(index)
     if len(kinds) == 1:
-        return _draw_kind(logits, rows, peaks, is_computed)
+        return _sample_kind(logits, rows, peaks, is_computed)
 
     def part(members: list[int]) -> Callable[[], mx.array]:
         at = mx.array(members)
-        return lambda: _draw_kind(logits[at], [rows[m] for m in members], peaks[at], is_computed)
+        return lambda: _sample_kind(logits[at], [rows[m] for m in members], peaks[at], is_computed)
 
     return _by_groups([(members, part(members)) for members in kinds.values()])
 
 
-def _draw_kind(
+def _sample_kind(
     logits: mx.array, rows: Sequence[RowState], peaks: mx.array, is_computed: bool
 ) -> mx.array:
     kind = rows[0].kind
@@ -427,16 +424,18 @@ def _draw_kind(
         if is_computed:
             return mx.array(_rows_of(logits).argmax(axis=-1).astype(np.uint32))
         return mx.argmax(logits, axis=-1)
-    keys = [draw_key(seed=row.seed, position=row.position) for row in rows]
+    keys = [random_key(seed=row.seed, position=row.position) for row in rows]
     params = [row.params for row in rows]
-    drawer = _drawer(kind, logits)
-    if drawer is not None:
-        return drawer(logits, params=params, keys=keys)
-    return draw(logits.astype(mx.float32), kind=kind, params=params, keys=keys, peaks=peaks)
+    sampler_of = _drawer(kind, logits)
+    if sampler_of is not None:
+        return sampler_of(logits, params=params, keys=keys)
+    return sample_tokens(
+        logits.astype(mx.float32), kind=kind, params=params, keys=keys, peaks=peaks
+    )
 
 
-def _drawer(kind: DrawKind, logits: mx.array) -> Draw | None:
-    return in_use().drawer(kind, vocab_size=logits.shape[-1])
+def _drawer(kind: SamplingKind, logits: mx.array) -> SampleRows | None:
+    return in_use().sampler_of(kind, vocab_size=logits.shape[-1])
 
 
 def _rows_of(logits: mx.array) -> npt.NDArray[np.float32]:

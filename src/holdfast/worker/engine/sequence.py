@@ -1,4 +1,5 @@
-"""One sequence in the engine: its tokens, live state, last sampled token, and saved part.
+"""One sequence in the engine: its tokens, its live state, its last sampled token, and which part of
+its state is already copied for the prefix cache.
 
 Device thread only.
 """
@@ -15,7 +16,7 @@ import numpy as np
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import RequestId, TokenIds
 from holdfast.worker.engine.constraints import SequenceConstraint
-from holdfast.worker.engine.plan import KeepPolicy, Span
+from holdfast.worker.engine.plan import CopyPolicy, Span
 from holdfast.worker.engine.sampling import RowState, row_state
 from holdfast.worker.kv.live import (
     LiveBase,
@@ -31,10 +32,10 @@ from holdfast.worker.vision.model import Positions, SequenceImages, text_positio
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:
     """The cached prefix that a sequence starts from: a live state, then adjoining blocks, and the
-    checkpoint at their end.
+    checkpoint at their end (`state`). Each of these may be missing.
 
-    kept_tokens: how many tokens of the prefix are in the cache, so that they need not be copied
-        again; None: all.
+    kept_tokens: how many tokens of the prefix are in blocks of the cache, so that they need not be
+        copied again; None: all.
     """
 
     base: LiveBase | None = None
@@ -56,12 +57,13 @@ class EngineSequence:
     live: LiveState
     sampler: RowState
     constraint: SequenceConstraint | None = None  # limits its next token
-    drawn: mx.array | None = None  # uint32 [rows], tokens of the last step that sampled
-    drawn_row: int = 0
+    # uint32 [rows]: the tokens that the last step sampled for all its sequences; and the row of this one
+    sampled: mx.array | None = None
+    sampled_row: int = 0
     repeated: tuple[int, ...] = ()  # tokens before that one that the next span computes again
-    saved: SavedState | None = None  # before a step that verifies drafted tokens
-    kept: int = 0  # tokens whose keys and values need not be copied for the cache (any more)
-    keep: KeepPolicy | None = None
+    saved: SavedState | None = None  # the state before a step that verifies drafted tokens
+    copied_tokens: int = 0  # the first tokens, whose keys and values are already in the cache
+    copy_policy: CopyPolicy | None = None
     is_trimmed: bool = True
     # float32 [hidden]: the sum of the prompt's hidden states so far, or the last hidden state
     pooled: mx.array | None = None
@@ -75,9 +77,7 @@ class EngineSequence:
         vocab_size: int,
         generated: tuple[int, ...] = (),
     ) -> EngineSequence:
-        """Create a sequence that continues after the tokens in `generated`. Raises the errors of
-        `row_state`.
-        """
+        """Create a sequence that continues after `generated`. Raises the errors of `row_state`."""
         packed = (request.prompt_token_ids + TokenIds.of(generated)).packed
         numbers = np.frombuffer(packed, dtype="<i4")
         if request.images:
@@ -96,29 +96,27 @@ class EngineSequence:
             )
         if prefix.blocks or prefix.state is not None:
             self.live.restore(prefix.blocks, prefix.state)
-        self.kept = self.live.tokens if prefix.kept_tokens is None else prefix.kept_tokens
+        self.copied_tokens = self.live.tokens if prefix.kept_tokens is None else prefix.kept_tokens
 
     def trim(self) -> None:
-        """Release arrays that only the last forward pass needed. Call it once that pass is laid
-        out.
-        """
+        """Release arrays that only the last forward pass needed. Call it once that is laid out."""
         self.is_trimmed = True
         self.live.trim()
 
     def take(self, tokens: mx.array, row: int, *, count: int = 1) -> None:
-        """Add `count` sampled tokens to the sequence, the rows of `tokens` from `row` on. Lazy.
+        """Add `count` sampled tokens to the sequence: the rows of `tokens` from `row` on. Lazy.
 
-        tokens: uint32 [rows], as in `drawn`.
+        tokens: uint32 [rows], as in `sampled`.
         """
         self.sampler.advance(tokens[row : row + count] if self.sampler.edits else tokens, count)
-        self.drawn = tokens
-        self.drawn_row = row + count - 1
+        self.sampled = tokens
+        self.sampled_row = row + count - 1
 
     @property
     def last_token(self) -> int:
         """The last sampled token. Waits for it."""
-        assert self.drawn is not None, "no token is sampled yet"
-        return int(np.array(self.drawn, copy=False)[self.drawn_row])
+        assert self.sampled is not None, "no token is sampled yet"
+        return int(np.array(self.sampled, copy=False)[self.sampled_row])
 
     def pool(self, hidden: mx.array) -> None:
         """Add the hidden states of the prompt's next tokens, [rows, hidden]. Lazy."""
@@ -151,7 +149,6 @@ class SequenceSpan:
 
     @property
     def shows_images(self) -> bool:
-        """Whether the span contains tokens of images."""
         images = self.sequence.images
         return images is not None and bool(images.overlapping(self.span.start, self.span.tokens))
 
@@ -170,24 +167,19 @@ class SequenceSpan:
 
     @property
     def is_row(self) -> bool:
-        """Whether the span is one generated token. Such spans of several sequences can share a
-        forward pass.
-        """
+        """Whether the span is one generated token: such spans can share a forward pass."""
         return self.is_decoding and self.span.tokens == 1
 
     @property
     def ends_prompt(self) -> bool:
-        """Whether the span contains the last token of the prompt."""
         last = len(self.sequence.request.prompt_token_ids) - 1
         return self.span.start <= last < self.span.start + self.span.tokens
 
     @property
     def wanted_rows(self) -> range:
-        """The rows to sample from: if the span samples, the last certain token and all drafted ones;
-        otherwise none.
-        """
+        """The rows to sample from: the last certain token and all drafted ones; or none."""
         tokens = self.span.tokens
-        return range(self.span.certain_tokens - 1, tokens) if self.span.draws else range(0)
+        return range(self.span.certain_tokens - 1, tokens) if self.span.samples else range(0)
 
     @property
     def scored_rows(self) -> range:
@@ -226,7 +218,7 @@ class SequenceSpan:
 
 
 def token_ids_of(spans: Sequence[SequenceSpan]) -> mx.array:
-    """The tokens of all spans, int32, concatenated. Lazy: sampled tokens stay on the device."""
+    """The tokens of all spans, concatenated: int [tokens]. Lazy: sampled tokens stay on the device."""
     pieces: list[mx.array] = []
     index = 0
     while index < len(spans):
@@ -236,55 +228,53 @@ def token_ids_of(spans: Sequence[SequenceSpan]) -> mx.array:
             pieces.append(sequence.known[span.start : span.start + span.tokens])
             index += 1
             continue
-        assert sequence.drawn is not None, "a decoding span has no sampled token"
+        assert sequence.sampled is not None, "a decoding span has no sampled token"
         if span.tokens > 1:
-            dtype = sequence.drawn.dtype
-            row = sequence.drawn_row
+            dtype = sequence.sampled.dtype
+            row = sequence.sampled_row
             pieces.append(mx.array(sequence.repeated, dtype=dtype))
-            pieces.append(sequence.drawn[row : row + 1])
+            pieces.append(sequence.sampled[row : row + 1])
             pieces.append(mx.array(span.drafted, dtype=dtype))
             index += 1
             continue
-        rows = _rows_drawn_together(spans[index:])
-        whole = rows == list(range(sequence.drawn.shape[0]))
-        pieces.append(sequence.drawn if whole else sequence.drawn[mx.array(rows)])
+        rows = _rows_sampled_together(spans[index:])
+        is_whole_array = rows == list(range(sequence.sampled.shape[0]))
+        pieces.append(sequence.sampled if is_whole_array else sequence.sampled[mx.array(rows)])
         index += len(rows)
     return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces)
 
 
-def _rows_drawn_together(spans: Sequence[SequenceSpan]) -> list[int]:
+def _rows_sampled_together(spans: Sequence[SequenceSpan]) -> list[int]:
     """The rows, in the array of sampled tokens, of the first span and of the spans right after it
     whose tokens the same step sampled.
     """
-    drawn = spans[0].sequence.drawn
-    together = itertools.takewhile(lambda each: each.is_row and each.sequence.drawn is drawn, spans)
-    return [each.sequence.drawn_row for each in together]
+    sampled = spans[0].sequence.sampled
+    together = itertools.takewhile(
+        lambda each: each.is_row and each.sequence.sampled is sampled, spans
+    )
+    return [each.sequence.sampled_row for each in together]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """Snapshots of one sequence, copied for the prefix cache during one step.
-
-    The blocks begin where the blocks copied earlier end.
+class StateCopy:
+    """Snapshots of one sequence that a step has copied for the prefix cache: blocks, and possibly a
+    checkpoint (`state`). The blocks begin where the blocks copied earlier end.
     """
 
     request_id: RequestId
     blocks: tuple[Snapshot, ...]
     state: Snapshot | None = None
-    finite: mx.array = field(init=False)  # bool []; evaluated with the rest
+    finite: mx.array = field(init=False)  # bool []; evaluated with the snapshots
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "finite", all_finite(self._snapshots()))
 
     @property
     def is_finite(self) -> bool:
-        """Whether the snapshots contain neither NaN nor infinity; otherwise they must not be
-        cached.
-        """
+        """Whether no snapshot contains NaN or infinity; such snapshots must not be cached."""
         return bool(self.finite.item())
 
     def arrays(self) -> Iterator[mx.array]:
-        """The arrays that have to be evaluated."""
         yield from self._snapshots()
         yield self.finite
 
@@ -295,31 +285,35 @@ class Kept:
             yield from self.state.arrays
 
 
-def keep_due(sequence: EngineSequence, policy: KeepPolicy, *, certain_tokens: int) -> Kept | None:
-    """Copy the state that is due for the cache after the last appended tokens. Lazy.
+def copy_due_state(
+    sequence: EngineSequence, policy: CopyPolicy, *, certain_tokens: int
+) -> StateCopy | None:
+    """Copy the state that the policy wants in the cache after the last appended tokens. Lazy.
 
     certain_tokens: how many tokens the sequence certainly has; the others are drafted. Returns None
     if none is due.
     """
     blocks = list(_full_blocks(sequence, policy.block_tokens, end=certain_tokens))
     if certain_tokens == sequence.live.tokens and certain_tokens in policy.boundaries:
-        return _kept_up_to_now(sequence, blocks)
-    return Kept(request_id=sequence.request.request_id, blocks=tuple(blocks)) if blocks else None
+        return _copy_up_to_now(sequence, blocks)
+    return (
+        StateCopy(request_id=sequence.request.request_id, blocks=tuple(blocks)) if blocks else None
+    )
 
 
-def keep_everything(sequence: EngineSequence) -> Kept:
+def copy_everything(sequence: EngineSequence) -> StateCopy:
     """Copy all tokens that are not copied yet, and a checkpoint of the current state. Lazy."""
     # without a policy, nothing has been copied yet
-    block_tokens = (sequence.keep or KeepPolicy()).block_tokens
+    block_tokens = (sequence.copy_policy or CopyPolicy()).block_tokens
     blocks = list(_full_blocks(sequence, block_tokens, end=sequence.live.tokens))
-    return _kept_up_to_now(sequence, blocks)
+    return _copy_up_to_now(sequence, blocks)
 
 
-def _kept_up_to_now(sequence: EngineSequence, blocks: list[Snapshot]) -> Kept:
-    if sequence.live.tokens > sequence.kept:
-        blocks.append(_next_block(sequence, sequence.live.tokens - sequence.kept))
+def _copy_up_to_now(sequence: EngineSequence, blocks: list[Snapshot]) -> StateCopy:
+    if sequence.live.tokens > sequence.copied_tokens:
+        blocks.append(_next_block(sequence, sequence.live.tokens - sequence.copied_tokens))
     state = sequence.live.copy_checkpoint()
-    return Kept(
+    return StateCopy(
         request_id=sequence.request.request_id,
         blocks=tuple(blocks),
         state=state if state.layers else None,
@@ -328,17 +322,17 @@ def _kept_up_to_now(sequence: EngineSequence, blocks: list[Snapshot]) -> Kept:
 
 def _full_blocks(sequence: EngineSequence, block_tokens: int, *, end: int) -> Iterator[Snapshot]:
     while end >= (end_of_block := _end_of_next_block(sequence, block_tokens)):
-        yield _next_block(sequence, end_of_block - sequence.kept)
+        yield _next_block(sequence, end_of_block - sequence.copied_tokens)
 
 
 def _end_of_next_block(sequence: EngineSequence, block_tokens: int) -> int:
-    start = sequence.kept
+    start = sequence.copied_tokens
     if sequence.live.is_quantized:  # quantized block by block, at fixed positions
         start -= start % block_tokens
     return start + block_tokens
 
 
 def _next_block(sequence: EngineSequence, tokens: int) -> Snapshot:
-    block = sequence.live.copy_block(start=sequence.kept, tokens=tokens)
-    sequence.kept += tokens
+    block = sequence.live.copy_block(start=sequence.copied_tokens, tokens=tokens)
+    sequence.copied_tokens += tokens
     return block

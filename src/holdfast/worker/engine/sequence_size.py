@@ -55,10 +55,10 @@ def sequence_size_of(config: Mapping[str, Any]) -> SequenceSize:
 
 def _measured(config: dict[str, Any]) -> SequenceSize:
     from holdfast.machine import platform
-    from holdfast.worker.engine import seams
+    from holdfast.worker.engine import mlx_lm_hooks
 
     mx = importlib.import_module("mlx.core")
-    utils = seams.mlx_lm_utils()
+    utils = mlx_lm_hooks.mlx_lm_utils()
     model_class, arguments = utils._get_classes(config=config)
     model = model_class(arguments.from_dict(config))
     working_set_bytes = platform.working_set_bytes()

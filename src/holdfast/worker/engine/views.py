@@ -20,7 +20,7 @@ from holdfast.worker.engine.backend import AttentionSpan, Backend, in_use
 from holdfast.worker.kv.layer import LayerKV, are_alike, joined
 from holdfast.worker.kv.recurrent import RecurrentState
 
-_PIECES_AT_ONCE = 10
+_PIECES_PER_SPLIT = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class WindowMask:
 class StepContext:
     """Data that the layers of one step share: how attention is computed, and causal masks.
 
-    backend: what computes in place of MLX.
+    backend: computes some operations in place of MLX.
     composes_attention: attention is composed of matrix products (`Backend.composes_attention`).
-    attends_to_parts: attention goes through the seam (`seams`), which takes keys and values in
+    attends_to_parts: attention goes through the hook (`mlx_lm_hooks`), which takes keys and values in
         several parts.
     reads_codes: MLX computes decode steps over quantized keys and values without dequantizing them.
     computes_whole_steps: the backend may compute a forward pass as a whole.
@@ -52,58 +52,63 @@ class StepContext:
     computes_whole_steps: bool = True
     _masks: dict[tuple[int, int, int | None], mx.array] = field(default_factory=dict)
 
-    def causal(self, tokens: int, *, held: int, window: int | None) -> mx.array:
-        """A causal mask, bool [tokens, held]: each of the last `tokens` of `held` positions sees
+    def causal(self, tokens: int, *, keys: int, window: int | None) -> mx.array:
+        """A causal mask, bool [tokens, keys]: each of the last `tokens` of `keys` positions sees
         itself and the window - 1 positions before it.
         """
-        key = (tokens, held, window)
+        key = (tokens, keys, window)
         if key not in self._masks:
-            queries = mx.arange(held - tokens, held)[:, None]
-            keys = mx.arange(held)[None]
-            mask = queries >= keys
-            self._masks[key] = mask if window is None else mask & (queries < keys + window)
+            query_positions = mx.arange(keys - tokens, keys)[:, None]
+            key_positions = mx.arange(keys)[None]
+            mask = query_positions >= key_positions
+            if window is not None:
+                mask &= query_positions < key_positions + window
+            self._masks[key] = mask
         return self._masks[key]
 
 
-def _narrower(*windows: int | None) -> int | None:
+def _smaller_window(*windows: int | None) -> int | None:
     sizes = [size for size in windows if size is not None]
     return min(sizes) if sizes else None
 
 
-def _attention_spans(layer: LayerKV, queries: mx.array, asked: int | None) -> list[AttentionSpan]:
+def _attention_spans(
+    layer: LayerKV, queries: mx.array, asked_window: int | None
+) -> list[AttentionSpan]:
     """Divide the last appended tokens of a sequence into ranges, oldest first, so that all tokens
     of a range attend to the same keys and values (apart from the causal mask and the window).
 
-    queries: those of these tokens, [1, heads, tokens, head_dim]. asked: the size of the sliding
+    queries: those of these tokens, [1, heads, tokens, head_dim]. asked_window: the size of the sliding
     window that the model asks for; None: no window.
     """
     tokens = queries.shape[2]
-    window = _narrower(asked, layer.window)
+    window = _smaller_window(asked_window, layer.window)
     return [
         AttentionSpan(
             queries=queries if rows == slice(0, tokens) else queries[:, :, rows],
             parts=parts,
             window=window,
         )
-        for rows, parts in layer.sights(tokens, window)
+        for rows, parts in layer.attention_ranges(tokens, window)
     ]
 
 
-def _decoded(
+def _attend_rows(
     layers: Sequence[LayerKV],
     queries: mx.array,
     *,
-    asked: int | None,
+    asked_window: int | None,
     sinks: mx.array | None,
     context: StepContext,
 ) -> mx.array | None:
-    """Attention of decoding sequences by the backend; None if MLX computes it.
+    """Attention of decoding sequences, one query each, by the backend; None if MLX computes it.
 
-    queries: scaled, [rows, heads, 1, head_dim]; returns […, value_dim].
+    queries: scaled, [rows, heads, 1, head_dim]; returns [rows, heads, 1, value_dim]. asked_window:
+    the sliding window that the model asks for; None: no window.
     """
     if not context.composes_attention:
         return None
-    seen = [layer.seen_by_last(_narrower(asked, layer.window)) for layer in layers]
+    seen = [layer.seen_by_last(_smaller_window(asked_window, layer.window)) for layer in layers]
     return context.backend.attend_rows(layers, seen, queries, sinks=sinks)
 
 
@@ -124,44 +129,44 @@ def _attend_each(
     layers: Sequence[LayerKV],
     queries: Sequence[mx.array],
     *,
-    asked: int | None,
+    asked_window: int | None,
     scale: float,
     sinks: mx.array | None,
     context: StepContext,
 ) -> list[mx.array]:
-    """Attention of the last appended tokens of each sequence. Callers have tried `_decoded` if all
-    sequences have one token.
+    """Attention of the last appended tokens of each sequence. If all sequences have one token, callers
+    have already tried `_attend_rows`.
 
     queries: of each sequence, [1, heads, tokens, head_dim]; scale: the factor by which they still
-    have to be multiplied. asked: the model's window.
+    have to be multiplied. asked_window: as in `_attend_rows`.
     """
-    direct: dict[int, mx.array] = {}
+    results: dict[int, mx.array] = {}
     spans: dict[int, list[AttentionSpan]] = {}
-    single = [at for at, asking in enumerate(queries) if asking.shape[2] == 1]
+    single = [at for at, query in enumerate(queries) if query.shape[2] == 1]
     if 0 < len(single) < len(queries):  # decoding sequences together with prompts
-        decoded = _decoded(
+        decoded = _attend_rows(
             [layers[at] for at in single],
             mx.concatenate([queries[at] for at in single]),
-            asked=asked,
+            asked_window=asked_window,
             sinks=sinks,
             context=context,
         )
         if decoded is not None:
-            direct = dict(zip(single, _cut_up(decoded, [1] * len(single)), strict=True))
-    for at, (layer, asking) in enumerate(zip(layers, queries, strict=True)):
-        if at in direct:
+            results = dict(zip(single, _split_rows(decoded, [1] * len(single)), strict=True))
+    for at, (layer, query) in enumerate(zip(layers, queries, strict=True)):
+        if at in results:
             continue
-        if context.reads_codes and layer.bits and asking.shape[2] == 1:
-            seen = layer.seen_by_last(_narrower(asked, layer.window))
-            direct[at] = code_attention.attend(layer, seen, asking * scale, sinks=sinks)
+        if context.reads_codes and layer.bits and query.shape[2] == 1:
+            seen = layer.seen_by_last(_smaller_window(asked_window, layer.window))
+            results[at] = code_attention.attend(layer, seen, query * scale, sinks=sinks)
         else:
-            spans[at] = _attention_spans(layer, asking, asked)
-    flat = [span for several in spans.values() for span in several]
+            spans[at] = _attention_spans(layer, query, asked_window)
+    flat = [span for ranges in spans.values() for span in ranges]
     attended = iter(_attend(flat, scale=scale, sinks=sinks, context=context))
-    for at, several in spans.items():
-        parts = [next(attended) for _ in several]
-        direct[at] = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
-    return [direct[at] for at in range(len(layers))]
+    for at, ranges in spans.items():
+        parts = [next(attended) for _ in ranges]
+        results[at] = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+    return [results[at] for at in range(len(layers))]
 
 
 def _attend_alone(
@@ -171,7 +176,7 @@ def _attend_alone(
     mask: mx.array | str | None = None
     if span.tokens > 1:
         hides = span.window is not None and seen > span.window
-        mask = context.causal(span.tokens, held=seen, window=span.window) if hides else "causal"
+        mask = context.causal(span.tokens, keys=seen, window=span.window) if hides else "causal"
     elif sinks is None and context.composes_attention:
         attended = context.backend.attend_one(span.queries, span.parts)
         if attended is not None:
@@ -208,7 +213,7 @@ class KVView:
         """What `update_and_fetch` returned in this forward pass."""
         return self.keys, self.values
 
-    def _fetched(self, keys: Any, values: Any) -> tuple[Any, Any]:
+    def _remember(self, keys: Any, values: Any) -> tuple[Any, Any]:
         self.keys = keys
         self.values = values
         return keys, values
@@ -217,7 +222,7 @@ class KVView:
 class RowsView(KVView):
     """One layer in the rows layout: every token is a row; the rows of a span are consecutive.
 
-    The model calls attention through the seam, which calls `attend` here: attention is computed
+    The model calls attention through the hook, which calls `attend` here: attention is computed
     span by span, each over its own sequence.
     """
 
@@ -250,7 +255,7 @@ class RowsView(KVView):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RowsView, RowsView]:
         """Append each span to its sequence. Returns the view twice, as keys and as values, so that
-        the seam calls `attend`.
+        the hook calls `attend`.
 
         keys, values: [rows, kv_heads, 1, head_dim].
         """
@@ -275,52 +280,58 @@ class RowsView(KVView):
         self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None
     ) -> mx.array:
         """Compute attention. queries: [rows, heads, 1, head_dim]; returns the same shape."""
-        asked = mask.window if isinstance(mask, WindowMask) else None
+        asked_window = mask.window if isinstance(mask, WindowMask) else None
         if self._context.composes_attention and scale != 1.0:
             queries = queries * scale  # once for all rows
             scale = 1.0
         if queries.shape[0] == len(self._layers):
-            decoded = _decoded(
-                self._layers, queries, asked=asked, sinks=sinks, context=self._context
+            decoded = _attend_rows(
+                self._layers, queries, asked_window=asked_window, sinks=sinks, context=self._context
             )
             if decoded is not None:
                 return decoded
         parts = _attend_each(
             self._layers,
             self._split(queries),
-            asked=asked,
+            asked_window=asked_window,
             scale=scale,
             sinks=sinks,
             context=self._context,
         )
         # transposed before they are joined, so that the model's reshape copies nothing
-        rows = [_turned(part, tokens) for part, tokens in zip(parts, self._tokens, strict=True)]
+        rows = [
+            _rows_swapped(part, tokens) for part, tokens in zip(parts, self._tokens, strict=True)
+        ]
         return rows[0] if len(rows) == 1 else mx.concatenate(rows, axis=0)
 
     def _split(self, rows: mx.array) -> list[mx.array]:
         """The rows of each span as [1, heads, tokens, head_dim]."""
-        spans = _cut_up(rows, self._tokens)
-        return [_turned(span, tokens) for span, tokens in zip(spans, self._tokens, strict=True)]
+        spans = _split_rows(rows, self._tokens)
+        return [
+            _rows_swapped(span, tokens) for span, tokens in zip(spans, self._tokens, strict=True)
+        ]
 
 
-def _turned(span: mx.array, tokens: int) -> mx.array:
-    """Transpose tokens of one sequence into rows of a batch, or back; one token needs no change."""
+def _rows_swapped(span: mx.array, tokens: int) -> mx.array:
+    """Swap axes 0 and 2: [tokens, heads, 1, dim] to [1, heads, tokens, dim], or back."""
     return span if tokens == 1 else span.swapaxes(0, 2)
 
 
-def _cut_up(rows: mx.array, tokens: Sequence[int]) -> list[mx.array]:
+def _split_rows(rows: mx.array, tokens: Sequence[int]) -> list[mx.array]:
     """Cut the rows into spans, ten at a time: MLX splits up to ten pieces in one graph operation,
     but needs one operation per piece if there are more.
     """
     if len(tokens) == 1:
         return [rows]
-    groups = [tokens[at : at + _PIECES_AT_ONCE] for at in range(0, len(tokens), _PIECES_AT_ONCE)]
+    groups = [
+        tokens[at : at + _PIECES_PER_SPLIT] for at in range(0, len(tokens), _PIECES_PER_SPLIT)
+    ]
     if len(groups) > 1:
-        pieces = _cut_up(rows, [sum(group) for group in groups])
+        pieces = _split_rows(rows, [sum(group) for group in groups])
         return [
             span
             for piece, group in zip(pieces, groups, strict=True)
-            for span in _cut_up(piece, group)
+            for span in _split_rows(piece, group)
         ]
     return list(mx.split(rows, list(itertools.accumulate(tokens[:-1])), axis=0))
 
@@ -359,7 +370,7 @@ class GatherView(KVView):
         for row, (layer, count) in enumerate(zip(self._layers, seen, strict=True)):
             layer.append(keys[row : row + 1], values[row : row + 1])
             parts.append(layer.last(count))
-        return self._fetched(
+        return self._remember(
             mx.concatenate([_padded(pair[0], max(seen)) for pair in parts]),
             mx.concatenate([_padded(pair[1], max(seen)) for pair in parts]),
         )
@@ -378,7 +389,7 @@ class SpanView(KVView):
     """One layer of one sequence whose span has its own forward pass.
 
     The model gets plain arrays and masks, as from mlx-lm's caches. If attention is composed of
-    matrix products, the seam calls `attend` here instead.
+    matrix products, the hook calls `attend` here instead.
     """
 
     def __init__(self, layer: LayerKV, *, context: StepContext) -> None:
@@ -398,20 +409,20 @@ class SpanView(KVView):
         """
         if self._attends:
             return WindowMask(window_size)
-        window = _narrower(window_size, self._layer.window)
+        window = _smaller_window(window_size, self._layer.window)
         seen = _seen_by(self._layer, tokens)
         if window is None or seen <= window:
             if tokens == 1:
                 return None
             if not return_array:
                 return "causal"
-        return self._context.causal(tokens, held=seen, window=window)
+        return self._context.causal(tokens, keys=seen, window=window)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Append the span, and return the keys and values that it sees.
 
         keys, values: [1, kv_heads, tokens, head_dim]. If attention is composed, returns the view
-        twice instead, so that the seam calls `attend`.
+        twice instead, so that the hook calls `attend`.
         """
         seen = _seen_by(self._layer, keys.shape[2])
         self._layer.append(keys, values)
@@ -419,7 +430,7 @@ class SpanView(KVView):
             first = self._layer.tokens - keys.shape[2]
             own_block = self._layer.quantized_before(self._layer.tokens - 1)
             assert own_block <= first, "a span reaches into another block of quantized KV"
-            return self._fetched(*self._layer.last(seen))
+            return self._remember(*self._layer.last(seen))
         self.shape = (1, keys.shape[1], self._layer.tokens, keys.shape[3])
         return self, self
 
@@ -441,16 +452,25 @@ class SpanView(KVView):
         self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None
     ) -> mx.array:
         """Compute attention. queries: [1, heads, tokens, head_dim]; returns the same shape."""
-        asked = mask.window if isinstance(mask, WindowMask) else None
+        asked_window = mask.window if isinstance(mask, WindowMask) else None
         queries = queries if scale == 1.0 else queries * scale
         if queries.shape[2] == 1:
-            decoded = _decoded(
-                [self._layer], queries, asked=asked, sinks=sinks, context=self._context
+            decoded = _attend_rows(
+                [self._layer],
+                queries,
+                asked_window=asked_window,
+                sinks=sinks,
+                context=self._context,
             )
             if decoded is not None:
                 return decoded
         (attended,) = _attend_each(
-            [self._layer], [queries], asked=asked, scale=1.0, sinks=sinks, context=self._context
+            [self._layer],
+            [queries],
+            asked_window=asked_window,
+            scale=1.0,
+            sinks=sinks,
+            context=self._context,
         )
         return attended
 
@@ -471,7 +491,7 @@ class StateView:
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         """mlx-lm's class, because mamba stores its state only in an instance of that class."""
-        # not at the top: the seam must be installed first
+        # not at the top: the hook must be installed first
         from mlx_lm.models.cache import ArraysCache
 
         return ArraysCache
@@ -480,16 +500,19 @@ class StateView:
         stack, first = self._states[0].stacked(index)
         if stack is None:
             return None
-        if first == 0 and stack.shape[0] == len(self._states) and self._is_whole(index, stack):
+        if (
+            first == 0
+            and stack.shape[0] == len(self._states)
+            and self._is_stack_of_all(index, stack)
+        ):
             return stack  # has the states of exactly these sequences
         rows = [state[index] for state in self._states]
         return mx.concatenate([row for row in rows if row is not None])
 
-    def _is_whole(self, index: int, stack: mx.array) -> bool:
-        return all(
-            kept is stack and row == at
-            for at, (kept, row) in enumerate(state.stacked(index) for state in self._states)
-        )
+    def _is_stack_of_all(self, index: int, stack: mx.array) -> bool:
+        """Whether row 0 of the stack is the first state's slot, row 1 the second's, and so on."""
+        stacked = (state.stacked(index) for state in self._states)
+        return all(array is stack and row == number for number, (array, row) in enumerate(stacked))
 
     def __setitem__(self, index: int, value: mx.array) -> None:
         for row, state in enumerate(self._states):
@@ -508,9 +531,7 @@ class StateView:
         length: int,
         update: Callable[[mx.array | None, None], tuple[mx.array, ...]],
     ) -> tuple[mx.array, mx.array]:
-        """Replace the state in a slot by the result of `update` (mlx-vlm). Returns the output and
-        the new state.
-        """
+        """Replace a slot by the result of `update` (mlx-vlm). Returns the output and the new state."""
         output, state, *_ = update(self[index], None)
         self[index] = state
         return output, state

@@ -26,7 +26,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
 from holdfast.errors import ModelLoadError
-from holdfast.worker.engine import seams
+from holdfast.worker.engine import mlx_lm_hooks
 from holdfast.worker.engine.backend import in_use
 
 # share of the available memory for dequantized weights; the rest is for KV and activations
@@ -41,11 +41,11 @@ _USE_OF_WEIGHTS = re.compile(r"(?<!\bself)\.weight\.(T|dtype|transpose|swapaxes)
 
 @cache
 def _plain_counterparts() -> dict[type[Module], Callable[[], Module]]:
-    """Maps packed (quantized) module types to functions that create their plain counterparts.
+    """Maps quantized module types to functions that create their plain counterparts.
 
     Only exact types match, because the call of a subclass may do more than the plain counterpart.
     """
-    seams.prepare()
+    mlx_lm_hooks.prepare()
     from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
     from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
@@ -75,8 +75,8 @@ class WeightFormat:
     keep_halves: bool = True
     note: str = ""  # why this is not the preferred format; empty if it is
 
-    def unpacks(self, module: Module) -> bool:
-        """Whether this module's packed weight is unpacked."""
+    def dequantizes(self, module: Module) -> bool:
+        """Whether this module's quantized weight is dequantized."""
         if self.keeps(module):
             return False
         if not self.unpack or type(module) not in _plain_counterparts():
@@ -94,7 +94,7 @@ class WeightFormat:
         return array.dtype if stays else _target(array, self.dtype)
 
 
-AS_IT_IS = WeightFormat(dtype=None, unpack=False, unpack_experts=False)
+UNCHANGED = WeightFormat(dtype=None, unpack=False, unpack_experts=False)
 
 
 def choose_format(
@@ -106,9 +106,9 @@ def choose_format(
     memory in any allowed format.
     """
     kinds = {type(module) for module in _modules(model)}
-    packed = not kinds.isdisjoint(_plain_counterparts())
-    wishes = _wishes(
-        packed=packed,
+    is_quantized = not kinds.isdisjoint(_plain_counterparts())
+    formats = _allowed_formats(
+        is_quantized=is_quantized,
         dtype=dtype,
         dequantize=dequantize,
         keep_halves=not any(
@@ -118,38 +118,40 @@ def choose_format(
         ),
     )
     if in_use().prefers_float32:
-        wishes = [wish for wish in wishes if _cpu_computes(wish, {kind.__name__ for kind in kinds})]
-        if not wishes:
+        formats = [
+            chosen for chosen in formats if _cpu_supports(chosen, {kind.__name__ for kind in kinds})
+        ]
+        if not formats:
             raise ModelLoadError(
                 f"on a CPU, this model's experts can be computed only in float32, not in {dtype}: "
                 "set model.dtype to float32"
             )
-    needs = [format_bytes(model, wish) for wish in wishes]
-    for wish, need in zip(wishes, needs, strict=True):
+    needed_bytes = [format_bytes(model, chosen) for chosen in formats]
+    for chosen, needed in zip(formats, needed_bytes, strict=True):
         # The last format in the list has no alternative, so it may take all memory.
-        share = _FLOAT32_SHARE if wish is not wishes[-1] else 1.0
-        if need > available_bytes * share:
+        share = _FLOAT32_SHARE if chosen is not formats[-1] else 1.0
+        if needed > available_bytes * share:
             continue
-        if wish is wishes[0]:
-            return replace(wish, note=_why_unpacked(wish, packed=packed))
-        kept = "the experts stay packed" if wish.unpack else "the weights keep their stored format"
+        if chosen is formats[0]:
+            return replace(chosen, note=_why_dequantized(chosen, is_quantized=is_quantized))
+        kept = (
+            "the experts stay packed" if chosen.unpack else "the weights keep their stored format"
+        )
         note = (
-            f"{kept}: in the preferred format they would need {_gib(needs[0])}, but only "
+            f"{kept}: in the preferred format they would need {_gib(needed_bytes[0])}, but only "
             f"{_gib(available_bytes)} are available"
         )
-        return replace(wish, note=note)
+        return replace(chosen, note=note)
     raise ModelLoadError(
-        f"the weights need {_gib(min(needs))} of memory, but only {_gib(available_bytes)} are "
+        f"the weights need {_gib(min(needed_bytes))} of memory, but only {_gib(available_bytes)} are "
         "available: free memory, or use a smaller model or quantization"
     )
 
 
-def _why_unpacked(wish: WeightFormat, *, packed: bool) -> str:
-    """Why quantized layers do not stay packed on a CPU; empty if they do, or if that was not asked
-    for.
-    """
+def _why_dequantized(chosen: WeightFormat, *, is_quantized: bool) -> str:
+    """Why quantized layers are dequantized on a CPU; empty if they are not, or if it was requested."""
     backend = in_use()
-    matters = backend.prefers_float32 and packed and wish.unpack
+    matters = backend.prefers_float32 and is_quantized and chosen.unpack
     reason = backend.stored_refused() if matters else ""
     return f"quantized weights are unpacked: {reason}" if reason else ""
 
@@ -163,39 +165,41 @@ def _uses_weights_itself(module_name: str) -> bool:
     return module is not None and bool(_USE_OF_WEIGHTS.search(inspect.getsource(module)))
 
 
-def _wishes(*, packed: bool, dtype: str, dequantize: str, keep_halves: bool) -> list[WeightFormat]:
+def _allowed_formats(
+    *, is_quantized: bool, dtype: str, dequantize: str, keep_halves: bool
+) -> list[WeightFormat]:
     """Allowed formats, the preferred one first."""
     backend = in_use()
     target = _DTYPES.get(dtype, mx.float32 if backend.prefers_float32 else None)
     stored = WeightFormat(dtype=target, unpack=False, unpack_experts=False)
-    if packed and dequantize == "always":
+    if is_quantized and dequantize == "always":
         return [replace(stored, unpack=True, unpack_experts=True)]
     if not backend.stored_refused():
         stored = replace(stored, keep_layers=True, keep_halves=keep_halves)
     unpacked = replace(stored, unpack=True, unpack_experts=True)
-    wishes = [stored]
-    if packed and dequantize == "auto" and backend.prefers_float32:
-        wishes = [unpacked, replace(unpacked, unpack_experts=False), stored]
+    formats = [stored]
+    if is_quantized and dequantize == "auto" and backend.prefers_float32:
+        formats = [unpacked, replace(unpacked, unpack_experts=False), stored]
     if dtype == "auto" and target is not None:
-        wishes.append(replace(stored, dtype=None))
-    return wishes
+        formats.append(replace(stored, dtype=None))
+    return formats
 
 
-def _cpu_computes(wish: WeightFormat, kinds: set[str]) -> bool:
+def _cpu_supports(chosen: WeightFormat, kinds: set[str]) -> bool:
     """Whether a CPU can compute this format. Dequantized experts must be float32, because MLX's
     `GatherMM` accepts no other format on a CPU.
     """
-    plain_experts = _PLAIN_EXPERTS in kinds or (_PACKED_EXPERTS in kinds and wish.unpack_experts)
-    return not plain_experts or (wish.dtype is not None and wish.dtype == mx.float32)
+    plain_experts = _PLAIN_EXPERTS in kinds or (_PACKED_EXPERTS in kinds and chosen.unpack_experts)
+    return not plain_experts or (chosen.dtype is not None and chosen.dtype == mx.float32)
 
 
-def format_bytes(model: Module, wish: WeightFormat) -> int:
+def format_bytes(model: Module, chosen: WeightFormat) -> int:
     """Bytes of the model's weights in this format. The weights are not evaluated."""
     total = 0
-    for module, name, array, numbers in _weights(model, wish.unpacks):
-        dtype = wish.target(module, name, array)
+    for module, name, array, numbers in _weights(model, chosen.dequantizes):
+        dtype = chosen.target(module, name, array)
         if numbers != array.size:  # the array is dequantized
-            dtype = wish.dtype or module.scales.dtype
+            dtype = chosen.dtype or module.scales.dtype
         total += numbers * dtype.size
     return total
 
@@ -207,47 +211,47 @@ def parameter_count(model: Module) -> int:
 
 
 def _weights(
-    model: Module, unpacks: Callable[[Any], bool]
+    model: Module, dequantizes: Callable[[Any], bool]
 ) -> Iterator[tuple[Any, str, mx.array, int]]:
     """Yield (module, name of one of its arrays, the array, how many numbers it has after
     dequantization).
 
-    Modules for which `unpacks` returns False are not dequantized.
+    Modules for which `dequantizes` returns False are not dequantized.
     """
     for module in _modules(model):
-        is_unpacked = unpacks(module)
-        for name, array in _own_arrays(module):
-            if is_unpacked and name == "weight":
+        is_dequantized = dequantizes(module)
+        for name, array in _parameters_of(module):
+            if is_dequantized and name == "weight":
                 yield module, name, array, array.size * 32 // module.bits
-            elif not (is_unpacked and name in ("scales", "biases", "global_scale")):
+            elif not (is_dequantized and name in ("scales", "biases", "global_scale")):
                 yield module, name, array, array.size
 
 
-def convert(model: Module, wish: WeightFormat, *, read: Callable[[int], None]) -> None:
+def convert(model: Module, chosen: WeightFormat, *, read: Callable[[int], None]) -> None:
     """Read and convert the weights in place, module by module. Device thread only.
 
     Memory never holds more than the result and one module. read: called with the stored bytes of
     each module's weights.
     """
-    waiting = _named_modules(model)[::-1]
-    while waiting:  # a for loop would hold all packed modules in memory until its end
-        path, module = waiting.pop()
-        arrays = dict(_own_arrays(module))
+    remaining = _named_modules(model)[::-1]
+    while remaining:  # a for loop would hold all quantized modules in memory until its end
+        path, module = remaining.pop()
+        arrays = dict(_parameters_of(module))
         stored_bytes = sum(array.nbytes for array in arrays.values())
-        if wish.unpacks(module):
-            plain = _unpacked(module, wish.dtype)
+        if chosen.dequantizes(module):
+            plain = _dequantized(module, chosen.dtype)
             mx.eval(plain.weight, *([plain.bias] if "bias" in plain else []))
-            _put(model, path, plain)
+            _set_at_path(model, path, plain)
         else:
             for name, array in arrays.items():
-                arrays[name] = array.astype(wish.target(module, name, array))
-                if wish.keeps(module):  # the kernels read rows
+                arrays[name] = array.astype(chosen.target(module, name, array))
+                if chosen.keeps(module):  # the kernels read rows
                     arrays[name] = mx.contiguous(arrays[name])
             mx.eval(list(arrays.values()))
             for name, array in arrays.items():
-                _put(module, name, array)
-            if wish.keeps(module):
-                in_use().keep_stored(module, wish.dtype or _stored_dtype(module))
+                _set_at_path(module, name, array)
+            if chosen.keeps(module):
+                in_use().keep_stored(module, chosen.dtype or _stored_dtype(module))
         del module, arrays
         if stored_bytes:
             read(stored_bytes)
@@ -280,8 +284,8 @@ def give_back_freed_memory() -> None:
             trim(0)
 
 
-def _unpacked(module: Any, dtype: mx.Dtype | None) -> Any:
-    """The plain counterpart of a packed module.
+def _dequantized(module: Any, dtype: mx.Dtype | None) -> Any:
+    """The plain counterpart of a quantized module.
 
     Scales are converted to the wider format first: rounding each product to the format of the
     scales would change answers.
@@ -332,7 +336,7 @@ def _modules(model: Module) -> Iterator[Any]:
         yield module
 
 
-def _own_arrays(module: Any) -> Iterator[tuple[str, mx.array]]:
+def _parameters_of(module: Any) -> Iterator[tuple[str, mx.array]]:
     """The module's own parameters, including those in lists and dicts, but not in inner modules."""
     for key, value in module.items():
         if not key.startswith("_"):  # in MLX, such names are not parameters
@@ -352,7 +356,7 @@ def _arrays_in(value: Any, path: str) -> Iterator[tuple[str, mx.array]]:
             yield from _arrays_in(inner, f"{path}.{index}")
 
 
-def _put(module: Any, path: str, value: mx.array | Module) -> None:
+def _set_at_path(module: Any, path: str, value: mx.array | Module) -> None:
     *parents, last = path.split(".")
     holder = module
     for key in parents:

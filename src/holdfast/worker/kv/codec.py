@@ -21,7 +21,7 @@ import numpy as np
 from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.kv.layer import DTYPES, ArrayForm, SnapshotMismatch
 from holdfast.worker.kv.live import ModelForm, Snapshot
-from holdfast.worker.kv.quantized import group_of
+from holdfast.worker.kv.quantized import group_size_of
 
 Part: TypeAlias = bytes | memoryview
 
@@ -60,7 +60,7 @@ def _packed_forms(form: ArrayForm, bits: int) -> tuple[ArrayForm, ...]:
     """The forms of codes, scales and biases, which replace an array that is quantized."""
     *rows, dimension = form.shape
     scale_type = "float16" if form.dtype == "float32" else form.dtype
-    groups = ArrayForm(scale_type, (*rows, dimension // (group_of(dimension) or dimension)))
+    groups = ArrayForm(scale_type, (*rows, dimension // (group_size_of(dimension) or dimension)))
     return ArrayForm("uint32", (*rows, dimension * bits // 32)), groups, groups
 
 

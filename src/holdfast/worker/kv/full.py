@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Self, TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 from weakref import WeakSet, WeakValueDictionary
 
 import mlx.core as mx
@@ -25,14 +25,14 @@ from holdfast.worker.kv.layer import (
     SnapshotMismatch,
     copied,
     joined,
-    moved,
-    pair_of,
+    keys_and_values,
+    new_buffers,
 )
 
 _SHORT_PART = 512  # tokens; merging such a part is cheaper than attending to it separately
 _MANY_PARTS = 4  # with more, parts are merged without waiting for `freeze`
 # Buffers are shrunk when their unused capacity exceeds one of these limits.
-# For the parts that only this sequence holds, all together: 1/16 of their tokens.
+# For all parts that only this sequence holds, together: 1/16 of their tokens.
 _UNUSED_SHARE = 16
 # For a part that several sequences hold: 1/64 of its capacity. Each sequence grows in its own tail.
 _UNUSED_SHARE_OF_MANY = 64
@@ -49,15 +49,14 @@ Convert: TypeAlias = Callable[[Sequence[mx.array]], tuple[mx.array, ...]]
 class FrozenPart:
     """Keys and values of a run of tokens, which never change.
 
-    Each holder is a sequence that has the first `held_of(part)` tokens of the run. A holder that
+    Each holder (the `FullKV` of a sequence) has the first `tokens_in(part)` tokens of the run. A holder that
     is garbage collected no longer counts.
     """
 
     def __init__(self, arrays: Sequence[mx.array]) -> None:
-        """arrays: stored keys and values."""
         self.arrays = tuple(arrays)
         self.holders: WeakSet[FullKV] = WeakSet()
-        self._first: tuple[mx.array, mx.array] | None = None
+        self._first_tokens: tuple[mx.array, mx.array] | None = None
         self._converted: WeakValueDictionary[object, FrozenPart] = WeakValueDictionary()
 
     def converted(self, form: object, convert: Convert, *, tokens: int) -> FrozenPart:
@@ -73,12 +72,10 @@ class FrozenPart:
         return part
 
     def first(self, tokens: int) -> tuple[mx.array, mx.array]:
-        """Keys and values of the first `tokens` tokens; cached, because every step asks for the
-        same tokens.
-        """
-        if self._first is None or self._first[0].shape[2] != tokens:
-            self._first = pair_of(self.arrays, end=tokens)
-        return self._first
+        """Keys and values of the first tokens; cached, because every step needs the same."""
+        if self._first_tokens is None or self._first_tokens[0].shape[2] != tokens:
+            self._first_tokens = keys_and_values(self.arrays, end=tokens)
+        return self._first_tokens
 
     def is_converted(self, form: object) -> bool:
         """Whether a holder uses this part in another form, so that `converted` costs nothing."""
@@ -98,13 +95,20 @@ class FrozenPart:
         """Copy the tokens that holders use to buffers without unused capacity. Lazy."""
         used = self._used
         self.arrays = tuple(copied(array[:, :, :used]) for array in self.arrays)
-        self._first = None
+        self._first_tokens = None
         for holder in self.holders:
             holder.renew_frozen_version()
 
     @property
     def _used(self) -> int:
-        return max((holder.held_of(self) for holder in self.holders), default=0)
+        return max((holder.tokens_in(self) for holder in self.holders), default=0)
+
+
+class PartPrefix(NamedTuple):
+    """The first `tokens` tokens of a frozen part, which a sequence holds."""
+
+    part: FrozenPart
+    tokens: int
 
 
 class FullKV(LayerKV):
@@ -117,7 +121,7 @@ class FullKV(LayerKV):
     def __init__(self) -> None:
         super().__init__()
         self._reserved = 0
-        self._frozen: list[tuple[FrozenPart, int]] = []  # parts, with the number of tokens held
+        self._frozen: list[PartPrefix] = []
         self._frozen_tokens = 0
         self._frozen_version = 0
 
@@ -130,7 +134,6 @@ class FullKV(LayerKV):
         return self._frozen_version
 
     def renew_frozen_version(self) -> None:
-        """Record that the frozen arrays have changed."""
         self._frozen_version = next(_versions)
 
     def reserve(self, tokens: int) -> None:
@@ -139,9 +142,7 @@ class FullKV(LayerKV):
             self._thaw()
 
     def append_arrays(self, arrays: Sequence[mx.array]) -> None:
-        """Add the next tokens: keys and values, or arrays in another form, such as codes. Tokens
-        are on axis 2.
-        """
+        """Add the next tokens, on axis 2: keys and values, or another form of them, such as codes."""
         self._make_room(arrays, arrays[0].shape[2])
         self._write(arrays)
 
@@ -164,31 +165,34 @@ class FullKV(LayerKV):
                 if len(self._frozen) > _MANY_PARTS:
                     self._merge()
             capacity -= self._frozen_tokens
-            self._buffers = moved(self._buffers, like, capacity=capacity, start=0, end=self._end)
+            self._buffers = new_buffers(
+                self._buffers, like, capacity=capacity, start=0, end=self._end
+            )
 
     def copy_arrays(self, start: int, end: int) -> tuple[mx.array, ...]:
         """Lazy copies of the arrays of tokens `start` to `end`, in their appended form."""
-        return self._copied(start, end)
+        return self._copy(start, end)
 
     def freeze(self) -> None:
         if not self.can_share:  # one part, until `reserve` turns it into a tail again
             if self._unused * _UNUSED_SHARE_WHOLE > self._end:
-                self._buffers = moved(
+                self._buffers = new_buffers(
                     self._buffers, self._buffers, capacity=self._end, start=0, end=self._end
                 )
             self._freeze_tail()
             return
         self._freeze_tail()
         self._merge()
-        own = {part: part.unused for part, _ in self._frozen if len(part.holders) == 1}
-        own_tokens = sum(tokens for part, tokens in self._frozen if part in own)
-        for part in sorted(own, key=lambda each: own[each] / each.capacity, reverse=True):
-            if sum(own.values()) * _UNUSED_SHARE <= own_tokens:
+        # parts that only this sequence holds, with their unused capacity; shrink the emptiest first
+        unused = {part: part.unused for part, _ in self._frozen if len(part.holders) == 1}
+        own_tokens = sum(tokens for part, tokens in self._frozen if part in unused)
+        for part in sorted(unused, key=lambda each: unused[each] / each.capacity, reverse=True):
+            if sum(unused.values()) * _UNUSED_SHARE <= own_tokens:
                 break
             part.shrink()
-            own[part] = 0
+            unused[part] = 0
         for part, _ in self._frozen:
-            if part not in own and part.unused * _UNUSED_SHARE_OF_MANY > part.capacity:
+            if part not in unused and part.unused * _UNUSED_SHARE_OF_MANY > part.capacity:
                 part.shrink()
 
     def fork(self, tokens: int) -> Self:
@@ -196,7 +200,7 @@ class FullKV(LayerKV):
             f"{tokens} of {self._frozen_tokens} frozen tokens cannot be shared"
         )
         fork = type(self)()
-        fork._hold(_first(self._frozen, tokens))
+        fork._set_parts(_first_tokens(self._frozen, tokens))
         fork.tokens = tokens
         return fork
 
@@ -204,16 +208,16 @@ class FullKV(LayerKV):
         """A state with the first `tokens` tokens in another form, as `append_arrays` would add
         them. Frozen parts that several sequences hold are converted once. Lazy.
         """
-        parts: list[tuple[FrozenPart, int]] = []
+        parts: list[PartPrefix] = []
         tail: tuple[mx.array, ...] = ()
         for part, low, high in self._runs(0, tokens):
             if part is None:
                 tail = convert([array[:, :, low:high] for array in self._buffers])
             else:
-                parts.append((part.converted(form, convert, tokens=high), high))
+                parts.append(PartPrefix(part.converted(form, convert, tokens=high), high))
         state = FullKV()
         state.can_share = self.can_share
-        state._hold(parts)
+        state._set_parts(parts)
         state.tokens = state._frozen_tokens
         state.reserve(self._reserved)
         if tail:
@@ -222,7 +226,7 @@ class FullKV(LayerKV):
 
     def release(self) -> None:
         """Drop all tokens, because another state has taken them over."""
-        self._hold([])
+        self._set_parts([])
         self._buffers = ()
         self.tokens = self._end = 0
 
@@ -231,31 +235,30 @@ class FullKV(LayerKV):
         assert tokens <= min(self._frozen_tokens, other._frozen_tokens), (
             f"{tokens} tokens are not frozen in both"
         )
-        rest = self._copied(tokens, self.tokens)
+        following = self._copy(tokens, self.tokens)
         self._freeze_tail()
-        parts = _first(other._frozen, tokens)
+        parts = _first_tokens(other._frozen, tokens)
         if self.tokens > tokens:
-            parts.append((FrozenPart(rest), self.tokens - tokens))
-        self._hold(parts)
+            parts.append(PartPrefix(FrozenPart(following), self.tokens - tokens))
+        self._set_parts(parts)
 
     @property
-    def frozen_parts(self) -> tuple[tuple[FrozenPart, int], ...]:
+    def frozen_parts(self) -> tuple[PartPrefix, ...]:
         """The frozen parts, with the number of tokens that this sequence holds of each."""
         return tuple(self._frozen)
 
-    def held_of(self, part: FrozenPart) -> int:
-        """The number of tokens of a part that this sequence holds."""
+    def tokens_in(self, part: FrozenPart) -> int:
         return max((tokens for each, tokens in self._frozen if each is part), default=0)
 
-    def take_merged(self, parts: Sequence[FrozenPart], merged: FrozenPart) -> None:
-        """Replace these parts by the merged one."""
-        tokens = sum(map(self.held_of, parts))
+    def replace_by_merged(self, parts: Sequence[FrozenPart], merged: FrozenPart) -> None:
+        """Replace these adjoining parts by one in which they are merged."""
+        tokens = sum(map(self.tokens_in, parts))
         kept = [
-            (merged, tokens) if part is parts[0] else (part, held) for part, held in self._frozen
+            PartPrefix(merged, tokens) if each.part is parts[0] else each for each in self._frozen
         ]
-        self._hold([(part, held) for part, held in kept if part not in parts[1:]])
+        self._set_parts([each for each in kept if each.part not in parts[1:]])
 
-    def held(self) -> int:
+    def kept_tokens(self) -> int:
         return self.tokens
 
     def parts(self, count: int) -> tuple[tuple[mx.array, mx.array], ...]:
@@ -274,7 +277,7 @@ class FullKV(LayerKV):
         runs = self.parts(count)
         if len(runs) == 1:
             return runs[0]
-        return pair_of(self._copied(self.tokens - count, self.tokens))
+        return keys_and_values(self._copy(self.tokens - count, self.tokens))
 
     def can_rewind(self, tokens: int) -> bool:
         return tokens <= self.tokens
@@ -284,13 +287,13 @@ class FullKV(LayerKV):
         super().rewind(tokens)
         self._end = max(0, self._end)
         if frozen:
-            self._hold(_first(self._frozen, self._frozen_tokens - frozen))
+            self._set_parts(_first_tokens(self._frozen, self._frozen_tokens - frozen))
 
     def form(self) -> tuple[HeadsForm, ...]:
-        return tuple(map(HeadsForm.of_array, pair_of(self._any_stored())))
+        return tuple(map(HeadsForm.of_array, keys_and_values(self._any_stored())))
 
     def copy_out(self, start: int, end: int) -> tuple[mx.array, ...]:
-        return pair_of(self._copied(start, end))
+        return keys_and_values(self._copy(start, end))
 
     def restore(self, arrays: Iterator[mx.array], layout: CheckpointLayout, *, end: int) -> None:
         keys = next(arrays)
@@ -335,12 +338,12 @@ class FullKV(LayerKV):
     def _pair(self, part: FrozenPart | None, low: int, high: int) -> tuple[mx.array, mx.array]:
         if part is not None and low == 0:
             return part.first(high)
-        return pair_of(self._stored_in(part), start=low, end=high)
+        return keys_and_values(self._stored_in(part), start=low, end=high)
 
     def _stored_in(self, part: FrozenPart | None) -> tuple[mx.array, ...]:
         return self._buffers if part is None else part.arrays
 
-    def _copied(self, start: int, end: int, *, capacity: int = 0) -> tuple[mx.array, ...]:
+    def _copy(self, start: int, end: int, *, capacity: int = 0) -> tuple[mx.array, ...]:
         """Copy tokens `start` to `end` to new buffers with room for `capacity` tokens."""
         runs = [
             tuple(array[:, :, low:high] for array in self._stored_in(part))
@@ -358,7 +361,7 @@ class FullKV(LayerKV):
 
     def _freeze_tail(self) -> None:
         if self._end:
-            self._hold([*self._frozen, (FrozenPart(self._buffers), self._end)])
+            self._set_parts([*self._frozen, PartPrefix(FrozenPart(self._buffers), self._end)])
         self._buffers = ()
         self._end = 0
 
@@ -366,16 +369,16 @@ class FullKV(LayerKV):
         """Move all tokens to one buffer, because a fused kernel needs one: with several parts, it
         would copy all tokens in every step.
         """
-        part, held = self._frozen[0]
-        if held == self.tokens and len(part.holders) == 1:
+        part, tokens = self._frozen[0]
+        if tokens == self.tokens and len(part.holders) == 1:
             arrays = part.arrays
         else:
-            arrays = self._copied(0, self.tokens, capacity=max(self._reserved, self.tokens))
-        self._hold([])
+            arrays = self._copy(0, self.tokens, capacity=max(self._reserved, self.tokens))
+        self._set_parts([])
         self._buffers = arrays
         self._end = self.tokens
 
-    def _hold(self, parts: list[tuple[FrozenPart, int]]) -> None:
+    def _set_parts(self, parts: list[PartPrefix]) -> None:
         for part, _ in self._frozen:
             part.holders.discard(self)
         for part, _ in parts:
@@ -388,7 +391,7 @@ class FullKV(LayerKV):
         """Merge neighbouring parts for all their holders if the earlier part is short, or if the
         later part is at least half as long as the earlier one.
         """
-        groups: list[list[tuple[FrozenPart, int]]] = []
+        groups: list[list[PartPrefix]] = []
         for each in self._frozen:
             groups.append([each])
             while len(groups) > 1 and _are_merged(*groups[-2:]):
@@ -396,42 +399,42 @@ class FullKV(LayerKV):
         for group in groups:
             if len(group) > 1:
                 parts = [part for part, _ in group]
-                runs = [[array[:, :, :held] for array in part.arrays] for part, held in group]
+                runs = [[array[:, :, :tokens] for array in part.arrays] for part, tokens in group]
                 merged = FrozenPart(joined(runs))
                 for holder in _holders(group):
-                    holder.take_merged(parts, merged)
+                    holder.replace_by_merged(parts, merged)
 
 
-def _first(parts: list[tuple[FrozenPart, int]], tokens: int) -> list[tuple[FrozenPart, int]]:
+def _first_tokens(parts: list[PartPrefix], tokens: int) -> list[PartPrefix]:
     """The first `tokens` tokens of these parts."""
     taken = []
-    for part, held in parts:
+    for part, count in parts:
         if tokens > 0:
-            taken.append((part, min(held, tokens)))
-        tokens -= held
+            taken.append(PartPrefix(part, min(count, tokens)))
+        tokens -= count
     return taken
 
 
-def _are_merged(earlier: list[tuple[FrozenPart, int]], later: list[tuple[FrozenPart, int]]) -> bool:
+def _are_merged(earlier: list[PartPrefix], later: list[PartPrefix]) -> bool:
     fits = _length(earlier) <= max(_SHORT_PART, _length(later) * 2)
     run = (*earlier, *later)
-    return fits and all(_holds_beginning(holder, run) for holder in _holders(run))
+    return fits and all(_holds_prefix(holder, run) for holder in _holders(run))
 
 
-def _holders(parts: Sequence[tuple[FrozenPart, int]]) -> set[FullKV]:
+def _holders(parts: Sequence[PartPrefix]) -> set[FullKV]:
     return {holder for part, _ in parts for holder in part.holders}
 
 
-def _holds_beginning(holder: FullKV, parts: Sequence[tuple[FrozenPart, int]]) -> bool:
+def _holds_prefix(holder: FullKV, parts: Sequence[PartPrefix]) -> bool:
     """Whether a holder has all tokens of these adjacent parts, or a prefix."""
-    is_whole = True
+    is_complete = True
     for part, tokens in parts:
-        held = holder.held_of(part)
-        if held > tokens or (held and not is_whole):
+        count = holder.tokens_in(part)
+        if count > tokens or (count and not is_complete):
             return False
-        is_whole = is_whole and held == tokens
+        is_complete = is_complete and count == tokens
     return True
 
 
-def _length(parts: list[tuple[FrozenPart, int]]) -> int:
+def _length(parts: list[PartPrefix]) -> int:
     return sum(tokens for _, tokens in parts)

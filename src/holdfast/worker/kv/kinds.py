@@ -16,9 +16,7 @@ from holdfast.worker.kv.window import ChunkKV, WindowKV
 
 
 class Composite(Layer):
-    """Several states in one layer, for example two KV states, KV and a recurrent state, or MLA
-    latents and their index.
-    """
+    """Several states in one layer: two KV states, KV and a recurrent state, or MLA and its index."""
 
     def __init__(self, parts: tuple[Layer, ...]) -> None:
         self.parts = parts
@@ -31,7 +29,6 @@ class Composite(Layer):
         return Composite(tuple(part.with_leaves(leaves) for part in self.parts))
 
     def view(self, layers: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
-        """A view that is indexable by part, like mlx-lm's `CacheList`."""
         parts = zip(*(layer.parts for layer in layers), strict=True)
         return tuple(
             same[0].view(same, for_kv=for_kv, for_recurrent=for_recurrent) for same in parts

@@ -33,9 +33,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class SnapshotMismatch(Exception):
-    """A snapshot does not fit the model's layers, and is treated as a cache miss. The message gives
-    the reason.
-    """
+    """A snapshot does not fit the model's layers; this counts as a cache miss."""
 
 
 # -- types and shapes of the arrays of a snapshot; any thread
@@ -49,7 +47,6 @@ class ArrayForm(msgspec.Struct, frozen=True, array_like=True):
 
     @staticmethod
     def of_array(array: mx.array) -> ArrayForm:
-        """The form of an existing array."""
         return ArrayForm(DTYPE_NAMES[array.dtype], tuple(array.shape))
 
     def __str__(self) -> str:
@@ -57,7 +54,6 @@ class ArrayForm(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def nbytes(self) -> int:
-        """The size of an array of this form, in bytes."""
         return math.prod(self.shape) * DTYPES[self.dtype].size
 
     def of(self, tokens: int) -> ArrayForm:
@@ -83,13 +79,11 @@ class HeadsForm:
     def of_array(
         array: mx.array, *, most_tokens: int | None = None, chunk_tokens: int | None = None
     ) -> HeadsForm:
-        """The form of existing keys or values."""
         return HeadsForm(
             array.shape[1], array.shape[3], DTYPE_NAMES[array.dtype], most_tokens, chunk_tokens
         )
 
     def of(self, tokens: int) -> ArrayForm:
-        """The form after this many tokens."""
         kept = tokens if self.most_tokens is None else min(tokens, self.most_tokens)
         if self.chunk_tokens is not None and tokens:
             kept = 1 + (tokens - 1) % self.chunk_tokens
@@ -124,7 +118,7 @@ def are_alike(keys: mx.array, values: mx.array) -> bool:
     return keys.shape == values.shape and keys.dtype == values.dtype
 
 
-def moved(
+def new_buffers(
     old: Sequence[mx.array], like: Sequence[mx.array], *, capacity: int, start: int, end: int
 ) -> tuple[mx.array, ...]:
     """New buffers for `capacity` tokens that begin with tokens `start` to `end` of the old buffers.
@@ -159,7 +153,7 @@ def write(buffers: Sequence[mx.array], arrays: Sequence[mx.array], *, start: int
     buffer[:, heads:, start:end] = values
 
 
-def pair_of(
+def keys_and_values(
     stored: Sequence[mx.array], *, start: int = 0, end: int | None = None
 ) -> tuple[mx.array, mx.array]:
     """Keys and values of tokens `start` to `end`; copies nothing."""
@@ -226,9 +220,9 @@ class LayerState(Layer):
     window: how many tokens a query sees, including its own; None: all, or no attention.
     chunk: the length of attention chunks, if a query sees only tokens of its chunk; None: no chunks.
     bits: of the keys and of the values of earlier blocks; None: they are not quantized.
-    drops_last: the tokens of the last append can always be dropped (`rewind`), but only tokens of the
+    can_drop_last: the tokens of the last append can always be dropped (`rewind`), but only tokens of the
         current block if earlier blocks are quantized.
-    returns: the state can return to its form before the last append (`saved`, `return_to`).
+    can_return: the state can return to its form before the last append (`saved`, `return_to`).
     can_share: several running sequences can hold the same frozen tokens (`fork`). A runner may set
         it to False; then only parked states share frozen tokens.
     """
@@ -239,8 +233,8 @@ class LayerState(Layer):
     window: int | None = None
     chunk: int | None = None
     bits: tuple[Bits, Bits] | None = None
-    drops_last: bool = False
-    returns: bool = False
+    can_drop_last: bool = False
+    can_return: bool = False
     can_share: bool = False
 
     def leaves(self) -> Iterator[LayerState]:
@@ -273,7 +267,7 @@ class LayerState(Layer):
         assert self.can_rewind(tokens), f"{type(self).__name__} cannot drop {tokens} tokens"
 
     def saved(self) -> Any:
-        """The current state, for `return_to`, without copying it. Only for layers with `returns`."""
+        """The current state, for `return_to`, without copying it. Only for layers with `can_return`."""
         raise NotImplementedError
 
     def return_to(self, saved: Any) -> None:
@@ -385,7 +379,7 @@ class LayerKV(LayerState):
     the arrays that `last` returns.
     """
 
-    drops_last = True
+    can_drop_last = True
 
     def __init__(self) -> None:
         self.tokens = 0  # tokens appended so far
@@ -397,7 +391,6 @@ class LayerKV(LayerState):
         """The forms of keys and of values. Call it after the first token."""
 
     def append(self, keys: mx.array, values: mx.array) -> None:
-        """Add the keys and values of the next tokens."""
         self.append_arrays((keys, values))
 
     @abstractmethod
@@ -405,16 +398,16 @@ class LayerKV(LayerState):
         """Add the keys and values of the next tokens: a pair, or one array with both."""
 
     def make_room(self, like: mx.array, tokens: int) -> bool:
-        """Prepare for the next tokens to be written into the buffer in place, from outside MLX, and
-        then `add_written`. Returns False if this state cannot have them written so.
+        """Prepare the buffer so that the next tokens can be written into it from outside MLX; after that,
+        call `add_written`. Returns False if this state does not support that.
 
         like: an array with any number of tokens, [1, 2 * kv_heads, tokens, head_dim], of the type
         of keys and values, which are alike. Evaluate `arrays` before anything is written.
         """
         return False
 
-    def tail(self) -> tuple[mx.array, int]:
-        """The buffer for the next tokens, and where they go. Requires `make_room`."""
+    def write_position(self) -> tuple[mx.array, int]:
+        """The buffer for the next tokens, and their position in it. Requires `make_room`."""
         (buffer,) = self._buffers
         return buffer, self._end
 
@@ -423,12 +416,12 @@ class LayerKV(LayerState):
         self.tokens += tokens
         self._end += tokens
 
-    def sees_alike(self, tokens: int) -> bool:
-        """Whether the next tokens see all earlier tokens in the same form."""
+    def see_one_form(self, tokens: int) -> bool:
+        """Whether the next tokens see all earlier tokens in the same form, quantized or not."""
         return True
 
-    def held(self) -> int:
-        """The number of tokens that are held and can be attended to: always the last ones."""
+    def kept_tokens(self) -> int:
+        """How many tokens can be attended to: always the last ones of the sequence."""
         return self._end
 
     def visible_before_next(self) -> int:
@@ -436,14 +429,14 @@ class LayerKV(LayerState):
         return self.tokens
 
     def last(self, count: int) -> tuple[mx.array, mx.array]:
-        """Keys and values of the last `count` tokens, oldest first. count ≤ held()."""
-        return pair_of(self._buffers, start=self._end - count, end=self._end)
+        """Keys and values of the last `count` tokens, oldest first. count ≤ kept_tokens()."""
+        return keys_and_values(self._buffers, start=self._end - count, end=self._end)
 
     def parts(self, count: int) -> tuple[tuple[mx.array, mx.array], ...]:
         """As `last`, but one pair of keys and values per buffer; copies nothing."""
         return (self.last(count),)
 
-    def sights(
+    def attention_ranges(
         self, tokens: int, window: int | None
     ) -> Iterator[tuple[slice, tuple[tuple[mx.array, mx.array], ...]]]:
         """Yield what the last `tokens` appended tokens attend to: ranges of these tokens, each with
@@ -451,7 +444,9 @@ class LayerKV(LayerState):
 
         window: how many positions a token sees, including its own; None: all.
         """
-        count = self.held() if window is None else min(self.held(), window + tokens - 1)
+        count = (
+            self.kept_tokens() if window is None else min(self.kept_tokens(), window + tokens - 1)
+        )
         yield slice(0, tokens), self.parts(count)
 
     def seen_by_last(self, window: int | None) -> int:
@@ -459,7 +454,7 @@ class LayerKV(LayerState):
 
         window: the maximum; None: all.
         """
-        return self.held() if window is None else min(self.held(), window)
+        return self.kept_tokens() if window is None else min(self.kept_tokens(), window)
 
     @property
     def has_buffers(self) -> bool:
@@ -486,6 +481,5 @@ class LayerKV(LayerState):
         return iter(self._buffers)
 
     def _write(self, new: Sequence[mx.array]) -> None:
-        """Write stored arrays or a pair into buffers that have room."""
         write(self._buffers, new, start=self._end)
         self.add_written(new[0].shape[2])

@@ -42,7 +42,7 @@ class Snapshot:
 
     arrays: in the order of the layers; those of a block (usually keys and values) have the tokens
         on axis 2. If they are quantized, each is replaced by three: codes (uint32), scales, biases.
-    layers: what the arrays of a state are; empty for a block.
+    layers: which arrays each layer of a state has; empty for a block.
     """
 
     start: int
@@ -52,7 +52,6 @@ class Snapshot:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
         return sum(array.nbytes for array in self.arrays)
 
     @property
@@ -66,9 +65,7 @@ class Snapshot:
         return any(array.dtype == mx.uint32 for array in self.arrays[:1])
 
     def cut(self, tokens: int, *, offset: int = 0) -> Snapshot:
-        """The block's `tokens` tokens beginning at its token `offset`. Lazy; shares the block's
-        buffers.
-        """
+        """The block's `tokens` tokens from its token `offset` on. Lazy; shares the buffers."""
         if (offset, tokens) == (0, self.tokens):
             return self
         arrays = tuple(array[:, :, offset : offset + tokens] for array in self.arrays)
@@ -106,7 +103,9 @@ class ModelForm:
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """A state to return to: its number of tokens, and the layers that cannot drop tokens."""
+    """A state to return to: its number of tokens, and the saved states of those layers that cannot
+    drop tokens (None for the others).
+    """
 
     tokens: int
     leaves: Sequence[Any]
@@ -119,13 +118,13 @@ class LiveState:
     tokens: the number of tokens in the state, including the tokens of dispatched steps.
     leaves: the states of all layers in one flat tuple. A composite layer contributes several: one
         for each state that it is composed of.
-    is_whole: False after a `quantize` that failed when it had already converted some layers; the
+    is_valid: False after a `quantize` that failed when it had already converted some layers; the
         state is then unusable.
     """
 
     layers: list[Layer]
     tokens: int = 0
-    is_whole: bool = field(init=False, default=True)
+    is_valid: bool = field(init=False, default=True)
     leaves: tuple[LayerState, ...] = field(init=False)
     _first_and_last_growing: tuple[LayerState, ...] = field(init=False)
 
@@ -136,12 +135,10 @@ class LiveState:
 
     @property
     def growing(self) -> list[LayerState]:
-        """The leaves that keep every token."""
         return [leaf for leaf in self.leaves if leaf.grows]
 
     @property
     def fixed(self) -> list[LayerState]:
-        """The leaves that do not keep every token."""
         return [leaf for leaf in self.leaves if not leaf.grows]
 
     @property
@@ -150,20 +147,16 @@ class LiveState:
         return any(leaf.bits for leaf in self.leaves)
 
     def bytes_per_token(self) -> int:
-        """Bytes that one more token takes; 0 before the first one."""
         return sum(leaf.bytes_per_token() for leaf in self.leaves)
 
     def fixed_bytes(self) -> int:
-        """Bytes that do not grow with the sequence."""
         return sum(leaf.fixed_bytes() for leaf in self.leaves)
 
     def arrays(self) -> Iterator[mx.array]:
-        """All arrays, to be evaluated with a step."""
         for leaf in self.leaves:
             yield from leaf.arrays()
 
     def reserve(self, tokens: int) -> None:
-        """Make room for this many tokens in total."""
         for leaf in self.leaves:
             leaf.reserve(tokens)
 
@@ -179,8 +172,8 @@ class LiveState:
         return all(leaf.can_rewind(self.tokens - tokens) for leaf in self.leaves)
 
     def resumable(self, tokens: int) -> int:
-        """The longest prefix, at most `tokens` long, from which another sequence can continue with
-        the present state, apart from layers that need a checkpoint.
+        """The length of the longest prefix, at most `tokens`, after which another sequence can continue
+        from the present state, if the layers that do not grow have a checkpoint there.
         """
         return min((leaf.resumable(tokens) for leaf in self.growing), default=tokens)
 
@@ -195,27 +188,26 @@ class LiveState:
         self.tokens -= tokens
 
     @property
-    def drops_last(self) -> bool:
+    def can_drop_last(self) -> bool:
         """Whether the tokens of the last forward pass can be dropped; see `LayerState`."""
-        return all(leaf.drops_last for leaf in self.leaves)
+        return all(leaf.can_drop_last for leaf in self.leaves)
 
     def saved(self) -> SavedState:
         """What `return_to` needs to return to the current state. Copies nothing."""
         return SavedState(
-            self.tokens, [None if leaf.drops_last else leaf.saved() for leaf in self.leaves]
+            self.tokens, [None if leaf.can_drop_last else leaf.saved() for leaf in self.leaves]
         )
 
     def return_to(self, saved: SavedState) -> None:
         """Drop all tokens that were added in one forward pass after `saved` was made."""
         for leaf, state in zip(self.leaves, saved.leaves, strict=True):
-            if leaf.drops_last:
+            if leaf.can_drop_last:
                 leaf.rewind(self.tokens - saved.tokens)
             else:
                 leaf.return_to(state)
         self.tokens = saved.tokens
 
     def can_quantize(self) -> bool:
-        """Whether `quantize` can convert this state."""
         growing = self.growing
         return bool(growing) and all(isinstance(leaf, FullKV) for leaf in growing)
 
@@ -224,20 +216,20 @@ class LiveState:
         those of the current block. Waits for the device. Requires `can_quantize`.
 
         fresh: empty layers of the same model that hold keys and values quantized. If the device
-        fails, the state is unchanged, unless `is_whole` is False.
+        fails, the state is unchanged, unless `is_valid` is False.
         """
         empty = LiveState(fresh).leaves
         for old, new in zip(self.leaves, empty, strict=True):
             if isinstance(old, FullKV):
                 assert isinstance(new, QuantizedKV)
                 new.take_over(old)
-                self.is_whole = False
+                self.is_valid = False
         taken = iter(
             [new if old.grows else old for old, new in zip(self.leaves, empty, strict=True)]
         )
         self.layers = [layer.with_leaves(taken) for layer in fresh]
         self.__post_init__()
-        self.is_whole = True
+        self.is_valid = True
 
     # -- sharing
 
@@ -265,25 +257,21 @@ class LiveState:
         """
         for leaf in self.leaves:
             leaf.freeze()
-        self._start()
+        self._evaluate_async()
 
     def share_prefix(self, other: LiveState, tokens: int) -> None:
-        """Use the buffers of another parked state for the first `tokens` tokens, which must be
-        equal in both.
-        """
+        """Use the buffers of another parked state, whose first `tokens` tokens are equal."""
         for own, others in zip(self.leaves, other.leaves, strict=True):
             if own.grows:
                 own.share_prefix(others, tokens)
-        self._start()
+        self._evaluate_async()
 
     def park(self) -> None:
-        """Release unused memory and freeze all tokens, because no sequence runs now. Does not
-        wait.
-        """
+        """Release unused memory and freeze all tokens: no sequence runs now. Does not wait."""
         self.trim()
         self.freeze()
 
-    def _start(self) -> None:
+    def _evaluate_async(self) -> None:
         mx.async_eval(list(self.arrays()))  # type: ignore[no-untyped-call]
 
     # -- snapshots
@@ -294,9 +282,7 @@ class LiveState:
         return any(leaf.is_foreign for leaf in self.leaves)
 
     def form(self) -> ModelForm | None:
-        """The form of the snapshots; None if a layer cannot be snapshotted. Call it only after the
-        first token.
-        """
+        """The form of the snapshots, known after the first token; None if there are none."""
         if self.is_foreign:
             return None
         return ModelForm(
@@ -454,18 +440,20 @@ class Conversion:
     def of(states: Sequence[LiveState], bits: tuple[Bits, Bits]) -> Conversion:
         """Count the tokens of states that can be quantized (`can_quantize`) to these bits."""
         tokens = 0
-        held: dict[FrozenPart, list[int]] = {}
+        counts_of_part: dict[FrozenPart, list[int]] = {}
         for state in states:
             first = _first_full(state)  # all layers share the same tokens
             tokens += first.tokens - first.frozen_tokens
             for part, count in first.frozen_parts:
-                held.setdefault(part, []).append(count)
-        longest = {part: max(counts) for part, counts in held.items()}
+                counts_of_part.setdefault(part, []).append(count)
+        longest = {part: max(counts) for part, counts in counts_of_part.items()}
         return Conversion(
             sequences=len(states),
             tokens=tokens + sum(longest.values()),
             shared_tokens=sum(
-                longest[part] for part, counts in held.items() if len(part.holders) > len(counts)
+                longest[part]
+                for part, counts in counts_of_part.items()
+                if len(part.holders) > len(counts)
             ),
             converted_tokens=sum(
                 count for part, count in longest.items() if part.is_converted(bits)

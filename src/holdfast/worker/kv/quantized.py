@@ -30,8 +30,8 @@ from holdfast.worker.kv.layer import (
     SnapshotMismatch,
     copied,
     joined,
-    moved,
-    pair_of,
+    keys_and_values,
+    new_buffers,
 )
 
 ARRAYS_OF_CODES = 3  # codes, scales and biases
@@ -46,16 +46,14 @@ Dequantize: TypeAlias = Callable[
 ]
 
 
-def group_of(dimension: int) -> int | None:
-    """How many dimensions of a head share a scale and a bias; None if heads of this size cannot be
-    quantized.
-    """
+def group_size_of(dimension: int) -> int | None:
+    """How many dimensions share a scale and a bias; None: heads of this size cannot be quantized."""
     return next((size for size in (64, 32) if dimension % size == 0), None)
 
 
 def quantized(array: mx.array, bits: int) -> tuple[mx.array, mx.array, mx.array]:
     """Codes (uint32), scales and biases of keys or values, [1, heads, tokens, …]. Lazy."""
-    codes, scales, biases = mx.quantize(array, group_size=group_of(array.shape[-1]), bits=bits)
+    codes, scales, biases = mx.quantize(array, group_size=group_size_of(array.shape[-1]), bits=bits)
     # Scales and biases of float32 keys and values are stored in float16: the rounding error is
     # small compared with that of the codes, which is half a step. In float32, they would take a
     # fifth of the memory of 4-bit keys.
@@ -65,7 +63,7 @@ def quantized(array: mx.array, bits: int) -> tuple[mx.array, mx.array, mx.array]
 
 def dequantized(arrays: Sequence[mx.array], *, bits: int, dtype: mx.Dtype) -> mx.array:
     """The inverse of `quantized`. Lazy."""
-    codes, scales, biases = fit_for("mx.dequantize", arrays)
+    codes, scales, biases = copied_if_needed("mx.dequantize", arrays)
     if not codes.shape[-1]:  # an index has keys only
         return mx.zeros(codes.shape, dtype)
     scales, biases = scales.astype(dtype), biases.astype(dtype)
@@ -73,7 +71,7 @@ def dequantized(arrays: Sequence[mx.array], *, bits: int, dtype: mx.Dtype) -> mx
     return mx.dequantize(codes, scales, biases, group_size=group, bits=bits)
 
 
-def fit_for(function: str, arrays: Sequence[mx.array]) -> Sequence[mx.array]:
+def copied_if_needed(function: str, arrays: Sequence[mx.array]) -> Sequence[mx.array]:
     """Codes, scales and biases for a call of this function of MLX: slices are copied if the
     function gives wrong results for slices on this device.
     """
@@ -119,8 +117,9 @@ def _agree(
 class QuantizedKV(LayerKV):
     """Quantized keys and values of earlier blocks, and unquantized ones of the current block.
 
-    The codes of the earlier blocks are in `_old`. The buffers have the unquantized tokens from
-    position `_begin` on: those of the current block, and during a forward pass all of its tokens.
+    The codes of the earlier blocks are in `_codes_state`, a `FullKV` that holds codes, scales and biases
+    in place of keys and values. The buffers have the unquantized tokens from position `_native_start` on:
+    those of the current block, and during a forward pass all tokens of that pass.
     """
 
     kind = "full"
@@ -135,31 +134,31 @@ class QuantizedKV(LayerKV):
         dequantize: Dequantize | None = None,
     ) -> None:
         """form: the shapes and types of keys and of values, before they are quantized. dequantize:
-        None: MLX does it.
+        dequantizes in place of MLX; None: MLX does it.
         """
         super().__init__()
         self.bits = self._bits = bits
         self._form = form
         # whether the codes of keys and values are in one buffer, the heads of the keys first
-        self._is_joint = form[0] == form[1] and self._bits[0] == self._bits[1]
-        self._block = block_tokens
+        self._share_buffer = form[0] == form[1] and self._bits[0] == self._bits[1]
+        self._block_tokens = block_tokens
         self._dequantize = dequantize
-        self._begin = 0
-        self._old = FullKV()
+        self._native_start = 0
+        self._codes_state = FullKV()
 
     @property
     def can_share(self) -> bool:
         """Whether several running sequences can hold the same codes."""
-        return self._old.can_share
+        return self._codes_state.can_share
 
     @can_share.setter
     def can_share(self, value: bool) -> None:
-        self._old.can_share = value
+        self._codes_state.can_share = value
 
     # -- append
 
     def reserve(self, tokens: int) -> None:
-        self._old.reserve(tokens)
+        self._codes_state.reserve(tokens)
 
     def append_arrays(self, arrays: Sequence[mx.array]) -> None:
         self._make_room(arrays, arrays[0].shape[2])
@@ -167,39 +166,41 @@ class QuantizedKV(LayerKV):
 
     def make_room(self, like: mx.array, tokens: int) -> bool:
         self._make_room((like,), tokens)
-        self._quantize(self._own(self.tokens))
+        self._quantize(self._block_start(self.tokens))
         return True
 
     def add_written(self, tokens: int) -> None:
         super().add_written(tokens)
-        self._quantize(self._own(self.tokens - 1))
+        self._quantize(self._block_start(self.tokens - 1))
 
-    def sees_alike(self, tokens: int) -> bool:
-        return self._own(self.tokens) == self._own(self.tokens + tokens - 1)
+    def see_one_form(self, tokens: int) -> bool:
+        return self._block_start(self.tokens) == self._block_start(self.tokens + tokens - 1)
 
     def _make_room(self, like: Sequence[mx.array], tokens: int) -> None:
         if not self._buffers or self._end + tokens > self._buffers[0].shape[2]:
-            self._quantize(self._own(self.tokens))  # the new tokens see these blocks quantized
-            kept = self.tokens - self._old.tokens
-            self._move(like, capacity=max(self._block, kept + tokens))
+            self._quantize(
+                self._block_start(self.tokens)
+            )  # the new tokens see these blocks quantized
+            kept = self.tokens - self._codes_state.tokens
+            self._move(like, capacity=max(self._block_tokens, kept + tokens))
 
-    def _own(self, position: int) -> int:
+    def _block_start(self, position: int) -> int:
         """The first position of the block that contains a position."""
-        return position // self._block * self._block
+        return position // self._block_tokens * self._block_tokens
 
     def _quantize(self, end: int) -> None:
         """Quantize the tokens up to position `end` that are not quantized yet. Lazy."""
-        start = self._old.tokens
+        start = self._codes_state.tokens
         if start < end:
-            self._old.append_arrays(self._codes_of_native(start, end))
+            self._codes_state.append_arrays(self._codes_of_native(start, end))
 
     def _codes_of_native(self, start: int, end: int) -> tuple[mx.array, ...]:
         return self._codes(self._native(start, end))
 
     def _codes(self, native: Sequence[mx.array]) -> tuple[mx.array, ...]:
-        """Quantize stored keys and values: their codes, scales and biases, as `_old` holds them."""
-        if not self._is_joint:
-            native = pair_of(native)
+        """Quantize stored keys and values: their codes, scales and biases, as `_codes_state` holds them."""
+        if not self._share_buffer:
+            native = keys_and_values(native)
         return tuple(
             array
             for buffer, bits in zip(native, self._bits, strict=False)
@@ -208,32 +209,34 @@ class QuantizedKV(LayerKV):
 
     def _native(self, start: int, end: int) -> tuple[mx.array, ...]:
         """Unquantized keys and values of tokens `start` to `end`, which must be in the buffers."""
-        assert self._begin <= start <= end <= self.tokens, "these tokens are only held quantized"
+        assert self._native_start <= start <= end <= self.tokens, (
+            "these tokens are there only in quantized form"
+        )
         return tuple(
-            buffer[:, :, start - self._begin : end - self._begin] for buffer in self._buffers
+            buffer[:, :, start - self._native_start : end - self._native_start]
+            for buffer in self._buffers
         )
 
     def _move(self, like: Sequence[mx.array], *, capacity: int) -> None:
-        """Move the tokens that are not quantized to new buffers."""
-        kept = self._old.tokens
-        self._buffers = moved(
-            self._buffers, like, capacity=capacity, start=kept - self._begin, end=self._end
+        kept = self._codes_state.tokens
+        self._buffers = new_buffers(
+            self._buffers, like, capacity=capacity, start=kept - self._native_start, end=self._end
         )
-        self._end -= kept - self._begin
-        self._begin = kept
+        self._end -= kept - self._native_start
+        self._native_start = kept
 
     def trim(self) -> None:
-        if self._buffers and self._buffers[0].shape[2] > self._block:
-            self._move(self._buffers, capacity=self._block)
+        if self._buffers and self._buffers[0].shape[2] > self._block_tokens:
+            self._move(self._buffers, capacity=self._block_tokens)
 
     def take_over(self, native: FullKV) -> None:
         """Take over all tokens of an unquantized state, which is empty afterwards, and quantize
         those before the current block. Waits for the device, so that the memory is free on return.
         """
         assert self.tokens == 0, "the state has tokens of its own"
-        end = self._own(native.tokens - 1) if native.tokens else 0
-        self._old = native.converted(end, self._bits, self._codes)
-        self.tokens = self._begin = end
+        end = self._block_start(native.tokens - 1) if native.tokens else 0
+        self._codes_state = native.converted(end, self._bits, self._codes)
+        self.tokens = self._native_start = end
         if end < native.tokens:
             self.append_arrays(native.copy_arrays(end, native.tokens))
         mx.eval(list(self.arrays()))
@@ -241,37 +244,36 @@ class QuantizedKV(LayerKV):
 
     # -- attend
 
-    def held(self) -> int:
+    def kept_tokens(self) -> int:
         return self.tokens
 
     def parts(self, count: int) -> tuple[tuple[mx.array, mx.array], ...]:
-        ((_, parts),) = self.sights(1, count)
+        ((_, parts),) = self.attention_ranges(1, count)
         return parts
 
-    def sights(
+    def attention_ranges(
         self, tokens: int, window: int | None
     ) -> Iterator[tuple[slice, tuple[tuple[mx.array, mx.array], ...]]]:
         first = self.tokens - tokens
-        old = self._old_pairs(self._own(self.tokens - 1))
+        old = self._dequantized_runs(self._block_start(self.tokens - 1))
         at = first
         while at < self.tokens:
-            own = self._own(at)
-            end = min(own + self._block, self.tokens)
+            block_start = self._block_start(at)
+            end = min(block_start + self._block_tokens, self.tokens)
             seen_from = 0 if window is None else max(0, at + 1 - window)
             parts = [
                 (keys[:, :, low:high], values[:, :, low:high])
                 for start, keys, values in old
-                if (low := max(seen_from - start, 0)) < (high := min(own - start, keys.shape[2]))
+                if (low := max(seen_from - start, 0))
+                < (high := min(block_start - start, keys.shape[2]))
             ]
-            parts.append(pair_of(self._native(max(own, seen_from), end)))
+            parts.append(keys_and_values(self._native(max(block_start, seen_from), end)))
             yield slice(at - first, end - first), tuple(parts)
             at = end
 
-    def _old_pairs(self, end: int) -> list[tuple[int, mx.array, mx.array]]:
-        """Dequantized keys and values of the tokens before `end`, as runs of (first position, keys,
-        values).
-        """
-        runs = list(self._old.stored_from_start(end))
+    def _dequantized_runs(self, end: int) -> list[tuple[int, mx.array, mx.array]]:
+        """Dequantized tokens before `end`, as runs of (first position, keys, values)."""
+        runs = list(self._codes_state.stored_from_start(end))
         found = (
             self._dequantize(runs, self._form, self._bits) if self._dequantize and runs else None
         )
@@ -290,86 +292,91 @@ class QuantizedKV(LayerKV):
             dequantized(cut[at : at + ARRAYS_OF_CODES], bits=bits, dtype=dtype)
             for at, bits in zip(range(0, len(cut), ARRAYS_OF_CODES), self._bits, strict=False)
         ]
-        return pair_of(stored)
+        return keys_and_values(stored)
 
     def last(self, count: int) -> tuple[mx.array, mx.array]:
         if count == 0:
-            return pair_of(self._buffers, end=0)
+            return keys_and_values(self._buffers, end=0)
         keys, values = joined(self.parts(count))
         return keys, values
 
     def stored(self, count: int) -> Iterator[tuple[tuple[mx.array, ...], int, int]]:
         start = self.tokens - count
-        own = self._own(self.tokens - 1)
+        block_start = self._block_start(self.tokens - 1)
         position = 0
-        for arrays, low, high in self._old.stored_from_start(own):
+        for arrays, low, high in self._codes_state.stored_from_start(block_start):
             skipped = max(0, start - position)
             if low + skipped < high:
                 yield arrays, low + skipped, high
             position += high - low
-        yield self._buffers, max(own, start) - self._begin, self._end
+        yield self._buffers, max(block_start, start) - self._native_start, self._end
 
     # -- go back, share
 
     def can_rewind(self, tokens: int) -> bool:
         left = self.tokens - tokens
-        return left >= 0 and (left == self._own(left) or self._own(left) >= self._begin)
+        return left >= 0 and (
+            left == self._block_start(left) or self._block_start(left) >= self._native_start
+        )
 
     def quantized_before(self, tokens: int) -> int:
-        return self._own(tokens)
+        return self._block_start(tokens)
 
     def lasting(self, tokens: int) -> int:
-        return self._own(tokens)
+        return self._block_start(tokens)
 
     def resumable(self, tokens: int) -> int:
-        own = self._own(tokens)
-        return tokens if own >= self._old.tokens else own
+        block_start = self._block_start(tokens)
+        return tokens if block_start >= self._codes_state.tokens else block_start
 
     def rewind(self, tokens: int) -> None:
         assert self.can_rewind(tokens), f"{tokens} tokens cannot be dropped"
         self.tokens -= tokens
-        excess = self._old.tokens - self._own(self.tokens)
+        excess = self._codes_state.tokens - self._block_start(self.tokens)
         if excess > 0:
-            self._old.rewind(excess)
-        self._end = max(0, self.tokens - self._begin)
-        self._begin = min(self._begin, self.tokens)
+            self._codes_state.rewind(excess)
+        self._end = max(0, self.tokens - self._native_start)
+        self._native_start = min(self._native_start, self.tokens)
 
     @property
     def frozen_tokens(self) -> int:
-        return self._old.frozen_tokens
+        return self._codes_state.frozen_tokens
 
     def freeze(self) -> None:
-        self._old.freeze()
+        self._codes_state.freeze()
         if self._buffers:
-            own = self.tokens - self._old.tokens
-            if self._buffers[0].shape[2] > own or self._begin < self._old.tokens:
-                self._move(self._buffers, capacity=own)
+            block_start = self.tokens - self._codes_state.tokens
+            if (
+                self._buffers[0].shape[2] > block_start
+                or self._native_start < self._codes_state.tokens
+            ):
+                self._move(self._buffers, capacity=block_start)
 
     def frozen_arrays(self) -> Iterator[mx.array]:
-        return self._old.frozen_arrays()
+        return self._codes_state.frozen_arrays()
 
     @property
     def frozen_version(self) -> int:
-        return self._old.frozen_version
+        return self._codes_state.frozen_version
 
     def fork(self, tokens: int) -> Self:
-        quantized_tokens = min(self._own(tokens), self._old.tokens)
+        quantized_tokens = min(self._block_start(tokens), self._codes_state.tokens)
         fork = type(self)(
             self._bits,
             form=self._form,
-            block_tokens=self._block,
+            block_tokens=self._block_tokens,
             dequantize=self._dequantize,
         )
-        fork._old = self._old.fork(quantized_tokens)
-        fork.tokens = fork._begin = quantized_tokens
+        fork._codes_state = self._codes_state.fork(quantized_tokens)
+        fork.tokens = fork._native_start = quantized_tokens
         if quantized_tokens < tokens:
             fork.append_arrays(tuple(map(copied, self._native(quantized_tokens, tokens))))
         return fork
 
     def share_prefix(self, other: LayerState, tokens: int) -> None:
         assert isinstance(other, QuantizedKV)
-        shared = min(tokens, self._old.frozen_tokens, other._old.frozen_tokens)
-        self._old.share_prefix(other._old, shared)
+        shared = min(tokens, self._codes_state.frozen_tokens, other._codes_state.frozen_tokens)
+        self._codes_state.share_prefix(other._codes_state, shared)
 
     # -- snapshots
 
@@ -377,15 +384,13 @@ class QuantizedKV(LayerKV):
         return self._form
 
     def copy_out(self, start: int, end: int) -> tuple[mx.array, ...]:
-        """Codes if the run ends with a block; otherwise unquantized, so that a sequence can continue
-        there.
-        """
-        if end % self._block:
-            return tuple(map(copied, pair_of(self._native(start, end))))
-        middle = min(max(start, self._old.tokens), end)
+        """Codes if the run ends with a block; otherwise unquantized, to continue from there."""
+        if end % self._block_tokens:
+            return tuple(map(copied, keys_and_values(self._native(start, end))))
+        middle = min(max(start, self._codes_state.tokens), end)
         runs = []
         if start < middle:
-            runs.append(self._old.copy_arrays(start, middle))
+            runs.append(self._codes_state.copy_arrays(start, middle))
         if middle < end:
             runs.append(self._codes_of_native(middle, end))
         return self._as_pair(runs[0] if len(runs) == 1 else joined(runs))
@@ -403,8 +408,8 @@ class QuantizedKV(LayerKV):
             self.append_arrays(taken)
             return
         self._quantize(self.tokens)
-        self._old.append_arrays(self._as_stored(taken))
-        self.tokens = self._begin = end
+        self._codes_state.append_arrays(self._as_stored(taken))
+        self.tokens = self._native_start = end
         self._buffers = ()
         self._end = 0
 
@@ -420,10 +425,10 @@ class QuantizedKV(LayerKV):
         )
 
     def _as_stored(self, pair: Sequence[mx.array]) -> tuple[mx.array, ...]:
-        """The inverse of `_as_pair`: arrays as `_old` holds them, in one buffer if keys and values
+        """The inverse of `_as_pair`: arrays as `_codes_state` holds them, in one buffer if keys and values
         have the same form.
         """
-        if not self._is_joint:
+        if not self._share_buffer:
             return tuple(pair)
         return tuple(
             mx.concatenate([of_keys, of_values], axis=1)
@@ -433,22 +438,20 @@ class QuantizedKV(LayerKV):
         )
 
     def arrays(self) -> Iterator[mx.array]:
-        yield from self._old.arrays()
+        yield from self._codes_state.arrays()
         yield from self._buffers
 
     def bytes_per_token(self) -> int:
-        """Bytes of the codes, scales and biases of a token."""
         return sum(
             form.heads * (form.dimension * bits // 8 + form.dimension // _group(form) * 4)
             for form, bits in zip(self._form, self._bits, strict=True)
         )
 
     def fixed_bytes(self) -> int:
-        """Bytes of the buffers, which hold one block at rest."""
-        return sum(form.of(self._block).nbytes for form in self._form)
+        return sum(form.of(self._block_tokens).nbytes for form in self._form)
 
 
 def _group(form: HeadsForm) -> int:
-    group = group_of(form.dimension)
+    group = group_size_of(form.dimension)
     assert group is not None, f"heads of {form.dimension} dimensions cannot be quantized"
     return group

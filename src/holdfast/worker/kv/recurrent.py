@@ -19,7 +19,7 @@ class RecurrentState(LayerState):
     """
 
     kind = "recurrent"
-    returns = True
+    can_return = True
 
     def __init__(self, slots: int) -> None:
         self._slots: list[mx.array | None] = [None] * slots
@@ -39,9 +39,7 @@ class RecurrentState(LayerState):
         return (self[index] for index in range(len(self._slots)))
 
     def stacked(self, index: int) -> tuple[mx.array | None, int | None]:
-        """The array of a slot, and the row of the array that belongs to this sequence (None: the
-        whole array).
-        """
+        """The array of a slot, and this sequence's row in it (None: the whole array)."""
         return self._slots[index], self._rows[index]
 
     def set_row(self, index: int, stack: mx.array, row: int) -> None:
@@ -60,9 +58,7 @@ class RecurrentState(LayerState):
         self._slots, self._rows = list(slots), list(rows)
 
     def trim(self) -> None:
-        """Copy all slots. A slot may be a view of a whole chunk, or of the stack of a batch, which
-        can then be freed.
-        """
+        """Copy all slots: a slot may be a view that keeps a chunk or a batch in memory."""
         for index, array in self._filled():
             self[index] = copied(array)
 

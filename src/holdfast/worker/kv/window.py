@@ -12,7 +12,7 @@ from holdfast.worker.kv.layer import (
     LayerKV,
     SnapshotMismatch,
     copied,
-    moved,
+    new_buffers,
 )
 
 # spare room after the window, so that its tokens are moved only once in this many steps
@@ -22,8 +22,8 @@ WINDOW_SLACK_TOKENS = 256
 class WindowKV(LayerKV):
     """Keys and values of the last `window` tokens, in order, in a slightly longer buffer.
 
-    The next query can attend to window - 1 tokens and, until `trim`, to all tokens of the last
-    append.
+    The next query can attend to the last window - 1 tokens. Until `trim`, the buffer also keeps all
+    tokens of the last append, whose queries see earlier tokens.
     """
 
     kind = "window"
@@ -36,36 +36,34 @@ class WindowKV(LayerKV):
     def append_arrays(self, arrays: Sequence[mx.array]) -> None:
         added = arrays[0].shape[2]
         if not self._buffers or self._end + added > self._buffers[0].shape[2]:
-            self._move(arrays, capacity=max(self._resting_tokens, self._kept + added))
+            self._move(arrays, capacity=max(self._usual_capacity, self._visible_tokens + added))
         self._write(arrays)
 
     def trim(self) -> None:
-        """Shrink buffers that a long chunk has enlarged; keeps the tokens that can still be
-        seen.
-        """
-        if self._buffers and self._buffers[0].shape[2] > self._resting_tokens:
-            self._move(self._buffers, capacity=self._resting_tokens)
+        """Shrink buffers that a long chunk has enlarged, but keep the visible tokens."""
+        if self._buffers and self._buffers[0].shape[2] > self._usual_capacity:
+            self._move(self._buffers, capacity=self._usual_capacity)
 
     @property
-    def _resting_tokens(self) -> int:
+    def _usual_capacity(self) -> int:
         return self._seen_tokens + 1 + WINDOW_SLACK_TOKENS
 
     def _move(self, like: Sequence[mx.array], *, capacity: int) -> None:
-        kept = self._kept
-        self._buffers = moved(
-            self._buffers, like, capacity=capacity, start=self._end - kept, end=self._end
+        visible = self._visible_tokens
+        self._buffers = new_buffers(
+            self._buffers, like, capacity=capacity, start=self._end - visible, end=self._end
         )
-        self._end = kept
+        self._end = visible
 
     def visible(self, tokens: int) -> int:
         """How many tokens are kept after `tokens` tokens: those that the next token sees."""
         return min(tokens, self._seen_tokens)
 
     def visible_before_next(self) -> int:
-        return self._kept
+        return self._visible_tokens
 
     @property
-    def _kept(self) -> int:
+    def _visible_tokens(self) -> int:
         return self.visible(self.tokens)
 
     def can_rewind(self, tokens: int) -> bool:
@@ -94,8 +92,7 @@ class WindowKV(LayerKV):
         self.tokens = end
 
     def fixed_bytes(self) -> int:
-        """Bytes of the buffers at their usual size, after `trim`."""
-        return self._resting_tokens * sum(array.nbytes // array.shape[2] for array in self._buffers)
+        return self._usual_capacity * sum(array.nbytes // array.shape[2] for array in self._buffers)
 
 
 class ChunkKV(WindowKV):
@@ -119,7 +116,7 @@ class ChunkKV(WindowKV):
     def visible_before_next(self) -> int:
         return self.tokens % self._chunk_tokens
 
-    def sights(
+    def attention_ranges(
         self, tokens: int, window: int | None
     ) -> Iterator[tuple[slice, tuple[tuple[mx.array, mx.array], ...]]]:
         first = self.tokens - tokens

@@ -26,7 +26,7 @@ from holdfast.wire.commands import ReadAheadRun, SequenceRequest
 from holdfast.wire.events import CacheFigures, CacheOutcome, CacheReport, WaitReason
 from holdfast.wire.requests import TOKEN_BYTES, RequestId, common_tokens
 from holdfast.worker.kv.bits import KVBits
-from holdfast.worker.loop.device_steps import costing_no_answer
+from holdfast.worker.loop.device_steps import log_failure
 from holdfast.worker.loop.sequences import Ledger, LiveSequence
 from holdfast.worker.prefix.chain import Cursor, Root
 from holdfast.worker.prefix.in_flight import InFlightPrefills
@@ -35,7 +35,7 @@ from holdfast.worker.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run time
     from holdfast.worker.engine.engine import Engine, PendingStep
-    from holdfast.worker.engine.sequence import Kept
+    from holdfast.worker.engine.sequence import StateCopy
     from holdfast.worker.kv.live import LiveState
     from holdfast.worker.prefix.cache import PrefixCache
 
@@ -65,7 +65,7 @@ def _guarded(
                 if otherwise is not None:
                     otherwise(client, *args, **more)
 
-            with costing_no_answer(message, *names, otherwise=fall_back):
+            with log_failure(message, *names, otherwise=fall_back):
                 method(client, *args, **more)
 
         return guarded
@@ -82,7 +82,7 @@ class _Rest:
     """
 
     sequence: LiveSequence
-    kept: Kept
+    kept: StateCopy
     has_ended: bool
 
 
@@ -275,7 +275,7 @@ class CacheClient:
         """Compute the features of at most one image, to limit the delay of running sequences."""
         for sequence in self._waiting(WaitReason.IMAGES):
             has_computed = True
-            with costing_no_answer("an image of request %s is not prepared", sequence.id):
+            with log_failure("an image of request %s is not prepared", sequence.id):
                 has_computed = self._engine.prepare_images(
                     sequence.request,
                     start=sequence.start.cached_tokens,
@@ -376,7 +376,7 @@ class CacheClient:
             prefix = cache.prefix(lookup)
         restored_at = self._clock()
         if cache is not None and request.is_kept:
-            with costing_no_answer("the KV of request %s is not cached", sequence.id):
+            with log_failure("the KV of request %s is not cached", sequence.id):
                 keep = cache.policy(sequence.prompt_tokens, request.resume_points)
         state = self._engine.open(
             request,
@@ -384,7 +384,7 @@ class CacheClient:
             capacity_tokens=sequence.scheduled.capacity_tokens,
             kv_bits=sequence.kv_bits,
             prefix=prefix,
-            keep=keep,
+            copy_policy=keep,
         )
         sequence.is_open = True
         if cache is not None:
@@ -467,7 +467,7 @@ class CacheClient:
             return
         missing_bytes = self._count_held(self._cache)
         if missing_bytes:
-            with costing_no_answer("parked states could not be freed"):
+            with log_failure("parked states could not be freed"):
                 self._cache.live.reclaim(missing_bytes)
                 self._count_held(self._cache)
         self._repeat_without(())
@@ -551,7 +551,7 @@ class CacheClient:
             if has_ended:
                 self._on_end(sequence)
             return
-        rest = self._engine.keep_rest(sequence.id)
+        rest = self._engine.copy_remaining(sequence.id)
         if rest is not None:
             self._computing.append(_Rest(sequence, rest, has_ended))
         if rest is None or not has_ended:
@@ -589,7 +589,7 @@ class CacheClient:
         closed sequences that is computed by now.
         """
         by_id = {sequence.id: sequence for sequence in sequences}
-        for kept in () if pending is None else self._engine.take_kept(pending):
+        for kept in () if pending is None else self._engine.take_copies(pending):
             # a request of a forgotten session still copies blocks, but stores none
             if kept.request_id in by_id and self.keeps(by_id[kept.request_id].request):
                 self._commit(by_id[kept.request_id], kept)
@@ -625,7 +625,7 @@ class CacheClient:
         if rest.has_ended:
             self._on_end(sequence)
 
-    def _commit(self, sequence: LiveSequence, kept: Kept) -> None:
+    def _commit(self, sequence: LiveSequence, kept: StateCopy) -> None:
         assert self._cache is not None
         assert sequence.start.cursor is not None, "committed before it was opened"
         sequence.inserted += self._cache.keep(
@@ -649,7 +649,7 @@ class CacheClient:
         """Write queued blocks to disk, or all unsaved ones, and close the cache."""
         if self._cache is not None:
             if saves_all:
-                with costing_no_answer("some cached blocks could not be saved to disk"):
+                with log_failure("some cached blocks could not be saved to disk"):
                     self._cache.offer_rest()
             self._cache.close()
 

@@ -39,12 +39,10 @@ class SecondsCounter:
         self._total = 0.0
 
     def count(self, seconds: float) -> None:
-        """Count one event of this duration."""
         self._total += seconds
         self._counts[bisect_left(SECONDS_BOUNDS, seconds)] += 1
 
     def histogram(self) -> Histogram:
-        """The durations of all events counted so far."""
         return Histogram(bounds=SECONDS_BOUNDS, counts=tuple(self._counts), total=self._total)
 
 
@@ -96,7 +94,6 @@ class Counters:
         )
 
     def count_report(self, report: CacheReport) -> None:
-        """Count the cached tokens of a request that has started."""
         self.lookups[report.outcome] += 1
         self.ram_tokens += report.ram_tokens
         self.moved_tokens += report.moved_tokens

@@ -1,8 +1,8 @@
 """Runs steps on an engine whose methods may raise any exception: when a step fails, each of its
 sequences is tried again alone.
 
-The only two places where a worker catches all exceptions are here, so that a failure of one request
-never affects another.
+The only two places where a worker catches all exceptions are here (`device_call`, `log_failure`), so
+that a failure of one request never affects another.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def device_call() -> Iterator[None]:
 
 
 @contextmanager
-def costing_no_answer(
+def log_failure(
     message: str, *names: str, otherwise: Callable[[Exception], None] = lambda error: None
 ) -> Iterator[None]:
-    """A context for work that no answer depends on: an exception is logged, but not raised.
+    """A context for work that no answer depends on: exceptions are logged, but not raised.
 
     message, names: the log message and its arguments.
     otherwise: called with the exception after it is logged.
@@ -60,10 +60,10 @@ def costing_no_answer(
 
 
 @dataclass(slots=True, kw_only=True)
-class Flight:
+class DispatchedStep:
     """A step from its dispatch until its results are processed."""
 
-    decided: StepPlan  # the scheduler's plan, to be reported back to it
+    planned: StepPlan  # the scheduler's plan, to be reported back to it
     plan: StepPlan  # the dispatched part of that plan: without sequences that failed to open
     sequences: tuple[LiveSequence, ...]  # in the order of `plan`
     attempts: tuple[int, ...]  # `LiveSequence.attempts` of each sequence at the dispatch
@@ -72,10 +72,10 @@ class Flight:
     pending: PendingStep | None = None  # None: not dispatched
     is_suspect: bool = False  # whether its dispatch raised, or the step before it failed
 
-    def wanted(
+    def current_results(
         self, results: Sequence[SpanResult]
     ) -> Iterator[tuple[Span, LiveSequence, SpanResult]]:
-        """The results of sequences whose state has not been given up since the dispatch."""
+        """Yield the results of sequences whose state was not given up since the dispatch."""
         for span, sequence, attempt, result in zip(
             self.plan.spans, self.sequences, self.attempts, results, strict=True
         ):
@@ -83,15 +83,17 @@ class Flight:
                 yield span, sequence, result
 
     def unhealthy(self, results: Sequence[SpanResult]) -> tuple[LiveSequence, ...]:
-        """The sequences whose span failed."""
-        return tuple(sequence for _, sequence, result in self.wanted(results) if result.failure)
+        return tuple(
+            sequence for _, sequence, result in self.current_results(results) if result.failure
+        )
 
     def healthy(self, results: Sequence[SpanResult]) -> tuple[LiveSequence, ...]:
-        """The sequences whose span succeeded."""
-        return tuple(sequence for _, sequence, result in self.wanted(results) if not result.failure)
+        return tuple(
+            sequence for _, sequence, result in self.current_results(results) if not result.failure
+        )
 
 
-def read_alone(engine: Engine, span: Span, *, chunk_tokens: int) -> SpanResult:
+def prefill_alone(engine: Engine, span: Span, *, chunk_tokens: int) -> SpanResult:
     """Prefill a freshly opened sequence up to the end of `span`.
 
     Returns the span's result, including the scores of all earlier tokens. Raises the engine's
@@ -105,7 +107,7 @@ def read_alone(engine: Engine, span: Span, *, chunk_tokens: int) -> SpanResult:
         tokens = max(tokens, engine.shortest_span(span.request_id, start))
         is_last = start + tokens == end
         part = Span(
-            request_id=span.request_id, start=start, tokens=tokens, draws=is_last and span.draws
+            request_id=span.request_id, start=start, tokens=tokens, samples=is_last and span.samples
         )
         (result,) = engine.collect(engine.dispatch(StepPlan(spans=(part,))))
         scores += result.prompt_logprobs
@@ -132,33 +134,35 @@ class DeviceSteps:
         self._limit_chunks = limit_chunks
         self._failures_in_a_row = 0
 
-    def dispatch(self, flight: Flight) -> None:
+    def dispatch(self, step: DispatchedStep) -> None:
         """Dispatch a step; if that fails, mark the step as suspect."""
-        if not flight.sequences:
+        if not step.sequences:
             return
         try:
             with device_call():
-                flight.pending = self._engine.dispatch(flight.plan)
+                step.pending = self._engine.dispatch(step.plan)
         except DeviceFailed:
             logger.exception(
                 "a step of %d spans could not be dispatched; each span is tried alone",
-                len(flight.sequences),
+                len(step.sequences),
             )
-            flight.is_suspect = True
+            step.is_suspect = True
 
-    def collect(self, flight: Flight, *, later: Flight | None) -> tuple[SpanResult, ...] | None:
+    def collect(
+        self, step: DispatchedStep, *, later: DispatchedStep | None
+    ) -> tuple[SpanResult, ...] | None:
         """Wait for a step. Returns None if it failed: then the caller must try its sequences alone,
         and also those of the step dispatched after it (`later`).
         """
-        if not flight.sequences:
+        if not step.sequences:
             return ()
-        if flight.pending is not None and not flight.is_suspect:
+        if step.pending is not None and not step.is_suspect:
             try:
                 with device_call():
-                    result = self._engine.collect(flight.pending)
+                    result = self._engine.collect(step.pending)
             except DeviceFailed:
                 logger.exception(
-                    "a step of %d spans failed; each span is tried alone", len(flight.sequences)
+                    "a step of %d spans failed; each span is tried alone", len(step.sequences)
                 )
                 if later is not None:
                     later.is_suspect = True
@@ -168,15 +172,13 @@ class DeviceSteps:
         self._engine.abandon_pending()
         return None
 
-    def collect_last(self, flight: Flight) -> tuple[SpanResult, ...] | None:
-        """At shutdown, wait for the step under way before its arrays are freed. Returns None if the
-        step failed.
-        """
-        if flight.pending is None:
+    def collect_last(self, step: DispatchedStep) -> tuple[SpanResult, ...] | None:
+        """At shutdown, wait for a step before its arrays are freed. Returns None if it failed."""
+        if step.pending is None:
             return None
         try:
             with device_call():
-                return self._engine.collect(flight.pending)
+                return self._engine.collect(step.pending)
         except DeviceFailed:
             logger.exception("the last step failed")
             return None
@@ -199,7 +201,7 @@ class DeviceSteps:
             try:
                 with device_call():
                     reopen()
-                    result = read_alone(self._engine, span, chunk_tokens=tokens)
+                    result = prefill_alone(self._engine, span, chunk_tokens=tokens)
             except DeviceFailed as failure:
                 logger.exception(
                     "request %s also fails alone, in chunks of %d tokens", span.request_id, tokens

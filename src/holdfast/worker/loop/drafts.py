@@ -18,27 +18,26 @@ from holdfast.wire.requests import RequestId, TokenIds
 from holdfast.worker.drafting.suffix import MOST_DRAFTED, DraftRates, SuffixDrafter
 from holdfast.worker.engine.plan import BLOCK_TOKENS, NO_DRAFT, Draft
 from holdfast.worker.loop.counters import Counters
-from holdfast.worker.loop.device_steps import costing_no_answer
+from holdfast.worker.loop.device_steps import log_failure
 from holdfast.worker.loop.sequences import LiveSequence
 from holdfast.worker.scheduler.draft_gain import Offers
 from holdfast.worker.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run time
-    from holdfast.worker.drafting.draft_model import DraftModel, ModelDraft
+    from holdfast.worker.drafting.draft_model import DraftModel, DraftState
     from holdfast.worker.engine.engine import Engine
 
 logger = logging.getLogger("holdfast.worker")
 
-# Where accepted tokens are computed again if others of the same draft are rejected, a draft ends
-# before its chance to be right as a whole falls below this.
+# For models whose accepted tokens are computed again if others of the same draft are rejected: a draft
+# ends before the chance that all of it is right falls below this.
 _LEAST_CHANCE_OF_ALL = 0.5
-# of tokens that a grammar forces: it may allow to divide the same text into tokens differently
+# the chance of a token that a grammar forces: the grammar may also allow other tokens for the same text
 _FORCED_CHANCE = 0.9
 _MOST_OTHER_TOKENS = 2048  # of other answers, for one sequence; they are indexed together
 _MOST_ANSWERS = 8  # with the same beginning of the prompt
 _MOST_BEGINNINGS = 64
 _LEAST_REMEMBERED = 8  # tokens of an answer
-_LEAST_GENERATED = 4  # tokens of an answer before a draft model is considered
 # Making a draft takes about 0.03 ms. If none was verified in the last 16 steps, drafts are made only
 # in every fourth step, except during the first 16 tokens of an answer.
 _STEPS_BEFORE_RARE = 16
@@ -46,8 +45,8 @@ _STEPS_PER_RARE_DRAFT = 4
 
 
 class RecentAnswers:
-    """The latest answers, by the beginning of their prompts: agents with the same instructions often
-    write the same. Tenants share none.
+    """The latest answers, by the beginning of their prompts, because agents with the same instructions
+    often write the same text. Tenants share no answers.
     """
 
     def __init__(self) -> None:
@@ -59,14 +58,14 @@ class RecentAnswers:
         """Remember the answer to a request, unless it must not be kept."""
         if not request.is_kept or len(answer) < _LEAST_REMEMBERED:
             return
-        answers = self._by_beginning.first(_beginning(request), deque(maxlen=_MOST_ANSWERS))
+        answers = self._by_beginning.first(_prompt_beginning(request), deque(maxlen=_MOST_ANSWERS))
         answers.append(TokenIds.of(answer[:_MOST_OTHER_TOKENS]))
 
-    def like(self, request: SequenceRequest) -> list[TokenIds]:
+    def of_similar_prompts(self, request: SequenceRequest) -> list[TokenIds]:
         """Answers to prompts with the same beginning, the latest one last."""
         found: list[TokenIds] = []
         tokens = 0
-        for answer in reversed(self._by_beginning.get(_beginning(request)) or ()):
+        for answer in reversed(self._by_beginning.get(_prompt_beginning(request)) or ()):
             tokens += len(answer)
             if tokens > _MOST_OTHER_TOKENS:
                 break
@@ -74,7 +73,7 @@ class RecentAnswers:
         return found
 
 
-def _beginning(request: SequenceRequest) -> tuple[str, str, bytes]:
+def _prompt_beginning(request: SequenceRequest) -> tuple[str, str, bytes]:
     beginning = request.prompt_token_ids[:BLOCK_TOKENS].packed
     return request.tenant, request.adapter, beginning
 
@@ -99,7 +98,7 @@ class Drafts:
         counters: Counters,
         model: DraftModel | None = None,
     ) -> None:
-        """model: drafts, too, if there is one; it is dropped when it fails."""
+        """model: a draft model, which is dropped when it fails; None: there is none."""
         self._engine = engine
         self._scheduler = scheduler
         self._model = model
@@ -126,26 +125,26 @@ class Drafts:
         for sequence in sequences:
             if not sequence.is_open:
                 continue
-            if (
-                not sequence.answer.token_ids
-            ):  # the first token of an answer is sampled with the prompt
+            if not sequence.answer.token_ids:
+                # the prompt is prefilled: nothing to draft yet, but the drafter can index some of it
                 self._drafter(sequence).extend(())
                 continue
             if sequence in under_way:
-                chances = self._expected(sequence, MOST_DRAFTED + 1).chances[1:]
+                # without the first token, which the step under way samples
+                chances = self._expected_draft(sequence, MOST_DRAFTED + 1).chances[1:]
                 if chances:
                     offers[sequence.id] = Draft(chances=chances)
                 continue
-            draft = self._draft(sequence)
+            draft = self._suffix_draft(sequence)
             if draft.token_ids:
                 offers[sequence.id] = draft
         if self._model is not None:
-            with costing_no_answer(
+            with log_failure(
                 "the draft model %s failed, and is not used any more",
                 self._model.name,
                 otherwise=partial(self._drop_model, sequences),
             ):
-                self._ask_model(self._model, sequences, offers, under_way=under_way)
+                self._add_model_drafts(self._model, sequences, offers, under_way=under_way)
             if not self._counters.draft_model:  # it was dropped
                 _free_garbage()  # not before, because the exception refers to the model
         return offers
@@ -162,14 +161,14 @@ class Drafts:
         self._model = None
         self._counters.draft_model = ""
         for sequence in sequences:
-            sequence.drafts.by_model = None
+            sequence.drafts.model_state = None
 
     def free_memory(self) -> None:
         """Drop the draft model's states that no sequence uses, because memory is short."""
         if self._model is not None:
-            self._model.limit_kept(0)
+            self._model.evict_cached(0)
 
-    def _ask_model(
+    def _add_model_drafts(
         self,
         model: DraftModel,
         sequences: Collection[LiveSequence],
@@ -179,33 +178,35 @@ class Drafts:
     ) -> None:
         """Add drafts of the draft model to the offers, if they are worth the time that they take."""
         ready: dict[RequestId, LiveSequence] = {}
-        modelled: dict[RequestId, Draft] = {}
-        states: list[ModelDraft] = []
+        model_drafts: dict[RequestId, Draft] = {}
+        states: list[DraftState] = []
         model.begin_step(is_alone=not under_way)
         for sequence in sequences:
-            draft = sequence.drafts.by_model
-            first = max(_LEAST_GENERATED, sequence.drafts.considered_at)
-            if draft is None and len(sequence.answer.token_ids) < first:
+            drafts = sequence.drafts
+            generated_tokens = len(sequence.answer.token_ids)
+            if drafts.model_state is None and not drafts.is_model_due(generated_tokens):
                 continue
             if not sequence.is_open or sequence.scheduled.is_paused:
-                sequence.drafts.by_model = None
+                drafts.model_state = None
                 continue
-            if self._is_ready(model, sequence) and (chances := self._expectation(model, sequence)):
+            if self._is_ready(model, sequence) and (
+                chances := self._model_chances(model, sequence)
+            ):
                 ready[sequence.id] = sequence
-                modelled[sequence.id] = Draft(chances=chances, is_by_model=True)
-            if sequence.drafts.by_model is not None:
-                states.append(sequence.drafts.by_model)
-        model.keep_only(states)
-        if not modelled:
+                model_drafts[sequence.id] = Draft(chances=chances, is_by_model=True)
+            if drafts.model_state is not None:
+                states.append(drafts.model_state)
+        model.retain_only(states)
+        if not model_drafts:
             return
         count = self._scheduler.passes_of_draft_model(
-            offers, modelled, pass_seconds=model.pass_seconds(len(modelled))
+            offers, model_drafts, pass_seconds=model.pass_seconds(len(model_drafts))
         )
         wanted = []
         for request_id, sequence in ready.items():
-            expected = modelled[request_id].cut(count)
-            own = offers.get(request_id, NO_DRAFT)
-            if expected.expected_tokens <= own.expected_tokens:
+            expected = model_drafts[request_id].cut(count)
+            suffix_draft = offers.get(request_id, NO_DRAFT)
+            if expected.expected_tokens <= suffix_draft.expected_tokens:
                 continue
             if sequence in under_way:  # drafted when its last token is known
                 offers[request_id] = expected
@@ -218,38 +219,37 @@ class Drafts:
         """Whether the draft model can draft for a sequence immediately. Prefills some of the
         sequence if that is worth it.
         """
-        draft = sequence.drafts.by_model
+        draft = sequence.drafts.model_state
         request = sequence.request
         generated = sequence.answer.token_ids
         if draft is not None:
             model.learn(draft, generated)
         seconds = model.seconds_behind(request, generated, draft)
         if seconds and not (draft is not None and draft.is_catching_up):
-            if len(generated) < sequence.drafts.considered_at:
+            if not sequence.drafts.is_model_due(len(generated)):
                 return False
-            sequence.drafts.considered_at = 3 * len(generated) // 2 + 1
-            if not model.can_draft(
-                sequence.known_tokens
-            ) or not self._scheduler.pays_to_prefill_draft(
+            sequence.drafts.consider_model_later(len(generated))
+            pays = model.can_draft(sequence.known_tokens) and self._scheduler.pays_to_prefill_draft(
                 model.chances(draft),
                 pass_seconds=model.pass_seconds(1),
                 seconds=seconds,
                 generated=len(generated),
-            ):
+            )
+            if not pays:
                 return False
         if draft is None:
-            draft = sequence.drafts.by_model = model.open(request, generated)
+            draft = sequence.drafts.model_state = model.open(request, generated)
         return draft is not None and (not seconds or model.catch_up(draft, generated))
 
-    def _expectation(self, model: DraftModel, sequence: LiveSequence) -> tuple[float, ...]:
-        """The chances of the draft that the draft model would make for a sequence."""
+    def _model_chances(self, model: DraftModel, sequence: LiveSequence) -> tuple[float, ...]:
+        """The chances of the draft that the draft model would make for a sequence; see `Draft`."""
         most = sequence.request.max_tokens - len(sequence.answer.token_ids) - 2
         if most < 1:
             return ()
-        chances = model.chances(sequence.drafts.by_model)[:most]
+        chances = model.chances(sequence.drafts.model_state)[:most]
         if self._repeats_accepted:
             likely = sum(chance >= _LEAST_CHANCE_OF_ALL for chance in chances)
-            chances = chances[: max(1, likely)]  # one, so that it is tried now and then
+            chances = chances[: max(1, likely)]  # at least one, so that it is tried now and then
         return chances
 
     def _draft_with(
@@ -262,7 +262,9 @@ class Drafts:
     ) -> None:
         """Let the draft model draft `count` tokens for each of these sequences, and offer them."""
         drafts = [
-            (each, each.drafts.by_model) for each in sequences if each.drafts.by_model is not None
+            (each, each.drafts.model_state)
+            for each in sequences
+            if each.drafts.model_state is not None
         ]
         # a draft that no step has verified yet is still good
         missing = [
@@ -284,8 +286,7 @@ class Drafts:
         """Count the tokens of a draft that was verified, and those that were accepted."""
         self._unused_steps = 0
         drafted = len(draft.token_ids)
-        sequence.drafts.accepted_tokens += accepted
-        sequence.drafts.rejected_tokens += drafted - accepted
+        sequence.drafts.count(drafted=drafted, accepted=accepted)
         self._counters.drafted_tokens += drafted
         self._counters.accepted_tokens += accepted
         if draft.is_by_model:
@@ -296,16 +297,14 @@ class Drafts:
         """Remember the answer of a sequence that ends, for drafts of later ones."""
         self._answers.add(sequence.request, sequence.answer.token_ids)
 
-    def _draft(self, sequence: LiveSequence) -> Draft:
-        draft = self._expected(sequence, MOST_DRAFTED)
+    def _suffix_draft(self, sequence: LiveSequence) -> Draft:
+        draft = self._expected_draft(sequence, MOST_DRAFTED)
         if not draft.token_ids and not sequence.request.grammar:
             return NO_DRAFT
         return self._verifiable(sequence, draft)
 
     def _verifiable(self, sequence: LiveSequence, draft: Draft) -> Draft:
-        """The part of a draft that a step can verify, or the tokens that the sequence's grammar
-        forces.
-        """
+        """The part of a draft that a step can verify, or the tokens that the grammar forces."""
         wanted = draft.token_ids
         if not sequence.answer.stop_token_ids.isdisjoint(wanted):
             # a drafted token that ends the answer would save nothing
@@ -322,7 +321,7 @@ class Drafts:
         count = min(len(allowed), len(chances))
         return Draft(allowed[:count], chances[:count], draft.is_by_model)
 
-    def _expected(self, sequence: LiveSequence, most: int) -> Draft:
+    def _expected_draft(self, sequence: LiveSequence, most: int) -> Draft:
         """The draft of the sequence's drafter, which first gets the sequence's new tokens."""
         drafter = self._drafter(sequence)
         drafter.extend(sequence.answer.token_ids[len(drafter) - sequence.prompt_tokens :])
@@ -334,7 +333,7 @@ class Drafts:
             sequence.drafts.drafter = SuffixDrafter(
                 request.prompt_token_ids,
                 rates=self._rates,
-                others=self._answers.like(request),
+                others=self._answers.of_similar_prompts(request),
                 expected=request.predicted_token_ids,
             )
         return sequence.drafts.drafter

@@ -38,7 +38,7 @@ class IdleWork:
         self._running: LiveSequence | None = None  # the others wait in the ledger
 
     def accept(self, sequence: LiveSequence) -> None:
-        """Accept a prompt to prefill ahead; drop it at once if its KV would not be cached."""
+        """Accept a prompt to prefill ahead, or drop it immediately if its KV would not be cached."""
         self._ledger.accept(sequence)
         self._drop_oldest()
         if not self._cache.keeps(sequence.request):
@@ -53,7 +53,7 @@ class IdleWork:
         running = self._current()
         if running is not None:
             self._running = None
-            self._lifetimes.set_aside(running)
+            self._lifetimes.suspend(running)
             self._drop_oldest()
             self._cache.read_ahead.add(running)
         for sequence in self._prompts():
@@ -77,9 +77,7 @@ class IdleWork:
             self._cache.look_up(sequence)
 
     def give_up_if_stuck(self) -> None:
-        """Drop a ready prompt that did not start although there was no other work: it needs more
-        memory than is free.
-        """
+        """Drop a ready prompt that did not start without other work: it needs too much memory."""
         sequence = self._current()
         if sequence is None or self._cache.is_waited_for:
             return
@@ -87,7 +85,6 @@ class IdleWork:
             self._drop(sequence)
 
     def forget_session(self, session_id: str, *, tenant: str) -> None:
-        """Drop the prompts of a closed session."""
         self._current()
         for sequence in self._prompts():
             if (sequence.request.session_id, sequence.request.tenant) == (session_id, tenant):

@@ -72,9 +72,6 @@ class ZmqInbox:
         self._is_over = False
 
     def receive(self, *, timeout_seconds: float) -> list[Command]:
-        """Return all commands that have arrived. If there are none, wait for the first one, at most
-        for the timeout.
-        """
         if self._is_over:
             return [SHUT_DOWN]
         ready = dict(self._poller.poll(int(timeout_seconds * 1000)))
@@ -93,7 +90,6 @@ class ZmqInbox:
         return commands
 
     def send(self, events: Sequence[Event]) -> None:
-        """Send the events of one step as one message."""
         if not events:
             return
         try:
@@ -132,9 +128,7 @@ class Pulse:
         self._occupation = _RESTING
 
     def work(self, expected_seconds: float | None = None) -> None:
-        """Record that the device thread works from now on. expected_seconds: upper bound for the
-        duration; None: unknown.
-        """
+        """Record that the thread works. expected_seconds: upper bound; None: unknown."""
         self._occupation = Heartbeat(activity="working", expected_seconds=expected_seconds)
 
     def beat(
@@ -169,11 +163,9 @@ class Heart:
         self._thread = threading.Thread(target=self._run, name="holdfast-heart", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread and wait for it."""
         self._stopped.set()
         self._thread.join()
 

@@ -26,7 +26,7 @@ logger = logging.getLogger("holdfast.worker")
 
 class Lifetimes:
     """Opens, restarts and closes sequences in the engine, the scheduler, the cache and the ledger
-    together, so that these stay consistent. Device thread only.
+    together, so that these four agree. Device thread only.
     """
 
     def __init__(
@@ -45,9 +45,7 @@ class Lifetimes:
         self._clock = clock
 
     def preempt(self, request_id: RequestId) -> None:
-        """Close a preempted sequence, which then waits again. Does nothing if the sequence has
-        ended.
-        """
+        """Close a preempted sequence, which then waits again, unless it has ended."""
         sequence = self._ledger.find(request_id)
         if sequence is None:
             return
@@ -55,9 +53,7 @@ class Lifetimes:
         self._look_up_unless_paused(sequence)
 
     def grow(self, request_id: RequestId) -> None:
-        """Enlarge the buffers of an open sequence to its capacity; if the engine cannot, the request
-        fails.
-        """
+        """Enlarge the buffers of an open sequence; if the engine cannot, the request fails."""
         sequence = self._ledger.find(request_id)
         if sequence is None or not sequence.is_open:
             return
@@ -78,7 +74,7 @@ class Lifetimes:
                 sizes = self._cache.quantize(sequence, kv_bits)
         except DeviceFailed:
             logger.exception("the KV of request %s could not be quantized", sequence.id)
-        if sizes is None:  # the traceback, which holds arrays, is gone
+        if sizes is None:  # not in the except block, where the traceback keeps arrays alive
             self._keep_native(sequence)
             return
         before, after = sizes
@@ -100,7 +96,7 @@ class Lifetimes:
         of that is lost, from the cache.
         """
         sequence.stays_native = True
-        if self._engine.is_whole(sequence.id):
+        if self._engine.is_state_valid(sequence.id):
             return
         logger.warning("request %s restarts: a part of its KV is lost", sequence.id)
         self.close(sequence, is_healthy=False)
@@ -108,7 +104,6 @@ class Lifetimes:
         self._look_up_unless_paused(sequence)
 
     def admit(self, admitted: Iterable[RequestId]) -> None:
-        """Open the sequences that the scheduler has admitted."""
         unopened: list[tuple[LiveSequence, DeviceFailed]] = []
         for request_id in admitted:
             sequence = self._ledger[request_id]
@@ -144,14 +139,14 @@ class Lifetimes:
         message = f"the request could not be started: {failure}"
         self.drop(sequence, FinishReason.FAILED, error=message)
 
-    def reopen_cold(self, sequence: LiveSequence) -> None:
+    def reopen_without_cache(self, sequence: LiveSequence) -> None:
         """Close an open sequence after a failure and reopen it without any computed state.
 
         May raise any exception of the engine.
         """
         self.close(sequence, is_healthy=False)
         sequence.answer.prompt_logprobs.clear()
-        self._start_from_nothing(sequence)
+        self._forget_cached_start(sequence)
         self._engine.open(
             sequence.request,
             generated=tuple(sequence.answer.token_ids),
@@ -164,12 +159,12 @@ class Lifetimes:
         sequence.scheduled.held_tokens = 0
 
     def wait_for_room(self, sequence: LiveSequence) -> bool:
-        """If memory is short for a sequence's own copy of the prefix that it shares with others,
-        close the sequence and let it wait. Returns False if there is enough memory.
+        """If there is not enough memory for a sequence to have its own copy of a prefix that it shares
+        with others, close the sequence and let it wait. Returns False if there is enough memory.
         """
         if self._scheduler.has_room_apart(sequence.id):
             return False
-        self._start_again(sequence)
+        self._restart_from_nothing(sequence)
         return True
 
     def wait_for_images(self, sequence: LiveSequence, *, end: int) -> bool:
@@ -179,13 +174,13 @@ class Lifetimes:
         if sequence.has_waited_for_images or self._engine.has_all_images(sequence.id, end=end):
             return False
         sequence.has_waited_for_images = True
-        self._start_again(sequence)
+        self._restart_from_nothing(sequence)
         return True
 
-    def _start_again(self, sequence: LiveSequence) -> None:
+    def _restart_from_nothing(self, sequence: LiveSequence) -> None:
         sequence.drop_state()
         self.close(sequence, is_healthy=False)
-        self._start_from_nothing(sequence)
+        self._forget_cached_start(sequence)
         self._restart(sequence)
 
     def give_up_state(self, sequence: LiveSequence, reason: str) -> None:
@@ -237,9 +232,9 @@ class Lifetimes:
             sequence.is_quantized = False
         self._cache.withdraw(sequence)
 
-    def set_aside(self, sequence: LiveSequence) -> None:
-        """Close a sequence that is to be restarted later; its computed state is cached. The sequence
-        that replaces it is not submitted to the scheduler.
+    def suspend(self, sequence: LiveSequence) -> None:
+        """Close idle work that will continue later; its computed state is cached. A new sequence for the
+        same request takes its place; the scheduler does not get it yet.
         """
         self._scheduler.cancel(sequence.id)
         self._ledger.replace(sequence)
@@ -261,7 +256,7 @@ class Lifetimes:
         if not sequence.scheduled.is_paused:
             sequence.wait(WaitReason.MEMORY, now=self._clock())
 
-    def _start_from_nothing(self, sequence: LiveSequence) -> None:
+    def _forget_cached_start(self, sequence: LiveSequence) -> None:
         sequence.reuse_nothing()
         sequence.start.blocks = ()
         sequence.start.live = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -43,9 +43,9 @@ from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.device_steps import (
     DeviceFailed,
     DeviceSteps,
-    Flight,
-    costing_no_answer,
+    DispatchedStep,
     device_call,
+    log_failure,
 )
 from holdfast.worker.loop.drafts import Drafts
 from holdfast.worker.loop.idle_work import IdleWork
@@ -63,7 +63,7 @@ if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run t
     from holdfast.worker.prefix.cache import PrefixCache
     from holdfast.worker.sessions.service import SessionService
 
-FETCHING_SECONDS = 0.001  # between two checks for blocks from disk when there is no other work
+POLL_SECONDS = 0.001  # between two checks for blocks from disk or images if there is no other work
 IDLE_SECONDS = 5.0  # longest wait without work; a command ends the wait immediately
 STATISTICS_SECONDS = 0.25  # between two statistics events of a busy worker
 
@@ -72,20 +72,33 @@ logger = logging.getLogger("holdfast.worker")
 SHUTTING_DOWN = WorkerUnavailable("the server is shutting down")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """What the loop must know about its model in addition to the engine.
+
+    retry_chunk_tokens: the largest prompt chunk when a failed step is retried.
+    adapters: the names of the model's LoRA adapters. forms: the supported values of `kv_bits`.
+    costs: the KV memory that a sequence takes with each value; empty: the scheduler's default.
+    speculates: whether steps verify drafts. draft_model: makes some of the drafts; None: there is
+        none.
+    """
+
+    retry_chunk_tokens: int = 2048
+    adapters: Collection[str] = ()
+    forms: KVForms = field(default_factory=lambda: ONLY_NATIVE)
+    costs: Mapping[KVBits, SequenceCosts] = field(default_factory=dict)
+    speculates: bool = False
+    draft_model: DraftModel | None = None
+
+
+DEFAULT_OPTIONS = ModelOptions()
+
+
 class WorkerLoop:
     """Serves the inbox until it is told to shut down.
 
     Each accepted request gets exactly one Finished event, unless the device breaks.
     """
-
-    # initial values of the data that the loop remembers between two iterations
-    _flight: Flight | None = None  # the step that is dispatched, but not collected
-    _collected_at = 0.0  # when the last step was collected
-    _emitted_at = -IDLE_SECONDS  # when statistics were last emitted
-    _emitted_busy = False  # whether the worker was busy then
-    _has_rested = False  # whether `on_rest` was called since the last request
-    _is_closing = False
-    _waits_for_images = False  # whether a running sequence does
 
     def __init__(
         self,
@@ -93,26 +106,18 @@ class WorkerLoop:
         engine: Engine,
         scheduler: Scheduler,
         inbox: Inbox,
-        retry_chunk_tokens: int = 2048,
+        model: ModelOptions = DEFAULT_OPTIONS,
         cache: PrefixCache | None = None,
         sessions: SessionService | None = None,
+        memory: MemoryBudget | None = None,
         on_rest: Callable[[], None] = lambda: None,
         on_wake: Callable[[], None] = lambda: None,
-        memory: MemoryBudget | None = None,
         pulse: Pulse | None = None,
         counters: Counters | None = None,
-        adapters: Collection[str] = (),
-        forms: KVForms = ONLY_NATIVE,
-        speculates: bool = False,
-        draft_model: DraftModel | None = None,
-        costs: Mapping[KVBits, SequenceCosts] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """on_rest: called once after a while without work. on_wake: called at the next request.
         pulse: reports what the thread does. counters: may contain counters of the engine.
-        adapters: the names of the model's LoRA adapters. forms: the supported values of `kv_bits`.
-        costs: the KV memory that a sequence takes with each value; None: the scheduler's default.
-        speculates: whether drafts of sequences are verified. draft_model: makes some of them.
         """
         self._pulse = pulse or Pulse()
         self._scheduler = scheduler
@@ -124,13 +129,19 @@ class WorkerLoop:
         self._sessions = sessions
         self._engine = engine
         self._steps = DeviceSteps(
-            engine, retry_chunk_tokens=retry_chunk_tokens, limit_chunks=scheduler.limit_chunks
+            engine, retry_chunk_tokens=model.retry_chunk_tokens, limit_chunks=scheduler.limit_chunks
         )
-        self._adapters = adapters
-        self._forms = forms
-        self._costs = {} if costs is None else costs
+        # without the draft model, whose memory is freed when `Drafts` drops it after a failure
+        self._model = replace(model, draft_model=None)
         self._ledger = Ledger(clock=clock, counters=counters)
-        self._drafts = self._new_drafts(draft_model) if speculates else None
+        self._drafts: Drafts | None = None
+        if model.speculates:
+            self._drafts = Drafts(
+                engine,
+                scheduler=scheduler,
+                counters=self._ledger.counters,
+                model=model.draft_model,
+            )
         self._prefixes = cache
         self._cache = CacheClient(
             cache,
@@ -143,20 +154,16 @@ class WorkerLoop:
         self._lifetimes = Lifetimes(
             engine=engine, scheduler=scheduler, ledger=self._ledger, cache=self._cache, clock=clock
         )
-        self._image_commands: list[ImageCommand] = []  # not answered yet
-        self._idle = self._new_idle_work()
-
-    def _new_drafts(self, model: DraftModel | None) -> Drafts:
-        counters = self._ledger.counters
-        return Drafts(self._engine, scheduler=self._scheduler, counters=counters, model=model)
-
-    def _new_idle_work(self) -> IdleWork:
-        return IdleWork(
-            ledger=self._ledger,
-            scheduler=self._scheduler,
-            cache=self._cache,
-            lifetimes=self._lifetimes,
+        self._idle = IdleWork(
+            ledger=self._ledger, scheduler=scheduler, cache=self._cache, lifetimes=self._lifetimes
         )
+        self._dispatched: DispatchedStep | None = None  # the step that is not collected yet
+        self._collected_at = 0.0  # when the last step was collected
+        self._statistics_at = -IDLE_SECONDS  # when statistics were last emitted
+        self._was_busy = False  # whether the worker was busy then
+        self._has_rested = False  # whether `on_rest` was called since the last request
+        self._is_closing = False
+        self._waits_for_images = False  # whether a running sequence waits for an image
 
     def run(self) -> None:
         """Work until shutdown.
@@ -172,21 +179,20 @@ class WorkerLoop:
             while not self._is_closing:
                 commands = self._receive(is_busy=is_busy)
                 was_resting = is_resting
-                is_resting = not (commands or is_busy or self._waits_for_reading)
+                is_resting = not (commands or is_busy or self._waits_for_data)
                 if is_resting and not was_resting:
                     self._on_rest()
                     self._has_rested = True
-                self._obey(commands)
+                self._handle(commands)
                 self._answer_image_commands()
                 if self._memory is not None:
                     self._memory.tend(now=self._clock())
                     self._quantize_running(self._memory)
                 self._send()  # the front continues while the step is laid out
                 is_busy = self._advance()
-                if self._flight is None or self._engine.runs_ahead:
-                    self._emit_statistics(
-                        is_busy=is_busy
-                    )  # if busy, the step's results are sent first
+                # while a step runs, its results are sent first, and then the statistics
+                if self._dispatched is None or self._engine.runs_ahead:
+                    self._emit_statistics(is_busy=is_busy)
                 self._send()
                 is_busy = is_busy or self._flush_if_idle()
         except Exception:
@@ -200,14 +206,13 @@ class WorkerLoop:
 
     def _shut_down(self) -> None:
         self._pulse.rest()  # no heartbeat deadline: the front limits the duration of a shutdown
-        self._lifetimes.cancel_all(unhealthy=self._end_flight())
+        self._lifetimes.cancel_all(unhealthy=self._collect_last_step())
         self._send()
         self._cache.flush()
         self._close_sessions(is_complete=True)
         self._cache.close(saves_all=True)
 
     def statistics(self, *, in_answer: bool = False) -> WorkerStatistics:
-        """Counters since the start, and current gauges."""
         return self._ledger.counters.statistics(
             self._scheduler.statistics(),
             self._cache.figures(),
@@ -216,7 +221,6 @@ class WorkerLoop:
         )
 
     def check_invariants(self) -> None:
-        """Assert that ledger, scheduler and idle work agree."""
         self._ledger.check_invariants()
         self._scheduler.check_invariants()
         self._idle.check_invariants()
@@ -224,7 +228,7 @@ class WorkerLoop:
     # -- the link to the front
 
     @property
-    def _waits_for_reading(self) -> bool:
+    def _waits_for_data(self) -> bool:
         """Whether a request waits for blocks or images that are being read."""
         return self._cache.is_waited_for or self._engine.is_reading_images or self._waits_for_images
 
@@ -232,8 +236,8 @@ class WorkerLoop:
         timeout_seconds = IDLE_SECONDS
         if is_busy:
             timeout_seconds = 0.0
-        elif self._waits_for_reading or (self._sessions is not None and self._sessions.is_busy):
-            timeout_seconds = FETCHING_SECONDS
+        elif self._waits_for_data or (self._sessions is not None and self._sessions.is_busy):
+            timeout_seconds = POLL_SECONDS
         self._pulse.rest()
         commands = self._inbox.receive(timeout_seconds=timeout_seconds)
         self._pulse.work()
@@ -246,18 +250,18 @@ class WorkerLoop:
         """Emit statistics if they are due: often while requests run, rarely without work."""
         now = self._clock()
         interval_seconds = STATISTICS_SECONDS if is_busy else IDLE_SECONDS
-        if is_busy != self._emitted_busy or now - self._emitted_at >= interval_seconds:
-            self._emitted_busy = is_busy
-            self._emitted_at = now
+        if is_busy != self._was_busy or now - self._statistics_at >= interval_seconds:
+            self._was_busy = is_busy
+            self._statistics_at = now
             self._ledger.emit(self.statistics())
 
     # -- commands
 
-    def _obey(self, commands: list[Command]) -> None:
-        for command in map(self._as_cached, commands):
+    def _handle(self, commands: list[Command]) -> None:
+        for command in map(self._with_cache_tenant, commands):
             match command:
                 case SequenceRequest():
-                    self._accept(command)
+                    self._accept_request(command)
                 case SequenceControl(action="cancel"):
                     self._cancel(command.request_id)
                 case SequenceControl(action="pause"):
@@ -274,10 +278,10 @@ class WorkerLoop:
                     self._set_limits(command)
                 case MemoryChange():
                     if self._memory is not None:
-                        self._ledger.emit(self._memory.share(command.state_bytes))
+                        self._ledger.emit(self._memory.set_share(command.state_bytes))
                 case MemoryPressure():
                     if self._memory is not None:
-                        self._memory.press(command.pressure)
+                        self._memory.set_worker_pressure(command.pressure)
                 case ReadAheadRun():
                     self._cache.read_ahead.note(command)
                 case LogChange():
@@ -286,23 +290,25 @@ class WorkerLoop:
                 case SessionCommand():
                     self._change_session(command)
                 case ImageCommand():
-                    self._image_commands.append(command)
+                    self._ask_about_images(command)
                 case CacheMapQuestion():
                     self._show_cache(command)
 
-    def _as_cached(self, command: Command) -> Command:
-        """The command, its tenant replaced by the one under which the adapter's KV is cached."""
+    def _with_cache_tenant(self, command: Command) -> Command:
+        """The command; if it uses an adapter, its tenant is replaced by the one under which the KV of
+        that adapter is cached. So the KV of different adapters is never mixed up.
+        """
         if (
             self._prefixes is None
             or not isinstance(command, SequenceRequest | SessionCommand | ReadAheadRun)
-            or command.adapter not in self._adapters
+            or command.adapter not in self._model.adapters
         ):
             return command
         tenant = self._prefixes.tenant_of(command.tenant, adapter=command.adapter)
         return msgspec.structs.replace(command, tenant=tenant)
 
-    def _accept(self, request: SequenceRequest) -> None:
-        if request.adapter and request.adapter not in self._adapters:
+    def _accept_request(self, request: SequenceRequest) -> None:
+        if request.adapter and request.adapter not in self._model.adapters:
             self._ledger.reject(request, InvalidRequest(self._no_adapter(request.adapter)))
             return
         if self._has_rested:
@@ -312,39 +318,39 @@ class WorkerLoop:
             self._ledger.reject(request, SHUTTING_DOWN)
             return
         try:
-            kv_bits = self._form_of(
+            kv_bits = self._choose_kv_bits(
                 request, is_short=self._memory is not None and self._memory.is_short
             )
         except InvalidRequest as refusal:
             self._ledger.reject(request, refusal)
             return
         if request.is_idle_work:
-            self._idle.accept(self._sequence(request, kv_bits))
+            self._idle.accept(self._new_sequence(request, kv_bits))
             self._drop_idle_work_of_closed(request)
             return
         self._complete_idle_work()
         self._idle.give_way(request)
         self._complete_uncommitted()
-        sequence = self._sequence(request, kv_bits)
+        sequence = self._new_sequence(request, kv_bits)
         try:
             self._scheduler.submit(sequence.scheduled)
         except (QueueFull, InvalidRequest) as refusal:
             self._ledger.reject(request, refusal)
             return
         if self._sessions is not None and request.session_id:
-            self._sessions.begun(request.session_id, tenant=request.tenant)
+            self._sessions.request_accepted(request.session_id, tenant=request.tenant)
         self._ledger.accept(sequence)
         self._cache.look_up(sequence)
 
-    def _sequence(self, request: SequenceRequest, kv_bits: KVBits) -> LiveSequence:
+    def _new_sequence(self, request: SequenceRequest, kv_bits: KVBits) -> LiveSequence:
         return LiveSequence(
             request=request,
             scheduled=ScheduledSequence(
                 request_id=request.request_id,
                 prompt_tokens=len(request.prompt_token_ids),
                 max_tokens=request.max_tokens,
-                drawn=len(request.generated_token_ids),
-                costs=self._costs.get(kv_bits, self._scheduler.usual_costs),
+                generated_tokens=len(request.generated_token_ids),
+                costs=self._model.costs.get(kv_bits, self._scheduler.usual_costs),
                 boundaries=self._cache.boundaries(request),
                 indivisible=self._engine.indivisible(request),
                 service=request.service,
@@ -356,7 +362,7 @@ class WorkerLoop:
         )
 
     def _drop_idle_work_of_closed(self, request: SequenceRequest) -> None:
-        """Do not prefill ahead for a session that was closed during its last answer."""
+        """Drop a prompt to prefill ahead if its session was closed during the last answer."""
         if self._sessions is None or not request.session_id:
             return
         self._complete_uncommitted()
@@ -364,16 +370,16 @@ class WorkerLoop:
         if not self._sessions.is_open(request.session_id, tenant=request.tenant):
             self._idle.forget_session(request.session_id, tenant=request.tenant)
 
-    def _form_of(self, request: SequenceRequest, *, is_short: bool) -> KVBits:
+    def _choose_kv_bits(self, request: SequenceRequest, *, is_short: bool) -> KVBits:
         prompt_tokens = len(request.prompt_token_ids)
 
         def fits(kv_bits: KVBits) -> bool:
-            costs = self._costs.get(kv_bits)
+            costs = self._model.costs.get(kv_bits)
             return costs is None or self._scheduler.fits_alone(
                 costs, prompt_tokens=prompt_tokens, max_tokens=request.max_tokens
             )
 
-        return self._forms.choose(
+        return self._model.forms.choose(
             request.kv_bits,
             is_short=is_short,
             prompt_tokens=prompt_tokens,
@@ -382,22 +388,26 @@ class WorkerLoop:
         )
 
     def _cancel(self, request_id: RequestId) -> None:
-        sequence = self._at_rest(request_id)
+        sequence = self._find_between_steps(request_id)
         if sequence is not None:
             self._lifetimes.drop(sequence, FinishReason.CANCELLED)
 
-    def _at_rest(self, request_id: RequestId) -> LiveSequence | None:
-        """The live sequence with this id; None if it has ended. If the step under way contains the
-        sequence, that step is collected first.
+    def _find_between_steps(self, request_id: RequestId) -> LiveSequence | None:
+        """The live sequence with this id, which no step under way contains; None if it has ended. If
+        the step under way contains the sequence, that step is collected first.
         """
         sequence = self._ledger.find(request_id)
-        if sequence is not None and self._flight is not None and sequence in self._flight.sequences:
-            self._complete_flight()
+        if (
+            sequence is not None
+            and self._dispatched is not None
+            and sequence in self._dispatched.sequences
+        ):
+            self._complete_dispatched()
             sequence = self._ledger.find(request_id)
         return sequence
 
     def _limit_thoughts(self, command: ThoughtLimit) -> None:
-        sequence = self._at_rest(command.request_id)
+        sequence = self._find_between_steps(command.request_id)
         if sequence is None or sequence.request.is_idle_work:
             return
         sequence.request = msgspec.structs.replace(sequence.request, thinking_budget=command.budget)
@@ -411,7 +421,7 @@ class WorkerLoop:
         if sequence is None or sequence.request.is_idle_work or sequence.scheduled.is_paused:
             return
         self._scheduler.pause(request_id)
-        # no blocks are held for it, and no other request waits for its prefill
+        # the cache releases the blocks found for it, and no other request waits for its prefill
         self._cache.withdraw(sequence)
         sequence.wait(WaitReason.READER, now=self._clock())
 
@@ -438,12 +448,12 @@ class WorkerLoop:
     def _no_adapter(self, name: str) -> str:
         return (
             f"the loaded model has no adapter {name!r}; available: "
-            f"{', '.join(self._adapters) or 'none'}"
+            f"{', '.join(self._model.adapters) or 'none'}"
         )
 
     def _change_session(self, command: SessionCommand) -> None:
         sessions = self._sessions
-        if command.adapter and command.adapter not in self._adapters:
+        if command.adapter and command.adapter not in self._model.adapters:
             self._refuse(command, SessionFailure.NOT_FOUND, self._no_adapter(command.adapter))
             return
         if sessions is None:
@@ -457,7 +467,7 @@ class WorkerLoop:
         self._cache.flush()
         if command.operation == "close":
             self._detach_running(command, sessions)
-        with costing_no_answer(
+        with log_failure(
             "a session command failed",
             otherwise=lambda error: self._refuse(command, SessionFailure.FAILED, str(error)),
         ):
@@ -476,7 +486,7 @@ class WorkerLoop:
         for sequence in self._ledger.live():
             request = sequence.request
             if (request.session_id, request.tenant) == (command.session_id, command.tenant):
-                sessions.include(
+                sessions.add_running_request(
                     request.session_id,
                     tenant=request.tenant,
                     kv_bits=sequence.kv_bits,
@@ -494,14 +504,14 @@ class WorkerLoop:
         shown = CacheMap(call_id=question.call_id)
         if self._prefixes is not None:
             shown = msgspec.structs.replace(shown, is_complete=False)  # if it fails
-            with costing_no_answer("the prefix cache cannot be shown"):
+            with log_failure("the prefix cache cannot be shown"):
                 users = list if self._sessions is None else self._sessions.users
                 shown = self._prefixes.map(question, users=users)
         self._ledger.emit(shown)
 
     def _tend_sessions(self) -> None:
         if self._sessions is not None:
-            with costing_no_answer("the upkeep of sessions failed"):
+            with log_failure("the upkeep of sessions failed"):
                 for answer in self._sessions.tend():
                     self._ledger.emit(answer)
 
@@ -510,7 +520,7 @@ class WorkerLoop:
             return
         request = sequence.request
         if request.session_id:
-            self._sessions.used(
+            self._sessions.request_ended(
                 request.session_id,
                 tenant=request.tenant,
                 kv_bits=sequence.kv_bits,
@@ -530,45 +540,43 @@ class WorkerLoop:
 
         Returns False if there is no step to dispatch or collect.
         """
-        previous = self._flight
+        previous = self._dispatched
         self._collect_first()
         self._pulse.work()
-        # The order of these: blocks that were read, and prefills that another request waited for,
-        # make requests ready; only if none is there, idle work begins; and parked states are freed
-        # for what is ready now.
+        # In this order: the cache makes requests ready whose blocks were read, or whose prefix another
+        # request has prefilled; idle work begins only if there is no request; and parked states are
+        # freed for the requests that are ready now.
         self._cache.advance()
         self._tend_sessions()
         self._idle.begin()
         self._make_room()
-        self._waits_for_images = False  # `_may_prefill` says so again
-        decision = self._scheduler.next_step(self._offers(), may_prefill=self._may_prefill)
+        self._waits_for_images = False  # `next_step` calls `_may_prefill`, which sets it again
+        decision = self._scheduler.next_step(self._make_drafts(), may_prefill=self._may_prefill)
         if decision.preempted:
-            self._complete_flight()  # commits the state that was copied out of these sequences
-        earlier = self._flight
-        self._flight = None
+            self._complete_dispatched()  # commits the state that the step copied out of these sequences
+        earlier = self._dispatched
+        self._dispatched = None
         self._pulse.work(_expected_together(decision, earlier))
-        self._flight = self._carry_out(decision)
+        self._dispatched = self._apply(decision)
         # the device computes the next step while the results of the earlier one are sent
         if earlier is not None:
             self._complete(earlier)
-        if self._flight is not None and self._flight.is_suspect:
-            self._complete_flight()
+        if self._dispatched is not None and self._dispatched.is_suspect:
+            self._complete_dispatched()
             return True
-        if previous is None and self._flight is None:
+        if previous is None and self._dispatched is None:
             self._idle.give_up_if_stuck()
             return False
         return True
 
     def _collect_first(self) -> None:
-        """Collect the step under way before the next one is planned, unless the engine runs ahead
-        and nothing requires it.
-        """
+        """Collect the step under way before the next one is planned, if that is necessary."""
         # during idle work, no step is dispatched ahead: a new request waits for one step only
         if self._engine.runs_ahead and not self._is_idle_work_under_way:
             self._complete_uncommitted()
             return
-        is_under_way = self._flight is not None
-        self._complete_flight()
+        is_under_way = self._dispatched is not None
+        self._complete_dispatched()
         self._send()
         if is_under_way:
             self._emit_statistics(is_busy=True)
@@ -578,34 +586,33 @@ class WorkerLoop:
         if self._quantize_waiting():
             self._cache.make_room()
 
-    def _carry_out(self, decision: Decision) -> Flight | None:
-        """Free memory before it is given to others, then dispatch the step."""
+    def _apply(self, decision: Decision) -> DispatchedStep | None:
+        """Free the memory of preempted sequences, give it to others, and dispatch the step."""
         for request_id in decision.preempted:
             self._lifetimes.preempt(request_id)
         for request_id in decision.grown:
             self._lifetimes.grow(request_id)
         self._lifetimes.admit(decision.admitted)
-        flight = self._flight_of(decision)
-        if flight is not None:
-            self._steps.dispatch(flight)
-        return flight
+        step = self._step_of(decision)
+        if step is not None:
+            self._steps.dispatch(step)
+        return step
 
-    def _offers(self) -> Offers:
-        """The drafts that the next step may verify."""
+    def _make_drafts(self) -> Offers:
         if self._drafts is None:
             return NO_OFFERS
         if self._memory is not None and self._memory.is_short:
             self._drafts.free_memory()
-        under_way = () if self._flight is None else self._flight.sequences
+        under_way = () if self._dispatched is None else self._dispatched.sequences
         return self._drafts.offers(self._ledger.live(), under_way=under_way)
 
     def _quantize_running(self, memory: MemoryBudget) -> None:
-        """If memory is critically short, quantize the longest running sequence whose `kv_bits` is
-        `auto`, so that the server may choose. Sequences that share tokens are quantized together if
-        quantizing one of them would not save enough memory.
+        """If memory is critically short, quantize the longest running sequence whose `kv_bits` the
+        server may choose (`auto`). Sequences that share tokens are quantized together if quantizing
+        one of them would not save enough memory.
         """
-        costs = self._costs.get(SAVING)
-        if costs is None or not memory.is_critical or self._forms.refusal(SAVING):
+        costs = self._model.costs.get(SAVING)
+        if costs is None or not memory.is_critical or self._model.forms.refusal(SAVING):
             return
         possible = [
             sequence.id
@@ -613,13 +620,15 @@ class WorkerLoop:
             if sequence.is_open
             and not sequence.is_quantized
             and not sequence.stays_native
-            and self._forms.is_automatic(sequence.request.kv_bits)
+            and self._model.forms.is_automatic(sequence.request.kv_bits)
         ]
         conversions = self._engine.conversions(possible, SAVING)
-        chosen = next((names for names, each in conversions if self._forms.is_worth_it(each)), ())
+        chosen = next(
+            (names for names, each in conversions if self._model.forms.is_worth_it(each)), ()
+        )
         if not chosen:
             return
-        self._complete_flight()
+        self._complete_dispatched()
         for request_id in chosen:
             sequence = self._ledger.find(request_id)
             if sequence is not None and sequence.is_open:
@@ -630,22 +639,24 @@ class WorkerLoop:
         memory.note_quantized(now=self._clock())
 
     def _quantize_waiting(self) -> bool:
-        """If there is not enough memory for all waiting requests, let the first ones start in 8
-        bits, if they are new and leave the choice to the server. Returns whether any does.
+        """If there is not enough memory for all waiting requests, let the first ones start with KV in
+        8 bits, if they are new and leave `kv_bits` to the server. Returns whether any changed.
         """
-        costs = self._costs.get(SAVING)
+        costs = self._model.costs.get(SAVING)
         if costs is None:
             return False
 
-        def may_change(request_id: RequestId) -> bool:
+        def may_quantize(request_id: RequestId) -> bool:
             sequence = self._ledger[request_id]
-            return not sequence.keeps_form and self._forms.is_automatic(sequence.request.kv_bits)
+            return not sequence.has_final_kv_bits and self._model.forms.is_automatic(
+                sequence.request.kv_bits
+            )
 
         has_changed = False
-        while request_id := self._scheduler.short_of_memory(costs, may_change=may_change):
+        while request_id := self._scheduler.short_of_memory(costs, may_quantize=may_quantize):
             sequence = self._ledger[request_id]
-            sequence.keeps_form = True  # decided once
-            kv_bits = self._form_of(sequence.request, is_short=True)
+            sequence.has_final_kv_bits = True
+            kv_bits = self._choose_kv_bits(sequence.request, is_short=True)
             if kv_bits != sequence.kv_bits:
                 self._cache.withdraw(sequence)
                 sequence.kv_bits = kv_bits
@@ -654,10 +665,8 @@ class WorkerLoop:
                 has_changed = True
         return has_changed
 
-    def _flight_of(self, decision: Decision) -> Flight | None:
-        """The step to dispatch: the spans of the plan whose sequences are open. None if the plan is
-        empty.
-        """
+    def _step_of(self, decision: Decision) -> DispatchedStep | None:
+        """The step to dispatch: the planned spans whose sequences are open; None: no spans."""
         if not decision.plan.spans:
             return None
         spans: list[Span] = []
@@ -667,8 +676,8 @@ class WorkerLoop:
             if sequence is not None and sequence.is_open and self._has_images(span, sequence):
                 spans.append(span)
                 sequences.append(sequence)
-        return Flight(
-            decided=decision.plan,
+        return DispatchedStep(
+            planned=decision.plan,
             plan=StepPlan(spans=tuple(spans)),
             sequences=tuple(sequences),
             attempts=tuple([sequence.attempts for sequence in sequences]),
@@ -676,39 +685,36 @@ class WorkerLoop:
             expected_seconds=decision.expected_seconds,
         )
 
+    def _ask_about_images(self, command: ImageCommand) -> None:
+        answer = self._engine.ask_about_images(command)
+        if answer is not None:
+            self._ledger.emit(answer)
+
     def _answer_image_commands(self) -> None:
-        """Answer the image commands whose images have been processed."""
-        self._engine.poll_images()
-        for question in tuple(self._image_commands):
-            self._pulse.work()
-            answer = self._engine.measure_images(question)
-            if answer is not None:
-                self._image_commands.remove(question)
-                self._ledger.emit(answer)
+        for answer in self._engine.poll_images():
+            self._ledger.emit(answer)
 
     def _may_prefill(self, request_id: RequestId, start: int, tokens: int) -> bool:
-        """Whether the next tokens of a prompt can be prefilled: the features of images in them are
-        there. If not, the sequence waits, and the others continue.
+        """Whether the next tokens of a prompt can be prefilled: the features of all images in them are
+        computed. If not, the sequence waits, and the others continue.
         """
         sequence = self._ledger[request_id]
         if not sequence.request.images:
             return True
-        is_able = False  # a sequence that is not open yet is asked for in the next step
+        may_prefill = False  # for a sequence that is not open yet: the next step asks again
         if sequence.is_open:
             self._pulse.work()
-            is_able = True  # if this fails, so does the step, which then ends the sequence
-            with costing_no_answer("an image of request %s is not prepared", request_id):
-                is_able = self._engine.may_provide_images(request_id, start, tokens)
-            waits_for = None if is_able else WaitReason.IMAGES
+            may_prefill = True  # if this fails, so does the step, which then ends the sequence
+            with log_failure("an image of request %s is not prepared", request_id):
+                may_prefill = self._engine.can_provide_images(request_id, start, tokens)
+            waits_for = None if may_prefill else WaitReason.IMAGES
             if sequence.scheduled.waits_for is not waits_for:
                 sequence.wait(waits_for, now=self._clock())
-        self._waits_for_images |= not is_able
-        return is_able
+        self._waits_for_images |= not may_prefill
+        return may_prefill
 
     def _has_images(self, span: Span, sequence: LiveSequence) -> bool:
-        """Compute the features of the images in a span. Returns False, and ends the sequence, if an
-        image cannot be used.
-        """
+        """Compute the features of a span's images; if one is unusable, end the sequence: False."""
         if not self._engine.lacks_images(span):
             return True
         self._pulse.work()
@@ -725,46 +731,50 @@ class WorkerLoop:
 
     @property
     def _is_idle_work_under_way(self) -> bool:
-        return self._flight is not None and any(
-            each.request.is_idle_work for each in self._flight.sequences
+        return self._dispatched is not None and any(
+            each.request.is_idle_work for each in self._dispatched.sequences
         )
 
     def _complete_idle_work(self) -> None:
         if self._is_idle_work_under_way:
-            self._complete_flight()
+            self._complete_dispatched()
 
     def _complete_uncommitted(self) -> None:
         """Collect the step under way if a sequence in it has been closed while the rest of the
         sequence's state is still being computed.
         """
-        if self._flight is not None and self._cache.is_computing_for(self._flight.sequences):
-            self._complete_flight()
+        if self._dispatched is not None and self._cache.is_computing_for(
+            self._dispatched.sequences
+        ):
+            self._complete_dispatched()
 
-    def _complete_flight(self) -> None:
+    def _complete_dispatched(self) -> None:
         """Collect the step under way now, if there is one, because its outcome is needed."""
-        if self._flight is not None:
-            flight = self._flight
-            self._flight = None
-            self._complete(flight)
+        if self._dispatched is not None:
+            step = self._dispatched
+            self._dispatched = None
+            self._complete(step)
 
-    def _complete(self, flight: Flight) -> None:
-        self._pulse.work(flight.expected_seconds)
-        results = self._steps.collect(flight, later=self._flight)
+    def _complete(self, step: DispatchedStep) -> None:
+        self._pulse.work(step.expected_seconds)
+        results = self._steps.collect(step, later=self._dispatched)
         if results is None:
-            self._cache.discard(flight.sequences)
-            was_alone = len(flight.sequences) == 1
+            self._cache.discard(step.sequences)
+            was_alone = len(step.sequences) == 1
             results = tuple(
                 self._retry_alone(span, sequence, was_alone=was_alone)
-                for span, sequence in zip(flight.plan.spans, flight.sequences, strict=True)
+                for span, sequence in zip(step.plan.spans, step.sequences, strict=True)
             )
-        elif flight.sequences:
-            self._cache.commit_step(flight.pending, flight.healthy(results))
-        started_at = max(flight.started_at, self._collected_at)
+        elif step.sequences:
+            self._cache.commit_step(step.pending, step.healthy(results))
+        started_at = max(step.started_at, self._collected_at)
         self._collected_at = self._clock()
-        self._observe(flight, results, seconds=self._collected_at - started_at)
+        self._process_results(step, results, seconds=self._collected_at - started_at)
 
     def _retry_alone(self, span: Span, sequence: LiveSequence, *, was_alone: bool) -> SpanResult:
-        """Run a sequence alone, from its first token to the end of the span that failed."""
+        """Compute a sequence alone, from its first token to the end of the span that failed. was_alone:
+        whether it was the only one in the step.
+        """
         # a preempted sequence is prefilled again later anyway
         if not self._ledger.is_live(sequence) or not sequence.is_open:
             return SpanResult(request_id=span.request_id)
@@ -778,22 +788,23 @@ class WorkerLoop:
 
         def reopen() -> None:
             self._pulse.work()  # each attempt may take as long as the first
-            self._lifetimes.reopen_cold(sequence)
+            self._lifetimes.reopen_without_cache(sequence)
 
         return self._steps.retry_alone(span, reopen=reopen, was_alone=was_alone)
 
-    def _observe(self, flight: Flight, results: tuple[SpanResult, ...], *, seconds: float) -> None:
-        """Emit the tokens of a step, report the step to the scheduler, and end the sequences that
-        are done.
-        """
+    def _process_results(
+        self, step: DispatchedStep, results: tuple[SpanResult, ...], *, seconds: float
+    ) -> None:
+        """Emit a step's tokens, report it to the scheduler, and end sequences that are done."""
         ledger = self._ledger
         counters = ledger.counters
-        before = (counters.prompt_tokens, counters.generated_tokens)
-        drawn: dict[RequestId, int] = {}
+        prompt_tokens_before = counters.prompt_tokens
+        generated_tokens_before = counters.generated_tokens
+        generated: dict[RequestId, int] = {}
         repeated: dict[RequestId, int] = {}
         ended: list[tuple[LiveSequence, FinishReason, str]] = []
         failed: list[tuple[LiveSequence, str]] = []
-        for span, sequence, result in flight.wanted(results):
+        for span, sequence, result in step.current_results(results):
             ledger.count_prompt(sequence, start=span.start, tokens=span.tokens)
             is_live = ledger.is_live(sequence)
             if result.failure:
@@ -812,7 +823,7 @@ class WorkerLoop:
                     end = sequence.answer.ending(result.token_ids)
                     count = end.counted_tokens
                     ledger.generate(sequence, result.token_ids[:count], result.logprobs[:count])
-                    drawn[span.request_id] = count
+                    generated[span.request_id] = count
                     repeated[span.request_id] = result.repeated
                     if sequence.start.has_suspects:
                         self._cache.blame(sequence)
@@ -820,18 +831,18 @@ class WorkerLoop:
                         ended.append((sequence, FinishReason.STOP, ""))
         counters.count_step(
             seconds,
-            sequences=len(flight.sequences),
-            prompt_tokens=counters.prompt_tokens - before[0],
-            generated_tokens=counters.generated_tokens - before[1],
+            sequences=len(step.sequences),
+            prompt_tokens=counters.prompt_tokens - prompt_tokens_before,
+            generated_tokens=counters.generated_tokens - generated_tokens_before,
         )
-        # before `observe`: a restarted sequence has not ended, even if it generates no token
+        # before `record_step`: a restarted sequence has not ended, even if it generates no token
         for sequence, failure in failed:
             self._lifetimes.give_up_state(sequence, failure)
         ended_ids = tuple(sequence.id for sequence, _, _ in ended)
-        by_length = self._scheduler.observe(
+        by_length = self._scheduler.record_step(
             StepOutcome(
-                plan=flight.decided,
-                drawn=drawn,
+                plan=step.planned,
+                generated_tokens=generated,
                 ended=ended_ids,
                 seconds=seconds,
                 repeated=repeated,
@@ -852,10 +863,10 @@ class WorkerLoop:
             self._lifetimes.close(sequence, is_healthy=reason is not FinishReason.FAILED)
 
     def _flush_if_idle(self) -> bool:
-        """Commit the state copied out of closed sequences, if any. Call it only when idle: it waits
-        for the device.
+        """Commit the state copied out of closed sequences, if any. Call it only when idle, because it
+        waits for the device.
 
-        Returns True if anything was committed: ended sequences are then parked, and parked states
+        Returns True if all of it was committed: the states of ended sequences are then parked, so they
         can be freed for a waiting request.
         """
         if not self._cache.has_uncommitted:
@@ -864,28 +875,26 @@ class WorkerLoop:
         self._cache.flush()
         return not self._cache.has_uncommitted
 
-    def _end_flight(self) -> tuple[LiveSequence, ...]:
+    def _collect_last_step(self) -> tuple[LiveSequence, ...]:
         """Collect the step that still runs on the device, without sending its tokens; returns the
         sequences that failed in it.
         """
-        flight = self._flight
-        self._flight = None
-        if flight is None:
+        step = self._dispatched
+        self._dispatched = None
+        if step is None:
             return ()
-        results = self._steps.collect_last(flight)
+        results = self._steps.collect_last(step)
         if results is None:
-            unhealthy = flight.sequences
+            unhealthy = step.sequences
         else:
-            unhealthy = flight.unhealthy(results)
-            self._cache.commit_step(flight.pending, flight.healthy(results))
+            unhealthy = step.unhealthy(results)
+            self._cache.commit_step(step.pending, step.healthy(results))
         self._cache.discard(unhealthy)
         return unhealthy
 
 
-def _expected_together(decision: Decision, ahead: Flight | None) -> float | None:
-    """Upper bound for the duration of a step plus that of the step dispatched before it; None if
-    unknown.
-    """
+def _expected_together(decision: Decision, ahead: DispatchedStep | None) -> float | None:
+    """Upper bound for a step together with the step before it; None if unknown."""
     if ahead is None or decision.expected_seconds is None:
         return decision.expected_seconds
     if ahead.expected_seconds is None:

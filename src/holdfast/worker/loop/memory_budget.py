@@ -57,15 +57,15 @@ class MemoryBudget:
         self._read_pressure = read_pressure
         self._read_at = 0.0
         self._cleared_at = 0.0
-        self._system = Pressure.NORMAL
-        self._workers = Pressure.NORMAL
+        self._system_pressure = Pressure.NORMAL
+        self._worker_pressure = Pressure.NORMAL
 
     @property
     def pressure(self) -> Pressure:
         """The level of memory pressure to which the worker reacts: that of the system or that of
         all workers, whichever is higher.
         """
-        return max(self._system, self._workers)
+        return max(self._system_pressure, self._worker_pressure)
 
     @property
     def is_critical(self) -> bool:
@@ -77,7 +77,7 @@ class MemoryBudget:
         """Whether there is memory pressure, so that new sequences should be quantized."""
         return self.pressure is not Pressure.NORMAL
 
-    def share(self, state_bytes: int) -> BudgetChanged:
+    def set_share(self, state_bytes: int) -> BudgetChanged:
         """Limit KV and blocks in RAM to this many bytes in total from now on."""
         self._plan = self._plan_for(state_bytes)
         logger.info(
@@ -100,19 +100,17 @@ class MemoryBudget:
             self._cleared_at = now  # when a level begins, `_apply` releases the buffers immediately
         if self._read_pressure is not None and now - self._read_at >= READ_SECONDS:
             self._read_at = now
-            self.follow(self._read_pressure())
+            self.set_system_pressure(self._read_pressure())
         if self.is_short and now - self._cleared_at >= CLEAR_SECONDS:
             self._cleared_at = now
             self._clear_buffers()
 
-    def follow(self, pressure: Pressure) -> None:
-        """Apply a new level of the system's memory pressure: release memory immediately, or use it
-        again.
-        """
-        if pressure is self._system:
+    def set_system_pressure(self, pressure: Pressure) -> None:
+        """Apply a new level of the system's memory pressure: release memory, or use it again."""
+        if pressure is self._system_pressure:
             return
-        before = self._system
-        self._system = pressure
+        before = self._system_pressure
+        self._system_pressure = pressure
         logger.log(
             logging.WARNING if pressure > before else logging.INFO,
             "memory pressure of the system: now %s, before %s",
@@ -121,10 +119,10 @@ class MemoryBudget:
         )
         self._apply()
 
-    def press(self, pressure: Pressure) -> None:
+    def set_worker_pressure(self, pressure: Pressure) -> None:
         """Apply a new level of the memory pressure of all workers; the front has logged it."""
-        if pressure is not self._workers:
-            self._workers = pressure
+        if pressure is not self._worker_pressure:
+            self._worker_pressure = pressure
             self._apply()
 
     def note_quantized(self, *, now: float) -> None:

@@ -172,9 +172,7 @@ class _Watch:
             os.write(self._wake_writer, b".")
 
     def wait_for(self, thread: threading.Thread, *, parent_pid: int) -> None:
-        """Wait until the thread has ended; when the grace time is over, exit the process
-        immediately.
-        """
+        """Wait for the thread, but exit the process when the grace time is over."""
         while thread.is_alive():
             thread.join(PARENT_CHECK_SECONDS)
             if os.getppid() != parent_pid:
@@ -187,9 +185,7 @@ class _Watch:
 
 
 def _die_with_parent() -> None:
-    """On Linux, ask the kernel to send SIGTERM when the front ends. Other systems only poll
-    (`_Watch.wait_for`).
-    """
+    """On Linux, get SIGTERM when the front ends; other systems only poll (`_Watch.wait_for`)."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:

@@ -34,27 +34,28 @@ from holdfast.worker.prefix.lookup import CachedStart, LiveChain
 from holdfast.worker.scheduler.queue import ScheduledSequence
 
 if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run time
-    from holdfast.worker.drafting.draft_model import ModelDraft
+    from holdfast.worker.drafting.draft_model import DraftState
 
+LEAST_GENERATED = 4  # tokens of an answer before a draft model is considered
 PROGRESS_SECONDS = 0.5  # minimum time between two progress events of one prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How many tokens of a step are part of the answer, and why the answer ends with them, if it
-    does.
-    """
+    """How many tokens of a step are part of the answer, and why it ends with them, if it does."""
 
     counted_tokens: int  # including a stop token; the rest is dropped
     reason: FinishReason | None  # STOP or LENGTH; None if the answer continues
 
 
-_GOES_ON = Ending(1, None)  # the usual case: one token that is not the last
+_CONTINUES = Ending(1, None)  # the usual case: one token that is not the last
 
 
 @dataclass(slots=True)
-class AnswerSoFar:
-    """The answer so far, and the rule that ends it; or the scores or the embedding of a prompt."""
+class LiveAnswer:
+    """The answer to a request as far as it is generated, and the rule that ends it; or the scores or the
+    embedding of the prompt.
+    """
 
     max_tokens: int
     stop_token_ids: frozenset[int]
@@ -62,21 +63,19 @@ class AnswerSoFar:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # until they are sent
     embedding: bytes = b""
 
-    def ending(self, drawn: Sequence[int]) -> Ending:
-        """Decide whether the tokens that one step generated end the answer. Nothing else decides
-        this.
-
-        If the last allowed token is a stop token, the reason is STOP, not LENGTH.
+    def ending(self, token_ids: Sequence[int]) -> Ending:
+        """Decide whether the tokens that one step generated end the answer; no other function decides
+        this. If the last allowed token is a stop token, the reason is STOP, not LENGTH.
         """
         allowed = self.max_tokens - len(self.token_ids)
-        if len(drawn) == 1 and allowed > 1 and drawn[0] not in self.stop_token_ids:
-            return _GOES_ON
-        for index, token_id in enumerate(drawn[: max(allowed, 0)]):
+        if len(token_ids) == 1 and allowed > 1 and token_ids[0] not in self.stop_token_ids:
+            return _CONTINUES
+        for index, token_id in enumerate(token_ids[: max(allowed, 0)]):
             if token_id in self.stop_token_ids:
                 return Ending(index + 1, FinishReason.STOP)
-        if len(drawn) >= allowed:
+        if len(token_ids) >= allowed:
             return Ending(max(allowed, 0), FinishReason.LENGTH)
-        return Ending(len(drawn), None)
+        return Ending(len(token_ids), None)
 
 
 @dataclass(slots=True)
@@ -98,14 +97,12 @@ class Times:
             self.waited[earlier] = self.waited.get(earlier, 0.0) + now - since
         self.waiting = None if reason is None else (reason, now)
 
-    def generate(self, *, now: float) -> None:
-        """Record that tokens were generated."""
+    def record_tokens(self, *, now: float) -> None:
         if self.first_token_at is None:
             self.first_token_at = now
         self.last_token_at = now
 
     def sum_up(self, now: float) -> Timings:
-        """The time that each phase of the request has taken so far."""
         admitted = now if self.admitted_at is None else self.admitted_at
         first = now if self.first_token_at is None else self.first_token_at
         last = first if self.last_token_at is None else self.last_token_at
@@ -119,13 +116,27 @@ class Times:
 
 @dataclass(slots=True)
 class SequenceDrafts:
-    """What drafts the next tokens of an answer, and how many drafted tokens were right."""
+    """Where the drafts of one answer come from, and how many drafted tokens were right."""
 
     drafter: SuffixDrafter | None = None  # None until the first draft
-    by_model: ModelDraft | None = None  # the state in the draft model, while there is one
-    considered_at: int = 0  # tokens of the answer when that state is considered next
+    model_state: DraftState | None = None  # in the draft model, while it drafts for the answer
+    consider_model_at: int = (
+        0  # length of the answer, in tokens, from which the model is considered
+    )
     accepted_tokens: int = 0  # drafted tokens that became part of the answer
     rejected_tokens: int = 0
+
+    def count(self, *, drafted: int, accepted: int) -> None:
+        self.accepted_tokens += accepted
+        self.rejected_tokens += drafted - accepted
+
+    def is_model_due(self, generated_tokens: int) -> bool:
+        """Whether to consider the draft model for an answer of this length."""
+        return generated_tokens >= max(LEAST_GENERATED, self.consider_model_at)
+
+    def consider_model_later(self, generated_tokens: int) -> None:
+        """Consider the draft model again when the answer is half as long again."""
+        self.consider_model_at = 3 * generated_tokens // 2 + 1
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -139,45 +150,44 @@ class LiveSequence:
     request: SequenceRequest
     scheduled: ScheduledSequence
     times: Times
-    answer: AnswerSoFar = field(init=False)
+    answer: LiveAnswer = field(init=False)
     start: CachedStart = field(default_factory=CachedStart)
     drafts: SequenceDrafts = field(default_factory=SequenceDrafts)
-    chain: bytearray = field(default_factory=bytearray)  # prompt and answer, packed
+    chain: bytearray = field(default_factory=bytearray)  # tokens of prompt and answer, packed
     kv_bits: KVBits = "native"
-    keeps_form: bool = False  # whether `kv_bits` is final, even if memory is short
+    has_final_kv_bits: bool = False  # whether `kv_bits` is final, even if memory is short
     is_open: bool = False  # whether the engine has state for this sequence
     is_quantized: bool = False  # whether that state was quantized while the sequence ran
     stays_native: bool = False  # after a failed attempt to quantize its state
     attempts: int = 0  # how often the state was given up; earlier results are then ignored
-    # set while the sequence is open, and until the rest of its state is committed to the cache
+    # its state in the cache, for other sequences; set from its opening until all of the state is
+    # committed
     live: LiveChain | None = None
     inserted: list[BlockKey] = field(default_factory=list)  # blocks added to the cache
     prefilled_tokens: int = 0  # for idle work; includes cached tokens
     prepared_images: set[str] = field(default_factory=set)  # see `WorkerImages.prepare`
-    has_waited_for_images: bool = False  # after a failure, to be tried alone
+    # whether it has restarted once because images had to be processed again (`Lifetimes`)
+    has_waited_for_images: bool = False
 
     def __post_init__(self) -> None:
         request = self.request
-        # idle work has the form of its conversation; an answer that was begun keeps its form
-        self.keeps_form = request.is_idle_work or bool(request.generated_token_ids)
-        self.answer = AnswerSoFar(
+        # idle work has the `kv_bits` of its conversation, and an answer that was begun keeps them
+        self.has_final_kv_bits = request.is_idle_work or bool(request.generated_token_ids)
+        self.answer = LiveAnswer(
             request.max_tokens, frozenset(request.stop_token_ids), list(request.generated_token_ids)
         )
         self.chain += request.prompt_token_ids.packed + request.generated_token_ids.packed
 
     @property
     def id(self) -> RequestId:
-        """The request's id."""
         return self.request.request_id
 
     @property
     def prompt_tokens(self) -> int:
-        """The length of the prompt."""
         return len(self.request.prompt_token_ids)
 
     @property
     def known_tokens(self) -> int:
-        """The length of the prompt and the answer so far."""
         return self.prompt_tokens + len(self.answer.token_ids)
 
     def wait(
@@ -193,7 +203,7 @@ class LiveSequence:
     def admit(self, *, now: float) -> None:
         """Record that the scheduler has admitted the sequence, possibly after a preemption."""
         self.wait(None, now=now)
-        self.keeps_form = True
+        self.has_final_kv_bits = True
         if self.times.admitted_at is None:
             self.times.admitted_at = now
         self.answer.prompt_logprobs.clear()
@@ -211,15 +221,14 @@ class LiveSequence:
             start.report = CacheReport(outcome=CacheOutcome.FAILED)
 
     def extend(self, token_ids: tuple[int, ...], *, now: float) -> None:
-        """Append generated tokens to the answer."""
-        self.times.generate(now=now)
+        self.times.record_tokens(now=now)
         self.answer.token_ids += token_ids
         self.chain += pack_tokens(token_ids)
 
 
 class Ledger:
-    """The live sequences (those without a Finished event) by id, the events to send,
-    and the worker's counters. Device thread only.
+    """Keeps account of the requests: the live sequences (those without a Finished event) by id, the
+    events to send, and the worker's counters. Device thread only.
     """
 
     def __init__(self, *, clock: Callable[[], float], counters: Counters | None = None) -> None:
@@ -236,13 +245,10 @@ class Ledger:
         return tuple(self._live.values())
 
     def find(self, request_id: RequestId) -> LiveSequence | None:
-        """The live sequence with this id; None if there is none."""
         return self._live.get(request_id)
 
     def is_live(self, sequence: LiveSequence) -> bool:
-        """Whether this sequence has no Finished event yet. Another sequence may have got the same
-        id since then.
-        """
+        """Whether this sequence, not a later one with the same id, has no Finished event yet."""
         return self._live.get(sequence.id) is sequence
 
     def accept(self, sequence: LiveSequence) -> None:
@@ -262,9 +268,7 @@ class Ledger:
         del self._live[sequence.id]
         now = self._clock()
         is_complete = reason is FinishReason.LENGTH
-        if (
-            sequence.answer.prompt_logprobs and is_complete
-        ):  # no token was generated; the prompt was scored
+        if sequence.answer.prompt_logprobs and is_complete:  # the prompt was only scored
             self._emit_started(sequence, now=now)
         self.counters.finished[reason] += not sequence.request.is_idle_work
         self.emit(
@@ -283,9 +287,7 @@ class Ledger:
         )
 
     def replace(self, sequence: LiveSequence) -> None:
-        """Replace a live sequence by a fresh one for the same request, the last in order; emits no
-        event.
-        """
+        """Replace a sequence by a new, youngest one for the same request. Emits no event."""
         assert self.is_live(sequence)
         del self._live[sequence.id]
         fresh = LiveSequence(
@@ -324,11 +326,9 @@ class Ledger:
         self.emit(TokensGenerated(request_id=sequence.id, token_ids=token_ids, logprobs=logprobs))
 
     def emit(self, event: Event) -> None:
-        """Add an event to the next message."""
         self._outbox.append(event)
 
     def take_outbox(self) -> list[Event]:
-        """Return and remove all events to send, in order."""
         events = self._outbox
         self._outbox = []
         return events
@@ -342,9 +342,7 @@ class Ledger:
         }
 
     def check_invariants(self) -> None:
-        """Assert that every sequence is stored under its id and has no more tokens than
-        requested.
-        """
+        """Assert that ids match and that no answer is longer than requested."""
         for request_id, sequence in self._live.items():
             assert sequence.id == request_id
             assert len(sequence.answer.token_ids) <= sequence.request.max_tokens
@@ -355,13 +353,12 @@ class Ledger:
         if now - max(admitted_at, sequence.times.progress_sent_at) < PROGRESS_SECONDS:
             return
         sequence.times.progress_sent_at = now
+        report = sequence.start.report
         self.emit(
             PromptRead(
                 request_id=sequence.id,
                 total_tokens=sequence.prompt_tokens,
-                cached_tokens=0
-                if sequence.start.report is None
-                else sequence.start.report.cached_tokens,
+                cached_tokens=0 if report is None else report.cached_tokens,
                 read_tokens=read_tokens,
                 seconds=now - admitted_at,
             )

@@ -40,7 +40,7 @@ from holdfast.worker.engine.fingerprint import (
     files_of_identity,
     runs_own_code,
 )
-from holdfast.worker.engine.image_probe import examine_images
+from holdfast.worker.engine.image_probe import probe_images
 from holdfast.worker.engine.kv_forms import KVForms
 from holdfast.worker.engine.layouts import Runner, choose_sharing
 from holdfast.worker.engine.load import LoadedModel, load_model
@@ -48,7 +48,7 @@ from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.engine.probe import (
     choose_layout,
     choose_mixing,
-    examine_forms,
+    probe_kv_forms,
     warnings_about,
     warnings_about_kernels,
 )
@@ -58,9 +58,9 @@ from holdfast.worker.kv.codec import PayloadFormat
 from holdfast.worker.kv.layer import HeadsForm
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.device import use_device
-from holdfast.worker.loop.device_steps import costing_no_answer
+from holdfast.worker.loop.device_steps import log_failure
 from holdfast.worker.loop.inbox import Inbox, Progress, Pulse
-from holdfast.worker.loop.loop import WorkerLoop
+from holdfast.worker.loop.loop import ModelOptions, WorkerLoop
 from holdfast.worker.loop.memory_budget import MemoryBudget
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.index import PrefixIndex
@@ -305,7 +305,6 @@ class _Probed:
     draft: LoadedDraft | None = None
 
     def open_images(self, settings: WorkerSettings, hashes: Mapping[str, str]) -> None:
-        """Let the engine take images, if the model can be given them."""
         loaded = self.loaded
         if loaded.images is None or not isinstance(loaded.model, VisionModel):
             return
@@ -320,20 +319,17 @@ class _Probed:
         reader = ImageProcess(Path(settings.folder), lambda: processor.info, images=folder)
         open_with = partial(WorkerImages, loaded.model, processor, reader=reader)
         for_test = FeatureCache(None, fingerprint="", ram_bytes=FEATURE_RAM_BYTES, disk_bytes=0)
-        loaded.images.info = examine_images(self.runner, open_with(features=for_test))
+        loaded.images.info = probe_images(self.runner, open_with(features=for_test))
         if not loaded.images.info.refused:
             self.engine.images = open_with(features=features)
 
     @property
     def costs(self) -> KVCosts:
-        """The memory of a sequence whose request does not set `kv_bits`, while there is no
-        memory pressure.
-        """
-        return self.forms.costs[self.forms.usual]
+        """The memory of a sequence without `kv_bits`, while there is no memory pressure."""
+        return self.forms.costs[self.forms.default_now]
 
     @property
     def draft_costs(self) -> KVCosts | None:
-        """The memory of a sequence in the draft model, if there is one."""
         return None if self.draft is None else self.draft.costs
 
     @property
@@ -351,7 +347,7 @@ class _Probed:
     def sequence_costs(self, kv_bits: KVBits) -> SequenceCosts:
         """The memory that the scheduler reserves for a sequence with these bits."""
         costs = _sequence_costs(self.forms.costs[kv_bits], self.draft_costs)
-        is_cut = kv_bits != "native" and self.engine.cuts_at_blocks
+        is_cut = kv_bits != "native" and self.engine.ends_spans_at_blocks
         return replace(costs, block_tokens=BLOCK_TOKENS if is_cut else None)
 
 
@@ -392,10 +388,8 @@ def _load_and_build(
         scheduler,
         cache=cache,
         memory=memory,
-        store=settings.store,
+        settings=settings,
         step_tokens=step_tokens,
-        speculates=_speculates(probed.engine, settings.model),
-        draft_model=_draft_model(probed.draft, kv_bytes=memory.plan.kv_bytes),
         pulse=pulse,
     )
     _give_back_memory()
@@ -415,7 +409,7 @@ def _load_and_build(
 def _new_scheduler(probed: _Probed, memory: WorkerMemory, settings: SchedulerSettings) -> Scheduler:
     return Scheduler(
         settings,
-        probed.sequence_costs(probed.forms.usual),
+        probed.sequence_costs(probed.forms.default_now),
         budget_bytes=memory.plan.kv_bytes,
         context_tokens=probed.loaded.context_tokens,
         mixes_chunks=probed.engine.mixes_chunks,
@@ -435,7 +429,7 @@ def _load(settings: WorkerSettings, progress: Progress) -> _Probed:
     choose_mixing(runner, vocab_size=loaded.vocab_size)
     constraints = Constraints(grammars, vocab_size=loaded.vocab_size)
     engine = Engine(runner, vocab_size=loaded.vocab_size, constraints=constraints)
-    forms = examine_forms(engine, runner, default=model.kv_bits, vocab_size=loaded.vocab_size)
+    forms = probe_kv_forms(engine, runner, default=model.kv_bits, vocab_size=loaded.vocab_size)
     choose_sharing(runner)
     return _Probed(
         loaded=loaded,
@@ -507,13 +501,13 @@ def _draft_model(draft: LoadedDraft | None, *, kv_bytes: int) -> DraftModel | No
     """Try the draft model out; None if there is none, or if it fails."""
     model: DraftModel | None = None
     if draft is not None:
-        with costing_no_answer("the draft model %s failed, and is not used", draft.name):
+        with log_failure("the draft model %s failed, and is not used", draft.name):
             model = DraftModel(
                 draft.engine,
                 name=draft.name,
                 vocab_size=draft.vocab_size,
                 context_tokens=draft.context_tokens,
-                most_kept_bytes=kv_bytes // _KEPT_DRAFT_PARTS,
+                most_cached_bytes=kv_bytes // _KEPT_DRAFT_PARTS,
             )
     return model
 
@@ -525,12 +519,11 @@ def _build(
     *,
     cache: PrefixCache | None,
     memory: WorkerMemory,
-    store: StoreSettings,
+    settings: WorkerSettings,
     step_tokens: int,
-    speculates: bool,
-    draft_model: DraftModel | None,
     pulse: Pulse,
 ) -> WorkerLoop:
+    store = settings.store
     sessions = None
     if cache is not None:
         sessions = SessionService(
@@ -557,7 +550,14 @@ def _build(
         engine=probed.engine,
         scheduler=scheduler,
         inbox=inbox,
-        retry_chunk_tokens=step_tokens,
+        model=ModelOptions(
+            retry_chunk_tokens=step_tokens,
+            adapters=() if probed.loaded.adapters is None else probed.loaded.adapters.names,
+            forms=probed.forms,
+            costs={kv_bits: probed.sequence_costs(kv_bits) for kv_bits in probed.forms.costs},
+            speculates=_speculates(probed.engine, settings.model),
+            draft_model=_draft_model(probed.draft, kv_bytes=memory.plan.kv_bytes),
+        ),
         cache=cache,
         sessions=sessions,
         memory=budget,
@@ -565,11 +565,6 @@ def _build(
         on_wake=partial(platform.wire, memory.wired_bytes),
         pulse=pulse,
         counters=counters,
-        adapters=() if probed.loaded.adapters is None else probed.loaded.adapters.names,
-        forms=probed.forms,
-        speculates=speculates,
-        draft_model=draft_model,
-        costs={kv_bits: probed.sequence_costs(kv_bits) for kv_bits in probed.forms.costs},
     )
 
 
@@ -586,7 +581,7 @@ def _rest() -> None:
 def _free_memory(engine: Engine) -> None:
     """Free what is kept for later use only, because memory is short."""
     if engine.images is not None:
-        engine.images.drop_kept()
+        engine.images.free_cached()
     _give_back_memory()
 
 
@@ -605,9 +600,7 @@ def finish_steps() -> None:
 
 
 def let_go_of_device() -> None:
-    """Release the device; the last call of a device thread, because MLX aborts at exit if streams
-    of a thread still exist.
-    """
+    """Release the device at the end of its thread: MLX aborts at exit if it has streams."""
     mx.synchronize()
     mx.clear_cache()
     mx.clear_streams()

@@ -20,8 +20,8 @@ from holdfast.store.store import BlockStore
 from holdfast.wire.cache_map import CacheMap, CacheMapQuestion
 from holdfast.wire.events import CacheFigures, CacheOutcome
 from holdfast.wire.requests import TOKEN_BYTES
-from holdfast.worker.engine.plan import BLOCK_TOKENS, KeepPolicy
-from holdfast.worker.engine.sequence import Kept, Prefix
+from holdfast.worker.engine.plan import BLOCK_TOKENS, CopyPolicy
+from holdfast.worker.engine.sequence import Prefix, StateCopy
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.codec import PayloadFormat, check_sizes, check_values, to_bytes
 from holdfast.worker.kv.layer import SnapshotMismatch
@@ -106,10 +106,10 @@ class PrefixCache:
         }
         return tuple(sorted(mark for mark in marks if 0 < mark < prompt_tokens))
 
-    def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> KeepPolicy:
+    def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> CopyPolicy:
         """Create the policy by which the engine copies state out of a sequence with this prompt."""
         marks = self.boundaries(prompt_tokens, branch_points) or (prompt_tokens,)
-        return KeepPolicy(block_tokens=BLOCK_TOKENS, boundaries=frozenset(marks))
+        return CopyPolicy(block_tokens=BLOCK_TOKENS, boundaries=frozenset(marks))
 
     def lookup(
         self,
@@ -270,7 +270,12 @@ class PrefixCache:
     # -- store new blocks
 
     def keep(
-        self, cursor: Cursor, chain: bytes | bytearray, kept: Kept, *, live: LiveChain | None = None
+        self,
+        cursor: Cursor,
+        chain: bytes | bytearray,
+        kept: StateCopy,
+        *,
+        live: LiveChain | None = None,
     ) -> tuple[BlockKey, ...]:
         """Store snapshots of a sequence with the packed tokens `chain`.
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -43,11 +44,12 @@ MIXED_STEPS_IN_A_ROW = 32
 class SparseFlows:
     """Lets the prompts of sparse flows (flows that had nothing to prefill until now) go first,
     unless a flow is too far ahead. This is deficit round robin with sparse flows, as in fq_codel.
+    All other flows are established.
     """
 
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs
-        self._old: frozenset[str] = frozenset()
+        self._established: frozenset[str] = frozenset()
         self._deficits: dict[str, float] = {}  # seconds of prefill, including ended flows
         self._step = 0
         self._steps_in_a_row = 0
@@ -61,42 +63,43 @@ class SparseFlows:
         """
         flows = {group[0].service.flow for group in groups}
         is_fresh = step <= self._step + _FRESH_STEPS
-        if not (is_fresh and self._old & flows) or self._steps_in_a_row >= MOST_STEPS:
+        if not (is_fresh and self._established & flows) or self._steps_in_a_row >= MOST_STEPS:
             return []
         new = [
             group[0]
             for group in groups
-            if group[0].service.flow not in self._old and not group[0].is_batch
+            if group[0].service.flow not in self._established and not group[0].is_batch
         ]
-        ahead = {prompt: self._deficit_with(prompt, tokens=prompt.unread_tokens) for prompt in new}
+        ahead = {
+            prompt: self._deficit_with(prompt, tokens=prompt.unplanned_tokens) for prompt in new
+        }
         return sorted(
             (prompt for prompt in new if ahead[prompt] < MOST_SECONDS),
             key=lambda prompt: ahead[prompt],
         )
 
-    def note(
+    def record(
         self,
         groups: Sequence[list[ScheduledSequence]],
         *,
-        read_first: Mapping[ScheduledSequence, int],
+        prefilled_first: Mapping[ScheduledSequence, int],
         step: int,
     ) -> None:
-        """Record a planned step. read_first: the prompts that went first, with the number of their
+        """Record a planned step. prefilled_first: the prompts that went first, with the number of their
         tokens in this step.
         """
         flows = frozenset(group[0].service.flow for group in groups)
         self._step = step
-        self._steps_in_a_row = self._steps_in_a_row + 1 if read_first else 0
-        self._old = self._old & flows if read_first else flows
-        for prompt, tokens in read_first.items():
+        self._steps_in_a_row = self._steps_in_a_row + 1 if prefilled_first else 0
+        self._established = self._established & flows if prefilled_first else flows
+        for prompt, tokens in prefilled_first.items():
             self._deficits[prompt.service.flow] = self._deficit_with(prompt, tokens=tokens)
-            if tokens == prompt.unread_tokens:
-                self._old |= {prompt.service.flow}
+            if tokens == prompt.unplanned_tokens:
+                self._established |= {prompt.service.flow}
 
     def pass_time(self, seconds: float) -> None:
-        """Record the duration of a step."""
         if self._deficits:
-            share = seconds / len(self._old.union(self._deficits))
+            share = seconds / len(self._established.union(self._deficits))
             self._deficits = {
                 flow: deficit - share for flow, deficit in self._deficits.items() if deficit > share
             }
@@ -104,39 +107,40 @@ class SparseFlows:
     def _deficit_with(self, prompt: ScheduledSequence, *, tokens: int) -> float:
         """The deficit of the prompt's flow after prefilling this many more tokens."""
         score_seconds = self._costs.score_seconds if prompt.scores_prompt else 0.0
-        reading = self._costs.more_chunk_seconds(
+        deficit = self._deficits.get(prompt.service.flow, 0.0)
+        chunk_seconds = self._costs.seconds_per_chunk() + self._costs.more_chunk_seconds(
             prompt.position, tokens, score_seconds=score_seconds
         )
-        return (
-            self._deficits.get(prompt.service.flow, 0.0) + self._costs.seconds_per_chunk() + reading
-        )
+        return deficit + chunk_seconds
 
 
 class Allowance:
-    """The tokens of a step that are left for prompts and, if the step also decodes, the seconds."""
+    """The part of a step that is left for prompt chunks: tokens and, if the step also decodes,
+    seconds (otherwise infinite). Some of it may be reserved for prompts that are served later.
+    """
 
-    __slots__ = ("_held_seconds", "_held_tokens", "_quantum", "seconds", "tokens")
+    __slots__ = ("_quantum", "_reserved_seconds", "_reserved_tokens", "seconds", "tokens")
 
     def __init__(self, *, tokens: int, seconds: float, quantum_tokens: int) -> None:
         self.tokens = tokens
         self.seconds = seconds
         self._quantum = quantum_tokens
-        self._held_tokens = 0
-        self._held_seconds = 0.0
+        self._reserved_tokens = 0
+        self._reserved_seconds = 0.0
 
-    def hold_back_half(self) -> None:
-        """Hold back half of the rest for prompts that are served later."""
-        self.hold_back_all_but(tokens=self.tokens - self.tokens // 2, seconds=self.seconds / 2)
+    def reserve_half(self) -> None:
+        self.offer_only(tokens=self.tokens - self.tokens // 2, seconds=self.seconds / 2)
 
-    def hold_back_all_but(self, *, tokens: int, seconds: float) -> None:
-        """Offer this much, and hold back the rest for prompts that are served later."""
-        self._held_tokens = max(0, self.tokens - tokens)
-        self._held_seconds = 0.0 if math.isinf(self.seconds) else max(0.0, self.seconds - seconds)
+    def offer_only(self, *, tokens: int, seconds: float) -> None:
+        """Offer this much to the next prompts, and reserve the rest."""
+        self._reserved_tokens = max(0, self.tokens - tokens)
+        self._reserved_seconds = (
+            0.0 if math.isinf(self.seconds) else max(0.0, self.seconds - seconds)
+        )
 
-    def release(self) -> None:
-        """Offer the part that was held back."""
-        self._held_tokens = 0
-        self._held_seconds = 0.0
+    def offer_all(self) -> None:
+        self._reserved_tokens = 0
+        self._reserved_seconds = 0.0
 
     def take(
         self,
@@ -144,25 +148,25 @@ class Allowance:
         sequence: ScheduledSequence,
         *,
         taken: int,
-        at_least_a_quantum: bool = False,
+        at_least_quantum: bool = False,
     ) -> int:
         """Take tokens for a prompt that already has `taken` tokens of the step; returns how many.
 
-        The number is at least the quantum and a multiple of `GRAIN_TOKENS`, unless the chunk
-        reaches a boundary or the end of the prompt. at_least_a_quantum: take a quantum even if it
-        is expensive, so that the prompt progresses.
+        The number is at least the quantum (`min_chunk_tokens`) and a multiple of `GRAIN_TOKENS`,
+        unless the chunk reaches a boundary or the end of the prompt. at_least_quantum: take a
+        quantum even if that takes too long, so that the prompt progresses.
         """
         position = sequence.position + taken
-        wanted = longest_chunk(costs, sequence) - taken
+        wanted = largest_chunk(costs, sequence) - taken
         entry = 0.0 if taken else costs.seconds_per_chunk()
         score_seconds = costs.score_seconds if sequence.scores_prompt else 0.0
-        tokens = max(0, min(wanted, self.tokens - self._held_tokens))
+        tokens = max(0, min(wanted, self.tokens - self._reserved_tokens))
         if not math.isinf(self.seconds):
-            left = self.seconds - self._held_seconds - entry
+            left = self.seconds - self._reserved_seconds - entry
             tokens = min(tokens, costs.tokens_within(left, position, score_seconds=score_seconds))
         if tokens < wanted:
             tokens = _rounded(tokens, self._quantum)
-        if at_least_a_quantum:
+        if at_least_quantum:
             tokens = max(tokens, min(self._quantum, wanted, self.tokens))
         if tokens > 0 and sequence.is_indivisible(position):
             tokens = wanted  # even if that is more than the step has left
@@ -180,7 +184,7 @@ def _rounded(tokens: int, quantum_tokens: int) -> int:
     return tokens - tokens % grain if tokens >= quantum_tokens else 0
 
 
-def longest_chunk(costs: CostModel, sequence: ScheduledSequence) -> int:
+def largest_chunk(costs: CostModel, sequence: ScheduledSequence) -> int:
     """The largest chunk of a prompt: up to the next boundary, within the bounds of the device."""
     if sequence.is_indivisible(sequence.position):
         return sequence.longest_span
@@ -220,27 +224,27 @@ class ChunkSharing:
         if math.isinf(seconds):
             seconds = self._costs.seconds_without_decoding
             if len(prompts) == 1:
-                self._sparse.note(groups, read_first={}, step=step)
-                return [(prompts[0], self._read_alone(prompts[0], tokens=tokens, seconds=seconds))]
-        elif self._should_only_decode(step):
+                self._sparse.record(groups, prefilled_first={}, step=step)
+                return [(prompts[0], self._only_chunk(prompts[0], tokens=tokens, seconds=seconds))]
+        elif self._is_decode_only_step(step):
             return []
         allowance = Allowance(tokens=tokens, seconds=seconds, quantum_tokens=self._min_chunk_tokens)
         taken: dict[ScheduledSequence, int] = {}
         first = self._sparse.first(groups, step=step)
         if first:
-            self._deal(allowance, first, taken, must_move=True)
+            self._give_chunks(allowance, first, taken, must_progress=True)
             batch = []
         elif len(groups) == 1:
             self._share_within(groups[0], allowance, taken, step)
         elif groups:
             self._share_between(groups, allowance, taken, step=step, rows=rows)
-        self._deal(allowance, batch, taken, must_move=not groups)
-        self._sparse.note(groups, read_first=taken if first else {}, step=step)
+        self._give_chunks(allowance, batch, taken, must_progress=not groups)
+        self._sparse.record(groups, prefilled_first=taken if first else {}, step=step)
         return list(taken.items())
 
-    def _read_alone(self, prompt: ScheduledSequence, *, tokens: int, seconds: float) -> int:
+    def _only_chunk(self, prompt: ScheduledSequence, *, tokens: int, seconds: float) -> int:
         """The chunk of the only prompt in a step without decoding rows."""
-        longest = longest_chunk(self._costs, prompt)
+        longest = largest_chunk(self._costs, prompt)
         if prompt.is_indivisible(prompt.position):
             return longest
         most = min(tokens, longest)
@@ -250,7 +254,6 @@ class ChunkSharing:
         return min(most, max(within - within % LEAST_ALONE_TOKENS, LEAST_ALONE_TOKENS))
 
     def pass_time(self, seconds: float) -> None:
-        """Record the duration of a step."""
         self._sparse.pass_time(seconds)
 
     def _groups(
@@ -282,46 +285,50 @@ class ChunkSharing:
         """
         turn, first = divmod(self._first_flow, len(groups))
         self._first_flow += 1
-        # alternates from one turn of a flow to its next turn, for any number of flows
+        # `turn` counts rounds in which each flow comes first once; so this alternates for each flow
         oldest_is_first = turn % 2 == 0
-        dealt = groups[first:] + groups[:first]
-        for place, (group, (share, part)) in enumerate(
-            zip(dealt, self._equal_shares(dealt, allowance.tokens, rows), strict=True)
-        ):
-            share = share if place else max(self._min_chunk_tokens, share)
-            allowance.hold_back_all_but(tokens=share, seconds=allowance.seconds * part)
-            self._deal(
-                allowance, self._in_order(group, step, oldest_is_first), taken, must_move=not place
-            )
-        allowance.release()
-        for group in dealt:
-            self._deal(allowance, self._in_order(group, step, oldest_is_first), taken)
+        in_turn = groups[first:] + groups[:first]
+        shares = self._equal_shares(in_turn, allowance.tokens, rows)
+        is_first = True
+        for group, (share_tokens, time_fraction) in zip(in_turn, shares, strict=True):
+            if is_first:
+                share_tokens = max(self._min_chunk_tokens, share_tokens)
+            allowance.offer_only(tokens=share_tokens, seconds=allowance.seconds * time_fraction)
+            ordered = self._in_turn_order(group, step, oldest_is_first)
+            self._give_chunks(allowance, ordered, taken, must_progress=is_first)
+            is_first = False
+        allowance.offer_all()
+        for group in in_turn:
+            self._give_chunks(allowance, self._in_turn_order(group, step, oldest_is_first), taken)
 
     def _equal_shares(
         self, groups: list[list[ScheduledSequence]], tokens: int, rows: Mapping[str, int]
     ) -> list[tuple[int, float]]:
-        """For each group, its number of tokens, and its fraction of the time that the groups before
-        it leave. With these shares, all flows get the same time of a step.
+        """The tokens of each group, and its fraction of the time that the groups before it leave.
+        With these shares, all flows get the same time of a step, including their decoding rows.
         """
-        each = [self._costs.prompt_token_seconds_at(group[0].position) for group in groups]
+        token_seconds = [self._costs.prompt_token_seconds_at(group[0].position) for group in groups]
         row_seconds = self._costs.decode_row_seconds(sum(rows.values()))
-        writing = [row_seconds * rows.get(group[0].service.flow, 0) for group in groups]
-        rates = sum(1 / cost for cost in each)
-        equal = (
-            tokens + sum(spent / cost for spent, cost in zip(writing, each, strict=True))
-        ) / rates
-        reading = [max(0.0, equal - spent) for spent in writing]
-        left = list(itertools.accumulate(reversed(reading)))[::-1]
+        decode_seconds = [row_seconds * rows.get(group[0].service.flow, 0) for group in groups]
+        # Each flow gets `equal` seconds, decoding included. Solved for `equal`: the sum of
+        # (equal - decode) / token_seconds over all flows is `tokens`.
+        decode_tokens = sum(map(operator.truediv, decode_seconds, token_seconds))
+        equal = (tokens + decode_tokens) / sum(1 / seconds for seconds in token_seconds)
+        prefill_seconds = [max(0.0, equal - seconds) for seconds in decode_seconds]
+        # for each group, the seconds of this group and of all groups after it
+        left = list(itertools.accumulate(reversed(prefill_seconds)))[::-1]
         return [
-            (int(seconds / cost), seconds / rest if rest else 0.0)
-            for seconds, cost, rest in zip(reading, each, left, strict=True)
+            (int(seconds / per_token), seconds / remaining if remaining else 0.0)
+            for seconds, per_token, remaining in zip(
+                prefill_seconds, token_seconds, left, strict=True
+            )
         ]
 
-    def _in_order(
+    def _in_turn_order(
         self, prompts: list[ScheduledSequence], step: int, oldest_is_first: bool
     ) -> list[ScheduledSequence]:
         """The prompts in the order of `_share_within`, without splitting the step into halves."""
-        ahead, behind = self._others(prompts, step)
+        ahead, behind = self._ahead_and_behind(prompts, step)
         first = [prompts[0], *ahead] if oldest_is_first else [*ahead, prompts[0]]
         return first + behind
 
@@ -332,21 +339,21 @@ class ChunkSharing:
         taken: dict[ScheduledSequence, int],
         step: int,
     ) -> None:
-        ahead, behind = self._others(prompts, step)
+        ahead, behind = self._ahead_and_behind(prompts, step)
         oldest = prompts[:1]
         if not ahead:
-            self._deal(allowance, oldest, taken, must_move=True)
+            self._give_chunks(allowance, oldest, taken, must_progress=True)
         else:
             first, second = (oldest, ahead) if self._oldest_is_first else (ahead, oldest)
             self._oldest_is_first = not self._oldest_is_first
-            allowance.hold_back_half()
-            self._deal(allowance, first, taken, must_move=True)
-            allowance.release()
-            self._deal(allowance, second, taken)
-            self._deal(allowance, first, taken)
-        self._deal(allowance, behind, taken)
+            allowance.reserve_half()
+            self._give_chunks(allowance, first, taken, must_progress=True)
+            allowance.offer_all()
+            self._give_chunks(allowance, second, taken)
+            self._give_chunks(allowance, first, taken)
+        self._give_chunks(allowance, behind, taken)
 
-    def _should_only_decode(self, step: int) -> bool:
+    def _is_decode_only_step(self, step: int) -> bool:
         if step > self._last_mixed_step + 1 and self._costs.knows_decoding:
             self._mixed_steps = 0
         self._last_mixed_step = step
@@ -354,34 +361,37 @@ class ChunkSharing:
         self._mixed_steps = 0 if due else self._mixed_steps + 1
         return due
 
-    def _others(
+    def _ahead_and_behind(
         self, prompts: list[ScheduledSequence], step: int
     ) -> tuple[list[ScheduledSequence], list[ScheduledSequence]]:
-        """All prompts but the oldest, as two lists in order: those that go ahead of the oldest, and
-        the others.
-        """
+        """The prompts but the oldest, in order: those that go ahead of it, and the others."""
         oldest = prompts[0]
         passed_over = [other for other in prompts[1:] if step - other.last_step > PATIENCE_STEPS]
         passed_over.sort(key=lambda other: other.last_step)
         patient = [other for other in prompts[1:] if step - other.last_step <= PATIENCE_STEPS]
-        patient.sort(key=lambda other: other.unread_tokens)
-        shorter = [other for other in patient if other.unread_tokens < oldest.unread_tokens]
+        patient.sort(key=lambda other: other.unplanned_tokens)
+        shorter = [other for other in patient if other.unplanned_tokens < oldest.unplanned_tokens]
         return passed_over + shorter, patient[len(shorter) :]
 
-    def _deal(
+    def _give_chunks(
         self,
         allowance: Allowance,
-        takers: Iterable[ScheduledSequence],
+        prompts: Iterable[ScheduledSequence],
         taken: dict[ScheduledSequence, int],
         *,
-        must_move: bool = False,
+        must_progress: bool = False,
     ) -> None:
-        for sequence in takers:
+        """Give each prompt a chunk in this order, until nothing is left. must_progress: the first
+        prompt gets at least a quantum.
+        """
+        for sequence in prompts:
             before = taken.get(sequence, 0)
             if before == sequence.longest_span:
                 continue
-            more = allowance.take(self._costs, sequence, taken=before, at_least_a_quantum=must_move)
-            must_move = False
+            more = allowance.take(
+                self._costs, sequence, taken=before, at_least_quantum=must_progress
+            )
+            must_progress = False
             if more == 0:
                 return
             taken[sequence] = before + more

@@ -56,7 +56,6 @@ class Trend:
 
     @property
     def is_learned(self) -> bool:
-        """Whether there were observations."""
         return self._weight > 0.0
 
     @property
@@ -70,7 +69,6 @@ class Trend:
         return max(0.0, self._covariance / (self._variance + self._spread_squared))
 
     def at(self, x: float) -> float:
-        """The cost at x."""
         return max(self._mean + self.slope * (x - self._mean_x), self._mean * _FLOOR)
 
     def at_most(self, x: float) -> float:
@@ -106,7 +104,6 @@ class StepLoad:
 
     @property
     def rows(self) -> int:
-        """All rows that are not part of a chunk."""
         return self.decode_rows + self.drafted_rows
 
 
@@ -172,7 +169,6 @@ class CostModel:
         return most
 
     def decode_seconds(self, rows: int) -> float:
-        """Seconds of a step that only decodes this many rows."""
         return self._decode.at(rows)
 
     def decode_row_seconds(self, rows: int) -> float:
@@ -180,7 +176,6 @@ class CostModel:
         return self._decode.at(rows) / rows if rows and self._decode.is_learned else 0.0
 
     def prompt_token_seconds_at(self, position: int) -> float:
-        """Seconds of a prompt token at this position."""
         return self._prompt.at(position)
 
     def seconds_per_chunk(self) -> float:

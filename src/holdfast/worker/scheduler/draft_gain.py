@@ -25,93 +25,95 @@ from typing import TypeAlias
 from holdfast.wire.requests import RequestId
 from holdfast.worker.engine.plan import NO_DRAFT, Draft
 
-# A first guess of the time of a step over that of a step with one row: this much for several rows,
-# and for each.
-_FIRST_FIXED, _FIRST_PER_ROW = 0.95, 0.15
-# Steps whose numbers of rows are in the same range are taken for equally far from that guess; these
-# are the ends of the ranges.
+# A first guess of the time of a step with several rows, relative to that of a step with one row:
+# _FIRST_FIXED + _FIRST_PER_ROW * rows.
+_FIRST_FIXED = 0.95
+_FIRST_PER_ROW = 0.15
+# The guess is corrected by one factor for all steps, and by a further factor for each range of
+# rows. These are the last numbers of rows of the ranges; the last range has no end.
 _RANGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-_LEVEL_SHARE = 0.25  # of a deviation that is taken to hold for all ranges
-# of a verifying step's deviation that is attributed to verifying itself, and the limit of that part
+_SHARED_PART = 0.25  # the part of a measured deviation that goes to the factor for all steps
+# the part of a verifying step's deviation that goes to the factor for verifying, and its limit
 _VERIFYING_SHARE = 0.1
 _MOST_VERIFYING_DEVIATION = 0.3
-_MEMORY_STEPS = 16
+_MEMORY_STEPS = 16  # the factor of a range averages over about this many steps
 _MOST_DEVIATION = math.log(3.0)  # of a measured step; more is taken for an interruption
-_LEAST_GAIN = 0.03  # of the logarithm of a sequence's speed; less may be an error of measurement
-# After this many verifying steps in a row, one verifies nothing, so that the time of such steps is
-# still known.
-_STEPS_PER_PLAIN = 48
+# by how much the logarithm of a sequence's speed must rise; less may be an error of measurement
+_LEAST_GAIN = 0.03
+# After this many verifying steps in a row, one step verifies nothing, so that the time of such steps
+# stays known.
+_MOST_VERIFYING_STEPS = 48
 # After this many steps with drafts of which none was worth it, one is verified nevertheless, in case
 # verifying has become cheaper; each time, the number doubles.
 _FIRST_RETRY, _LAST_RETRY = 64, 1024
 
 
-# Passes of a draft model that do not pay, but show what they would be worth, take this share of the
-# time of decoding.
+# A draft model that does not pay is still tried now and then, with a few passes, to learn whether its
+# drafts have become better. These trials take this share of the decoding time.
 _TRIAL_SHARE = 0.01
 _TRIAL_PASSES = 4
-_MOST_UNASKED = 15
+_MOST_SKIPPED_STEPS = 15
 
 Offers: TypeAlias = Mapping[RequestId, Draft]
 NO_OFFERS: Offers = {}
 
 
 class RowCosts:
-    """Learns the seconds of a step from its rows, as factors on a guess. No clock."""
+    """Learns the seconds of a step as a function of its rows: a guess, times factors that are kept as
+    logarithms. Takes measured seconds; reads no clock.
+    """
 
     def __init__(self) -> None:
-        self._level: float | None = None  # the logarithm of the factor for all ranges
-        # for each range, the logarithm of a further factor, and how many steps it was learned from
-        self._offsets = [0.0] * (len(_RANGES) + 1)
+        self._shared_log: float | None = None  # of the factor for all steps; None: nothing measured
+        # for each range, the logarithm of its factor, and how many steps it was learned from
+        self._range_logs = [0.0] * (len(_RANGES) + 1)
         self._steps = [0] * (len(_RANGES) + 1)
-        self._verifying = 0.0  # the logarithm of a further factor for steps that verify drafts
+        self._verifying_log = 0.0  # of the factor for steps that verify drafts
 
     def learn(self, rows: int, seconds: float, *, is_verifying: bool = False) -> None:
         """Learn from one step. rows: with those of drafted tokens."""
         measured = math.log(seconds) - _log_guess(rows)
         if is_verifying:
-            measured -= self._verifying
-        if self._level is None:
-            self._level = measured
-        place = bisect.bisect_left(_RANGES, rows)
-        deviation = measured - self._level - self._offsets[place]
+            measured -= self._verifying_log
+        if self._shared_log is None:
+            self._shared_log = measured
+        index = bisect.bisect_left(_RANGES, rows)
+        deviation = measured - self._shared_log - self._range_logs[index]
         deviation = max(-_MOST_DEVIATION, min(_MOST_DEVIATION, deviation))
         if is_verifying:
             limited = max(-_MOST_VERIFYING_DEVIATION, min(_MOST_VERIFYING_DEVIATION, deviation))
-            self._verifying += _VERIFYING_SHARE * limited
+            self._verifying_log += _VERIFYING_SHARE * limited
             deviation *= 1.0 - _VERIFYING_SHARE
-        self._level += _LEVEL_SHARE * deviation
-        self._steps[place] = min(self._steps[place] + 1, _MEMORY_STEPS)
-        self._offsets[place] += (1.0 - _LEVEL_SHARE) * deviation / self._steps[place]
-        self._fill_gap(place, -1)
-        self._fill_gap(place, 1)
+        self._shared_log += _SHARED_PART * deviation
+        self._steps[index] = min(self._steps[index] + 1, _MEMORY_STEPS)
+        self._range_logs[index] += (1.0 - _SHARED_PART) * deviation / self._steps[index]
+        self._fill_gap(index, -1)
+        self._fill_gap(index, 1)
 
-    def _fill_gap(self, place: int, step: int) -> None:
-        """Set the offsets of the ranges without steps next to a place, below it or above it, to
-        values between those of the nearest ranges with steps.
+    def _fill_gap(self, index: int, step: int) -> None:
+        """Interpolate the factors of the ranges without measured steps, from range `index` to the
+        nearest measured range below (step = -1) or above (step = 1).
         """
-        end = place + step
-        while 0 <= end < len(self._offsets) and not self._steps[end]:
+        end = index + step
+        while 0 <= end < len(self._range_logs) and not self._steps[end]:
             end += step
-        own = self._offsets[place]
-        is_last = not 0 <= end < len(self._offsets)
-        slope = 0.0 if is_last else (self._offsets[end] - own) / (end - place)
-        for at in range(place + step, end, step):
-            self._offsets[at] = own + slope * (at - place)
+        own = self._range_logs[index]
+        is_last = not 0 <= end < len(self._range_logs)
+        slope = 0.0 if is_last else (self._range_logs[end] - own) / (end - index)
+        for at in range(index + step, end, step):
+            self._range_logs[at] = own + slope * (at - index)
 
     def log_seconds(self, rows: int, *, drafted: int = 0) -> float:
-        """The logarithm of the seconds of a step with this many rows and, in addition, drafted
-        tokens, up to a constant.
-        """
+        """The logarithm of a step's seconds, up to a constant. drafted: rows in addition."""
         rows += drafted
-        verifying = self._verifying if drafted else 0.0
-        return _log_guess(rows) + self._offsets[bisect.bisect_left(_RANGES, rows)] + verifying
+        verifying = self._verifying_log if drafted else 0.0
+        return _log_guess(rows) + self._range_logs[bisect.bisect_left(_RANGES, rows)] + verifying
 
     def seconds(self, rows: int, *, drafted: int = 0) -> float | None:
         """The seconds of such a step; None if no step was measured yet."""
-        if self._level is None:
+        if self._shared_log is None:
             return None
-        return math.exp(self._level + self.log_seconds(rows, drafted=drafted))
+        return math.exp(self._shared_log + self.log_seconds(rows, drafted=drafted))
 
 
 def _log_guess(rows: int) -> float:
@@ -119,93 +121,95 @@ def _log_guess(rows: int) -> float:
 
 
 class DraftGain:
-    """Learns what verifying costs, and chooses among drafts. No clock."""
+    """Learns what verifying costs, and chooses which drafts to verify. Reads no clock."""
 
     def __init__(self) -> None:
         self._costs = RowCosts()
-        self._verifying_steps = 0  # since the last one without
-        self._declined_steps = 0  # since the last verifying one
+        self._verifying_steps = 0  # since the last step that verified nothing
+        self._declined_steps = 0  # steps with drafts since the last step that verified any
         self._retry_after = _FIRST_RETRY
-        # steps since a draft model was considered last, and how many may pass if it did not pay
-        self._unasked_steps = 0
-        self._steps_per_question = 0
-        self._untried_seconds = 0.0  # of decoding, since the draft model was tried last
+        # steps since a draft model was considered last, and for how many it is not considered
+        self._skipped_steps = 0
+        self._steps_to_skip = 0
+        self._seconds_since_trial = 0.0  # of decoding, since the draft model was tried last
 
     def learn(self, rows: int, seconds: float, *, is_verifying: bool = False) -> None:
         """Learn from a step without chunks. rows: with those of drafted tokens."""
         self._costs.learn(rows, seconds, is_verifying=is_verifying)
-        self._untried_seconds += seconds
+        self._seconds_since_trial += seconds
 
     def passes(
-        self, offers: Offers, modelled: Offers, *, rows: int, most: int, pass_seconds: float
+        self, offers: Offers, model_drafts: Offers, *, rows: int, most: int, pass_seconds: float
     ) -> int:
-        """How many tokens a draft model should draft for each of the sequences in `modelled`, before
-        the next step with `rows` decoding sequences.
+        """How many passes a draft model should run before the next step with `rows` decoding
+        sequences. Each pass drafts one token for each of the sequences in `model_drafts`.
 
-        offers: drafts that cost nothing. A sequence uses the better one of both. modelled: the
+        offers: drafts that cost nothing. A sequence uses the better one of both. model_drafts: the
         expected drafts of the draft model. most: as for `choose`. pass_seconds: how long the draft
         model takes for one token of each sequence.
         """
-        if self._verifying_steps >= _STEPS_PER_PLAIN or not modelled:
+        if self._verifying_steps >= _MOST_VERIFYING_STEPS or not model_drafts:
             return 0
-        if self._unasked_steps < self._steps_per_question:  # what follows takes 0.02 ms
-            self._unasked_steps += 1
+        if self._skipped_steps < self._steps_to_skip:  # the calculation below takes 0.02 ms
+            self._skipped_steps += 1
             return 0
-        self._unasked_steps = 0
+        self._skipped_steps = 0
         plain = self._costs.seconds(rows)
         if plain is None:
             return 0
         best = 0
         best_net = max(
-            0.0, self._net_of_passes(offers, modelled, 0, rows=rows, seconds=0.0, most=most)
+            0.0, self._log_speedup(offers, model_drafts, 0, rows=rows, seconds=0.0, most=most)
         )
         best_net += _LEAST_GAIN * rows
-        longest = max(len(draft.chances) for draft in modelled.values())
+        longest = max(len(draft.chances) for draft in model_drafts.values())
         for count in range(1, longest + 1):
             seconds = count * pass_seconds
-            net = self._net_of_passes(
-                offers, modelled, count, rows=rows, seconds=seconds, most=most
+            net = self._log_speedup(
+                offers, model_drafts, count, rows=rows, seconds=seconds, most=most
             )
             if net > best_net:
                 best = count
                 best_net = net
         if best:
-            self._untried_seconds = 0.0
-            self._steps_per_question = 0
+            self._seconds_since_trial = 0.0
+            self._steps_to_skip = 0
             return best
-        self._steps_per_question = min(2 * self._steps_per_question + 1, _MOST_UNASKED)
-        if _TRIAL_PASSES * (pass_seconds + 0.2 * plain) < _TRIAL_SHARE * self._untried_seconds:
-            self._untried_seconds = 0.0
+        self._steps_to_skip = min(2 * self._steps_to_skip + 1, _MOST_SKIPPED_STEPS)
+        if _TRIAL_PASSES * (pass_seconds + 0.2 * plain) < _TRIAL_SHARE * self._seconds_since_trial:
+            self._seconds_since_trial = 0.0
             return _TRIAL_PASSES
         return 0
 
-    def _net_of_passes(
+    def _log_speedup(
         self,
         offers: Offers,
-        modelled: Offers,
+        model_drafts: Offers,
         count: int,
         *,
         rows: int,
         seconds: float,
         most: int,
     ) -> float:
-        """The logarithm of the gain in speed of all sequences together, if a draft model drafts
-        `count` tokens for each sequence for which that is better, which takes `seconds`.
+        """By how much the sum of the logarithms of all sequences' speeds rises if a draft model makes
+        `count` passes, which take `seconds`, and each sequence verifies the better of its drafts.
+        -inf if these have more than `most` tokens.
         """
         gain = 0.0
         drafted = 0
-        for request_id in {**offers, **modelled}:
-            own = offers.get(request_id, NO_DRAFT)
-            model = modelled.get(request_id, NO_DRAFT).cut(count)
-            better = max(own, model, key=lambda draft: draft.expected_tokens)
+        for request_id in {**offers, **model_drafts}:
+            free = offers.get(request_id, NO_DRAFT)
+            model = model_drafts.get(request_id, NO_DRAFT).cut(count)
+            better = max(free, model, key=lambda draft: draft.expected_tokens)
             gain += math.log1p(better.expected_tokens)
             drafted += len(better.chances)
         if drafted > most:
             return -math.inf
         plain = self._costs.log_seconds(rows)
         step = self._costs.seconds(rows) or 1.0
-        longer = math.exp(self._costs.log_seconds(rows, drafted=drafted) - plain) + seconds / step
-        return gain - rows * math.log(longer)
+        # the time of the verifying step and of the passes, relative to a step without drafts
+        relative = math.exp(self._costs.log_seconds(rows, drafted=drafted) - plain) + seconds / step
+        return gain - rows * math.log(relative)
 
     def pays_to_prefill(
         self,
@@ -216,9 +220,8 @@ class DraftGain:
         seconds: float,
         generated: int,
     ) -> bool:
-        """Whether a draft model should prefill a sequence, which takes `seconds`: if it would have
-        gained that time, had it drafted since the answer began, or if it has not been tried for long
-        enough.
+        """Whether a draft model should prefill a sequence, which takes `seconds`. It should if
+        drafting since the answer began would have saved that time, or if it is time for a trial.
 
         chances: of its drafts. rows: how many sequences decode. generated: tokens of the answer;
         the same number is expected to follow.
@@ -234,8 +237,8 @@ class DraftGain:
             best = min(best, (step + count * pass_seconds) / tokens)
         if generated * (plain - best) >= seconds:
             return True
-        if seconds < _TRIAL_SHARE * self._untried_seconds:
-            self._untried_seconds -= seconds / _TRIAL_SHARE
+        if seconds < _TRIAL_SHARE * self._seconds_since_trial:
+            self._seconds_since_trial -= seconds / _TRIAL_SHARE
             return True
         return False
 
@@ -245,6 +248,7 @@ class DraftGain:
 
         most: the largest number of drafted rows. Sequences that verify nothing are left out.
         """
+        # for each drafted token, by how much it raises the logarithm of its sequence's speed
         gains: list[tuple[float, RequestId]] = []
         for request_id, draft in offers.items():
             tokens = 1.0
@@ -254,17 +258,17 @@ class DraftGain:
         if not gains or most < 1:
             self._verifying_steps = 0
             return {}
-        # within an offer, gains fall, so that the tokens taken are the first ones
+        # within a draft, gains fall, so the chosen tokens of a draft are its first ones
         gains.sort(key=lambda each: each[0], reverse=True)
         del gains[most:]
-        count = self._count(gains, rows=rows)
+        count = self._rows_to_verify(gains, rows=rows)
         tokens_of = Counter(request_id for _, request_id in gains[:count])
         return {
             request_id: offers[request_id].cut(taken) for request_id, taken in tokens_of.items()
         }
 
-    def _count(self, gains: Sequence[tuple[float, RequestId]], *, rows: int) -> int:
-        """How many drafted rows to verify."""
+    def _rows_to_verify(self, gains: Sequence[tuple[float, RequestId]], *, rows: int) -> int:
+        """How many drafted rows to verify. gains: see `choose`, the largest first."""
         best = 0
         best_gain = _LEAST_GAIN * rows
         gain = 0.0
@@ -279,7 +283,7 @@ class DraftGain:
             self._verifying_steps += 1
             self._declined_steps = 0
             self._retry_after = _FIRST_RETRY
-            if self._verifying_steps > _STEPS_PER_PLAIN:
+            if self._verifying_steps > _MOST_VERIFYING_STEPS:
                 self._verifying_steps = 0
                 return 0
             return best

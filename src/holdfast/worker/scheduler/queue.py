@@ -2,8 +2,8 @@
 
 Interactive requests go before batch requests. Requests of one flow (a client, see `ServiceClass`)
 are served in order. Running slots are shared max-min fairly among flows: the running sequences of a
-flow have the levels 0, 1, 2, ..., and a lower level goes before a higher one, regardless of when
-they were submitted. On the same level, flows take turns. A waiting sequence preempts running
+flow have the levels 0, 1, 2, ... in the order of their age, and a lower level goes before a higher
+one, regardless of when they were submitted. On the same level, flows take turns. A waiting sequence preempts running
 sequences on a higher level than its own would be; once these wait, their level would be the same or
 higher, so they never preempt it in turn. A batch request that has waited long enough counts as
 interactive.
@@ -17,16 +17,13 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple
 
 from holdfast.wire.events import WaitReason
 from holdfast.wire.requests import RequestId, ServiceClass
 
 DEFAULT_SERVICE = ServiceClass()
-# priority class (0: interactive), level, order; the highest is preempted first
-Rank: TypeAlias = tuple[int, int, int]
-
-_MOST_TURNS = 4096  # flows, including ended ones
+_MOST_TURNS = 4096  # flows whose turns are remembered, including ended ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,17 +64,17 @@ class SequenceCosts:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ScheduledSequence:
-    """What is scheduled of a waiting or running request: counts only, no tokens.
+    """A waiting or running request as the scheduler sees it: counts only, no tokens.
 
-    Steps are numbered from 1 in the order of their plans. `drawn` counts generated tokens, and
-    `planned_draws` also those of dispatched steps.
+    Steps are numbered from 1 in the order of their plans. `planned_answer_tokens` counts the
+    generated tokens and those that dispatched steps will generate.
     """
 
     request_id: RequestId
     prompt_tokens: int
     max_tokens: int
     # tokens of the answer; those that an earlier worker generated are prefilled like the prompt
-    drawn: int = 0
+    generated_tokens: int = 0
     costs: SequenceCosts
     native_costs: SequenceCosts | None = None  # those before it was quantized; None: it was not
     # ascending; spans of the prompt end there so that state can be saved
@@ -98,15 +95,16 @@ class ScheduledSequence:
     waits_for: WaitReason | None = None
     # the next token to plan; while the sequence waits, the first that is not cached
     position: int = 0
-    held_tokens: int = 0  # the first tokens, which live states hold: nothing is reserved for them
-    planned_draws: int = 0
+    # how many of the first tokens are in buffers of live states: nothing is reserved for them
+    held_tokens: int = 0
+    planned_answer_tokens: int = 0
     known_tokens: int = 0  # length of the prompt and of the answer at the time of admission
     capacity_tokens: int = 0  # 0 while it waits
     last_step: int = 0  # the last step with one of its spans, or the step that admitted it
     # whether its last step verifies drafted tokens: planning stops until it is known how many are
     # accepted
     is_verifying: bool = False
-    repeated: int = 0  # tokens that the next span has to begin with, although a step had them
+    repeated: int = 0  # tokens of the last step that the next span must compute again first
 
     def __post_init__(self) -> None:
         parts = itertools.chain(*self.indivisible)
@@ -119,19 +117,15 @@ class ScheduledSequence:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the client does not read the answer: nothing is planned for the sequence, and it
-        is preempted first.
-        """
+        """Whether the client does not read: nothing is planned, and it is preempted first."""
         return self.waits_for is WaitReason.READER
 
     @property
     def is_running(self) -> bool:
-        """Whether the sequence is admitted."""
         return self.capacity_tokens > 0
 
     @property
     def reserved_bytes(self) -> int:
-        """The bytes that are reserved for the sequence."""
         if not self.capacity_tokens:
             return 0
         return self.costs.bytes_for(self.capacity_tokens, held_tokens=self.held_tokens)
@@ -139,7 +133,7 @@ class ScheduledSequence:
     def start_after(self, cached_tokens: int, *, held_tokens: int = 0) -> None:
         """Let the waiting sequence start after its cached tokens, of which live states hold some."""
         assert not self.is_running, "a running sequence has started already"
-        assert 0 <= cached_tokens < self.prompt_tokens + self.drawn, (
+        assert 0 <= cached_tokens < self.prompt_tokens + self.generated_tokens, (
             "the last known token is always prefilled"
         )
         self.position = cached_tokens
@@ -154,30 +148,25 @@ class ScheduledSequence:
         self.held_tokens = held_tokens
 
     def unquantize(self) -> None:
-        """Undo `quantize`, if the sequence was quantized."""
         self.costs = self.native_costs or self.costs
         self.native_costs = None
 
     @property
     def is_batch(self) -> bool:
-        """Whether the sequence is a batch request."""
         return self.service.priority == "batch"
 
     @property
     def final_tokens(self) -> int:
-        """The number of tokens of the prompt and the longest possible answer."""
         return self.prompt_tokens + self.max_tokens
 
     @property
-    def unread_tokens(self) -> int:
+    def unplanned_tokens(self) -> int:
         """The number of known tokens that no plan contains yet."""
         return self.known_tokens - self.position
 
     @property
     def longest_span(self) -> int:
-        """The largest possible next span: up to the next boundary or the end of the block, or all
-        unread tokens.
-        """
+        """The largest possible next span: up to a boundary, the block's or the prompt's end."""
         end = self.known_tokens
         if self.costs.block_tokens is not None:
             end = min(
@@ -203,32 +192,31 @@ class ScheduledSequence:
         room = self.capacity_tokens - self.position
         if self.costs.block_tokens is not None:
             room = min(room, self.costs.block_tokens - self.position % self.costs.block_tokens)
-        return max(0, min(room - 1, self.max_tokens - self.planned_draws - 2))
+        return max(0, min(room - 1, self.max_tokens - self.planned_answer_tokens - 2))
 
-    def settle(self, *, verified: int, drawn: int, repeated: int) -> None:
-        """Record how many tokens a step generated that verified drafted tokens.
+    def settle_draft(self, *, verified: int, generated_tokens: int, repeated: int) -> None:
+        """Record the result of a step that verified drafted tokens: take back what was planned for
+        the rejected ones.
 
-        verified: the tokens of the span. drawn: 0 if the step failed; the span is then computed
-        again without drafted tokens, or the sequence ends. repeated: how many of the tokens must
-        be computed again.
+        verified: the tokens of the span. generated_tokens: 0 if the step failed; the span is then
+        computed again without drafted tokens, or the sequence ends. repeated: how many of the
+        tokens must be computed again.
         """
-        rejected = verified - max(drawn, 1)
+        rejected = verified - max(generated_tokens, 1)
         self.position -= rejected + repeated
-        self.planned_draws -= rejected
+        self.planned_answer_tokens -= rejected
         self.repeated = repeated
         self.is_verifying = False
 
     @property
     def is_fully_planned(self) -> bool:
-        """Whether everything is planned, so that the sequence ends with the dispatched steps at
-        the latest.
-        """
-        return self.planned_draws >= self.max_tokens and self.position >= self.known_tokens
+        """Whether all is planned: the sequence ends with the dispatched steps at the latest."""
+        return self.planned_answer_tokens >= self.max_tokens and self.position >= self.known_tokens
 
     def start(self, *, capacity_tokens: int, step: int) -> None:
         """Start to run the sequence, from its first token that is not cached."""
-        self.known_tokens = self.prompt_tokens + self.drawn
-        self.planned_draws = self.drawn
+        self.known_tokens = self.prompt_tokens + self.generated_tokens
+        self.planned_answer_tokens = self.generated_tokens
         self.capacity_tokens = capacity_tokens
         self.last_step = step
         self.is_verifying = False
@@ -248,21 +236,21 @@ def check_sequences(
     queue: Sequence[ScheduledSequence],
     running: Mapping[RequestId, ScheduledSequence],
     *,
-    reading: Sequence[ScheduledSequence],
+    prefilling: Sequence[ScheduledSequence],
     decoding: Sequence[ScheduledSequence],
 ) -> None:
-    """Assert that the lists of a scheduler agree with their sequences."""
+    """Assert that the lists of a scheduler agree with the state of their sequences."""
     for row in (list(queue), list(running.values())):
         assert row == sorted(row, key=by_order), "a younger sequence is first"
     active = [sequence for sequence in running.values() if not sequence.is_paused]
-    unread = [sequence for sequence in active if sequence.position < sequence.known_tokens]
-    assert unread == list(reading), "the list of prompts being prefilled is wrong"
-    writing = {each for each in active if each not in unread and not each.is_fully_planned}
-    assert writing == set(decoding), "the list of decoding sequences is wrong"
-    assert len(writing) == len(decoding), "a sequence decodes twice"
+    unplanned = [sequence for sequence in active if sequence.position < sequence.known_tokens]
+    assert unplanned == list(prefilling), "the list of prompts being prefilled is wrong"
+    generating = {each for each in active if each not in unplanned and not each.is_fully_planned}
+    assert generating == set(decoding), "the list of decoding sequences is wrong"
+    assert len(generating) == len(decoding), "a sequence decodes twice"
     for sequence in running.values():
         assert sequence.position <= sequence.capacity_tokens, "a sequence outgrew its capacity"
-        assert sequence.drawn <= sequence.planned_draws <= sequence.max_tokens, (
+        assert sequence.generated_tokens <= sequence.planned_answer_tokens <= sequence.max_tokens, (
             "more tokens are generated than were planned"
         )
 
@@ -272,6 +260,14 @@ def by_order(sequence: ScheduledSequence) -> int:
     return sequence.order
 
 
+class Rank(NamedTuple):
+    """How urgent a running sequence is: lowest first; the highest is preempted first."""
+
+    priority_class: int  # 0: interactive; 1: batch, until it has waited long enough
+    level: int  # how many older sequences of its flow run
+    order: int  # of submission
+
+
 class FairShare:
     """Shares running slots fairly among flows. Time is measured as the sum of step durations, so it
     stops while the worker is idle.
@@ -279,7 +275,9 @@ class FairShare:
 
     def __init__(self, *, aging_seconds: float) -> None:
         self._aging_seconds = aging_seconds
-        self._known: Counter[str] = Counter()  # waiting and running sequences of each flow
+        self._sequences_of_flow: Counter[str] = (
+            Counter()
+        )  # waiting and running sequences of each flow
         self._batch_known = 0
         self._turns: dict[str, int] = {}  # by flow; the lowest number is next
         self._admissions = 0
@@ -287,56 +285,49 @@ class FairShare:
 
     @property
     def is_first_come_first_served(self) -> bool:
-        """Whether only the order of submission counts."""
-        return len(self._known) <= 1 and not self._batch_known
+        return len(self._sequences_of_flow) <= 1 and not self._batch_known
 
     @property
     def flows(self) -> int:
-        """The number of flows with waiting or running sequences."""
-        return len(self._known)
+        return len(self._sequences_of_flow)
 
     def may_wait(self, flow: str, queue: Sequence[ScheduledSequence], *, limit: int) -> bool:
-        """Whether one more request of a flow may wait. It may if the queue has room, or if the flow
-        has less than its share of a full queue.
+        """Whether one more request of a flow may join the queue: if the queue has room, or if the
+        flow has less than its share of a full queue.
         """
         if len(queue) < limit:
             return True
-        own = sum(1 for sequence in queue if sequence.service.flow == flow)
-        return own < limit // (len(self._known) + (flow not in self._known))
+        own = sum(sequence.service.flow == flow for sequence in queue)
+        return own < limit // (len(self._sequences_of_flow) + (flow not in self._sequences_of_flow))
 
     def join(self, sequence: ScheduledSequence) -> None:
-        """Record that a sequence is submitted."""
         flow = sequence.service.flow
-        self._known[flow] += 1
+        self._sequences_of_flow[flow] += 1
         self._batch_known += sequence.is_batch
         self._turns.setdefault(flow, self._admissions)
         sequence.waits_since = self._now
 
     def forget(self, sequence: ScheduledSequence) -> None:
-        """Record that a sequence has ended."""
         flow = sequence.service.flow
-        self._known[flow] -= 1
+        self._sequences_of_flow[flow] -= 1
         self._batch_known -= sequence.is_batch
-        if not self._known[flow]:
-            del self._known[flow]
+        if not self._sequences_of_flow[flow]:
+            del self._sequences_of_flow[flow]
             # forget ended flows if there is no other flow to take turns with, or if too many are
             # remembered
-            if len(self._known) <= 1 or len(self._turns) > _MOST_TURNS:
-                self._turns = {each: self._turns[each] for each in self._known}
+            if len(self._sequences_of_flow) <= 1 or len(self._turns) > _MOST_TURNS:
+                self._turns = {each: self._turns[each] for each in self._sequences_of_flow}
 
     def admit(self, sequence: ScheduledSequence) -> None:
-        """Record that a sequence is admitted."""
         sequence.waited_seconds += self._now - sequence.waits_since
         self._admissions += 1
         # the flow's next turn comes after that of a flow that joins now
         self._turns[sequence.service.flow] = self._admissions + 1
 
     def preempt(self, sequence: ScheduledSequence) -> None:
-        """Record that a sequence is preempted and waits again."""
         sequence.waits_since = self._now
 
     def pass_time(self, seconds: float) -> None:
-        """Record the duration of a step."""
         self._now += seconds
 
     def next(
@@ -356,59 +347,61 @@ class FairShare:
         return min(
             firsts.values(),
             key=lambda each: (
-                *self._standing(each, counts),
+                *self._class_and_level(each, counts),
                 self._turns[each.service.flow],
                 each.order,
             ),
         )
 
     def ranks(self, running: Mapping[RequestId, ScheduledSequence]) -> dict[RequestId, Rank]:
-        """The rank of each running sequence: the lowest is the most urgent, the highest is
-        preempted first. running: oldest first.
-        """
+        """The rank of each running sequence. running: oldest first."""
         levels: Counter[str] = Counter()
         found: dict[RequestId, Rank] = {}
-        for sequence in sorted(running.values(), key=self._class):  # stable: by age within a class
+        by_class = sorted(running.values(), key=self._priority_class)  # stable: then by age
+        for sequence in by_class:
             flow = sequence.service.flow
-            found[sequence.request_id] = self._class(sequence), levels[flow], sequence.order
+            found[sequence.request_id] = Rank(
+                self._priority_class(sequence), levels[flow], sequence.order
+            )
             levels[flow] += 1
         return found
 
-    def givers(
+    def preemptible(
         self, waiting: ScheduledSequence, running: Mapping[RequestId, ScheduledSequence]
     ) -> Iterator[ScheduledSequence]:
         """Yield the running sequences that a waiting one may preempt, the first victim first."""
         if self.is_first_come_first_served:
             return
-        standing = self._standing(waiting, self._counts(running.values()))
+        own = self._class_and_level(waiting, self._counts(running.values()))
         ranks = self.ranks(running)
-        for sequence in sorted(
-            running.values(), key=lambda each: ranks[each.request_id], reverse=True
-        ):
-            if ranks[sequence.request_id][:2] <= standing:
+        flow = (waiting.service.flow, waiting.is_batch)
+        for request_id, rank in sorted(ranks.items(), key=lambda each: each[1], reverse=True):
+            if (rank.priority_class, rank.level) <= own:
                 return
-            is_elder = (sequence.service.flow, sequence.is_batch) == (
-                waiting.service.flow,
-                waiting.is_batch,
-            )
+            sequence = running[request_id]
             # an older one of the same flow is not preempted: it would be admitted next, and the two
             # would preempt each other forever
-            if not sequence.is_fully_planned and not (is_elder and sequence.order < waiting.order):
+            is_older = sequence.order < waiting.order
+            is_same_flow = (sequence.service.flow, sequence.is_batch) == flow
+            if not sequence.is_fully_planned and not (is_same_flow and is_older):
                 yield sequence
 
-    def _class(self, sequence: ScheduledSequence, *, waits: bool = False) -> int:
+    def _priority_class(self, sequence: ScheduledSequence, *, waits: bool = False) -> int:
+        """See `Rank`. waits: whether the sequence waits now, so that this wait counts, too."""
         if not sequence.is_batch:
             return 0
         waited = sequence.waited_seconds + (self._now - sequence.waits_since if waits else 0.0)
         return int(waited < self._aging_seconds)
 
     def _counts(self, running: Iterable[ScheduledSequence]) -> Counter[tuple[str, int]]:
-        return Counter((sequence.service.flow, self._class(sequence)) for sequence in running)
+        return Counter(
+            (sequence.service.flow, self._priority_class(sequence)) for sequence in running
+        )
 
-    def _standing(
+    def _class_and_level(
         self, waiting: ScheduledSequence, counts: Counter[tuple[str, int]]
     ) -> tuple[int, int]:
         """The class and level that a waiting sequence would have if it ran."""
         flow = waiting.service.flow
-        own_class = self._class(waiting, waits=True)
+        own_class = self._priority_class(waiting, waits=True)
         return own_class, sum(counts[flow, other] for other in range(own_class + 1))

@@ -25,7 +25,7 @@ from holdfast.wire.events import WaitReason
 from holdfast.wire.requests import RequestId, ServiceClass
 from holdfast.worker.engine.plan import NO_DRAFT, Draft, Span, StepPlan
 from holdfast.worker.scheduler.admission import (
-    KvLedger,
+    KvReservations,
     RoomMade,
     extra_bytes,
     make_room,
@@ -43,18 +43,21 @@ from holdfast.worker.scheduler.queue import (
     check_sequences,
 )
 
-_FIRST_GUESS_SECONDS = 2.0
-_GAIN = 0.2
-_SHORTEST_SECONDS, _LONGEST_SECONDS = 1.0, 60.0
+# the estimate of when a refused client should retry: its start value, how much of the latest
+# measurement it takes over, and its limits
+_FIRST_RETRY_SECONDS = 2.0
+_LATEST_SHARE = 0.2
+_SHORTEST_RETRY_SECONDS = 1.0
+_LONGEST_RETRY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The decision on one step. The worker closes the preempted sequences, enlarges the grown ones,
-    opens the admitted ones, and dispatches the plan, in this order.
+    """What to do for one step. The worker closes the preempted sequences, enlarges the buffers of
+    the grown ones, opens the admitted ones, and dispatches the plan, in this order.
 
     A step that is already dispatched may still generate a token for a sequence that is preempted
-    here. The token counts, and is reported with `observe` before the sequence is admitted again.
+    here. The token counts, and `record_step` learns of it before the sequence is admitted again.
     """
 
     admitted: tuple[RequestId, ...] = ()  # prefilled from their first token that is not cached
@@ -74,10 +77,10 @@ class StepOutcome:
     """
 
     plan: StepPlan
-    drawn: Mapping[RequestId, int]  # number of tokens that each sequence generated, if any
+    generated_tokens: Mapping[RequestId, int]  # by sequence; those that generated none are omitted
     ended: tuple[RequestId, ...]  # sequences ended by a stop token or a failure
     seconds: float
-    # for sequences whose next span has to begin with tokens of this step: how many
+    # for sequences whose next span must compute tokens of this step again: how many
     repeated: Mapping[RequestId, int] = field(default_factory=dict)
 
 
@@ -87,7 +90,7 @@ class SchedulerStatistics:
 
     running: int
     queued: int
-    reading: int  # running sequences that are being prefilled
+    prefilling: int  # running sequences that are being prefilled
     # for running sequences, including live states that they share, and for dispatched steps
     reserved_bytes: int
     budget_bytes: int
@@ -103,41 +106,38 @@ class StepUnderWay:
     number: int
     plan: StepPlan
     load: StepLoad
-    drawless: tuple[
-        ScheduledSequence, ...
-    ]  # sequences that end with this step, because they generate no token
+    prefill_only: tuple[ScheduledSequence, ...]  # generate no token, and end with this step
 
 
-class PlaceEstimate:
-    """Estimates when a client that found the queue full should retry: after the time in which,
-    recently, one sequence ended.
+class RetryEstimate:
+    """Estimates when a client that found the queue full should retry: in the time that it
+    recently took until a sequence ended.
     """
 
     def __init__(self) -> None:
-        self._seconds_per_end = _FIRST_GUESS_SECONDS
+        self._seconds_per_end = _FIRST_RETRY_SECONDS
         self._busy_seconds = 0.0  # since the last end
 
-    def observe(self, *, seconds: float, ends: int) -> None:
+    def learn(self, *, seconds: float, ends: int) -> None:
         """Learn from one step. ends: the number of sequences that ended with the step."""
         self._busy_seconds += seconds
         if ends:
-            self._seconds_per_end += _GAIN * (self._busy_seconds / ends - self._seconds_per_end)
+            latest = self._busy_seconds / ends
+            self._seconds_per_end += _LATEST_SHARE * (latest - self._seconds_per_end)
             self._busy_seconds = 0.0
 
     @property
     def seconds(self) -> float:
-        """The estimate, from one second to one minute."""
-        return min(
-            max(self._seconds_per_end, self._busy_seconds, _SHORTEST_SECONDS), _LONGEST_SECONDS
-        )
+        seconds = max(self._seconds_per_end, self._busy_seconds, _SHORTEST_RETRY_SECONDS)
+        return min(seconds, _LONGEST_RETRY_SECONDS)
 
 
 _NOTHING_TO_DO = Decision()
 # request id, position, tokens: whether these tokens of the prompt can be prefilled now
 MayPrefill: TypeAlias = Callable[[RequestId, int, int], bool]
-# A chunk lengthens a step of decoding rows by at most this, so that streams still look fluent (with
-# the step itself, less than 0.1 s); longer only where decoding would take more than a tenth of the
-# step, which would slow prefill down.
+# Chunks lengthen a step of decoding rows by at most this, so that streams still look fluent (with
+# the step itself, less than 0.1 s between tokens). They may lengthen it more if decoding would
+# otherwise take more than a tenth of the step, which would slow prefill down.
 _FLUENT_SECONDS = 0.08
 _DECODE_STEPS_PER_CHUNK = 9
 # for enlarging and restoring KV buffers; even a slow memory bus copies several times faster
@@ -172,7 +172,7 @@ class Scheduler:
         self._step_tokens = settings.step_tokens
         self._context_tokens = context_tokens
         self.usual_costs = costs
-        self._ledger = KvLedger(
+        self._reservations = KvReservations(
             costs, budget_bytes=budget_bytes, expected_output_tokens=settings.expected_output_tokens
         )
         self._costs = CostModel(
@@ -180,23 +180,21 @@ class Scheduler:
         )
         self._draft_gain = DraftGain()
         self._sharing = ChunkSharing(self._costs, min_chunk_tokens=settings.min_chunk_tokens)
-        self._places = PlaceEstimate()
+        self._retry_estimate = RetryEstimate()
         self._fairness = FairShare(aging_seconds=settings.aging_seconds)
-        self._known: dict[RequestId, ScheduledSequence] = {}  # waiting and running
-        # oldest first; each says what it waits for
-        self._queue: list[ScheduledSequence] = []
+        self._sequences: dict[RequestId, ScheduledSequence] = {}  # waiting and running
+        self._queue: list[ScheduledSequence] = []  # waiting (see `waits_for`), oldest first
         self._running: dict[RequestId, ScheduledSequence] = {}  # oldest first
-        self._reading: list[ScheduledSequence] = []  # running, being prefilled; oldest first
+        self._prefilling: list[ScheduledSequence] = []  # running, being prefilled; oldest first
         self._decoding: list[ScheduledSequence] = []  # running, with tokens left to plan
         self._under_way: deque[StepUnderWay] = deque()
         self._submissions = 0
         self._issued_steps = 0
-        self._observed_steps = 0
+        self._recorded_steps = 0
         self._preemptions = 0
         self.admits_one_at_a_time = False
-        self._was_lowered = (
-            False  # whether `max_running` was lowered: more may run until the next step
-        )
+        # whether `max_running` was lowered, so that too many sequences run until the next step
+        self._was_lowered = False
 
     def submit(self, sequence: ScheduledSequence) -> None:
         """Put a request into the queue. Its answer ends at the end of the context, if not before.
@@ -210,23 +208,23 @@ class Scheduler:
         sequence.max_tokens = min(
             sequence.max_tokens, self._context_tokens - sequence.prompt_tokens
         )
-        if sequence.drawn and sequence.drawn >= sequence.max_tokens:
+        if sequence.generated_tokens and sequence.generated_tokens >= sequence.max_tokens:
             raise InvalidRequest(
-                f"all {sequence.max_tokens} tokens of the answer are generated already",
+                f"all {sequence.max_tokens} tokens of the answer are already generated",
                 field="generated_token_ids",
             )
-        self._ledger.check_fits_alone(sequence.costs, final_tokens=sequence.final_tokens)
-        if not sequence.drawn:
+        self._reservations.check_fits_alone(sequence.costs, final_tokens=sequence.final_tokens)
+        if not sequence.generated_tokens:
             self._check_queue(sequence.service)
         sequence.submitted_after_step = self._issued_steps
-        self._known[sequence.request_id] = sequence
-        self._join_as_the_last(sequence)
+        self._sequences[sequence.request_id] = sequence
+        self._enqueue_last(sequence)
         self._fairness.join(sequence)
 
     def _check(self, sequence: ScheduledSequence) -> None:
-        if sequence.request_id in self._known:
+        if sequence.request_id in self._sequences:
             raise InvalidRequest(
-                f"a request with the id {sequence.request_id!r} is being served already",
+                f"a request with the id {sequence.request_id!r} is already being served",
                 field="request_id",
             )
         prompt_tokens = sequence.prompt_tokens
@@ -242,15 +240,16 @@ class Scheduler:
     def fits_alone(self, costs: SequenceCosts, *, prompt_tokens: int, max_tokens: int) -> bool:
         """Whether a request with these costs would fit the budget if it ran alone."""
         final_tokens = min(prompt_tokens + max_tokens, self._context_tokens)
-        return self._ledger.fits_alone(costs, final_tokens=final_tokens)
+        return self._reservations.fits_alone(costs, final_tokens=final_tokens)
 
     def _check_queue(self, service: ServiceClass) -> None:
-        # requests that arrive together may also use free running slots, which they get in the next
-        # step
+        # free running slots count, too, because requests in the queue get them in the next step
         limit = self._settings.max_queued + max(0, self._settings.max_running - len(self._running))
         if not self._fairness.may_wait(service.flow, self._queue, limit=limit):
             raise QueueFull(
-                queued=len(self._queue), limit=limit, retry_after_seconds=self._places.seconds
+                queued=len(self._queue),
+                limit=limit,
+                retry_after_seconds=self._retry_estimate.seconds,
             )
 
     def set_limits(self, *, max_running: int, step_tokens: int) -> None:
@@ -270,51 +269,52 @@ class Scheduler:
         The budget stays large enough for each accepted request to run alone. No sequence is
         preempted when it shrinks.
         """
-        self._ledger.wanted_budget_bytes = nbytes
-        self._ledger.fit_budget(self._known.values())
+        self._reservations.wanted_budget_bytes = nbytes
+        self._reservations.fit_budget(self._sequences.values())
 
     @property
     def excess_bytes(self) -> int:
         """The reserved and held bytes that exceed the budget."""
-        return max(0, -self._ledger.free_bytes)
+        return max(0, -self._reservations.free_bytes)
 
     def limit_chunks(self, tokens: int) -> None:
         """Limit prompt chunks, because the device has failed on larger ones."""
         self._costs.limit_chunks(tokens)
 
     def hold(self, *, total_bytes: int, parked_bytes: int) -> int:
-        """Record how much memory live states take in addition to reservations. Returns the number of
-        bytes of parked states that must be freed for the next step.
+        """Record the memory of live states that no reservation covers: states that sequences share,
+        and parked ones. Returns how many bytes of parked states must be freed for the next step.
 
-        parked_bytes: the part of it that can be freed.
+        parked_bytes: the part of `total_bytes` that can be freed.
         """
-        ledger = self._ledger
-        ledger.held_bytes = total_bytes
-        ledger.parked_bytes = parked_bytes
+        reservations = self._reservations
+        reservations.live_state_bytes = total_bytes
+        reservations.parked_bytes = parked_bytes
         if not parked_bytes:
             return 0
         growth = sum(
-            extra_bytes(each, ledger.capacities_for_growth(each)[-1]) for each in self._needy()
+            extra_bytes(each, reservations.capacities_for_growth(each)[-1])
+            for each in self._lacking_capacity()
         )
-        missing = min(max(0, growth - ledger.free_bytes), parked_bytes)
+        missing = min(max(0, growth - reservations.free_bytes), parked_bytes)
         head = self._next_in_queue()
         if missing or head is None or len(self._running) >= self._settings.max_running:
             return missing
-        return ledger.missing_to_enter(head)
+        return reservations.parked_bytes_to_free(head)
 
     def has_room_apart(self, request_id: RequestId) -> bool:
-        """Whether memory for all tokens of a running request, including held ones, can be
-        reserved.
+        """Whether a running request could have its own copy of all its tokens, including those that
+        it shares with other sequences.
         """
         sequence = self._running.get(request_id)
         if sequence is None:
             return True
         costs = sequence.native_costs or sequence.costs
         needed = costs.bytes_for(sequence.capacity_tokens)
-        return needed - sequence.reserved_bytes <= self._ledger.free_bytes
+        return needed - sequence.reserved_bytes <= self._reservations.free_bytes
 
     def short_of_memory(
-        self, costs: SequenceCosts, *, may_change: Callable[[RequestId], bool]
+        self, costs: SequenceCosts, *, may_quantize: Callable[[RequestId], bool]
     ) -> RequestId | None:
         """If the waiting requests for which there are running slots do not all fit: the first one
         whose costs may change and that needs less with these costs, if it then fits together with
@@ -322,22 +322,24 @@ class Scheduler:
 
         Parked states count as free memory, because they are freed when a request needs them.
         """
-        self._ledger.fit_budget(self._known.values())  # to the costs that were changed last
+        self._reservations.fit_budget(
+            self._sequences.values()
+        )  # to the costs that were changed last
         head = self._next_in_queue()
         slots = self._settings.max_running - len(self._running)
         if head is None or slots <= 0 or (self.admits_one_at_a_time and self._unpaused):
             return None
         others = [each for each in self._queue if each.may_be_admitted and each is not head]
         waiting = (head, *others[: slots - 1])
-        if self._ledger.may_all_enter(waiting):
+        if self._reservations.all_fit(waiting):
             return None
         for place, sequence in enumerate(waiting):
             changed = replace(sequence, costs=costs, held_tokens=0)
-            saves = self._ledger.bytes_at_admission(changed) < self._ledger.bytes_at_admission(
-                sequence
-            )
-            if saves and may_change(sequence.request_id):
-                fits = self._ledger.may_all_enter((*waiting[:place], changed))
+            saves = self._reservations.bytes_at_admission(
+                changed
+            ) < self._reservations.bytes_at_admission(sequence)
+            if saves and may_quantize(sequence.request_id):
+                fits = self._reservations.all_fit((*waiting[:place], changed))
                 return sequence.request_id if fits else None
         return None
 
@@ -347,35 +349,34 @@ class Scheduler:
 
         Unknown ids are ignored, because the request may have just ended.
         """
-        sequence = self._known.get(request_id)
+        sequence = self._sequences.get(request_id)
         if sequence is None:
             return
         sequence.waits_for = WaitReason.READER
-        if sequence in self._reading:
-            self._reading.remove(sequence)
+        if sequence in self._prefilling:
+            self._prefilling.remove(sequence)
         elif sequence in self._decoding:
             self._decoding.remove(sequence)
 
     def resume(self, request_id: RequestId) -> None:
-        """Continue a paused request; if it was preempted since then, it joins the end of the
-        queue.
-        """
-        sequence = self._known.get(request_id)
+        """Continue a paused request; if it was preempted, it joins the end of the queue."""
+        sequence = self._sequences.get(request_id)
         if sequence is None or not sequence.is_paused:
             return
         sequence.waits_for = None
         if request_id not in self._running:
             self._queue.remove(sequence)
-            self._join_as_the_last(sequence)
+            self._enqueue_last(sequence)
         elif sequence.position < sequence.known_tokens:
-            reading = (*self._reading, sequence)
-            self._reading = [each for each in self._running.values() if each in reading]
+            prefilling = (*self._prefilling, sequence)
+            self._prefilling = [each for each in self._running.values() if each in prefilling]
         elif not sequence.is_fully_planned:
             self._decoding.append(sequence)
 
     def waiting_for(self, *reasons: WaitReason) -> list[RequestId]:
         """The sequences in the queue that wait for one of these, oldest first."""
-        # few wait for anything but memory; a member of an enum is slow to look up for each
+        # Called often, and most sequences wait for memory: so leave these out first, and look the
+        # member of the enum up only once, which is slow.
         memory = WaitReason.MEMORY
         unready = [each for each in self._queue if each.waits_for is not memory]
         return [each.request_id for each in unready if each.waits_for in reasons]
@@ -385,9 +386,9 @@ class Scheduler:
 
         Its answer so far is kept, but tokens that dispatched steps generate are ignored.
         """
-        sequence = self._known[request_id]
+        sequence = self._sequences[request_id]
         if request_id in self._running:
-            self._leave(sequence)
+            self._stop_running(sequence)
             self._fairness.preempt(sequence)
         else:
             self._queue.remove(sequence)
@@ -395,24 +396,22 @@ class Scheduler:
         sequence.start_after(0)
         if not sequence.is_paused:
             sequence.waits_for = None
-        self._join_as_the_last(sequence)
+        self._enqueue_last(sequence)
 
     def cancel(self, request_id: RequestId) -> bool:
-        """Forget a request. Returns False if it is unknown, for example because it has just
-        ended.
-        """
-        sequence = self._known.get(request_id)
+        """Forget a request. Returns False if it is unknown: it may have just ended."""
+        sequence = self._sequences.get(request_id)
         if sequence is None:
             return False
         self._forget(sequence)
-        self._places.observe(seconds=0.0, ends=1)
+        self._retry_estimate.learn(seconds=0.0, ends=1)
         return True
 
     def next_step(
         self, offers: Offers = NO_OFFERS, *, may_prefill: MayPrefill = lambda *_: True
     ) -> Decision:
         """Decide on one more step. An empty plan means that there is nothing to do before the next
-        call of `observe` or `submit`.
+        call of `record_step` or `submit`.
 
         offers: drafts for decoding sequences; others are ignored. The plan contains the first tokens
         of those that the step verifies. If a step under way samples the sequence's last token, the
@@ -422,21 +421,28 @@ class Scheduler:
         may_prefill: returns whether the next tokens of a prompt, from a position on, can be
         prefilled now. If not, the prompt is left out of this step.
         """
-        needy = self._needy()
-        if not needy and not self._reading and not self._excess and self._next_in_queue() is None:
+        lacking = self._lacking_capacity()
+        if (
+            not lacking
+            and not self._prefilling
+            and not self._excess
+            and self._next_in_queue() is None
+        ):
             if not self._decoding:
                 return _NOTHING_TO_DO
             return self._decision(RoomMade(), (), offers, may_prefill)
         room = RoomMade()
-        if needy:
+        if lacking:
             ranks = self._fairness.ranks(self._running)
-            room = make_room(needy, self._running, self._ledger, ranks=ranks, preempt=self._preempt)
+            room = make_room(
+                lacking, self._running, self._reservations, ranks=ranks, preempt=self._preempt
+            )
         admitted: tuple[RequestId, ...] = ()
-        if not room.someone_waits and not room.preempted:
-            room.preempted += self._shrink()
+        if not room.waits_for_memory and not room.preempted:
+            room.preempted += self._preempt_excess()
             if not (self.admits_one_at_a_time and self._unpaused):
-                room.preempted += self._make_paused_give_way()
-                room.preempted += self._make_many_give_way()
+                room.preempted += self._preempt_paused()
+                room.preempted += self._preempt_for_fairness()
                 admitted = self._admit()
         return self._decision(room, admitted, offers, may_prefill)
 
@@ -452,7 +458,7 @@ class Scheduler:
             return _NOTHING_TO_DO
         expected = self._costs.at_most(self._under_way[-1].load) if plan.spans else None
         if expected is not None:
-            buffers = (self._known[each] for each in (*admitted, *room.grown))
+            buffers = (self._sequences[each] for each in (*admitted, *room.grown))
             copied = sum(each.costs.bytes_for(each.capacity_tokens) for each in buffers)
             expected += copied / _COPIED_BYTES_PER_SECOND
         return Decision(
@@ -464,9 +470,9 @@ class Scheduler:
             expected_seconds=expected,
         )
 
-    def observe(self, outcome: StepOutcome) -> tuple[RequestId, ...]:
-        """Record the result of a step; returns the sequences that ended because they reached their
-        maximum length.
+    def record_step(self, outcome: StepOutcome) -> tuple[RequestId, ...]:
+        """Record the result of a step; returns the sequences that ended with it because they reached
+        their maximum length. The caller has already ended those in `outcome.ended`.
         """
         if not outcome.plan.spans:
             return ()
@@ -474,23 +480,21 @@ class Scheduler:
         assert step.plan is outcome.plan or step.plan == outcome.plan, (
             "steps are reported out of order"
         )
-        self._observed_steps = step.number
+        self._recorded_steps = step.number
         finished: list[RequestId] = []
-        for request_id, tokens in outcome.drawn.items():
-            sequence = self._known.get(request_id)
+        for request_id, tokens in outcome.generated_tokens.items():
+            sequence = self._sequences.get(request_id)
             if sequence is None or sequence.submitted_after_step >= step.number:
                 continue
-            sequence.drawn += tokens
-            if sequence.drawn >= sequence.max_tokens:
+            sequence.generated_tokens += tokens
+            if sequence.generated_tokens >= sequence.max_tokens:
                 finished.append(request_id)
         if step.load.drafted_rows:
-            self._settle(step, outcome)
-        ends = (
-            self._end_all(step, outcome, finished)
-            if outcome.ended or finished or step.drawless
-            else ()
-        )
-        self._ledger.step_is_over(step.number)
+            self._settle_drafts(step, outcome)
+        by_length: tuple[RequestId, ...] = ()
+        if outcome.ended or finished or step.prefill_only:
+            by_length = self._end_all(step, outcome, finished)
+        self._reservations.release_after(step.number)
         self._costs.learn(step.load, outcome.seconds)
         if not step.load.chunks:
             self._draft_gain.learn(
@@ -498,52 +502,53 @@ class Scheduler:
             )
         self._fairness.pass_time(outcome.seconds)
         self._sharing.pass_time(outcome.seconds)
-        self._places.observe(seconds=outcome.seconds, ends=len(ends) + len(outcome.ended))
-        return ends
+        self._retry_estimate.learn(
+            seconds=outcome.seconds, ends=len(by_length) + len(outcome.ended)
+        )
+        return by_length
 
-    def _settle(self, step: StepUnderWay, outcome: StepOutcome) -> None:
-        """Take back what was planned for rejected tokens."""
+    def _settle_drafts(self, step: StepUnderWay, outcome: StepOutcome) -> None:
         for span in step.plan.spans:
             sequence = self._running.get(span.request_id)
             if sequence is not None and sequence.is_verifying and sequence.last_step == step.number:
-                sequence.settle(
+                sequence.settle_draft(
                     verified=span.tokens,
-                    drawn=outcome.drawn.get(span.request_id, 0),
+                    generated_tokens=outcome.generated_tokens.get(span.request_id, 0),
                     repeated=outcome.repeated.get(span.request_id, 0),
                 )
 
     def statistics(self) -> SchedulerStatistics:
-        """The current state, and counters since the start."""
         return SchedulerStatistics(
             running=sum(not each.is_idle_work for each in self._running.values()),
             queued=sum(not each.is_idle_work for each in self._queue),
-            reading=sum(not each.is_idle_work for each in self._reading),
-            reserved_bytes=self._ledger.reserved_bytes
-            + self._ledger.held_bytes
-            - self._ledger.parked_bytes,
-            budget_bytes=self._ledger.budget_bytes,
+            prefilling=sum(not each.is_idle_work for each in self._prefilling),
+            reserved_bytes=self._reservations.reserved_bytes
+            + self._reservations.live_state_bytes
+            - self._reservations.parked_bytes,
+            budget_bytes=self._reservations.budget_bytes,
             preemptions=self._preemptions,
             max_running=self._settings.max_running,
             step_tokens=self._step_tokens,
         )
 
     def check_invariants(self) -> None:
-        """Assert that all lists and counts agree."""
-        self._ledger.check_invariants(self._running.values())
+        self._reservations.check_invariants(self._running.values())
         waiting = {sequence.request_id for sequence in self._queue}
         assert len(waiting) == len(self._queue), "a sequence waits twice"
-        assert waiting | set(self._running) == set(self._known), (
+        assert waiting | set(self._running) == set(self._sequences), (
             "a sequence is neither waiting nor running"
         )
         assert not waiting & set(self._running), "a sequence waits and runs"
         assert self._was_lowered or not self._excess, "too many run"
-        assert len(self._known) == 1 or not any(
-            each.is_idle_work for each in self._known.values()
+        assert len(self._sequences) == 1 or not any(
+            each.is_idle_work for each in self._sequences.values()
         ), "idle work is not alone"
-        assert self._fairness.flows == len({each.service.flow for each in self._known.values()}), (
-            "flows are miscounted"
+        assert self._fairness.flows == len(
+            {each.service.flow for each in self._sequences.values()}
+        ), "flows are miscounted"
+        check_sequences(
+            self._queue, self._running, prefilling=self._prefilling, decoding=self._decoding
         )
-        check_sequences(self._queue, self._running, reading=self._reading, decoding=self._decoding)
 
     def _next_in_queue(self) -> ScheduledSequence | None:
         """The sequence to admit next; with a single flow, this is the oldest."""
@@ -552,38 +557,36 @@ class Scheduler:
     def _admit(self) -> tuple[RequestId, ...]:
         admitted: list[RequestId] = []
         most = self._settings.max_running
-        # paused sequences make no progress, so they must not keep others out
-        if self.admits_one_at_a_time:
+        if self.admits_one_at_a_time:  # paused sequences make no progress, so they do not count
             most = min(most, len(self._running) - self._unpaused + 1)
         while len(self._running) < most and (sequence := self._next_in_queue()) is not None:
-            draws_are_known = sequence.last_step <= self._observed_steps
-            if not draws_are_known or not self._ledger.may_enter(sequence):
+            tokens_are_known = sequence.last_step <= self._recorded_steps
+            if not tokens_are_known or not self._reservations.fits(sequence):
                 break
             self._queue.remove(sequence)
             self._fairness.admit(sequence)
-            self._ledger.enter(sequence, step=self._issued_steps)
-            self._let_run(sequence)
+            self._reservations.reserve(sequence, step=self._issued_steps)
+            self._start_running(sequence)
             admitted.append(sequence.request_id)
         return tuple(admitted)
 
     @property
     def _unpaused(self) -> int:
-        """The number of running sequences that are not paused."""
         return sum(not each.is_paused for each in self._running.values())
 
-    def _let_run(self, sequence: ScheduledSequence) -> None:
+    def _start_running(self, sequence: ScheduledSequence) -> None:
         is_youngest = (
             not self._running or next(reversed(self._running.values())).order < sequence.order
         )
         self._running[sequence.request_id] = sequence
-        self._reading.append(sequence)
-        if not is_youngest:  # younger sequences passed it while it was not ready
+        self._prefilling.append(sequence)
+        if not is_youngest:  # younger sequences were admitted while this one was not ready
             self._running = {
                 each.request_id: each for each in sorted(self._running.values(), key=by_order)
             }
-            self._reading.sort(key=by_order)
+            self._prefilling.sort(key=by_order)
 
-    def _make_paused_give_way(self) -> list[RequestId]:
+    def _preempt_paused(self) -> list[RequestId]:
         """Preempt paused sequences until the next sequence in the queue fits."""
         preempted: list[RequestId] = []
         while (waits := self._next_in_queue()) is not None:
@@ -593,23 +596,23 @@ class Scheduler:
                 if each.is_paused and not each.is_fully_planned
             ]
             has_place = len(self._running) < self._settings.max_running
-            if not paused or (has_place and self._ledger.may_enter_soon(waits)):
+            if not paused or (has_place and self._reservations.fits_after_steps(waits)):
                 break
             preempted.append(paused[-1].request_id)
             self._preempt(paused[-1])
         return preempted
 
-    def _make_many_give_way(self) -> list[RequestId]:
-        """Preempt sequences of flows that have many running sequences, if that makes room for the
-        next sequence in the queue.
+    def _preempt_for_fairness(self) -> list[RequestId]:
+        """Preempt sequences of flows with more than their share of the running sequences, if that
+        makes room for the next sequence in the queue.
         """
         waits = self._next_in_queue()
-        if waits is None or waits.last_step > self._observed_steps:
+        if waits is None or waits.last_step > self._recorded_steps:
             return []
         victims = victims_for(
             waits,
-            self._ledger,
-            candidates=self._fairness.givers(waits, self._running),
+            self._reservations,
+            candidates=self._fairness.preemptible(waits, self._running),
             running=len(self._running),
             max_running=self._settings.max_running,
         )
@@ -617,10 +620,9 @@ class Scheduler:
 
     @property
     def _excess(self) -> int:
-        """The number of running sequences that exceed `max_running`."""
         return max(0, len(self._running) - self._settings.max_running)
 
-    def _shrink(self) -> list[RequestId]:
+    def _preempt_excess(self) -> list[RequestId]:
         """Preempt the sequences that exceed `max_running` since it was lowered."""
         excess = self._excess
         self._was_lowered = excess > 0
@@ -635,33 +637,33 @@ class Scheduler:
         return [sequence.request_id for sequence in sequences]
 
     def _preempt(self, sequence: ScheduledSequence) -> None:
-        self._leave(sequence)
+        self._stop_running(sequence)
         self._fairness.preempt(sequence)
         bisect.insort(self._queue, sequence, key=by_order)
         self._preemptions += 1
 
-    def _join_as_the_last(self, sequence: ScheduledSequence) -> None:
+    def _enqueue_last(self, sequence: ScheduledSequence) -> None:
         self._submissions += 1
         sequence.order = self._submissions
         self._queue.append(sequence)
 
     def _forget(self, sequence: ScheduledSequence) -> None:
-        del self._known[sequence.request_id]
+        del self._sequences[sequence.request_id]
         self._fairness.forget(sequence)
         if sequence.request_id in self._running:
-            self._leave(sequence)
+            self._stop_running(sequence)
         else:
             self._queue.remove(sequence)
-        self._ledger.fit_budget(self._known.values())
+        self._reservations.fit_budget(self._sequences.values())
 
-    def _leave(self, sequence: ScheduledSequence) -> None:
+    def _stop_running(self, sequence: ScheduledSequence) -> None:
         del self._running[sequence.request_id]
         if not sequence.is_paused:
             if sequence.position < sequence.known_tokens:
-                self._reading.remove(sequence)
+                self._prefilling.remove(sequence)
             elif not sequence.is_fully_planned:
                 self._decoding.remove(sequence)
-        self._ledger.leave(sequence, observed_steps=self._observed_steps)
+        self._reservations.release(sequence, recorded_steps=self._recorded_steps)
 
     def _end_all(
         self, step: StepUnderWay, outcome: StepOutcome, finished: list[RequestId]
@@ -671,16 +673,17 @@ class Scheduler:
         """
         finished += [
             each.request_id
-            for each in step.drawless
-            if self._known.get(each.request_id) is each and each.submitted_after_step < step.number
+            for each in step.prefill_only
+            if self._sequences.get(each.request_id) is each
+            and each.submitted_after_step < step.number
         ]
         for request_id in (*outcome.ended, *finished):
-            sequence = self._known.get(request_id)
+            sequence = self._sequences.get(request_id)
             if sequence is not None and sequence.submitted_after_step < step.number:
                 self._forget(sequence)
         return tuple(request_id for request_id in finished if request_id not in outcome.ended)
 
-    def _needy(self) -> list[ScheduledSequence]:
+    def _lacking_capacity(self) -> list[ScheduledSequence]:
         """Decoding sequences without memory for their next token."""
         return [
             sequence for sequence in self._decoding if sequence.position >= sequence.capacity_tokens
@@ -691,24 +694,24 @@ class Scheduler:
         spans = self._decode_spans(number, offers)
         rows = sum(span.tokens for span in spans)
         load = StepLoad(len(spans), drafted_rows=rows - len(spans))
-        drawless: tuple[ScheduledSequence, ...] = ()
-        reading = [
+        prefill_only: tuple[ScheduledSequence, ...] = ()
+        prefilling = [
             each
-            for each in (self._reading if rows < self._step_tokens else ())
+            for each in (self._prefilling if rows < self._step_tokens else ())
             if may_prefill(each.request_id, each.position, self._step_tokens)
         ]
-        if reading:
-            load, drawless = self._add_chunks(spans, load, number, reading)
+        if prefilling:
+            load, prefill_only = self._add_chunks(spans, load, number, prefilling)
         if not spans:
             return _NOTHING_TO_DO.plan
         plan = StepPlan(spans=tuple(spans))
         self._issued_steps = number
-        self._under_way.append(StepUnderWay(number, plan, load, drawless))
+        self._under_way.append(StepUnderWay(number, plan, load, prefill_only))
         return plan
 
     def _decode_spans(self, number: int, offers: Offers) -> list[Span]:
         spans: list[Span] = []
-        has_last_draws = False
+        plans_last_token = False
         decoding = self._decoding_this_step(number)
         drafts = self._drafts(decoding, offers) if offers else {}
         for sequence in decoding:
@@ -717,7 +720,7 @@ class Scheduler:
                 continue  # until there is memory, or until its last step is over
             draft = drafts.get(sequence.request_id, NO_DRAFT)
             extra = len(draft.chances)
-            if extra and sequence.last_step > self._observed_steps:
+            if extra and sequence.last_step > self._recorded_steps:
                 continue  # to verify its draft, it waits until its last token is known
             assert len(draft.token_ids) == extra, "the tokens of a draft in a plan are known"
             tokens = sequence.repeated + 1 + extra
@@ -726,25 +729,24 @@ class Scheduler:
                     request_id=sequence.request_id,
                     start=position,
                     tokens=tokens,
-                    draws=True,
+                    samples=True,
                     draft=draft,
                 )
             )
             sequence.position = position + tokens
             sequence.last_step = number
-            sequence.planned_draws += 1 + extra
+            sequence.planned_answer_tokens += 1 + extra
             sequence.repeated = 0
             sequence.is_verifying = extra > 0
-            if sequence.planned_draws >= sequence.max_tokens:
-                has_last_draws = True
-        if has_last_draws:
+            if sequence.planned_answer_tokens >= sequence.max_tokens:
+                plans_last_token = True
+        if plans_last_token:
             self._decoding = [
                 sequence for sequence in self._decoding if not sequence.is_fully_planned
             ]
         return spans
 
     def _drafts(self, decoding: list[ScheduledSequence], offers: Offers) -> dict[RequestId, Draft]:
-        """The drafts that these sequences verify in a step."""
         if not self._costs.knows_decoding:
             return {}
         able: dict[RequestId, Draft] = {}
@@ -759,19 +761,23 @@ class Scheduler:
     def _most_drafted(self, rows: int) -> int:
         """The largest number of drafted rows of a step with `rows` decoding sequences."""
         most = self._step_tokens - rows
-        if self._reading:
+        if self._prefilling:
             most -= min(self._settings.min_chunk_tokens, most)
         return most
 
     def passes_of_draft_model(
-        self, offers: Offers, modelled: Offers, *, pass_seconds: float
+        self, offers: Offers, model_drafts: Offers, *, pass_seconds: float
     ) -> int:
         """How many tokens a draft model should draft before the next step; see `DraftGain.passes`."""
         rows = len(self._decoding)
         if not rows or not self._costs.knows_decoding:
             return 0
         return self._draft_gain.passes(
-            offers, modelled, rows=rows, most=self._most_drafted(rows), pass_seconds=pass_seconds
+            offers,
+            model_drafts,
+            rows=rows,
+            most=self._most_drafted(rows),
+            pass_seconds=pass_seconds,
         )
 
     def pays_to_prefill_draft(
@@ -791,12 +797,12 @@ class Scheduler:
         a chunk, some of them in turn.
         """
         limit = self._step_tokens
-        if self._reading:
+        if self._prefilling:
             # with one token per step, prefill and decode alternate
             limit -= min(self._settings.min_chunk_tokens, limit // 2) or number % 2
         if len(self._decoding) <= limit:
             return self._decoding
-        stalled = self._needy()
+        stalled = self._lacking_capacity()
         able = [
             sequence for sequence in self._decoding if sequence.position < sequence.capacity_tokens
         ]
@@ -808,43 +814,45 @@ class Scheduler:
         spans: list[Span],
         decoding: StepLoad,
         number: int,
-        reading: list[ScheduledSequence],
+        prefilling: list[ScheduledSequence],
     ) -> tuple[StepLoad, tuple[ScheduledSequence, ...]]:
-        """Add chunks of these prompts to the spans of decoding sequences. decoding: the load of
-        these spans.
+        """Add chunks of the prompts in `prefilling` to the spans of the decoding sequences.
+
+        decoding: the load of those spans. Returns the load of the whole step, and the sequences that
+        end with it because they generate no token.
         """
         rows = decoding.decode_rows
         seconds = self._stall_seconds(rows) if rows else math.inf
         chunk_tokens = 0
         scored_tokens = 0
         position_sum = 0.0
-        drawless: list[ScheduledSequence] = []
+        prefill_only: list[ScheduledSequence] = []
         by_flow = (
-            Counter(self._known[span.request_id].service.flow for span in spans)
+            Counter(self._sequences[span.request_id].service.flow for span in spans)
             if self._fairness.flows > 1
             else NO_ROWS
         )
         room = self._step_tokens - decoding.rows
-        if reading[0].is_idle_work:
-            room = min(room, self._idle_work_tokens(reading[0].position))
+        if prefilling[0].is_idle_work:
+            room = min(room, self._idle_work_tokens(prefilling[0].position))
         chunks = self._sharing.share(
-            reading, tokens=room, seconds=seconds, step=number, rows=by_flow
+            prefilling, tokens=room, seconds=seconds, step=number, rows=by_flow
         )
         for sequence, tokens in chunks:
             start = sequence.position
             sequence.position = start + tokens
             sequence.last_step = number
-            draws = False
+            samples = False
             if sequence.position == sequence.known_tokens:
-                self._reading.remove(sequence)
-                draws = sequence.planned_draws < sequence.max_tokens
-                sequence.planned_draws += draws
-                if not draws:
-                    drawless.append(sequence)
+                self._prefilling.remove(sequence)
+                samples = sequence.planned_answer_tokens < sequence.max_tokens
+                sequence.planned_answer_tokens += samples
+                if not samples:
+                    prefill_only.append(sequence)
                 elif not sequence.is_fully_planned:
                     self._decoding.append(sequence)
             spans.append(
-                Span(request_id=sequence.request_id, start=start, tokens=tokens, draws=draws)
+                Span(request_id=sequence.request_id, start=start, tokens=tokens, samples=samples)
             )
             chunk_tokens += tokens
             scored_tokens += tokens if sequence.scores_prompt else 0
@@ -856,7 +864,7 @@ class Scheduler:
             position_sum=position_sum,
             scored_tokens=scored_tokens,
         )
-        return load, tuple(drawless)
+        return load, tuple(prefill_only)
 
     def _stall_seconds(self, rows: int) -> float:
         """By how much chunks may lengthen a step with this many decoding rows."""
@@ -864,9 +872,7 @@ class Scheduler:
         return min(self._settings.stall_seconds, max(_FLUENT_SECONDS, worth_it))
 
     def _idle_work_tokens(self, position: int) -> int:
-        """The chunk size of idle work, so that a new request waits no longer for it than for an
-        ordinary chunk.
-        """
+        """The chunk size of idle work: a new request waits no longer than for other chunks."""
         return max(
             self._settings.min_chunk_tokens,
             self._costs.tokens_within(self._settings.stall_seconds, position),

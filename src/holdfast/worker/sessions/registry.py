@@ -66,46 +66,47 @@ class Session:
         self.last_used_at = now
         if not branch.blocks:
             return
-        main, further = (
-            [other for other in part if not branch.extends(other)] for part in self._parts()
+        main, alternatives = (
+            [other for other in part if not branch.extends(other)]
+            for part in self._main_and_alternatives()
         )
-        longer = next((other for other in (*main, *further) if other.extends(branch)), None)
+        longer = next((other for other in (*main, *alternatives) if other.extends(branch)), None)
         latest = longer or branch
-        self._set_parts(
+        self._set_branches(
             [latest, *(other for other in main if other is not longer)],
-            [other for other in further if other is not longer],
+            [other for other in alternatives if other is not longer],
         )
 
     def add_alternative(self, branch: Branch, *, now: float) -> None:
         """Record that a further choice of a request's answer has ended, as the last branch."""
         self.last_used_at = now
         if branch.blocks and not any(other.extends(branch) for other in self.branches):
-            main, further = self._parts()
-            self._set_parts(main, (*further, branch))
+            main, alternatives = self._main_and_alternatives()
+            self._set_branches(main, (*alternatives, branch))
 
-    def resume(self, begun: Session) -> None:
+    def merge(self, newer: Session) -> None:
         """Merge what requests did under the same name before this record could be read."""
-        self.requests += begun.requests
-        self.last_used_at = max(self.last_used_at, begun.last_used_at)
-        self.pinned |= begun.pinned
-        self.metadata |= begun.metadata
-        main, further = (
-            [other for other in part if not any(b.extends(other) for b in begun.branches)]
-            for part in self._parts()
+        self.requests += newer.requests
+        self.last_used_at = max(self.last_used_at, newer.last_used_at)
+        self.pinned |= newer.pinned
+        self.metadata |= newer.metadata
+        main, alternatives = (
+            [other for other in part if not any(b.extends(other) for b in newer.branches)]
+            for part in self._main_and_alternatives()
         )
-        begun_main, begun_further = begun._parts()
-        self._set_parts((*begun_main, *main), (*further, *begun_further))
+        newer_main, newer_alternatives = newer._main_and_alternatives()
+        self._set_branches((*newer_main, *main), (*alternatives, *newer_alternatives))
 
-    def _parts(self) -> tuple[tuple[Branch, ...], tuple[Branch, ...]]:
+    def _main_and_alternatives(self) -> tuple[tuple[Branch, ...], tuple[Branch, ...]]:
         """The branches without the alternatives, and the alternatives."""
         count = len(self.branches) - self.alternatives
         return self.branches[:count], self.branches[count:]
 
-    def _set_parts(self, main: Sequence[Branch], further: Sequence[Branch]) -> None:
+    def _set_branches(self, main: Sequence[Branch], alternatives: Sequence[Branch]) -> None:
         displaced = reversed(main[MOST_BRANCHES:])
-        further = (*further, *displaced)[-MOST_ALTERNATIVES:]
-        self.branches = (*main[:MOST_BRANCHES], *further)
-        self.alternatives = len(further)
+        alternatives = (*alternatives, *displaced)[-MOST_ALTERNATIVES:]
+        self.branches = (*main[:MOST_BRANCHES], *alternatives)
+        self.alternatives = len(alternatives)
 
 
 _decoder = msgspec.msgpack.Decoder(tuple[int, Session])
@@ -145,7 +146,6 @@ class SessionRegistry:
         return iter(tuple(self._sessions.values()))
 
     def put(self, session: Session) -> None:
-        """Add an existing session, for example from an earlier process."""
         self._sessions[session.tenant, session.session_id] = session
 
     def open(
@@ -173,7 +173,6 @@ class SessionRegistry:
         return session
 
     def find(self, session_id: str, *, tenant: str) -> Session | None:
-        """The tenant's session with this id; None if there is none."""
         return self._sessions.get((tenant, session_id))
 
     def refuse_taken(self, session_id: str, *, tenant: str) -> None:
@@ -196,11 +195,9 @@ class SessionRegistry:
         return sorted(found, key=lambda session: session.last_used_at, reverse=True)
 
     def close(self, session: Session) -> None:
-        """Remove a session."""
         del self._sessions[session.tenant, session.session_id]
 
     def expired(self, now: float) -> list[Session]:
-        """The sessions that have expired. The caller must close them."""
         return [
             session
             for session in self._sessions.values()
@@ -208,28 +205,28 @@ class SessionRegistry:
         ]
 
     def victims(
-        self, tenant: str, *, sessions: int = 1, spared: Session | None = None
+        self, tenant: str, *, sessions: int = 1, keep: Session | None = None
     ) -> list[Session]:
         """The sessions to end so that a tenant can open `sessions` more.
 
-        Only unpinned sessions are returned, those of the same tenant first, and never `spared`.
+        Only unpinned sessions are returned, those of the same tenant first, and never `keep`.
         Raises SessionRefused if there are too few.
         """
         excess = len(self._sessions) + sessions - self._most
         if excess <= 0:
             return []
-        loose = [
+        unpinned = [
             session
             for session in self._sessions.values()
-            if not session.pinned and session is not spared
+            if not session.pinned and session is not keep
         ]
-        if len(loose) < excess and sessions:
+        if len(unpinned) < excess and sessions:
             raise SessionRefused(
                 SessionFailure.TOO_MANY,
                 f"there are {len(self._sessions)} sessions, all pinned: close or unpin one",
             )
-        loose.sort(key=lambda session: (session.tenant != tenant, session.last_used_at))
-        return loose[:excess]
+        unpinned.sort(key=lambda session: (session.tenant != tenant, session.last_used_at))
+        return unpinned[:excess]
 
 
 class SessionPins:
@@ -247,10 +244,9 @@ class SessionPins:
         self._holders: Counter[BlockKey] = Counter()
         self._sizes: dict[BlockKey, int] = {}  # at the time of pinning
         self.pinned_bytes = 0  # of all pinned blocks
-        self._over: set[str] = set()
+        self._over_quota: set[str] = set()
 
     def fits(self, session: Session) -> bool:
-        """Whether a whole session can be pinned."""
         return self._fit(_keys_of(session))
 
     def sync(self, session: Session) -> None:
@@ -261,19 +257,17 @@ class SessionPins:
         branches = session.branches if session.pinned else ()
         wanted = {key for branch in branches for key in branch.keys}
         self._unpin(session, self._keys.get(name, set()) - wanted)
-        self._over.discard(name)
+        self._over_quota.discard(name)
         for branch in branches:
             # Blocks after a lost one, or one that does not fit in the quota, would be useless.
             for key in self._cache.index.kept_part(branch).keys:
                 if not self._pin(name, key):
-                    self._over.add(name)
+                    self._over_quota.add(name)
                     break
         self._pin_on_disk(session)
 
     def _pin_on_disk(self, session: Session) -> None:
-        """Tell the store until when to keep the last block of each branch, and with it all blocks
-        before it.
-        """
+        """Tell the store until when to keep the last block of each branch, and all before it."""
         name = session.record_name
         pinned = self._keys.get(name, set())
         ends: set[BlockKey] = set()
@@ -292,25 +286,25 @@ class SessionPins:
             self._cache.store.pin(ends, holder=name, until=until)
 
     def drop(self, session: Session) -> None:
-        """Unpin all blocks of a session that ends."""
         name = session.record_name
         self._unpin(session, set(self._keys.get(name, ())))
-        self._over.discard(name)
+        self._over_quota.discard(name)
 
     def state_of(self, session: Session) -> PinState:
         """Whether the session is pinned, within the quota, and complete."""
         if not session.pinned:
             return "none"
-        if session.record_name in self._over:
+        if session.record_name in self._over_quota:
             return "over_quota"
         index = self._cache.index
-        is_whole = all(index.kept_part(branch).keys == branch.keys for branch in session.branches)
-        return "kept" if is_whole else "incomplete"
+        is_complete = all(
+            index.kept_part(branch).keys == branch.keys for branch in session.branches
+        )
+        return "kept" if is_complete else "incomplete"
 
     def check_invariants(self) -> None:
-        """Assert that all counts agree with the sessions' keys."""
-        held = Counter(key for keys in self._keys.values() for key in keys)
-        assert self._holders == held, "a key has other holders than the sessions that pin it"
+        expected = Counter(key for keys in self._keys.values() for key in keys)
+        assert self._holders == expected, "a key has other holders than the sessions that pin it"
         assert self._sizes.keys() == self._holders.keys(), "sizes of other keys"
         assert self.pinned_bytes == sum(self._sizes.values()), "the pinned bytes are miscounted"
         assert all(self._keys.values()), "a session that pins nothing"
@@ -346,9 +340,9 @@ class SessionPins:
         if not self._keys[name]:
             del self._keys[name]
         self._holders.subtract(keys)
-        gone = [key for key in keys if not self._holders[key]]
-        self._cache.index.unpin(gone)
-        for key in gone:
+        unpinned = [key for key in keys if not self._holders[key]]
+        self._cache.index.unpin(unpinned)
+        for key in unpinned:
             del self._holders[key]
             self.pinned_bytes -= self._sizes.pop(key)
 

@@ -75,7 +75,7 @@ class SessionService:
             cache,
             context_tokens=context_tokens,
             check_room=self._check_room,
-            register=self._imported,
+            register=self._open_imported,
         )
         self._operations: dict[OperationName, Callable[[SessionCommand], SessionAnswer | None]] = {
             "list": self._list,
@@ -87,15 +87,15 @@ class SessionService:
             "fork": self._fork,
             "close": self._close,
         }
-        self._dirty: dict[str, Session] = {}
+        self._unwritten: dict[str, Session] = {}
         self._unreadable: set[str] = set()
-        self._asked_records: Future[ReadRecords | None] | None = None
+        self._records_future: Future[ReadRecords | None] | None = None
         # Names of earlier workers' records that could not be read yet; None: all. They are
         # not overwritten before they have been read.
         self._unread: frozenset[str] | None = None
         self._read_at = 0.0
-        self._recorded_at = self._looked_at = 0.0
-        self._take_over()
+        self._recorded_at = self._expiry_checked_at = 0.0
+        self._load_records()
 
     @property
     def is_busy(self) -> bool:
@@ -103,9 +103,7 @@ class SessionService:
         return self._transfers.is_busy
 
     def carry_out(self, command: SessionCommand) -> SessionAnswer | None:
-        """Carry out a command; returns its answer, or None if `tend` will return the answer
-        later.
-        """
+        """Carry out a command; returns its answer, or None if `tend` returns it later."""
         self._expire()
         try:
             _check(command)
@@ -114,19 +112,18 @@ class SessionService:
             return _refused(command, refusal)
 
     def is_open(self, session_id: str, *, tenant: str) -> bool:
-        """Whether a tenant has a session with this id."""
         return self._registry.find(session_id, tenant=tenant) is not None
 
-    def begun(self, session_id: str, *, tenant: str) -> None:
+    def request_accepted(self, session_id: str, *, tenant: str) -> None:
         """Open the session of an accepted request if the tenant has none with this id, so that it
         can be shown and changed during its first answer, and is recorded if the worker dies.
         """
         if not self.is_open(session_id, tenant=tenant):
-            with contextlib.suppress(SessionRefused):  # `used` logs it
+            with contextlib.suppress(SessionRefused):  # `request_ended` logs it
                 self._make_room(tenant)
                 self._changed(self._registry.open(session_id, tenant=tenant, now=self._now()))
 
-    def used(
+    def request_ended(
         self,
         session_id: str,
         *,
@@ -158,7 +155,7 @@ class SessionService:
             session.add_alternative(branch, now=now)
         self._changed(session)
 
-    def include(
+    def add_running_request(
         self, session_id: str, *, tenant: str, chain: bytes | bytearray, kv_bits: KVBits
     ) -> None:
         """Add what a running request has stored so far to a session that is about to be closed.
@@ -182,22 +179,20 @@ class SessionService:
         """Continue transfers, close expired sessions and write records. Returns the answers to
         commands whose transfers have ended.
         """
-        ended = [self._ended(transfer) for transfer in self._transfers.advance()]
+        ended = [self._answer_to_ended(transfer) for transfer in self._transfers.advance()]
         answers = [answer for answer in ended if answer is not None]
         if answers:
             return answers  # now, because an exception in the following work would lose them
         now = self._retention()
-        if now - self._looked_at >= EXPIRY_SECONDS:
-            self._looked_at = now
+        if now - self._expiry_checked_at >= EXPIRY_SECONDS:
+            self._expiry_checked_at = now
             self._expire()
-        if self._dirty and now - self._recorded_at >= RECORD_SECONDS:
+        if self._unwritten and now - self._recorded_at >= RECORD_SECONDS:
             self._write_records()
         return answers
 
     def close(self, *, writes_records: bool = True) -> None:
-        """Stop all transfers. If `writes_records`, write the session records that are not written
-        yet.
-        """
+        """Stop all transfers, and write the records that are not written yet, if wanted."""
         if writes_records:
             self._read_at = 0.0  # retry the records that could not be read
             self._write_records()
@@ -229,7 +224,7 @@ class SessionService:
         session = self._registry.get(command.session_id, tenant=command.tenant)
         self._registry.refuse_taken(command.new_session_id, tenant=command.tenant)
         self._check_pin(command, session)
-        self._make_room(command.tenant, spared=session)
+        self._make_room(command.tenant, keep=session)
         fork = self._registry.open(
             command.new_session_id,
             tenant=command.tenant,
@@ -283,7 +278,7 @@ class SessionService:
     def _end(self, session: Session) -> None:
         self._pins.drop(session)
         self._registry.close(session)
-        self._dirty.pop(session.record_name, None)
+        self._unwritten.pop(session.record_name, None)
         if self._cache.store is not None:
             self._cache.store.remove_record(session.record_name)
 
@@ -295,7 +290,6 @@ class SessionService:
         self._cache.live.forget_session(session.session_id, tenant=session.tenant)
 
     def _keys_of(self, tenant: str, *, without: Session | None = None) -> set[BlockKey]:
-        """The keys of all branches of a tenant's sessions."""
         sessions = [each for each in self._registry.of(tenant) if each is not without]
         return {key for each in sessions for branch in each.branches for key in branch.keys}
 
@@ -320,7 +314,7 @@ class SessionService:
             )
             raise SessionRefused(SessionFailure.NO_ROOM, message)
 
-    def _imported(
+    def _open_imported(
         self, command: SessionCommand, manifest: Manifest, chains: Sequence[bytes]
     ) -> Session:
         """Open a session for imported chains. Raises SessionRefused if they are not all stored."""
@@ -353,10 +347,8 @@ class SessionService:
         self._changed(session)
         return session
 
-    def _ended(self, transfer: Transfer) -> SessionAnswer | None:
-        """The answer to the command of an ended transfer; None if an export starts again because a
-        block was lost.
-        """
+    def _answer_to_ended(self, transfer: Transfer) -> SessionAnswer | None:
+        """The answer to an ended transfer; None if an export starts again after losing a block."""
         if transfer.lost and self._cache.store is not None:
             self._cache.index.unreadable(transfer.lost)
             # keys in memory whose values are not finite
@@ -405,7 +397,7 @@ class SessionService:
         )
 
     def _changed(self, session: Session) -> None:
-        self._dirty[session.record_name] = session
+        self._unwritten[session.record_name] = session
         if session.pinned or self._retention() - self._recorded_at >= RECORD_SECONDS:
             # Record the session before pinning its blocks: only a recorded session can release the pins.
             self._write_records()
@@ -413,19 +405,22 @@ class SessionService:
 
     def _write_records(self) -> None:
         self._recorded_at = self._retention()
-        if self._has_unread(self._dirty) and self._recorded_at - self._read_at >= REREAD_SECONDS:
-            self._take_over()
-        for name, session in tuple(self._dirty.items()):
+        if (
+            self._has_unread(self._unwritten)
+            and self._recorded_at - self._read_at >= REREAD_SECONDS
+        ):
+            self._load_records()
+        for name, session in tuple(self._unwritten.items()):
             if self._has_unread((name,)):
                 continue
-            del self._dirty[name]
+            del self._unwritten[name]
             if self._cache.store is not None:
                 self._cache.store.put_record(name, encode_record(session))
 
     def _has_unread(self, names: Iterable[str]) -> bool:
         return self._unread is None or not self._unread.isdisjoint(names)
 
-    def _take_over(self) -> None:
+    def _load_records(self) -> None:
         """Load the sessions of earlier workers on this store, as far as they can be read."""
         if self._cache.store is None:
             self._unread = frozenset()
@@ -434,7 +429,7 @@ class SessionService:
         if records is None:
             self._read_at = self._retention()
             return
-        decoded = self._decoded(records.found)
+        decoded = self._decode_records(records.found)
         recorded = [session for name, session in decoded.items() if self._has_unread((name,))]
         self._unread = records.unread
         self._retention.start_from_stamps(session.last_used_at for session in recorded)
@@ -442,14 +437,14 @@ class SessionService:
         for session in recorded:
             begun = self._registry.find(session.session_id, tenant=session.tenant)
             if begun is not None:  # used before its record could be read
-                session.resume(begun)
-                self._dirty[session.record_name] = session
+                session.merge(begun)
+                self._unwritten[session.record_name] = session
             self._registry.put(session)
             self._pins.sync(session)
         self._expire()
         self._make_room("", sessions=0)
 
-    def _decoded(self, records: Mapping[str, bytes]) -> dict[str, Session]:
+    def _decode_records(self, records: Mapping[str, bytes]) -> dict[str, Session]:
         """Decode the records of sessions, by record name. Unreadable records (for example of other
         versions) are skipped, and logged once.
         """
@@ -472,23 +467,23 @@ class SessionService:
         over = self._registry.expired(self._retention())
         store = self._cache.store
         if not over:
-            self._asked_records = None
+            self._records_future = None
             return
         recorded: dict[str, Session] = {}
         if store is not None:
-            if self._asked_records is None:
-                self._asked_records = store.ask_records()
-            if not self._asked_records.done():
+            if self._records_future is None:
+                self._records_future = store.ask_records()
+            if not self._records_future.done():
                 return
-            answered = self._asked_records
-            self._asked_records = None
+            answered = self._records_future
+            self._records_future = None
             if not answered.cancelled() and answered.exception() is None:
                 records = answered.result()
                 # not before the other records are known
                 if records is None:
                     return
                 over = [each for each in over if each.record_name not in records.unread]
-                recorded = self._decoded(records.found)
+                recorded = self._decode_records(records.found)
         for session in over:
             other = recorded.get(session.record_name)
             if other is not None and other.last_used_at > session.last_used_at:
@@ -499,12 +494,12 @@ class SessionService:
             if self._registry.find(session.session_id, tenant=session.tenant) is session:
                 self._end(session)
 
-    def _make_room(self, tenant: str, *, spared: Session | None = None, sessions: int = 1) -> None:
+    def _make_room(self, tenant: str, *, keep: Session | None = None, sessions: int = 1) -> None:
         """Close sessions until `sessions` new ones can be opened.
 
-        spared: a session not to close. Raises SessionRefused if too many are pinned.
+        keep: a session not to close. Raises SessionRefused if too many are pinned.
         """
-        for victim in self._registry.victims(tenant, sessions=sessions, spared=spared):
+        for victim in self._registry.victims(tenant, sessions=sessions, keep=keep):
             self._end(victim)
 
     def _check_pin(self, command: SessionCommand, session: Session) -> None:

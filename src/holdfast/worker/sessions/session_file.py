@@ -66,9 +66,7 @@ def bad_file(message: str) -> SessionRefused:
 
 
 def write_session(path: Path, manifest: Manifest, blocks: Iterable[StoredBlock]) -> None:
-    """Write the file of a session, completely or not at all. Raises OSError and the exceptions of
-    the iterable `blocks`.
-    """
+    """Write a session's file, completely or not at all. Raises OSError and those of `blocks`."""
     fresh = path.with_name(path.name + ".new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     written: list[tuple[BlockKey, int]] = []
@@ -103,7 +101,6 @@ class SessionFile:
             raise
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def refuse_other_model(self, fingerprint: str) -> None:
@@ -117,7 +114,6 @@ class SessionFile:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all blocks."""
         return sum(size for _, size in self.manifest.blocks)
 
     def block(self, key: BlockKey) -> StoredBlock:
@@ -202,9 +198,7 @@ class SessionFile:
 
 
 def _chain_of(branch: Branch, blocks: Mapping[BlockKey, Block]) -> bytes:
-    """The packed tokens of a branch. Raises SessionRefused if its blocks and states do not fit
-    together.
-    """
+    """The packed tokens of a branch. Raises SessionRefused if its blocks do not fit."""
     chain = bytearray()
     for part in branch.blocks:
         block = blocks.get(part.key)

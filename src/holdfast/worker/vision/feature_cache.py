@@ -41,41 +41,39 @@ class FeatureCache:
         self._prefix = fingerprint[:_FINGERPRINT_DIGITS]
         self._most_ram_bytes = ram_bytes
         self._most_disk_bytes = disk_bytes
-        self._held: OrderedDict[str, ImageFeatures] = OrderedDict()
-        self._held_bytes = 0
+        self._in_ram: OrderedDict[str, ImageFeatures] = OrderedDict()
+        self._ram_bytes = 0
 
     @property
-    def held_bytes(self) -> int:
-        """The memory of the features in RAM."""
-        return self._held_bytes
+    def ram_bytes_used(self) -> int:
+        return self._ram_bytes
 
-    def drop_held(self) -> None:
-        """Free the features in RAM; those on disk stay."""
-        self._held.clear()
-        self._held_bytes = 0
+    def free_ram(self) -> None:
+        self._in_ram.clear()
+        self._ram_bytes = 0
 
     def has(self, image: str) -> bool:
         """Whether the features of an image are cached; they may be damaged."""
-        if image in self._held:
+        if image in self._in_ram:
             return True
         return self._folder is not None and self._path(self._folder, image).is_file()
 
     def find(self, image: str) -> ImageFeatures | None:
         """The features of an image; None if they are not kept, or damaged."""
-        found = self._held.get(image)
+        found = self._in_ram.get(image)
         if found is not None:
-            self._held.move_to_end(image)
+            self._in_ram.move_to_end(image)
             return found
         found = self._read(image)
         if found is not None:
-            self._hold(image, found)
+            self._put_in_ram(image, found)
         return found
 
     def add(self, image: str, features: ImageFeatures) -> bool:
         """Keep the features of an image. A full or missing disk costs only the copy there. Returns
         whether there is one.
         """
-        self._hold(image, features)
+        self._put_in_ram(image, features)
         if self._folder is None:
             return False
         try:
@@ -86,13 +84,13 @@ class FeatureCache:
             return False
         return True
 
-    def _hold(self, image: str, features: ImageFeatures) -> None:
-        replaced = self._held.pop(image, None)
-        self._held_bytes += features.nbytes - (0 if replaced is None else replaced.nbytes)
-        self._held[image] = features
-        while self._held_bytes > self._most_ram_bytes and len(self._held) > 1:
-            _, dropped = self._held.popitem(last=False)
-            self._held_bytes -= dropped.nbytes
+    def _put_in_ram(self, image: str, features: ImageFeatures) -> None:
+        replaced = self._in_ram.pop(image, None)
+        self._ram_bytes += features.nbytes - (0 if replaced is None else replaced.nbytes)
+        self._in_ram[image] = features
+        while self._ram_bytes > self._most_ram_bytes and len(self._in_ram) > 1:
+            _, dropped = self._in_ram.popitem(last=False)
+            self._ram_bytes -= dropped.nbytes
 
     def _read(self, image: str) -> ImageFeatures | None:
         if self._folder is None:

@@ -65,7 +65,6 @@ class ImageFile:
         self._file = file
 
     def inputs(self) -> Mapping[str, Any]:
-        """The inputs of the vision tower. Device thread only."""
         if not self.nbytes:
             return unpacked(self._inputs, memoryview(b""))
         with (
@@ -75,7 +74,6 @@ class ImageFile:
             return unpacked(self._inputs, view)
 
     def close(self) -> None:
-        """Free the disk space."""
         self._file.close()
 
 
@@ -100,7 +98,7 @@ class ImageReader(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _QueuedImage:
     """A queued image."""
 
     image: str
@@ -126,8 +124,8 @@ class ImageProcess:
         self._info = info
         self._images = images
         self._clock = clock
-        self._waiting: deque[_Asked] = deque()
-        self._current: _Asked | None = None
+        self._waiting: deque[_QueuedImage] = deque()
+        self._current: _QueuedImage | None = None
         self._file: BinaryIO | None = None  # for the arrays of the current image
         self._process: _Process | None = None
         self._deaths: Counter[str] = Counter()
@@ -140,13 +138,12 @@ class ImageProcess:
 
     @property
     def pid(self) -> int | None:
-        """The id of the process; None if none runs."""
         return None if self._process is None else self._process.pid
 
     def begin(self, image: str, *, max_pixels: int | None) -> None:
-        asked = (self._current, *self._waiting)
-        if all(each is None or each.image != image for each in asked):
-            self._waiting.append(_Asked(image, max_pixels))
+        queued = (self._current, *self._waiting)
+        if all(each is None or each.image != image for each in queued):
+            self._waiting.append(_QueuedImage(image, max_pixels))
             self._advance()
 
     def results(self) -> Sequence[tuple[str, ImageResult]]:
@@ -178,13 +175,13 @@ class ImageProcess:
             self._process = None
 
     def _begin_next(self) -> None:
-        asked = self._waiting.popleft()
-        self._current = asked
+        queued = self._waiting.popleft()
+        self._current = queued
         task = ImageTask(
-            path=str(self._images / asked.image),
-            image=asked.image,
+            path=str(self._images / queued.image),
+            image=queued.image,
             info=self._info(),
-            max_pixels=asked.max_pixels,
+            max_pixels=queued.max_pixels,
         )
         try:
             self._images.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -196,18 +193,18 @@ class ImageProcess:
             self._finish(ImageLost(reason=f"an image cannot be processed: {error.strerror}"))
             return
         try:
-            self._process.give(task, self._file)
+            self._process.send(task, self._file)
         except OSError:  # the process ended while idle: no image caused it
             self._replace(self._process, "it has ended")
-            self._try_again(asked, "it has ended")
+            self._retry(queued, "it has ended")
 
-    def _take_answer(self, asked: _Asked) -> None:
+    def _take_answer(self, queued: _QueuedImage) -> None:
         process = self._process
         assert process is not None, "an image is in progress without a process"
         try:
             outcome = process.answer()
         except _ProcessFailed as failure:
-            self._give_up(process, str(failure))
+            self._handle_failure(process, str(failure))
             return
         if isinstance(outcome, ImageDone):
             assert self._file is not None, "the image has no file for its arrays"
@@ -216,10 +213,10 @@ class ImageProcess:
         elif outcome is not None:
             self._finish(outcome)
 
-    def _give_up(self, process: _Process, why: str) -> None:
+    def _handle_failure(self, process: _Process, why: str) -> None:
         """Kill the process, and retry its image once in another one."""
-        asked = self._current
-        assert asked is not None, "no image was being processed"
+        queued = self._current
+        assert queued is not None, "no image was being processed"
         self._replace(process, why)
         if not process.has_started:
             lost = ImageLost(reason="the image process did not start; the log says why")
@@ -227,25 +224,25 @@ class ImageProcess:
             self._waiting.clear()
             self._finish(lost)
             return
-        self._deaths[asked.image] += 1
-        if self._deaths[asked.image] >= _MOST_DEATHS:
+        self._deaths[queued.image] += 1
+        if self._deaths[queued.image] >= _MOST_DEATHS:
             self._finish(
                 ImageRefused(reason="the image cannot be processed: it crashes the decoder")
             )
         else:
-            self._try_again(asked, why)
+            self._retry(queued, why)
 
     def _replace(self, process: _Process, why: str) -> None:
         logger.warning("the image process is replaced: %s", why)
         process.kill()
         self._process = None
 
-    def _try_again(self, asked: _Asked, why: str) -> None:
+    def _retry(self, queued: _QueuedImage, why: str) -> None:
         """Retry the current image in another process."""
-        if asked.attempt < _ATTEMPTS:
+        if queued.attempt < _ATTEMPTS:
             self._close_file()
             self._current = None
-            again = _Asked(asked.image, asked.max_pixels, attempt=asked.attempt + 1)
+            again = _QueuedImage(queued.image, queued.max_pixels, attempt=queued.attempt + 1)
             self._waiting.appendleft(again)
         else:
             self._finish(ImageLost(reason=f"the image process failed: {why}; please try again"))
@@ -289,22 +286,21 @@ class _Process:
         self._link.setblocking(False)
         self._clock = clock
         self._read = bytearray()
-        self._watched = _Usage(self._process.pid, seconds=_START_SECONDS, clock=clock)
+        self._usage = _Usage(self._process.pid, seconds=_START_SECONDS, clock=clock)
         self.has_started = False
 
     @property
     def pid(self) -> int:
-        """The id of the process."""
         return self._process.pid
 
-    def give(self, task: ImageTask, file: BinaryIO) -> None:
+    def send(self, task: ImageTask, file: BinaryIO) -> None:
         """Send a task, and the file for its arrays. Raises OSError if the process has ended."""
         packed = msgspec.msgpack.encode(task)
         message = len(packed).to_bytes(HEAD_BYTES, "big") + packed
         sent = socket.send_fds(self._link, [message], [file.fileno()])
         assert sent == len(message), "a task does not fit into the socket's buffer"
         if self.has_started:
-            self._watched = _Usage(self.pid, seconds=MAX_SECONDS, clock=self._clock)
+            self._usage = _Usage(self.pid, seconds=MAX_SECONDS, clock=self._clock)
 
     def answer(self) -> ImageOutcome | None:
         """The answer to the task; None if there is none yet. Raises _ProcessFailed."""
@@ -320,10 +316,10 @@ class _Process:
         if not self.has_started and self._read:
             del self._read[: len(STARTED)]
             self.has_started = True
-            self._watched = _Usage(self.pid, seconds=MAX_SECONDS, clock=self._clock)
+            self._usage = _Usage(self.pid, seconds=MAX_SECONDS, clock=self._clock)
         size = int.from_bytes(self._read[:HEAD_BYTES], "big")
         if len(self._read) < HEAD_BYTES or len(self._read) < HEAD_BYTES + size:
-            self._watched.check()
+            self._usage.check()
             return None
         packed = bytes(self._read[HEAD_BYTES : HEAD_BYTES + size])
         self._read.clear()
@@ -331,7 +327,6 @@ class _Process:
         return outcome
 
     def kill(self) -> None:
-        """End the process immediately, even in the middle of an image."""
         self._process.kill()
         with contextlib.suppress(
             subprocess.TimeoutExpired
@@ -348,7 +343,7 @@ class _Usage:
         self._pid = pid
         self._seconds = seconds
         self._clock = clock
-        self._looked_at = clock()
+        self._checked_at = clock()
         self._grew_at = clock()  # when its processor time was seen to grow
         self._first_seconds: float | None = None
         self._used_seconds = 0.0
@@ -356,9 +351,9 @@ class _Usage:
     def check(self) -> None:
         """Raise _ProcessFailed if a limit is exceeded."""
         now = self._clock()
-        if now - self._looked_at < _CHECK_SECONDS:
+        if now - self._checked_at < _CHECK_SECONDS:
             return
-        self._looked_at = now
+        self._checked_at = now
         try:
             process = psutil.Process(self._pid)
             times = process.cpu_times()

@@ -75,9 +75,7 @@ Packed: TypeAlias = PackedArray | PackedList | PackedPlain
 
 
 class ImageDone(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """An image was processed. inputs: for the vision tower; nbytes: the size of the file with their
-    arrays.
-    """
+    """An image was processed. inputs: for the vision tower; nbytes: of the file with their arrays."""
 
     layout: ImageLayout
     inputs: dict[str, Packed]
@@ -104,7 +102,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the server
     folder, descriptor = sys.argv[1:]
     link = socket.socket(fileno=int(descriptor))
-    threading.Thread(target=_end_with, args=(link,), daemon=True).start()
+    threading.Thread(target=_end_when_closed, args=(link,), daemon=True).start()
     mx.set_default_device(mx.cpu)
     os.nice(_NICENESS)
     _be_killed_first()
@@ -116,7 +114,7 @@ def main() -> None:
         head, descriptors, _, _ = socket.recv_fds(link, HEAD_BYTES, 1, socket.MSG_WAITALL)
         if not head:
             return
-        task = decoder.decode(_exactly(link, int.from_bytes(head, "big")))
+        task = decoder.decode(_receive_exactly(link, int.from_bytes(head, "big")))
         _limit_time()
         with open(descriptors[0], "wb") as file:
             answer = msgspec.msgpack.encode(carry_out(task, processor, file))
@@ -140,20 +138,20 @@ def carry_out(task: ImageTask, processor: Any, file: BinaryIO) -> ImageOutcome:
         reason = " ".join(str(error).split())[:_LONGEST_REASON]
         return ImageRefused(reason=f"the model cannot use this image: {reason}")
     try:
-        return _written(processed, file)
+        return _write_arrays(processed, file)
     except OSError as error:
         return ImageLost(reason=f"a processed image cannot be written: {error.strerror or error}")
 
 
-def _written(processed: ProcessedImage, file: BinaryIO) -> ImageDone:
-    inputs = {name: _packed(value, file) for name, value in processed.inputs.items()}
+def _write_arrays(processed: ProcessedImage, file: BinaryIO) -> ImageDone:
+    inputs = {name: _pack(value, file) for name, value in processed.inputs.items()}
     file.flush()
     return ImageDone(layout=processed.layout, inputs=inputs, nbytes=file.tell())
 
 
-def _packed(value: Any, file: BinaryIO) -> Packed:
+def _pack(value: Any, file: BinaryIO) -> Packed:
     if isinstance(value, list | tuple):
-        return PackedList(items=[_packed(each, file) for each in value])
+        return PackedList(items=[_pack(each, file) for each in value])
     if isinstance(value, bool | int | float | str) or value is None:
         return PackedPlain(value=value)
     dtype = ""
@@ -177,12 +175,12 @@ def unpacked(inputs: Mapping[str, Packed], data: memoryview) -> dict[str, Any]:
 
     data: the file of the task. Arrays are copied.
     """
-    return {name: _unpacked(value, data) for name, value in inputs.items()}
+    return {name: _unpack(value, data) for name, value in inputs.items()}
 
 
-def _unpacked(packed: Packed, data: memoryview) -> Any:
+def _unpack(packed: Packed, data: memoryview) -> Any:
     if isinstance(packed, PackedList):
-        return [_unpacked(each, data) for each in packed.items]
+        return [_unpack(each, data) for each in packed.items]
     if isinstance(packed, PackedPlain):
         return packed.value
     is_bfloat16 = packed.dtype == _BFLOAT16
@@ -198,7 +196,7 @@ def _unpacked(packed: Packed, data: memoryview) -> Any:
     return copied.view(mx.bfloat16) if is_bfloat16 else copied
 
 
-def _exactly(link: socket.socket, size: int) -> bytes:
+def _receive_exactly(link: socket.socket, size: int) -> bytes:
     parts = bytearray()
     while len(parts) < size:
         part = link.recv(size - len(parts))
@@ -208,7 +206,7 @@ def _exactly(link: socket.socket, size: int) -> bytes:
     return bytes(parts)
 
 
-def _end_with(link: socket.socket) -> None:
+def _end_when_closed(link: socket.socket) -> None:
     """End this process when the other end of the socket is closed, even while it is busy."""
     ended = select.poll()
     ended.register(link, select.POLLHUP)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -22,7 +23,12 @@ from holdfast.wire.images import ImageAnswer, ImageCommand, ImageLayout, VisionI
 from holdfast.worker.vision.feature_cache import FeatureCache
 from holdfast.worker.vision.image_process import ImageFile, ImageReader
 from holdfast.worker.vision.image_worker import ImageLost, ImageRefused
-from holdfast.worker.vision.model import ImageFeatures, SequenceImages, VisionMisfit, VisionModel
+from holdfast.worker.vision.model import (
+    ImageFeatures,
+    SequenceImages,
+    UnsupportedVision,
+    VisionModel,
+)
 from holdfast.worker.vision.processor import ProcessedImage, Processor
 
 if TYPE_CHECKING:
@@ -31,9 +37,21 @@ if TYPE_CHECKING:
 MOST_INPUT_BYTES = 256 << 20  # inputs of the vision tower, in memory
 _MOST_FILE_BYTES = 1 << 30  # of processed images, on disk
 _MOST_FILES = 64
-_MOST_KNOWN = 10_000  # layouts
+_MOST_LAYOUTS = 10_000  # layouts
 _NOT_PROCESSED = "an image is not processed yet; please try again"
 _PREPARED_AHEAD = 4  # images of a prompt that are processed before the first one has features
+
+
+@dataclass(slots=True)
+class _Question:
+    """A command that waits for its images to be processed.
+
+    lost: the images that could not be processed meanwhile, and why. They are kept for each command,
+    because a later command has them tried again.
+    """
+
+    command: ImageCommand
+    lost: dict[str, str] = field(default_factory=dict)
 
 
 class WorkerImages:
@@ -54,11 +72,11 @@ class WorkerImages:
         self._features = features
         self._pictures: dict[str, ProcessedImage] = {}  # of the load-time probe
         self._files: OrderedDict[str, ImageFile] = OrderedDict()
-        self._known: OrderedDict[str, ImageLayout | ImageRefused] = OrderedDict()
+        self._layouts: OrderedDict[str, ImageLayout | ImageRefused] = OrderedDict()
         self._lost: dict[str, str] = {}  # images that could not be processed recently, and why
-        self._asked: dict[str, dict[str, str]] = {}  # images lost for each command, by its call id
-        self._begun: set[str] = set()  # by `may_provide`, without a result yet
-        self._may_compute = True  # whether `may_provide` has computed nothing since `tend`
+        self._questions: dict[str, _Question] = {}  # without an answer yet, by call id
+        self._processing: set[str] = set()  # by `can_provide`, without a result yet
+        self._may_compute = True  # whether `can_provide` has computed nothing since `poll`
         self.figures = ImageFigures()
 
     @property
@@ -78,11 +96,9 @@ class WorkerImages:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an image is being processed."""
         return self._reader.is_busy
 
     def text_tokens(self, text: str) -> list[int]:
-        """The tokens of a text, without special tokens."""
         return self._processor.text_tokens(text)
 
     def add_picture(self, picture: Image.Image) -> ImageLayout:
@@ -95,25 +111,32 @@ class WorkerImages:
         """The logits, [vocabulary], that mlx-vlm computes for a prompt with these pictures."""
         return self._model.reference(token_ids, self._processor.process_together(pictures))
 
-    def answer(self, command: ImageCommand) -> ImageAnswer | None:
-        """The layouts of the images of a command; None until all are processed. Does not wait: call
-        it again.
-        """
+    def ask(self, command: ImageCommand) -> None:
+        """Ask for the layouts of images; `answers` yields the answer when all are processed."""
+        self._questions[command.call_id] = _Question(command)
+        for image in command.images:
+            self._lost.pop(image, None)  # tried again
+
+    def answers(self) -> Iterator[ImageAnswer]:
+        """Yield the answers to commands whose images are processed, and begin with the others."""
         self._take_results()
-        if command.call_id not in self._asked:
-            self._asked[command.call_id] = {}
-            for image in command.images:
-                self._lost.pop(image, None)  # tried again
-        lost = self._asked[command.call_id]
+        for question in tuple(self._questions.values()):
+            answer = self._answer(question)
+            if answer is not None:
+                del self._questions[answer.call_id]
+                yield answer
+
+    def _answer(self, question: _Question) -> ImageAnswer | None:
+        command = question.command
+        lost = question.lost
         for image in command.images:
             if image in self._lost:
                 lost[image] = self._lost[image]
-            elif image not in self._known and image not in lost:
+            elif image not in self._layouts and image not in lost:
                 self._reader.begin(image, max_pixels=command.max_pixels)
-        if any(each not in self._known and each not in lost for each in command.images):
+        if any(each not in self._layouts and each not in lost for each in command.images):
             return None
-        del self._asked[command.call_id]
-        found = {image: self._known[image] for image in command.images if image in self._known}
+        found = {image: self._layouts[image] for image in command.images if image in self._layouts}
         return ImageAnswer(
             call_id=command.call_id,
             layouts=tuple(each for each in found.values() if isinstance(each, ImageLayout)),
@@ -125,23 +148,21 @@ class WorkerImages:
             lost={image: lost[image] for image in lost if image not in found},
         )
 
-    def tend(self) -> None:
-        """Take processed images, end the process when it is idle, and let `may_provide` compute
+    def poll(self) -> None:
+        """Take processed images, end the process when it is idle, and let `can_provide` compute
         again. Call it before each step.
         """
         self._take_results()
         self._may_compute = True
 
-    def drop_kept(self) -> None:
-        """Free cached data, because memory is short."""
+    def free_cached(self) -> None:
         for file in self._files.values():
             file.close()
         self._files.clear()
-        self._features.drop_held()
+        self._features.free_ram()
 
     def close(self) -> None:
-        """End the image process."""
-        self.drop_kept()
+        self.free_cached()
         self._reader.close()
 
     def open(self, request: SequenceRequest) -> SequenceImages:
@@ -175,7 +196,7 @@ class WorkerImages:
         missing = self.unprepared(request, start=start, prepared=prepared)
         for layout in missing[:_PREPARED_AHEAD]:
             image = layout.image
-            if self._is_given_up(image):
+            if self._is_unusable(image):
                 prepared.add(image)
             elif image not in self._files:
                 self._reader.begin(image, max_pixels=None)
@@ -185,7 +206,7 @@ class WorkerImages:
                 return True
         return False
 
-    def may_provide(self, images: SequenceImages, *, start: int, tokens: int) -> bool:
+    def can_provide(self, images: SequenceImages, *, start: int, tokens: int) -> bool:
         """Whether `provide` will not wait for images to be processed. Adds features that are
         cached, computes those of one processed image per step, and begins to process others.
         Waits for the vision tower.
@@ -194,9 +215,9 @@ class WorkerImages:
         missing = 0
         for index, span in images.overlapping(start, tokens):
             image = span.layout.image
-            if index in images.features or self._is_given_up(image):
+            if index in images.features or self._is_unusable(image):
                 continue
-            if image in self._begun:
+            if image in self._processing:
                 missing += 1
                 continue
             is_cached = self._cached_features(span.layout) is not None
@@ -207,20 +228,20 @@ class WorkerImages:
             missing += 1
             if missing <= _PREPARED_AHEAD and not self._is_processed(image):
                 self._reader.begin(image, max_pixels=None)
-                self._begun.add(image)
+                self._processing.add(image)
         return not missing
 
     def has_all(self, images: SequenceImages, *, end: int) -> bool:
         """Whether all images before a position can be provided without processing one again."""
         return all(
-            self._is_given_up(span.layout.image)
+            self._is_unusable(span.layout.image)
             or self._is_processed(span.layout.image)
             or self._cached_features(span.layout) is not None
             for _, span in images.overlapping(0, end)
         )
 
-    def _is_given_up(self, image: str) -> bool:
-        return image in self._lost or isinstance(self._known.get(image), ImageRefused)
+    def _is_unusable(self, image: str) -> bool:
+        return image in self._lost or isinstance(self._layouts.get(image), ImageRefused)
 
     def _is_processed(self, image: str) -> bool:
         return image in self._files or image in self._pictures
@@ -229,7 +250,7 @@ class WorkerImages:
         """Add the features of the images in a span, unless they are there.
 
         Waits for the vision tower if the features of an image are not cached. Raises ImageUnusable,
-        and WorkerUnavailable if an image is not processed; `may_provide` processes it.
+        and WorkerUnavailable if an image is not processed; `can_provide` processes it.
         """
         for index, span in images.overlapping(start, tokens):
             if index not in images.features:
@@ -254,8 +275,8 @@ class WorkerImages:
         began_at = time.perf_counter()
         try:
             features = self._model.features(layout, processed.inputs)
-        except VisionMisfit as misfit:
-            raise ImageUnusable(f"the model cannot be given images: {misfit}") from misfit
+        except UnsupportedVision as error:
+            raise ImageUnusable(f"the model cannot be given images: {error}") from error
         self.figures.encoded += 1
         self.figures.encode_seconds += time.perf_counter() - began_at
         if self._features.add(layout.image, features):
@@ -269,7 +290,7 @@ class WorkerImages:
             return self._pictures[image]
         file = self._files.get(image)
         if file is None:
-            refused = self._known.get(image)
+            refused = self._layouts.get(image)
             if isinstance(refused, ImageRefused):
                 raise ImageUnusable(refused.reason)
             raise WorkerUnavailable(self._lost.pop(image, _NOT_PROCESSED))
@@ -277,7 +298,7 @@ class WorkerImages:
 
     def _take_results(self) -> None:
         for image, result in self._reader.results():
-            self._begun.discard(image)
+            self._processing.discard(image)
             self._forget_file(image)
             if isinstance(result, ImageLost):
                 self._lost[image] = result.reason
@@ -285,14 +306,16 @@ class WorkerImages:
             self._lost.pop(image, None)
             if isinstance(result, ImageFile):
                 self._files[image] = result
-                self._known[image] = result.layout
+                self._layouts[image] = result.layout
             else:
-                self._known[image] = result
-            if len(self._known) > _MOST_KNOWN:
-                self._known.popitem(last=False)
-        held = sum(each.nbytes for each in self._files.values())
-        while len(self._files) > 1 and (held > _MOST_FILE_BYTES or len(self._files) > _MOST_FILES):
-            held -= self._forget_file(next(iter(self._files)))
+                self._layouts[image] = result
+            if len(self._layouts) > _MOST_LAYOUTS:
+                self._layouts.popitem(last=False)
+        file_bytes = sum(each.nbytes for each in self._files.values())
+        while len(self._files) > 1 and (
+            file_bytes > _MOST_FILE_BYTES or len(self._files) > _MOST_FILES
+        ):
+            file_bytes -= self._forget_file(next(iter(self._files)))
 
     def _forget_file(self, image: str) -> int:
         """Free the file of a processed image, if there is one. Returns its size."""

@@ -38,15 +38,15 @@ def versions() -> tuple[str, ...]:
 def build(folder: Path) -> VisionModel:
     """Build a model with vision; its weights are mapped into memory, but not read yet.
 
-    Requires `seams.prepare_vision`. Raises what mlx-vlm raises if it cannot.
+    Requires `mlx_lm_hooks.prepare_vision`. Raises what mlx-vlm raises if it cannot.
     """
     utils = _utils()
-    whole = utils.load_model(folder, lazy=True, strict=True)
-    if not hasattr(whole, "language_model") or not hasattr(whole, "get_input_embeddings"):
+    full_model = utils.load_model(folder, lazy=True, strict=True)
+    if not hasattr(full_model, "language_model") or not hasattr(full_model, "get_input_embeddings"):
         raise ValueError("mlx-vlm's class for this model has no separate language model")
-    model = VisionModel(whole)
+    model = VisionModel(full_model)
     if model.attends_both_ways:
-        _let_chunks_attend_both_ways(whole.language_model.model)
+        _let_chunks_attend_both_ways(full_model.language_model.model)
     return model
 
 
@@ -144,10 +144,10 @@ def _let_chunks_attend_both_ways(language_model: Any) -> None:
 
     def overlay(mask: mx.array, types: mx.array) -> mx.array:
         blocks = language_model._block_sequence_ids_for_mask(types)
-        asking, asked = blocks[:, :, None], blocks[:, None]
-        same = (asking != -1) & (asking == asked)
-        held = mask.shape[-1] - types.shape[1]
-        return mask | mx.pad(same, [(0, 0), (0, 0), (held, 0)])[:, None]
+        query_blocks, key_blocks = blocks[:, :, None], blocks[:, None]
+        same = (query_blocks != -1) & (query_blocks == key_blocks)
+        earlier_tokens = mask.shape[-1] - types.shape[1]
+        return mask | mx.pad(same, [(0, 0), (0, 0), (earlier_tokens, 0)])[:, None]
 
     language_model._apply_blockwise_bidirectional_overlay = overlay
 

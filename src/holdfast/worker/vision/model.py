@@ -26,11 +26,11 @@ from holdfast.wire.images import ImageLayout, ImageSpan
 Positions = NDArray[np.int32]
 """Positions of tokens: int32 [3, tokens], for time, height and width."""
 
-_BY_TOKEN = ("per_layer_inputs",)  # further features of each token, [1, tokens, …]
+_TOKEN_ARGUMENTS = ("per_layer_inputs",)  # further features of each token, [1, tokens, …]
 _UNSUPPORTED = ("cross_attention_states", "decoder_inputs_embeds", "pos_hw")
 
 
-class VisionMisfit(Exception):
+class UnsupportedVision(Exception):
     """mlx-vlm's code for this model works in a way that Holdfast does not support."""
 
 
@@ -50,7 +50,6 @@ class ImageFeatures:
 
     @property
     def nbytes(self) -> int:
-        """The memory of the features."""
         return sum(array.nbytes for array in self.arrays().values())
 
     def arrays(self) -> dict[str, mx.array]:
@@ -92,7 +91,6 @@ class SequenceImages:
     features: dict[int, ImageFeatures] = field(default_factory=dict)
 
     def positions_of(self, start: int, tokens: int) -> Positions:
-        """The positions of the tokens of a span."""
         known = self.positions.shape[1]
         prompt = self.positions[:, start : start + tokens]
         first = max(start, known)
@@ -109,7 +107,6 @@ class SequenceImages:
         ]
 
     def lacks(self, start: int, tokens: int) -> bool:
-        """Whether the features of an image in a span are not there."""
         return any(index not in self.features for index, _ in self.overlapping(start, tokens))
 
     def forget_before(self, position: int) -> None:
@@ -122,33 +119,31 @@ class SequenceImages:
 class VisionModel(Module):
     """Makes a model of mlx-vlm callable like a model of mlx-lm. Device thread only."""
 
-    def __init__(self, whole: Any) -> None:
+    def __init__(self, full_model: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.whole = whole
-        self._given: dict[str, Any] = {}
+        self.full_model = full_model
+        self._arguments: dict[str, Any] = {}
 
     def __call__(self, ids: mx.array, cache: Any = None) -> mx.array:
         """Logits. ids: int32 [rows, tokens]."""
-        given = self._given
-        if self.takes_positions and "position_ids" not in given:
-            given = {**given, "position_ids": _counted(ids, cache)}
-        logits: mx.array = self.whole.language_model(ids, cache=cache, **given).logits
+        with_arguments = self._arguments
+        if self.takes_positions and "position_ids" not in with_arguments:
+            with_arguments = {**with_arguments, "position_ids": _default_positions(ids, cache)}
+        logits: mx.array = self.full_model.language_model(ids, cache=cache, **with_arguments).logits
         return logits
 
     @property
     def layers(self) -> Any:
-        """The layers of the language model."""
-        return self.whole.language_model.layers
+        return self.full_model.language_model.layers
 
     @property
     def args(self) -> Any:
-        """The configuration of the language model."""
-        return getattr(self.whole.config, "text_config", self.whole.config)
+        return getattr(self.full_model.config, "text_config", self.full_model.config)
 
     @property
     def takes_positions(self) -> bool:
         """Whether the language model takes positions of three dimensions."""
-        return hasattr(self.whole.language_model, "get_rope_index")
+        return hasattr(self.full_model.language_model, "get_rope_index")
 
     @property
     def attends_both_ways(self) -> bool:
@@ -159,30 +154,28 @@ class VisionModel(Module):
 
     @property
     def image_token_ids(self) -> frozenset[int]:
-        """The tokens that represent parts of images."""
         names = ("image_token_id", "image_token_index")
-        found = (getattr(self.whole.config, name, None) for name in names)
+        found = (getattr(self.full_model.config, name, None) for name in names)
         return frozenset(token_id for token_id in found if isinstance(token_id, int))
 
     def make_cache(self) -> list[Any]:
-        """Cache objects for one new sequence, one per layer."""
         from mlx_vlm.models.cache import make_prompt_cache
 
-        return list(make_prompt_cache(self.whole.language_model))
+        return list(make_prompt_cache(self.full_model.language_model))
 
     @contextmanager
-    def given(self, arguments: Mapping[str, Any]) -> Iterator[None]:
+    def with_arguments(self, arguments: Mapping[str, Any]) -> Iterator[None]:
         """Pass these arguments to the language model within the block."""
-        self._given = dict(arguments)
+        self._arguments = dict(arguments)
         try:
             yield
         finally:
-            self._given = {}
+            self._arguments = {}
 
     @property
     def marker(self) -> tuple[int, ...]:
         """The token that tells mlx-vlm that an image follows, if positions depend on it."""
-        token_id = getattr(self.whole.config, "vision_start_token_id", None)
+        token_id = getattr(self.full_model.config, "vision_start_token_id", None)
         return (token_id,) if self.takes_positions and isinstance(token_id, int) else ()
 
     def reference(self, token_ids: Sequence[int], inputs: Mapping[str, Any]) -> mx.array:
@@ -190,63 +183,69 @@ class VisionModel(Module):
 
         inputs: what the processor returned for all images together.
         """
-        language_model = self.whole.language_model
+        language_model = self.full_model.language_model
         for name in ("_rope_deltas", "_position_ids"):
             if hasattr(language_model, name):
                 setattr(language_model, name, None)
         ids = mx.array([list(token_ids)])
-        found = self.whole.get_input_embeddings(ids, mask=mx.ones_like(ids), **inputs).to_dict()
-        given = {
+        found = self.full_model.get_input_embeddings(
+            ids, mask=mx.ones_like(ids), **inputs
+        ).to_dict()
+        with_arguments = {
             name: value
             for name, value in found.items()
             if value is not None and name not in ("attention_mask_4d", "rope_deltas")
         }
         if self.attends_both_ways:
             visual = np.isin(np.array(token_ids), list(self.image_token_ids))
-            given["mm_token_type_ids"] = mx.array(visual.astype(np.int32))[None]
-        logits: mx.array = language_model(ids, cache=self.make_cache(), **given).logits
+            with_arguments["mm_token_type_ids"] = mx.array(visual.astype(np.int32))[None]
+        logits: mx.array = language_model(ids, cache=self.make_cache(), **with_arguments).logits
         return logits[0, -1]
 
     def relative_positions(self, layout: ImageLayout) -> Positions:
         """The positions of an image's tokens, counted from the image's first token."""
         ids = mx.array([[*self.marker, *layout.token_ids]])
         grid = mx.array([layout.grid])
-        positions, _ = self.whole.language_model.get_rope_index(ids, image_grid_thw=grid)
+        positions, _ = self.full_model.language_model.get_rope_index(ids, image_grid_thw=grid)
         skipped = len(self.marker)
         return np.array(positions)[:, 0, skipped:].astype(np.int32) - skipped
 
     def sequence_images(self, spans: Sequence[ImageSpan], *, prompt_tokens: int) -> SequenceImages:
         """Lay out the images of a prompt and compute the positions of its tokens. Computes no features."""
         parts: list[Positions] = []
-        done = 0  # tokens
+        done_tokens = 0  # tokens
         position = 0
         for span in spans if self.takes_positions else ():
-            parts.append(text_positions(position, span.start - done))
-            position += span.start - done
+            parts.append(text_positions(position, span.start - done_tokens))
+            position += span.start - done_tokens
             parts.append(self.relative_positions(span.layout) + position)
             position = int(parts[-1].max()) + 1
-            done = span.end
-        parts.append(text_positions(position, prompt_tokens - done))
+            done_tokens = span.end
+        parts.append(text_positions(position, prompt_tokens - done_tokens))
         return SequenceImages(
             spans=spans,
             attend_both_ways=self.attends_both_ways,
             positions=np.concatenate(parts, axis=1),
-            next_position=position + prompt_tokens - done,
+            next_position=position + prompt_tokens - done_tokens,
         )
 
     def features(self, layout: ImageLayout, inputs: Mapping[str, Any]) -> ImageFeatures:
         """Compute the features of an image. Waits for the device.
 
         inputs: what the model's processor returned for the image, without the token ids.
-        Raises VisionMisfit if mlx-vlm's code returns something that is not supported.
+        Raises UnsupportedVision if mlx-vlm's code returns something that is not supported.
         """
         ids = mx.array([list(layout.token_ids)])
-        found = self.whole.get_input_embeddings(ids, mask=mx.ones_like(ids), **inputs).to_dict()
+        found = self.full_model.get_input_embeddings(
+            ids, mask=mx.ones_like(ids), **inputs
+        ).to_dict()
         unsupported = [name for name in _UNSUPPORTED if found.get(name) is not None]
         if unsupported:
-            raise VisionMisfit(f"its language model takes {unsupported[0]}")
+            raise UnsupportedVision(f"its language model takes {unsupported[0]}")
         by_token = {"inputs_embeds": found["inputs_embeds"][0]}
-        by_token |= {name: found[name][0] for name in _BY_TOKEN if found.get(name) is not None}
+        by_token |= {
+            name: found[name][0] for name in _TOKEN_ARGUMENTS if found.get(name) is not None
+        }
         deepstack = found.get("deepstack_visual_embeds")
         visual = np.isin(layout.token_ids.view, list(self.image_token_ids))
         features = ImageFeatures(
@@ -264,29 +263,32 @@ class VisionModel(Module):
 
         ids: int32 [1, tokens], with the model's own tokens.
         """
-        text = self.whole.get_input_embeddings(ids).to_dict()
-        names = ["inputs_embeds", *(name for name in _BY_TOKEN if text.get(name) is not None)]
+        text = self.full_model.get_input_embeddings(ids).to_dict()
+        names = [
+            "inputs_embeds",
+            *(name for name in _TOKEN_ARGUMENTS if text.get(name) is not None),
+        ]
         pieces: dict[str, list[mx.array]] = {name: [] for name in names}
         visual = np.zeros(tokens, bool)
         deepstack: list[mx.array] = []
-        done = start
+        done_tokens = start
         for index, image in images.overlapping(start, tokens):
             features = images.features[index]
             first = max(image.start, start)
             last = min(image.end, start + tokens)
             rows = slice(first - image.start, last - image.start)
             for name in names:
-                pieces[name].append(text[name][:, done - start : first - start])
+                pieces[name].append(text[name][:, done_tokens - start : first - start])
                 pieces[name].append(features.by_token[name][None, rows])
             visual[first - start : last - start] = features.is_visual[rows]
             if features.deepstack is not None:
                 skipped = int(features.is_visual[: rows.start].sum())
-                shown = int(features.is_visual[rows].sum())
-                deepstack.append(features.deepstack[:, skipped : skipped + shown])
-            done = last
+                visual_tokens = int(features.is_visual[rows].sum())
+                deepstack.append(features.deepstack[:, skipped : skipped + visual_tokens])
+            done_tokens = last
         arguments: dict[str, Any] = {}
         for name in names:
-            pieces[name].append(text[name][:, done - start :])
+            pieces[name].append(text[name][:, done_tokens - start :])
             arguments[name] = mx.concatenate(pieces[name], axis=1)
         if deepstack and visual.any():
             arguments["visual_pos_masks"] = mx.array(visual)[None]
@@ -301,7 +303,7 @@ def text_positions(first: int, tokens: int) -> Positions:
     return np.tile(np.arange(first, first + tokens, dtype=np.int32), (3, 1))
 
 
-def _counted(ids: mx.array, cache: Any) -> mx.array:
+def _default_positions(ids: mx.array, cache: Any) -> mx.array:
     """Positions that count the tokens of each row: int32 [3, rows, tokens]."""
     offsets = [each.offset for each in cache or () if hasattr(each, "offset")]
     offset = mx.array(offsets[0] if offsets else 0).reshape(-1, 1)

@@ -29,7 +29,7 @@ from holdfast.worker.cpu.kernels.decode_attention import (
     attend_in_numpy,
     dequantize,
 )
-from holdfast.worker.kv.quantized import group_of
+from holdfast.worker.kv.quantized import group_size_of
 from tests.fakes.fewer_instructions import assert_passes, folder_of_kernels
 from tests.fakes.slow import slow
 
@@ -66,7 +66,7 @@ ALL_BITS: list[tuple[Bits, Bits]] = [NATIVE, (8, 8), (4, 4), (8, 4), (5, 4), (8,
 
 
 def quantized(array: Floats, bits: Bits) -> Quantized:
-    group = group_of(array.shape[2])
+    group = group_size_of(array.shape[2])
     codes, scales, biases = mx.quantize(mx.array(array), group_size=group, bits=bits)
     halves = [np.array(each.astype(mx.float16)) for each in (scales, biases)]
     return Quantized(np.array(codes), *halves, bits)
@@ -112,7 +112,7 @@ def dequantized(stored: Stored) -> Floats:
     if not isinstance(stored, Quantized):
         return stored
     codes, scales, biases = map(mx.array, (stored.codes, stored.scales, stored.biases))
-    group = group_of(stored.codes.shape[2] * 32 // stored.bits)
+    group = group_size_of(stored.codes.shape[2] * 32 // stored.bits)
     array = mx.dequantize(
         codes,
         scales.astype(mx.float32),
@@ -163,13 +163,19 @@ def test_rows_with_common_and_own_runs_match_the_definition(
     kept = [random_buffer(rng, shape, bits) for _ in range(3)]
     queries = queries_of(rng, len(rows), shape)
     sinks = rng.standard_normal(shape.heads).astype(np.float32) if has_sinks else None
-    held = [[Run(kept[at], start, start + count) for at, start, count in row] for row in rows]
+    shared_runs = [
+        [Run(kept[at], start, start + count) for at, start, count in row] for row in rows
+    ]
     if compute is attend:
         compute = partial(attend, threads=threads)
     got = compute(
-        queries, held, kv_heads=shape.kv_heads, value_dimension=shape.value_dimension, sinks=sinks
+        queries,
+        shared_runs,
+        kv_heads=shape.kv_heads,
+        value_dimension=shape.value_dimension,
+        sinks=sinks,
     )
-    expected = by_definition(queries, held, sinks=sinks)
+    expected = by_definition(queries, shared_runs, sinks=sinks)
     np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5)
 
 

@@ -193,13 +193,14 @@ def dequantize(runs: Sequence[tuple[Quantized, int, int]], out: Floats) -> None:
         at += end - start
 
 
-def held(
+def shared_runs(
     rows: Sequence[Sequence[tuple[Key, int, int]]],
 ) -> Iterator[tuple[Key, int, int, list[int]]]:
-    """Yield each run (buffer, start, end) of the rows once, with the indices of the rows that hold
-    it.
+    """Yield each run of tokens once, as (buffer, start, end), with the indices of the rows that attend
+    to it.
 
-    If rows hold different numbers of tokens of a buffer, the run is cut where a row's part ends.
+    rows: for each row, the runs that it attends to. If rows attend to different numbers of tokens of a
+    buffer, the run is cut where a row's part ends.
     """
     holders: dict[tuple[Key, int], list[tuple[int, int]]] = defaultdict(list)
     for row, runs in enumerate(rows):
@@ -213,11 +214,11 @@ def held(
                 start = end
 
 
-def _held(rows: Sequence[Sequence[Run]]) -> Iterator[tuple[Run, list[int]]]:
-    """As `held`, for runs as objects."""
+def _shared_runs(rows: Sequence[Sequence[Run]]) -> Iterator[tuple[Run, list[int]]]:
+    """As `shared_runs`, for runs as objects."""
     plain = [[(run.buffer, run.start, run.end) for run in runs] for runs in rows]
-    for buffer, start, end, held_by in held(plain):
-        yield Run(buffer, start, end), held_by
+    for buffer, start, end, rows_of_run in shared_runs(plain):
+        yield Run(buffer, start, end), rows_of_run
 
 
 # -- in C
@@ -227,9 +228,9 @@ def _table(rows: Sequence[Sequence[Run]]) -> tuple[npt.NDArray[np.void], npt.NDA
     """The table of runs for the kernel, and the array of row ids to which its entries refer."""
     entries = []
     row_ids: list[int] = []
-    for run, held_by in _held(rows):
-        entries.append((*_entry(run), len(row_ids), len(held_by)))
-        row_ids += held_by
+    for run, rows_of_run in _shared_runs(rows):
+        entries.append((*_entry(run), len(row_ids), len(rows_of_run)))
+        row_ids += rows_of_run
     return np.array(entries, RUN), np.array(row_ids, np.int32)
 
 
@@ -298,17 +299,19 @@ def attend_in_numpy(
         top[:] = sinks.reshape(kv_heads, 1, -1, 1)
         total[:] = 1
     with np.errstate(all="ignore"):  # NaN is detected in the logits
-        for run, held_by in _held(rows):
-            asking = grouped[:, held_by]
-            part, of_part, added = _attend_run(asking.reshape(kv_heads, -1, key_dimension), run)
-            shape = (*asking.shape[:3], -1)
-            before = top[:, held_by]
+        for run, rows_of_run in _shared_runs(rows):
+            queries_of_run = grouped[:, rows_of_run]
+            part, of_part, added = _attend_run(
+                queries_of_run.reshape(kv_heads, -1, key_dimension), run
+            )
+            shape = (*queries_of_run.shape[:3], -1)
+            before = top[:, rows_of_run]
             best = np.maximum(before, of_part.reshape(shape))
             old = np.exp(before - best)
             new = np.exp(of_part.reshape(shape) - best)
-            top[:, held_by] = best
-            total[:, held_by] = total[:, held_by] * old + added.reshape(shape) * new
-            out[:, held_by] = out[:, held_by] * old + part.reshape(shape) * new
+            top[:, rows_of_run] = best
+            total[:, rows_of_run] = total[:, rows_of_run] * old + added.reshape(shape) * new
+            out[:, rows_of_run] = out[:, rows_of_run] * old + part.reshape(shape) * new
         out /= total
     return out.swapaxes(0, 1).reshape(count, heads, value_dimension)
 
@@ -346,11 +349,11 @@ def _scores(queries: Floats, keys: Quantized, start: int, end: int) -> Floats:
         grouped = np.concatenate([grouped[..., ::2], grouped[..., 1::2]], axis=3)
     biases = keys.biases[:, start:end].astype(np.float32).swapaxes(1, 2)
     scales = keys.scales[:, start:end].astype(np.float32).swapaxes(1, 2)
-    upright = np.ascontiguousarray(grouped.transpose(2, 0, 3, 1))
+    transposed = np.ascontiguousarray(grouped.transpose(2, 0, 3, 1))
     scores = np.zeros((*queries.shape[:2], end - start), np.float32)
     for low, high, codes in _tiles(keys, start, end):
         for group in range(groups):
-            product = (codes[:, :, group] @ upright[group]).swapaxes(1, 2)  # BLAS packs less
+            product = (codes[:, :, group] @ transposed[group]).swapaxes(1, 2)  # BLAS packs less
             scores[:, :, low:high] += product * scales[:, None, group, low:high]
             scores[:, :, low:high] += sums[:, :, group, None] * biases[:, None, group, low:high]
     return scores

@@ -33,7 +33,6 @@ class Linear:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and inputs."""
         if isinstance(self.weights, PackedWeights):
             return self.weights.outputs, self.weights.inputs
         return self.weights.shape
@@ -167,7 +166,6 @@ class Decoder:
         self.vocabulary = head.shape[0]
 
     def begin(self, tokens: NewTokens) -> ForwardPass:
-        """Prepare a forward pass of these tokens."""
         return ForwardPass(self, self._struct, tokens)
 
 

@@ -20,7 +20,10 @@ import numpy.typing as npt
 from holdfast.worker.cpu.kernels.build import Kernel, is_on, kernel
 
 FEW_ROWS = "few_rows"  # the name that turns the kernel off, without the shim
-_ROW_MAJOR, _AS_IT_IS, _TRANSPOSED = 101, 111, 112  # of CBLAS
+# constants of CBLAS
+_ROW_MAJOR = 101
+_NOT_TRANSPOSED = 111
+_TRANSPOSED = 112
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 
@@ -55,7 +58,7 @@ def library() -> ctypes.CDLL:
 
 @cache
 def _shim() -> Kernel:
-    return kernel("products")  # one for all time: what MLX calls cannot be exchanged
+    return kernel("products")  # only one per process: MLX cannot be made to call another one later
 
 
 def few_rows() -> int:
@@ -110,20 +113,22 @@ def linear(inputs: Floats, weights: Floats, bias: Floats | None = None) -> Float
     inputs: [rows, n], weights: [outputs, n], both with adjoining columns. bias: [rows, outputs].
     Returns [rows, outputs].
     """
-    return _asked(inputs, weights, len(weights), _TRANSPOSED, bias)
+    return _multiply(inputs, weights, len(weights), _TRANSPOSED, bias)
 
 
 def product(inputs: Floats, matrix: Floats, bias: Floats | None = None) -> Floats:
     """As `linear`, but with a matrix [n, outputs], as in the attention of a step."""
-    return _asked(inputs, matrix, matrix.shape[1], _AS_IT_IS, bias)
+    return _multiply(inputs, matrix, matrix.shape[1], _NOT_TRANSPOSED, bias)
 
 
-def _asked(inputs: Floats, matrix: Floats, outputs: int, form: int, bias: Floats | None) -> Floats:
+def _multiply(
+    inputs: Floats, matrix: Floats, outputs: int, form: int, bias: Floats | None
+) -> Floats:
     rows, inner = inputs.shape
     # without a bias, beta is 0 and BLAS must ignore these values: NaN would show if it did not
     result = np.full((rows, outputs), np.nan, np.float32) if bias is None else bias.copy()
     library().cblas_sgemm(
-        *map(ctypes.c_int, (_ROW_MAJOR, _AS_IT_IS, form, rows, outputs, inner)),
+        *map(ctypes.c_int, (_ROW_MAJOR, _NOT_TRANSPOSED, form, rows, outputs, inner)),
         ctypes.c_float(1),
         ctypes.c_void_p(inputs.ctypes.data),
         ctypes.c_int(inputs.strides[0] // inputs.itemsize),

@@ -1,4 +1,4 @@
-"""The draw itself: distributions compared with the reference, thresholds, keys, the largest
+"""Sampling itself: distributions compared with the reference, thresholds, keys, the largest
 entries.
 """
 
@@ -14,36 +14,36 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.wire.requests import SamplingParams
-from holdfast.worker.engine import backend, sampling, sampling_draw
+from holdfast.worker.engine import backend, sampling, token_sampling
 from holdfast.worker.engine.backend import Backend
-from holdfast.worker.engine.sampling_draw import (
-    draw,
-    draw_key,
-    draw_kind,
+from holdfast.worker.engine.token_sampling import (
     largest,
     nucleus_threshold,
+    random_key,
+    sample_tokens,
+    sampling_kind,
 )
 from tests.fakes.reference_sampler import CHUNK, assert_counts_fit, probabilities
 
 DRAWS = 6_000
 
 
-def drawn(
+def sampled(
     rows: mx.array, params: SamplingParams, keys: Sequence[tuple[int, int]]
 ) -> npt.NDArray[np.int64]:
-    kind, peaks = draw_kind(params, vocab_size=rows.shape[1]), mx.max(rows, axis=-1)
-    tokens = draw(rows, kind=kind, params=[params] * len(keys), keys=keys, peaks=peaks)
+    kind, peaks = sampling_kind(params, vocab_size=rows.shape[1]), mx.max(rows, axis=-1)
+    tokens = sample_tokens(rows, kind=kind, params=[params] * len(keys), keys=keys, peaks=peaks)
     return np.array(tokens).astype(np.int64)
 
 
 def counts_of(
-    logits: npt.NDArray[np.float32], params: SamplingParams, *, draws: int = DRAWS
+    logits: npt.NDArray[np.float32], params: SamplingParams, *, samples: int = DRAWS
 ) -> npt.NDArray[np.int64]:
     counts = np.zeros(len(logits), dtype=np.int64)
     rows = mx.broadcast_to(mx.array(logits), (CHUNK, len(logits)))
-    for start in range(0, draws, CHUNK):
-        keys = [draw_key(seed=start + index, position=5) for index in range(CHUNK)]
-        counts += np.bincount(drawn(rows, params, keys), minlength=len(logits))
+    for start in range(0, samples, CHUNK):
+        keys = [random_key(seed=start + index, position=5) for index in range(CHUNK)]
+        counts += np.bincount(sampled(rows, params, keys), minlength=len(logits))
     return counts
 
 
@@ -89,18 +89,18 @@ def test_compiled_and_single_operations_give_the_same_bits(monkeypatch: pytest.M
     """Those for a GPU, on a CPU."""
     logits = 3 * mx.random.normal((3, 1000), key=mx.random.key(8))
     peaks, coldness = mx.max(logits, axis=-1, keepdims=True), mx.array([[0.3], [1.0], [1.7]])
-    key_words = [draw_key(seed=row, position=row) for row in range(3)]
+    key_words = [random_key(seed=row, position=row) for row in range(3)]
     keys = mx.array(key_words, dtype=mx.uint32)
 
     def computed() -> list[mx.array]:
-        weights = sampling_draw._weights(logits, peaks, coldness)
+        weights = token_sampling._weights(logits, peaks, coldness)
         return [
             weights,
             nucleus_threshold(weights, top_p=mx.array([[0.1], [0.9], [0.999]])),
-            sampling_draw._gumbel(keys, numbers=mx.arange(1000, dtype=mx.uint32)[None]),
+            token_sampling._gumbel(keys, numbers=mx.arange(1000, dtype=mx.uint32)[None]),
             sampling._penalised(logits, coldness),
             *(
-                mx.array(drawn(logits, params, key_words))
+                mx.array(sampled(logits, params, key_words))
                 for params in (
                     SamplingParams(top_p=0.9, min_p=0.01),
                     SamplingParams(top_k=20, top_p=0.9, min_p=0.01, temperature=1.3),
@@ -117,7 +117,7 @@ def test_compiled_and_single_operations_give_the_same_bits(monkeypatch: pytest.M
 
 def test_equal_tokens_at_the_top_k_edge_keep_lower_ids() -> None:
     logits = np.array([0.0, 1.0, 1.0, 1.0, 2.0], dtype=np.float32)
-    counts = counts_of(logits, SamplingParams(top_k=3), draws=CHUNK)
+    counts = counts_of(logits, SamplingParams(top_k=3), samples=CHUNK)
     assert (counts > 0).tolist() == [False, True, True, False, True]
 
 
@@ -132,16 +132,16 @@ def test_rounding_noise_in_the_logits_rarely_changes_the_draw(params: SamplingPa
         mx.random.normal((CHUNK, 500), key=mx.random.key(1)).astype(mx.bfloat16).astype(mx.float32)
     )
     noisy = logits + 1e-5 * mx.random.normal(logits.shape, key=mx.random.key(2))
-    keys = [draw_key(seed=index, position=0) for index in range(CHUNK)]
-    clean, stirred = (drawn(each, params, keys) for each in (logits, noisy))
+    keys = [random_key(seed=index, position=0) for index in range(CHUNK)]
+    clean, stirred = (sampled(each, params, keys) for each in (logits, noisy))
     assert (clean != stirred).mean() < 0.01
 
 
 def test_draws_of_neighbouring_positions_and_seeds_are_independent() -> None:
-    by_position = [draw_key(seed=1, position=index) for index in range(CHUNK)]
-    by_seed = [draw_key(seed=index, position=1) for index in range(CHUNK)]
+    by_position = [random_key(seed=1, position=index) for index in range(CHUNK)]
+    by_seed = [random_key(seed=index, position=1) for index in range(CHUNK)]
     for keys in (by_position, by_seed):
-        tokens = drawn(mx.zeros((CHUNK, 4)), SamplingParams(), keys)
+        tokens = sampled(mx.zeros((CHUNK, 4)), SamplingParams(), keys)
         pairs = np.bincount(tokens[:-1] * 4 + tokens[1:], minlength=16)
         assert_counts_fit(pairs, np.full(16, 1 / 16))
 
@@ -153,7 +153,7 @@ def test_draws_of_neighbouring_positions_and_seeds_are_independent() -> None:
 def test_keys_are_two_words_that_differ_by_seed_and_position(
     first: tuple[int, int], second: tuple[int, int]
 ) -> None:
-    keys = [draw_key(seed=seed, position=position) for seed, position in (first, second)]
+    keys = [random_key(seed=seed, position=position) for seed, position in (first, second)]
     assert all(0 <= word < 2**32 for key in keys for word in key)
     assert (keys[0] == keys[1]) == (first == second)
 

@@ -18,12 +18,12 @@ from holdfast.errors import GenerationFailed, QueueFull
 from holdfast.front.application import create_application
 from holdfast.front.openai.answers import ChatAnswer
 from holdfast.front.request import GenerationRequest
-from holdfast.front.server.answers import Asked
-from holdfast.front.server.held_answers import (
+from holdfast.front.server.answers import GenerationPlan
+from holdfast.front.server.resumable_answers import (
     RETRY_HEADER,
-    HeldAnswer,
-    HeldAnswers,
     RequestIdentity,
+    ResumableAnswer,
+    ResumableAnswers,
 )
 from holdfast.front.server.services import Services
 from holdfast.front.telemetry.request_log import RequestRecord
@@ -143,8 +143,8 @@ def in_two_parts(*, until: asyncio.Event) -> list[Any]:
 async def line(script: Any, **given: Any) -> AsyncIterator[Line]:
     made = Line(ScriptedGateway(script=script), **given)
     yield made
-    await made.services.answers.held.end_lost()
-    made.services.answers.held.check_invariants()
+    await made.services.answers.resumable.cancel_lost()
+    made.services.answers.resumable.check_invariants()
 
 
 @EVERY_PROTOCOL
@@ -255,7 +255,7 @@ async def test_events_are_recorded_only_if_they_may_be_replayed(
             exchange.run(CHAT, chat_body(stream=True, **fields), headers=headers)
         )
         await exchange.first_body.wait()
-        assert (server.services.answers.held.held_bytes > 0) == holds
+        assert (server.services.answers.resumable.buffered_bytes > 0) == holds
         goes_on.set()
         await running
 
@@ -295,7 +295,7 @@ async def test_a_followed_answer_does_not_exceed_the_total_size() -> None:
     begun, end = answer("Hel")
     script = [begun, goes_on, *answer(*["lo"] * 200)[:-1], end]
     async with line(script) as server:
-        held = server.services.answers.held
+        held = server.services.answers.resumable
         held._most_bytes = 2000
         first = server.exchange()
         running = asyncio.create_task(first.run(CHAT, chat_body(stream=True), headers=key))
@@ -310,34 +310,34 @@ async def test_a_followed_answer_does_not_exceed_the_total_size() -> None:
         await following
         assert first.text.endswith("data: [DONE]\n\n")
         assert second.text.endswith("data: [DONE]\n\n") or "reads this slowly" in second.text
-        assert held.held_bytes == 0
+        assert held.buffered_bytes == 0
 
 
 async def test_a_slow_follower_is_told_that_its_answer_was_dropped() -> None:
-    held = HeldAnswers(most_bytes=1500)
+    held = ResumableAnswers(most_bytes=1500)
     identity = RequestIdentity(b"a", has_key=True)
     made = held.begin(identity, plan(), record())
-    made.accepted(ScriptedStream((), lambda: None))
-    assert held.take(identity) is made
-    slow = made.after(-1)
+    made.mark_accepted(ScriptedStream((), lambda: None))
+    assert held.claim(identity) is made
+    slow = made.events_after(-1)
     for _ in range(10):
-        held.keep(made, b"x" * 300)
+        held.record(made, b"x" * 300)
         held.check_invariants()
-    assert held.take(identity) is None
+    assert held.claim(identity) is None
     with pytest.raises(GenerationFailed, match="this slowly"):
         _ = [frame async for frame in slow]
 
 
 async def test_a_fast_follower_gets_an_answer_larger_than_the_limit() -> None:
-    held = HeldAnswers(most_bytes=1500)
+    held = ResumableAnswers(most_bytes=1500)
     identity = RequestIdentity(b"a", has_key=True)
     made = held.begin(identity, plan(), record())
-    made.accepted(ScriptedStream((), lambda: None))
-    assert held.take(identity) is made
-    events = made.after(-1)
+    made.mark_accepted(ScriptedStream((), lambda: None))
+    assert held.claim(identity) is made
+    events = made.events_after(-1)
     assert await anext(events) == b""
     for number in range(20):
-        held.keep(made, b"%d" % number * 100)
+        held.record(made, b"%d" % number * 100)
         held.check_invariants()
         assert await anext(events) == b"%d" % number * 100
 
@@ -350,7 +350,7 @@ async def test_delivered_keyed_answers_do_not_evict_lost_ones() -> None:
             await server.whole(CHAT, greedy_chat(), headers={"idempotency-key": str(number)})
         await server.at_rest()
         assert not running.done()
-        assert len(server.services.answers.held) == 21
+        assert len(server.services.answers.resumable) == 21
 
 
 async def test_lost_answers_do_not_evict_those_of_other_clients() -> None:
@@ -404,7 +404,7 @@ async def test_a_rejoining_request_is_listed_and_can_be_cancelled(streams: bool)
         await following
         await running
         assert "request_cancelled" in again.text
-        assert len(server.services.answers.held) == 0
+        assert len(server.services.answers.resumable) == 0
 
 
 async def test_unloading_a_model_does_not_wait_for_a_lost_client() -> None:
@@ -477,7 +477,7 @@ async def test_a_client_leaving_with_the_last_event_has_its_answer(
         await hasty.run(CHAT, greedy_chat(stream=True))
         assert len(server.gateway.requests) == 1
         assert "aborted by the client" not in str(caplog.records[-1].msg)
-        assert len(server.services.answers.held) == 0
+        assert len(server.services.answers.resumable) == 0
         await server.whole(CHAT, greedy_chat(stream=True))
         assert len(server.gateway.requests) == 2
 
@@ -636,7 +636,7 @@ async def test_an_abandoned_answer_is_cancelled_if_its_client_stays_away() -> No
         async with asyncio.timeout(60):
             await running
         assert server.gateway.closed == [server.gateway.request.request_id]
-        assert len(server.services.answers.held) == 0
+        assert len(server.services.answers.resumable) == 0
 
 
 async def test_without_reconnect_time_work_ends_with_the_connection() -> None:
@@ -702,7 +702,7 @@ async def test_an_abandoned_answer_is_listed_and_can_be_cancelled() -> None:
             assert shown["state"] == "abandoned"
             await admin.delete(f"/admin/requests/{shown['id']}")
         await running
-        assert len(server.services.answers.held) == 0
+        assert len(server.services.answers.resumable) == 0
 
 
 async def test_the_log_line_names_the_reused_answers_request(
@@ -737,14 +737,14 @@ async def test_the_number_of_abandoned_answers_is_limited() -> None:
 
 async def test_oversized_answers_are_cancelled_with_their_connection() -> None:
     async with line(in_two_parts(until=asyncio.Event())) as server:
-        server.services.answers.held._most_bytes = 100
+        server.services.answers.resumable._most_bytes = 100
         _, running = await server.lost(CHAT, greedy_chat(stream=True))
         async with asyncio.timeout(60):
             await running
-        assert server.services.answers.held.held_bytes == 0
+        assert server.services.answers.resumable.buffered_bytes == 0
 
 
-def plan() -> Asked:
+def plan() -> GenerationPlan:
     request = GenerationRequest(request_id="a", model=MODEL, prompt="", streams=True)
     return [request], ChatAnswer(answer_id="a", choices=1, model=MODEL, version="1")
 
@@ -774,16 +774,16 @@ def test_any_client_behaviour_keeps_counts_right_and_answers_unshared(
     acts: list[tuple[str, int, bool]],
 ) -> None:
     async def live() -> None:
-        held = HeldAnswers(most_bytes=1500, most_lost=2)
-        made: list[HeldAnswer] = []
-        with_first_client: set[HeldAnswer] = set()
-        followers: list[tuple[HeldAnswer, AsyncIterator[bytes]]] = []
+        held = ResumableAnswers(most_bytes=1500, most_lost=2)
+        made: list[ResumableAnswer] = []
+        with_first_client: set[ResumableAnswer] = set()
+        followers: list[tuple[ResumableAnswer, AsyncIterator[bytes]]] = []
         read: dict[AsyncIterator[bytes], int] = {}
 
-        def leave(answer: HeldAnswer, *, has_all: bool) -> None:
+        def leave(answer: ResumableAnswer, *, has_all: bool) -> None:
             was_left_by_all = answer.clients == 1
-            is_wanted = held.leave(answer, PATIENT, has_all=has_all)
-            assert is_wanted or (was_left_by_all and answer.given_up.is_set())
+            is_wanted = held.client_left(answer, PATIENT, has_all=has_all)
+            assert is_wanted or (was_left_by_all and answer.discarded.is_set())
 
         for act, which, flag in acts:
             chosen = made[which % len(made)] if made else None
@@ -791,11 +791,11 @@ def test_any_client_behaviour_keeps_counts_right_and_answers_unshared(
             if act == "begin":
                 made.append(held.begin(identity, plan(), record()))
                 with_first_client.add(made[-1])
-                made[-1].accepted(stream_at(temperature=0.0 if flag or which else 1.0))
+                made[-1].mark_accepted(stream_at(temperature=0.0 if flag or which else 1.0))
             elif act == "take":
-                if (taken := held.take(identity)) is not None:
+                if (taken := held.claim(identity)) is not None:
                     assert flag or taken.clients == 1
-                    followers.append((taken, taken.after(-1)))
+                    followers.append((taken, taken.events_after(-1)))
                     read[followers[-1][1]] = 0
             elif act == "read" and followers:
                 answer, events = followers[which % len(followers)]
@@ -809,25 +809,25 @@ def test_any_client_behaviour_keeps_counts_right_and_answers_unshared(
                 leave(answer, has_all=flag and answer.has_ended)
             elif chosen is None:
                 continue
-            elif act == "keep" and not chosen.is_over.is_set():
-                held.keep(chosen, b"x" * 300)
+            elif act == "keep" and not chosen.generation_ended.is_set():
+                held.record(chosen, b"x" * 300)
             elif act == "lose" and chosen in with_first_client:
                 with_first_client.discard(chosen)
                 leave(chosen, has_all=False)
-            elif act == "end" and not chosen.is_over.is_set():
+            elif act == "end" and not chosen.generation_ended.is_set():
                 if flag:
                     chosen.end()
-                held.finish(chosen)
+                held.mark_ended(chosen)
                 if chosen in with_first_client:
                     with_first_client.discard(chosen)
                     leave(chosen, has_all=True)
             elif act == "way":
-                held.make_way()
+                held.pause_lost()
             held.check_invariants()
         for each in made:
-            each.is_over.set()
-        await held.end_lost()
+            each.generation_ended.set()
+        await held.cancel_lost()
         for each in made:
-            each.forget_timers()
+            each.cancel_timers()
 
     asyncio.run(live())

@@ -9,7 +9,7 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from holdfast.worker.engine.seams import HeadSeam
+from holdfast.worker.engine.mlx_lm_hooks import ProjectionHook
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
 IDS = mx.array([[5, 6, 7, 8], [9, 10, 11, 12]])
@@ -54,8 +54,8 @@ def test_without_a_selection_the_model_is_unchanged() -> None:
     model: Any = make_tiny("llama")
     names = [name for name, _ in tree_flatten(model.parameters())]
     expected = model(IDS)
-    seam = HeadSeam(model)
-    with seam.selecting(None) as selection:
+    hook = ProjectionHook(model)
+    with hook.selecting(None) as selection:
         assert mx.array_equal(model(IDS), expected)
     assert not selection.used
     assert mx.array_equal(model(IDS), expected)
@@ -64,18 +64,18 @@ def test_without_a_selection_the_model_is_unchanged() -> None:
 
 def test_a_selection_ends_even_if_the_model_raises() -> None:
     model: Any = make_tiny("llama")
-    expected, seam = model(IDS), HeadSeam(model)
-    with pytest.raises(RuntimeError, match="in the middle"), seam.selecting(ROWS):
+    expected, hook = model(IDS), ProjectionHook(model)
+    with pytest.raises(RuntimeError, match="in the middle"), hook.selecting(ROWS):
         raise RuntimeError("in the middle")
     assert mx.array_equal(model(IDS), expected)
 
 
 def test_removing_the_seam_restores_the_modules_classes() -> None:
     model: Any = make_tiny("llama", tie_word_embeddings=False)
-    seam = HeadSeam(model)
+    hook = ProjectionHook(model)
     assert type(model.lm_head) is not nn.Linear
     assert isinstance(model.lm_head, nn.Linear)
-    seam.remove()
+    hook.remove()
     assert type(model.lm_head) is nn.Linear
     assert type(model.model.embed_tokens) is nn.Embedding
 
@@ -88,53 +88,53 @@ def test_a_head_unknown_to_the_seam_is_reported() -> None:
         (type(model),),
         {"__call__": lambda self, ids, cache=None: self.model(ids, cache) @ table.T},
     )
-    with HeadSeam(model).selecting(ROWS) as selection:
+    with ProjectionHook(model).selecting(ROWS) as selection:
         logits = model(IDS)
     assert not selection.used
     assert logits.shape == (2, 4, VOCAB_SIZE)
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_selected_rows_and_rows_set_aside_have_their_usual_logits(head: str) -> None:
+def test_selected_rows_and_deferred_rows_have_their_usual_logits(head: str) -> None:
     model: Any = HEADS[head]()
     expected = model(IDS).reshape(-1, VOCAB_SIZE)
-    seam = HeadSeam(model)
-    with seam.selecting(ROWS, aside=mx.arange(8)) as selection:
+    hook = ProjectionHook(model)
+    with hook.selecting(ROWS, deferred=mx.arange(8)) as selection:
         selected = model(IDS)
     assert selection.used
     assert selected.shape == (ROWS.size, 1, VOCAB_SIZE)
-    set_aside = seam.take_aside()
-    assert set_aside is not None
-    assert seam.take_aside() is None
+    deferred = hook.take_deferred()
+    assert deferred is not None
+    assert hook.take_deferred() is None
     assert float(mx.abs(selected[:, 0] - expected[ROWS]).max()) < 1e-4
     for start, stop in ((0, 8), (0, 1), (1, 6), (6, 8)):
-        later = seam.project(set_aside[start:stop])
+        later = hook.project(deferred[start:stop])
         assert later.shape == (stop - start, VOCAB_SIZE)
         assert float(mx.abs(later - expected[start:stop]).max()) < 1e-4
     assert mx.array_equal(model(IDS).reshape(-1, VOCAB_SIZE), expected)
 
 
-def test_rows_can_be_set_aside_during_a_full_projection() -> None:
+def test_rows_can_be_deferred_during_a_full_projection() -> None:
     model: Any = make_tiny("llama")
-    expected, seam = model(IDS), HeadSeam(model)
-    with seam.selecting(None, aside=ROWS):
+    expected, hook = model(IDS), ProjectionHook(model)
+    with hook.selecting(None, deferred=ROWS):
         assert float(mx.abs(model(IDS) - expected).max()) < 1e-4
-    set_aside = seam.take_aside()
-    assert set_aside is not None
+    deferred = hook.take_deferred()
+    assert deferred is not None
     assert (
-        float(mx.abs(seam.project(set_aside) - expected.reshape(-1, VOCAB_SIZE)[ROWS]).max()) < 1e-4
+        float(mx.abs(hook.project(deferred) - expected.reshape(-1, VOCAB_SIZE)[ROWS]).max()) < 1e-4
     )
 
 
 def test_projecting_later_computes_no_layer() -> None:
     model: Any = make_tiny("llama")
-    seam = HeadSeam(model)
-    with seam.selecting(None, aside=ROWS):
+    hook = ProjectionHook(model)
+    with hook.selecting(None, deferred=ROWS):
         mx.eval(model(IDS))
-    set_aside = seam.take_aside()
-    assert set_aside is not None
-    mx.eval(set_aside)
+    deferred = hook.take_deferred()
+    assert deferred is not None
+    mx.eval(deferred)
     for layer in model.model.layers:
         layer.mlp.up_proj.weight = layer.mlp.up_proj.weight * float("nan")
-    assert bool(mx.isfinite(seam.project(set_aside)).all())
+    assert bool(mx.isfinite(hook.project(deferred)).all())
     assert not bool(mx.isfinite(model(IDS)).any())

@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.server.held_answers import EventLog, NumberedEvent
+from holdfast.front.server.resumable_answers import EventLog, NumberedEvent
 
 
 def event(number: int) -> NumberedEvent:
@@ -13,7 +13,7 @@ def event(number: int) -> NumberedEvent:
 
 
 async def read(log: EventLog, after: int) -> list[int]:
-    return [int(frame[:-1]) async for frame in log.after(after) if frame]
+    return [int(frame[:-1]) async for frame in log.events_after(after) if frame]
 
 
 @given(
@@ -47,9 +47,9 @@ def test_a_reader_gets_all_events_after_its_position(
 
 async def test_the_first_event_can_be_waited_for() -> None:
     log = EventLog()
-    waiting = asyncio.create_task(log.begun())
+    waiting = asyncio.create_task(log.wait_for_first_event())
     await asyncio.sleep(0)
     assert not waiting.done()
     log.add(event(0))
     await waiting
-    await log.begun()
+    await log.wait_for_first_event()

@@ -1,4 +1,4 @@
-"""The seam in mlx-lm: plain models pass through it unchanged, and views take over attention."""
+"""The hook in mlx-lm: plain models pass through it unchanged, and views take over attention."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from holdfast.worker.engine import seams
+from holdfast.worker.engine import mlx_lm_hooks
 from tests.fakes.tiny_models import kept_tiny
 
 
@@ -49,21 +49,21 @@ def test_keys_that_attend_get_all_arguments(sinks: mx.array | None) -> None:
 
 def test_installing_twice_wraps_once() -> None:
     before = attention()
-    seams.install()
+    mlx_lm_hooks.install()
     assert attention() is before
 
 
 def test_a_module_imported_earlier_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     base = importlib.import_module("mlx_lm.models.base")
-    seam = attention()
-    plain = getattr(seam, seams._MARK)
+    hook = attention()
+    plain = getattr(hook, mlx_lm_hooks._PLAIN)
     early = ModuleType("mlx_lm.models.early")
     early.scaled_dot_product_attention = plain  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "mlx_lm.models.early", early)
     monkeypatch.setattr(base, "scaled_dot_product_attention", plain)
-    seams.install()
+    mlx_lm_hooks.install()
     try:
         assert early.scaled_dot_product_attention is base.scaled_dot_product_attention
-        assert hasattr(early.scaled_dot_product_attention, seams._MARK)
+        assert hasattr(early.scaled_dot_product_attention, mlx_lm_hooks._PLAIN)
     finally:
-        base.scaled_dot_product_attention = seam  # type: ignore[attr-defined]
+        base.scaled_dot_product_attention = hook  # type: ignore[attr-defined]

@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 
 from holdfast_bench.report import markdown
-from holdfast_bench.restore_run import restore_results
+from holdfast_bench.restore import restore_results
 from tests.fakes.tiny_models import TINY, write_tiny
 
 
 @pytest.mark.slow
-async def test_restoring_is_compared_with_its_minimum(
-    tmp_path: Path,
-) -> None:
+async def test_restoring_is_compared_with_its_minimum(tmp_path: Path) -> None:
     model = write_tiny(tmp_path / "model", "llama")
     config = TINY["llama"]
     said: list[str] = []

@@ -7,7 +7,7 @@ from tests.fakes.server_process import python_output
 # Each in a separate process, because earlier imports matter.
 _PRELUDE = """
 import resource, sys
-from holdfast.worker.engine import seams
+from holdfast.worker.engine import mlx_lm_hooks
 
 def loaded(*names):
     print(*(name in sys.modules for name in names))
@@ -26,11 +26,11 @@ def test_models_are_imported_with_the_seam_and_without_transformers_or_the_hub()
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
         "wanted = min(hard, 9000) if hard > 0 else 9000\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))\n"
-        "seams.mlx_lm_utils(); import mlx_lm.models.qwen3\n"
+        "mlx_lm_hooks.mlx_lm_utils(); import mlx_lm.models.qwen3\n"
         "loaded('mlx_lm.models.qwen3', 'transformers', 'huggingface_hub', 'mlx_lm.tokenizer_utils')\n"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE) == (wanted, hard))\n"
-        "seams.prepare(); import mlx_lm.models.llama as m; has_seam(m)\n"
-        "print(seams.mlx_lm_version())"
+        "mlx_lm_hooks.prepare(); import mlx_lm.models.llama as m; has_seam(m)\n"
+        "print(mlx_lm_hooks.mlx_lm_version())"
     )
     *modules, has_same_limit, has_seam, version = run(code)
     assert modules == ["True", "False", "False", "False"]
@@ -42,14 +42,14 @@ def test_models_are_imported_with_the_seam_and_without_transformers_or_the_hub()
 def test_a_worker_imports_what_it_uses_only() -> None:
     loaded = run(
         "import holdfast.worker.loop.process, holdfast.worker.loop.serving\n"
-        "seams.mlx_lm_utils(); loaded('asyncio', 'ssl', 'jinja2')"
+        "mlx_lm_hooks.mlx_lm_utils(); loaded('asyncio', 'ssl', 'jinja2')"
     )
     assert loaded == ["False", "False", "False"]
 
 
 def test_the_placeholder_becomes_the_real_package_when_used() -> None:
     code = (
-        "utils = seams.mlx_lm_utils(); import mlx_lm; version = mlx_lm.__version__\n"
+        "utils = mlx_lm_hooks.mlx_lm_utils(); import mlx_lm; version = mlx_lm.__version__\n"
         "from mlx_lm import load, generate\n"
         "import mlx_lm.tokenizer_utils as t\n"
         "print(generate.__module__, utils.TokenizerWrapper is t.TokenizerWrapper)\n"
@@ -62,7 +62,7 @@ def test_the_placeholder_becomes_the_real_package_when_used() -> None:
 def test_a_package_imported_earlier_is_used_unchanged() -> None:
     code = (
         "import mlx_lm, mlx_lm.models.llama as m; before = sys.modules['mlx_lm']; utils = "
-        "seams.mlx_lm_utils()\n"
+        "mlx_lm_hooks.mlx_lm_utils()\n"
         "print(sys.modules['mlx_lm'] is before, utils is mlx_lm.utils); has_seam(m)"
     )
     assert run(code) == ["True", "True", "True"]

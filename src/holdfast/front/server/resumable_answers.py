@@ -33,7 +33,7 @@ from holdfast.config import ServerSettings
 from holdfast.errors import GenerationFailed, HoldfastError
 from holdfast.front.records.responses import RecordKey
 from holdfast.front.server.access import caller_of
-from holdfast.front.server.answers import Asked
+from holdfast.front.server.answers import GenerationPlan
 from holdfast.front.telemetry.request_log import RequestRecord
 from holdfast.machine.clocks import AwakeTimer, awake_clock
 from holdfast.wire.requests import SamplingParams
@@ -41,7 +41,7 @@ from holdfast.wire.requests import SamplingParams
 IDEMPOTENCY_HEADER = "idempotency-key"
 # the number of the attempt, from 0, which OpenAI's and Anthropic's SDKs send every time
 RETRY_HEADER = "x-stainless-retry-count"
-MOST_BYTES = 32 << 20  # limit for all held answers together
+MOST_BYTES = 32 << 20  # limit for all resumable answers together
 MOST_LOST = 16  # maximum number of lost answers per sender
 _MOST_UNWRITTEN = 16  # maximum number of complete answers that the store could not write
 _EVENT_BYTES = 150  # Python's overhead per event
@@ -92,10 +92,7 @@ def identity_of(request: Request, body: bytes, settings: ServerSettings) -> Requ
     attempt = request.headers.get(RETRY_HEADER, "")
     is_number = attempt.isascii() and attempt.isdigit() and len(attempt) < 10
     return RequestIdentity(
-        hashed.digest(),
-        sender=sender,
-        has_key=has_key,
-        attempt=int(attempt) if is_number else None,
+        hashed.digest(), sender=sender, has_key=has_key, attempt=int(attempt) if is_number else None
     )
 
 
@@ -146,7 +143,7 @@ class EventLog:
         self.error = error
         self._wake()
 
-    async def begun(self) -> None:
+    async def wait_for_first_event(self) -> None:
         """Wait for the first event."""
         while not self.events:
             await self._changed.wait()
@@ -177,7 +174,7 @@ class EventLog:
         self._freed = self.next_place
         self.events.clear()
 
-    def after(self, number: int) -> AsyncIterator[bytes]:
+    def events_after(self, number: int) -> AsyncIterator[bytes]:
         """Yield an empty opening, then all events with a number above `number` until the log ends.
 
         Waits for events that have not been added yet.
@@ -212,15 +209,15 @@ class Generating(Protocol):
     sampling: SamplingParams
 
     def pause(self) -> None:
-        """Stop generating until `go_on`."""
+        """Stop generating until `unpause`."""
         ...
 
-    def go_on(self) -> None:
+    def unpause(self) -> None:
         """Undo `pause`."""
         ...
 
 
-class KeptEvents(Enum):
+class BufferedEvents(Enum):
     """Selects which events of an answer stay in memory."""
 
     ALL = "all"  # so that another request can get the answer
@@ -228,23 +225,25 @@ class KeptEvents(Enum):
     NONE = "none"
 
 
-class HeldAnswer(EventLog):
+class ResumableAnswer(EventLog):
     """An answer that a retry may get. Only use it in the event loop's thread."""
 
-    def __init__(self, identity: RequestIdentity, asked: Asked, record: RequestRecord) -> None:
+    def __init__(
+        self, identity: RequestIdentity, plan: GenerationPlan, record: RequestRecord
+    ) -> None:
         """record: the log record of the request that generates the answer."""
         super().__init__()
         self.identity = identity
-        requests, self.form = asked
+        requests, self.format = plan
         self.streams = any(request.streams for request in requests)
         self.choices = sum(request.choices for request in requests)
         self.model = record.model
         self.request_id = record.request_id
         self.clients = 1  # connected clients: of the original request and of its retries
-        self.kept = KeptEvents.ALL
-        self.held_bytes = 0
-        self.given_up = asyncio.Event()  # the answer has no client, and no retry can get it
-        self.is_over = asyncio.Event()  # generation has ended
+        self.buffered = BufferedEvents.ALL
+        self.buffered_bytes = 0
+        self.discarded = asyncio.Event()  # the answer has no client, and no retry can get it
+        self.generation_ended = asyncio.Event()  # generation has ended
         self._is_repeatable = bool(requests) and all(
             each.sampling.seed is not None for each in requests
         )
@@ -256,60 +255,60 @@ class HeldAnswer(EventLog):
         """Whether the model has accepted the request."""
         return self._stream is not None
 
-    def accepted(self, stream: Generating) -> None:
+    def mark_accepted(self, stream: Generating) -> None:
         """Note that the model has accepted the request and generates the answer in this stream."""
         self._stream = stream
         self._is_repeatable = self._is_repeatable or stream.sampling.temperature == 0
         numbers_attempts = self.identity.attempt is not None
         if not (self._is_repeatable or self.identity.has_key or numbers_attempts):
-            self.kept = KeptEvents.NONE
+            self.buffered = BufferedEvents.NONE
 
-    def can_go_to(self, request: RequestIdentity) -> bool:
+    def can_serve(self, request: RequestIdentity) -> bool:
         """Whether an identical request may get this answer."""
-        if self.kept is not KeptEvents.ALL:
+        if self.buffered is not BufferedEvents.ALL:
             return False
         if request.has_key:
             return True
         return self.clients == 0 and (self._is_repeatable or request.is_retry)
 
-    def call_later(self, seconds: float, act: Callable[[], None]) -> None:
-        """Call `act` later, unless `forget_timers` is called first."""
+    def schedule(self, seconds: float, act: Callable[[], None]) -> None:
+        """Call `act` later, unless `cancel_timers` is called first."""
         self._timers.append(awake_clock().call_later(seconds, act))
 
-    def forget_timers(self) -> None:
-        """Cancel everything that `call_later` scheduled."""
+    def cancel_timers(self) -> None:
+        """Cancel everything that `schedule` has scheduled."""
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
 
     def pause(self) -> None:
         """Stop generating until a client wants the answer."""
-        if self._stream is not None and not self.is_over.is_set():
+        if self._stream is not None and not self.generation_ended.is_set():
             self._stream.pause()
 
-    def go_on(self) -> None:
+    def unpause(self) -> None:
         """Undo `pause`."""
-        if self._stream is not None and not self.is_over.is_set():
-            self._stream.go_on()
+        if self._stream is not None and not self.generation_ended.is_set():
+            self._stream.unpause()
 
 
-class HeldAnswers:
+class ResumableAnswers:
     """The answers that are being generated and those that a retry may get.
 
     Event loop's thread only.
     """
 
     def __init__(self, *, most_bytes: int = MOST_BYTES, most_lost: int = MOST_LOST) -> None:
-        self._answers: dict[HeldAnswer, None] = {}  # all answers, the oldest first
+        self._answers: dict[ResumableAnswer, None] = {}  # all answers, the oldest first
         # the answers that a retry may get
-        self._by_identity: dict[RequestIdentity, list[HeldAnswer]] = {}
+        self._by_identity: dict[RequestIdentity, list[ResumableAnswer]] = {}
         # answers that lost their client, in the order in which they lost it
-        self._lost: dict[HeldAnswer, None] = {}
+        self._lost: dict[ResumableAnswer, None] = {}
         # delivered answers with an `Idempotency-Key`, in the order of delivery
-        self._delivered: dict[HeldAnswer, None] = {}
+        self._delivered: dict[ResumableAnswer, None] = {}
         self._most_bytes = most_bytes
         self._most_lost = most_lost
-        self.held_bytes = 0
+        self.buffered_bytes = 0
         # the answers that clients can name: running responses that will be stored, and complete
         # ones that could not be written
         self.named: dict[RecordKey, EventLog] = {}
@@ -319,49 +318,51 @@ class HeldAnswers:
     def __len__(self) -> int:
         return len(self._answers)
 
-    def begin(self, identity: RequestIdentity, asked: Asked, record: RequestRecord) -> HeldAnswer:
-        """Register the answer to a new request. The caller must call `leave` in the end."""
-        answer = HeldAnswer(identity, asked, record)
+    def begin(
+        self, identity: RequestIdentity, plan: GenerationPlan, record: RequestRecord
+    ) -> ResumableAnswer:
+        """Register the answer to a new request. The caller must call `client_left` in the end."""
+        answer = ResumableAnswer(identity, plan, record)
         self._answers[answer] = None
         self._by_identity.setdefault(identity, []).append(answer)
         return answer
 
-    def make_way(self) -> None:
+    def pause_lost(self) -> None:
         """Pause every lost answer, because a connected client waits for the model."""
         for answer in self._lost:
             answer.pause()
 
-    async def end_lost(self) -> bool:
+    async def cancel_lost(self) -> bool:
         """Cancel the lost answers and wait until they have left the worker.
 
         Returns whether there were any.
         """
-        lost = [answer for answer in self._lost if not answer.is_over.is_set()]
+        lost = [answer for answer in self._lost if not answer.generation_ended.is_set()]
         for answer in lost:
-            self._give_up(answer)
+            self._discard(answer)
         for answer in lost:
-            await answer.is_over.wait()
+            await answer.generation_ended.wait()
         return bool(lost)
 
-    def take(self, identity: RequestIdentity) -> HeldAnswer | None:
+    def claim(self, identity: RequestIdentity) -> ResumableAnswer | None:
         """The existing answer that a request gets; None if it needs a new one.
 
-        The caller must call `leave` in the end.
+        The caller must call `client_left` in the end.
         """
         same = self._by_identity.get(identity, ())
-        answer = next((each for each in same if each.can_go_to(identity)), None)
+        answer = next((each for each in same if each.can_serve(identity)), None)
         if answer is None:
             return None
         self._lost.pop(answer, None)
         self._delivered.pop(answer, None)
-        answer.forget_timers()
+        answer.cancel_timers()
         answer.clients += 1
-        answer.go_on()
+        answer.unpause()
         return answer
 
-    def leave(
+    def client_left(
         self,
-        answer: HeldAnswer,
+        answer: ResumableAnswer,
         settings: ServerSettings,
         *,
         has_all: bool,
@@ -377,49 +378,51 @@ class HeldAnswers:
         answer.clients -= 1
         if answer.clients:
             return True
-        can_be_taken = answer.kept is KeptEvents.ALL and answer.error is None and answer.is_accepted
+        can_be_claimed = (
+            answer.buffered is BufferedEvents.ALL and answer.error is None and answer.is_accepted
+        )
         is_done = has_all and not answer.identity.has_key
-        if is_stopping or is_done or not can_be_taken or not settings.reconnect_seconds:
-            self._give_up(answer)
+        if is_stopping or is_done or not can_be_claimed or not settings.reconnect_seconds:
+            self._discard(answer)
             return False
         if has_all:
             self._delivered[answer] = None
         else:
-            self._lose(answer, settings)
-        answer.call_later(settings.reconnect_seconds, partial(self._give_up, answer))
+            self._keep_lost(answer, settings)
+        answer.schedule(settings.reconnect_seconds, partial(self._discard, answer))
         return True
 
-    def finish(self, answer: HeldAnswer) -> None:
+    def mark_ended(self, answer: ResumableAnswer) -> None:
         """Note that the generation of an answer has ended, whether it is complete or not."""
-        answer.is_over.set()
+        answer.generation_ended.set()
         answer.end(GenerationFailed("the request failed; the server's log has the details"))
         if answer.error is not None:
-            self._give_up(answer)
+            self._discard(answer)
 
-    async def recorded(
-        self, answer: HeldAnswer, events: AsyncIterator[bytes]
+    async def recording(
+        self, answer: ResumableAnswer, events: AsyncIterator[bytes]
     ) -> AsyncIterator[bytes]:
         """Yield the events of an answer, and `keep` a copy of each."""
         try:
             async for frame in events:
-                self.keep(answer, frame)
+                self.record(answer, frame)
                 yield frame
         except HoldfastError as error:
             answer.end(error)
             raise
         answer.end()
 
-    def keep(self, answer: HeldAnswer, frame: bytes) -> None:
+    def record(self, answer: ResumableAnswer, frame: bytes) -> None:
         """Store an event in memory if a client may still read it and there is room."""
-        if not frame or answer.kept is KeptEvents.NONE or answer.has_ended:
+        if not frame or answer.buffered is BufferedEvents.NONE or answer.has_ended:
             return
         size = len(frame) + _EVENT_BYTES
         if not self._make_room(answer, size):
             return
-        if answer.kept is KeptEvents.UNREAD and not answer.has_followers:
+        if answer.buffered is BufferedEvents.UNREAD and not answer.has_followers:
             return
-        answer.held_bytes += size
-        self.held_bytes += size
+        answer.buffered_bytes += size
+        self.buffered_bytes += size
         answer.add(NumberedEvent(answer.next_place, frame))
 
     def keep_unwritten(self, name: RecordKey, log: EventLog) -> None:
@@ -441,18 +444,20 @@ class HeldAnswers:
 
     def check_invariants(self) -> None:
         """Assert that counts are correct and within limits, and lost answers have no client."""
-        assert sum(answer.held_bytes for answer in self._answers) == self.held_bytes, (
+        assert sum(answer.buffered_bytes for answer in self._answers) == self.buffered_bytes, (
             "the total differs from the sum over all answers"
         )
-        assert self.held_bytes <= self._most_bytes, "more bytes are held than the limit allows"
+        assert self.buffered_bytes <= self._most_bytes, (
+            "more bytes are buffered than the limit allows"
+        )
         for answer in self._answers:
             kept_bytes = sum(len(event.frame) + _EVENT_BYTES for event in answer.events)
-            assert answer.held_bytes == kept_bytes, (
+            assert answer.buffered_bytes == kept_bytes, (
                 "the bytes of an answer differ from the sum over its events"
             )
         findable = [answer for same in self._by_identity.values() for answer in same]
         assert all(answer in self._answers for answer in findable), (
-            "an answer that is not held can be found by its identity"
+            "an answer that is not registered can be found by its identity"
         )
         waiting = [*self._lost, *self._delivered]
         assert all(answer in findable for answer in waiting), (
@@ -466,30 +471,30 @@ class HeldAnswers:
                 "one sender has too many lost answers"
             )
 
-    def _lose(self, answer: HeldAnswer, settings: ServerSettings) -> None:
+    def _keep_lost(self, answer: ResumableAnswer, settings: ServerSettings) -> None:
         of_sender = self._lost_by(answer.identity.sender)
         if len(of_sender) == self._most_lost:
-            self._give_up(next((each for each in of_sender if each.has_ended), of_sender[0]))
+            self._discard(next((each for each in of_sender if each.has_ended), of_sender[0]))
         self._lost[answer] = None
-        answer.call_later(settings.unattended_seconds, answer.pause)
+        answer.schedule(settings.unattended_seconds, answer.pause)
 
-    def _lost_by(self, sender: str) -> list[HeldAnswer]:
+    def _lost_by(self, sender: str) -> list[ResumableAnswer]:
         return [answer for answer in self._lost if answer.identity.sender == sender]
 
-    def _make_room(self, answer: HeldAnswer, size: int) -> bool:
+    def _make_room(self, answer: ResumableAnswer, size: int) -> bool:
         """Make room for an event. Returns False, and drops the event, if there is none."""
-        for ended in self._ended():
-            if self.held_bytes + size <= self._most_bytes:
+        for ended in self._evictable():
+            if self.buffered_bytes + size <= self._most_bytes:
                 return True
-            self._give_up(ended)
-        if self.held_bytes + size <= self._most_bytes:
+            self._discard(ended)
+        if self.buffered_bytes + size <= self._most_bytes:
             return True
         self._keep_unread(answer)
         if not answer.has_followers:
             return False
         for other in [each for each in self._answers if each.clients and not each.has_followers]:
             self._keep_unread(other)
-        if self.held_bytes + size <= self._most_bytes:
+        if self.buffered_bytes + size <= self._most_bytes:
             return True
         message = (
             "the answer is too long to be stored for a client that reads this slowly; please send "
@@ -499,37 +504,37 @@ class HeldAnswers:
         self._drop_events(answer)
         return False
 
-    def _ended(self) -> Iterator[HeldAnswer]:
+    def _evictable(self) -> Iterator[ResumableAnswer]:
         """The complete answers without a client, in the order of their eviction."""
         yield from tuple(self._delivered)
         yield from [answer for answer in self._lost if answer.has_ended]
 
-    def _keep_unread(self, answer: HeldAnswer) -> None:
+    def _keep_unread(self, answer: ResumableAnswer) -> None:
         """Free the events that all followers have read.
 
         From now on, no other request can get the answer.
         """
         if answer.clients == 0:
-            self._give_up(answer)
+            self._discard(answer)
             return
-        self._hide(answer)
+        self._stop_serving(answer)
         freed = sum(len(event.frame) + _EVENT_BYTES for event in answer.free_read())
-        answer.held_bytes -= freed
-        self.held_bytes -= freed
+        answer.buffered_bytes -= freed
+        self.buffered_bytes -= freed
 
-    def _give_up(self, answer: HeldAnswer) -> None:
+    def _discard(self, answer: ResumableAnswer) -> None:
         """Stop giving the answer to other requests. Clients that are reading it get the rest."""
-        self._hide(answer)
+        self._stop_serving(answer)
         if answer.clients:
             return
         self._drop_events(answer)
         self._answers.pop(answer, None)
-        answer.given_up.set()
+        answer.discarded.set()
 
-    def _hide(self, answer: HeldAnswer) -> None:
-        if answer.kept is KeptEvents.ALL:
-            answer.kept = KeptEvents.UNREAD
-        answer.forget_timers()
+    def _stop_serving(self, answer: ResumableAnswer) -> None:
+        if answer.buffered is BufferedEvents.ALL:
+            answer.buffered = BufferedEvents.UNREAD
+        answer.cancel_timers()
         self._lost.pop(answer, None)
         self._delivered.pop(answer, None)
         same = self._by_identity.get(answer.identity, [])
@@ -538,8 +543,8 @@ class HeldAnswers:
             if not same:
                 del self._by_identity[answer.identity]
 
-    def _drop_events(self, answer: HeldAnswer) -> None:
-        self.held_bytes -= answer.held_bytes
-        answer.held_bytes = 0
-        answer.kept = KeptEvents.NONE
+    def _drop_events(self, answer: ResumableAnswer) -> None:
+        self.buffered_bytes -= answer.buffered_bytes
+        answer.buffered_bytes = 0
+        answer.buffered = BufferedEvents.NONE
         answer.drop_all()

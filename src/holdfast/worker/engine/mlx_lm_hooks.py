@@ -8,16 +8,16 @@ real module when other code in the process uses it. If mlx-lm was imported befor
 registered for it.
 
 **Attention.** Models bind `scaled_dot_product_attention` by name when their module is imported, so
-the seam must be installed in `mlx_lm.models.base` before that. Modules that were imported earlier
+the hook must be installed in `mlx_lm.models.base` before that. Modules that were imported earlier
 (by users of the library) are patched.
 
 **Projection.** A prefill chunk needs at most the logits of its last position, but a model's
 `__call__` ends with the vocabulary projection of all positions. The class of the projection's
 module is replaced by a subclass that first selects the wanted rows; parameters and their names do
-not change. Rows can also be set aside and projected later, some at a time: the logits of 2,048
+not change. Rows can also be deferred and projected later, some at a time: the logits of 2,048
 positions over 152,000 tokens take 1.2 GB. Since a model may change logits after its projection
 (scale, cap), the later projection runs the model's `__call__` again, on one dummy token, and the
-seam replaces that token's row by the rows that were set aside. Since MLX is lazy, no layer is
+hook replaces that token's row by the rows that were deferred. Since MLX is lazy, no layer is
 computed for the dummy token.
 """
 
@@ -42,7 +42,7 @@ from holdfast.errors import ModelLoadError
 from holdfast.wire.requests import RequestId
 
 _NAME = "scaled_dot_product_attention"
-_MARK = "_holdfast_plain_attention"
+_PLAIN = "_holdfast_plain_attention"
 HEAD_NAMES = ("lm_head", "output", "embed_out", "head")
 _PACKAGE = "mlx_lm"
 _TOKENIZERS = "mlx_lm.tokenizer_utils"
@@ -59,27 +59,25 @@ class AttentionShape(NamedTuple):
     scale: float
 
 
-_heard: set[AttentionShape] | None = None
+_recorded: set[AttentionShape] | None = None  # set within `recorded_shapes`
 
 
 @contextmanager
-def heard_shapes() -> Iterator[set[AttentionShape]]:
+def recorded_shapes() -> Iterator[set[AttentionShape]]:
     """Collect the shapes of all attention calls within the block whose keys and values are plain
     arrays with the same head dimension.
     """
-    global _heard
-    _heard = heard = set[AttentionShape]()
+    global _recorded
+    _recorded = shapes = set[AttentionShape]()
     try:
-        yield heard
+        yield shapes
     finally:
-        _heard = None
+        _recorded = None
 
 
-def _seam(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """Return a wrapper of mlx-lm's attention function.
-
-    A cache view that computes attention itself passes, in place of the keys, an object with the
-    method `attend`.
+def _with_hook(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """Wrap mlx-lm's attention function. A cache view that computes attention itself returns, in place
+    of the keys, an object with the method `attend`; the wrapper calls that method.
     """
 
     def scaled_dot_product_attention(
@@ -91,47 +89,51 @@ def _seam(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
         mask: Any,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        if _heard is not None and isinstance(keys, mx.array) and keys.shape[-1] == values.shape[-1]:
+        if (
+            _recorded is not None
+            and isinstance(keys, mx.array)
+            and keys.shape[-1] == values.shape[-1]
+        ):
             shape = AttentionShape(
                 queries.shape[1], keys.shape[1], queries.shape[3], queries.dtype.size, scale
             )
-            _heard.add(shape)
+            _recorded.add(shape)
         if hasattr(keys, "attend"):
             attended: mx.array = keys.attend(queries, scale=scale, mask=mask, sinks=sinks)
             return attended
         return plain(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
 
-    setattr(scaled_dot_product_attention, _MARK, plain)
+    setattr(scaled_dot_product_attention, _PLAIN, plain)
     return scaled_dot_product_attention
 
 
 def install(models: str = "mlx_lm.models") -> None:
-    """Replace the attention function of mlx-lm's models by the seam, or that of another package
-    with the same function. Idempotent; call before the first model module is imported.
+    """Replace the attention function of mlx-lm's models, or of another package with the same function,
+    by one that calls `attend` of our views. Idempotent; call before a model module is imported.
     """
     base = importlib.import_module(f"{models}.base")
     plain = getattr(base, _NAME)
-    if hasattr(plain, _MARK):
+    if hasattr(plain, _PLAIN):
         return
-    seam = _seam(plain)
+    hook = _with_hook(plain)
     for name, module in list(sys.modules.items()):
         if name.startswith(f"{models}.") and getattr(module, _NAME, None) is plain:
-            setattr(module, _NAME, seam)
+            setattr(module, _NAME, hook)
 
 
 def prepare_vision() -> None:
-    """Import mlx-vlm, and install the attention seam in its models. Idempotent."""
+    """Import mlx-vlm, and install the attention hook in its models. Idempotent."""
     prepare()
     with _open_files_limit_kept():
         importlib.import_module("mlx_vlm.utils")
         install("mlx_vlm.models")
 
 
-class _Graph(threading.local):
+class _GraphState(threading.local):
     is_only_graph = False
 
 
-_graph = _Graph()
+_thread_state = _GraphState()
 
 
 @contextmanager
@@ -139,33 +141,34 @@ def only_graph() -> Iterator[None]:
     """Within the block, this thread runs a model for its graph, most of which is never evaluated:
     layers must not compute anything themselves.
     """
-    before = _graph.is_only_graph
-    _graph.is_only_graph = True
+    before = _thread_state.is_only_graph
+    _thread_state.is_only_graph = True
     try:
         yield
     finally:
-        _graph.is_only_graph = before
+        _thread_state.is_only_graph = before
 
 
 def is_only_graph() -> bool:
     """Whether this thread is inside `only_graph`."""
-    return _graph.is_only_graph
+    return _thread_state.is_only_graph
 
 
-class HeadSeam:
+class ProjectionHook:
     """A hook into the vocabulary projection of one model, which computes logits only for selected
     rows (token positions). Device thread only.
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._rows: mx.array | None = None
-        self._aside: mx.array | None = None
-        self._instead: mx.array | None = None
-        self.used = False  # whether the last forward pass used the seam
-        self._set_aside: mx.array | None = None
+        self._rows: mx.array | None = None  # int32: the rows to project; None: all
+        self._deferred_rows: mx.array | None = None  # int32: the rows to project later
+        self._deferred: mx.array | None = None  # their hidden states, [rows, hidden]
+        # hidden states that `project` has the model project in place of its own, [rows, hidden]
+        self._replacement: mx.array | None = None
+        self.used = False  # whether the last forward pass used the hook
         # set by the probe after it has verified that `project` gives the model's logits
-        self.projects_later = False
+        self.can_project_later = False
         self.hidden_size = 0
         self._plain_classes: list[tuple[Module, type[Module]]] = []
         for name, part in model.named_modules():
@@ -175,16 +178,17 @@ class HeadSeam:
                 and "weight" in part
                 and not any(step.isdigit() for step in path)
             ):
-                self._select_in(part, "__call__")
+                self._hook_into(part, "__call__")
             elif hasattr(type(part), "as_linear"):
-                self._select_in(part, "as_linear")
+                self._hook_into(part, "as_linear")
 
-    def _select_in(self, part: Module, method: str) -> None:
+    def _hook_into(self, part: Module, method: str) -> None:
+        """Make a method of a module, the projection, process only the selected rows."""
         plain = getattr(type(part), method)
-        seam = self
+        hook = self
 
         def project(module: Module, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
-            result: mx.array = plain(module, seam._take(x), *args, **kwargs)
+            result: mx.array = plain(module, hook._rows_to_project(x), *args, **kwargs)
             return result
 
         self._plain_classes.append((part, type(part)))
@@ -194,15 +198,20 @@ class HeadSeam:
             {method: project, "__module__": type(part).__module__},
         )
 
-    def _take(self, x: mx.array) -> mx.array:
-        if self.used or (self._rows is None and self._aside is None and self._instead is None):
+    def _rows_to_project(self, x: mx.array) -> mx.array:
+        """What to project in place of the hidden states `x`, [batch, tokens, hidden]. Only the first
+        projection of a forward pass is changed.
+        """
+        if self.used or (
+            self._rows is None and self._deferred_rows is None and self._replacement is None
+        ):
             return x
         self.used = True
-        if self._instead is not None:
-            return self._instead[:, None]
+        if self._replacement is not None:
+            return self._replacement[:, None]
         flat = x.reshape(-1, x.shape[-1])
-        if self._aside is not None:
-            self._set_aside = flat[self._aside]
+        if self._deferred_rows is not None:
+            self._deferred = flat[self._deferred_rows]
         return x if self._rows is None else flat[self._rows][:, None]
 
     def remove(self) -> None:
@@ -213,59 +222,59 @@ class HeadSeam:
 
     @contextmanager
     def selecting(
-        self, rows: mx.array | None, *, aside: mx.array | None = None
-    ) -> Iterator[HeadSeam]:
+        self, rows: mx.array | None, *, deferred: mx.array | None = None
+    ) -> Iterator[ProjectionHook]:
         """Within the block, the model projects only `rows`; its logits are [rows, 1, vocabulary].
 
         rows: indices into the flattened positions of the batch; None: all positions, in the usual
-        shape. aside: rows whose hidden states `take_aside` returns afterwards. `.used` tells
-        whether the model's projection went through the seam.
+        shape. deferred: rows whose hidden states `take_deferred` returns afterwards. `.used` tells
+        whether the model's projection went through the hook.
         """
         self._rows = rows
-        self._aside = aside
-        self._set_aside = None
+        self._deferred_rows = deferred
+        self._deferred = None
         self.used = False
         try:
             yield self
         finally:
-            self._rows = self._aside = None
+            self._rows = self._deferred_rows = None
 
-    def take_aside(self) -> mx.array | None:
-        """Return the hidden states of the rows that were set aside, [rows, hidden], and forget
-        them. Returns None if the projection did not go through the seam.
+    def take_deferred(self) -> mx.array | None:
+        """Return the hidden states of the rows that were deferred, [rows, hidden], and forget
+        them. Returns None if the projection did not go through the hook.
         """
-        taken = self._set_aside
-        self._set_aside = None
+        taken = self._deferred
+        self._deferred = None
         return taken
 
     def project(self, rows: mx.array) -> mx.array:
-        """The logits, [rows, vocabulary], of hidden states that were set aside, [rows, hidden].
+        """The logits, [rows, vocabulary], of hidden states that were deferred, [rows, hidden].
 
-        Lazy. Requires `projects_later`.
+        Lazy. Requires `can_project_later`.
         """
-        self._instead = rows
+        self._replacement = rows
         self.used = False
         try:
             with only_graph():
                 logits: mx.array = self._model(mx.zeros((1, 1), dtype=mx.int32))
         finally:
-            self._instead = None
+            self._replacement = None
         return logits.reshape(-1, logits.shape[-1])
 
 
-def _as_they_are(logits: mx.array) -> mx.array:
+def _unchanged(logits: mx.array) -> mx.array:
     return logits
 
 
 @dataclass(frozen=True, slots=True)
-class LaterLogits:
+class DeferredLogits:
     """Logits of consecutive positions, computed on demand.
 
     source: [positions, …], which `project` turns into logits, [positions, vocabulary].
     """
 
     source: mx.array
-    project: Callable[[mx.array], mx.array] = _as_they_are
+    project: Callable[[mx.array], mx.array] = _unchanged
 
     def of(self, start: int, stop: int) -> mx.array:
         """The logits of positions `start` to `stop` (exclusive). Lazy."""
@@ -276,19 +285,21 @@ class LaterLogits:
 class StepLogits:
     """The result of a forward pass.
 
-    drawn: logits to sample from, [spans that sample, vocabulary], in the order of the spans; None
-    if no span samples. scored: logits of prompts to be scored. hidden: hidden states of prompts to
-    be embedded, [rows, hidden] each. is_computed: everything is, also the states of the sequences.
+    to_sample: logits to sample from, [rows, vocabulary], in the order of the spans; a span that
+        verifies a draft has several rows. None if no span samples.
+    scored: logits of prompts to be scored. hidden: hidden states of prompts to be embedded, [rows,
+        hidden] each.
+    is_computed: everything is evaluated, also the states of the sequences.
     """
 
-    drawn: mx.array | None = None
-    scored: Mapping[RequestId, LaterLogits] = field(default_factory=dict)
+    to_sample: mx.array | None = None
+    scored: Mapping[RequestId, DeferredLogits] = field(default_factory=dict)
     hidden: Mapping[RequestId, mx.array] = field(default_factory=dict)
     is_computed: bool = False
 
 
 def prepare() -> None:
-    """Install the attention seam, and make `mlx_lm.models.*` importable without transformers and
+    """Install the attention hook, and make `mlx_lm.models.*` importable without transformers and
     huggingface_hub. Idempotent.
     """
     if _PACKAGE not in sys.modules:

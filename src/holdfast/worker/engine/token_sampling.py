@@ -14,7 +14,7 @@ from functools import wraps
 import mlx.core as mx
 
 from holdfast.wire.requests import SamplingParams
-from holdfast.worker.engine.backend import DrawKind, in_use
+from holdfast.worker.engine.backend import SamplingKind, in_use
 
 GREEDY_BELOW = 1e-5  # below this temperature, fp32 cannot show a difference from greedy sampling
 # Higher temperatures are lowered to this one. They would sample the same tokens, but
@@ -41,31 +41,29 @@ def fused_on_gpus(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
     return call
 
 
-def draw_kind(params: SamplingParams, *, vocab_size: int) -> DrawKind:
+def sampling_kind(params: SamplingParams, *, vocab_size: int) -> SamplingKind:
     """The kind of a row. The number of candidates is a power of two, so that few kinds exist."""
     if params.temperature < GREEDY_BELOW or params.top_k == 1 or params.top_p <= 0.0:
-        return DrawKind(greedy=True)
+        return SamplingKind(greedy=True)
     nucleus = params.top_p < 1.0
     if 0 < params.top_k < vocab_size:
-        return DrawKind(
+        return SamplingKind(
             candidates=min(vocab_size, max(32, 1 << (params.top_k - 1).bit_length())),
             nucleus=nucleus,
         )
-    return DrawKind(nucleus=nucleus)
+    return SamplingKind(nucleus=nucleus)
 
 
-def draw_key(*, seed: int, position: int) -> tuple[int, int]:
-    """The two words of the random key of a sampled token: a 64-bit mix of the seed (any int) and
-    the position.
-    """
+def random_key(*, seed: int, position: int) -> tuple[int, int]:
+    """The two words of a token's random key: a 64-bit mix of the seed (any int) and the position."""
     mixed = _mix((_mix(seed & _WORD) + position * _GOLDEN) & _WORD)
     return mixed >> 32, mixed & 0xFFFFFFFF
 
 
-def draw(
+def sample_tokens(
     logits: mx.array,
     *,
-    kind: DrawKind,
+    kind: SamplingKind,
     params: Sequence[SamplingParams],
     keys: Sequence[tuple[int, int]],
     peaks: mx.array,
@@ -82,14 +80,14 @@ def draw(
     coldness = _column([1.0 / min(p.temperature, HOTTEST) for p in params])
     if kind.candidates:
         values, ids = largest(logits, count=kind.candidates)
-        return _draw_candidate(
+        return _sample_candidate(
             _scaled(values, peaks[:, None], coldness), ids=ids, params=params, keys=key_words
         )
     weights = _weights(logits, peaks[:, None], coldness)
     threshold = _threshold(weights, nucleus=kind.nucleus, params=params)
     if threshold is not None:
         weights = _at_least(weights, threshold)
-    return _draw_weighted(weights, keys=key_words)
+    return _sample_weighted(weights, keys=key_words)
 
 
 def largest(values: mx.array, *, count: int) -> tuple[mx.array, mx.array]:
@@ -134,7 +132,7 @@ def _column(values: Sequence[float]) -> mx.array:
     return mx.array(list(values), dtype=mx.float32)[:, None]
 
 
-def _draw_candidate(
+def _sample_candidate(
     scaled: mx.array, *, ids: mx.array, params: Sequence[SamplingParams], keys: mx.array
 ) -> mx.array:
     # Top-p is applied after top-k: it is a share of the weight of the candidates that top-k leaves.
@@ -246,7 +244,7 @@ def _in_blocks(values: mx.array, *, size: int, fill: float) -> mx.array:
     return values.reshape(rows, -1, size)
 
 
-def _draw_weighted(weights: mx.array, *, keys: mx.array) -> mx.array:
+def _sample_weighted(weights: mx.array, *, keys: mx.array) -> mx.array:
     # Gumbel-max twice: choose a block by its summed weight, then a token in it. The distribution is
     # the same as over the whole vocabulary, but this takes only vocab / 128 + 128 random numbers. A
     # weight of 0 becomes -inf in both choices, so no filtered token can win.
