@@ -104,7 +104,7 @@ class Task:
         try:
             if not self.process.is_dead:
                 self._run()
-        except (Killed, greenlet.GreenletExit):
+        except greenlet.GreenletExit:
             pass
         except BaseException as error:
             if not self.process.is_dead:
