@@ -20,9 +20,17 @@ from typing import IO, Any
 import httpx
 import psutil
 
+from holdfast.models.download import demo_folder
+
 LIMIT_SECONDS = 180.0
 _READY = re.compile(r"is ready at (https?://\S+)")
 _tick = threading.Event()  # never set: waiting for it is a short pause between two polls
+
+
+def served_model_folder() -> Path:
+    """The bundled model, or the one in the variable (one that is still in training, for instance)."""
+    named = os.environ.get("TEST_MODEL_FOLDER")
+    return Path(named) if named else demo_folder()
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
