@@ -173,6 +173,18 @@ class ServerProcess:
         (model,) = httpx.get(f"{self.url}/health", headers=headers, timeout=60).json()["models"]
         return dict(model)
 
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples with these labels."""
+        lines = httpx.get(f"{self.url}/metrics", timeout=60).text.splitlines()
+        assert any(name in line for line in lines), f"there is no metric {name}"
+        samples = [line for line in lines if line.startswith((f"{name}{{", f"{name} "))]
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in samples
+            if all(each in line for each in wanted)
+        )
+
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Ask it to end; returns its exit code."""
         if self.process.poll() is None:

@@ -58,9 +58,7 @@ def test_after_a_worker_is_killed_the_next_restores_from_disk(
 ) -> None:
     process = asked.process
 
-    def figure(name: str) -> float:
-        lines = httpx.get(f"{process.url}/metrics", timeout=60).text.splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name}{{"))
+    figure = process.metric
 
     def first_turn(headers: dict[str, str]) -> Any:
         kept, blocks = figure("holdfast_prefix_cache_kept_tokens"), figure("holdfast_store_blocks")

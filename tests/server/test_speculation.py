@@ -66,14 +66,6 @@ def texts(answer: dict[str, Any]) -> list[str]:
     return [choice["message"]["content"] for choice in answer["choices"]]
 
 
-def metric(server: ServerProcess, name: str, model: str) -> float:
-    lines = httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines()
-    (line,) = [
-        each for each in lines if each.startswith(f"{name}{{") and f'model="{model}"' in each
-    ]
-    return float(line.split()[-1])
-
-
 def resumed_answer(server: ServerProcess, model: str) -> str:
     """A streamed answer whose worker is killed after its beginning."""
     health = httpx.get(f"{server.url}/health", timeout=60).json()
@@ -130,15 +122,19 @@ def test_drafts_do_not_change_the_answer(server: ServerProcess, asked: dict[str,
 
 
 def test_accepted_and_rejected_tokens_are_counted(server: ServerProcess) -> None:
-    before = [metric(server, f"holdfast_worker_{name}_tokens_total", "drafting") for name in KINDS]
+    before = [
+        server.metric(f"holdfast_worker_{name}_tokens_total", model="drafting") for name in KINDS
+    ]
     answer = chat(server, "drafting", max_tokens=200)
     assert texts(answer) == [TEXT]
     accepted, rejected = drafted(answer)
     assert 0 < accepted < answer["usage"]["completion_tokens"]
-    after = [metric(server, f"holdfast_worker_{name}_tokens_total", "drafting") for name in KINDS]
+    after = [
+        server.metric(f"holdfast_worker_{name}_tokens_total", model="drafting") for name in KINDS
+    ]
     assert after[0] - before[0] == accepted + rejected
     assert after[1] - before[1] == accepted
-    assert metric(server, "holdfast_worker_drafted_tokens_total", "plain") == 0
+    assert server.metric("holdfast_worker_drafted_tokens_total", model="plain") == 0
 
 
 def test_a_prediction_changes_only_the_number_of_drafted_tokens(
@@ -174,7 +170,8 @@ def test_tokens_of_the_draft_model_are_counted(server: ServerProcess) -> None:
         body = {"messages": [{"role": "user", "content": f"What is {number} plus 25?"}]}
         chat(server, "larger", **body)
     drafted, accepted = (
-        metric(server, f"holdfast_worker_model_{kind}_tokens_total", "larger") for kind in KINDS
+        server.metric(f"holdfast_worker_model_{kind}_tokens_total", model="larger")
+        for kind in KINDS
     )
     assert 0 < accepted <= drafted
 
