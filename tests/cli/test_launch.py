@@ -19,7 +19,7 @@ from holdfast.config import ServerSettings
 from holdfast.front.server.http_server import ServerCertificate
 from holdfast.models.download import DEMO_ID
 from tests.fakes.certificates import CertificateFiles
-from tests.fakes.echo_server import running_server
+from tests.fakes.echo_server import EchoServer
 from tests.fakes.http_clients import served_on_a_thread
 from tests.fakes.recording_agent import RecordingAgent, install
 from tests.fakes.scripted_gateway import MODEL
@@ -185,14 +185,14 @@ def test_one_line_names_the_server_and_model_of_the_agent(machine: Path, url: st
 
 
 def test_without_a_terminal_a_demonstration_model_needs_an_option(
+    echo: EchoServer,
     machine: Path,
 ) -> None:
     agent = agent_of(machine, "claude")
-    with running_server() as server:
-        server.models = [DEMO_ID]
-        refused = launched(server.url, "claude", "exit=0")
-        assert not agent.was_started
-        allowed = launched(server.url, "--allow-demo", "claude", "exit=0")
+    echo.models = [DEMO_ID]
+    refused = launched(echo.url, "claude", "exit=0")
+    assert not agent.was_started
+    allowed = launched(echo.url, "--allow-demo", "claude", "exit=0")
     assert refused.exit_code == 2
     assert "holdfast-demo is a demonstration model with three million parameters" in refused.output
     assert "holdfast serve mlx-community/" in refused.output
@@ -203,19 +203,18 @@ def test_without_a_terminal_a_demonstration_model_needs_an_option(
 
 @pytest.mark.parametrize(("typed", "code"), [("n", 1), ("y", 0)])
 def test_on_a_terminal_a_demonstration_model_needs_confirmation(
-    typed: str, code: int, machine: Path
+    echo: EchoServer, typed: str, code: int, machine: Path
 ) -> None:
     agent = agent_of(machine, "claude")
-    with running_server() as server:
-        server.models = [DEMO_ID]
-        own = ("--url", server.url, "--api-key", KEY, "--model", DEMO_ID, "claude")
-        command = [sys.executable, "-m", "holdfast.cli.main", "launch", *own, "exit=0"]
-        with Terminal(command, cwd=machine, columns=300) as terminal:
-            terminal.wait_for(r"Start it anyway\? \[y/N\]")
-            terminal.type(typed + ENTER)
-            assert terminal.wait() == code
+    echo.models = [DEMO_ID]
+    own = ("--url", echo.url, "--api-key", KEY, "--model", DEMO_ID, "claude")
+    command = [sys.executable, "-m", "holdfast.cli.main", "launch", *own, "exit=0"]
+    with Terminal(command, cwd=machine, columns=300) as terminal:
+        terminal.wait_for(r"Start it anyway\? \[y/N\]")
+        terminal.type(typed + ENTER)
+        assert terminal.wait() == code
     assert agent.was_started == (code == 0)
-    again = f"holdfast launch --url {server.url} --api-key KEY --model {DEMO_ID} claude"
+    again = f"holdfast launch --url {echo.url} --api-key KEY --model {DEMO_ID} claude"
     how = f"to continue this conversation: {again} --continue or {again} --resume ID"
     assert (how in terminal.text) == (code == 0)
 
