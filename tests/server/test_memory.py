@@ -102,19 +102,6 @@ def test_after_a_worker_is_killed_the_next_restores_from_disk(
     assert (struck["ram_tokens"], struck["disk_tokens"]) == (0, spared["ram_tokens"])
 
 
-def test_tenants_by_header_salt_or_key_share_nothing(asked: Asked) -> None:
-    assert cached(asked.complete()) == 0
-    for who in (
-        {"headers": {"X-Holdfast-Tenant": "ann"}},
-        {"headers": {"X-Holdfast-Tenant": "bob"}},
-        {"cache_salt": "ann"},
-    ):
-        first, second = asked.complete(**who), asked.complete(**who)
-        assert (cached(first), first["holdfast"]["reason"]) == (0, "nothing_stored")
-        assert cached(second) == second["usage"]["prompt_tokens"] - 1
-    assert cached(asked.complete()) > 0
-
-
 @pytest.mark.slow
 def test_another_key_starts_cold_and_no_key_is_on_disk(model_folder: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
