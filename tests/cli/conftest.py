@@ -1,4 +1,4 @@
-"""A server of answers for commands."""
+"""A server that answers commands."""
 
 from __future__ import annotations
 

@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from holdfast.agents import AGENTS
 from holdfast.cli.launch import _no_proxy
-from holdfast.cli.main import app
 from holdfast.config import ServerSettings
 from holdfast.front.server.http_server import ServerCertificate
 from holdfast.models.download import DEMO_ID
 from tests.fakes.certificates import CertificateFiles
+from tests.fakes.command_line import invoked
 from tests.fakes.echo_server import EchoServer
 from tests.fakes.http_clients import served_on_a_thread
 from tests.fakes.recording_agent import RecordingAgent, install
@@ -76,7 +76,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def launched(url: str, *arguments: str, key: str = KEY) -> Result:
-    return CliRunner().invoke(app, ["launch", "--url", url, "--api-key", key, *arguments])
+    return invoked(["launch", "--url", url, "--api-key", key, *arguments])
 
 
 def agent_of(machine: Path, name: str) -> RecordingAgent:
@@ -221,14 +221,14 @@ def test_on_a_terminal_a_demonstration_model_needs_confirmation(
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_missing_agent_is_reported_with_its_install_command(name: str, machine: Path) -> None:
-    result = CliRunner().invoke(app, ["launch", name])
+    result = invoked(["launch", name])
     assert result.exit_code == 127
     assert AGENTS[name].install in result.output
 
 
 def test_the_list_shows_which_agents_are_installed(machine: Path) -> None:
     agent = agent_of(machine, "codex")
-    result = CliRunner().invoke(app, ["launch"])
+    result = invoked(["launch"])
     assert result.exit_code == 0
     lines = dict(line.split(maxsplit=1) for line in result.output.splitlines()[: len(AGENTS)])
     assert set(lines) == set(AGENTS)

@@ -11,12 +11,11 @@ from typing import Any
 
 import click.testing
 import pytest
-from typer.testing import CliRunner
 
-from holdfast.cli.main import app
 from holdfast.models.download import DEMO_ID, demo_folder
 from holdfast.worker.cpu.kernels import packed_products
 from tests.fakes.adapters import write_tiny_adapter
+from tests.fakes.command_line import invoked
 from tests.fakes.echo_server import EchoServer
 from tests.fakes.hub import HubState, hub_in_place
 from tests.fakes.tiny_models import write_tiny
@@ -45,7 +44,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubState]:
 
 
 def run(*arguments: str, code: int = 0, stdin: str = "") -> click.testing.Result:
-    result = CliRunner().invoke(app, ["models", *arguments], input=stdin, env={"COLUMNS": "200"})
+    result = invoked(["models", *arguments], input=stdin, env={"COLUMNS": "200"})
     assert result.exit_code == code, result.output
     return result
 
