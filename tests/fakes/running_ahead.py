@@ -1,13 +1,3 @@
-"""An engine that is given step k+1 before step k is collected, as on a GPU."""
+"""The old place of `RunningAhead`, until `tests/worker/prefix/test_live_tier.py` uses the new one."""
 
-from __future__ import annotations
-
-from holdfast.worker.engine.engine import Engine
-
-
-class RunningAhead(Engine):
-    """The real engine, except for that."""
-
-    @property
-    def runs_ahead(self) -> bool:
-        return True
+from tests.fakes.caching_worker import RunningAhead as RunningAhead
