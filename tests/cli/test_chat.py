@@ -28,62 +28,55 @@ from tools.terminal import ALT_ENTER, CTRL_C, CTRL_D, ENTER, Terminal
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
-def test_a_pipe_is_answered_line_by_line(tmp_path: Path) -> None:
-    with running_server() as server:
-        done = holdfast(
-            "chat",
-            "--url",
-            server.url,
-            "--system",
-            "Be brief.",
-            "--api-key",
-            "k",
-            cwd=tmp_path,
-            stdin="one\ntwo\n",
-        )
+def test_a_pipe_is_answered_line_by_line(echo: EchoServer, tmp_path: Path) -> None:
+    done = holdfast(
+        "chat",
+        "--url",
+        echo.url,
+        "--system",
+        "Be brief.",
+        "--api-key",
+        "k",
+        cwd=tmp_path,
+        stdin="one\ntwo\n",
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "you said: one\nyou said: two\n", "")
-    assert server.requests[1]["model"] == "echo"
-    assert server.requests[1]["messages"][0] == {"role": "system", "content": "Be brief."}
-    assert server.keys == ["Bearer k"]
+    assert echo.requests[1]["model"] == "echo"
+    assert echo.requests[1]["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert echo.keys == ["Bearer k"]
 
 
-def test_the_model_of_a_running_server_can_be_chosen(tmp_path: Path) -> None:
-    with running_server() as server:
-        holdfast_here("chat", "other", "--url", server.url, cwd=tmp_path, stdin="one\n")
-        done = holdfast_here("chat", "third", "--url", server.url, cwd=tmp_path, stdin="one\n")
-    assert [request["model"] for request in server.requests] == ["other"]
+def test_the_model_of_a_running_server_can_be_chosen(echo: EchoServer, tmp_path: Path) -> None:
+    holdfast_here("chat", "other", "--url", echo.url, cwd=tmp_path, stdin="one\n")
+    done = holdfast_here("chat", "third", "--url", echo.url, cwd=tmp_path, stdin="one\n")
+    assert [request["model"] for request in echo.requests] == ["other"]
     assert done.returncode == 2
     assert (
         only_line(done.stderr)
-        == f"holdfast: {server.url} does not serve third; it serves: echo, other"
+        == f"holdfast: {echo.url} does not serve third; it serves: echo, other"
     )
 
 
-def test_a_failed_answer_in_a_pipe_exits_with_code_1(tmp_path: Path) -> None:
-    with running_server() as server:
-        server.behaviour = "refuse"
-        done = holdfast_here("chat", "--url", server.url, cwd=tmp_path, stdin="one\n")
+def test_a_failed_answer_in_a_pipe_exits_with_code_1(echo: EchoServer, tmp_path: Path) -> None:
+    echo.behaviour = "refuse"
+    done = holdfast_here("chat", "--url", echo.url, cwd=tmp_path, stdin="one\n")
     assert (done.returncode, done.stderr) == (1, "holdfast: the prompt is too long\n")
 
 
-def test_one_question_gets_one_answer(tmp_path: Path) -> None:
-    with running_server() as server:
-        done = holdfast_here(
-            "chat", "--url", server.url, "-p", "one\ntwo", cwd=tmp_path, stdin="not read\n"
-        )
-        assert (done.returncode, done.stdout, done.stderr) == (0, "you said: one\ntwo\n", "")
-        assert len(server.requests) == 1
-        server.behaviour = "refuse"
-        assert holdfast_here("chat", "--url", server.url, "-p", "one", cwd=tmp_path).returncode == 1
+def test_one_question_gets_one_answer(echo: EchoServer, tmp_path: Path) -> None:
+    done = holdfast_here(
+        "chat", "--url", echo.url, "-p", "one\ntwo", cwd=tmp_path, stdin="not read\n"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "you said: one\ntwo\n", "")
+    assert len(echo.requests) == 1
+    echo.behaviour = "refuse"
+    assert holdfast_here("chat", "--url", echo.url, "-p", "one", cwd=tmp_path).returncode == 1
 
 
-def test_all_of_the_standard_input_is_one_question(tmp_path: Path) -> None:
-    with running_server() as server:
-        done = holdfast_here(
-            "chat", "--url", server.url, "-p", "-", cwd=tmp_path, stdin="one\n\ntwo\n"
-        )
+def test_all_of_the_standard_input_is_one_question(echo: EchoServer, tmp_path: Path) -> None:
+    done = holdfast_here("chat", "--url", echo.url, "-p", "-", cwd=tmp_path, stdin="one\n\ntwo\n")
     assert done.returncode == 0
-    assert said(server) == ["one\n\ntwo\n"]
+    assert said(echo) == ["one\n\ntwo\n"]
 
 
 @pytest.mark.parametrize(
@@ -95,15 +88,12 @@ def test_all_of_the_standard_input_is_one_question(tmp_path: Path) -> None:
     ],
 )
 def test_run_asks_what_is_piped_and_then_the_prompt(
-    prompt: list[str], piped: str, asked: str, tmp_path: Path
+    echo: EchoServer, prompt: list[str], piped: str, asked: str, tmp_path: Path
 ) -> None:
-    with running_server() as server:
-        done = holdfast_here(
-            "run", "--url", server.url, "other", *prompt, cwd=tmp_path, stdin=piped
-        )
+    done = holdfast_here("run", "--url", echo.url, "other", *prompt, cwd=tmp_path, stdin=piped)
     assert done.returncode == 0, done.stderr
-    assert server.requests[-1]["model"] == "other"
-    assert said(server) == [asked]
+    assert echo.requests[-1]["model"] == "other"
+    assert said(echo) == [asked]
 
 
 def test_run_without_a_question_shows_how_to_ask(tmp_path: Path) -> None:
@@ -135,21 +125,22 @@ def test_a_question_in_place_of_the_model_gets_a_hint(
 
 
 def test_a_running_server_is_used_only_for_a_model_it_serves(
+    echo: EchoServer,
     tmp_path: Path,
 ) -> None:
-    with running_server() as server, announced(server, tmp_path / "cache" / "holdfast" / "run"):
+    with announced(echo, tmp_path / "cache" / "holdfast" / "run"):
         place = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
         done = holdfast_here("chat", "other", cwd=tmp_path, stdin="one\n", variables=place)
         assert (done.returncode, done.stdout) == (0, "you said: one\n")
-        assert len(server.requests) == 1
-        # any other model gets a new server, which reports errors; a mistyped name of a served model
+        assert len(echo.requests) == 1
+        # any other model gets a new echo, which reports errors; a mistyped name of a served model
         # is likelier than a folder
         done = holdfast_here("chat", "none", cwd=tmp_path, stdin="one\n", variables=place)
         assert done.returncode == 2
         line = only_line(done.stderr)
         assert "there is no model folder none" in line
-        assert line.endswith(f" (your server at {server.url} serves: echo, other)")
-        assert len(server.requests) == 1
+        assert line.endswith(f" (your server at {echo.url} serves: echo, other)")
+        assert len(echo.requests) == 1
 
 
 @contextmanager

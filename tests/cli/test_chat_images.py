@@ -11,7 +11,7 @@ import pytest
 from holdfast.cli.chat_images import ImageUnreadable, image_part, take_images, typed_path
 from tests.fakes.command_line import holdfast_here, only_line
 from tests.fakes.conversing import converse
-from tests.fakes.echo_server import running_server
+from tests.fakes.echo_server import EchoServer
 from tests.fakes.images import data_url, png
 
 CAT = {"type": "image_url", "image_url": {"url": data_url(png())}}
@@ -69,59 +69,56 @@ def content(request: dict[str, Any]) -> Any:
     return request["messages"][-1]["content"]
 
 
-def test_typed_paths_and_the_image_command_attach_images(folder: Path) -> None:
-    with running_server() as server:
-        _, output = converse(
-            server,
-            f"What is {folder}/cat.png",
-            f"/image {folder}/my\\ cat.png",
-            "And this?",
-            f"/image {folder}/no.png",
-            "/image",
-            "No image.",
-            interactive=True,
-        )
+def test_typed_paths_and_the_image_command_attach_images(echo: EchoServer, folder: Path) -> None:
+    _, output = converse(
+        echo,
+        f"What is {folder}/cat.png",
+        f"/image {folder}/my\\ cat.png",
+        "And this?",
+        f"/image {folder}/no.png",
+        "/image",
+        "No image.",
+        interactive=True,
+    )
     text = {"type": "text", "text": "What is"}
-    assert content(server.requests[0]) == [CAT, text]
-    assert content(server.requests[1]) == [CAT, {"type": "text", "text": "And this?"}]
-    assert server.requests[1]["messages"][0]["content"] == [CAT, text]
-    assert content(server.requests[2]) == "No image."
+    assert content(echo.requests[0]) == [CAT, text]
+    assert content(echo.requests[1]) == [CAT, {"type": "text", "text": "And this?"}]
+    assert echo.requests[1]["messages"][0]["content"] == [CAT, text]
+    assert content(echo.requests[2]) == "No image."
     assert "(attached my cat.png)" in output
     assert "no.png cannot be read" in output
     assert "/image PATH" in output
 
 
-def test_a_pipe_does_not_turn_paths_into_images(folder: Path) -> None:
-    with running_server() as server:
-        converse(server, f"What is {folder}/cat.png")
-    assert content(server.requests[0]) == f"What is {folder}/cat.png"
+def test_a_pipe_does_not_turn_paths_into_images(echo: EchoServer, folder: Path) -> None:
+    converse(echo, f"What is {folder}/cat.png")
+    assert content(echo.requests[0]) == f"What is {folder}/cat.png"
 
 
 @pytest.mark.parametrize("command", [["run", "echo", "What?"], ["chat", "-p", "What?"]])
-def test_a_question_gets_images_by_option(command: list[str], folder: Path) -> None:
-    with running_server() as server:
-        options = ["--url", server.url, "--image", "cat.png", "--image", "my cat.png"]
-        done = holdfast_here(command[0], *options, *command[1:], cwd=folder)
-        assert done.returncode == 0, done.stderr
-        assert content(server.requests[0]) == [CAT, CAT, {"type": "text", "text": "What?"}]
-        missing = holdfast_here(*command, "--url", server.url, "--image", "no.png", cwd=folder)
+def test_a_question_gets_images_by_option(
+    echo: EchoServer, command: list[str], folder: Path
+) -> None:
+    options = ["--url", echo.url, "--image", "cat.png", "--image", "my cat.png"]
+    done = holdfast_here(command[0], *options, *command[1:], cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert content(echo.requests[0]) == [CAT, CAT, {"type": "text", "text": "What?"}]
+    missing = holdfast_here(*command, "--url", echo.url, "--image", "no.png", cwd=folder)
     assert missing.returncode == 2
     assert "no.png cannot be read" in missing.stderr
     text = folder / "notes.txt"
     text.write_text("no image")
-    with running_server() as server:
-        wrong = holdfast_here(*command, "--url", server.url, "--image", "notes.txt", cwd=folder)
-        assert server.requests == []
+    wrong = holdfast_here(*command, "--url", echo.url, "--image", "notes.txt", cwd=folder)
+    assert len(echo.requests) == 1
     assert wrong.returncode == 2
     assert "notes.txt is not an image (PNG, JPEG, WebP, GIF or BMP)" in only_line(wrong.stderr)
 
 
-def test_an_image_alone_is_a_question(folder: Path) -> None:
-    with running_server() as server:
-        command = ["run", "echo", "--url", server.url]
-        done = holdfast_here(*command, "--image", "cat.png", cwd=folder)
-        assert done.returncode == 0, done.stderr
-        assert content(server.requests[0]) == [CAT]
-        refused = holdfast_here(*command, cwd=folder)
+def test_an_image_alone_is_a_question(echo: EchoServer, folder: Path) -> None:
+    command = ["run", "echo", "--url", echo.url]
+    done = holdfast_here(*command, "--image", "cat.png", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert content(echo.requests[0]) == [CAT]
+    refused = holdfast_here(*command, cwd=folder)
     assert refused.returncode == 2
     assert "there is no question" in refused.stderr

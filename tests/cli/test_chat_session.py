@@ -179,10 +179,9 @@ async def one_piece(client: ServerClient, answer: Answer) -> AnswerPiece:
         return await anext(pieces)
 
 
-async def test_an_answer_is_streamed_with_its_counts() -> None:
-    with running_server() as server:
-        client, answer = ServerClient(url=server.url), Answer()
-        pieces = await all_pieces(client, answer)
+async def test_an_answer_is_streamed_with_its_counts(echo: EchoServer) -> None:
+    client, answer = ServerClient(url=echo.url), Answer()
+    pieces = await all_pieces(client, answer)
     assert pieces == [AnswerPiece("text", text) for text in ("you", " said:", " hello", " wörld")]
     assert (answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens) == (
         11,
@@ -192,45 +191,41 @@ async def test_an_answer_is_streamed_with_its_counts() -> None:
     assert answer.exact
     assert answer.finish_reason == "stop"
     assert 0 < answer.first_token_seconds <= answer.total_seconds
-    assert server.requests[0]["stream_options"] == {"include_usage": True}
+    assert echo.requests[0]["stream_options"] == {"include_usage": True}
 
 
 @pytest.mark.parametrize(
     ("behaviour", "message"),
     [("refuse", "the prompt is too long"), ("fail", "the worker died; please try again")],
 )
-async def test_the_servers_error_message_is_passed_on(behaviour: str, message: str) -> None:
-    with running_server() as server:
-        server.behaviour = behaviour
-        with pytest.raises(ServerFailed, match=message):
-            await all_pieces(ServerClient(url=server.url))
+async def test_the_servers_error_message_is_passed_on(
+    echo: EchoServer, behaviour: str, message: str
+) -> None:
+    echo.behaviour = behaviour
+    with pytest.raises(ServerFailed, match=message):
+        await all_pieces(ServerClient(url=echo.url))
 
 
-async def test_an_answer_without_an_end_is_an_error() -> None:
-    with running_server() as server:
-        server.behaviour = "break"
-        with pytest.raises(
-            ServerFailed, match="closed the connection before the answer was complete"
-        ):
-            await all_pieces(ServerClient(url=server.url))
+async def test_an_answer_without_an_end_is_an_error(echo: EchoServer) -> None:
+    echo.behaviour = "break"
+    with pytest.raises(ServerFailed, match="closed the connection before the answer was complete"):
+        await all_pieces(ServerClient(url=echo.url))
 
 
-async def test_leaving_an_answer_early_closes_its_connection() -> None:
-    with running_server() as server:
-        server.behaviour = "wait"
-        client, answer = ServerClient(url=server.url), Answer()
-        assert (await one_piece(client, answer)).text == "you"
-        assert server.client_left.wait(60)
+async def test_leaving_an_answer_early_closes_its_connection(echo: EchoServer) -> None:
+    echo.behaviour = "wait"
+    client, answer = ServerClient(url=echo.url), Answer()
+    assert (await one_piece(client, answer)).text == "you"
+    assert echo.client_left.wait(60)
     assert not answer.exact
     assert answer.completion_tokens == 1
 
 
-async def test_an_aborted_answer_has_holdfasts_counts_so_far() -> None:
-    with running_server() as server:
-        server.behaviour = "wait"
-        client, answer = ServerClient(url=server.url), Answer()
-        client.model_ids()
-        await one_piece(client, answer)
+async def test_an_aborted_answer_has_holdfasts_counts_so_far(echo: EchoServer) -> None:
+    echo.behaviour = "wait"
+    client, answer = ServerClient(url=echo.url), Answer()
+    client.model_ids()
+    await one_piece(client, answer)
     assert (answer.exact, answer.prompt_tokens, answer.completion_tokens) == (
         True,
         11,
@@ -238,13 +233,12 @@ async def test_an_aborted_answer_has_holdfasts_counts_so_far() -> None:
     )
 
 
-async def test_only_holdfast_is_asked_for_continuous_counts() -> None:
-    with running_server() as server:
-        server.owner = "somebody else"
-        client = ServerClient(url=server.url)
-        client.model_ids()
-        await all_pieces(client)
-    assert server.requests[0]["stream_options"] == {"include_usage": True}
+async def test_only_holdfast_is_asked_for_continuous_counts(echo: EchoServer) -> None:
+    echo.owner = "somebody else"
+    client = ServerClient(url=echo.url)
+    client.model_ids()
+    await all_pieces(client)
+    assert echo.requests[0]["stream_options"] == {"include_usage": True}
 
 
 def test_speed_is_measured_after_the_first_token() -> None:
@@ -258,10 +252,9 @@ def test_speed_is_measured_after_the_first_token() -> None:
     )
 
 
-async def test_reasoning_is_streamed_and_each_call_is_one_piece() -> None:
-    with running_server() as server:
-        server.behaviour = "call"
-        pieces = await all_pieces(ServerClient(url=server.url))
+async def test_reasoning_is_streamed_and_each_call_is_one_piece(echo: EchoServer) -> None:
+    echo.behaviour = "call"
+    pieces = await all_pieces(ServerClient(url=echo.url))
     assert pieces == [
         AnswerPiece("reasoning", "Let me "),
         AnswerPiece("reasoning", "see\x1b[31m."),

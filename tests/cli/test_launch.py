@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from holdfast.agents import AGENTS
 from holdfast.cli.launch import _no_proxy
-from holdfast.cli.main import app
 from holdfast.config import ServerSettings
 from holdfast.front.server.http_server import ServerCertificate
 from holdfast.models.download import DEMO_ID
 from tests.fakes.certificates import CertificateFiles
-from tests.fakes.echo_server import running_server
+from tests.fakes.command_line import invoked
+from tests.fakes.echo_server import EchoServer
 from tests.fakes.http_clients import served_on_a_thread
 from tests.fakes.recording_agent import RecordingAgent, install
 from tests.fakes.scripted_gateway import MODEL
@@ -76,7 +76,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def launched(url: str, *arguments: str, key: str = KEY) -> Result:
-    return CliRunner().invoke(app, ["launch", "--url", url, "--api-key", key, *arguments])
+    return invoked(["launch", "--url", url, "--api-key", key, *arguments])
 
 
 def agent_of(machine: Path, name: str) -> RecordingAgent:
@@ -185,14 +185,14 @@ def test_one_line_names_the_server_and_model_of_the_agent(machine: Path, url: st
 
 
 def test_without_a_terminal_a_demonstration_model_needs_an_option(
+    echo: EchoServer,
     machine: Path,
 ) -> None:
     agent = agent_of(machine, "claude")
-    with running_server() as server:
-        server.models = [DEMO_ID]
-        refused = launched(server.url, "claude", "exit=0")
-        assert not agent.was_started
-        allowed = launched(server.url, "--allow-demo", "claude", "exit=0")
+    echo.models = [DEMO_ID]
+    refused = launched(echo.url, "claude", "exit=0")
+    assert not agent.was_started
+    allowed = launched(echo.url, "--allow-demo", "claude", "exit=0")
     assert refused.exit_code == 2
     assert "holdfast-demo is a demonstration model with three million parameters" in refused.output
     assert "holdfast serve mlx-community/" in refused.output
@@ -203,33 +203,32 @@ def test_without_a_terminal_a_demonstration_model_needs_an_option(
 
 @pytest.mark.parametrize(("typed", "code"), [("n", 1), ("y", 0)])
 def test_on_a_terminal_a_demonstration_model_needs_confirmation(
-    typed: str, code: int, machine: Path
+    echo: EchoServer, typed: str, code: int, machine: Path
 ) -> None:
     agent = agent_of(machine, "claude")
-    with running_server() as server:
-        server.models = [DEMO_ID]
-        own = ("--url", server.url, "--api-key", KEY, "--model", DEMO_ID, "claude")
-        command = [sys.executable, "-m", "holdfast.cli.main", "launch", *own, "exit=0"]
-        with Terminal(command, cwd=machine, columns=300) as terminal:
-            terminal.wait_for(r"Start it anyway\? \[y/N\]")
-            terminal.type(typed + ENTER)
-            assert terminal.wait() == code
+    echo.models = [DEMO_ID]
+    own = ("--url", echo.url, "--api-key", KEY, "--model", DEMO_ID, "claude")
+    command = [sys.executable, "-m", "holdfast.cli.main", "launch", *own, "exit=0"]
+    with Terminal(command, cwd=machine, columns=300) as terminal:
+        terminal.wait_for(r"Start it anyway\? \[y/N\]")
+        terminal.type(typed + ENTER)
+        assert terminal.wait() == code
     assert agent.was_started == (code == 0)
-    again = f"holdfast launch --url {server.url} --api-key KEY --model {DEMO_ID} claude"
+    again = f"holdfast launch --url {echo.url} --api-key KEY --model {DEMO_ID} claude"
     how = f"to continue this conversation: {again} --continue or {again} --resume ID"
     assert (how in terminal.text) == (code == 0)
 
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_missing_agent_is_reported_with_its_install_command(name: str, machine: Path) -> None:
-    result = CliRunner().invoke(app, ["launch", name])
+    result = invoked(["launch", name])
     assert result.exit_code == 127
     assert AGENTS[name].install in result.output
 
 
 def test_the_list_shows_which_agents_are_installed(machine: Path) -> None:
     agent = agent_of(machine, "codex")
-    result = CliRunner().invoke(app, ["launch"])
+    result = invoked(["launch"])
     assert result.exit_code == 0
     lines = dict(line.split(maxsplit=1) for line in result.output.splitlines()[: len(AGENTS)])
     assert set(lines) == set(AGENTS)

@@ -10,16 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from holdfast.cli.main import app
-from tests.fakes.command_line import holdfast, holdfast_here
+from tests.fakes.command_line import holdfast, holdfast_here, invoked
 
 COMMANDS = ("serve", "run", "chat", "launch", "doctor", "quality", "config", "version")
 
 
 def test_help_names_every_command() -> None:
-    result = CliRunner().invoke(app, ["--help"])
+    result = invoked(["--help"])
     assert result.exit_code == 0
     assert [
         name for name in COMMANDS if not re.search(rf"^.? ?{name} ", result.output, re.MULTILINE)
@@ -28,7 +26,7 @@ def test_help_names_every_command() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself_on_one_screen(command: str) -> None:
-    result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "100"})
+    result = invoked([command, "--help"], env={"COLUMNS": "100"})
     assert result.exit_code == 0
     assert "Usage:" in result.output
     assert len(result.output.splitlines()) <= 60
@@ -48,7 +46,7 @@ def test_every_command_explains_itself_on_one_screen(command: str) -> None:
     ],
 )
 def test_a_mistyped_command_gets_a_suggestion(arguments: list[str], meant: str) -> None:
-    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    result = invoked(arguments, env={"COLUMNS": "200"})
     assert result.exit_code == 2
     assert meant in result.output
 
@@ -63,7 +61,7 @@ def test_a_mistyped_command_gets_a_suggestion(arguments: list[str], meant: str) 
     ],
 )
 def test_several_models_get_a_hint(arguments: list[str], hint: str) -> None:
-    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "300"})
+    result = invoked(arguments, env={"COLUMNS": "300"})
     assert result.exit_code == 2
     assert hint in result.output
 
@@ -72,14 +70,14 @@ def test_several_models_get_a_hint(arguments: list[str], hint: str) -> None:
     ("arguments", "title"), [(["help"], "COMMAND"), (["help", "serve"], "holdfast serve")]
 )
 def test_help_is_a_command_too(arguments: list[str], title: str) -> None:
-    result = CliRunner().invoke(app, arguments, prog_name="holdfast")
+    result = invoked(arguments, prog_name="holdfast")
     assert result.exit_code == 0
     assert f"{title} [" in result.output
 
 
 def test_help_all_has_the_settings_that_help_leaves_out() -> None:
     short, whole = (
-        CliRunner().invoke(app, ["serve", option], env={"COLUMNS": "200"}).output
+        invoked(["serve", option], env={"COLUMNS": "200"}).output
         for option in ("--help", "--help-all")
     )
     assert "--dtype" not in short
@@ -124,7 +122,7 @@ def completing(typed: str) -> dict[str, str]:
 
 
 def test_a_port_can_be_given_in_one_letter() -> None:
-    result = CliRunner().invoke(app, ["config", "-p", "9000", "--json"])
+    result = invoked(["config", "-p", "9000", "--json"])
     assert json.loads(result.output)["server.port"] == {"value": 9000, "origin": "flag --port"}
 
 
@@ -132,16 +130,16 @@ def test_a_port_can_be_given_in_one_letter() -> None:
 def test_a_context_too_small_for_an_answer_is_refused(
     value: str,
 ) -> None:
-    result = CliRunner().invoke(app, ["config", "--context", value])
+    result = invoked(["config", "--context", value])
     assert result.exit_code == 2
     assert "at least 64, or auto" in result.output
 
 
 def test_the_smallest_and_largest_contexts_are_accepted_but_not_zero() -> None:
     for fit in ("64", "auto"):
-        assert CliRunner().invoke(app, ["config", "--context", fit]).exit_code == 0
+        assert invoked(["config", "--context", fit]).exit_code == 0
     for command in ("config", "serve"):
-        refused = CliRunner().invoke(app, [command, "--context", "0"])
+        refused = invoked([command, "--context", "0"])
         assert refused.exit_code == 2
         assert "model.context_tokens" in refused.output
         assert "at least 64, or auto" in refused.output
@@ -155,4 +153,4 @@ def test_an_unknown_flag_exits_with_2_and_no_traceback(tmp_path: Path) -> None:
 
 
 def test_other_distributions_add_commands_by_entry_point() -> None:
-    assert CliRunner().invoke(app, ["bench", "--help"]).exit_code == 0
+    assert invoked(["bench", "--help"]).exit_code == 0

@@ -8,14 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import holdfast
-from holdfast.cli.main import app
+from tests.fakes.command_line import invoked
 
 
 def test_it_prints_the_important_versions() -> None:
-    result = CliRunner().invoke(app, ["version"])
+    result = invoked(["version"])
     assert result.exit_code == 0
     named = f"holdfast {holdfast.__version__} (distribution holdfast-mlx: {holdfast.__version__})"
     assert result.output.splitlines()[:2] == [named, f"python {platform.python_version()}"]
@@ -25,14 +24,15 @@ def test_it_prints_the_important_versions() -> None:
 
 @pytest.mark.parametrize("flag", ["--version", "-V"])
 def test_the_flag_prints_the_same(flag: str) -> None:
-    said = CliRunner().invoke(app, [flag])
-    assert (said.exit_code, said.output) == (0, CliRunner().invoke(app, ["version"]).output)
+    said = invoked([flag])
+    assert (said.exit_code, said.output) == (0, invoked(["version"]).output)
 
 
 def test_it_loads_nothing_heavy(tmp_path: Path) -> None:
     program = """
 import sys
 from holdfast.cli.main import app
+from tests.fakes.command_line import invoked
 app(["version"], standalone_mode=False)
 heavy = {"mlx", "mlx_lm", "starlette", "uvicorn", "httpx", "rich", "transformers", "numpy",
          "zmq", "huggingface_hub", "tokenizers"}

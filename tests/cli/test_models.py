@@ -11,13 +11,12 @@ from typing import Any
 
 import click.testing
 import pytest
-from typer.testing import CliRunner
 
-from holdfast.cli.main import app
 from holdfast.models.download import DEMO_ID, demo_folder
 from holdfast.worker.cpu.kernels import packed_products
 from tests.fakes.adapters import write_tiny_adapter
-from tests.fakes.echo_server import running_server
+from tests.fakes.command_line import invoked
+from tests.fakes.echo_server import EchoServer
 from tests.fakes.hub import HubState, hub_in_place
 from tests.fakes.tiny_models import write_tiny
 
@@ -45,7 +44,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubState]:
 
 
 def run(*arguments: str, code: int = 0, stdin: str = "") -> click.testing.Result:
-    result = CliRunner().invoke(app, ["models", *arguments], input=stdin, env={"COLUMNS": "200"})
+    result = invoked(["models", *arguments], input=stdin, env={"COLUMNS": "200"})
     assert result.exit_code == code, result.output
     return result
 
@@ -125,11 +124,10 @@ def test_a_models_file_is_listed_with_skipped_models_and_reasons(tmp_path: Path)
     assert (second["folder"], second["idle_seconds"]) == (None, 60.0)
 
 
-def test_the_state_in_a_running_server_is_shown() -> None:
-    with running_server() as server:
-        server.models, server.owner = [DEMO_ID], "holdfast"
-        answer = json.loads(run("ls", "--json", "--url", server.url).stdout)
-    assert answer["server"] == server.url
+def test_the_state_in_a_running_server_is_shown(echo: EchoServer) -> None:
+    echo.models, echo.owner = [DEMO_ID], "holdfast"
+    answer = json.loads(run("ls", "--json", "--url", echo.url).stdout)
+    assert answer["server"] == echo.url
     assert answer["models"][0]["name"] == DEMO_ID
 
 

@@ -7,21 +7,17 @@ import socket
 import pytest
 
 from holdfast.cli.server_client import ServerClient, ServerFailed
-from tests.fakes.echo_server import running_server
+from tests.fakes.echo_server import EchoServer
 
 
 @pytest.mark.parametrize("ending", ["", "/", "/v1", "/v1/"])
-def test_a_url_may_end_as_people_write_it(ending: str) -> None:
-    with running_server() as server:
-        assert ServerClient(url=server.url + ending, api_key="k").model_ids() == ("echo", "other")
-        assert server.keys == ["Bearer k"]
+def test_a_url_may_end_as_people_write_it(echo: EchoServer, ending: str) -> None:
+    assert ServerClient(url=echo.url + ending, api_key="k").model_ids() == ("echo", "other")
+    assert echo.keys == ["Bearer k"]
 
 
-def test_health_is_read_even_while_the_server_starts() -> None:
-    with running_server() as server:
-        assert ServerClient(url=server.url).health()["models"] == [
-            {"id": "echo", "state": "loading"}
-        ]
+def test_health_is_read_even_while_the_server_starts(echo: EchoServer) -> None:
+    assert ServerClient(url=echo.url).health()["models"] == [{"id": "echo", "state": "loading"}]
 
 
 @pytest.mark.parametrize("url", ["not a url", "http://", "ftp://x"])

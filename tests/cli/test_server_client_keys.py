@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from holdfast.agents import AGENTS
 from holdfast.cli.main import app
 from holdfast.config import ServerSettings
 from holdfast.front.run.running_servers import RunningServer
+from tests.fakes.command_line import invoked
 from tests.fakes.http_clients import served_on_a_thread
 from tests.fakes.recording_agent import install
 from tests.fakes.scripted_gateway import MODEL
@@ -88,7 +89,7 @@ def home(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def called(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
+    return invoked(list(arguments))
 
 
 def with_key(command: Sequence[str], key: str) -> list[str]:

@@ -3,9 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from holdfast.cli.main import app
+from tests.fakes.command_line import invoked
 
 
 @pytest.mark.parametrize(
@@ -31,5 +30,5 @@ def test_each_command_sends_its_request(
         return {"state": "ready"}
 
     monkeypatch.setattr("holdfast.cli.server_client.ServerClient.call", call)
-    assert CliRunner().invoke(app, [*arguments, "--url", "http://here"]).stdout == said
+    assert invoked([*arguments, "--url", "http://here"]).stdout == said
     assert calls == asked

@@ -7,10 +7,9 @@ import signal
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from holdfast.cli.main import app
 from holdfast.front.run.running_servers import RunningServer
+from tests.fakes.command_line import invoked
 
 SERVER = RunningServer(
     pid=os.getpid(),
@@ -54,7 +53,7 @@ def test_requests_are_counted_not_their_sequences(monkeypatch: pytest.MonkeyPatc
         monkeypatch,
         [{"status": "ok", "models": [{"leases": 2}]}, stopping(2), stopping(2), stopping(1), None],
     )
-    said = CliRunner().invoke(app, ["stop"]).stdout.splitlines()
+    said = invoked(["stop"]).stdout.splitlines()
     assert said == [
         "http://here waits for 2 requests",
         "http://here waits for 1 request",
@@ -67,7 +66,7 @@ def test_now_cuts_answers_off_once(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(
         monkeypatch, [{"status": "ok", "models": []}, stopping(1), stopping(1), stopping(0), None]
     )
-    assert CliRunner().invoke(app, ["stop", "--now"]).exit_code == 0
+    assert invoked(["stop", "--now"]).exit_code == 0
     assert stage.signals == [signal.SIGTERM] * 2
 
 
@@ -76,13 +75,13 @@ def test_now_cuts_answers_although_counting_them_needs_a_key(
 ) -> None:
     unknown = {"status": "stopping"}
     stage = Stage(monkeypatch, [{"status": "ok"}, unknown, unknown, None])
-    done = CliRunner().invoke(app, ["stop", "--now"])
+    done = invoked(["stop", "--now"])
     assert (done.exit_code, stage.signals) == (0, [signal.SIGTERM] * 2)
     assert done.stdout.splitlines() == [f"stopped http://here (pid {os.getpid()})"]
 
 
 def test_a_port_and_all_cannot_be_combined(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(monkeypatch, [None])
-    refused = CliRunner().invoke(app, ["stop", "1", "--all"])
+    refused = invoked(["stop", "1", "--all"])
     assert (refused.exit_code, stage.signals) == (2, [])
     assert "use --all, not both" in refused.output

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from holdfast.cli.main import app
 from holdfast.config import all_specs
+from tests.fakes.command_line import invoked
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +17,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def shown(*arguments: str, **variables: str) -> dict[str, dict[str, object]]:
-    result = CliRunner().invoke(app, ["config", "--json", *arguments], env=dict(variables))
+    result = invoked(["config", "--json", *arguments], env=dict(variables))
     assert result.exit_code == 0, result.output
     content: dict[str, dict[str, object]] = json.loads(result.output)
     return content
@@ -62,9 +61,7 @@ def test_a_named_file_replaces_the_default_one(tmp_path: Path) -> None:
 
 
 def test_the_table_has_every_setting_and_hides_the_key() -> None:
-    result = CliRunner().invoke(
-        app, ["config", "--api-key", "hush", "--memory", "8 GiB"], env={"COLUMNS": "120"}
-    )
+    result = invoked(["config", "--api-key", "hush", "--memory", "8 GiB"], env={"COLUMNS": "120"})
     assert result.exit_code == 0
     assert [key for key in all_specs() if key not in result.output] == []
     assert "8 GiB" in result.output
@@ -87,7 +84,7 @@ def test_the_table_has_every_setting_and_hides_the_key() -> None:
     ],
 )
 def test_a_bad_setting_is_one_line_and_code_2(arguments: list[str], parts: list[str]) -> None:
-    result = CliRunner().invoke(app, ["config", *arguments])
+    result = invoked(["config", *arguments])
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr.startswith("holdfast: ")
@@ -96,6 +93,6 @@ def test_a_bad_setting_is_one_line_and_code_2(arguments: list[str], parts: list[
 
 
 def test_a_bad_variable_is_one_line_and_code_2() -> None:
-    result = CliRunner().invoke(app, ["config"], env={"HOLDFAST_LOG_LEVEL": "loud"})
+    result = invoked(["config"], env={"HOLDFAST_LOG_LEVEL": "loud"})
     assert result.exit_code == 2
     assert 'log.level = "loud" is not allowed (variable HOLDFAST_LOG_LEVEL)' in result.stderr

@@ -5,16 +5,15 @@ from pathlib import Path
 
 import click.testing
 import pytest
-from typer.testing import CliRunner
 
-from holdfast.cli.main import app
 from holdfast.files import CLAIM_PREFIX, claim
 from holdfast.front.run.running_servers import RunningServer, write_server
 from holdfast.front.server.access import hash_of, read_keys
+from tests.fakes.command_line import invoked
 
 
 def keys(folder: Path, *arguments: str) -> click.testing.Result:
-    return CliRunner().invoke(app, ["keys", *arguments, "--file", str(folder / "keys.json")])
+    return invoked(["keys", *arguments, "--file", str(folder / "keys.json")])
 
 
 def test_a_key_is_printed_once_and_alone(tmp_path: Path) -> None:

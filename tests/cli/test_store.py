@@ -12,13 +12,12 @@ from typing import Any
 import click.testing
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
-from holdfast.cli.main import app
 from holdfast.files import CLAIM_PREFIX, claim
 from holdfast.front.run.running_servers import RunningServer, write_server
 from holdfast.store.block import BadBlock
 from holdfast.store.store import BlockStore
+from tests.fakes.command_line import invoked
 from tests.fakes.stored_blocks import make_chain
 
 
@@ -45,7 +44,7 @@ def running(folder: Path) -> Iterator[BlockStore]:
 
 
 def run(*arguments: str, code: int = 0, stdin: str = "", **variables: str) -> click.testing.Result:
-    result = CliRunner().invoke(app, ["store", *arguments], env=dict(variables), input=stdin)
+    result = invoked(["store", *arguments], env=dict(variables), input=stdin)
     assert result.exit_code == code, result.output
     return result
 

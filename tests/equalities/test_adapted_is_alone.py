@@ -13,8 +13,8 @@ import pytest
 
 from holdfast.worker.engine.engine import Engine
 from tests.fakes.adapters import adapted_by_mlx_lm, adapted_runner, write_tiny_adapter
+from tests.fakes.caching_worker import open_sequences
 from tests.fakes.interleaving import Played, assert_as_alone, play, random_sequences
-from tests.fakes.live_state import open_sequences
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
 
 TOLERANCE = 2e-3

@@ -40,7 +40,7 @@ def runner_of(name: str) -> Runner:
 
 def worker(runner: Runner, folder: Path | None = None, **more: object) -> CachingWorker:
     how = {"adapters": FINGERPRINTS, "max_running": 8, **more}
-    return CachingWorker(runner, vocab_size=VOCAB_SIZE, folder=folder, **how)  # type: ignore[arg-type]
+    return CachingWorker(runner, folder, **how)  # type: ignore[arg-type]
 
 
 def prompt_of(seed: str, tokens: int = 90) -> tuple[int, ...]:

@@ -14,16 +14,15 @@ from holdfast.wire.events import CacheOutcome
 from holdfast.worker.engine.sequence import Prefix
 from holdfast.worker.kv.layer import SnapshotMismatch
 from holdfast.worker.prefix import cache
-from tests.fakes.architectures import KEEPABLE, RESUMES_ANYWHERE, each_of, probed
-from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other
+from tests.fakes.architectures import KEEPABLE, RESUMES_ANYWHERE, each_of
+from tests.fakes.caching_worker import CachingWorker, greedy, make_blocks_small, one_after_the_other
 from tests.fakes.script_inbox import ScriptInbox, cancel
 from tests.fakes.slow import slow
-from tests.fakes.stepped_worker import make_blocks_small
 from tests.fakes.tiny_models import VOCAB_SIZE
 
 
 def worker(name: str, folder: Path | None = None, **more: object) -> CachingWorker:
-    return CachingWorker(probed(name), vocab_size=VOCAB_SIZE, folder=folder, **more)  # type: ignore[arg-type]
+    return CachingWorker(name, folder, **more)  # type: ignore[arg-type]
 
 
 def random_prompt(rng: random.Random, tokens: int) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import TokenLogprob, TokensGenerated
 from holdfast.wire.requests import TokenIds
-from tests.fakes.architectures import KEEPABLE, RESUMES_ANYWHERE, probed
+from tests.fakes.architectures import KEEPABLE, RESUMES_ANYWHERE
 from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.tiny_models import VOCAB_SIZE
@@ -139,7 +139,7 @@ class Reference:
 
 
 def worker(name: str, **more: object) -> CachingWorker:
-    return CachingWorker(probed(name), vocab_size=VOCAB_SIZE, **more)  # type: ignore[arg-type]
+    return CachingWorker(name, **more)  # type: ignore[arg-type]
 
 
 def live(

@@ -16,8 +16,8 @@ from holdfast.wire.requests import SamplingParams
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import SoloRunner
 from tests.fakes.architectures import probed
+from tests.fakes.caching_worker import open_sequences
 from tests.fakes.interleaving import FP32_TOLERANCE, Played, play, random_sequences
-from tests.fakes.live_state import open_sequences
 from tests.fakes.slow import slow
 from tests.fakes.tiny_grammars import END, SCHEMA, json_grammar, text_of, tiny_constraints
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny

@@ -13,9 +13,14 @@ import pytest
 from holdfast.wire.events import CacheOutcome, FinishReason
 from holdfast.wire.requests import Pooling
 from holdfast.worker.engine.engine import Engine
-from tests.fakes.caching_worker import greedy, one_after_the_other, random_prompt, tiny_worker
+from tests.fakes.caching_worker import (
+    CachingWorker,
+    RunningAhead,
+    greedy,
+    one_after_the_other,
+    random_prompt,
+)
 from tests.fakes.poison import rewrite, with_value
-from tests.fakes.running_ahead import RunningAhead
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.slow import slow
 from tests.fakes.tiny_models import kept_tiny
@@ -72,17 +77,17 @@ def test_embeddings_equal_mlx_lms_hidden_states_in_any_batch(
     }
     answers = [greedy(f"answer {n}", random_prompt(20 + n, str(n))) for n in range(2)]
     requests = [to_embed(request_id, *each) for request_id, each in wanted.items()]
-    subject = tiny_worker(name=name, engine=engine, max_running=10)
+    subject = CachingWorker(name, engine=engine, max_running=10)
     crowd = subject.serve([[answers[0], *requests, answers[1]]])
     for request_id, each in wanted.items():
         assert_embedded(crowd, request_id, name, *each)
-    alone = tiny_worker(name=name).serve(one_after_the_other(*answers))
+    alone = CachingWorker(name).serve(one_after_the_other(*answers))
     for answer in answers:
         assert crowd.tokens(answer.request_id) == alone.tokens(answer.request_id)
 
 
 def test_a_preempted_embedding_restarts_its_sum() -> None:
-    subject = tiny_worker(
+    subject = CachingWorker(
         budget_tokens=232, expected_output_tokens=4, step_tokens=4, min_chunk_tokens=2
     )
     answer = greedy("answer", random_prompt(60), max_tokens=60)
@@ -99,7 +104,7 @@ def test_embeddings_reuse_cached_tokens_only_for_the_last_token(pooling: Pooling
         greedy("read", prompt),
         to_embed("again", prompt, pooling),
     )
-    inbox = tiny_worker().serve(script)
+    inbox = CachingWorker().serve(script)
     reused = {each: inbox.finished(each).cached_tokens for each in ("first", "read", "again")}
     assert reused == {"first": 0, "read": 0, "again": 149 if pooling == "last" else 0}
     if pooling == "mean":
@@ -113,9 +118,9 @@ def test_an_embedding_from_poisoned_blocks_is_prefilled_again(
     engine: type[Engine], tmp_path: Path
 ) -> None:
     prompt = random_prompt(300)
-    tiny_worker(tmp_path).serve(one_after_the_other(greedy("read", prompt)))
+    CachingWorker(folder=tmp_path).serve(one_after_the_other(greedy("read", prompt)))
     assert rewrite(tmp_path, with_value(float("nan"))) > 0
-    inbox = tiny_worker(tmp_path, engine=engine).serve(
+    inbox = CachingWorker(folder=tmp_path, engine=engine).serve(
         one_after_the_other(to_embed("last", prompt, "last"), greedy("next", prompt))
     )
     assert_embedded(inbox, "last", "llama", prompt, "last")

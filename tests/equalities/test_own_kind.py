@@ -148,12 +148,12 @@ def test_cached_is_fresh_and_a_restart_loses_nothing(layout: str, tmp_path: Path
     """Through the whole worker: prefix cache, bytes on disk, and back."""
     prompt = a_prompt(300, "prompt")
     fork = prompt[:270] + a_prompt(20, "fork")
-    fresh = {name: CachingWorker(runner_of(layout), vocab_size=VOCAB_SIZE).serve([[greedy("a", tokens)]]).tokens("a")
+    fresh = {name: CachingWorker(runner_of(layout)).serve([[greedy("a", tokens)]]).tokens("a")
              for name, tokens in (("prompt", prompt), ("fork", fork))}  # fmt: skip
     script = one_after_the_other(
         greedy("first", prompt), greedy("exact", prompt), greedy("fork", fork)
     )
-    inbox = CachingWorker(runner_of(layout), vocab_size=VOCAB_SIZE, folder=tmp_path).serve(script)
+    inbox = CachingWorker(runner_of(layout), folder=tmp_path).serve(script)
     assert inbox.tokens("first") == inbox.tokens("exact") == fresh["prompt"]
     assert inbox.tokens("fork") == fresh["fork"]
     assert [inbox.finished(name).cached_tokens for name in ("first", "exact", "fork")] == [
@@ -161,7 +161,7 @@ def test_cached_is_fresh_and_a_restart_loses_nothing(layout: str, tmp_path: Path
         299,
         270,
     ]
-    after = CachingWorker(runner_of(layout), vocab_size=VOCAB_SIZE, folder=tmp_path)
+    after = CachingWorker(runner_of(layout), folder=tmp_path)
     inbox = after.serve(one_after_the_other(greedy("exact", prompt), greedy("fork", fork)))
     assert (inbox.tokens("exact"), inbox.tokens("fork")) == (fresh["prompt"], fresh["fork"])
     assert [inbox.finished(name).cached_tokens for name in ("exact", "fork")] == [299, 289]

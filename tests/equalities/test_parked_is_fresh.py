@@ -14,9 +14,14 @@ from holdfast.worker.engine import engine as engine_module
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.views import StepContext
 from tests.fakes.architectures import KEEPABLE, probed
-from tests.fakes.caching_worker import greedy, random_prompt
-from tests.fakes.running_ahead import RunningAhead
-from tests.fakes.stepped_worker import SMALL_BLOCK, SteppedWorker, make_blocks_small
+from tests.fakes.caching_worker import (
+    SMALL_BLOCK,
+    CachingWorker,
+    RunningAhead,
+    greedy,
+    make_blocks_small,
+    random_prompt,
+)
 
 HELD_ONCE, ONE_BUFFER = "held once", "one buffer"
 FUSED = "one buffer and fused attention, as on a GPU"
@@ -56,7 +61,7 @@ def test_requests_over_parked_states_answer_as_alone(
     )
     # otherwise it has read beyond its end and cannot go back
     ends_where_it_is_known = resumes_anywhere or engine is Engine
-    subject = SteppedWorker(name, engine=engine)
+    subject = CachingWorker(name, engine=engine)
 
     def ask(request_id: str, prompt: tuple[int, ...], max_tokens: int = 6) -> tuple[int, ...]:
         subject.send(greedy(request_id, prompt, max_tokens=max_tokens))
@@ -84,8 +89,8 @@ def test_requests_over_parked_states_answer_as_alone(
     assert shared >= SMALL_BLOCK or not (can_share and resumes_anywhere)
     while subject.step():
         pass
-    subject.worker.cache.live.reclaim(1 << 40)
-    assert not subject.worker.cache.live.held.parked
+    subject.cache.live.reclaim(1 << 40)
+    assert not subject.cache.live.held.parked
     ask("from blocks", rewound + random_prompt(8, "f"))
     found = subject.inbox.finished("from blocks").memory
     assert (found.moved_tokens, found.shared_tokens) == (0, 0)

@@ -42,7 +42,7 @@ def some_of(*fast: tuple[str, KVBits]) -> list[Any]:
 def worker(
     name: str, kv_bits: KVBitsChoice, folder: Path | None = None, **more: Any
 ) -> CachingWorker:
-    return CachingWorker(wide(name), vocab_size=VOCAB_SIZE, folder=folder, kv_bits=kv_bits, **more)
+    return CachingWorker(wide(name), folder, kv_bits=kv_bits, **more)
 
 
 def random_prompt(rng: random.Random, tokens: int) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle, load_tokeniz
 from holdfast.front.request import RankRequest
 from holdfast.models.sentence_modules import AnswerTokens
 from holdfast.wire.commands import Command
-from tests.fakes.caching_worker import CachingWorker, tiny_worker
+from tests.fakes.caching_worker import CachingWorker
 from tests.fakes.reference_sampler import log_probabilities
 from tests.fakes.scripted_client import model_info
 from tests.fakes.slow import slow
@@ -105,7 +105,7 @@ def test_likelihood_is_the_querys_mean_log_probability_after_the_document(
         asked(bundle, name=name, request_id="s"),
         asked(bundle, name=name, request_id="t", query=other),
     ]
-    scores = served(tiny_worker(name=name), *rankings)
+    scores = served(CachingWorker(name), *rankings)
     for query, of_query in zip((QUERY, QUERY, other), scores, strict=True):
         for document, found in zip(DOCUMENTS, of_query, strict=True):
             before = tuple(
@@ -134,7 +134,7 @@ def test_yes_is_weighed_against_no_in_the_templates_form(
 ) -> None:
     template = ChatTemplate({"default": JUDGING}, special_tokens={})
     trained = replace(bundle, template=template, answer_tokens=AnswerTokens(yes=YES, no=NO))
-    (scores,) = served(tiny_worker(name=name), asked(trained, name=name))
+    (scores,) = served(CachingWorker(name), asked(trained, name=name))
     frame = f"<|user|>Is it about this: {QUERY}? It has to be about it, wholly. "
     for document, found in zip(DOCUMENTS, scores, strict=True):
         token_ids = tuple(

@@ -18,7 +18,7 @@ from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.queue import ScheduledSequence
 from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome
 from tests.fakes.architectures import probed
-from tests.fakes.live_state import live_bytes
+from tests.fakes.caching_worker import live_bytes
 from tests.fakes.step_worker import submit
 from tests.fakes.tiny_models import VOCAB_SIZE
 

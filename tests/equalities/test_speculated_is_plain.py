@@ -22,8 +22,8 @@ from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.kv.bits import KVBits
 from tests.fakes import distributions
 from tests.fakes.architectures import probed
+from tests.fakes.caching_worker import open_sequences
 from tests.fakes.interleaving import FP32_TOLERANCE, Played, assert_as_alone, play, random_sequences
-from tests.fakes.live_state import open_sequences
 from tests.fakes.slow import slow
 from tests.fakes.tiny_grammars import SCHEMA, json_grammar, tiny_constraints
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny

@@ -17,11 +17,10 @@ from msgspec.structs import replace
 from holdfast.wire.commands import Command, SequenceRequest
 from holdfast.wire.events import Finished, FinishReason
 from holdfast.wire.requests import TokenIds
-from tests.fakes.caching_worker import one_after_the_other
+from tests.fakes.caching_worker import make_blocks_small, one_after_the_other
 from tests.fakes.inline_images import InlineImages
 from tests.fakes.pictures import image_file
 from tests.fakes.script_inbox import ScriptInbox, cancel
-from tests.fakes.stepped_worker import make_blocks_small
 from tests.fakes.vision_models import FAMILIES
 from tests.fakes.vision_oracle import Message, OracleAnswer, assistant, user
 from tests.fakes.vision_worker import (

@@ -7,10 +7,11 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from holdfast.cli.main import app
 
@@ -40,22 +41,21 @@ def holdfast_here(
 ) -> subprocess.CompletedProcess[str]:
     """The same in this process, for commands that change nothing in it."""
     environ = {"COLUMNS": "200"} | (variables or {})
-    with contextlib.chdir(cwd), kept_log_handlers():
-        done = CliRunner().invoke(
-            app, arguments, input=stdin, env=environ, catch_exceptions=False, prog_name="holdfast"
+    with contextlib.chdir(cwd):
+        done = invoked(
+            arguments, input=stdin, env=environ, catch_exceptions=False, prog_name="holdfast"
         )
     return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
 
-@contextlib.contextmanager
-def kept_log_handlers() -> Iterator[None]:
-    """A command in the block may replace the log's handlers, which are restored afterwards, since
-    its own ones write to a stream that is closed then.
+def invoked(arguments: Sequence[str], **options: Any) -> Result:
+    """Run a command in this process. The log's handlers are restored afterwards, since those of the
+    command write to a stream that is closed then.
     """
     log = logging.getLogger()
     handlers, level = log.handlers[:], log.level
     try:
-        yield
+        return CliRunner().invoke(app, arguments, **options)
     finally:
         log.handlers[:] = handlers
         log.setLevel(level)

@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.wire.commands import Command, SequenceRequest
 from holdfast.wire.requests import SamplingParams
-from tests.fakes.caching_worker import greedy, random_prompt, tiny_worker
+from tests.fakes.caching_worker import CachingWorker, greedy, random_prompt
 
 SEEDED = SamplingParams(temperature=0.9, top_p=0.9, frequency_penalty=0.3, seed=5)
 
@@ -35,6 +35,6 @@ def requests(*, longer: int = 0, **more: Any) -> list[SequenceRequest]:
 def plain_answers(
     script: list[Sequence[Command]], *, name: str = "llama", **more: Any
 ) -> dict[str, list[int]]:
-    inbox = tiny_worker(name=name, **more).serve(script)
+    inbox = CachingWorker(name, **more).serve(script)
     asked = [each for commands in script for each in commands if isinstance(each, SequenceRequest)]
     return {each.request_id: inbox.tokens(each.request_id) for each in asked}

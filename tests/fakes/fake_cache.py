@@ -1,16 +1,12 @@
-"""A cache without arrays, and an engine that starts from its blocks and checks every restored
-token.
-"""
+"""A cache without arrays, for the engine without a device."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
-from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import CacheFigures, CacheOutcome
-from holdfast.worker.engine.plan import CopyPolicy, StepPlan
+from holdfast.worker.engine.plan import CopyPolicy
 from holdfast.worker.prefix.chain import ChainBlock, Cursor, Root, pack_tokens
 from holdfast.worker.prefix.lookup import (
     CachedStart,
@@ -21,24 +17,7 @@ from holdfast.worker.prefix.lookup import (
     Shortfall,
 )
 from holdfast.worker.prefix.tiers import EvictionOrder
-from tests.fakes.fake_engine import FakeEngine
-
-BLOCK = 4  # tokens
-
-
-@dataclass(frozen=True)
-class Run:
-    start: int
-    tokens: int
-
-
-@dataclass(frozen=True)
-class KeptTokens:
-    """A snapshot here is the sequence's position."""
-
-    request_id: str
-    blocks: tuple[Run, ...]
-    is_finite: bool = True
+from tests.fakes.fake_engine import BLOCK, KeptTokens
 
 
 class NothingLive:
@@ -183,62 +162,6 @@ class FakeCache:
 
     def close(self) -> None:
         self.is_closed = True
-
-
-@dataclass
-class KeepingEngine(FakeEngine):
-    """The engine without a device, whose sequences start from a prefix and are copied out block by
-    block.
-    """
-
-    fed: dict[str, int] = field(default_factory=dict)
-    kept: dict[str, int] = field(default_factory=dict)
-    restored: list[tuple[str, int]] = field(default_factory=list)
-    rest_raises: bool = False
-
-    def open(
-        self,
-        request: SequenceRequest,
-        *,
-        prefix: object = None,
-        copy_policy: object = None,
-        **more: object,
-    ) -> None:
-        super().open(request, **more)  # type: ignore[arg-type]
-        opened = self.opened[request.request_id]
-        tokens = prefix or ()
-        assert tuple(opened.known[: len(tokens)]) == tokens, (
-            "restored something else than what the sequence knows"
-        )
-        opened.position = self.fed[request.request_id] = self.kept[request.request_id] = len(tokens)
-        if tokens:
-            self.restored.append((request.request_id, len(tokens)))
-
-    def dispatch(self, plan: StepPlan):  # type: ignore[no-untyped-def]
-        pending = super().dispatch(plan)
-        for span in plan.spans:
-            self.fed[span.request_id] = span.start + span.tokens
-        pending.copies = [
-            kept for span in plan.spans if (kept := self._copy(span.request_id, BLOCK)).blocks
-        ]
-        return pending
-
-    def take_copies(self, pending) -> list[KeptTokens]:  # type: ignore[no-untyped-def, override]
-        return pending.copies
-
-    def copy_remaining(self, request_id: str) -> KeptTokens:  # type: ignore[override]
-        if self.rest_raises:
-            raise RuntimeError("the rest cannot be copied out")
-        return self._copy(request_id, 1)
-
-    def _copy(self, request_id: str, at_least: int) -> KeptTokens:
-        runs = []
-        while self.fed[request_id] - self.kept[request_id] >= at_least:
-            start = self.kept[request_id]
-            tokens = min(BLOCK, self.fed[request_id] - start)
-            runs.append(Run(start, tokens))
-            self.kept[request_id] = start + tokens
-        return KeptTokens(request_id, tuple(runs))
 
 
 def stored_chain(*tokens: int) -> set[bytes]:

@@ -1,5 +1,5 @@
-"""An engine without a device: generates tokens by a fixed rule and checks that plans respect the
-engine's contract.
+"""An engine without a device: generates tokens by a fixed rule, copies out what it has read block by
+block, and checks that plans respect the engine's contract and that restored tokens are right.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from holdfast.wire.events import TokenLogprob
 from holdfast.wire.images import ImageAnswer
 from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
 
+BLOCK = 4  # tokens
 RAISES_AT_DISPATCH = 666  # every plan with a span of a prompt with this token id raises
 RAISES_AT_COLLECT = 667
 FAILS_ALONE = 668  # its sampling spans return a failure
@@ -50,19 +51,44 @@ def expected_tokens(request: SequenceRequest) -> list[int]:
     return tokens
 
 
+@dataclass(frozen=True)
+class Run:
+    start: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class KeptTokens:
+    """A snapshot here is the sequence's position."""
+
+    request_id: str
+    blocks: tuple[Run, ...]
+    is_finite: bool = True
+
+
 @dataclass
 class _Open:
     request: SequenceRequest
     known: list[int]
     capacity: int
     position: int = 0
+    kept: int = 0
     generated: int = 0
+
+    def copy(self, at_least: int) -> KeptTokens:
+        """The blocks of at least this many tokens that have not been copied."""
+        runs = []
+        while self.position - self.kept >= at_least:
+            runs.append(Run(self.kept, min(BLOCK, self.position - self.kept)))
+            self.kept += runs[-1].tokens
+        return KeptTokens(self.request.request_id, tuple(runs))
 
 
 @dataclass
 class _Pending:
     plan: StepPlan
     sequences: list[_Open]
+    copies: list[KeptTokens]
     raises: bool
 
 
@@ -75,6 +101,8 @@ class FakeEngine:
     pending: list[_Pending] = field(default_factory=list)
     plans: list[StepPlan] = field(default_factory=list)
     raised_once: bool = False
+    rest_raises: bool = False
+    restored: list[tuple[str, int]] = field(default_factory=list)
     remembers_plans: bool = True
     runs_ahead: bool = True
     # a step with a longer span raises, like a device without enough memory
@@ -112,17 +140,17 @@ class FakeEngine:
         generated: tuple[int, ...] = (),
         capacity_tokens: int,
         kv_bits: str = "native",
-        prefix: object = None,
+        prefix: tuple[int, ...] | None = None,
         copy_policy: object = None,
     ) -> None:
-        assert prefix is None, "the fake remembers nothing"
-        assert copy_policy is None, "the fake remembers nothing"
         assert request.request_id not in self.opened
         if RAISES_AT_OPEN in request.prompt_token_ids:
             raise ValueError("cannot be opened")
-        self.opened[request.request_id] = _Open(
-            request, [*request.prompt_token_ids, *generated], capacity_tokens
-        )
+        known, cached = [*request.prompt_token_ids, *generated], len(prefix or ())
+        assert known[:cached] == [*(prefix or ())], "restored other tokens than the sequence has"
+        self.opened[request.request_id] = _Open(request, known, capacity_tokens, cached, cached)
+        if cached:
+            self.restored.append((request.request_id, cached))
 
     def grow(self, request_id: str, capacity_tokens: int) -> None:
         assert capacity_tokens >= self.opened[request_id].capacity
@@ -157,7 +185,8 @@ class FakeEngine:
         )
         if self.remembers_plans:
             self.plans.append(plan)
-        self.pending.append(_Pending(plan, sequences, raises))
+        copies = [copied for each in sequences if (copied := each.copy(BLOCK)).blocks]
+        self.pending.append(_Pending(plan, sequences, copies, raises))
         return self.pending[-1]
 
     def collect(self, pending: _Pending) -> tuple[SpanResult, ...]:
@@ -172,11 +201,13 @@ class FakeEngine:
             raise RuntimeError("the device failed in this step")
         return tuple(map(_result, pending.plan.spans, pending.sequences))
 
-    def take_copies(self, pending: _Pending) -> list[object]:
-        return []
+    def take_copies(self, pending: _Pending) -> list[KeptTokens]:
+        return pending.copies
 
-    def copy_remaining(self, request_id: str) -> None:
-        return None
+    def copy_remaining(self, request_id: str) -> KeptTokens:
+        if self.rest_raises:
+            raise RuntimeError("the rest cannot be copied out")
+        return self.opened[request_id].copy(1)
 
     def check_device(self) -> None:
         if self.is_broken:

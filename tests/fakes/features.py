@@ -15,7 +15,6 @@ from typing import Any
 import httpx
 
 from tests.fakes.images import data_url, png
-from tests.fakes.speculating_server import TEXT
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 NOTES = "Notes:\n" + "".join(
@@ -34,6 +33,10 @@ SCHEMA = {
     "required": ["shed", "colour"],
     "additionalProperties": False,
 }
+TEXT = (
+    "Ada lives in Paris. The red lamp is in the kitchen. The meeting is on Friday. Tom is 41 years "
+    "old. The port of the mirror is 8080. Mia works as a baker. The code of the shed is 4711."
+)
 MODELS = ("demo", "seeing")  # and the adapter `demo:sql`
 
 

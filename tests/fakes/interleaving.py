@@ -18,7 +18,7 @@ from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine, PendingStep
 from holdfast.worker.engine.plan import Draft, Span, SpanResult, StepPlan
 from holdfast.worker.kv.bits import KVBits
-from tests.fakes.live_state import open_sequences
+from tests.fakes.caching_worker import open_sequences
 from tests.fakes.tiny_configs import VOCAB_SIZE
 
 TOP_LOGPROBS = 4

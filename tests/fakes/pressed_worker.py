@@ -15,8 +15,7 @@ from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.plan import BLOCK_TOKENS, Span, StepPlan
 from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.kv.bits import KVBits
-from tests.fakes.caching_worker import CachingWorker, greedy, random_prompt
-from tests.fakes.stepped_worker import SMALL_BLOCK
+from tests.fakes.caching_worker import SMALL_BLOCK, CachingWorker, greedy, random_prompt
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
 
@@ -52,8 +51,7 @@ class RecordingEngine(Engine):
 def worker(name: str, folder: Path | None = None, **more: Any) -> CachingWorker:
     return CachingWorker(
         wide(name),
-        vocab_size=VOCAB_SIZE,
-        folder=folder,
+        folder,
         has_measured_costs=True,
         **{"kv_bits": "auto", "engine": RecordingEngine, **more},
     )

@@ -237,12 +237,7 @@ class ScriptedGateway:
         if isinstance(request.prompt, ChatPrompt) and request.prompt.has_images:
             prompt = text_only(request.prompt)
             request = msgspec.structs.replace(request, prompt=prompt)
-        self.requests.append(request)
-        self._changed.set()
-        if request.model != MODEL:
-            raise UnknownModel(model=request.model, available=(MODEL,))
-        if self.refusal is not None:
-            raise self.refusal
+        self._receive(request, self.requests)
         if self.passing_refusal is not None and self.refuses_while():
             raise self.passing_refusal
         if self.accept_when is not None:
@@ -264,20 +259,11 @@ class ScriptedGateway:
         return stream
 
     async def encode(self, request: GenerationRequest) -> EncodedPrompt:
-        self.requests.append(request)
-        if request.model != MODEL:
-            raise UnknownModel(model=request.model, available=(MODEL,))
-        if self.refusal is not None:
-            raise self.refusal
+        self._receive(request, self.requests)
         return EncodedPrompt(text="a prompt", token_ids=tuple(range(PROMPT_TOKENS)))
 
     async def embed(self, request: EmbeddingRequest) -> tuple[Embedding, ...]:
-        self.embedded.append(request)
-        self._changed.set()
-        if request.model != MODEL:
-            raise UnknownModel(model=request.model, available=(MODEL,))
-        if self.refusal is not None:
-            raise self.refusal
+        self._receive(request, self.embedded)
         if self.accept_when is not None:
             await self._wait_for(self.accept_when, request)
         vectors = [array("f", [0.6, 0.8, place]).tobytes() for place in range(len(request.inputs))]
@@ -285,12 +271,7 @@ class ScriptedGateway:
 
     async def rank(self, request: RankRequest) -> tuple[Relevance, ...]:
         """Longer documents are more relevant to everything."""
-        self.ranked.append(request)
-        self._changed.set()
-        if request.model != MODEL:
-            raise UnknownModel(model=request.model, available=(MODEL,))
-        if self.refusal is not None:
-            raise self.refusal
+        self._receive(request, self.ranked)
         scores = [len(document) / 100 for document in request.documents]
         return tuple(
             Relevance(method="likelihood", score=score, logprob=-score, prompt_tokens=PROMPT_TOKENS)
@@ -301,6 +282,14 @@ class ScriptedGateway:
         if model != MODEL:
             raise UnknownModel(model=model, available=(MODEL,))
         return Tokenizer(toy_tokenizers.byte_level(), config={})
+
+    def _receive(self, request: Any, received: list[Any]) -> None:
+        received.append(request)
+        self._changed.set()
+        if request.model != MODEL:
+            raise UnknownModel(model=request.model, available=(MODEL,))
+        if self.refusal is not None:
+            raise self.refusal
 
     async def _wait_for(
         self, event: asyncio.Event, request: GenerationRequest | EmbeddingRequest

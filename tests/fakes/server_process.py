@@ -20,9 +20,17 @@ from typing import IO, Any
 import httpx
 import psutil
 
+from holdfast.models.download import demo_folder
+
 LIMIT_SECONDS = 180.0
 _READY = re.compile(r"is ready at (https?://\S+)")
 _tick = threading.Event()  # never set: waiting for it is a short pause between two polls
+
+
+def served_model_folder() -> Path:
+    """The bundled model, or the one in the variable (one that is still in training, for instance)."""
+    named = os.environ.get("TEST_MODEL_FOLDER")
+    return Path(named) if named else demo_folder()
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -164,6 +172,18 @@ class ServerProcess:
         headers = {"Authorization": f"Bearer {key}"}
         (model,) = httpx.get(f"{self.url}/health", headers=headers, timeout=60).json()["models"]
         return dict(model)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples with these labels."""
+        lines = httpx.get(f"{self.url}/metrics", timeout=60).text.splitlines()
+        assert any(name in line for line in lines), f"there is no metric {name}"
+        samples = [line for line in lines if line.startswith((f"{name}{{", f"{name} "))]
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in samples
+            if all(each in line for each in wanted)
+        )
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Ask it to end; returns its exit code."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +11,11 @@ from holdfast.store.block import StoredBlock
 from holdfast.wire.commands import Command
 from holdfast.wire.sessions import OperationName, SessionAnswer, SessionCommand, SessionInfo
 from holdfast.worker.sessions.session_file import Manifest, SessionFile
-from tests.fakes.architectures import probed
 from tests.fakes.caching_worker import CONTEXT_TOKENS, CachingWorker, greedy, random_prompt
 from tests.fakes.script_inbox import ScriptInbox
-from tests.fakes.tiny_models import VOCAB_SIZE
 
-
-def worker(
-    name: str = "llama",
-    folder: Path | None = None,
-    *,
-    most_parked_bytes: int | None = 0,
-    **more: Any,
-) -> CachingWorker:
-    """Parks nothing unless told to, so that pinned, evicted and exported tokens are in blocks."""
-    return CachingWorker(
-        probed(name),
-        vocab_size=VOCAB_SIZE,
-        folder=folder,
-        most_parked_bytes=most_parked_bytes,
-        **more,
-    )
+# parks nothing unless told to, so that pinned, evicted and exported tokens are in blocks
+worker = partial(CachingWorker, most_parked_bytes=0)
 
 
 def prompt(seed: str, tokens: int = 300) -> tuple[int, ...]:

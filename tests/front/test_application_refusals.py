@@ -121,6 +121,9 @@ OF_TOOLS: Refused = [
     ({"function_call": {"name": "get_weather"}}, "function_call.name"),
     ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
 ]
+OF_TRUNCATION: Refused = [
+    ({"truncation": each}, "truncation") for each in ("end", "", 1, True, ["middle"], {})
+]
 OF_THINKING: Refused = [
     ({"reasoning_effort": "very"}, "reasoning_effort"),
     ({"reasoning_effort": True}, "reasoning_effort"),
@@ -290,7 +293,7 @@ OF_RESPONSES: Refused = [
     ({"max_output_tokens": -1}, "max_output_tokens"),
     ({"max_tool_calls": 0}, "max_tool_calls"),
     ({"top_logprobs": 10_000}, "top_logprobs"),
-    ({"truncation": "end"}, "truncation"),
+    *OF_TRUNCATION,
     ({"text": {"format": {"type": "json_schema", "name": "s"}}}, "text.format.schema"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
     ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
@@ -330,14 +333,14 @@ HI = {"model": MODEL, "messages": HELLO}
 # path, the fields of a valid request, and its faults
 REFUSED: list[tuple[str, dict[str, Any], Refused]] = [
     (CHAT, chat_body(), [({"messages": each}, field) for each, field in OF_MESSAGES]),
-    (CHAT, chat_body(), [*OF_TOOLS, *OF_THINKING, *OF_FORMATS]),
+    (CHAT, chat_body(), [*OF_TOOLS, *OF_THINKING, *OF_FORMATS, *OF_TRUNCATION]),
     (COMPLETIONS, completion_body(), [({"prompt": each}, field) for each, field in OF_PROMPTS]),
     (COMPLETIONS, completion_body(), [*OF_COMPLETIONS, *OF_FORMATS]),
     ("/v1/embeddings", {}, OF_EMBEDDINGS),
     ("/v1/rerank", {"query": "what?", "documents": ["a", "b"]}, OF_RANKING),
-    (MESSAGES, message_body(), OF_ANTHROPIC),
+    (MESSAGES, message_body(), [*OF_ANTHROPIC, *OF_TRUNCATION]),
     ("/v1/responses", {"input": "hello", "store": False}, OF_RESPONSES),
-    ("/api/chat", HI, OF_OLLAMA),
+    ("/api/chat", HI, [*OF_OLLAMA, *OF_TRUNCATION]),
     (
         "/api/generate",
         {"model": MODEL, "prompt": "hello"},

@@ -12,8 +12,7 @@ from holdfast.wire.events import Finished, FinishReason, TokensGenerated, Worker
 from holdfast.worker.loop.inbox import Pulse
 from holdfast.worker.loop.process import live
 from tests.fakes.fake_engine import expected_tokens
-from tests.fakes.fake_worker import a_request, fake_settings
-from tests.fakes.worker_main import fake_loop
+from tests.fakes.fake_worker import a_request, fake_loop, fake_settings
 
 ENDLESS = 900_000
 

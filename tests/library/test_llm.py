@@ -21,8 +21,7 @@ from holdfast.errors import (
 from holdfast.library.llm import GenerationOptions
 from holdfast.worker.engine import mlx_lm_hooks
 from tests.fakes.adapters import write_adapter
-from tests.fakes.served_model import served_model_folder
-from tests.fakes.server_process import environment
+from tests.fakes.server_process import environment, served_model_folder
 from tests.fakes.tiny_models import write_tiny
 
 HELLO = [{"role": "user", "content": "Hello"}]

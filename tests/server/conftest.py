@@ -8,8 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.fakes.served_model import served_model_folder
-from tests.fakes.server_process import ServerProcess, running_server
+from tests.fakes.server_process import ServerProcess, running_server, served_model_folder
 
 
 @pytest.fixture(scope="session")

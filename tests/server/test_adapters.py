@@ -18,8 +18,7 @@ import pytest
 from holdfast.worker.engine import mlx_lm_hooks
 from tests.fakes.adapters import write_adapter
 from tests.fakes.command_line import holdfast_here
-from tests.fakes.served_model import served_model_folder
-from tests.fakes.server_process import ServerProcess, until
+from tests.fakes.server_process import ServerProcess, served_model_folder, until
 
 NOTES = "Notes:\n" + "".join(
     f"- The code of shed {shed} is {shed * 37}.\n" for shed in range(1, 30)

@@ -94,15 +94,10 @@ class MatrixServers:
         )
 
     @cached_property
-    def slow(self) -> ServerProcess:
-        """With a store on a slow disk."""
-        return self._place("slow", **slow_disk(self._root / "slow"))
-
-    @cached_property
-    def homeless(self) -> ServerProcess:
-        """With a home folder that is not writable."""
-        environ = self._stack.enter_context(read_only_home(self._root / "home"))
-        return self._place("homeless", **environ)
+    def restricted(self) -> ServerProcess:
+        """With a store on a slow disk and a home folder that is not writable."""
+        home = self._stack.enter_context(read_only_home(self._root / "home"))
+        return self._place("restricted", **home, **slow_disk(self._root / "restricted"))
 
     @cached_property
     def proxy(self) -> str:
@@ -168,12 +163,10 @@ CONDITIONS = {
         caller=lambda places: replace(_plain(places), headers={"X-Holdfast-Tenant": "one"})
     ),
     BUSY: Condition(caller=_plain),
-    "a slow disk": Condition(caller=lambda places: Caller(url=places.slow.url), place="slow"),
-    "a cache salt": Condition(caller=lambda places: replace(_plain(places), salt="of one chat")),
-    "a read-only home": Condition(
-        caller=lambda places: Caller(url=places.homeless.url),
-        place="homeless",
+    "a slow disk and a read-only home": Condition(
+        caller=lambda places: Caller(url=places.restricted.url), place="restricted"
     ),
+    "a cache salt": Condition(caller=lambda places: replace(_plain(places), salt="of one chat")),
 }
 
 
@@ -215,7 +208,7 @@ def test_streams_equal_whole_answers(places: MatrixServers) -> None:
     assert places.expected("streams") == places.expected("chat")
 
 
-@pytest.mark.parametrize("name", ["keyed", *slow("open", "slow", "homeless")])
+@pytest.mark.parametrize("name", ["keyed", *slow("open", "restricted")])
 def test_a_restart_loses_nothing_in_any_condition(places: MatrixServers, name: str) -> None:
     server: ServerProcess = getattr(places, name)
     callers = [

@@ -22,12 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from holdfast.cli.main import app
 from holdfast.config import load_settings
 from holdfast.front.fleet.catalog import read_catalog_file
-from tests.fakes.command_line import LONGEST_SECONDS
+from tests.fakes.command_line import LONGEST_SECONDS, invoked
 from tests.fakes.conditions import link_compiled
 from tests.fakes.server_process import ServerProcess, running_server
 from tests.project.sources import ROOT
@@ -415,7 +413,7 @@ def test_every_documented_holdfast_command_is_valid(
     for words in sorted(holdfast_commands()):
         # the words after an agent's name belong to the agent
         place = 1 if words[0] == "launch" else len(words)
-        result = CliRunner().invoke(app, [*words[:place], "--help", *words[place:]])
+        result = invoked([*words[:place], "--help", *words[place:]])
         if result.exit_code:
             wrong.append(f"holdfast {' '.join(words)}: {result.output}")
     assert wrong == []

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from holdfast.cli.main import app
 from tests.fakes.certificates import CertificateFiles
-from tests.fakes.command_line import only_line
+from tests.fakes.command_line import invoked, only_line
 from tests.fakes.server_process import ServerProcess, running_server, until
 
 
@@ -37,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*arguments: str, variables: dict[str, str] | None = None, stdin: str = "") -> Result:
-    return CliRunner().invoke(app, arguments, input=stdin, env=variables)
+    return invoked(arguments, input=stdin, env=variables)
 
 
 @pytest.mark.usefixtures("folder")

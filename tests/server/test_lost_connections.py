@@ -170,15 +170,6 @@ class OllamaChat:
 CLIENTS = (Chat, Responses, Messages, OllamaChat)
 
 
-def generated_tokens(server: ServerProcess) -> float:
-    lines = httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines()
-    return sum(
-        float(line.rpartition(" ")[2])
-        for line in lines
-        if line.startswith("holdfast_worker_generated_tokens_total{")
-    )
-
-
 def rests(server: ServerProcess) -> bool:
     model = server.model()
     return (model["running"], model["queued"]) == (0, 0)
@@ -186,11 +177,11 @@ def rests(server: ServerProcess) -> bool:
 
 def drawn(server: ServerProcess, answered: Callable[[], tuple[str, Any]]) -> float:
     """The number of tokens in the script's answer."""
-    before = generated_tokens(server)
+    before = server.metric("holdfast_worker_generated_tokens_total")
     text, arguments = answered()
     assert (text.strip(), arguments) == (TEXT, ARGUMENTS)
     until(lambda: rests(server), "the answer has ended in the worker")
-    return generated_tokens(server) - before
+    return server.metric("holdfast_worker_generated_tokens_total") - before
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
@@ -218,7 +209,7 @@ def test_a_broken_stream_is_replayed_to_the_repeated_request(
 def breaking_proxy(server: ServerProcess) -> Iterator[str]:
     """The URL of a proxy whose first connection breaks as soon as the answer begins."""
     host, port = server.url.removeprefix("http://").split(":")
-    before = generated_tokens(server)
+    before = server.metric("holdfast_worker_generated_tokens_total")
     ended = threading.Event()
 
     def serve(listener: socket.socket) -> None:
@@ -232,7 +223,7 @@ def breaking_proxy(server: ServerProcess) -> Iterator[str]:
 
     def carry(near: socket.socket, breaks: bool) -> None:
         with near, socket.create_connection((host, int(port))) as far:
-            while not (breaks and generated_tokens(server) > before):
+            while not (breaks and server.metric("holdfast_worker_generated_tokens_total") > before):
                 for source in select.select([near, far], [], [], 0.001 if breaks else 0.05)[0]:
                     data = source.recv(1 << 16)
                     if not data:

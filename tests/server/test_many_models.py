@@ -51,9 +51,7 @@ def states(server: ServerProcess) -> dict[str, str]:
 
 
 def loads(server: ServerProcess, model: str) -> int:
-    name = f'holdfast_model_changes_total{{change="loaded",model="{model}"}} '
-    lines = httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines()
-    return sum(int(float(line.removeprefix(name))) for line in lines if line.startswith(name))
+    return int(server.metric("holdfast_model_changes_total", change="loaded", model=model))
 
 
 def ask(server: ServerProcess, model: str, text: str, **fields: Any) -> dict[str, Any]:

@@ -14,10 +14,9 @@ from pathlib import Path
 import openai
 import psutil
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from holdfast.cli.main import app
-from tests.fakes.command_line import only_line
+from tests.fakes.command_line import invoked, only_line
 from tests.fakes.server_process import LIMIT_SECONDS, ServerProcess, until
 
 SETTINGS = '[log]\nlevel = "{level}"\nfile = "auto"\n[server]\nshutdown_seconds = 60\n[store]\nfolder = "{store}"\n'
@@ -51,7 +50,7 @@ def start(folders: Path, model_folder: Path) -> ServerProcess:
 
 
 def command(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments)
+    return invoked(arguments)
 
 
 def write_settings(folders: Path, *, level: str) -> None:

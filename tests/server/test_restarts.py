@@ -181,10 +181,8 @@ def new_tokens(response: Response) -> int:
 
 
 def is_all_on_disk(server: ServerProcess) -> bool:
-    figures = httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines()
-    (queued,) = [line for line in figures if line.startswith("holdfast_store_queued_blocks{")]
     blocks = server.model()["memory"]["store"]["blocks"]
-    return blocks > 0 and float(queued.rpartition(" ")[2]) == 0
+    return blocks > 0 and server.metric("holdfast_store_queued_blocks") == 0
 
 
 def running_response(client: openai.OpenAI) -> str:

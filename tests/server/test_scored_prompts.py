@@ -38,15 +38,6 @@ def complete(server: ServerProcess, **body: Any) -> dict[str, Any]:
     return dict(response.json())
 
 
-def gauge(server: ServerProcess, name: str) -> float:
-    lines = httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines()
-    return sum(
-        float(line.rsplit(" ", 1)[1])
-        for line in lines
-        if line.startswith(f"holdfast_worker_{name}")
-    )
-
-
 def test_an_echoed_prompt_has_the_log_probabilities_of_the_model(server: ServerProcess) -> None:
     answer = complete(server, prompt=TEXT, echo=True, logprobs=3, max_tokens=0)
     (choice,) = answer["choices"]
@@ -100,6 +91,9 @@ async def test_a_disconnect_during_scoring_leaves_nothing_behind(
         lambda: (server.model()["running"], server.model()["queued"]) == (0, 0),
         "the work of who left has stopped",
     )
-    until(lambda: gauge(server, "cancelled_total") > 0, "the cancelled prompts are counted")
-    assert gauge(server, "kv_reserved_bytes") == 0
+    until(
+        lambda: server.metric("holdfast_worker_cancelled_total") > 0,
+        "the cancelled prompts are counted",
+    )
+    assert server.metric("holdfast_worker_kv_reserved_bytes") == 0
     assert complete(server, prompt="one sheep", max_tokens=2)["usage"]["completion_tokens"] == 2

@@ -11,11 +11,10 @@ import httpx
 import msgspec
 import openai
 import pytest
-from typer.testing import CliRunner
 
-from holdfast.cli.main import app
 from holdfast.worker.prefix.chain import Branch, ChainBlock
 from holdfast.worker.sessions.session_file import SessionFile, write_session
+from tests.fakes.command_line import invoked
 from tests.fakes.server_process import ServerProcess
 
 STORY = (
@@ -48,9 +47,7 @@ def ask(
 
 
 def run(server: ServerProcess, *arguments: str, tenant: str, code: int = 0) -> click.testing.Result:
-    result = CliRunner().invoke(
-        app, ["sessions", *arguments, "--url", server.url, "--tenant", tenant]
-    )
+    result = invoked(["sessions", *arguments, "--url", server.url, "--tenant", tenant])
     assert result.exit_code == code, result.output
     return result
 
@@ -201,7 +198,7 @@ def test_the_cli_opens_pins_forks_and_closes_sessions(server: ServerProcess) -> 
 
 
 def test_a_missing_server_is_named(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["sessions", "ls", "--url", "http://127.0.0.1:9"])
+    result = invoked(["sessions", "ls", "--url", "http://127.0.0.1:9"])
     assert result.exit_code == 2
     assert "no answer from http://127.0.0.1:9" in result.stderr
 

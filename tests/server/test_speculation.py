@@ -4,6 +4,8 @@ model without drafts.
 
 from __future__ import annotations
 
+import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from holdfast.models.download import demo_folder
 from tests.fakes.draft_models import write_larger_demo
+from tests.fakes.features import TEXT
 from tests.fakes.server_process import ServerProcess, running_server
-from tests.fakes.speculating_server import COPY, TEXT, chat, metric, resumed_answer, texts
 from tests.fakes.tiny_models import write_tiny
 
+COPY: dict[str, Any] = {"messages": [{"role": "user", "content": f"Repeat exactly: {TEXT}"}]}
 DRAFT = "holdfast-demo-draft"
 DRAFTING = ("drafting", "larger")
 KINDS = ("drafted", "accepted")
@@ -49,6 +53,37 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     arguments = ("--models", str(folder / "models.toml"), "--store", str(folder / "store"))
     with running_server(*arguments) as process:
         yield process
+
+
+def chat(server: ServerProcess, model: str, **body: Any) -> dict[str, Any]:
+    asked = {"model": model, "temperature": 0, "max_tokens": 120, **COPY, **body}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=120)
+    found: dict[str, Any] = answer.raise_for_status().json()
+    return found
+
+
+def texts(answer: dict[str, Any]) -> list[str]:
+    return [choice["message"]["content"] for choice in answer["choices"]]
+
+
+def resumed_answer(server: ServerProcess, model: str) -> str:
+    """A streamed answer whose worker is killed after its beginning."""
+    health = httpx.get(f"{server.url}/health", timeout=60).json()
+    pid = next(each["pid"] for each in health["models"] if each["id"] == model)
+    body = {"model": model, "temperature": 0, "max_tokens": 200, "stream": True, **COPY}
+    text = ""
+    with httpx.stream(
+        "POST", f"{server.url}/v1/chat/completions", json=body, timeout=120
+    ) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                choices = json.loads(line[6:])["choices"]
+                text += "".join(choice["delta"].get("content") or "" for choice in choices)
+            if len(text) > 20 and pid is not None:
+                psutil.Process(pid).send_signal(signal.SIGKILL)
+                pid = None
+    assert pid is None
+    return text
 
 
 def drafted(answer: dict[str, Any]) -> tuple[int, int]:
@@ -87,15 +122,19 @@ def test_drafts_do_not_change_the_answer(server: ServerProcess, asked: dict[str,
 
 
 def test_accepted_and_rejected_tokens_are_counted(server: ServerProcess) -> None:
-    before = [metric(server, f"holdfast_worker_{name}_tokens_total", "drafting") for name in KINDS]
+    before = [
+        server.metric(f"holdfast_worker_{name}_tokens_total", model="drafting") for name in KINDS
+    ]
     answer = chat(server, "drafting", max_tokens=200)
     assert texts(answer) == [TEXT]
     accepted, rejected = drafted(answer)
     assert 0 < accepted < answer["usage"]["completion_tokens"]
-    after = [metric(server, f"holdfast_worker_{name}_tokens_total", "drafting") for name in KINDS]
+    after = [
+        server.metric(f"holdfast_worker_{name}_tokens_total", model="drafting") for name in KINDS
+    ]
     assert after[0] - before[0] == accepted + rejected
     assert after[1] - before[1] == accepted
-    assert metric(server, "holdfast_worker_drafted_tokens_total", "plain") == 0
+    assert server.metric("holdfast_worker_drafted_tokens_total", model="plain") == 0
 
 
 def test_a_prediction_changes_only_the_number_of_drafted_tokens(
@@ -131,7 +170,8 @@ def test_tokens_of_the_draft_model_are_counted(server: ServerProcess) -> None:
         body = {"messages": [{"role": "user", "content": f"What is {number} plus 25?"}]}
         chat(server, "larger", **body)
     drafted, accepted = (
-        metric(server, f"holdfast_worker_model_{kind}_tokens_total", "larger") for kind in KINDS
+        server.metric(f"holdfast_worker_model_{kind}_tokens_total", model="larger")
+        for kind in KINDS
     )
     assert 0 < accepted <= drafted
 

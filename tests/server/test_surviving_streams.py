@@ -27,14 +27,6 @@ def watched() -> Iterator[ServerProcess]:
         yield server
 
 
-def resumed(server: ServerProcess) -> float:
-    metrics = httpx.get(f"{server.url}/metrics", timeout=60).text
-    (line,) = [
-        line for line in metrics.splitlines() if line.startswith("holdfast_resumed_streams_total")
-    ]
-    return float(line.split()[-1])
-
-
 @pytest.fixture(scope="module")
 def undisturbed(watched: ServerProcess) -> list[str]:
     with ThreadPoolExecutor(len(OF_EVERY_KIND)) as threads:
@@ -46,7 +38,10 @@ def undisturbed(watched: ServerProcess) -> list[str]:
 def test_answers_continue_unchanged_on_the_next_worker(
     watched: ServerProcess, undisturbed: list[str], number: signal.Signals
 ) -> None:
-    before, worker = resumed(watched), psutil.Process(watched.model()["pid"])
+    before, worker = (
+        watched.metric("holdfast_resumed_streams_total"),
+        psutil.Process(watched.model()["pid"]),
+    )
     events, is_due = [0], threading.Event()
 
     def count() -> None:
@@ -62,7 +57,7 @@ def test_answers_continue_unchanged_on_the_next_worker(
         worker.send_signal(number)
         assert [each.result() for each in answers] == undisturbed
     assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
-    assert resumed(watched) - before >= 4
+    assert watched.metric("holdfast_resumed_streams_total") - before >= 4
 
 
 def test_a_worker_death_is_logged_and_reported(server: ServerProcess, state_folder: Path) -> None:

@@ -45,30 +45,18 @@ class Asking:
         return {self.key_header: shown, **self.headers}
 
 
-def openai_counts(answer: Any) -> Counts:
+def counts_of(answer: Any) -> Counts:
+    """The figures of any protocol's answer."""
+    if "usage" not in answer:
+        return Counts(cached=answer["cached_tokens"], prompt=answer["prompt_eval_count"])
     usage = answer["usage"]
-    return Counts(
-        cached=usage["prompt_tokens_details"]["cached_tokens"], prompt=usage["prompt_tokens"]
-    )
-
-
-def responses_counts(answer: Any) -> Counts:
-    usage = answer["usage"]
-    return Counts(
-        cached=usage["input_tokens_details"]["cached_tokens"], prompt=usage["input_tokens"]
-    )
-
-
-def messages_counts(answer: Any) -> Counts:
-    usage = answer["usage"]
+    for kind in ("prompt", "input"):
+        if details := usage.get(f"{kind}_tokens_details"):
+            return Counts(cached=details["cached_tokens"], prompt=usage[f"{kind}_tokens"])
     cached = usage["cache_read_input_tokens"]
     return Counts(
         cached=cached, prompt=cached + usage["input_tokens"] + usage["cache_creation_input_tokens"]
     )
-
-
-def ollama_counts(answer: Any) -> Counts:
-    return Counts(cached=answer["cached_tokens"], prompt=answer["prompt_eval_count"])
 
 
 def conversation(text: str) -> list[dict[str, str]]:
@@ -77,12 +65,9 @@ def conversation(text: str) -> list[dict[str, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """A route that uses the prefix cache: a request with a text, and the answer's figures about the
-    prompt.
-    """
+    """A route that uses the prefix cache, and a request with a text."""
 
     body: Callable[[str], dict[str, Any]]
-    counts: Callable[[Any], Counts]
     has_sessions: bool = True
     session_headers: tuple[str, ...] = ()
     writer: str = ""  # the route that prefills the text first, if this one caches nothing
@@ -91,25 +76,20 @@ class Route:
 ROUTES = {
     "/v1/chat/completions": Route(
         body=lambda text: {"messages": conversation(text), "max_tokens": 1},
-        counts=openai_counts,
     ),
     "/v1/completions": Route(
         body=lambda text: {"prompt": text, "max_tokens": 1},
-        counts=openai_counts,
     ),
     "/v1/responses": Route(
         body=lambda text: {"input": text, "max_output_tokens": 1},
-        counts=responses_counts,
         session_headers=("session-id", "session_id"),
     ),
     "/v1/responses/compact": Route(
         body=lambda text: {"model": "demo", "input": text, "max_output_tokens": 4},
-        counts=responses_counts,
         session_headers=("session-id", "session_id"),
     ),
     "/v1/messages": Route(
         body=lambda text: {"model": "demo", "messages": conversation(text), "max_tokens": 1},
-        counts=messages_counts,
         session_headers=("x-claude-code-session-id",),
     ),
     "/api/chat": Route(
@@ -118,26 +98,21 @@ ROUTES = {
             "stream": False,
             "options": {"num_predict": 1},
         },
-        counts=ollama_counts,
     ),
     "/api/generate": Route(
         body=lambda text: {"prompt": text, "stream": False, "options": {"num_predict": 1}},
-        counts=ollama_counts,
     ),
     "/v1/embeddings": Route(
         body=lambda text: {"input": text, "pooling": "last"},
-        counts=openai_counts,
         has_sessions=False,
         writer="/v1/completions",
     ),
     "/v1/rerank": Route(
         body=lambda text: {"query": "storm", "documents": [text]},
-        counts=openai_counts,
         has_sessions=False,
     ),
     "/v2/rerank": Route(
         body=lambda text: {"query": "storm", "documents": [text]},
-        counts=openai_counts,
         has_sessions=False,
     ),
 }
@@ -219,7 +194,7 @@ class Asked:
     def counts(self, path: str, asking: Asking) -> Counts:
         response = self.post(path, asking)
         assert response.status_code == 200, response.text
-        return ROUTES[path].counts(response.json())
+        return counts_of(response.json())
 
     def session_status(self, session_id: str, asking: Asking) -> int:
         """The status of a request for a session."""

@@ -84,18 +84,12 @@ def texts(stream: str) -> dict[int, str]:
     return found
 
 
-def generated_tokens(server: ServerProcess) -> float:
-    lines = httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines()
-    (line,) = [line for line in lines if line.startswith("holdfast_worker_generated_tokens_total{")]
-    return float(line.rpartition(" ")[2])
-
-
 def stands_still(server: ServerProcess) -> None:
     """Wait until the worker stops drawing although the request has not ended."""
     seen: list[float] = []
 
     def has_stopped() -> bool:
-        seen.append(generated_tokens(server))
+        seen.append(server.metric("holdfast_worker_generated_tokens_total"))
         return len(seen) > 20 and seen[-1] == seen[-20] > 0
 
     until(has_stopped, "the worker has paused what nobody reads")
@@ -112,7 +106,7 @@ def test_unread_streams_are_bounded_and_block_nobody(
     before = front.memory_info().rss
     clients = [Unread(patient, HEAVY) for _ in range(2)]  # 32 answers: the maximum of running ones
     stands_still(patient)
-    assert generated_tokens(patient) < 2 * 16 * 500 / 2
+    assert patient.metric("holdfast_worker_generated_tokens_total") < 2 * 16 * 500 / 2
     assert front.memory_info().rss - before < 40e6
     answer = httpx.post(
         f"{patient.url}/v1/completions", json={**GREEDY, "max_tokens": 20}, timeout=60

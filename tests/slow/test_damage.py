@@ -105,7 +105,7 @@ def test_damaged_files_are_never_used_and_fail_no_request(tmp_path: Path) -> Non
     prompts += [prompt[:300] + prompts[0][:200] for prompt in prompts[:2]]
 
     def answers(folder: Path | None) -> tuple[list[list[int]], int]:
-        worker = CachingWorker(runner, vocab_size=VOCAB_SIZE, folder=folder)
+        worker = CachingWorker(runner, folder)
         inbox = worker.serve([[greedy(str(index), prompt) for index, prompt in enumerate(prompts)]])
         ends = [inbox.finished(str(index)) for index in range(len(prompts))]
         assert [end.reason for end in ends] == [FinishReason.LENGTH] * len(prompts)

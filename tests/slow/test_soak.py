@@ -20,8 +20,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.fakes.served_model import served_model_folder
-from tests.fakes.server_process import ServerProcess, until
+from tests.fakes.server_process import ServerProcess, served_model_folder, until
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "300"))
 WARM_UP_SECONDS = 15.0

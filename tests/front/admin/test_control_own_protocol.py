@@ -54,7 +54,7 @@ from tests.fakes.scripted_gateway import (
     answer,
     model_status,
 )
-from tests.fakes.served_model import served_model_folder
+from tests.fakes.server_process import served_model_folder
 
 SPEAK = "/toy/speak"
 

@@ -27,7 +27,7 @@ from holdfast.front.run.running_servers import (
     write_server,
 )
 from holdfast.wire.events import CacheFigures, StoreFigures
-from tests.fakes.worker_main import INFO
+from tests.fakes.fake_worker import INFO
 
 
 def a_server(pid: int, *, started_at: float) -> RunningServer:

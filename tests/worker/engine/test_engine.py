@@ -17,8 +17,8 @@ from holdfast.worker.engine.layouts import SoloRunner
 from holdfast.worker.engine.plan import SpanResult
 from holdfast.worker.engine.probe import choose_layout
 from tests.fakes.architectures import probed
+from tests.fakes.caching_worker import live_bytes
 from tests.fakes.interleaving import begin, span, step
-from tests.fakes.live_state import live_bytes
 from tests.fakes.slow import slow
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
 

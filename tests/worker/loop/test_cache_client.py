@@ -18,13 +18,7 @@ from holdfast.wire.events import (
     WorkerStatistics,
 )
 from holdfast.worker.loop.cache_client import CacheClient
-from tests.fakes.caching_worker import (
-    CachingWorker,
-    greedy,
-    one_after_the_other,
-    random_prompt,
-    tiny_worker,
-)
+from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other, random_prompt
 from tests.fakes.script_inbox import ScriptInbox, cancel
 from tests.fakes.tiny_models import VOCAB_SIZE
 
@@ -65,7 +59,7 @@ def test_after_a_commit_at_rest_waiting_requests_are_admitted(
 
     monkeypatch.setattr(CacheClient, "flush", flushing)
     monkeypatch.setattr(ScriptInbox, "receive", receiving)
-    tiny_worker().serve(
+    CachingWorker().serve(
         one_after_the_other(greedy("a", random_prompt(90)), greedy("b", random_prompt(90, "b")))
     )
     behind = [later for earlier, later in itertools.pairwise(seen) if earlier == "committed"]
@@ -75,7 +69,7 @@ def test_after_a_commit_at_rest_waiting_requests_are_admitted(
 
 def test_the_cache_report_comes_right_before_the_first_token() -> None:
     first = random_prompt(90)
-    inbox = in_turn(tiny_worker(), greedy("first", first), greedy("exact", first))
+    inbox = in_turn(CachingWorker(), greedy("first", first), greedy("exact", first))
     kinds = [type(event) for event in inbox.of("exact")]
     assert kinds.index(Started) == kinds.index(TokensGenerated) - 1
     assert report(inbox, "first").outcome is CacheOutcome.NOTHING_STORED
@@ -90,7 +84,7 @@ def test_later_and_diverging_turns_get_the_reason_for_a_miss() -> None:
     other = (first[50] + 1) % (VOCAB_SIZE - 8)
     fork = (*first[:50], other, *random_prompt(20, "b"))
     inbox = in_turn(
-        tiny_worker(),
+        CachingWorker(),
         greedy("first", first),
         greedy("turn", first + random_prompt(9)),
         greedy("fork", fork),
@@ -105,9 +99,11 @@ def test_later_and_diverging_turns_get_the_reason_for_a_miss() -> None:
 
 
 def test_tokens_from_disk_are_reported_with_their_restore_time(tmp_path: Path) -> None:
-    tiny_worker(tmp_path).serve([[greedy("before", random_prompt(300))]])
+    CachingWorker(folder=tmp_path).serve([[greedy("before", random_prompt(300))]])
     inbox = in_turn(
-        tiny_worker(tmp_path), greedy("disk", random_prompt(300)), greedy("ram", random_prompt(300))
+        CachingWorker(folder=tmp_path),
+        greedy("disk", random_prompt(300)),
+        greedy("ram", random_prompt(300)),
     )
     assert (report(inbox, "disk").ram_tokens, report(inbox, "disk").disk_tokens) == (0, 299)
     assert report(inbox, "disk").restore_seconds > 0
@@ -117,9 +113,9 @@ def test_tokens_from_disk_are_reported_with_their_restore_time(tmp_path: Path) -
 def test_requests_starting_from_the_same_disk_blocks_hold_them_once(tmp_path: Path) -> None:
     shared = random_prompt(300)
     asked = [greedy(name, shared + random_prompt(20, name)) for name in "abc"]
-    tiny_worker(tmp_path).serve([[greedy("before", shared)]])
-    inbox = tiny_worker(tmp_path).serve([asked])
-    alone = [in_turn(tiny_worker(), each) for each in asked]
+    CachingWorker(folder=tmp_path).serve([[greedy("before", shared)]])
+    inbox = CachingWorker(folder=tmp_path).serve([asked])
+    alone = [in_turn(CachingWorker(), each) for each in asked]
     assert [inbox.tokens(each.request_id) for each in asked] == [
         one.tokens(each.request_id) for one, each in zip(alone, asked, strict=True)
     ]
@@ -135,19 +131,19 @@ def test_a_diverging_agent_takes_nothing_from_a_parked_one() -> None:
     shared, own = random_prompt(1000), {name: random_prompt(40, name) for name in "ab"}
     first = [greedy(name, shared + own[name]) for name in "ab"]
     alone = {
-        each.request_id: in_turn(tiny_worker(), each).tokens(each.request_id) for each in first
+        each.request_id: in_turn(CachingWorker(), each).tokens(each.request_id) for each in first
     }
     turns = [greedy(f"{name}2", (*shared, *own[name], *alone[name], 1, 2, 3)) for name in "ab"]
-    inbox = in_turn(tiny_worker(), *first, *turns)
+    inbox = in_turn(CachingWorker(), *first, *turns)
     assert [report(inbox, name).shared_tokens for name in ("b", "a2", "b2")] == [1000, 0, 0]
     assert [report(inbox, name).moved_tokens for name in ("b", "a2", "b2")] == [0, 1045, 1045]
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_without_room_in_ram_all_blocks_come_from_disk(tmp_path: Path, name: str) -> None:
-    alone = in_turn(tiny_worker(name=name), greedy("again", random_prompt(300)))
-    tiny_worker(tmp_path, name=name, ram_bytes=0).serve([[greedy("before", random_prompt(300))]])
-    subject = tiny_worker(tmp_path, name=name, ram_bytes=0, most_parked_bytes=0)
+    alone = in_turn(CachingWorker(name), greedy("again", random_prompt(300)))
+    CachingWorker(name, tmp_path, ram_bytes=0).serve([[greedy("before", random_prompt(300))]])
+    subject = CachingWorker(name, tmp_path, ram_bytes=0, most_parked_bytes=0)
     inbox = in_turn(
         subject, greedy("again", random_prompt(300)), greedy("and again", random_prompt(300))
     )
@@ -160,7 +156,7 @@ def test_without_room_in_ram_all_blocks_come_from_disk(tmp_path: Path, name: str
 def test_a_model_with_boundaries_reports_unusable_tokens() -> None:
     first = random_prompt(90)
     # a live window can rewind some tokens
-    subject = tiny_worker(name="gemma3_text", most_parked_bytes=0)
+    subject = CachingWorker("gemma3_text", most_parked_bytes=0)
     inbox = in_turn(subject, greedy("first", first), greedy("fork", (*first[:70], 3, 1, 4)))
     told = report(inbox, "fork")
     assert (told.outcome, told.cached_tokens, told.unused_tokens) == (
@@ -173,7 +169,7 @@ def test_a_model_with_boundaries_reports_unusable_tokens() -> None:
 
 def test_a_request_that_waited_for_another_reports_the_time() -> None:
     shared = random_prompt(600)
-    inbox = tiny_worker().serve(
+    inbox = CachingWorker().serve(
         [[greedy("reader", shared), greedy("behind", shared), TELL_STATISTICS]]
     )
     told = report(inbox, "behind")
@@ -189,12 +185,17 @@ def test_two_tenants_share_nothing(tmp_path: Path) -> None:
         greedy("mine", random_prompt(300), tenant="me"),
         greedy("theirs", random_prompt(300), tenant="them"),
     ]
-    inbox = tiny_worker(tmp_path).serve([both])  # immediately: not even by waiting for each other
+    inbox = CachingWorker(folder=tmp_path).serve(
+        [both]
+    )  # immediately: not even by waiting for each other
     assert [report(inbox, name).outcome for name in ("mine", "theirs")] == [
         CacheOutcome.NOTHING_STORED
     ] * 2
     again = in_turn(
-        tiny_worker(tmp_path), *both, greedy("nobody's", random_prompt(300)), TELL_STATISTICS
+        CachingWorker(folder=tmp_path),
+        *both,
+        greedy("nobody's", random_prompt(300)),
+        TELL_STATISTICS,
     )
     assert [report(again, name).cached_tokens for name in ("mine", "theirs", "nobody's")] == [
         299,
@@ -206,26 +207,26 @@ def test_two_tenants_share_nothing(tmp_path: Path) -> None:
 
 def test_a_scored_prompt_explains_why_nothing_was_reused() -> None:
     scored = greedy("scored", random_prompt(90), want_prompt_logprobs=True)
-    inbox = in_turn(tiny_worker(), greedy("first", random_prompt(90)), scored)
+    inbox = in_turn(CachingWorker(), greedy("first", random_prompt(90)), scored)
     assert report(inbox, "scored").outcome is CacheOutcome.SCORED
 
 
 def test_a_preempted_request_counts_only_tokens_that_others_prefilled() -> None:
     long, longer = random_prompt(100), random_prompt(100, "b")
-    subject = tiny_worker(budget_tokens=232, expected_output_tokens=4)
+    subject = CachingWorker(budget_tokens=232, expected_output_tokens=4)
     inbox = subject.serve([[greedy("a", long, max_tokens=60), greedy("b", longer, max_tokens=60)]])
     assert subject.scheduler.statistics().preemptions
     assert [report(inbox, name).cached_tokens for name in ("a", "b")] == [0, 0]
 
 
 def test_figures_count_lookups_and_tokens_by_tier(tmp_path: Path) -> None:
-    tiny_worker(tmp_path).serve([[greedy("before", random_prompt(300))]])
+    CachingWorker(folder=tmp_path).serve([[greedy("before", random_prompt(300))]])
     requests = [
         greedy("disk", random_prompt(300)),
         greedy("ram", random_prompt(300)),
         greedy("new", random_prompt(30, "b")),
     ]
-    told = figures(in_turn(tiny_worker(tmp_path), *requests, TELL_STATISTICS))
+    told = figures(in_turn(CachingWorker(folder=tmp_path), *requests, TELL_STATISTICS))
     assert (told.disk_tokens, told.ram_tokens) == (299, 299)
     assert told.lookups == {"complete": 2, "diverged": 1}
     assert told.lookup_seconds is not None
@@ -240,5 +241,5 @@ def test_figures_count_lookups_and_tokens_by_tier(tmp_path: Path) -> None:
 
 
 def test_a_request_cancelled_before_its_start_has_reused_nothing() -> None:
-    inbox = tiny_worker().serve([[greedy("a", random_prompt(90)), cancel("a")]])
+    inbox = CachingWorker().serve([[greedy("a", random_prompt(90)), cancel("a")]])
     assert inbox.finished("a").memory == CacheReport()

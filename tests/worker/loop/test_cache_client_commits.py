@@ -13,7 +13,8 @@ from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.sequences import Ledger, LiveSequence
 from holdfast.worker.prefix.chain import Cursor, Root
-from tests.fakes.fake_cache import BLOCK, FakeCache, KeepingEngine
+from tests.fakes.fake_cache import FakeCache
+from tests.fakes.fake_engine import BLOCK, FakeEngine
 from tests.fakes.looped_worker import a_scheduler, a_sequence, request
 
 
@@ -21,7 +22,7 @@ class Committing:
     """Sequences that read, are closed and committed; each read is a separate step."""
 
     def __init__(self) -> None:
-        self.cache, self.engine = FakeCache(), KeepingEngine()
+        self.cache, self.engine = FakeCache(), FakeEngine()
         self.ended: list[str] = []
         self.client = CacheClient(
             self.cache,  # type: ignore[arg-type]

@@ -6,13 +6,15 @@ import pytest
 
 from holdfast.wire.commands import Command
 from holdfast.wire.events import FinishReason
-from tests.fakes.architectures import probed
-from tests.fakes.caching_worker import CachingWorker, greedy, random_prompt
-from tests.fakes.failing_engine import FailingOnce
+from tests.fakes.caching_worker import (
+    CachingWorker,
+    FailingOnce,
+    answer_alone,
+    greedy,
+    random_prompt,
+)
 from tests.fakes.script_inbox import cancel
 from tests.fakes.slow import slow
-from tests.fakes.stepped_worker import answer_alone
-from tests.fakes.tiny_models import VOCAB_SIZE
 
 
 class FailingAhead(FailingOnce):
@@ -31,7 +33,7 @@ class FailingAhead(FailingOnce):
     ],
 )
 def test_a_failing_step_commits_nothing(name: str, engine: type[FailingOnce]) -> None:
-    subject = CachingWorker(probed(name), vocab_size=VOCAB_SIZE, engine=engine)
+    subject = CachingWorker(name, engine=engine)
     assert isinstance(subject.engine, FailingOnce)
     # the step that ends the prompt and completes its first blocks
     subject.engine.fails_at = subject.engine.collected + 5
@@ -53,7 +55,7 @@ def test_a_request_cancelled_while_failing_commits_nothing(
     failing: int, engine: type[FailingOnce]
 ) -> None:
     """A request that arrives at the same moment does not get the rest of the cancelled one."""
-    subject = CachingWorker(probed("llama"), vocab_size=VOCAB_SIZE, engine=engine)
+    subject = CachingWorker(engine=engine)
     assert isinstance(subject.engine, FailingOnce)
     subject.engine.fails_at = subject.engine.collected + failing
     script: list[list[Command]] = [[greedy("a", random_prompt(300), max_tokens=40)]]

@@ -14,8 +14,7 @@ from holdfast.store.maintenance import StoreLimits
 from holdfast.wire.events import CacheReport
 from holdfast.wire.sessions import SessionCommand
 from holdfast.worker.prefix.lookup import Lookup
-from tests.fakes.caching_worker import greedy, random_prompt
-from tests.fakes.stepped_worker import SteppedWorker, make_blocks_small
+from tests.fakes.caching_worker import CachingWorker, greedy, make_blocks_small, random_prompt
 
 NAMES = ["llama", "gemma3_text"]
 
@@ -27,22 +26,22 @@ def small_blocks() -> Iterator[None]:
         yield
 
 
-def on_disk_only(name: str, folder: Path) -> SteppedWorker:
+def on_disk_only(name: str, folder: Path) -> CachingWorker:
     """One request of session `s` has ended: its blocks are on disk only."""
-    subject = SteppedWorker(name, folder=folder, ram_bytes=0, most_parked_bytes=0)
+    subject = CachingWorker(name, folder=folder, ram_bytes=0, most_parked_bytes=0)
     subject.send(greedy("first", random_prompt(17), max_tokens=0, session_id="s"))
     finish(subject)
-    assert subject.worker.store is not None and subject.worker.store.flush()
+    assert subject.store is not None and subject.store.flush()
     finish(subject)
     return subject
 
 
-def finish(subject: SteppedWorker) -> None:
+def finish(subject: CachingWorker) -> None:
     subject.run_to_end()
     while subject.step():
         pass
-    assert subject.worker.scheduler.statistics().reserved_bytes == 0
-    assert all(chain.is_parked for chain in subject.worker.cache.live._chains)
+    assert subject.scheduler.statistics().reserved_bytes == 0
+    assert all(chain.is_parked for chain in subject.cache.live._chains)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -59,7 +58,7 @@ def test_closing_a_session_repeats_lookups_of_its_blocks(
     assert subject.inbox.finished("b").memory.cached_tokens == 0
     assert not caplog.records
     # as if it had never been cached
-    assert subject.worker.index.figures().kept_tokens == 17 + 2 * 10
+    assert subject.index.figures().kept_tokens == 17 + 2 * 10
     subject.end()
 
 
@@ -74,7 +73,7 @@ def test_a_request_that_holds_blocks_lost_on_disk_uses_them(
     for future in waiting.start.lookup.awaited.values():
         future.result()
     keys, in_hand = waiting.start.lookup.plan.keys, waiting.start.lookup.cached_tokens
-    assert set(subject.worker.index.disk_changed(lost=reversed(keys))) >= set(keys)
+    assert set(subject.index.disk_changed(lost=reversed(keys))) >= set(keys)
     finish(subject)
     subject.check_answer("turn")
     assert subject.inbox.finished("turn").memory.disk_tokens == in_hand >= 16
@@ -86,17 +85,17 @@ def test_a_request_that_holds_blocks_lost_on_disk_uses_them(
 def test_a_sequence_that_cannot_be_opened_leaves_no_live_state(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subject = SteppedWorker(name, most_parked_bytes=0)
+    subject = CachingWorker(name, most_parked_bytes=0)
     subject.send(greedy("first", random_prompt(17), max_tokens=0))
     finish(subject)
-    whole, failures = subject.worker.index.whole, [RuntimeError("the index fails")]
+    whole, failures = subject.index.whole, [RuntimeError("the index fails")]
 
     def fails_once(pieces: object) -> object:
         if failures:
             raise failures.pop()
         return whole(pieces)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(subject.worker.index, "whole", fails_once)
+    monkeypatch.setattr(subject.index, "whole", fails_once)
     subject.send(greedy("turn", random_prompt(17) + random_prompt(5, "b")))
     finish(subject)
     assert not failures
@@ -106,7 +105,7 @@ def test_a_sequence_that_cannot_be_opened_leaves_no_live_state(
 def test_a_moved_state_is_freed_once_if_the_open_fails(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    subject = SteppedWorker("llama")
+    subject = CachingWorker()
     subject.send(greedy("first", random_prompt(33), max_tokens=0))
     finish(subject)
     report, failures = Lookup.report, [RuntimeError("the report fails")]
@@ -128,18 +127,18 @@ def test_a_moved_state_is_freed_once_if_the_open_fails(
 def test_blocks_the_store_refused_are_written_before_the_worker_ends(
     tmp_path: Path,
 ) -> None:
-    subject = SteppedWorker("llama", folder=tmp_path, limits=StoreLimits(queue_blocks=1))
-    assert subject.worker.store is not None
+    subject = CachingWorker(folder=tmp_path, limits=StoreLimits(queue_blocks=1))
+    assert subject.store is not None
     is_free = threading.Event()
 
     def stand_still() -> None:
         is_free.wait()
 
-    subject.worker.store._mailbox.send(stand_still)
+    subject.store._mailbox.send(stand_still)
     subject.send(greedy("first", random_prompt(200), max_tokens=0))
     finish(subject)
     is_free.set()
     subject.end()
-    again = SteppedWorker("llama", folder=tmp_path)
-    assert again.worker.index.figures().kept_tokens == 200
+    again = CachingWorker(folder=tmp_path)
+    assert again.index.figures().kept_tokens == 200
     again.end()

@@ -10,7 +10,8 @@ from holdfast.wire.events import CacheFigures, WaitReason
 from holdfast.worker.loop.cache_client import LEAST_SHARED_TOKENS, CacheClient
 from holdfast.worker.loop.sequences import Ledger, LiveSequence
 from holdfast.worker.prefix.chain import Cursor, Root
-from tests.fakes.fake_cache import BLOCK, FakeCache, KeepingEngine, KeptTokens, Run, stored_chain
+from tests.fakes.fake_cache import FakeCache, stored_chain
+from tests.fakes.fake_engine import BLOCK, FakeEngine, KeptTokens, Run
 from tests.fakes.looped_worker import a_scheduler, a_sequence, request
 
 LONG = tuple(range(1, LEAST_SHARED_TOKENS + 2 * BLOCK))
@@ -25,7 +26,7 @@ class Waiting:
         self.ledger = Ledger(clock=self.tick)
         self.client = CacheClient(
             self.cache,  # type: ignore[arg-type]
-            engine=KeepingEngine(),  # type: ignore[arg-type]
+            engine=FakeEngine(),  # type: ignore[arg-type]
             scheduler=self.scheduler,
             ledger=self.ledger,
             on_end=lambda sequence: None,

@@ -13,7 +13,7 @@ import pytest
 from holdfast.wire.commands import Command, ControlAction, SequenceControl, SequenceRequest
 from holdfast.wire.events import Finished
 from holdfast.wire.requests import SamplingParams, TokenIds
-from tests.fakes.caching_worker import greedy, random_prompt, tiny_worker
+from tests.fakes.caching_worker import CachingWorker, greedy, random_prompt
 from tests.fakes.script_inbox import pause, resume
 from tests.fakes.slow import slow
 
@@ -52,7 +52,7 @@ def test_paused_preempted_and_resumed_answers_are_the_same(
         for index in range(2)
     ]
     alone = {
-        each.request_id: tiny_worker(name=name).serve([[each]]).tokens(each.request_id)
+        each.request_id: CachingWorker(name).serve([[each]]).tokens(each.request_id)
         for each in asked
     }
     dice = random.Random(seed)
@@ -61,7 +61,7 @@ def test_paused_preempted_and_resumed_answers_are_the_same(
         action: ControlAction = dice.choice(["pause", "resume"])
         script.append([SequenceControl(action=action, request_id=dice.choice(asked).request_id)])
     script.append([resume(each.request_id) for each in asked])
-    inbox = tiny_worker(tmp_path, name=name, budget_tokens=220).serve(script)
+    inbox = CachingWorker(name, tmp_path, budget_tokens=220).serve(script)
     assert {each.request_id: inbox.tokens(each.request_id) for each in asked} == alone
 
 
@@ -69,7 +69,7 @@ def test_no_request_waits_for_the_prefill_of_a_paused_one() -> None:
     long = random_prompt(600)
     first, second = greedy("first", long), greedy("second", (*long, 1, 2, 3))
     script = [[first], [second], NOTHING, [pause("first")], *[NOTHING] * 200, [resume("first")]]
-    inbox = tiny_worker().serve(script)
+    inbox = CachingWorker().serve(script)
     ends = [event.request_id for event in inbox.events if isinstance(event, Finished)]
     assert ends == ["second", "first"]
-    assert inbox.tokens("first") == tiny_worker().serve([[first]]).tokens("first")
+    assert inbox.tokens("first") == CachingWorker().serve([[first]]).tokens("first")

@@ -26,13 +26,17 @@ from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.kv.live import Snapshot
 from holdfast.worker.prefix.lookup import LiveChain
-from tests.fakes.caching_worker import CachingWorker, greedy, random_prompt, tiny_worker
-from tests.fakes.live_state import open_sequences
+from tests.fakes.caching_worker import (
+    CachingWorker,
+    RunningAhead,
+    answer_alone,
+    greedy,
+    open_sequences,
+    random_prompt,
+)
 from tests.fakes.poison import rewrite, with_value, with_values
-from tests.fakes.running_ahead import RunningAhead
 from tests.fakes.script_inbox import ScriptInbox, cancel, pause, resume
 from tests.fakes.slow import slow
-from tests.fakes.stepped_worker import SteppedWorker, answer_alone
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
 NAN, INFINITY = math.nan, math.inf
@@ -63,7 +67,7 @@ def in_turn(subject: CachingWorker, *requests: SequenceRequest) -> ScriptInbox:
 
 
 def fresh_answer(request: SequenceRequest, name: str = "llama") -> list[int]:
-    return tiny_worker(name=name).serve([[request]]).tokens(request.request_id)
+    return CachingWorker(name).serve([[request]]).tokens(request.request_id)
 
 
 @pytest.mark.parametrize(
@@ -87,10 +91,10 @@ def test_poisoned_blocks_are_detected_once_and_forgotten(
     name: str, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = greedy("a", random_prompt(300))
-    right = in_turn(tiny_worker(tmp_path, name=name), asked).tokens("a")
+    right = in_turn(CachingWorker(name, tmp_path), asked).tokens("a")
     assert rewrite(tmp_path, with_value(NAN), kind=kind) > 0
     inbox = in_turn(
-        tiny_worker(tmp_path, name=name),
+        CachingWorker(name, tmp_path),
         asked,
         greedy("b", random_prompt(300)),
         greedy("turn", random_prompt(320)[:310]),
@@ -103,7 +107,7 @@ def test_poisoned_blocks_are_detected_once_and_forgotten(
         CacheOutcome.FAILED,
     )
     assert inbox.finished("b").cached_tokens == 299
-    after = in_turn(tiny_worker(tmp_path, name=name), asked)
+    after = in_turn(CachingWorker(name, tmp_path), asked)
     assert (after.tokens("a"), after.finished("a").cached_tokens) == (right, 299)
     assert len(warnings(caplog)) == 1
 
@@ -114,10 +118,10 @@ def test_blocks_that_lead_to_nan_are_forgotten(
 ) -> None:
     """Finite values can lead to NaN too: a fresh prefill then shows that the blocks were at fault."""
     asked = greedy("a", random_prompt(300))
-    right = in_turn(tiny_worker(tmp_path), asked).tokens("a")
+    right = in_turn(CachingWorker(folder=tmp_path), asked).tokens("a")
     rewrite(tmp_path, with_values(value))
     inbox = in_turn(
-        tiny_worker(tmp_path),
+        CachingWorker(folder=tmp_path),
         asked,
         greedy("b", random_prompt(300)),
         greedy("c", random_prompt(300)),
@@ -132,7 +136,7 @@ def test_only_descendants_of_poisoned_blocks_are_forgotten(
 ) -> None:
     long = random_prompt(700)
     in_turn(
-        tiny_worker(tmp_path),
+        CachingWorker(folder=tmp_path),
         greedy("a", long),
         greedy("fork", long[:256] + random_prompt(200, "fork")),
     )
@@ -143,10 +147,12 @@ def test_only_descendants_of_poisoned_blocks_are_forgotten(
         return with_value(NAN)(parts) if len(hit) == 2 else tuple(parts)
 
     rewrite(tmp_path, second_block)
-    inbox = in_turn(tiny_worker(tmp_path), greedy("a", long), greedy("again", long))
+    inbox = in_turn(CachingWorker(folder=tmp_path), greedy("a", long), greedy("again", long))
     assert inbox.tokens("a") == inbox.tokens("again") == fresh_answer(greedy("a", long))
     assert inbox.finished("again").cached_tokens == 699
-    fork = in_turn(tiny_worker(tmp_path), greedy("fork", long[:256] + random_prompt(200, "fork")))
+    fork = in_turn(
+        CachingWorker(folder=tmp_path), greedy("fork", long[:256] + random_prompt(200, "fork"))
+    )
     assert fork.finished("fork").cached_tokens >= 256
     assert len(warnings(caplog)) == 1
 
@@ -156,13 +162,13 @@ def test_concurrent_requests_over_poisoned_blocks_are_answered_right(
     engine: type[Engine], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shared = random_prompt(400)
-    in_turn(tiny_worker(tmp_path), greedy("first", shared))
+    in_turn(CachingWorker(folder=tmp_path), greedy("first", shared))
     rewrite(tmp_path, with_value(NAN))
     asked = [
         greedy(f"r{number}", shared + random_prompt(20, str(number)), max_tokens=12)
         for number in range(6)
     ]
-    inbox = tiny_worker(tmp_path, engine=engine).serve([asked])
+    inbox = CachingWorker(folder=tmp_path, engine=engine).serve([asked])
     for each in asked:
         alone = answer_alone("llama", tuple(each.prompt_token_ids), each.max_tokens)
         assert tuple(inbox.tokens(each.request_id)) == alone
@@ -179,10 +185,10 @@ def test_a_prefill_only_prompt_is_right_after_poison(
 ) -> None:
     """It samples nothing, so the failing step is the last one planned for it."""
     asked = replace(greedy("a", random_prompt(300), max_tokens=0), is_kept=False, **what)
-    right = in_turn(tiny_worker(tmp_path), greedy("first", random_prompt(300)), asked)
+    right = in_turn(CachingWorker(folder=tmp_path), greedy("first", random_prompt(300)), asked)
     assert right.finished("a").cached_tokens >= 256
     rewrite(tmp_path, with_value(NAN))
-    found = in_turn(tiny_worker(tmp_path, engine=engine), asked)
+    found = in_turn(CachingWorker(folder=tmp_path, engine=engine), asked)
     found.check_protocol()
     assert (found.finished("a").reason, found.finished("a").cached_tokens) == (
         FinishReason.LENGTH,
@@ -226,7 +232,7 @@ def test_sent_tokens_stay_and_the_answer_continues_from_them(
         sampling=sampling,
     )
     right = fresh_answer(asked, name)
-    subject = tiny_worker(name=name, engine=engine)
+    subject = CachingWorker(name, engine=engine)
     spoiled: list[int] = []
 
     def spoil_once() -> None:
@@ -245,15 +251,15 @@ def test_sent_tokens_stay_and_the_answer_continues_from_them(
 def test_a_paused_sequence_that_fails_after_a_live_state_stays_paused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    subject = SteppedWorker("llama", engine=RunningAhead)
+    subject = CachingWorker(engine=RunningAhead)
     subject.send(greedy("before", random_prompt(90)))
     subject.run_to_end()
     subject.send(greedy("a", random_prompt(90) + random_prompt(5, "a"), max_tokens=20))
-    while fed(subject.worker, "a") < 97:
+    while fed(subject, "a") < 97:
         subject.step()
     (sequence,) = subject.loop._ledger.live()
     assert sequence.start.may_blame_live
-    spoil(subject.worker, "a")
+    spoil(subject, "a")
     subject.step()  # dispatches a step that will fail
     subject.send(pause("a"))
     while subject.step():
@@ -295,7 +301,7 @@ def test_a_prompt_with_nan_logits_fails_and_caches_nothing(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, runner = untied(name)
-    subject = CachingWorker(runner, vocab_size=VOCAB_SIZE)
+    subject = CachingWorker(runner)
     good = random_prompt(300)
     with nan_in(model.model.embed_tokens, BAD):
         inbox = in_turn(
@@ -340,7 +346,7 @@ def tokens_kept(subject: CachingWorker) -> set[int]:
 )
 def test_a_failed_row_cancelled_in_its_step_is_not_cached(engine: type[Engine], steps: int) -> None:
     model, runner = untied("llama")
-    subject = CachingWorker(runner, vocab_size=VOCAB_SIZE, engine=engine)
+    subject = CachingWorker(runner, engine=engine)
     script = [[greedy("a", (*random_prompt(300), BAD))], *[[]] * steps, [cancel("a")]]
     with nan_in(model.lm_head, 0):  # the state is sound, but the row fails
         inbox = subject.serve(script)
@@ -361,7 +367,7 @@ def test_a_failed_row_cancelled_in_its_step_is_not_cached(engine: type[Engine], 
 def test_non_finite_state_is_not_cached_after_finite_output(
     name: str, end: Command, tmp_path: Path
 ) -> None:
-    subject, steps = tiny_worker(tmp_path, name=name), [0]
+    subject, steps = CachingWorker(name, tmp_path), [0]
 
     def spoil_at_the_end() -> None:
         steps[0] += 1
@@ -374,7 +380,7 @@ def test_non_finite_state_is_not_cached_after_finite_output(
         on_receive=spoil_at_the_end,
     )
     kept = subject.index.figures().kept_tokens
-    inbox = in_turn(tiny_worker(tmp_path, name=name), greedy("a", random_prompt(90)))
+    inbox = in_turn(CachingWorker(name, tmp_path), greedy("a", random_prompt(90)))
     assert (kept, inbox.finished("a").cached_tokens) == (
         90 if name == "llama" else 89,
         89,
@@ -386,7 +392,7 @@ def test_a_twin_of_a_failed_prefill_prefills_itself(
     engine: type[Engine], caplog: pytest.LogCaptureFixture
 ) -> None:
     shared = random_prompt(600)
-    subject, spoiled = tiny_worker(engine=engine), [0]
+    subject, spoiled = CachingWorker(engine=engine), [0]
 
     def spoil_the_reader() -> None:
         if fed(subject, "reader") >= 300 and not spoiled[0]:
@@ -424,7 +430,7 @@ def of_another_form(subject: CachingWorker) -> None:
 def test_a_failed_restore_at_admission_is_prefilled_and_forgotten(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    subject, spoiled = tiny_worker(max_queued=1, max_running=1, most_parked_bytes=0), [0]
+    subject, spoiled = CachingWorker(max_queued=1, max_running=1, most_parked_bytes=0), [0]
 
     def spoil_what_is_kept() -> None:
         if len(subject.index._ram) and not spoiled[0] and not open_sequences(subject.engine):
@@ -458,7 +464,7 @@ def test_a_request_admitted_while_its_blocks_fail_restarts_too(
         for name in ("finds out", "let in")
     ]
     right = {each.request_id: fresh_answer(each) for each in (paused, *asked)}
-    subject = tiny_worker(engine=RunningAhead, max_running=2, most_parked_bytes=0)
+    subject = CachingWorker(engine=RunningAhead, max_running=2, most_parked_bytes=0)
 
     def spoil_what_is_kept() -> None:
         if len(subject.index._ram) and not spoiled[0] and not open_sequences(subject.engine):
@@ -486,7 +492,7 @@ def test_a_failed_restore_after_a_preemption_continues_the_answer(
     ]
     right = {each.request_id: fresh_answer(each) for each in asked}
     subject, spoiled = (
-        tiny_worker(budget_tokens=232, expected_output_tokens=4, most_parked_bytes=0),
+        CachingWorker(budget_tokens=232, expected_output_tokens=4, most_parked_bytes=0),
         [0],
     )
     leave = subject.cache.live.leave

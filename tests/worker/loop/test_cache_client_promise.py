@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from holdfast.wire.commands import TELL_STATISTICS, Command
 from holdfast.wire.events import CacheOutcome, FinishReason, WorkerStatistics
 from holdfast.wire.sessions import SessionCommand
-from tests.fakes.fake_cache import BLOCK, FakeCache, KeepingEngine
-from tests.fakes.fake_engine import RAISES_ONCE, expected_tokens
+from tests.fakes.fake_cache import FakeCache
+from tests.fakes.fake_engine import BLOCK, RAISES_ONCE, FakeEngine, expected_tokens
 from tests.fakes.looped_worker import make_loop, request
 from tests.fakes.script_inbox import ScriptInbox, cancel
 
@@ -36,10 +36,10 @@ SHARED = tuple(range(1, 30))
 def serve(
     *script: list[Command],
     cache: FakeCache,
-    engine: KeepingEngine | None = None,
+    engine: FakeEngine | None = None,
     budget_tokens: int = 10_000,
 ) -> ScriptInbox:
-    engine = engine or KeepingEngine()
+    engine = engine or FakeEngine()
     inbox = ScriptInbox(script, in_turn=True)
     loop = make_loop(engine, inbox, budget_tokens=budget_tokens, cache=cache)  # type: ignore[arg-type]
     loop.run()
@@ -52,7 +52,7 @@ def serve(
 
 
 def test_the_second_request_starts_from_the_firsts_prefix() -> None:
-    engine, cache = KeepingEngine(), FakeCache()
+    engine, cache = FakeEngine(), FakeCache()
     inbox = serve([request("a", *SHARED)], [request("b", *SHARED, 99)], cache=cache, engine=engine)
     assert engine.restored == [("b", len(SHARED) // BLOCK * BLOCK)]
     assert inbox.tokens("b") == expected_tokens(request("b", *SHARED, 99))
@@ -72,7 +72,7 @@ def test_every_request_is_answered_fully_if_the_cache_raises(method: str, runs_a
         [*asked, forget],
         [request("later", *SHARED)],
         cache=cache,
-        engine=KeepingEngine(runs_ahead=runs_ahead),
+        engine=FakeEngine(runs_ahead=runs_ahead),
     )
     for each in (*asked, request("later", *SHARED)):
         assert inbox.tokens(each.request_id) == expected_tokens(each)
@@ -91,7 +91,7 @@ def test_a_rest_that_cannot_be_copied_costs_nothing() -> None:
         [request("a", *SHARED)],
         [request("b", *SHARED)],
         cache=FakeCache(),
-        engine=KeepingEngine(rest_raises=True),
+        engine=FakeEngine(rest_raises=True),
     )
     assert inbox.tokens("b") == expected_tokens(request("b", *SHARED))
 
@@ -141,7 +141,7 @@ def test_answers_are_the_same_with_and_without_a_cache(
         script += [
             [cancel(f"r{index}")] for index in sorted(cancelled) if begin <= index < begin + batch
         ]
-    cache, engine = FakeCache(), KeepingEngine(runs_ahead=runs_ahead)
+    cache, engine = FakeCache(), FakeEngine(runs_ahead=runs_ahead)
     cache.raises |= raises
     inbox = ScriptInbox(script)
     loop = make_loop(engine, inbox, budget_tokens=budget_tokens, cache=cache)  # type: ignore[arg-type]

@@ -8,12 +8,11 @@ from holdfast.wire.events import FinishReason
 from holdfast.worker.engine.layouts import SoloCachedRunner
 from holdfast.worker.engine.plan import Span
 from holdfast.worker.loop.device_steps import prefill_alone
-from tests.fakes.caching_worker import CachingWorker, greedy
-from tests.fakes.failing_engine import FailingOnce
+from tests.fakes.caching_worker import CachingWorker, FailingOnce, greedy
 from tests.fakes.fake_engine import FAILS_ALONE, RAISES_AT_COLLECT, FakeEngine, expected_tokens
 from tests.fakes.looped_worker import request
 from tests.fakes.pressed_worker import prompt_of
-from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
+from tests.fakes.tiny_models import make_tiny
 
 
 def opened(*prompt: int, **more: object) -> FakeEngine:
@@ -79,9 +78,7 @@ def test_a_retry_of_a_quantized_sequence_gives_the_same_answer() -> None:
     runner.shares = False
     answers = []
     for fails_at in (0, 5):  # while it generates tokens
-        made = CachingWorker(
-            runner, vocab_size=VOCAB_SIZE, kv_bits="8", engine=FailingOnce, step_tokens=512
-        )
+        made = CachingWorker(runner, kv_bits="8", engine=FailingOnce, step_tokens=512)
         assert isinstance(made.engine, FailingOnce)
         made.engine.collected = 0
         made.engine.fails_at = fails_at

@@ -17,12 +17,17 @@ from holdfast.worker.engine.plan import Draft
 from holdfast.worker.scheduler import scheduler
 from holdfast.worker.scheduler.draft_gain import DraftGain, Offers
 from tests.fakes import forced_drafts
-from tests.fakes.caching_worker import greedy, one_after_the_other, random_prompt, tiny_worker
+from tests.fakes.caching_worker import (
+    CachingWorker,
+    RunningAhead,
+    greedy,
+    make_blocks_small,
+    one_after_the_other,
+    random_prompt,
+)
 from tests.fakes.draft_requests import plain_answers, requests
-from tests.fakes.running_ahead import RunningAhead
 from tests.fakes.script_inbox import ScriptInbox, cancel
 from tests.fakes.slow import slow
-from tests.fakes.stepped_worker import make_blocks_small
 
 
 def assert_same(inbox: ScriptInbox, answers: dict[str, list[int]]) -> None:
@@ -49,7 +54,7 @@ def test_drafts_do_not_change_concurrent_answers(
     script: list[Sequence[Command]] = [requests()]
     answers = plain_answers(script, name=name)
     forced_drafts.force(monkeypatch, answers, seed=name)
-    inbox = tiny_worker(name=name, engine=engine, speculates=True).serve(script)
+    inbox = CachingWorker(name, engine=engine, speculates=True).serve(script)
     assert_same(inbox, answers)
     scored = [event for event in inbox.of("c") if isinstance(event, TokensGenerated)]
     assert all(
@@ -76,7 +81,7 @@ def test_verified_answers_are_cached_correctly(
     answers = plain_answers(one_after_the_other(first, following), name=name)
     forced_drafts.force(monkeypatch, answers, seed="cache")
     for _ in range(2):
-        worker = tiny_worker(tmp_path, name=name, engine=engine, speculates=True)
+        worker = CachingWorker(name, tmp_path, engine=engine, speculates=True)
         inbox = worker.serve([[first], [following]], in_turn=True)
         assert_same(inbox, answers)
         # a recurrent state may have returned to the token before its last draft
@@ -100,7 +105,7 @@ def test_preempted_sequences_continue_with_their_drafts(
     ]
     answers = plain_answers(script, name=name)
     forced_drafts.force(monkeypatch, answers, seed="preempted")
-    worker = tiny_worker(name=name, engine=engine, speculates=True, budget_tokens=90)
+    worker = CachingWorker(name, engine=engine, speculates=True, budget_tokens=90)
     assert_same(worker.serve(script), answers)
     assert worker.scheduler.statistics().preemptions > 0
 
@@ -114,7 +119,7 @@ def test_a_request_can_be_cancelled_during_verification(
     forced_drafts.force(monkeypatch, answers, seed="cancelled")
     for steps in (3, 5):
         cancelled = [*script, *[[]] * steps, [cancel("a")], [], [cancel("d")]]
-        inbox = tiny_worker(engine=engine, speculates=True).serve(cancelled)
+        inbox = CachingWorker(engine=engine, speculates=True).serve(cancelled)
         for name in "ad":
             assert inbox.finished(name).reason is FinishReason.CANCELLED
             tokens = inbox.tokens(name)
@@ -132,7 +137,7 @@ def test_stop_tokens_end_answers_at_the_same_place(
     script: list[Sequence[Command]] = [requests(stop_token_ids=stops)]
     stopped = plain_answers(script)
     forced_drafts.force(monkeypatch, answers, seed="stops")
-    inbox = tiny_worker(speculates=True).serve(script)
+    inbox = CachingWorker(speculates=True).serve(script)
     assert_same(inbox, stopped)
     assert {inbox.finished(name).reason for name in stopped} == {FinishReason.STOP}
 
@@ -154,7 +159,7 @@ def test_earlier_answers_are_drafted_only_within_a_tenant(
         )
 
     asked = [request("first", "a"), request("again", "a"), request("stranger", "b")]
-    inbox = tiny_worker(speculates=True).serve([[each] for each in asked], in_turn=True)
+    inbox = CachingWorker(speculates=True).serve([[each] for each in asked], in_turn=True)
     assert inbox.tokens("first") == inbox.tokens("again") == inbox.tokens("stranger")
     assert inbox.finished("again").accepted_tokens > 25
     assert inbox.finished("stranger").accepted_tokens == inbox.finished("first").accepted_tokens < 5
@@ -164,7 +169,7 @@ def test_repetitions_are_drafted_by_the_worker_itself() -> None:
     """A tiny model's greedy answer soon repeats itself."""
     request = greedy("a", random_prompt(20), max_tokens=120)
     answer = plain_answers([[request]])["a"]
-    inbox = tiny_worker(speculates=True).serve([[request]])
+    inbox = CachingWorker(speculates=True).serve([[request]])
     assert inbox.tokens("a") == answer
     end = inbox.finished("a")
     assert end.accepted_tokens + end.rejected_tokens > 0
@@ -183,5 +188,5 @@ def test_unprofitable_drafts_are_made_for_few_steps(
 
     monkeypatch.setattr(scheduler, "DraftGain", NeverWorthIt)
     request = greedy("a", random_prompt(20), max_tokens=300)
-    tiny_worker(engine=engine, speculates=True).serve([[request]])
+    CachingWorker(engine=engine, speculates=True).serve([[request]])
     assert least < len(made) < most

@@ -24,17 +24,16 @@ from holdfast.worker.engine.probe import choose_layout
 from tests.fakes import distributions
 from tests.fakes.caching_worker import (
     CachingWorker,
+    RunningAhead,
     greedy,
+    make_blocks_small,
     one_after_the_other,
     random_prompt,
-    tiny_worker,
 )
 from tests.fakes.draft_models import ask_always, draft_model
 from tests.fakes.draft_requests import plain_answers, requests
-from tests.fakes.running_ahead import RunningAhead
 from tests.fakes.script_inbox import ScriptInbox, cancel
 from tests.fakes.slow import slow
-from tests.fakes.stepped_worker import make_blocks_small
 from tests.fakes.tiny_grammars import SCHEMA, json_grammar, tiny_constraints
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
 
@@ -44,7 +43,7 @@ PENALTIES = SamplingParams(
 
 
 def drafting(name: str = "llama", **more: Any) -> CachingWorker:
-    return tiny_worker(name=name, speculates=True, draft_model=draft_model(name), **more)
+    return CachingWorker(name, speculates=True, draft_model=draft_model(name), **more)
 
 
 def assert_same(worker: CachingWorker, inbox: ScriptInbox, answers: dict[str, list[int]]) -> None:
@@ -118,11 +117,10 @@ def test_drafts_change_nothing_with_quantized_kv(
         [greedy(name, random_prompt(245, name), max_tokens=24, kv_bits=kv_bits) for name in "ab"]
     ]
     runner = choose_layout(make_tiny("llama", head_dim=64), vocab_size=VOCAB_SIZE)
-    plain = CachingWorker(runner, vocab_size=VOCAB_SIZE, kv_bits="auto").serve(script)
+    plain = CachingWorker(runner, kv_bits="auto").serve(script)
     ask_always(monkeypatch, seed="quantized")
     worker = CachingWorker(
         runner,
-        vocab_size=VOCAB_SIZE,
         kv_bits="auto",
         speculates=True,
         draft_model=draft_model(head_dimensions=64),
@@ -217,7 +215,7 @@ def test_a_failing_draft_model_is_disabled_and_harms_no_request(
     ask_always(monkeypatch, seed="failing")
     model: DraftModel = draft_model(engine=Failing)
     monkeypatch.setattr(Failing, "reason", reason)
-    worker = tiny_worker(speculates=True, draft_model=model)
+    worker = CachingWorker(speculates=True, draft_model=model)
     with caplog.at_level(logging.ERROR):
         inbox = worker.serve(script)
     assert {name: inbox.tokens(name) for name in answers} == answers

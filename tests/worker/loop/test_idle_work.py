@@ -13,11 +13,9 @@ from holdfast.wire.requests import TokenIds
 from holdfast.wire.sessions import SessionCommand
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.loop.idle_work import MOST_WAITING
-from tests.fakes.caching_worker import greedy, random_prompt
-from tests.fakes.running_ahead import RunningAhead
+from tests.fakes.caching_worker import CachingWorker, RunningAhead, greedy, random_prompt
 from tests.fakes.script_inbox import cancel
 from tests.fakes.slow import slow
-from tests.fakes.stepped_worker import SteppedWorker
 
 PROMPT, TAIL = random_prompt(100), random_prompt(300, "tail")
 NEW = random_prompt(10, "new")
@@ -36,16 +34,16 @@ def ahead(
     return greedy(name, prompt, max_tokens=0, read_ahead=ReadAhead(known_tokens=known), **more)
 
 
-def begun(*names: str, model: str = "llama", engine: type[Engine] = Engine) -> SteppedWorker:
+def begun(*names: str, model: str = "llama", engine: type[Engine] = Engine) -> CachingWorker:
     """A worker that has answered a prompt and receives idle work."""
-    worker = SteppedWorker(model, engine=engine)
+    worker = CachingWorker(model, engine=engine)
     worker.send(greedy("first", PROMPT))
     worker.run_to_end()
     worker.send(*(ahead(name, PROMPT + random_prompt(300, name)) for name in names))
     return worker
 
 
-def reading(worker: SteppedWorker) -> list[str]:
+def reading(worker: CachingWorker) -> list[str]:
     """The requests with a span in the running step."""
     dispatched = worker.loop._dispatched
     return [] if dispatched is None else [span.request_id for span in dispatched.plan.spans]
@@ -155,7 +153,7 @@ def test_idle_work_is_not_charged_to_a_client() -> None:
 
 
 def test_idle_work_that_does_not_fit_into_memory_is_dropped() -> None:
-    worker = SteppedWorker("llama", budget_tokens=200)
+    worker = CachingWorker(budget_tokens=200)
     worker.send(ahead("too much", PROMPT + TAIL, known=0))
     worker.run_to_end()
     assert worker.inbox.finished("too much").reason is FinishReason.CANCELLED
@@ -213,11 +211,11 @@ def test_preempted_sequences_count_as_queued() -> None:
 
 
 def test_tokens_that_an_earlier_worker_prefilled_ahead_count_once(tmp_path: Path) -> None:
-    worker = SteppedWorker("llama", folder=tmp_path)
+    worker = CachingWorker(folder=tmp_path)
     worker.send(greedy("first", PROMPT + TAIL))
     worker.run_to_end()
     worker.end()
-    worker.begin()
+    worker = CachingWorker(folder=tmp_path)
     worker.send(ReadAheadRun(tenant="", token_ids=TokenIds.of(PROMPT + TAIL), start=len(PROMPT)))
     for name in ("next", "again"):
         worker.send(greedy(name, PROMPT + TAIL + NEW))
@@ -229,7 +227,7 @@ def test_tokens_that_an_earlier_worker_prefilled_ahead_count_once(tmp_path: Path
 
 
 def test_evicted_tokens_do_not_count_as_prefilled_ahead() -> None:
-    worker = SteppedWorker("llama")
+    worker = CachingWorker()
     worker.send(ReadAheadRun(tenant="", token_ids=TokenIds.of(PROMPT + TAIL), start=len(PROMPT)))
     for name in ("next", "again"):
         worker.send(greedy(name, PROMPT + TAIL + NEW))

@@ -18,13 +18,12 @@ from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine
 from tests.fakes.caching_worker import (
     CachingWorker,
+    FailingOnce,
+    RunningAhead,
     greedy,
     one_after_the_other,
     random_prompt,
-    tiny_worker,
 )
-from tests.fakes.failing_engine import FailingOnce
-from tests.fakes.running_ahead import RunningAhead
 from tests.fakes.script_inbox import ScriptInbox, pause, resume
 from tests.fakes.slow import slow
 from tests.fakes.tiny_grammars import END, SCHEMA, json_grammar, text_of, tiny_constraints
@@ -70,7 +69,7 @@ ASKED = (
 
 
 def a_worker(folder: Path | None = None, *, name: str = "llama", **more: Any) -> CachingWorker:
-    return tiny_worker(folder, name=name, constraints=tiny_constraints(), **more)
+    return CachingWorker(name, folder, constraints=tiny_constraints(), **more)
 
 
 @cache
@@ -198,7 +197,7 @@ def test_an_answer_without_allowed_tokens_ends_alone_with_the_reason(
     assert end.reason is FinishReason.REFUSED
     assert text_of(inbox.tokens("stuck")) == "ab"
     assert "the grammar" in end.error
-    assert inbox.tokens("beside") == tiny_worker().serve([[beside]]).tokens("beside")
+    assert inbox.tokens("beside") == CachingWorker().serve([[beside]]).tokens("beside")
     assert inbox.started("beside").memory.cached_tokens > 0, "what it began from is not to blame"
 
 

@@ -32,11 +32,8 @@ from holdfast.worker.engine.plan import SpanResult
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.live import LiveState
-from tests.fakes.caching_worker import CachingWorker, greedy
-from tests.fakes.live_state import open_sequences
+from tests.fakes.caching_worker import CachingWorker, greedy, make_blocks_small, open_sequences
 from tests.fakes.pressed_worker import answer_of, prompt_of, wide_in_small_blocks
-from tests.fakes.stepped_worker import SteppedWorker, make_blocks_small
-from tests.fakes.tiny_models import VOCAB_SIZE
 
 picks = st.integers(0, 10**6)
 failures = st.sampled_from([None, None, None, 0, 1])
@@ -94,30 +91,9 @@ class FaultyEngine(Engine):
         return results
 
 
-class PressedWorker(SteppedWorker):
-    def make(self) -> CachingWorker:
-        return CachingWorker(
-            wide_in_small_blocks("llama"),
-            vocab_size=VOCAB_SIZE,
-            folder=self._folder,
-            has_measured_costs=True,
-            kv_bits="auto",
-            engine=FaultyEngine,
-            **self._more,
-        )
-
-    @property
-    def engine(self) -> FaultyEngine:
-        engine = self.worker.engine
-        assert isinstance(engine, FaultyEngine)
-        return engine
-
-
 @cache
 def lone_engine() -> Engine:
-    return CachingWorker(
-        wide_in_small_blocks("llama"), vocab_size=VOCAB_SIZE, kv_bits="auto"
-    ).engine
+    return CachingWorker(wide_in_small_blocks("llama"), kv_bits="auto").engine
 
 
 @cache
@@ -149,9 +125,12 @@ class Conversions(RuleBasedStateMachine):
     @initialize(budget_tokens=st.sampled_from([400, 100_000]), has_disk=st.booleans())
     def start(self, budget_tokens: int, has_disk: bool) -> None:
         self.folder = tempfile.TemporaryDirectory() if has_disk else None
-        self.subject = PressedWorker(
-            "llama",
-            folder=None if self.folder is None else Path(self.folder.name),
+        self.subject = CachingWorker(
+            wide_in_small_blocks("llama"),
+            None if self.folder is None else Path(self.folder.name),
+            has_measured_costs=True,
+            kv_bits="auto",
+            engine=FaultyEngine,
             budget_tokens=budget_tokens,
             step_tokens=256,
         )
@@ -234,8 +213,8 @@ class Conversions(RuleBasedStateMachine):
             pass
         for name in self.names:
             self.check(name)
-        assert open_sequences(subject.worker.engine) == 0
-        assert subject.worker.scheduler.statistics().reserved_bytes == 0
+        assert open_sequences(subject.engine) == 0
+        assert subject.scheduler.statistics().reserved_bytes == 0
         subject.end()
         subject.inbox.check_protocol()
         logging.getLogger("holdfast").removeHandler(self.handler)

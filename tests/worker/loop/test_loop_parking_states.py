@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,14 @@ from holdfast.wire.commands import ReadAhead, SequenceControl
 from holdfast.wire.sessions import SessionCommand
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.loop import device_steps
-from tests.fakes.caching_worker import greedy, random_prompt
-from tests.fakes.live_state import open_sequences
-from tests.fakes.running_ahead import RunningAhead
-from tests.fakes.stepped_worker import SteppedWorker, make_blocks_small
+from tests.fakes.caching_worker import (
+    CachingWorker,
+    RunningAhead,
+    greedy,
+    make_blocks_small,
+    open_sequences,
+    random_prompt,
+)
 
 picks = st.integers(0, 10**6)
 lengths = st.sampled_from([3, 17, 33, 50, 70])
@@ -70,7 +75,8 @@ class ParkingStates(RuleBasedStateMachine):
     ) -> None:
         token_bytes = 768  # about what a token of the tiny models takes
         self.folder = tempfile.TemporaryDirectory() if has_disk else None
-        self.subject = SteppedWorker(
+        self.make_worker = partial(
+            CachingWorker,
             self.name,
             folder=None if self.folder is None else Path(self.folder.name),
             engine=engine,
@@ -81,6 +87,7 @@ class ParkingStates(RuleBasedStateMachine):
             if most_parked_tokens is None
             else most_parked_tokens * token_bytes,
         )
+        self.subject = self.make_worker()
         self.paused: set[str] = set()
         self.forgotten: set[str] = set()
         self.count = 0
@@ -222,7 +229,8 @@ class ParkingStates(RuleBasedStateMachine):
     def restart(self) -> None:
         self.subject.end()
         self.paused.clear()
-        self.subject.begin()
+        before, self.subject = self.subject, self.make_worker()
+        self.subject.inbox, self.subject.sent = before.inbox, before.sent
 
     def teardown(self) -> None:
         if not hasattr(self, "subject"):
@@ -233,9 +241,9 @@ class ParkingStates(RuleBasedStateMachine):
         for request_id in self.subject.sent:
             self.subject.check_answer(request_id)
             type(self).answers_checked += 1
-        assert open_sequences(self.subject.worker.engine) == 0
+        assert open_sequences(self.subject.engine) == 0
         self.subject.end()
-        assert self.subject.worker.scheduler.statistics().reserved_bytes == 0
+        assert self.subject.scheduler.statistics().reserved_bytes == 0
         self.subject.inbox.check_protocol()
         if self.folder is not None:
             self.folder.cleanup()

@@ -11,9 +11,9 @@ from holdfast.worker.loop.inbox import Inbox
 from holdfast.worker.loop.loop import WorkerLoop
 from holdfast.worker.loop.process import Progress, WorkerEnd, live
 from tests.fakes.fake_engine import FakeEngine
+from tests.fakes.fake_worker import INFO
 from tests.fakes.looped_worker import make_loop, request
 from tests.fakes.script_inbox import ScriptInbox
-from tests.fakes.worker_main import INFO
 
 
 def test_a_worker_reports_ready_serves_and_closes_its_inbox() -> None:

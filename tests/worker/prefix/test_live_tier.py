@@ -20,11 +20,15 @@ from holdfast.worker.kv.live import LiveState, all_bytes
 from holdfast.worker.prefix import live_tier
 from holdfast.worker.prefix.lookup import LiveChain
 from tests.fakes.architectures import probed
-from tests.fakes.caching_worker import greedy, random_prompt
-from tests.fakes.failing_engine import FailingOnce
-from tests.fakes.running_ahead import RunningAhead
+from tests.fakes.caching_worker import (
+    CachingWorker,
+    FailingOnce,
+    RunningAhead,
+    greedy,
+    make_blocks_small,
+    random_prompt,
+)
 from tests.fakes.script_inbox import cancel
-from tests.fakes.stepped_worker import SteppedWorker, make_blocks_small
 
 
 class FailingAhead(FailingOnce, RunningAhead):
@@ -38,7 +42,7 @@ def small_blocks() -> Iterator[None]:
         yield
 
 
-def serve(subject: SteppedWorker, *requests: SequenceRequest) -> None:
+def serve(subject: CachingWorker, *requests: SequenceRequest) -> None:
     """Run requests together to their ends and check each answer against its answer alone."""
     subject.send(*requests)
     subject.run_to_end()
@@ -46,17 +50,17 @@ def serve(subject: SteppedWorker, *requests: SequenceRequest) -> None:
         subject.check_answer(request.request_id)
 
 
-def known(subject: SteppedWorker, request_id: str) -> tuple[int, ...]:
+def known(subject: CachingWorker, request_id: str) -> tuple[int, ...]:
     return tuple(subject.sent[request_id].prompt_token_ids) + tuple(
         subject.inbox.tokens(request_id)
     )
 
 
-def parked(subject: SteppedWorker) -> list[LiveChain]:
-    return subject.worker.cache.live._chains.parked
+def parked(subject: CachingWorker) -> list[LiveChain]:
+    return subject.cache.live._chains.parked
 
 
-def rest(subject: SteppedWorker) -> None:
+def rest(subject: CachingWorker) -> None:
     """Ended requests are parked."""
     while subject.step():
         pass
@@ -70,14 +74,14 @@ def spoil(chain: LiveChain) -> None:
                 array[...] = math.nan
 
 
-def report(subject: SteppedWorker, request_id: str) -> CacheReport:
+def report(subject: CachingWorker, request_id: str) -> CacheReport:
     return subject.inbox.finished(request_id).memory
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
 def test_two_requests_for_one_state_are_both_answered_right(name: str) -> None:
     for cuts in ((0, 0), (2, 0), (1, 3)):
-        subject = SteppedWorker(name)
+        subject = CachingWorker(name)
         serve(subject, greedy("first", random_prompt(50), max_tokens=6))
         rest(subject)
         before = known(subject, "first")
@@ -93,11 +97,11 @@ def test_two_requests_for_one_state_are_both_answered_right(name: str) -> None:
 def test_parked_states_are_not_recounted_with_every_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    subject = SteppedWorker("llama")
+    subject = CachingWorker()
     for index in range(6):
         serve(subject, greedy(f"parked {index}", random_prompt(40, str(index)), max_tokens=4))
     rest(subject)
-    assert subject.worker.cache.live.held.parked == 6
+    assert subject.cache.live.held.parked == 6
     counted: list[LiveState] = []
 
     def counting(states: Iterable[LiveState]) -> dict[int, int]:
@@ -114,7 +118,7 @@ def test_parked_states_are_not_recounted_with_every_request(
 
 
 def test_a_corrupted_parked_state_is_dropped_and_the_request_answered() -> None:
-    subject = SteppedWorker("llama")
+    subject = CachingWorker()
     serve(subject, greedy("first", random_prompt(100), max_tokens=12))
     rest(subject)
     (chain,) = parked(subject)
@@ -125,7 +129,7 @@ def test_a_corrupted_parked_state_is_dropped_and_the_request_answered() -> None:
 
 
 def test_a_corrupted_shared_state_delays_no_request() -> None:
-    subject = SteppedWorker("llama")
+    subject = CachingWorker()
     serve(subject, greedy("first", random_prompt(100), max_tokens=12))
     rest(subject)
     (chain,) = parked(subject)
@@ -136,7 +140,7 @@ def test_a_corrupted_shared_state_delays_no_request() -> None:
 
 
 def test_no_request_starts_from_a_corrupted_state() -> None:
-    subject = SteppedWorker("llama")
+    subject = CachingWorker()
     serve(subject, greedy("first", random_prompt(100), max_tokens=12))
     rest(subject)
     (chain,) = parked(subject)
@@ -152,29 +156,29 @@ def test_no_request_starts_from_a_corrupted_state() -> None:
 def test_a_failed_start_from_a_moved_state_falls_back_to_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subject = SteppedWorker("llama", folder=tmp_path)
+    subject = CachingWorker(folder=tmp_path)
     serve(subject, greedy("first", random_prompt(100), max_tokens=12))
     rest(subject)
-    store = subject.worker.store
+    store = subject.store
     assert store is not None and store.flush()
     rest(subject)
-    kept = subject.worker.index.figures().kept_tokens
+    kept = subject.index.figures().kept_tokens
     assert kept == 111
-    whole_open, opened = subject.worker.engine.open, []
+    whole_open, opened = subject.engine.open, []
 
     def unfit(*args: Any, prefix: Prefix | None = None, **more: Any) -> LiveState:
         opened.append(prefix)
         state = whole_open(*args, prefix=prefix, **more)
         if prefix is not None and prefix.base is not None:
-            subject.worker.engine.close(args[0].request_id)
+            subject.engine.close(args[0].request_id)
             raise SnapshotMismatch("it does not fit")
         return state
 
-    monkeypatch.setattr(subject.worker.engine, "open", unfit)
+    monkeypatch.setattr(subject.engine, "open", unfit)
     serve(subject, greedy("turn", (*known(subject, "first"), 3, 4)))
     assert len(opened) == 2
     assert report(subject, "turn").disk_tokens == kept
-    assert subject.worker.index.figures().kept_tokens >= kept
+    assert subject.index.figures().kept_tokens >= kept
 
 
 def test_a_failed_step_without_copyable_state_costs_no_answer(
@@ -186,19 +190,19 @@ def test_a_failed_step_without_copyable_state_costs_no_answer(
     def broken(*_: object) -> None:
         raise RuntimeError("it cannot be copied")
 
-    subject = SteppedWorker("llama", engine=FailsOnce)
-    monkeypatch.setattr(subject.worker.cache.live, "copy_of", broken)
+    subject = CachingWorker(engine=FailsOnce)
+    monkeypatch.setattr(subject.cache.live, "copy_of", broken)
     serve(
         subject,
         greedy("short", random_prompt(20), max_tokens=1),
         greedy("long", random_prompt(40, "b"), max_tokens=9),
     )
-    assert isinstance(subject.worker.engine, FailsOnce)
-    assert subject.worker.engine.collected > subject.worker.engine.fails_at, "no step has failed"
+    assert isinstance(subject.engine, FailsOnce)
+    assert subject.engine.collected > subject.engine.fails_at, "no step has failed"
 
 
 def test_forgetting_a_session_drops_its_parked_state() -> None:
-    subject = SteppedWorker("llama")
+    subject = CachingWorker()
     serve(subject, greedy("first", random_prompt(100), max_tokens=12, session_id="s"))
     rest(subject)
     turn = (*known(subject, "first"), 3, 4)
@@ -215,12 +219,12 @@ def test_forgetting_a_session_drops_its_parked_state() -> None:
 
 def test_a_session_is_forgotten_even_if_the_tree_lost_it_first() -> None:
     """Its blocks followed the middle of a removed block."""
-    subject = SteppedWorker("llama")
+    subject = CachingWorker()
     serve(subject, greedy("first", random_prompt(70), max_tokens=0, session_id="other"))
     fork = random_prompt(70)[:20] + random_prompt(60, "b")
     serve(subject, greedy("fork", fork, max_tokens=3, session_id="s"))
     rest(subject)
-    index, tier = subject.worker.index, subject.worker.cache.live
+    index, tier = subject.index, subject.cache.live
     tier.leave(next(chain for chain in parked(subject) if chain.request_id == "first"))
     while (victim := index._ram.next_to_leave()) is not None:
         index._ram.evict(victim)
@@ -235,7 +239,7 @@ def test_a_session_is_forgotten_even_if_the_tree_lost_it_first() -> None:
 
 def test_a_moved_states_window_is_right_after_restoring_its_boundary() -> None:
     """A second request wants the same state and takes it over after the first has left."""
-    subject = SteppedWorker("gemma3_text")
+    subject = CachingWorker("gemma3_text")
     serve(subject, greedy("first", random_prompt(100), max_tokens=12))
     rest(subject)
     before = known(subject, "first")
@@ -251,7 +255,7 @@ def test_a_moved_states_window_is_right_after_restoring_its_boundary() -> None:
 
 def test_frozen_tokens_are_held_and_no_longer_reserved() -> None:
     """If counted twice, the memory of a lone sequence would never suffice for its growth."""
-    subject = SteppedWorker("llama", has_measured_costs=True, budget_tokens=96, most_parked_bytes=0)
+    subject = CachingWorker(has_measured_costs=True, budget_tokens=96, most_parked_bytes=0)
     serve(
         subject,
         greedy("grows", random_prompt(30), max_tokens=60),
@@ -265,8 +269,8 @@ def test_a_failed_step_of_sharing_sequences_reserves_no_excess_memory(
     engine: type[FailingOnce],
 ) -> None:
     """Retried alone, they do not share: a sequence without room is prefilled when there is some."""
-    subject = SteppedWorker("llama", engine=engine, has_measured_costs=True, budget_tokens=220)
-    assert isinstance(subject.worker.engine, FailingOnce)
+    subject = CachingWorker(engine=engine, has_measured_costs=True, budget_tokens=220)
+    assert isinstance(subject.engine, FailingOnce)
     serve(subject, greedy("first", random_prompt(100), max_tokens=1))
     rest(subject)
     forks = [
@@ -276,10 +280,10 @@ def test_a_failed_step_of_sharing_sequences_reserves_no_excess_memory(
     subject.send(*forks)
     while min(len(subject.inbox.tokens(fork.request_id)) for fork in forks) < 2:
         subject.step()
-    assert len(subject.worker.scheduler._running) == 3
-    subject.worker.engine.fails_at = subject.worker.engine.collected + 1
+    assert len(subject.scheduler._running) == 3
+    subject.engine.fails_at = subject.engine.collected + 1
     subject.run_to_end()
-    assert subject.worker.engine.collected > subject.worker.engine.fails_at
+    assert subject.engine.collected > subject.engine.fails_at
     for fork in forks:
         subject.check_answer(fork.request_id)
 
@@ -292,7 +296,7 @@ def test_with_a_fused_kernel_forks_copy_and_all_bytes_count(
         monkeypatch.setattr(runner, name, getattr(runner, name))
     choose_sharing(runner, composes_attention=False)
     assert not runner.shares
-    subject = SteppedWorker("llama", has_measured_costs=True)
+    subject = CachingWorker(has_measured_costs=True)
     serve(subject, greedy("first", random_prompt(100), max_tokens=12))
     rest(subject)
     serve(subject, greedy("turn", (*known(subject, "first"), 1, 2, 3)))
@@ -320,6 +324,6 @@ def test_with_a_fused_kernel_forks_copy_and_all_bytes_count(
         for array in leaf.arrays()
     ]
     held = {id(array): array.nbytes for array in arrays}
-    assert subject.worker.cache.live.held.parked_bytes == sum(held.values()) > 0
+    assert subject.cache.live.held.parked_bytes == sum(held.values()) > 0
     assert len(held) < len(arrays), "while they are parked they hold their common beginning once"
     assert len(parked(subject)) == 4
