@@ -21,11 +21,10 @@ import mlx.core as mx
 import numpy as np
 from tokenizers import Tokenizer
 
-from holdfast.worker.engine.backend import in_use
 from holdfast.worker.engine.engine import Engine, PendingStep
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.plan import BLOCK_TOKENS, SpanResult, StepPlan
-from holdfast.worker.engine.seams import StepLogits
+from holdfast.worker.engine.mlx_lm_hooks import StepLogits
 from holdfast.worker.engine.sequence import SequenceSpan
 from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.bits import BITS, KVBits
@@ -115,11 +114,9 @@ class ToyRunner(Runner):
     mixes_chunks = True
 
     def __init__(self, weights: str, *, vocab_size: int) -> None:
+        super().__init__(None, None)
         self._weights = weights
         self._vocab_size = vocab_size
-        self._head = None
-        self._pairs = ()
-        self.backend = in_use()
         self.is_poisoned = False  # the next step computes NaN
 
     def fresh_layers(
@@ -127,7 +124,7 @@ class ToyRunner(Runner):
     ) -> list[Layer]:
         if kv_bits == "native":
             return [FullKV()]
-        (pair,) = self._pairs
+        (pair,) = self._heads_forms
         return [QuantizedKV(BITS[kv_bits], form=pair, block_tokens=block_tokens)]
 
     def refusal(self) -> str:
@@ -141,7 +138,7 @@ class ToyRunner(Runner):
         ]
         if not rows:
             return StepLogits(is_computed=True)
-        return StepLogits(drawn=mx.array(np.stack(rows)), is_computed=True)
+        return StepLogits(to_sample=mx.array(np.stack(rows)), is_computed=True)
 
     _run = forward  # type: ignore[assignment]
 

@@ -161,8 +161,8 @@ class SimulatedFront:
         services = app.state.services
         services.access.drain.begin(self.settings.server.shutdown_seconds)
         services.models.library.stop()
-        await services.answers.held.end_lost()
-        running = {*self._requests, *services.answers.held.tasks}
+        await services.answers.resumable.cancel_lost()
+        running = {*self._requests, *services.answers.resumable.tasks}
         if running:
             await asyncio.wait(running, timeout=services.access.drain.seconds_left)
         self.app = None

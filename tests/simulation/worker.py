@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.kv.codec import PayloadFormat
 from holdfast.worker.loop import counters, inbox
 from holdfast.worker.loop.inbox import Heart, Inbox, Progress, Pulse, ZmqInbox
-from holdfast.worker.loop.loop import WorkerLoop
+from holdfast.worker.loop.loop import ModelOptions, WorkerLoop
 from holdfast.worker.loop.memory_budget import MemoryBudget
 from holdfast.worker.loop.process import live
 from holdfast.worker.prefix.cache import PrefixCache
@@ -93,7 +93,11 @@ def start_worker(world: World, machine: Machine, assignment: Assignment, process
     worker = SimulatedWorker(process, settings, endpoint=assignment.endpoint)
     worker.weights = machine.weights_of(settings.model.name)
     machine.workers[process.pid] = worker
-    process.ends.append(lambda: machine.workers.pop(process.pid, None))
+
+    def forget() -> None:
+        machine.workers.pop(process.pid, None)
+
+    process.ends.append(forget)
     pulse = Pulse(interval_seconds=settings.residency.heartbeat_seconds)
     heart = Heart(assignment.heartbeat_endpoint, pulse)
 
@@ -116,8 +120,10 @@ def costs_of(world: World) -> dict[KVBits, KVCosts]:
         engine = make_engine(world, weights="", vocab_size=VOCAB_SIZE, costs=Costs())
         costs = engine.measure_costs()
         assert costs.form is not None
-        engine._runner.learn_form(costs.form)
-        _costs.update({"native": costs} | {each: engine.measure_costs(each) for each in BITS})
+        engine._runner.set_form(costs.form)
+        _costs["native"] = costs
+        for each in BITS:
+            _costs[each] = engine.measure_costs(each)
     return _costs
 
 
@@ -148,7 +154,7 @@ def _build(
     engine = make_engine(world, weights=weights, vocab_size=VOCAB_SIZE, costs=machine.costs)
     native = by_bits["native"]
     assert native.form is not None
-    engine._runner.learn_form(native.form)
+    engine._runner.set_form(native.form)
     forms = KVForms(default=settings.model.kv_bits, costs=by_bits, refused={})
     plan_for = _planner(machine, settings)
     plan = plan_for(settings.share.state_bytes)
@@ -156,14 +162,14 @@ def _build(
         each: SequenceCosts(
             kv_bytes_per_token=measured.bytes_per_token,
             fixed_bytes_per_sequence=measured.fixed_bytes,
-            block_tokens=BLOCK_TOKENS if each != "native" and engine.cuts_at_blocks else None,
+            block_tokens=BLOCK_TOKENS if each != "native" and engine.ends_spans_at_blocks else None,
         )
         for each, measured in by_bits.items()
     }
     step_tokens = settings.scheduler.step_tokens or 512
     scheduler = Scheduler(
         replace(settings.scheduler, step_tokens=step_tokens),
-        costs[forms.usual],
+        costs[forms.default_now],
         budget_bytes=plan.kv_bytes,
         context_tokens=CONTEXT_TOKENS,
         mixes_chunks=True,
@@ -191,20 +197,11 @@ def _build(
         pinned_percent=settings.store.pinned_percent,
         context_tokens=CONTEXT_TOKENS,
     )
-    fitting = {
-        each: own.longest_sequence(plan.kv_bytes, most_tokens=CONTEXT_TOKENS)
-        for each, own in costs.items()
-    }
+    fitting = _contexts(costs, plan.kv_bytes)
     budget = MemoryBudget(
         plan,
         plan_for=plan_for,
-        contexts_of=lambda kv_bytes: (
-            {
-                each: own.longest_sequence(kv_bytes, most_tokens=CONTEXT_TOKENS)
-                for each, own in costs.items()
-            }
-            | {"auto": costs["8"].longest_sequence(kv_bytes, most_tokens=CONTEXT_TOKENS)}
-        ),
+        contexts_of=lambda kv_bytes: _contexts(costs, kv_bytes),
         scheduler=scheduler,
         cache=cache,
         most_parked_bytes=settings.store.ram_bytes,
@@ -213,14 +210,16 @@ def _build(
         engine=engine,
         scheduler=scheduler,
         inbox=link,
-        retry_chunk_tokens=step_tokens,
+        model=ModelOptions(
+            retry_chunk_tokens=step_tokens,
+            forms=forms,
+            costs=costs,
+            speculates=settings.model.speculation != "off",
+        ),
         cache=cache,
         sessions=sessions,
         memory=budget,
         pulse=pulse,
-        forms=forms,
-        speculates=settings.model.speculation != "off",
-        costs=costs,
     )
     worker.engine, worker.loop, worker.cache, worker.index = engine, loop, cache, index
     worker.store = store
@@ -231,13 +230,13 @@ def _build(
         parameters=1,
         weight_bytes=machine.weight_bytes,
         compute_dtype="float32",
-        context_tokens=fitting[forms.usual],
+        context_tokens=fitting[forms.default_now],
         own_context_tokens=CONTEXT_TOKENS,
         vocab_size=VOCAB_SIZE,
         kv_bits=settings.model.kv_bits,
-        kv_bytes_per_token=by_bits[forms.usual].bytes_per_token,
+        kv_bytes_per_token=by_bits[forms.default_now].bytes_per_token,
         kv_bytes_by_bits={each: own.bytes_per_token for each, own in by_bits.items()},
-        context_tokens_by_bits={**fitting, "auto": fitting["8"]},
+        context_tokens_by_bits=fitting,
         fixed_bytes_per_sequence=0,
         kv_budget_bytes=plan.kv_bytes,
         device="simulated",
@@ -246,6 +245,15 @@ def _build(
         load_seconds=machine.load_seconds,
     )
     return loop, info
+
+
+def _contexts(costs: Mapping[KVBits, SequenceCosts], kv_bytes: int) -> dict[str, int]:
+    """The longest sequence that fits, by the value of `kv_bits`."""
+    found: dict[str, int] = {
+        each: own.longest_sequence(kv_bytes, most_tokens=CONTEXT_TOKENS)
+        for each, own in costs.items()
+    }
+    return {**found, "auto": max(found["native"], found["8"])}
 
 
 def _planner(machine: Machine, settings: WorkerSettings) -> Callable[[int | None], MemoryPlan]:
@@ -266,9 +274,9 @@ def install() -> None:
     mx.disable_compile()  # compiling takes longer than it saves here
     os.setpriority = lambda *_: None
     os.getpid = lambda: world().here.pid if world_or_none() else _REAL_GETPID()
-    inbox.own_queue_times = QueueTimes
-    inbox._major_page_faults = lambda: 0
-    counters._this_process = _NoProcess  # type: ignore[assignment]
+    setattr(inbox, "own_queue_times", QueueTimes)
+    setattr(inbox, "_major_page_faults", lambda: 0)
+    setattr(counters, "_this_process", _NoProcess)
 
 
 class _NoProcess:

@@ -185,6 +185,7 @@ class World:
 
     def _leave(self, task: Task) -> None:
         self.hub.switch()
+        assert self.current is task
         if task.process.is_dead:
             raise Killed
 
@@ -206,7 +207,8 @@ class World:
 
     def make_ready(self, task: Task) -> None:
         """Let a task run when it is its turn."""
-        self._ready.append(task)
+        if not task.is_over:
+            self._ready.append(task)
 
     def forget_ready(self, process: Process) -> None:
         """No task of this process is ready any more."""
@@ -227,7 +229,7 @@ class World:
                     task.greenlet.parent = parent
         finally:
             self.current = before
-            task.is_over = True
+            task.is_over, task.is_blocked = True, False
 
     def after(self, seconds: float, act: Callable[[], None]) -> None:
         """Call `act` later, on no task."""
@@ -251,6 +253,8 @@ class World:
             raise Stuck(f"nothing happens any more: {self.waiting()}")
         place = self.random.randrange(len(self._ready)) if len(self._ready) > 1 else 0
         task = self._ready.pop(place)
+        if task.is_over:
+            return
         if task.process.is_suspended:
             task.process.hold(task)
             return
