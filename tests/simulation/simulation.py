@@ -213,11 +213,11 @@ def _whole_turns(messages: list[dict[str, str]]) -> list[dict[str, str]]:
 
 @contextmanager
 def _a_folder() -> Iterator[Path]:
-    place = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    folder = Path(tempfile.mkdtemp(prefix="simulation-", dir=place))
+    folder = Path(tempfile.mkdtemp(prefix="simulation-"))
     try:
         yield folder
     finally:
+        tempfile.tempdir = None
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -232,6 +232,8 @@ def run(scenario: Scenario, *, most_events: int = 3_000_000) -> Outcome:
             XDG_STATE_HOME=str(folder / "state"),
             XDG_CONFIG_HOME=str(folder / "config"),
         )
+        tempfile.tempdir = str(folder / "tmp")
+        (folder / "tmp").mkdir()
         try:
             simulation = Simulation(world, scenario, folder)
             world.run(lambda: simulation.is_over or world.events > most_events)
