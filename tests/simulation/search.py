@@ -226,6 +226,7 @@ class Shrinker:
         self._clock = clock
         self._ends_at = clock() + seconds
         self._invariant = result.failures[0].invariant
+        self._tried = {repr(scenario)}
         self.best = Shrunk(scenario, result)
 
     def shrink(self) -> Shrunk:
@@ -251,6 +252,9 @@ class Shrinker:
                 candidate = next(candidates, None)
                 if candidate is None:
                     break
+                if (text := repr(candidate)) in self._tried:
+                    continue
+                self._tried.add(text)
                 # a candidate that takes longer is not simpler
                 most = 2 * self.best.result.events + 5000
                 running.append(
@@ -349,7 +353,7 @@ def _simpler_actions(action: Action) -> Iterator[Action]:
         yield replace(action, **{name: value})
     if isinstance(action, Turn):
         for name in ("tokens", "max_tokens"):
-            if getattr(action, name) > 1:
+            if name in different and getattr(action, name) // 2 > different[name]:
                 yield replace(action, **{name: getattr(action, name) // 2})
     elif action.number > 1:
         yield replace(action, number=action.number // 2)

@@ -38,9 +38,9 @@ def shrink(scenario: Scenario, result_of: Callable[[Scenario], Result]) -> Shrun
     return Shrinker(worlds, scenario, result_of(scenario), seconds=60).shrink()  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=range(40))
-def test_a_literal_makes_the_same_scenario(scenario: Scenario) -> None:
-    assert eval(literal(scenario)) == scenario
+def test_a_literal_makes_the_same_scenario() -> None:
+    for scenario in SCENARIOS:
+        assert eval(literal(scenario)) == scenario
 
 
 def test_a_literal_leaves_defaults_out() -> None:
@@ -130,7 +130,7 @@ def test_a_failure_is_shortened_to_what_it_needs() -> None:
     assert kinds == [Turn, Trouble]
     turn, trouble = shrunk.scenario.actions
     assert isinstance(turn, Turn) and isinstance(trouble, Trouble)
-    assert turn.max_tokens in (2, 3, 20) and turn.protocol == "responses"
+    assert turn.max_tokens == 20 and turn.protocol == "responses"
     assert (turn.reader, turn.choices, turn.timeout_seconds) == ("reads", 1, None)
     assert (trouble.kind, trouble.number) == ("worker dies", 0)
     text = literal(shrunk.scenario)
