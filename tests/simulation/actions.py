@@ -134,6 +134,7 @@ TROUBLES: Mapping[str, int] = {
     "server dies": 2,
     "server restarts": 2,
     "power cut": 2,
+    "weights change": 1,
     "disk error": 5,
     "disk is full": 2,
     "block is damaged": 3,
@@ -226,7 +227,9 @@ def _turn(dice: random.Random, at: float, agent: str, options: Mapping[str, Any]
         max_tokens=dice.choice((1, 5, 20, 60, 300)),
         protocol=dice.choice(("chat", "chat", "messages", "responses", "completions")),
         streams=dice.random() < 0.7,
-        reader=dice.choice(("reads", "reads", "reads", "reads", "slow", "cancels", "breaks", "retries")),
+        reader=dice.choice(
+            ("reads", "reads", "reads", "reads", "slow", "cancels", "breaks", "retries")
+        ),
         read_pieces=dice.randrange(0, 12),
         wait_seconds=dice.choice((0.01, 1.0, 20.0, 100.0)),
         choices=dice.choice((1, 1, 1, 1, 2, 3)),

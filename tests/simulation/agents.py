@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from holdfast.wire.commands import SequenceRequest
 from tests.simulation.actions import BLOCK, Turn
-from tests.simulation.device import END_TOKEN, Oracle, plain_tokens, tokenizer
+from tests.simulation.device import END_TOKEN, plain_tokens, tokenizer
 from tests.simulation.network import Broken, Exchange
 
 if TYPE_CHECKING:
@@ -38,6 +37,8 @@ class Heard:
     message: str = ""
     cached_tokens: int | None = None
     prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    request_id: str = ""  # of the request whose answer this is, which a retry may share
 
     def add(self, choice: int, text: str | None) -> None:
         self.texts[choice] = self.texts.get(choice, "") + (text or "")
@@ -113,6 +114,10 @@ class Agent:
             filler += (-used) % BLOCK + turn.edge
         return text + FILLER * max(0, filler)
 
+    def about_tokens(self) -> int:
+        """The length of its conversation, about."""
+        return len(tokenizer().encode(str(self.messages)).ids)
+
     def _body(self, turn: Turn) -> tuple[str, dict[str, Any]]:
         common: dict[str, Any] = {
             "model": turn.model,
@@ -181,6 +186,8 @@ class Agent:
         heard = Heard()
         try:
             pieces = self._read(exchange, turn, attempt)
+            if turn.reader == "retries" and attempt:
+                heard.request_id = simulation.checks.shared(marker, request_id)
             if turn.streams:
                 _hear_stream(turn.protocol, pieces, heard, exchange)
             else:
@@ -260,6 +267,7 @@ def _hear_usage(usage: dict[str, Any] | None, heard: Heard) -> None:
     if usage:
         heard.prompt_tokens = usage["prompt_tokens"]
         heard.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
+        heard.completion_tokens = usage["completion_tokens"]
 
 
 def _hear_response(response: dict[str, Any], heard: Heard, *, is_whole: bool) -> None:
@@ -271,6 +279,7 @@ def _hear_response(response: dict[str, Any], heard: Heard, *, is_whole: bool) ->
     usage = response["usage"]
     heard.prompt_tokens = usage["input_tokens"]
     heard.cached_tokens = usage["input_tokens_details"]["cached_tokens"]
+    heard.completion_tokens = usage["output_tokens"]
     if is_whole:
         for item in response["output"]:
             for part in item.get("content") or ():
@@ -297,9 +306,8 @@ def _hear_whole(protocol: str, answer: dict[str, Any], heard: Heard) -> None:
         _hear_response(answer, heard, is_whole=True)
 
 
-def expected(request: SequenceRequest, model: str) -> tuple[str, str]:
-    """The text that the oracle gives for a request, and why it ends."""
-    tokens = Oracle(model).answer(request.prompt_token_ids, max_tokens=request.max_tokens)
-    ends = tokens[-1] == END_TOKEN
+def expected(tokens: list[int]) -> tuple[str, str]:
+    """The text of the oracle's answer, and why it ends."""
+    ends = bool(tokens) and tokens[-1] == END_TOKEN
     text = tokenizer().decode(tokens[:-1] if ends else tokens, skip_special_tokens=False)
     return text, "stop" if ends else "length"

@@ -1,20 +1,41 @@
-"""What must always be true in the simulated world, by name."""
+"""What must always be true in the simulated world, by name.
+
+Agents report what they hear; the links and the worker's loop are watched; and everything is counted
+when nobody waits for anything any more.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from holdfast.front.link.worker_link import WorkerLink
+from holdfast.store.block import ReadFailed, read_block
 from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.events import Accepted, Finished, Rejected, TokensGenerated
+from holdfast.wire.events import Accepted, Finished, Rejected, Started, TokensGenerated, WaitReason
+from holdfast.wire.requests import TOKEN_BYTES
+from holdfast.worker.loop.loop import IDLE_SECONDS, WorkerLoop
 from tests.simulation.actions import Call, Trouble, Turn
 from tests.simulation.agents import Heard, expected
-from tests.simulation.device import Oracle
+from tests.simulation.device import Oracle, rows_of
 
 if TYPE_CHECKING:
     from tests.simulation.front import SimulatedFront
     from tests.simulation.simulation import Simulation
+    from tests.simulation.worker import SimulatedWorker
+
+CHECKED_SHARE = 0.2  # of the loop's rounds
+EXCUSE_SECONDS = 900.0  # for how long after it a trouble explains that a request fails
+# troubles that may make requests fail; errors of the disk never may
+_EXCUSING = {
+    "worker dies", "worker is suspended", "worker hangs", "step fails", "step computes NaN",
+    "step kills", "step is slow", "load fails", "server dies", "server restarts", "power cut",
+    "machine sleeps", "weights change", "model is unloaded",
+}  # fmt: skip
 
 
 class Violation(Exception):
@@ -25,6 +46,42 @@ class Violation(Exception):
         self.invariant, self.what, self.at = invariant, what, at
 
 
+@dataclass
+class _Asked:
+    """A request, from its first command to its end, over all lives of workers."""
+
+    request: SequenceRequest
+    weights: str
+    turn: Turn | None
+    answer: list[int] | None = None  # of the oracle, computed when it is needed
+
+    def right(self) -> list[int]:
+        """All tokens of the answer."""
+        if self.answer is None:
+            request = self.request
+            self.answer = Oracle(self.weights).answer(
+                request.prompt_token_ids, max_tokens=request.max_tokens
+            )
+        return self.answer
+
+
+@dataclass
+class _OnLink:
+    """A request of one worker's life."""
+
+    asked: _Asked
+    tokens: int  # that the worker has been given or has sent
+    is_accepted: bool = False
+
+
+@dataclass
+class _Life:
+    """What one link has carried."""
+
+    worker: SimulatedWorker | None = None
+    open: dict[str, _OnLink] = field(default_factory=dict)
+
+
 class Checks:
     """Watches one run."""
 
@@ -33,83 +90,480 @@ class Checks:
         self.world = simulation.world
         self.states: set[tuple[str, str]] = set()
         self.answers = 0
-        self.excuses: list[tuple[float, Trouble]] = []
-        # what the front has asked workers, by request id
-        self.requests: dict[str, SequenceRequest] = {}
-        self._models: dict[str, str] = {}
-        self._checked = 0
+        self.excuses: list[tuple[float, str]] = []
+        self.damaged = 0  # files that the scenario has damaged
+        self.asked: dict[str, _Asked] = {}
+        self._turns: dict[str, Turn] = {}
+        self._lives: dict[WorkerLink, _Life] = defaultdict(_Life)
+        # for each cache that may be shared: the hashes of all prefixes that were computed in it
+        self._computed: dict[tuple[str, str], set[int]] = defaultdict(set)
+        self._tenants: dict[str, tuple[bool, str]] = {}  # a worker's tenant → the agents'
         _running[:] = [self]
+
+    def _violation(self, invariant: str, what: str) -> None:
+        self.simulation.violation(invariant, what)
 
     # -- what agents report
 
     def began(self, request_id: str, turn: Turn) -> None:
         """An agent has sent a request."""
+        self._turns[request_id] = turn
+
+    def shared(self, marker: str, request_id: str) -> str:
+        """The id of the attempt whose answer a retry gets: the last one that reached a worker."""
+        attempts = [
+            f"{marker}.{number}" for number in range(int(request_id.rpartition(".")[2]) + 1)
+        ]
+        reached = [each for each in attempts if f"{each}/0" in self.asked]
+        return reached[-1] if reached else request_id
 
     def ended(
         self, request_id: str, turn: Turn, heard: Heard, *, began: float, front: SimulatedFront
     ) -> None:
-        """An agent has the whole answer: it must be right."""
+        """An agent has the whole answer: it must be right, or refused for a true reason."""
         self.answers += 1
-        self._check_texts(request_id, turn, heard, is_whole=heard.status == 200 and not heard.error)
+        self._saw(front, f"answer {heard.status} {heard.error}")
+        is_whole = heard.status == 200 and not heard.error
+        self._check_texts(request_id, heard, is_whole=is_whole)
+        if not is_whole:
+            self._check_refusal(request_id, turn, heard, began=began)
+            return
+        choices = turn.choices if turn.protocol in ("chat", "completions") else 1
+        if len(heard.ends) != choices:
+            self._violation(
+                "ends exactly once", f"{request_id} has {len(heard.ends)} of {choices} ends"
+            )
 
     def broke(
         self, request_id: str, turn: Turn, heard: Heard, *, began: float, front: SimulatedFront
     ) -> None:
         """An agent has a part of the answer."""
-        self._check_texts(request_id, turn, heard, is_whole=False)
+        self._saw(front, "broken connection")
+        self._check_texts(request_id, heard, is_whole=False)
+        leaves = turn.reader in ("cancels", "breaks", "retries") and request_id.endswith(".0")
+        if not leaves and front.is_running:
+            self._violation("ends exactly once", f"the server broke the connection of {request_id}")
 
-    def _check_texts(self, request_id: str, turn: Turn, heard: Heard, *, is_whole: bool) -> None:
+    def _check_texts(self, request_id: str, heard: Heard, *, is_whole: bool) -> None:
         for choice, text in heard.texts.items():
-            request = self.requests.get(f"{request_id}/{choice}")
-            if request is None:
+            asked = self.asked.get(f"{heard.request_id or request_id}/{choice}")
+            if asked is None:
                 continue
-            right, end = expected(request, turn.model)
+            right, end = expected(asked.right())
             if is_whole and (text, heard.ends.get(choice)) != (right, end):
-                self.simulation.violation(
+                self._violation(
                     "the oracle's tokens",
                     f"choice {choice} of {request_id} is {text!r} ({heard.ends.get(choice)}) "
                     f"instead of {right!r} ({end})",
                 )
             if not right.startswith(text):
-                self.simulation.violation(
+                self._violation(
                     "the oracle's tokens",
                     f"choice {choice} of {request_id} begins with {text!r} instead of {right!r}",
                 )
+        asked = self.asked.get(f"{heard.request_id or request_id}/0")
+        if is_whole and asked is not None and heard.prompt_tokens is not None:
+            prompt_tokens = len(asked.request.prompt_token_ids)
+            if heard.prompt_tokens != prompt_tokens:
+                self._violation(
+                    "usage", f"{request_id} counts {heard.prompt_tokens} of {prompt_tokens} tokens"
+                )
+        if is_whole and heard.completion_tokens is not None:
+            answers = [self.asked.get(f"{heard.request_id or request_id}/{i}") for i in heard.ends]
+            if all(answers):
+                right_tokens = sum(len(each.right()) for each in answers if each is not None)
+                if heard.completion_tokens != right_tokens:
+                    self._violation(
+                        "usage",
+                        f"{request_id} counts {heard.completion_tokens} tokens of an answer of "
+                        f"{right_tokens}",
+                    )
+
+    def _check_refusal(self, request_id: str, turn: Turn, heard: Heard, *, began: float) -> None:
+        """A request was refused or failed: for a reason that is true."""
+        said = f"{request_id} got {heard.status} {heard.error}: {heard.message}"
+        if "internal" in heard.error or (heard.status == 500 and "unexpected" in heard.message):
+            self._violation("no 500", said)
+        if heard.status == 429:
+            self._violation("true refusals", f"no limit is set, but {said}")
+        if "context" in heard.error:
+            room = min(8192, self.simulation.options["kv_tokens"])
+            if self.simulation.agent(turn.agent).about_tokens() + turn.max_tokens < room // 2:
+                self._violation("true refusals", f"the prompt is short, but {said}")
+            return
+        if "longer than its limit" in heard.message:
+            if turn.timeout_seconds is None:
+                self._violation("true refusals", f"no time limit is set, but {said}")
+            return
+        if "queue" in heard.error or "queue" in heard.message:
+            if self.simulation.options["max_queued"] >= len(self._turns):
+                self._violation("true refusals", f"the queue cannot be full, but {said}")
+            return
+        if heard.status in (400, 401, 403, 404, 422):
+            self._violation("true refusals", said)
+        if len(self.simulation.options["models"]) > 1:
+            return  # there may be no place for a model
+        if not any(began - EXCUSE_SECONDS <= at for at, kind in self.excuses if kind in _EXCUSING):
+            self._violation("true refusals", f"nothing has gone wrong, but {said}")
 
     def called(self, call: Call, status: int, answer: Any) -> None:
         """A short request was answered."""
         if status >= 500 and status != 503:
-            self.simulation.violation("no 500", f"{call.method} {call.path}: {answer}")
+            self._violation("no 500", f"{call.method} {call.path}: {answer}")
+        if call.path.endswith("/unload"):
+            self.excuses.append((self.world.now, "model is unloaded"))
 
     def excuse(self, trouble: Trouble) -> None:
         """Something goes wrong, so that requests may fail."""
-        self.excuses.append((self.world.now, trouble))
+        self.excuses.append((self.world.now, trouble.kind))
+        self._saw(self.simulation.front, trouble.kind)
 
-    # -- always
+    # -- what links carry
+
+    def sent(self, link: WorkerLink, command: SequenceRequest) -> None:
+        """The front sends a request to a worker."""
+        request_id = command.request_id
+        life = self._lives[link]
+        if life.worker is None:
+            life.worker = self._worker_of(link)
+        weights = life.worker.weights if life.worker is not None else ""
+        asked = self.asked.get(request_id)
+        if asked is None or asked.request.prompt_token_ids != command.prompt_token_ids:
+            turn = self._turns.get(request_id.rpartition("/")[0])
+            asked = self.asked[request_id] = _Asked(command, weights, turn)
+            self._check_tenant(command, turn)
+        given = list(command.generated_token_ids)
+        if given != asked.right()[: len(given)] and asked.weights == weights:
+            self._violation("the oracle's tokens", f"{request_id} goes on after wrong tokens")
+        life.open[request_id] = _OnLink(asked, len(given))
+
+    def _check_tenant(self, command: SequenceRequest, turn: Turn | None) -> None:
+        if turn is None:
+            return
+        tenant = (self.simulation.options["has_key"], turn.tenant)
+        if self._tenants.setdefault(command.tenant, tenant) != tenant:
+            self._violation(
+                "tenants are apart", f"{command.request_id} has the tenant of another agent"
+            )
+
+    def came(self, link: WorkerLink, events: list[Any]) -> None:
+        """A worker's events have come."""
+        life = self._lives[link]
+        for event in events:
+            request_id = getattr(event, "request_id", None)
+            if request_id is None or not isinstance(
+                event, Accepted | Rejected | Started | TokensGenerated | Finished
+            ):
+                continue
+            on = life.open.get(request_id)
+            if on is None:
+                self._violation(
+                    "ends exactly once", f"{type(event).__name__} of {request_id} after its end"
+                )
+                return
+            match event:
+                case Accepted():
+                    if on.is_accepted:
+                        self._violation("ends exactly once", f"{request_id} is accepted twice")
+                    on.is_accepted = True
+                case Rejected():
+                    if on.is_accepted:
+                        self._violation("ends exactly once", f"{request_id} is refused late")
+                    del life.open[request_id]
+                case Started():
+                    self._check_cached(life, on, event.memory.cached_tokens)
+                case TokensGenerated():
+                    self._check_tokens(life, on, event)
+                case Finished():
+                    self._check_end(life, on, event)
+                    del life.open[request_id]
+
+    def _check_tokens(self, life: _Life, on: _OnLink, event: TokensGenerated) -> None:
+        if life.worker is None or life.worker.weights != on.asked.weights:
+            return
+        right = on.asked.right()[on.tokens : on.tokens + len(event.token_ids)]
+        if list(event.token_ids) != right:
+            self._violation(
+                "the oracle's tokens",
+                f"{event.request_id} gets {event.token_ids} after {on.tokens} tokens instead of "
+                f"{right}",
+            )
+        on.tokens += len(event.token_ids)
+
+    def _check_end(self, life: _Life, on: _OnLink, event: Finished) -> None:
+        if not on.is_accepted:
+            self._violation("ends exactly once", f"{event.request_id} ends before it is accepted")
+        reason = event.reason.value
+        if reason in ("stop", "length") and on.asked.weights == (
+            life.worker and life.worker.weights
+        ):
+            right = on.asked.right()
+            if not on.asked.request.is_idle_work and on.tokens != len(right):
+                self._violation(
+                    "the oracle's tokens",
+                    f"{event.request_id} ends after {on.tokens} of {len(right)} tokens",
+                )
+        self._remember(life, on)
+
+    def _cache_of(self, life: _Life, asked: _Asked) -> tuple[str, str]:
+        weights = life.worker.weights if life.worker is not None else ""
+        return weights, asked.request.tenant
+
+    def _remember(self, life: _Life, on: _OnLink) -> None:
+        """The tokens of a request are computed, so that others may start from them."""
+        tokens = [*on.asked.request.prompt_token_ids, *on.asked.right()[: on.tokens]]
+        self._computed[self._cache_of(life, on.asked)].update(_prefix_hashes(tokens))
+
+    def _check_cached(self, life: _Life, on: _OnLink, cached_tokens: int) -> None:
+        """What comes from the cache was computed before, for the same tenant and weights."""
+        prompt = list(on.asked.request.prompt_token_ids)
+        if not cached_tokens:
+            return
+        known = self._computed[self._cache_of(life, on.asked)]
+        for other in life.open.values():  # it may still run
+            if other is not on and self._cache_of(life, other.asked) == self._cache_of(
+                life, on.asked
+            ):
+                known = known | _prefix_hashes(
+                    [*other.asked.request.prompt_token_ids, *other.asked.right()[: other.tokens]]
+                )
+        everywhere = [each for each in self._lives.values() if each is not life]
+        for each in everywhere:
+            for other in each.open.values():
+                if self._cache_of(each, other.asked) == self._cache_of(life, on.asked):
+                    known = known | _prefix_hashes(
+                        [
+                            *other.asked.request.prompt_token_ids,
+                            *other.asked.right()[: other.tokens],
+                        ]
+                    )
+        # its own earlier life counts, too
+        given = on.asked.right()[: on.tokens]
+        own = [*prompt, *given]
+        if cached_tokens > len(own) or _prefix_hash(own[:cached_tokens]) not in known | (
+            _prefix_hashes(own) if given else set()
+        ):
+            self._violation(
+                "tenants are apart",
+                f"{on.asked.request.request_id} has {cached_tokens} cached tokens that nobody has "
+                "computed for its tenant and these weights",
+            )
+
+    def _worker_of(self, link: WorkerLink) -> SimulatedWorker | None:
+        for worker in self.simulation.machine.workers.values():
+            if worker.endpoint == link.endpoint:
+                return worker
+        return None
+
+    # -- the worker's loop
+
+    def at_round(self, loop: WorkerLoop, *, timeout_seconds: float) -> None:
+        """A worker's loop waits for commands."""
+        worker = next(
+            (each for each in self.simulation.machine.workers.values() if each.loop is loop), None
+        )
+        if worker is None:
+            return
+        statistics = loop._scheduler.statistics()
+        waits = sorted(reason.value for reason in loop._ledger.waits().values())
+        self.states.add(
+            (
+                f"running {min(statistics.running, 3)} queued {min(statistics.queued, 3)}",
+                f"waits {' '.join(dict.fromkeys(waits))}",
+            )
+        )
+        if timeout_seconds >= IDLE_SECONDS:
+            self._check_idle(loop)
+        if self.world.random.random() < CHECKED_SHARE:
+            loop.check_invariants()
+            if worker.index is not None:
+                worker.index.check_invariants()
+            self._check_waits(loop)
+            self._check_memory(loop)
+
+    def _check_idle(self, loop: WorkerLoop) -> None:
+        """The loop is about to sleep."""
+        for request_id, reason in loop._ledger.waits().items():
+            if reason is not WaitReason.READER:
+                self._violation(
+                    "the queue is never idle",
+                    f"the loop sleeps, but {request_id} waits for {reason}",
+                )
+
+    def _check_waits(self, loop: WorkerLoop) -> None:
+        """A waiting request's reason is true."""
+        cache = loop._cache
+        for sequence in loop._ledger.live():
+            scheduled = sequence.scheduled
+            reason = scheduled.waits_for
+            if reason is WaitReason.DISK and sequence.start.lookup is None:
+                self._violation(
+                    "true reasons", f"{sequence.id} waits for the disk without a lookup"
+                )
+            if reason is WaitReason.TWIN and sequence.id not in cache._in_flight._waiting:
+                self._violation("true reasons", f"{sequence.id} waits for no other request")
+        cache._in_flight.check_invariants()
+
+    def _check_memory(self, loop: WorkerLoop) -> None:
+        """No more keys and values than the budget allows."""
+        statistics = loop._scheduler.statistics()
+        if (
+            statistics.reserved_bytes > max(statistics.budget_bytes, 0)
+            and not loop._scheduler.excess_bytes
+        ):
+            self._violation(
+                "bytes", f"{statistics.reserved_bytes} of {statistics.budget_bytes} bytes in use"
+            )
+
+    # -- counted when nothing happens
 
     def after_event(self) -> None:
         """Called after each event."""
 
     def at_rest(self) -> None:
-        """No agent waits for anything."""
+        """No agent waits for anything: nothing may be held any more."""
+        front = self.simulation.front
+        if front.app is not None:
+            active = list(front.app.state.services.answers.active)
+            if active:
+                self._violation("nothing outlives its owner", f"{len(active)} requests are active")
+        for link, life in self._lives.items():
+            worker = life.worker
+            if worker is not None and not worker.process.is_dead and link.is_open and life.open:
+                self._violation("ends exactly once", f"these never end: {', '.join(life.open)}")
+        for worker in self.simulation.machine.workers.values():
+            self._check_worker_at_rest(worker)
+        self.check_store()
+
+    def _check_worker_at_rest(self, worker: SimulatedWorker) -> None:
+        if worker.loop is None or worker.engine is None:
+            return
+        statistics = worker.loop._scheduler.statistics()
+        open_sequences = len(worker.engine._sequences)
+        live = [sequence.id for sequence in worker.loop._ledger.live()]
+        if statistics.running or statistics.queued or open_sequences or live:
+            self._violation(
+                "nothing outlives its owner",
+                f"at rest {worker.name} has {statistics.running} running, {statistics.queued} "
+                f"queued, {open_sequences} open sequences, and {live}",
+            )
+        index = worker.index
+        if index is not None and index._ram._holds and not index._pins._held:
+            self._violation(
+                "nothing outlives its owner", f"{len(index._ram._holds)} blocks are held"
+            )
+
+    def check_store(self) -> None:
+        """Every block that can be found in the store is complete and right."""
+        blocks = self.simulation.folder / "store" / "blocks"
+        bad = 0
+        for path in sorted(blocks.glob("*/*.block")):
+            bad += not self._is_right(path)
+        if bad > self.damaged:
+            self._violation("stored blocks are right", f"{bad} files are damaged")
+
+    def _is_right(self, path: Path) -> bool:
+        model = path.parent.name
+        try:
+            stored = read_block(path, bytes.fromhex(path.stem), model=model)
+        except ReadFailed:
+            return False
+        block = stored.block
+        weights = self._weights_by_id().get(model)
+        tokens = np.frombuffer(block.packed_tokens, "<i4").tolist()
+        if weights is None or len(stored.parts) != 2 or not tokens:
+            return True
+        right = rows_of(tokens, block.start, weights)
+        found = [np.frombuffer(part, np.float32) for part in stored.parts]
+        if not all(
+            np.array_equal(part, rows.ravel()) for part, rows in zip(found, right, strict=True)
+        ):
+            self._violation("stored blocks are right", f"{path.name} holds other keys or values")
+        return True
+
+    def _weights_by_id(self) -> dict[str, str]:
+        from holdfast.store.block import fingerprint_id
+
+        machine = self.simulation.machine
+        known = [
+            f"{model} {version}"
+            for model in self.simulation.options["models"]
+            for version in range(machine.versions[model] + 1)
+        ]
+        return {fingerprint_id(fingerprint_of(weights)): weights for weights in known}
 
     def at_end(self) -> None:
         """The server has stopped."""
+        self.check_store()
+
+    # -- coverage
+
+    def _saw(self, front: SimulatedFront, event: str) -> None:
+        residency = front.residency
+        phases = "down"
+        if residency is not None:
+            phases = " ".join(slot.state.value for slot in residency._slots.values())
+        self.states.add((phases, event))
+
+
+def fingerprint_of(weights: str) -> str:
+    """The fingerprint of the toy model with these weights."""
+    return f"the toy model with the weights {weights}"
+
+
+def _prefix_hash(tokens: list[int]) -> int:
+    found = 0
+    for token in tokens:
+        found = hash((found, token))
+    return found
+
+
+def _prefix_hashes(tokens: list[int]) -> set[int]:
+    hashes = set()
+    found = 0
+    for token in tokens:
+        found = hash((found, token))
+        hashes.add(found)
+    return hashes
 
 
 _running: list[Checks] = []
+_ = TOKEN_BYTES
 
 
 def install() -> None:
-    """Look at what passes between front and workers."""
-    send = WorkerLink.send
+    """Look at what passes between front and workers, and at the rounds of workers' loops."""
+    send, deliver, receive = WorkerLink.send, WorkerLink._deliver, WorkerLoop._receive
 
-    def seen(link: WorkerLink, command: Any) -> bool:
-        if _running and isinstance(command, SequenceRequest):
-            _running[-1].requests.setdefault(command.request_id, command)
+    def watched_send(link: WorkerLink, command: Any) -> bool:
+        if isinstance(command, SequenceRequest) and link.is_open:
+            _running[-1].sent(link, command)
         return send(link, command)
 
-    WorkerLink.send = seen  # type: ignore[method-assign]
+    def watched_deliver(link: WorkerLink, events: list[Any]) -> None:
+        _running[-1].came(link, events)
+        deliver(link, events)
+
+    def watched_receive(loop: WorkerLoop, *, is_busy: bool) -> Any:
+        inbox = loop._inbox
+        poll = inbox.receive
+
+        def watched(*, timeout_seconds: float) -> Any:
+            _running[-1].at_round(loop, timeout_seconds=timeout_seconds)
+            return poll(timeout_seconds=timeout_seconds)
+
+        loop._inbox = _Watched(inbox, watched)  # type: ignore[assignment]
+        try:
+            return receive(loop, is_busy=is_busy)
+        finally:
+            loop._inbox = inbox
+
+    WorkerLink.send = watched_send  # type: ignore[method-assign]
+    WorkerLink._deliver = watched_deliver  # type: ignore[method-assign]
+    WorkerLoop._receive = watched_receive  # type: ignore[method-assign]
 
 
-_ = (Counter, Accepted, Finished, Rejected, TokensGenerated, Oracle)
+@dataclass
+class _Watched:
+    inbox: Any
+    receive: Any

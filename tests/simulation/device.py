@@ -59,26 +59,28 @@ def plain_tokens() -> list[int]:
 
 
 @lru_cache(maxsize=1 << 16)
-def _rows(token: int, position: int) -> np.ndarray[Any, Any]:
+def _rows(token: int, position: int, weights: str) -> np.ndarray[Any, Any]:
     """The key and the value of a token: float32 [2, DIMENSION]."""
-    seed = f"{token} {position}".encode()
+    seed = f"{token} {position} {weights}".encode()
     digest = np.frombuffer(hashlib.blake2b(seed, digest_size=2 * DIMENSION).digest(), np.uint8)
     rows = (digest % LEVELS).astype(np.float32).reshape(2, DIMENSION)
     rows[:, 0], rows[:, 1] = 0.0, LEVELS - 1.0  # every group has the whole range
     return rows
 
 
-def rows_of(tokens: Sequence[int], start: int) -> np.ndarray[Any, Any]:
+def rows_of(tokens: Sequence[int], start: int, weights: str) -> np.ndarray[Any, Any]:
     """Keys and values: float32 [2, tokens, DIMENSION]."""
     if not len(tokens):
         return np.zeros((2, 0, DIMENSION), np.float32)
-    return np.stack([_rows(token, start + place) for place, token in enumerate(tokens)], axis=1)
+    return np.stack(
+        [_rows(token, start + place, weights) for place, token in enumerate(tokens)], axis=1
+    )
 
 
-def next_token(sums: np.ndarray[Any, Any], position: int, model: str) -> int:
+def next_token(sums: np.ndarray[Any, Any], position: int, weights: str) -> int:
     """The token after `position` tokens with these sums of keys and values, [2, DIMENSION]."""
     exact = np.rint(sums).astype(np.int64).tobytes()
-    digest = hashlib.blake2b(exact + f"{position} {model}".encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(exact + f"{position} {weights}".encode(), digest_size=8).digest()
     number = int.from_bytes(digest, "little")
     if number % ONE_IN == 0:
         return END_TOKEN
@@ -87,21 +89,21 @@ def next_token(sums: np.ndarray[Any, Any], position: int, model: str) -> int:
 
 
 class Oracle:
-    """What the model would say, computed from the tokens alone."""
+    """What the model with these weights would say, computed from the tokens alone."""
 
-    def __init__(self, model: str) -> None:
-        self._model = model
+    def __init__(self, weights: str) -> None:
+        self._weights = weights
 
     def answer(self, prompt: Sequence[int], *, max_tokens: int) -> list[int]:
         """The tokens of an answer, the end token included."""
-        sums = rows_of(prompt, 0).sum(axis=1)
+        sums = rows_of(prompt, 0, self._weights).sum(axis=1)
         position = len(prompt)
         answer: list[int] = []
         while len(answer) < max_tokens:
-            answer.append(next_token(sums, position, self._model))
+            answer.append(next_token(sums, position, self._weights))
             if answer[-1] == END_TOKEN:
                 break
-            sums = sums + _rows(answer[-1], position)
+            sums = sums + _rows(answer[-1], position, self._weights)
             position += 1
         return answer
 
@@ -112,8 +114,8 @@ class ToyRunner(Runner):
     name = variant = "rows"
     mixes_chunks = True
 
-    def __init__(self, model: str, *, vocab_size: int) -> None:
-        self._model = model
+    def __init__(self, weights: str, *, vocab_size: int) -> None:
+        self._weights = weights
         self._vocab_size = vocab_size
         self._head = None
         self._pairs = ()
@@ -132,43 +134,60 @@ class ToyRunner(Runner):
         return ""
 
     def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
-        rows = [row for each in spans for row in self._logits(each)]
+        fresh = [self._append(each) for each in spans]
+        mx.eval([array for each in spans for array in each.sequence.live.arrays()])
+        rows = [row for each, new in zip(spans, fresh, strict=True) for row in self._logits(each, new)]
         if not rows:
             return StepLogits(is_computed=True)
         return StepLogits(drawn=mx.array(np.stack(rows)), is_computed=True)
 
     _run = forward  # type: ignore[assignment]
 
-    def _logits(self, each: SequenceSpan) -> list[np.ndarray[Any, Any]]:
-        span, sequence = each.span, each.sequence
-        (layer,) = sequence.live.layers
+    def _append(self, each: SequenceSpan) -> np.ndarray[Any, Any]:
+        """Add the span's keys and values; returns them, [2, tokens, DIMENSION]."""
+        (layer,) = each.sequence.live.layers
         assert isinstance(layer, FullKV | QuantizedKV)
-        fresh = rows_of(self._tokens(each), span.start)
+        fresh = rows_of(self._tokens(each), each.span.start, self._weights)
         layer.append(mx.array(fresh[:1, None]), mx.array(fresh[1:, None]))
-        mx.eval(list(layer.arrays()))
-        wanted = each.wanted_rows
-        if not wanted:
+        return fresh
+
+    def _logits(
+        self, each: SequenceSpan, fresh: np.ndarray[Any, Any]
+    ) -> list[np.ndarray[Any, Any]]:
+        span = each.span
+        if not each.wanted_rows:
             return []
-        total = span.start + span.tokens
-        sums = np.zeros((2, DIMENSION))
-        for keys, values in layer.parts(total):
-            # quantization moves a number by less than a half
-            sums += [np.rint(np.array(each)).sum((0, 1, 2)) for each in (keys, values)]
+        sums = self._sums(each.sequence.live.layers[0], span.start + span.tokens)
         found = []
-        for row in reversed(wanted):
+        for row in reversed(each.wanted_rows):
             past = fresh[:, row + 1 :].sum(axis=1)  # tokens that this row does not see
             logits = np.zeros(self._vocab_size, np.float32)
-            logits[next_token(sums - past, span.start + row + 1, self._model)] = PEAK
+            logits[next_token(sums - past, span.start + row + 1, self._weights)] = PEAK
             if self.is_poisoned:
                 logits[:] = np.nan
             found.append(logits)
         return found[::-1]
 
+    def _sums(self, layer: Layer, tokens: int) -> np.ndarray[Any, Any]:
+        """The sums of all keys and of all values, [2, DIMENSION]."""
+        sums = np.zeros((2, DIMENSION))
+        if isinstance(layer, FullKV):  # without a further computation on the device
+            for buffers, low, high in layer.stored(tokens):
+                views = [np.array(each, copy=False)[:, :, low:high] for each in buffers]
+                sums += np.concatenate(views, axis=1)[0].sum(axis=1)
+            return sums
+        assert isinstance(layer, QuantizedKV)
+        for keys, values in layer.parts(tokens):
+            # quantization moves a number by less than a half
+            sums += [np.rint(np.array(each)).sum((0, 1, 2)) for each in (keys, values)]
+        return sums
+
     def _tokens(self, each: SequenceSpan) -> list[int]:
         span, sequence = each.span, each.sequence
         if not each.is_decoding:
-            known: list[int] = sequence.known[span.start : span.start + span.tokens].tolist()  # type: ignore[assignment]
-            return known
+            known = np.array(sequence.known, copy=False)
+            tokens: list[int] = known[span.start : span.start + span.tokens].tolist()
+            return tokens
         if span.tokens == 1:
             return [sequence.last_token]
         return [*sequence.repeated, sequence.last_token, *span.drafted]
@@ -194,9 +213,7 @@ class Costs:
 
     def of(self, plan: StepPlan) -> float:
         tokens = sum(span.tokens for span in plan.spans)
-        return (
-            self.step_seconds + self.row_seconds * len(plan.spans) + self.token_seconds * tokens
-        )
+        return self.step_seconds + self.row_seconds * len(plan.spans) + self.token_seconds * tokens
 
 
 class SimulatedEngine(Engine):
@@ -244,9 +261,8 @@ class SimulatedEngine(Engine):
             raise RuntimeError("the simulated device is broken")
 
 
-def make_engine(world: World, *, model: str, vocab_size: int, costs: Costs) -> SimulatedEngine:
+def make_engine(world: World, *, weights: str, vocab_size: int, costs: Costs) -> SimulatedEngine:
     """An engine on the toy model."""
-    engine = SimulatedEngine(ToyRunner(model, vocab_size=vocab_size), vocab_size=vocab_size)
+    engine = SimulatedEngine(ToyRunner(weights, vocab_size=vocab_size), vocab_size=vocab_size)
     engine.world, engine.costs, engine.faults, engine._later = world, costs, [], {}
     return engine
-

@@ -16,6 +16,7 @@ log (so answers.py with `synchronous = OFF` loses less than it might); bytes of 
 a new one; writes by `mmap` and changes of the folder while no world runs, which count as synced;
 cursors from `Connection.cursor`, whose statements are no events; a bound on open files, except by a
 plan for EMFILE. SQLite's files count neither as used space nor in `full`: plan errors of "sqlite".
+Their times never change.
 """
 
 from __future__ import annotations
@@ -269,12 +270,14 @@ class SimulatedDisk:
         self.world.note("vanished", self._short(path))
 
     def files(self, suffix: str = "", *, only: str = "") -> list[str]:
-        """The paths of the files beneath the folder, in order."""
+        """The paths of the files beneath the folder, in order, without those that SQLite maps into
+        memory: to truncate them ends the real process.
+        """
         found = []
         for place, folders, names in _walk(self.folder):
             folders.sort()
             found += [os.path.join(place, name) for name in sorted(names) if name.endswith(suffix)]
-        return [path for path in found if only in path]
+        return [path for path in found if only in path and not path.endswith("-shm")]
 
     # -- what is open
 
@@ -563,12 +566,16 @@ class SimulatedDisk:
         inode.changed = self._now()
         self._record("link", target)
 
-    def utime(self, path: str | int, times: Any = None, *, ns: Any = None) -> None:
-        name = path if isinstance(path, str) else self.path_of(path)
-        self.enter("touch", name)
-        status = (
-            _Real.fstat(self._descriptors[path].real) if isinstance(path, int) else _Real.stat(path)
-        )
+    def utime(
+        self, path: str | int, times: Any = None, *, ns: Any = None, follow_symlinks: bool = True
+    ) -> None:
+        if isinstance(path, int):
+            descriptor = self.descriptor(path, "utime")
+            self.enter("touch", descriptor.path)
+            status = _Real.fstat(descriptor.real)
+        else:
+            self.enter("touch", path)
+            status = _Real.stat(path, follow_symlinks=follow_symlinks)
         inode = self._inode(status)
         inode.changed = self._now()
         if ns is not None:
@@ -1134,6 +1141,12 @@ class Connection(sqlite3.Connection):
         self._forget()
         super().close()
 
+    @property
+    def in_transaction(self) -> bool:
+        if self.owner.is_dead:
+            raise Killed
+        return super().in_transaction
+
     def crash(self) -> None:
         """Close the file as the kernel does, for a killed process: nothing is committed, and the
         log is not merged.
@@ -1293,7 +1306,8 @@ def _own_path(path: Any, place: int | None = None) -> str | None:
         return None
     if isinstance(path, int):
         return None
-    name: str = path if type(path) is str else os.fsdecode(path)
+    given: str | bytes = path if type(path) is str else os.fspath(path)
+    name = os.fsdecode(given) if isinstance(given, bytes) else given
     if place is not None and place >= FIRST_DESCRIPTOR:
         return os.path.join(disk.path_of(place), name)
     if name.startswith(disk._prefix) or name == disk.folder:

@@ -43,11 +43,14 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
             simulation.front.process.kill()
         case "server restarts":
             simulation.front.stop()
-        case "power cut":
+        case "power cut" | "weights change":
             simulation.front.process.kill()
             for each in list(machine.workers.values()):
                 each.process.kill()
-            simulation.power_cut()
+            if trouble.kind == "power cut":
+                simulation.power_cut()
+            else:
+                machine.versions[trouble.model] += 1
         case "clock jumps":
             jump = trouble.seconds * (1 if trouble.number % 2 else -1)
             world.wall_shift += jump

@@ -16,6 +16,7 @@ import msgspec
 from starlette.applications import Starlette
 
 from holdfast.config import ModelSettings, Settings
+from holdfast.errors import HoldfastError
 from holdfast.front.fleet import process as worker_process
 from holdfast.front.fleet import residency as residency_module
 from holdfast.front.fleet.catalog import Catalog, CatalogEntry
@@ -106,7 +107,12 @@ class SimulatedFront:
 
     def _main(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_until_complete(self._serve())
+        try:
+            self.loop.run_until_complete(self._serve())
+        except HoldfastError as error:  # as `run` does
+            self.world.tell(f"the server gives up: {error}")
+            self.process.exit(2)
+            raise Killed from None
         self.loop.run_until_complete(self.loop.shutdown_default_executor())
         self.process.exit(0)
         raise Killed
@@ -116,13 +122,12 @@ class SimulatedFront:
         self.residency = Residency(
             self._catalog,
             settings.residency,
-            fetch=lambda entry: ModelFiles(
-                folder=BUNDLED, weight_bytes=self.machine.weight_bytes
-            ),
+            fetch=lambda entry: ModelFiles(folder=BUNDLED, weight_bytes=self.machine.weight_bytes),
             worker_of=self._worker_of,
             places=settings.scheduler.max_queued + settings.scheduler.max_running,
             meter=MemoryMeter(
-                footprint=lambda pid: self.machine.weight_bytes, machine=lambda: self.machine.memory
+                footprint=lambda pid: self.machine.weight_bytes + self.machine.excess_bytes,
+                machine=lambda: self.machine.memory,
             ),
         )
         await self.residency.start()
@@ -134,6 +139,11 @@ class SimulatedFront:
             await self._stop.wait()
             await self._drained(app)
         await self.residency.stop()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it lives and was not asked to stop."""
+        return not self.process.is_dead and not self._stop.is_set()
 
     def accept(self, exchange: Any) -> None:
         """A request has come: let the application answer it."""

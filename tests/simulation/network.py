@@ -48,7 +48,9 @@ class Exchange:
         self._gone: asyncio.Event | None = None
         self._drained: asyncio.Event | None = None
         path, _, query = path.partition("?")
-        content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        content = (
+            body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        )
         sent = {"host": "127.0.0.1:8321", "content-type": "application/json", **(headers or {})}
         self._scope = {
             "type": "http",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import random
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from tests.simulation import faults
 from tests.simulation.actions import Action, Branch, Call, Scenario, Trouble, Turn
 from tests.simulation.agents import Agent
 from tests.simulation.checks import Checks, Violation
+from tests.simulation.disk import SimulatedDisk
 from tests.simulation.front import SimulatedFront, begin_front, entry
 from tests.simulation.network import Broken, ask
 from tests.simulation.worker import Machine
@@ -55,6 +57,7 @@ class Simulation:
     def __init__(self, world: World, scenario: Scenario, folder: Path) -> None:
         self.world, self.scenario, self.folder = world, scenario, folder
         self.options = scenario.options
+        self.disk = SimulatedDisk(world, folder)
         self.machine = Machine(
             memory=DeviceMemory(total_bytes=1 << 30, available_bytes=1 << 29, unified=False)
         )
@@ -84,7 +87,9 @@ class Simulation:
         self.front = begin_front(self.world, self.machine, self._settings(), models)
         self.fronts.append(self.front)
         self.front.process.ends.append(
-            lambda: None if self.is_stopping else self.world.after(RESTART_SECONDS, self.begin_front)
+            lambda: (
+                None if self.is_stopping else self.world.after(RESTART_SECONDS, self.begin_front)
+            )
         )
         return self.front
 
@@ -171,9 +176,7 @@ class Simulation:
     def _call(self, call: Call) -> None:
         front = self.front
         try:
-            status, answer = ask(
-                front, call.method, call.path, call.body, headers=self.key_headers
-            )
+            status, answer = ask(front, call.method, call.path, call.body, headers=self.key_headers)
         except (Broken, TimeoutError):
             return
         self.world.tell(f"{call.method} {call.path}: {status}")
@@ -183,15 +186,32 @@ class Simulation:
 
     def power_cut(self) -> None:
         """The disk loses what was not made durable."""
+        self.disk.power_cut()
 
     def trouble_disk(self, trouble: Trouble) -> None:
         """The disk fails."""
+        disk = self.disk
+        match trouble.kind:
+            case "disk error":
+                disk.plan(trouble.name, trouble.error, nth=trouble.number, count=trouble.number)
+            case "disk is full":
+                disk.full = True
+                self.world.after(trouble.seconds, lambda: setattr(disk, "full", False))
+            case kind:
+                files = [path for path in disk.files(".block") if "quarantine" not in str(path)]
+                if files:
+                    path = files[trouble.number % len(files)]
+                    self.checks.damaged += 1
+                    (disk.vanish if kind == "block vanishes" else disk.flip)(path)
 
     def heal(self) -> None:
         """The disk works again."""
+        self.disk.heal()
+        self.disk.full = False
 
     def press(self, *, is_short: bool) -> None:
-        """Other programs take memory, or give it back."""
+        """Other programs take memory, or give it back: the workers take more than they should."""
+        self.machine.excess_bytes = (1 << 30) if is_short else 0
 
     # -- the outcome
 
@@ -225,6 +245,7 @@ def run(scenario: Scenario, *, most_events: int = 3_000_000) -> Outcome:
     """Run a scenario to its end, or to its first violation."""
     outcome = Outcome()
     logging.disable(logging.CRITICAL)
+    gc.disable()  # what a collection ends is not part of the order of events
     with _a_folder() as folder, a_world(scenario.order) as world:
         os.environ.update(
             HOME=str(folder),
@@ -232,8 +253,10 @@ def run(scenario: Scenario, *, most_events: int = 3_000_000) -> Outcome:
             XDG_STATE_HOME=str(folder / "state"),
             XDG_CONFIG_HOME=str(folder / "config"),
         )
-        tempfile.tempdir = str(folder / "tmp")
         (folder / "tmp").mkdir()
+        tempfile.tempdir = str(folder / "tmp")
+        simulation = None
+        random.seed(scenario.order)
         try:
             simulation = Simulation(world, scenario, folder)
             world.run(lambda: simulation.is_over or world.events > most_events)
@@ -247,10 +270,13 @@ def run(scenario: Scenario, *, most_events: int = 3_000_000) -> Outcome:
             outcome.violations.append(Violation("assertion", _where(error), at=world.now))
         except Exception as error:
             outcome.violations.append(Violation("no exception", _where(error), at=world.now))
+        if simulation is not None:
+            simulation.disk.close()
         outcome.seconds = world.now - 1000.0
         outcome.events, outcome.story = world.events, world.story
         outcome.trace_hash = world.trace_hash
     gc.collect()
+    gc.enable()
     return outcome
 
 

@@ -4,9 +4,13 @@ sessions and store, over the simulated device.
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import mlx.core as mx
 
 from holdfast.machine.device_memory import DeviceMemory, MemoryPlan, plan_memory
 from holdfast.machine.process_time import QueueTimes
@@ -19,7 +23,7 @@ from holdfast.worker.engine.kv_forms import KVForms
 from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.kv.codec import PayloadFormat
-from holdfast.worker.loop import inbox
+from holdfast.worker.loop import counters, inbox
 from holdfast.worker.loop.inbox import Heart, Inbox, Progress, Pulse, ZmqInbox
 from holdfast.worker.loop.loop import WorkerLoop
 from holdfast.worker.loop.memory_budget import MemoryBudget
@@ -31,11 +35,12 @@ from holdfast.worker.scheduler.scheduler import Scheduler
 from holdfast.worker.sessions.service import SessionService
 from tests.simulation.device import Costs, Fault, SimulatedEngine, make_engine
 from tests.simulation.links import Wake
-from tests.simulation.world import Killed, Process, World
+from tests.simulation.world import Killed, Process, World, world, world_or_none
 
+_REAL_GETPID = os.getpid
 CONTEXT_TOKENS = 8192
 VOCAB_SIZE = 1536  # of the bundled tokenizer
-_costs_of: dict[str, dict[KVBits, KVCosts]] = {}
+_costs: dict[KVBits, KVCosts] = {}
 
 
 @dataclass
@@ -53,6 +58,12 @@ class Machine:
     weight_bytes: int = 1 << 20
     loads: list[Fault] = field(default_factory=list)
     workers: dict[int, SimulatedWorker] = field(default_factory=dict)  # by pid, living ones
+    excess_bytes: int = 0  # that each process takes beyond its weights
+    versions: Counter[str] = field(default_factory=Counter)  # of each model's weights
+
+    def weights_of(self, model: str) -> str:
+        """The weights that a load of the model finds."""
+        return f"{model} {self.versions[model]}"
 
 
 @dataclass(eq=False)
@@ -67,6 +78,8 @@ class SimulatedWorker:
     index: PrefixIndex | None = None
     store: BlockStore | None = None
     wake: Wake = field(default_factory=Wake)
+    weights: str = ""
+    endpoint: str = ""
 
     @property
     def name(self) -> str:
@@ -77,7 +90,8 @@ class SimulatedWorker:
 def start_worker(world: World, machine: Machine, assignment: Assignment, process: Process) -> None:
     """Run a worker in its process."""
     settings = assignment.settings
-    worker = SimulatedWorker(process, settings)
+    worker = SimulatedWorker(process, settings, endpoint=assignment.endpoint)
+    worker.weights = machine.weights_of(settings.model.name)
     machine.workers[process.pid] = worker
     process.ends.append(lambda: machine.workers.pop(process.pid, None))
     pulse = Pulse(interval_seconds=settings.residency.heartbeat_seconds)
@@ -96,15 +110,15 @@ def start_worker(world: World, machine: Machine, assignment: Assignment, process
     process.spawn(main, "device")
 
 
-def costs_of(world: World, model: str) -> dict[KVBits, KVCosts]:
-    """The memory of a sequence, by form; measured once per model."""
-    if model not in _costs_of:
-        engine = make_engine(world, model=model, vocab_size=VOCAB_SIZE, costs=Costs())
+def costs_of(world: World) -> dict[KVBits, KVCosts]:
+    """The memory of a sequence, by form; measured once."""
+    if not _costs:
+        engine = make_engine(world, weights="", vocab_size=VOCAB_SIZE, costs=Costs())
         costs = engine.measure_costs()
         assert costs.form is not None
         engine._runner.learn_form(costs.form)
-        _costs_of[model] = {"native": costs} | {each: engine.measure_costs(each) for each in BITS}
-    return _costs_of[model]
+        _costs.update({"native": costs} | {each: engine.measure_costs(each) for each in BITS})
+    return _costs
 
 
 def _build(
@@ -129,32 +143,32 @@ def _build(
     if fault is Fault.ERROR:
         raise RuntimeError("the simulated load failed")
     progress("reading", 1.0)
-    model = Path(settings.folder).name
-    by_bits = costs_of(world, model)
-    engine = make_engine(world, model=model, vocab_size=VOCAB_SIZE, costs=machine.costs)
+    weights = worker.weights
+    by_bits = costs_of(world)
+    engine = make_engine(world, weights=weights, vocab_size=VOCAB_SIZE, costs=machine.costs)
     native = by_bits["native"]
     assert native.form is not None
     engine._runner.learn_form(native.form)
     forms = KVForms(default=settings.model.kv_bits, costs=by_bits, refused={})
     plan_for = _planner(machine, settings)
     plan = plan_for(settings.share.state_bytes)
-    weights = {
+    costs = {
         each: SequenceCosts(
-            kv_bytes_per_token=costs.bytes_per_token,
-            fixed_bytes_per_sequence=costs.fixed_bytes,
+            kv_bytes_per_token=measured.bytes_per_token,
+            fixed_bytes_per_sequence=measured.fixed_bytes,
             block_tokens=BLOCK_TOKENS if each != "native" and engine.cuts_at_blocks else None,
         )
-        for each, costs in by_bits.items()
+        for each, measured in by_bits.items()
     }
     step_tokens = settings.scheduler.step_tokens or 512
     scheduler = Scheduler(
         replace(settings.scheduler, step_tokens=step_tokens),
-        weights[forms.usual],
+        costs[forms.usual],
         budget_bytes=plan.kv_bytes,
         context_tokens=CONTEXT_TOKENS,
         mixes_chunks=True,
     )
-    fingerprint = f"toy model {model}"
+    fingerprint = f"the toy model with the weights {weights}"
     store = None
     if settings.store.folder:
         store = BlockStore(
@@ -178,17 +192,19 @@ def _build(
         context_tokens=CONTEXT_TOKENS,
     )
     fitting = {
-        each: costs.longest_sequence(plan.kv_bytes, most_tokens=CONTEXT_TOKENS)
-        for each, costs in weights.items()
+        each: own.longest_sequence(plan.kv_bytes, most_tokens=CONTEXT_TOKENS)
+        for each, own in costs.items()
     }
     budget = MemoryBudget(
         plan,
         plan_for=plan_for,
-        contexts_of=lambda kv_bytes: {
-            each: costs.longest_sequence(kv_bytes, most_tokens=CONTEXT_TOKENS)
-            for each, costs in weights.items()
-        }
-        | {"auto": weights["8"].longest_sequence(kv_bytes, most_tokens=CONTEXT_TOKENS)},
+        contexts_of=lambda kv_bytes: (
+            {
+                each: own.longest_sequence(kv_bytes, most_tokens=CONTEXT_TOKENS)
+                for each, own in costs.items()
+            }
+            | {"auto": costs["8"].longest_sequence(kv_bytes, most_tokens=CONTEXT_TOKENS)}
+        ),
         scheduler=scheduler,
         cache=cache,
         most_parked_bytes=settings.store.ram_bytes,
@@ -204,7 +220,7 @@ def _build(
         pulse=pulse,
         forms=forms,
         speculates=settings.model.speculation != "off",
-        costs=weights,
+        costs=costs,
     )
     worker.engine, worker.loop, worker.cache, worker.index = engine, loop, cache, index
     worker.store = store
@@ -220,7 +236,7 @@ def _build(
         vocab_size=VOCAB_SIZE,
         kv_bits=settings.model.kv_bits,
         kv_bytes_per_token=by_bits[forms.usual].bytes_per_token,
-        kv_bytes_by_bits={each: costs.bytes_per_token for each, costs in by_bits.items()},
+        kv_bytes_by_bits={each: own.bytes_per_token for each, own in by_bits.items()},
         context_tokens_by_bits={**fitting, "auto": fitting["8"]},
         fixed_bytes_per_sequence=0,
         kv_budget_bytes=plan.kv_bytes,
@@ -247,5 +263,18 @@ def _planner(machine: Machine, settings: WorkerSettings) -> Callable[[int | None
 
 def install() -> None:
     """Let no figure of this machine into the world."""
+    mx.disable_compile()  # compiling takes longer than it saves here
+    os.setpriority = lambda *_: None
+    os.getpid = lambda: world().here.pid if world_or_none() else _REAL_GETPID()
     inbox.own_queue_times = QueueTimes
     inbox._major_page_faults = lambda: 0
+    counters._this_process = _NoProcess  # type: ignore[assignment]
+
+
+class _NoProcess:
+    """In place of psutil's process."""
+
+    def memory_info(self) -> _NoProcess:
+        return self
+
+    rss = 0

@@ -13,6 +13,10 @@ from tests.simulation import links, threads
 threads.install()  # before anything else takes Python's own threads and clocks
 links.install()
 
+from tests.simulation import disk  # noqa: E402
+
+disk.install()
+
 import gc  # noqa: E402
 import os  # noqa: E402
 import pickle  # noqa: E402
