@@ -195,6 +195,9 @@ class Agent:
                 heard.status = exchange.status
                 _hear_whole(turn.protocol, json.loads(content) if content else {}, heard)
         except Broken:
+            if exchange.is_refused:
+                self.world.tell(f"nobody answers request {request_id}")
+                return None
             simulation.checks.broke(request_id, turn, heard, began=began, front=front)
             return None
         except TimeoutError:

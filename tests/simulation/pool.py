@@ -17,6 +17,7 @@ from types import TracebackType
 from tests.simulation.outcomes import BEGAN, Failure, Result, Task
 
 _ROOT = Path(__file__).parents[2]
+_MEMORY = Path("/dev/shm")
 # of the caller's environment, what a process needs to start; nothing else may reach a world
 _INHERITED = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH")
 _SET = {
@@ -31,8 +32,10 @@ _SET = {
 class Worlds:
     """Runs worlds in other processes. A context manager."""
 
-    def __init__(self, processes: int | None = None) -> None:
-        """processes: at once; None: as many as there are cores."""
+    def __init__(self, processes: int | None = None, *, folder: Path | None = None) -> None:
+        """processes: at once; None: as many as there are cores. folder: for the files of worlds;
+        None: in memory, if the system has a place for that.
+        """
         self.processes = processes or os.cpu_count() or 1
         self._idle: queue.SimpleQueue[subprocess.Popen[bytes] | None] = queue.SimpleQueue()
         for _ in range(self.processes):
@@ -40,8 +43,9 @@ class Worlds:
         self._living: set[subprocess.Popen[bytes]] = set()
         self._threads = ThreadPoolExecutor(self.processes, thread_name_prefix="world")
         self._is_over = False
-        memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
-        self._folder = tempfile.TemporaryDirectory(prefix="simulation-", dir=memory)
+        if folder is None and _MEMORY.is_dir():
+            folder = _MEMORY
+        self._folder = tempfile.TemporaryDirectory(prefix="simulation-", dir=folder)
 
     def submit(self, task: Task) -> Future[Result | None]:
         """Run a world; None if it was given up before its end."""

@@ -51,7 +51,7 @@ def story(scenario: Scenario, result: Result) -> str:
     """What happened, in the order of time, with what matters for the first violation."""
     failure = result.failures[0] if result.failures else None
     lines = [f"  options: {_quoted(_unusual(scenario)) or 'as usual'}"]
-    told = sorted([*_asked(scenario), *_happened(result)], key=lambda line: line[0])
+    told = sorted([*_asked(scenario), *_happened(result)], key=lambda line: round(line[0], 3))
     if failure is not None:
         told = _relevant(told, failure)
     lines += [f"  {at:10.3f} s  {text}" for at, text in told]

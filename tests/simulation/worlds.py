@@ -39,6 +39,7 @@ from tests.simulation.outcomes import BEGAN, Failure, Result, Task  # noqa: E402
 from tests.simulation.simulation import run  # noqa: E402
 from tests.simulation.world import World, world_or_none  # noqa: E402
 
+CORES = 8  # of the machine that the worlds see: how many threads an executor starts
 FORKS = sys.platform == "linux"
 PROCESSOR_SECONDS = 40.0  # within which a world that lives has another event
 
@@ -68,6 +69,9 @@ class _Watch:
 
 def _result(task: Task) -> Result:
     mx.set_default_device(mx.Device(mx.cpu))
+    os.cpu_count = lambda: CORES
+    if sys.version_info >= (3, 13):
+        os.process_cpu_count = os.cpu_count
     watch = _Watch()
     if task.trace:
         _write_trace(task.trace)
