@@ -165,7 +165,9 @@ def main() -> int:
                         help="how long to shorten each failure; 0: not at all")  # fmt: skip
     given = parser.parse_args()
     if given.seed is not None:
-        totals = _one(given.seed, tells=given.story, trace=given.trace and os.path.abspath(given.trace))
+        totals = _one(
+            given.seed, tells=given.story, trace=given.trace and os.path.abspath(given.trace)
+        )
     else:
         totals = _search(given.first, given.seconds, given.processes)
     _tell(totals, processes=given.processes, seconds=given.shrink)

@@ -136,7 +136,9 @@ class ToyRunner(Runner):
     def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
         fresh = [self._append(each) for each in spans]
         mx.eval([array for each in spans for array in each.sequence.live.arrays()])
-        rows = [row for each, new in zip(spans, fresh, strict=True) for row in self._logits(each, new)]
+        rows = [
+            row for each, new in zip(spans, fresh, strict=True) for row in self._logits(each, new)
+        ]
         if not rows:
             return StepLogits(is_computed=True)
         return StepLogits(drawn=mx.array(np.stack(rows)), is_computed=True)

@@ -6,6 +6,7 @@ pairs of states, from a phase of the server and what happened in it. Half of the
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections import Counter
@@ -315,7 +316,7 @@ def _in_some_orders(candidates: Sequence[Scenario]) -> Iterator[Scenario]:
 def _with_gaps(scenario: Scenario, pieces: int) -> Iterator[Scenario]:
     actions = scenario.actions
     edges = [len(actions) * piece // pieces for piece in range(pieces + 1)]
-    for start, end in reversed(list(zip(edges, edges[1:], strict=False))):
+    for start, end in reversed(list(itertools.pairwise(edges))):
         if end > start:
             yield replace(scenario, actions=_without(actions, start, end))
 
@@ -334,7 +335,8 @@ def _simpler(scenario: Scenario) -> Iterator[Scenario]:
     for place, action in enumerate(scenario.actions):
         for changed in _simpler_actions(action):
             yield replace(
-                scenario, actions=(*scenario.actions[:place], changed, *scenario.actions[place + 1 :])
+                scenario,
+                actions=(*scenario.actions[:place], changed, *scenario.actions[place + 1 :]),
             )
     yield from _simpler_times(scenario)
 

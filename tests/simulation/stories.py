@@ -86,7 +86,9 @@ def _words(action: Turn | Trouble) -> str:
     given = {
         name: value for name, value in _given(action).items() if name not in ("at", "agent", "kind")
     }
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in given.items()) or "plain"
+    return (
+        ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in given.items()) or "plain"
+    )
 
 
 def _relevant(told: list[tuple[float, str]], failure: Failure) -> list[tuple[float, str]]:

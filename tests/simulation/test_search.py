@@ -1,10 +1,9 @@
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from concurrent.futures import Future
-
-import pytest
 
 from tests.simulation.actions import Branch, Call, Scenario, Trouble, Turn, scenario_of
 from tests.simulation.outcomes import BEGAN, Failure, Result, Task
@@ -85,7 +84,7 @@ def test_changed_scenarios_can_be_played_and_come_again_from_the_same_dice() -> 
 def test_the_search_follows_what_reaches_something_new_and_is_determined() -> None:
     def result_of(scenario: Scenario) -> Result:
         kinds = [action.kind for action in scenario.actions if isinstance(action, Trouble)]
-        return Result(states=frozenset(zip(kinds, kinds[1:], strict=False)))
+        return Result(states=frozenset(itertools.pairwise(kinds)))
 
     def searched(first: int) -> tuple[list[str], int]:
         search = Search(first)
@@ -109,7 +108,9 @@ def test_a_failure_is_shortened_to_what_it_needs() -> None:
         turns = [
             action.at
             for action in scenario.actions
-            if isinstance(action, Turn) and action.max_tokens >= 2 and action.protocol == "responses"
+            if isinstance(action, Turn)
+            and action.max_tokens >= 2
+            and action.protocol == "responses"
         ]
         deaths = [
             action.at
