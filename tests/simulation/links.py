@@ -77,6 +77,8 @@ class Socket:
             raise Killed
         peer = self.peer
         if peer is None or peer.closed:
+            if self.keeps_latest:
+                return  # it would wait for a reader until the next one replaces it
             raise zmq.Again
         found = world()
         at = found.now + found.random.uniform(LEAST_SECONDS, MOST_SECONDS)
