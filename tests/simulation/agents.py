@@ -195,10 +195,7 @@ class Agent:
                 heard.status = exchange.status
                 _hear_whole(turn.protocol, json.loads(content) if content else {}, heard)
         except Broken:
-            if exchange.is_refused:
-                self.world.tell(f"nobody answers request {request_id}")
-                return None
-            simulation.checks.broke(request_id, turn, heard, began=began, front=front)
+            simulation.checks.broke(request_id, turn, heard, exchange)
             return None
         except TimeoutError:
             simulation.violation("bounded time", f"request {request_id} never ends")

@@ -6,6 +6,7 @@ when nobody waits for anything any more.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.simulation.device import Oracle, rows_of
 
 if TYPE_CHECKING:
     from tests.simulation.front import SimulatedFront
+    from tests.simulation.network import Exchange
     from tests.simulation.simulation import Simulation
     from tests.simulation.worker import SimulatedWorker
 
@@ -98,6 +100,9 @@ class Checks:
         # for each cache that may be shared: the hashes of all prefixes that were computed in it
         self._computed: dict[tuple[str, str], set[int]] = defaultdict(set)
         self._tenants: dict[str, tuple[bool, str]] = {}  # a worker's tenant → the agents'
+        kind, *_ = simulation.options.get("failing", ("",))
+        if kind in ("message", "spawn", "step"):
+            self.excuses.append((math.inf, "worker dies"))
         _running[:] = [self]
 
     def _violation(self, invariant: str, what: str) -> None:
@@ -134,14 +139,13 @@ class Checks:
                 "ends exactly once", f"{request_id} has {len(heard.ends)} of {choices} ends"
             )
 
-    def broke(
-        self, request_id: str, turn: Turn, heard: Heard, *, began: float, front: SimulatedFront
-    ) -> None:
+    def broke(self, request_id: str, turn: Turn, heard: Heard, exchange: Exchange) -> None:
         """An agent has a part of the answer."""
+        front = exchange.front
         self._saw(front, "broken connection")
         self._check_texts(request_id, heard, is_whole=False)
         leaves = turn.reader in ("cancels", "breaks", "retries") and request_id.endswith(".0")
-        if not leaves and front.is_running:
+        if not leaves and exchange.has_begun and front.is_running:
             self._violation("ends exactly once", f"the server broke the connection of {request_id}")
 
     def _check_texts(self, request_id: str, heard: Heard, *, is_whole: bool) -> None:

@@ -228,7 +228,7 @@ class SimulatedEngine(Engine):
 
     def dispatch(self, plan: StepPlan) -> PendingStep:
         fault = self.faults.pop(0) if self.faults else None
-        if self.is_broken:
+        if self.is_broken or self.world.fails("step"):
             fault = Fault.ERROR
         seconds = self.costs.of(plan) * self.world.random.uniform(0.8, 1.25)
         if fault is not None:

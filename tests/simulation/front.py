@@ -5,6 +5,7 @@ only processes, sockets and the HTTP parser are not real.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import pickle
 import signal
@@ -188,6 +189,8 @@ class SimulatedFront:
     async def start_child(self, *command: str, **more: Any) -> _Child:
         """In place of `asyncio.create_subprocess_exec`."""
         self._numbers += 1
+        if self.world.fails("spawn"):
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return _Child(self, self._numbers)
 
     def _end_of_process(self) -> None:

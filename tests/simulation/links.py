@@ -76,11 +76,17 @@ class Socket:
         if self.owner.is_dead:
             raise Killed
         peer = self.peer
+        found = world()
+        if peer is not None and self.kind == zmq.PAIR and found.fails("message"):
+            found.tell(f"the link of {self.owner.name} breaks")
+            self.peer = peer.peer = None
+            found.after(LEAST_SECONDS, peer.notice_end)
+            found.after(LEAST_SECONDS, self.notice_end)
+            raise zmq.Again
         if peer is None or peer.closed:
             if self.keeps_latest:
                 return  # it would wait for a reader until the next one replaces it
             raise zmq.Again
-        found = world()
         at = found.now + found.random.uniform(LEAST_SECONDS, MOST_SECONDS)
         self._arrives_at = at = max(at, self._arrives_at)  # in order
         found.after(at - found.now, lambda: peer.arrive(bytes(message)))

@@ -41,7 +41,7 @@ class Exchange:
         self.headers: dict[str, str] = {}
         self.is_complete = False
         self.is_broken = False
-        self.is_refused = False  # no server listens
+        self.has_begun = False  # the application has the request
         self._unread: deque[bytes] = deque()
         self._unread_bytes = 0
         self._reader: Task | None = None
@@ -69,7 +69,7 @@ class Exchange:
         }
         self._content = content
         if front.process.is_dead or front.app is None:
-            self.is_broken = self.is_refused = True
+            self.is_broken = True
             return
         front.process.ends.append(self._break)
         self.world.after(self._latency(), self._begin)
@@ -116,7 +116,6 @@ class Exchange:
 
     def _begin(self) -> None:
         if self.front.process.is_dead or self.front.app is None:
-            self.is_refused = True
             self._break()
             return
         self._in_front(lambda: self.front.accept(self))
@@ -125,9 +124,9 @@ class Exchange:
         """Let the application answer."""
         app = self.front.app
         if app is None:
-            self.is_refused = True
             self._break()
             return
+        self.has_begun = True
         self._gone, self._drained = asyncio.Event(), asyncio.Event()
         has_body = False
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import os
 import random
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +25,7 @@ from holdfast.config import (
 )
 from holdfast.machine.device_memory import DeviceMemory
 from tests.simulation import faults
-from tests.simulation.actions import Action, Branch, Call, Scenario, Trouble, Turn
+from tests.simulation.actions import DISK_OPERATIONS, Action, Branch, Call, Scenario, Trouble, Turn
 from tests.simulation.agents import Agent
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.disk import SimulatedDisk
@@ -49,6 +51,7 @@ class Outcome:
     story: list[tuple[float, str]] = field(default_factory=list)
     trace_hash: str = ""
     answers: int = 0
+    counts: Counter[str] = field(default_factory=Counter)  # of what a sweep lets fail
 
 
 class Simulation:
@@ -61,6 +64,8 @@ class Simulation:
         self.machine = Machine(
             memory=DeviceMemory(total_bytes=1 << 30, available_bytes=1 << 29, unified=False)
         )
+        if failing := self.options.get("failing"):  # of a sweep: what fails, and which one
+            self._plan(*failing)
         self.key_headers = {"authorization": f"Bearer {KEY}"} if self.options["has_key"] else {}
         self.checks = Checks(self)
         self.agents: dict[str, Agent] = {}
@@ -184,6 +189,12 @@ class Simulation:
 
     # -- what goes wrong
 
+    def _plan(self, kind: str, number: int, error: int = errno.EIO) -> None:
+        if kind in DISK_OPERATIONS:
+            self.disk.plan(kind, error, nth=number, count=1)
+        else:
+            self.world.failing = (kind, number)
+
     def power_cut(self) -> None:
         """The disk loses what was not made durable."""
         self.disk.power_cut()
@@ -271,6 +282,7 @@ def run(scenario: Scenario, *, most_events: int = 3_000_000) -> Outcome:
         except Exception as error:
             outcome.violations.append(Violation("no exception", _where(error), at=world.now))
         if simulation is not None:
+            outcome.counts = world.counts + Counter(simulation.disk.counts)
             simulation.disk.close()
         outcome.seconds = world.now - 1000.0
         outcome.events, outcome.story = world.events, world.story

@@ -12,6 +12,7 @@ import hashlib
 import heapq
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -131,6 +132,8 @@ class World:
         self.story: list[tuple[float, str]] = []
         self.on_event: Callable[[], None] = lambda: None
         self.outside = Process(self, "world", pid=1)
+        self.counts: Counter[str] = Counter()  # how often each kind of thing was done
+        self.failing: tuple[str, int] | None = None  # the kind of thing that fails, and which one
         self._ready: list[Task] = []
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._orders = itertools.count()
@@ -272,6 +275,13 @@ class World:
         return ", ".join(
             f"{process.name}/{task.name}" for process in self.processes for task in process.tasks
         )
+
+    # -- sweeps
+
+    def fails(self, kind: str) -> bool:
+        """Count a thing of this kind that is about to be done. Returns whether it has to fail."""
+        self.counts[kind] += 1
+        return self.failing == (kind, self.counts[kind])
 
     # -- what happened
 
