@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from tests.simulation.actions import Scenario
 
 MOST_EVENTS = 500_000  # of one world
+FORKS = sys.platform == "linux"  # whether a process runs many worlds, each in a fork
 BEGAN = 1000.0  # what the clock of a world shows when it begins
 
 

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
-from tests.simulation.outcomes import BEGAN, Failure, Result, Task
+from tests.simulation.outcomes import BEGAN, FORKS, Failure, Result, Task
 
 _ROOT = Path(__file__).parents[2]
 _MEMORY = Path("/dev/shm")
@@ -66,10 +66,10 @@ class Worlds:
 
     def _run(self, task: Task) -> Result | None:
         process = self._idle.get()
-        if process is None or process.poll() is not None:
+        if process is None:
             process = self._start()
         result = None if self._is_over else self._ask(process, task)
-        self._idle.put(process)
+        self._idle.put(process if FORKS and process.poll() is None else None)
         return result
 
     def _ask(self, process: subprocess.Popen[bytes], task: Task) -> Result | None:
@@ -112,6 +112,7 @@ class Worlds:
         for process in self._living:
             for stream in (process.stdin, process.stdout):
                 assert stream is not None
-                stream.close()
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
             process.wait()
         self._folder.cleanup()

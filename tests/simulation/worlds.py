@@ -35,12 +35,11 @@ checks.install()
 worker.install()
 
 from tests.simulation.device import plain_tokens  # noqa: E402
-from tests.simulation.outcomes import BEGAN, Failure, Result, Task  # noqa: E402
+from tests.simulation.outcomes import BEGAN, FORKS, Failure, Result, Task  # noqa: E402
 from tests.simulation.simulation import run  # noqa: E402
 from tests.simulation.world import World, world_or_none  # noqa: E402
 
 CORES = 8  # of the machine that the worlds see: how many threads an executor starts
-FORKS = sys.platform == "linux"
 PROCESSOR_SECONDS = 40.0  # within which a world that lives has another event
 
 
