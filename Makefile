@@ -4,6 +4,7 @@
 # make house          the size and the structure of the code base beside the recorded values (ARGS=--record to record them)
 # make format         rewrite the sources as the formatter wants them
 # make slow           the slow tests
+# make simulate       run simulated servers for a minute (SECONDS=3600 for an hour, SEED=7 for one world): docs/how-it-works/simulation.md
 # make bench          all benchmarks against mlx_lm.server, within ten minutes (ARGS="--out FOLDER")
 # make architectures  examine all architectures again and write docs/reference/architectures.md
 # make tool-table     detect the families of all templates again and write the table in docs/reference/tool-call-families.md
@@ -19,7 +20,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test check house format slow bench architectures tool-table clients schemathesis agents demo-chat mac-check lock clean
+.PHONY: help venv serve test check house format slow simulate bench architectures tool-table clients schemathesis agents demo-chat mac-check lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -70,6 +71,9 @@ test: $(TOOLS)
 
 slow: $(TOOLS) $(SMOLLM2)
 	@$(COMPILED) $(ONE_THREAD) $(BIN)/python -m pytest -m slow --timeout 1800 $(ARGS)
+
+simulate: $(TOOLS)
+	@$(COMPILED) $(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),60)) $(ARGS)
 
 check: $(TOOLS)
 	@$(BIN)/ruff format --check .

@@ -205,7 +205,7 @@ def test_class_names_in_the_package_are_unique() -> None:
 
 
 def test_tests_import_from_fakes_only() -> None:
-    mine = ("tests.fakes.", "tests.project.sources.")
+    mine = ("tests.fakes.", "tests.project.sources.", "tests.simulation.")
     found = {
         (source.name, module)
         for source in sources()

@@ -83,13 +83,37 @@ class Trouble:
 Action: TypeAlias = Turn | Branch | Call | Trouble
 
 
+# how a server is set up if a scenario does not say it
+DEFAULT_OPTIONS: Mapping[str, Any] = {
+    "models": ["m"],
+    "has_store": True,
+    "kv_bits": "native",
+    "kv_tokens": 40_000,
+    "ram_tokens": None,
+    "max_running": 8,
+    "max_queued": 256,
+    "step_tokens": 512,
+    "max_loaded": None,
+    "idle_seconds": None,
+    "max_sessions": 64,
+    "store_bytes": None,
+    "has_key": False,
+    "reconnect_seconds": 60.0,
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A whole world. `order`: the seed of the order of events. options: of the server."""
+    """A whole world. `order`: the seed of the order of events. options: of the server, the default
+    ones included.
+    """
 
     order: int
     actions: tuple[Action, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", {**DEFAULT_OPTIONS, **self.options})
 
     @property
     def ends_at(self) -> float:

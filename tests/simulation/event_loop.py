@@ -3,11 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 from tests.simulation import links
 from tests.simulation.world import Task, world
+
+_hashes = itertools.count(1)
+
+
+class _Future(asyncio.Future[Any]):
+    """Sets of it have the same order in every process."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self._hash = next(_hashes)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+class _Task(asyncio.Task[Any]):
+    """So have sets of this."""
+
+    def __init__(self, coroutine: Any, **more: Any) -> None:
+        self._hash = next(_hashes)  # before the loop learns of it
+        super().__init__(coroutine, **more)
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
@@ -19,6 +44,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._clock_resolution = 1e-6
         self._task: Task | None = None
         self._has_news = False
+        self.set_task_factory(lambda loop, coroutine, **more: _Task(coroutine, loop=loop, **more))
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return _Future(loop=self)
 
     def time(self) -> float:
         return world().now

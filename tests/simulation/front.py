@@ -25,6 +25,7 @@ from holdfast.front.fleet.memory_watch import MemoryMeter
 from holdfast.front.fleet.residency import Residency
 from holdfast.front.fleet.slot import ModelFiles
 from holdfast.front.images.folder import images_folder
+from holdfast.front.link import worker_link
 from holdfast.front.prompt import template_process, template_worker
 from holdfast.front.run.web import build_application
 from holdfast.machine.device_memory import MemoryShare
@@ -240,6 +241,7 @@ def install() -> None:
     os.kill = send_signal
     worker_process.progress_of = lambda pid: _progress(pid)
     template_process.PROCESSES.run = _run_template  # type: ignore[method-assign]
+    worker_link._takes_sockets = lambda folder: True
     residency_module.memory_report = lambda **_: _machine_of_world().memory
 
 

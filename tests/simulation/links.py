@@ -84,6 +84,8 @@ class Socket:
             found.after(LEAST_SECONDS, self.notice_end)
             raise zmq.Again
         if peer is None or peer.closed:
+            if self.keeps_latest:
+                return  # it would wait for a reader until the next one replaces it
             raise zmq.Again
         at = found.now + found.random.uniform(LEAST_SECONDS, MOST_SECONDS)
         self._arrives_at = at = max(at, self._arrives_at)  # in order

@@ -244,12 +244,11 @@ def _whole_turns(messages: list[dict[str, str]]) -> list[dict[str, str]]:
 
 @contextmanager
 def _a_folder() -> Iterator[Path]:
-    tempfile.tempdir = None
-    place = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    folder = Path(tempfile.mkdtemp(prefix="simulation-", dir=place))
+    folder = Path(tempfile.mkdtemp(prefix="simulation-"))
     try:
         yield folder
     finally:
+        tempfile.tempdir = None
         shutil.rmtree(folder, ignore_errors=True)
 
 

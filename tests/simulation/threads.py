@@ -138,6 +138,7 @@ class Thread:
     """In place of `threading.Thread`: a task of the process that starts it."""
 
     _numbers = itertools.count(1)
+    _hashes = itertools.count(1)
 
     def __init__(
         self,
@@ -154,6 +155,10 @@ class Thread:
         self.daemon = bool(daemon)
         self.ident: int | None = None
         self._task: Task | None = None
+        self._hash = next(self._hashes)
+
+    def __hash__(self) -> int:
+        return self._hash  # not the address, so that sets have the same order in every process
 
     def start(self) -> None:
         self.ident = id(self)
@@ -247,6 +252,20 @@ def _localtime(seconds: float | None = None) -> time.struct_time:
     return _REAL_GMTIME(wall_time() if seconds is None else seconds)
 
 
+def _number_futures() -> None:
+    """Give futures hashes that are not their addresses."""
+    from concurrent.futures import Future
+
+    begin, hashes = Future.__init__, itertools.count(1)
+
+    def numbered(self: Any) -> None:
+        self._hash = next(hashes)
+        begin(self)
+
+    Future.__init__ = numbered  # type: ignore[method-assign]
+    Future.__hash__ = lambda self: self._hash  # type: ignore[assignment, method-assign, attr-defined]
+
+
 def install() -> None:
     """Replace them."""
     for name in ("monotonic", "perf_counter", "process_time", "thread_time"):
@@ -269,3 +288,4 @@ def install() -> None:
     random._urandom = urandom  # type: ignore[attr-defined]
     secrets.token_bytes = lambda nbytes=None: urandom(32 if nbytes is None else nbytes)
     uuid._generate_time_safe = None  # type: ignore[attr-defined]
+    _number_futures()

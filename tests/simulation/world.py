@@ -104,8 +104,9 @@ class Task:
         try:
             if not self.process.is_dead:
                 self._run()
-        except greenlet.GreenletExit:
-            pass
+        except (Killed, greenlet.GreenletExit) as end:
+            if isinstance(end, Killed) and not self.process.is_dead:
+                self.failure = AssertionError(f"{self.name} was killed, but its process lives")
         except BaseException as error:
             if not self.process.is_dead:
                 self.failure = error
@@ -218,6 +219,7 @@ class World:
         """Unwind a task of a dead process."""
         if task.is_over:
             return
+        task.is_blocked = False  # nothing wakes it
         before = self.current
         self.current = task
         try:
@@ -253,8 +255,8 @@ class World:
             raise Stuck(f"nothing happens any more: {self.waiting()}")
         place = self.random.randrange(len(self._ready)) if len(self._ready) > 1 else 0
         task = self._ready.pop(place)
-        if task.is_over:
-            return
+        if task.is_over or task.process.is_dead:
+            return  # to switch to its dead greenlet would run the one that buried it
         if task.process.is_suspended:
             task.process.hold(task)
             return

@@ -1,0 +1,33 @@
+"""Scenarios that once failed, shortened: one test for each fault that the simulation has found."""
+
+from __future__ import annotations
+
+from tests.simulation.actions import Branch, Call, Scenario, Trouble, Turn
+from tests.simulation.outcomes import Task
+from tests.simulation.pool import Worlds
+from tests.simulation.stories import story
+
+
+def check(worlds: Worlds, scenario: Scenario) -> None:
+    """Run the scenario: nothing may be violated."""
+    result = worlds.run(Task(scenario=scenario))
+    assert not result.failures, "\n" + story(scenario, result)
+
+
+def test_agents_share_a_prefix_while_their_worker_dies(worlds: Worlds) -> None:
+    """An example: it has never failed."""
+    check(
+        worlds,
+        Scenario(
+            order=1,
+            actions=(
+                Turn(at=0.0, agent="a0", tokens=300, edge=0),
+                Branch(at=3.0, agent="a1", source="a0", keep=2),
+                Turn(at=3.0, agent="a0", choices=2),
+                Turn(at=3.0, agent="a1", reader="breaks"),
+                Trouble(at=3.1, kind="worker dies"),
+                Call(at=9.0, method="GET", path="/v1/sessions?model=m"),
+            ),
+            options={"kv_bits": "8"},
+        ),
+    )

@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from tests.simulation.actions import Branch, Call, Scenario, Trouble, Turn, scenario_of
+from tests.simulation.outcomes import BEGAN, Failure, Result, Task
+from tests.simulation.search import MOST_ACTIONS, Search, Shrinker, Shrunk, mutated
+from tests.simulation.stories import literal, regression, story
+
+SCENARIOS = [scenario_of(seed) for seed in range(40)]
+
+
+def violated(*, at: float = 0.0) -> Result:
+    failure = Failure("the oracle's tokens", "choice 0 of a0-1.0 is 'x'", at=BEGAN + at)
+    return Result(failures=(failure,), events=100)
+
+
+class FakeWorlds:
+    """Worlds whose results come from a function of the scenario."""
+
+    processes = 3
+
+    def __init__(self, result_of: Callable[[Scenario], Result]) -> None:
+        self.result_of = result_of
+
+    def submit(self, task: Task) -> Future[Result | None]:
+        future: Future[Result | None] = Future()
+        future.set_result(self.result_of(task.scenario))
+        return future
+
+
+def shrink(scenario: Scenario, result_of: Callable[[Scenario], Result]) -> Shrunk:
+    worlds = FakeWorlds(result_of)
+    return Shrinker(worlds, scenario, result_of(scenario), seconds=60).shrink()  # type: ignore[arg-type]
+
+
+def test_a_literal_makes_the_same_scenario() -> None:
+    for scenario in SCENARIOS:
+        assert eval(literal(scenario)) == scenario
+
+
+def test_a_literal_leaves_defaults_out() -> None:
+    scenario = Scenario(
+        order=3,
+        actions=(Turn(at=0.0, agent="a0"), Trouble(at=1.5, kind="worker dies", number=2)),
+        options={"kv_bits": "8", "has_store": True},
+    )
+    assert literal(scenario) == (
+        "Scenario(\n"
+        "    order=3,\n"
+        "    actions=(\n"
+        '        Turn(at=0.0, agent="a0"),\n'
+        '        Trouble(at=1.5, kind="worker dies", number=2),\n'
+        "    ),\n"
+        '    options={"kv_bits": "8"},\n'
+        ")"
+    )
+
+
+def test_changed_scenarios_can_be_played_and_come_again_from_the_same_dice() -> None:
+    def changes() -> list[Scenario]:
+        dice = random.Random(5)
+        scenario = SCENARIOS[0]
+        found = []
+        for _ in range(300):
+            scenario = mutated(dice, scenario, dice.choice(SCENARIOS))
+            found.append(scenario)
+        return found
+
+    first = changes()
+    assert first == changes()
+    assert len({literal(each) for each in first}) > 200
+    for each in first:
+        assert len(each.actions) <= MOST_ACTIONS
+        times = [action.at for action in each.actions]
+        assert times == sorted(times)
+        models = {action.model for action in each.actions if isinstance(action, Turn | Trouble)}
+        assert models <= set(each.options["models"])
+
+
+def test_the_search_follows_what_reaches_something_new_and_is_determined() -> None:
+    def result_of(scenario: Scenario) -> Result:
+        kinds = [action.kind for action in scenario.actions if isinstance(action, Trouble)]
+        return Result(states=frozenset(itertools.pairwise(kinds)))
+
+    def searched(first: int) -> tuple[list[str], int]:
+        search = Search(first)
+        texts = []
+        for number in range(60):
+            _, scenario = search.scenario(number)
+            texts.append(literal(scenario))
+            search.learn(scenario, result_of(scenario))
+        return texts, search.states
+
+    texts, states = searched(100)
+    assert (texts, states) == searched(100)
+    assert texts != searched(200)[0]
+    fresh = {literal(scenario_of(100 + number)) for number in range(60)}
+    assert 15 < len(fresh & set(texts)) < 45
+
+
+def test_a_failure_is_shortened_to_what_it_needs() -> None:
+    def result_of(scenario: Scenario) -> Result:
+        """Fails if a worker dies after a turn of an agent with an answer of two tokens or more."""
+        turns = [
+            action.at
+            for action in scenario.actions
+            if isinstance(action, Turn)
+            and action.max_tokens >= 2
+            and action.protocol == "responses"
+        ]
+        deaths = [
+            action.at
+            for action in scenario.actions
+            if isinstance(action, Trouble) and action.kind == "worker dies"
+        ]
+        if turns and deaths and turns[0] < deaths[-1] and scenario.options["max_running"] < 8:
+            return violated(at=deaths[-1] + 1.0)
+        return Result(events=100)
+
+    found = next(
+        scenario
+        for scenario in map(scenario_of, range(1000))
+        if len(scenario.actions) > 30 and result_of(scenario).failures
+    )
+    shrunk = shrink(found, result_of)
+    kinds = [type(action) for action in shrunk.scenario.actions]
+    assert kinds == [Turn, Trouble]
+    turn, trouble = shrunk.scenario.actions
+    assert isinstance(turn, Turn) and isinstance(trouble, Trouble)
+    assert turn.max_tokens == 20 and turn.protocol == "responses"
+    assert (turn.reader, turn.choices, turn.timeout_seconds) == ("reads", 1, None)
+    assert (trouble.kind, trouble.number) == ("worker dies", 0)
+    text = literal(shrunk.scenario)
+    assert text.count("\n") <= 8 and "max_running" in text and "kv_bits" not in text
+
+
+def test_shortening_keeps_the_invariant() -> None:
+    def result_of(scenario: Scenario) -> Result:
+        if len(scenario.actions) > 5:
+            return violated(at=1e9)
+        return Result(failures=(Failure("progress", "another", at=BEGAN),), events=100)
+
+    shrunk = shrink(SCENARIOS[0], result_of)
+    assert len(shrunk.scenario.actions) == 6
+    assert shrunk.result.failures[0].invariant == "the oracle's tokens"
+
+
+def test_shortening_tries_other_orders_of_events() -> None:
+    def result_of(scenario: Scenario) -> Result:
+        fails = len(scenario.actions) == len(SCENARIOS[0].actions) or scenario.order % 3 == 1
+        return violated(at=1e9) if fails and scenario.actions else Result(events=100)
+
+    assert len(shrink(SCENARIOS[0], result_of).scenario.actions) == 1
+
+
+def test_shortening_ends_in_time() -> None:
+    now = iter(range(1000))
+    worlds = FakeWorlds(lambda scenario: violated(at=1e9))
+    shrinker = Shrinker(
+        worlds,  # type: ignore[arg-type]
+        SCENARIOS[0],
+        violated(at=1e9),
+        seconds=5,
+        clock=lambda: next(now),
+    )
+    assert shrinker.shrink().worlds <= 5
+
+
+def test_a_story_tells_who_asked_what_went_wrong_and_what_is_violated() -> None:
+    scenario = Scenario(
+        order=1,
+        actions=(
+            Turn(at=0.0, agent="a0", tokens=300, reader="breaks"),
+            Branch(at=0.5, agent="a1", source="a0", keep=2),
+            Trouble(at=1.0, kind="step fails", number=2),
+            Call(at=2.0, method="GET", path="/health"),
+        ),
+        options={"kv_bits": "8"},
+    )
+    result = Result(
+        failures=(Failure("ends exactly once", "a0-1.0 has no end", at=BEGAN + 3.0),),
+        story=((BEGAN + 0.01, "a0 asks m (/v1/messages, request a0-1.0)"),),
+    )
+    assert story(scenario, result).splitlines() == [
+        '  options: {"kv_bits": "8"}',
+        "       0.000 s  a0 gets a turn: tokens 300, reader breaks",
+        "       0.010 s  a0 asks m (/v1/messages, request a0-1.0)",
+        "       0.500 s  a1 goes on from 2 messages of a0",
+        "       1.000 s  trouble: step fails (number 2)",
+        "       2.000 s  somebody calls GET /health",
+        "       3.000 s  ends exactly once: a0-1.0 has no end",
+    ]
+
+
+def test_a_long_story_keeps_what_the_violation_names_and_all_troubles() -> None:
+    lines = tuple((BEGAN + place, f"a{place % 7} asks m") for place in range(500))
+    result = Result(
+        failures=(Failure("ends exactly once", "a3-9.0 has no end", at=BEGAN + 490.0),), story=lines
+    )
+    scenario = Scenario(order=1, actions=(Trouble(at=470.0, kind="worker dies"),))
+    told = story(scenario, result).splitlines()
+    assert len(told) < 80
+    early = told[1:-17]
+    assert all("a3" in line or "trouble" in line for line in early)
+    assert any("trouble" in line for line in told)
+    assert "lines more" in told[-17]
+
+
+def test_a_regression_test_is_code_that_checks_the_scenario() -> None:
+    text = regression(SCENARIOS[1], violated().failures[0], was_in="seed 1")
+    checked: list[Scenario] = []
+    names: dict[str, object] = dict(globals())
+    names["Worlds"] = FakeWorlds
+    names["check"] = lambda worlds, scenario: checked.append(scenario)
+    exec(text, names)
+    test = names["test_the_oracle_s_tokens"]
+    assert callable(test)
+    test(FakeWorlds(lambda scenario: Result()))
+    assert checked == [SCENARIOS[1]]

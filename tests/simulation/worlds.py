@@ -1,0 +1,143 @@
+"""The process that runs simulated worlds: scenarios come in by standard input, results go out.
+
+Its threads, clocks and sockets are the simulated ones, so it does nothing else. Only `Worlds` in
+`pool.py` starts it, as `python -m tests.simulation.worlds`. Each world runs in a fork of it, so that
+it finds nothing of earlier ones: no cache, no counter, no leak; and a crash ends only one world.
+Where a fork cannot use the device any more (macOS), the process ends after one world.
+"""
+
+from __future__ import annotations
+
+from tests.simulation import links, threads
+
+threads.install()  # before anything else takes Python's own threads and clocks
+links.install()
+
+from tests.simulation import disk  # noqa: E402
+
+disk.install()
+
+import gc  # noqa: E402
+import os  # noqa: E402
+import pickle  # noqa: E402
+import signal  # noqa: E402
+import sys  # noqa: E402
+import traceback  # noqa: E402
+from types import FrameType  # noqa: E402
+from typing import Any  # noqa: E402
+
+import mlx.core as mx  # noqa: E402
+
+from tests.simulation import checks, front, worker  # noqa: E402
+
+front.install()
+checks.install()
+worker.install()
+
+from tests.simulation.device import plain_tokens  # noqa: E402
+from tests.simulation.outcomes import BEGAN, FORKS, Failure, Result, Task  # noqa: E402
+from tests.simulation.simulation import run  # noqa: E402
+from tests.simulation.world import World, world_or_none  # noqa: E402
+
+CORES = 8  # of the machine that the worlds see: how many threads an executor starts
+PROCESSOR_SECONDS = 40.0  # within which a world that lives has another event
+
+
+class NoProgress(BaseException):
+    """The code under test computes without end, while no virtual time passes."""
+
+
+class _Watch:
+    """Interrupts a world that computes, but has no event any more."""
+
+    def __init__(self) -> None:
+        self.world: World | None = None
+        self._events = -1
+        signal.signal(signal.SIGVTALRM, self._look)
+        signal.setitimer(signal.ITIMER_VIRTUAL, PROCESSOR_SECONDS, PROCESSOR_SECONDS)
+
+    def _look(self, number: int, frame: FrameType | None) -> None:
+        found = world_or_none()
+        if found is None:
+            return
+        if found is self.world and found.events == self._events:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+            raise NoProgress("".join(traceback.format_stack(frame)[-8:]))
+        self.world, self._events = found, found.events
+
+
+def _result(task: Task) -> Result:
+    mx.set_default_device(mx.Device(mx.cpu))
+    os.cpu_count = lambda: CORES
+    if sys.version_info >= (3, 13):
+        os.process_cpu_count = os.cpu_count
+    watch = _Watch()
+    if task.trace:
+        _write_trace(task.trace)
+    try:
+        outcome = run(task.scenario, most_events=task.most_events)
+    except NoProgress as stuck:
+        found = watch.world
+        assert found is not None
+        return Result(
+            failures=(Failure("progress", f"computes without end:\n{stuck}", at=found.now),),
+            seconds=found.now - BEGAN,
+            events=found.events,
+            story=tuple(found.story),
+            trace_hash=found.trace_hash,
+        )
+    return Result(
+        failures=tuple(
+            Failure(each.invariant, each.what, at=each.at) for each in outcome.violations
+        ),
+        seconds=outcome.seconds,
+        events=outcome.events,
+        states=frozenset(outcome.states),
+        story=tuple(outcome.story),
+        trace_hash=outcome.trace_hash,
+        answers=outcome.answers,
+    )
+
+
+def _write_trace(path: str) -> None:
+    """Write everything that is noted to a file, to see where two runs differ."""
+    file = open(path, "w", buffering=1)  # noqa: SIM115 (until the process ends)
+    note = World.note
+
+    def noted(self: World, *words: Any) -> None:
+        note(self, *words)
+        file.write(f"{self.now:.6f} {' '.join(map(str, words))}\n")
+
+    World.note = noted  # type: ignore[method-assign]
+
+
+def _send(result: Result, descriptor: int) -> None:
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        pickle.dump(result, file)
+
+
+def serve(results: int) -> None:
+    """Run what comes, until nothing more does. results: the descriptor to write to."""
+    plain_tokens()  # what is the same in all worlds is made once
+    while True:
+        try:
+            task: Task = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        gc.collect()
+        gc.freeze()  # so that the next collection comes at the same event in every run
+        child = os.fork() if FORKS else 0
+        if not child:
+            _send(_result(task), results)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status:
+            code = os.waitstatus_to_exitcode(status)
+            _send(Result(failures=(Failure("no crash", f"ended with {code}", at=BEGAN),)), results)
+
+
+if __name__ == "__main__":
+    given = os.dup(1)
+    os.dup2(2, 1)  # whatever prints, prints there
+    serve(given)
+    os._exit(0)
