@@ -35,7 +35,8 @@ from holdfast.front.prompt.gateway import Gateway
 from holdfast.front.prompt.known_answers import KnownAnswers
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.template_process import RenderProcesses
-from holdfast.front.prompt.tokenize import Tokenizer, TokenMemory
+from holdfast.front.prompt.token_memory import TokenMemory
+from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle
 from holdfast.front.request import ChatPrompt, GenerationRequest, OutputFormat, Prompt, ToolChoice
 from holdfast.front.structured.answer import AnswerGrammar, answer_grammar

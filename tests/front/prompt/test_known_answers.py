@@ -61,7 +61,8 @@ def recall(known: KnownAnswers, messages: Iterable[Any], *, tenant: str = "") ->
 
 
 def placed(past: PastAnswers, text: str) -> list[PlacedAnswer]:
-    return list(past.places(text, frame=FRAME, read=read))
+    spans = FRAME.candidates(text)
+    return list(past.places(spans, lambda span: read(text[span.start : span.end])))
 
 
 def test_an_answer_is_recalled_as_generated_tokens() -> None:
@@ -93,7 +94,8 @@ def test_equal_answers_are_distinguished_by_their_call_ids() -> None:
         for call_id in ("call_2", "call_0", "call_1", "of another server")
     ]
     past = recall(known, sent)
-    found = past.places("A:1|U:|A:2|U:|A:3|U:|A:4|U:|A:5|", frame=FRAME, read=lambda text: same)
+    spans = FRAME.candidates("A:1|U:|A:2|U:|A:3|U:|A:4|U:|A:5|")
+    found = past.places(spans, lambda span: same)
     assert [each.token_ids for each in found] == [(2,), (0,), (1,), (2,)]
 
 

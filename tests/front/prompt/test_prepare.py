@@ -18,7 +18,8 @@ from holdfast.errors import InvalidRequest, PromptTooLong
 from holdfast.front.prompt.dialects import find_dialect
 from holdfast.front.prompt.prepare import Prepared, prepare, splice
 from holdfast.front.prompt.template import ChatTemplate
-from holdfast.front.prompt.tokenize import EncodedText, Tokenizer, TokenMemory, load_tokenizer
+from holdfast.front.prompt.token_memory import TokenMemory
+from holdfast.front.prompt.tokenize import EncodedText, Tokenizer, load_tokenizer
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.front.request import (
     ChatPrompt,

@@ -29,7 +29,7 @@ from holdfast.front.output import (
     tool_calls_of,
 )
 from holdfast.front.prompt.conversation import reasoning_of
-from holdfast.front.prompt.text_places import AnswerFrame
+from holdfast.front.prompt.text_places import AnswerSpan
 from holdfast.front.records.answers import SECRET_BYTES, AnswerFile, Secret, StoredAnswer
 from holdfast.front.request import PlacedAnswer
 from holdfast.lru_cache import LruCache
@@ -121,22 +121,24 @@ class PastAnswers:
         return reasoning if is_ours and not sent.said.reasoning else ""
 
     def places(
-        self, text: str, *, frame: AnswerFrame, read: ReadMeaning
+        self,
+        candidates: Iterable[Sequence[AnswerSpan]],
+        read: Callable[[AnswerSpan], AnswerMeaning],
     ) -> tuple[PlacedAnswer, ...]:
         """Find the answers in the rendered text.
 
         Returns those whose generated tokens differ from the tokenizer's, in the order of the text.
 
-        frame: finds the spans that may be answers.
-        read: reads the meaning of such a span.
+        candidates: see `AnswerFrame.candidates`.
+        read: reads the meaning of a span.
         """
         placed: list[PlacedAnswer] = []
         end = 0
-        for candidates in frame.candidates(text) if self.expected else ():
-            if candidates[0].start < end:
+        for spans in candidates:
+            if spans[0].start < end:
                 continue
-            for span in candidates:
-                found = self.expected.get(read(text[span.start : span.end]))
+            for span in spans:
+                found = self.expected.get(read(span))
                 if found:
                     answer = found.popleft().answer
                     end = span.end

@@ -37,9 +37,9 @@ from holdfast.front.prompt.limits import check_limits, check_token_ids, with_mod
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.template_probes import opens_thought
 from holdfast.front.prompt.text_places import breakpoint_places, marked_prefixes
+from holdfast.front.prompt.token_memory import RememberedText
 from holdfast.front.prompt.tokenize import (
     EncodedText,
-    RememberedText,
     Tokenizer,
     well_formed,
     with_unescaped_breaks,
@@ -276,7 +276,15 @@ def _rendered(
     # the template writes the special tokens itself, BOS included
     text, seen = template.rendered(prompt, field=request.prompt_field)
     text = well_formed(with_unescaped_breaks(text))
-    answers = past.places(text, frame=bundle.answer_frame, read=bundle.history_reader(prompt.tools))
+    opened = bundle.token_memory.opened(
+        text,
+        bundle.tokenizer,
+        frame=bundle.answer_frame if past.expected else None,
+        tools=prompt.tools,
+        tenant=request.tenant,
+    )
+    read = bundle.history_reader(prompt.tools)
+    answers = past.places(opened.candidates, lambda span: opened.meaning(span, read))
     images = () if bundle.images is None else _placed(text, bundle.images.placeholder, seen)
     return PromptText(text=text, answers=answers, images=images), prompt, past
 

@@ -32,9 +32,9 @@ from holdfast.front.prompt.template_probes import (
     rewritten_turns,
 )
 from holdfast.front.prompt.text_places import AnswerFrame, find_frame
+from holdfast.front.prompt.token_memory import TokenMemory
 from holdfast.front.prompt.tokenize import (
     Tokenizer,
-    TokenMemory,
     any_of,
     check_round_trip,
     load_tokenizer,

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.front.prompt.tokenize import Tokenizer, TokenMemory
+from holdfast.front.prompt.token_memory import TokenMemory
+from holdfast.front.prompt.tokenize import Tokenizer
 from tests.fakes import toy_tokenizers
 
 WORDS = (
@@ -96,7 +97,7 @@ def test_tenants_do_not_share_texts() -> None:
 
 
 def test_the_least_recently_used_text_is_forgotten_first() -> None:
-    memory, tokenizer = TokenMemory(max_bytes=1200), NotingTokenizer()
+    memory, tokenizer = TokenMemory(max_bytes=1600), NotingTokenizer()
     for text in ("hello", "world", "hello", "the", "hello", "the", "world"):
         memory.tokens_of(text, tokenizer)
     assert tokenizer.asked == ["hello", "world", "the", "world"]
