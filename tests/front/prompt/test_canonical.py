@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.prompt.canonical import FirstForms, canonical
+from holdfast.front.prompt import canonical as module
+from holdfast.front.prompt.canonical import FirstForms
 from holdfast.front.prompt.tool_definitions import in_usual_order
 from holdfast.front.request import ChatPrompt
 
@@ -62,6 +63,10 @@ json_values = st.recursive(
     ),
     max_leaves=20,
 )
+
+
+def canonical(prompt: ChatPrompt, forms: FirstForms, **options: Any) -> ChatPrompt:
+    return module.canonical(prompt, forms, **options)[0]
 
 
 def shuffled(value: Any, order: random.Random) -> Any:

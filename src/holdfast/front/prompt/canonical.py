@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from holdfast.front.prompt.conversation import REASONING_FIELDS, reasoning_of
+from holdfast.front.prompt.conversation import REASONING_FIELDS, Message, reasoning_of
 from holdfast.front.prompt.images import content_texts, joined
 from holdfast.front.prompt.known_answers import (
     KnownAnswers,
@@ -27,6 +27,7 @@ from holdfast.front.prompt.known_answers import (
     SentAnswer,
     canonical_arguments,
 )
+from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.tokenize import ControlGuard, guarded_value
 from holdfast.front.prompt.tool_definitions import (
     KeptPart,
@@ -175,12 +176,16 @@ def canonical(
     thought: tuple[str, str] = ("", ""),
     parts_thoughts: bool = False,
     past: PastAnswers | None = None,
+    template: ChatTemplate | None = None,
+    field: str = "messages",
     tenant: str = "",
-) -> ChatPrompt:
-    """The conversation in the form that is rendered and cached, made in one walk.
+) -> tuple[ChatPrompt, list[Message]]:
+    """The conversation in the form that is cached, and its messages as the template expects them
+    (`ChatTemplate.adapted`), both made in one walk.
 
     If the client lets the model search for tools, the definition of a found tool is written into
-    the message that reports the tool.
+    the message that reports the tool. Raises InvalidRequest for a message that no template could
+    use.
 
     guard: breaks up control texts in every text that a client can write. Otherwise a tool result
         that contains `<|im_end|>` would end its message. Afterwards, only the template writes
@@ -189,6 +194,8 @@ def canonical(
     parts_thoughts: whether thoughts that clients send in the text of answers are moved to the
         reasoning field.
     past: recalls the known answers, and adds the thoughts that the client left out.
+    template: None: no messages for a template are made.
+    field: the request field of the messages, for errors.
     """
     tools = tuple(
         forms.tool(tool, tenant=tenant) if isinstance(tool, Mapping) else tool
@@ -201,25 +208,28 @@ def canonical(
         _ready, forms=forms, known=past.known, guard=guard, thought=thought, tenant=tenant
     )
     made = partial(make, parts_thoughts=parts_thoughts)
+    kind = (guard, parts_thoughts)
     messages: list[Any] = []
+    adapted: list[Message] = []
     for place, sent in enumerate(prompt.messages):
         message = _with_definitions(sent, found)
         if prompt.continue_last and place == len(prompt.messages) - 1:
             shown, answer = make(message, is_continued=True)
         else:
-            shown, answer = forms.message(
-                message, made, kind=(guard, parts_thoughts), tenant=tenant
-            )
+            shown, answer = forms.message(message, made, kind=kind, tenant=tenant)
         if answer is not None and (reasoning := past.recall(answer)):
             shown = {**shown, REASONING_FIELDS[0]: guard(reasoning)}
         messages.append(shown)
-    return msgspec.structs.replace(
+        if template is not None:
+            adapted.append(template.adapted(shown, at=f"{field}.{place}"))
+    ready = msgspec.structs.replace(
         prompt,
         messages=tuple(messages),
         tools=tuple(_guarded_tool(tool, guard) for tool in tools),
         found_tools=tuple(map(guard, prompt.found_tools)),
         template_options=guarded_value(prompt.template_options, guard),
     )
+    return ready, adapted
 
 
 def _ready(

@@ -264,17 +264,21 @@ def _rendered(
     reasoning = bundle.dialect.reasoning
     thought = ("", "") if reasoning is None else (reasoning.start.strip(), reasoning.end.strip())
     past = PastAnswers(bundle.known_answers)
-    prompt = canonical(
-        msgspec.structs.replace(prompt, template_options=options),
+    prompt = msgspec.structs.replace(prompt, template_options=options)
+    template.check(prompt, field=request.prompt_field)
+    prompt, adapted = canonical(
+        prompt,
         bundle.first_forms,
         guard=bundle.tokenizer.guard,
         thought=thought,
         parts_thoughts=all(thought) and template.reads_thoughts(thought[1]),
         past=past,
+        template=template,
+        field=request.prompt_field,
         tenant=request.tenant,
     )
     # the template writes the special tokens itself, BOS included
-    text, seen = template.rendered(prompt, field=request.prompt_field)
+    text, seen = template.rendered(prompt, adapted, field=request.prompt_field)
     text = well_formed(with_unescaped_breaks(text))
     opened = bundle.token_memory.opened(
         text,
