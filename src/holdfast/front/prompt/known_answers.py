@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +32,7 @@ from holdfast.front.prompt.text_places import AnswerSpan
 from holdfast.front.records.answers import SECRET_BYTES, AnswerFile, Secret, StoredAnswer
 from holdfast.front.request import PlacedAnswer
 from holdfast.lru_cache import LruCache
+from holdfast.wire.requests import TokenIds
 
 _TAG_BYTES = 16
 # Maximum number of answers with the same meaning, such as calls without arguments: a recalled
@@ -74,9 +74,9 @@ class KnownAnswer(msgspec.Struct, frozen=True, array_like=True):
         """Number of tokens."""
         return len(self.packed_tokens) // 4
 
-    def token_ids(self) -> tuple[int, ...]:
+    def token_ids(self) -> TokenIds:
         """The generated tokens."""
-        return tuple(array("I", self.packed_tokens))
+        return TokenIds(self.packed_tokens)
 
 
 @dataclass(slots=True)
@@ -190,7 +190,7 @@ class KnownAnswers:
         spaces = _spaces(content)
         tag = _digest((said.reasoning, tuple(call_ids), spaces), _TAG_BYTES)
         answer = KnownAnswer(
-            array("I", token_ids).tobytes(),
+            TokenIds.of(token_ids).packed,
             said.reasoning,
             tuple(call_ids),
             is_as_tokenized,

@@ -52,7 +52,7 @@ class AnswerSpan(NamedTuple):
     end: int
 
 
-_BEGINNING: Final = AnswerSpan(0, 0)
+BEGINNING: Final = AnswerSpan(0, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class AnswerFrame:
         return re.compile("|".join(map(re.escape, (*headers, *self.ends))))
 
     def candidates(
-        self, text: str, *, after: AnswerSpan = _BEGINNING
+        self, text: str, *, after: AnswerSpan = BEGINNING
     ) -> Iterator[tuple[AnswerSpan, ...]]:
         """For each place where an answer may start, the spans that it may have, longest first.
 

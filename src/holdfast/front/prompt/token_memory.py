@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from holdfast.config import DEFAULT_MODEL
 from holdfast.front.prompt.known_answers import AnswerMeaning
-from holdfast.front.prompt.text_places import AnswerFrame, AnswerSpan
+from holdfast.front.prompt.text_places import BEGINNING, AnswerFrame, AnswerSpan
 from holdfast.front.prompt.text_splits import (
     NOTHING,
     TextPiece,
@@ -141,50 +141,71 @@ class TokenMemory:
         frame: AnswerFrame | None = None,
         tools: Sequence[Any] = (),
         tenant: str = "",
+        places: Iterable[int] = (),
+        tokenizes: bool = True,
     ) -> RememberedText:
-        """Cut a prompt's text into pieces, and find the spans that may be answers, both only behind
-        the beginning that it shares with a remembered prompt. Tokenizes nothing.
+        """Cut a prompt's text into pieces, find the spans that may be answers, and tokenize, all in
+        one walk behind the beginning that the text shares with a remembered prompt.
 
         frame: what surrounds answers; None: they are not needed.
         tools: those of the conversation.
+        places: as for `tokens_of`; the ends of the spans are added.
+        tokenizes: False for a text that may be too long to tokenize.
         """
         if len(text) < _LONG_CHARACTERS:
             return _cut(text, tokenizer, frame=frame, tools=tools)
         earlier, shared = self._closest(text, tenant)
-        opened = _cut(text, tokenizer, earlier, shared, frame=frame, tools=tools)
-        is_next = earlier is not None and shared + _END_CHARACTERS >= len(earlier.text)
-        number = earlier.number if earlier is not None and is_next else next(self._numbers)
-        opened = replace(opened, number=number)
+        if earlier is None:
+            opened = replace(
+                _cut(text, tokenizer, frame=frame, tools=tools), number=next(self._numbers)
+            )
+        else:
+            opened = _continued(earlier, shared, text, tokenizer, frame=frame, tools=tools)
+            if shared + _END_CHARACTERS < len(earlier.text):  # another conversation
+                opened = replace(opened, number=next(self._numbers))
+        if tokenizes:
+            edges = (edge for spans in opened.candidates for span in spans for edge in span)
+            return self._tokenized(opened, tokenizer, frozenset((*places, *edges)), tenant)
         self._remember(opened, tenant)
         return opened
 
     def tokens_of(
         self, text: str, tokenizer: Tokenizer, *, tenant: str = "", places: Iterable[int] = ()
     ) -> RememberedText:
-        """The tokens of a text, without special tokens around it. A prompt that was `opened` is not
-        cut again.
+        """The tokens of a text, without special tokens around it. Of a prompt that was `opened`,
+        only the pieces are tokenized again that have new places.
 
         places: the characters whose positions among the tokens will be requested.
         """
-        asked = frozenset(places)
         opened = self._opened_before(text, tenant) or _cut(text, tokenizer)
-        begun = len(opened.pieces)
-        wanted = _by_piece(asked - opened.known, opened)
-        texts = [text[cut.start : cut.end] for cut in opened.cuts[begun:]]
+        return self._tokenized(opened, tokenizer, frozenset(places), tenant)
+
+    def _tokenized(
+        self, text: RememberedText, tokenizer: Tokenizer, places: frozenset[int], tenant: str
+    ) -> RememberedText:
+        begun = len(text.pieces)
+        asked = places - text.known
+        if begun == len(text.cuts) and not asked:
+            return text
+        wanted = _by_piece(asked, text)
+        texts = [text.text[cut.start : cut.end] for cut in text.cuts[begun:]]
         found = self._found([*texts, *wanted], wanted, tokenizer, tenant=tenant)
-        pieces = [*opened.pieces, *(found[each] for each in texts)]
-        for at, cut in enumerate(opened.cuts[:begun] if wanted else ()):
-            pieces[at] = found.get(text[cut.start : cut.end], pieces[at])
+        pieces = [*text.pieces, *(found[each] for each in texts)]
+        for place in asked:
+            at = bisect_right(text.starts, place) - 1
+            if at < begun:  # tokenized again
+                cut = text.cuts[at]
+                pieces[at] = found[text.text[cut.start : cut.end]]
         new = [piece.token_ids for piece in pieces[begun:]]
-        lengths = accumulate(map(len, new), initial=opened.firsts[-1])
+        lengths = accumulate(map(len, new), initial=text.firsts[-1])
         tokenized = replace(
-            opened,
+            text,
             pieces=pieces,
-            firsts=[*opened.firsts[:-1], *lengths],
-            token_ids=TokenIds.joined((opened.token_ids, *new)),
-            known=opened.known | asked,
+            firsts=[*text.firsts[:-1], *lengths],
+            token_ids=TokenIds.joined((text.token_ids, *new)),
+            known=text.known | places,
         )
-        if opened.number:
+        if text.number:
             self._remember(tokenized, tenant)
         return tokenized
 
@@ -259,42 +280,57 @@ class TokenMemory:
 def _cut(
     text: str,
     tokenizer: Tokenizer,
-    earlier: RememberedText | None = None,
-    shared: int = 0,
     *,
     frame: AnswerFrame | None = None,
     tools: Sequence[Any] = (),
 ) -> RememberedText:
-    """Cut a text that has its first `shared` characters in common with an earlier one."""
-    earlier = earlier or RememberedText(text="", cuts=())
-    begun = settled_pieces(earlier.cuts, shared)
-    cuts = [*earlier.cuts[:begun]]
-    cuts += tokenizer.splits.pieces(text, after=cuts[-1] if cuts else NOTHING)
-    end = cuts[begun - 1].end if begun else 0
-    tokenized = min(begun, len(earlier.pieces))
-    candidates: list[tuple[AnswerSpan, ...]] = []
-    meanings: dict[AnswerSpan, AnswerMeaning] = {}
-    if frame is not None:
-        if frame is earlier.frame:
-            candidates += earlier.candidates[: frame.settled(earlier.candidates, shared)]
-        if candidates and _are_same(tools, earlier.tools):
-            until = candidates[-1][0].end
-            meanings = {
-                span: said for span, said in earlier.meanings.copy().items() if span.end <= until
-            }
-        candidates += (
-            frame.candidates(text, after=candidates[-1][-1])
-            if candidates
-            else (frame.candidates(text))
-        )
+    """Cut a whole text, and find the spans that may be answers."""
+    cuts = list(tokenizer.splits.pieces(text))
     return RememberedText(
         text=text,
         cuts=cuts,
-        starts=[*earlier.starts[:begun], *(cut.start for cut in cuts[begun:])],
+        starts=[cut.start for cut in cuts],
+        frame=frame,
+        candidates=() if frame is None else list(frame.candidates(text)),
+        tools=tools,
+    )
+
+
+def _continued(
+    earlier: RememberedText,
+    shared: int,
+    text: str,
+    tokenizer: Tokenizer,
+    *,
+    frame: AnswerFrame | None,
+    tools: Sequence[Any],
+) -> RememberedText:
+    """Like `_cut`, for a text that has its first `shared` characters in common with another one.
+    Only the rest is handled.
+    """
+    begun = settled_pieces(earlier.cuts, shared)
+    after = earlier.cuts[begun - 1] if begun else NOTHING
+    cuts = list(tokenizer.splits.pieces(text, after=after))
+    tokenized = min(begun, len(earlier.pieces))
+    candidates: Sequence[tuple[AnswerSpan, ...]] = ()
+    meanings: dict[AnswerSpan, AnswerMeaning] = {}
+    if frame is not None and frame is earlier.frame:
+        candidates = earlier.candidates[: frame.settled(earlier.candidates, shared)]
+    last = candidates[-1][-1] if candidates else BEGINNING
+    if _are_same(tools, earlier.tools):
+        known = earlier.meanings.copy().items()  # other threads may add meanings
+        meanings = {span: said for span, said in known if span.end <= last.end}
+    if frame is not None:
+        candidates = [*candidates, *frame.candidates(text, after=last)]
+    return RememberedText(
+        text=text,
+        cuts=[*earlier.cuts[:begun], *cuts],
+        number=earlier.number,
+        starts=[*earlier.starts[:begun], *(cut.start for cut in cuts)],
         pieces=earlier.pieces[:tokenized],
         firsts=earlier.firsts[: tokenized + 1],
         token_ids=earlier.token_ids[: earlier.firsts[tokenized]],
-        known=frozenset(place for place in earlier.known if place < end),
+        known=frozenset(place for place in earlier.known if place < after.end),
         frame=frame,
         candidates=candidates,
         tools=tools,
