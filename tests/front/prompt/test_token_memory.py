@@ -8,6 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.front.prompt import text_splits
+from holdfast.front.prompt import token_memory as module
+from holdfast.front.prompt.known_answers import AnswerMeaning
+from holdfast.front.prompt.text_places import AnswerFrame
 from holdfast.front.prompt.token_memory import TokenMemory
 from holdfast.front.prompt.tokenize import Tokenizer
 from tests.fakes import toy_tokenizers
@@ -67,6 +71,93 @@ def test_remembered_tokens_and_positions_survive_turns_and_edits(
             spans = [(start, end) for start in known for end in known]
             assert [found.span(*each) for each in spans] == [whole.span(*each) for each in spans]
             memory.check_invariants()
+
+
+HEADER, END = "<|im_start|>", "<|im_end|>"
+FRAME = AnswerFrame(headers=(HEADER,), ends=(END,))
+
+
+@settings(max_examples=60)
+@given(
+    kind=st.integers(0, len(toy_tokenizers.EXACT) - 1),
+    turns=st.lists(
+        st.lists(st.sampled_from(WORDS), max_size=30).map("".join), min_size=2, max_size=6
+    ),
+    edited=st.integers(0, 200),
+    tenants=st.lists(st.sampled_from(["", "t"]), min_size=12, max_size=12),
+    places=st.lists(st.integers(0, 200), max_size=4),
+    short=st.booleans(),
+)
+def test_a_later_turn_is_read_like_a_first_one(
+    tokenizers: list[Tokenizer],
+    kind: int,
+    turns: list[str],
+    edited: int,
+    tenants: list[str],
+    places: list[int],
+    short: bool,
+) -> None:
+    memory, tokenizer = TokenMemory(), tokenizers[kind]
+    text = ""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_LONG_CHARACTERS", 0)
+        patch.setattr(module, "_END_CHARACTERS", 8)
+        patch.setattr(text_splits, "_SHORT_CHARACTERS", 1 if short else 64)
+        patch.setattr(text_splits, "_LONG_CHARACTERS", 3 if short else 80)
+        for number, turn in enumerate(turns):
+            text += turn
+            for part, asked in enumerate((text, text[:edited] + "x" + text[edited:])):
+                tenant = tenants[2 * number + part]
+                tokenizes = bool(number % 2)
+                opened = memory.opened(
+                    asked, tokenizer, frame=FRAME, tenant=tenant, tokenizes=tokenizes
+                )
+                assert list(opened.candidates) == list(FRAME.candidates(asked))
+                known = [min(place, len(asked)) for place in places]
+                found = memory.tokens_of(asked, tokenizer, tenant=tenant, places=known)
+                (whole,) = tokenizer.encode_in_place([asked])
+                assert found.token_ids == whole.token_ids
+                assert [found.tokens_before(at) for at in known] == [
+                    whole.tokens_before(at) for at in known
+                ]
+                memory.check_invariants()
+
+
+def test_meanings_are_read_again_only_for_other_tools() -> None:
+    memory, tokenizer = TokenMemory(), NotingTokenizer()
+    tools: list[dict[str, str]] = [{}]
+    read: list[str] = []
+
+    def meaning(text: str) -> AnswerMeaning:
+        read.append(text)
+        return AnswerMeaning(content=text)
+
+    def turn(text: str, tools: list[dict[str, str]]) -> list[str]:
+        read.clear()
+        opened = memory.opened(text, tokenizer, frame=FRAME, tools=tools)
+        for (span,) in opened.candidates:
+            assert opened.meaning(span, meaning).content == text[span.start : span.end]
+        return list(read)
+
+    answers = [f"{HEADER}{'hello ' * 300}{number}{END} the " for number in range(9)]
+    assert len(turn("".join(answers[:8]), tools)) == 8
+    # the last ones could still become parts of longer answers
+    assert len(turn("".join(answers), tools)) == 4
+    assert len(turn("".join(answers), [{}])) == 9
+
+
+def test_a_prompt_takes_the_place_of_its_earlier_turn() -> None:
+    memory, tokenizer = TokenMemory(max_bytes=4 << 20), NotingTokenizer()
+    text = ""
+    for number in range(40):
+        text += f"{HEADER}{'hello ' * 1000}{number}{END}"
+        memory.opened(text, tokenizer)
+        memory.check_invariants()
+    assert len(memory._prompts.items()) == 1
+    for number in range(100):
+        memory.opened(f"{number} {text[:5000]}", tokenizer)
+    assert len(memory._prompts.items()) <= 64
+    memory.check_invariants()
 
 
 class NotingTokenizer(Tokenizer):

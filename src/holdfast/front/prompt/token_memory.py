@@ -193,7 +193,7 @@ class TokenMemory:
         pieces = [*text.pieces, *(found[each] for each in texts)]
         for place in asked:
             at = bisect_right(text.starts, place) - 1
-            if at < begun:  # tokenized again
+            if at < begun and place < len(text.text):  # tokenized again
                 cut = text.cuts[at]
                 pieces[at] = found[text.text[cut.start : cut.end]]
         new = [piece.token_ids for piece in pieces[begun:]]
