@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.front.prompt import text_splits
-from holdfast.front.prompt import token_memory as module
+from holdfast.front.prompt import beginnings, text_splits
 from holdfast.front.prompt.known_answers import AnswerMeaning
 from holdfast.front.prompt.text_places import AnswerFrame
 from holdfast.front.prompt.token_memory import TokenMemory
@@ -100,8 +99,8 @@ def test_a_later_turn_is_read_like_a_first_one(
     memory, tokenizer = TokenMemory(), tokenizers[kind]
     text = ""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_LONG_CHARACTERS", 0)
-        patch.setattr(module, "_END_CHARACTERS", 8)
+        patch.setattr(beginnings, "_LEAST_LENGTH", 0)
+        patch.setattr(beginnings, "_END_LENGTH", 8)
         patch.setattr(text_splits, "_SHORT_CHARACTERS", 1 if short else 64)
         patch.setattr(text_splits, "_LONG_CHARACTERS", 3 if short else 80)
         for number, turn in enumerate(turns):

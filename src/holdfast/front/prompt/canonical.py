@@ -13,13 +13,22 @@ import hashlib
 import json
 import marshal
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from holdfast.front.prompt.conversation import REASONING_FIELDS, Message, reasoning_of
+from holdfast.front.prompt.beginnings import Beginnings
+from holdfast.front.prompt.conversation import (
+    REASONING_FIELDS,
+    Message,
+    changeable,
+    reasoning_of,
+)
 from holdfast.front.prompt.images import content_texts, joined
 from holdfast.front.prompt.known_answers import (
     KnownAnswers,
@@ -30,6 +39,7 @@ from holdfast.front.prompt.known_answers import (
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.tokenize import ControlGuard, guarded_value
 from holdfast.front.prompt.tool_definitions import (
+    MARSHAL_VERSION,
     KeptPart,
     exact_key,
     in_usual_order,
@@ -45,6 +55,8 @@ _ACCOUNTING = re.compile(rf"^{_ACCOUNTING_NAME}[^\n]*(?:\n+|\Z)", re.MULTILINE)
 _SEPARATORS = ("\n", "\n\n", "", " ")
 _ENTRY_BYTES = 256  # overhead of an entry, on top of its text
 _FORMS_OF_PART = 3  # a part is stored as sent, with control tokens broken up, and as JSON
+_SHARE = 4  # the conversations get this fraction of the memory
+_PACKED_HEAD_BYTES = 5  # of a packed tuple: its type and length
 _REFERENCE = "tool_reference"
 _SYSTEM = frozenset({"system", "developer"})
 _NAMES = frozenset({"name", "tool_name"})
@@ -65,6 +77,8 @@ class FirstForms:
         self._forms: LruCache[bytes, Any] = LruCache(max_bytes)
         # results of `message`, by the hash of the exact message and their kind
         self._messages: LruCache[tuple[bytes, Hashable], ReadyMessage] = LruCache(max_bytes)
+        # the messages of long conversations, by the packed conversation
+        self.conversations: Beginnings[bytes, _Conversation] = Beginnings(max_bytes // _SHARE)
 
     def tool(self, tool: Mapping[str, Any], *, tenant: str = "") -> dict[str, Any]:
         """A tool definition with its keys in their first order."""
@@ -146,6 +160,9 @@ class FirstForms:
         """Assert that the bytes are counted correctly and within their limits."""
         self._forms.check_invariants()
         self._messages.check_invariants()
+        self.conversations.check_invariants()
+        for each in (known.value for known in self.conversations.items()):
+            assert len(each.ends) == len(each.read), "the messages are counted wrongly"
 
     def _known(self, exact: bytes) -> Any:
         """The first form of a part, given the hash of the exact text sent; None if it is new."""
@@ -159,6 +176,25 @@ class FirstForms:
 def _key(*parts: str) -> bytes:
     text = "\0".join(parts).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=16).digest()
+
+
+class _Read(NamedTuple):
+    """A message in canonical form and as the template expects it."""
+
+    message: Any
+    adapted: Message | None
+    answer: SentAnswer | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    """The messages of a conversation, and where each ends in the packed conversation. kind:
+    identifies everything else that they depend on.
+    """
+
+    kind: Hashable
+    ends: list[int]
+    read: list[_Read]
 
 
 class ReadyMessage(NamedTuple):
@@ -209,27 +245,70 @@ def canonical(
     )
     made = partial(make, parts_thoughts=parts_thoughts)
     kind = (guard, parts_thoughts)
+    packed = b"" if found else _packed(prompt.messages)
+    earlier, shared = forms.conversations.closest(packed, tenant=tenant)
+    begun: Sequence[_Read] = ()
+    if earlier is not None and earlier.value.kind == (*kind, template):
+        begun = earlier.value.read[: bisect_right(earlier.value.ends, shared)]
+    read: list[_Read] = []
     messages: list[Any] = []
     adapted: list[Message] = []
     for place, sent in enumerate(prompt.messages):
-        message = _with_definitions(sent, found)
         if prompt.continue_last and place == len(prompt.messages) - 1:
-            shown, answer = make(message, is_continued=True)
+            ready = make(_with_definitions(sent, found), is_continued=True)
+            shown, for_template, answer = ready.message, None, ready.answer
+        elif place < len(begun):
+            read.append(begun[place])
+            shown, for_template, answer = begun[place]
         else:
+            message = _with_definitions(sent, found)
             shown, answer = forms.message(message, made, kind=kind, tenant=tenant)
+            for_template = None
+            if template is not None:
+                for_template = template.adapted(shown, at=f"{field}.{place}")
+            read.append(_Read(shown, for_template, answer))
         if answer is not None and (reasoning := past.recall(answer)):
             shown = {**shown, REASONING_FIELDS[0]: guard(reasoning)}
+            for_template = None
         messages.append(shown)
         if template is not None:
-            adapted.append(template.adapted(shown, at=f"{field}.{place}"))
-    ready = msgspec.structs.replace(
+            for_template = for_template or template.adapted(shown, at=f"{field}.{place}")
+            adapted.append(changeable(for_template))
+    if packed:
+        lengths = (len(_packed_message(each)) for each in prompt.messages[len(begun) : len(read)])
+        before = earlier.value.ends[: len(begun)] if earlier is not None else []
+        ends = [*before, *accumulate(lengths, initial=before[-1] if before else 0)]
+        del ends[len(before)]  # the initial value
+        forms.conversations.keep(
+            packed,
+            _Conversation((*kind, template), ends, read),
+            size=_FORMS_OF_PART * len(packed),
+            tenant=tenant,
+            after=earlier,
+            shared=shared,
+        )
+    canonical_prompt = msgspec.structs.replace(
         prompt,
         messages=tuple(messages),
         tools=tuple(_guarded_tool(tool, guard) for tool in tools),
         found_tools=tuple(map(guard, prompt.found_tools)),
         template_options=guarded_value(prompt.template_options, guard),
     )
-    return ready, adapted
+    return canonical_prompt, adapted
+
+
+def _packed(messages: Sequence[Any]) -> bytes:
+    """Messages in their sent form; empty if they are not JSON. Packed messages follow one another,
+    so a later turn begins with the bytes of an earlier one.
+    """
+    try:
+        return marshal.dumps(messages, MARSHAL_VERSION)[_PACKED_HEAD_BYTES:]
+    except ValueError:
+        return b""
+
+
+def _packed_message(message: Any) -> bytes:
+    return marshal.dumps(message, MARSHAL_VERSION)
 
 
 def _ready(

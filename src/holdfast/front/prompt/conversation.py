@@ -83,7 +83,7 @@ def answer_message(text: str, *, reasoning: str = "", calls: Iterable[ToolCall] 
 def template_message(
     message: Any, *, keep_parts: bool, arguments_as_text: bool, at: str
 ) -> Message:
-    """A copy of a message, checked and in the form that a template expects.
+    """A message, checked and in the form that a template expects. It must not be changed.
 
     Raises InvalidRequest, which names the message or part that no template could use.
 
@@ -93,14 +93,18 @@ def template_message(
         expects objects.
     at: the request field of the message, for errors.
     """
-    adapted = made_once(
+    return made_once(
         message,
         (keep_parts, arguments_as_text),
         lambda: _template_message(
             message, keep_parts=keep_parts, arguments_as_text=arguments_as_text, at=at
         ),
     )
-    copied = dict(adapted)  # because habits change messages
+
+
+def changeable(message: Message) -> Message:
+    """A copy of a `template_message` for functions that change messages."""
+    copied = dict(message)
     if isinstance(copied["content"], list):
         copied["content"] = [*copied["content"]]
     if "tool_calls" in copied:

@@ -23,6 +23,7 @@ from holdfast.front.prompt.conversation import (
     Message,
     RoleHabits,
     ToolHabits,
+    changeable,
     template_message,
     tools_in_text,
     tools_told,
@@ -157,7 +158,7 @@ class ChatTemplate:
             )
 
     def adapted(self, message: Any, *, at: str) -> Message:
-        """A copy of a message in the form that the template expects; see `template_message`."""
+        """A message in the form that the template expects; see `template_message`."""
         return template_message(
             message,
             keep_parts=self._keep_parts,
@@ -171,7 +172,7 @@ class ChatTemplate:
         """Render a conversation that passed `check`; also returns the images in the order in which
         the template writes them. Raises InvalidRequest when the template refuses it.
 
-        adapted: the messages of the prompt as `adapted` returns them; they may be changed.
+        adapted: the messages of the prompt as `adapted` returns them, but `changeable`.
         """
         messages = self._text_messages(prompt, adapted)
         images: tuple[str, ...] = ()
@@ -271,7 +272,7 @@ class ChatTemplate:
         if not prompt.messages:
             raise InvalidRequest("there must be at least one message", field=field)
         return [
-            self.adapted(message, at=f"{field}.{place}")
+            changeable(self.adapted(message, at=f"{field}.{place}"))
             for place, message in enumerate(prompt.messages)
         ]
 

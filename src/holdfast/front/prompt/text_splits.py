@@ -23,7 +23,6 @@ _BETWEEN_WORDS = re.compile("(?<=[A-Za-z]) (?=[A-Za-z])")
 _SHORT_CHARACTERS = 64  # only the last piece may be shorter
 _LONG_CHARACTERS = 2048  # longer pieces are cut at the next space between words
 _LONGEST_MARK = 66  # characters that decide where a piece ends; see `_IN_BRACKETS`
-_BLOCK = 4096  # characters that are compared together
 # normalizers that never merge a space with the character before it
 _LOCAL_NORMALIZERS = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
 _SPACES = r"\s+"  # the pattern that matches every space that no other pattern matches
@@ -113,24 +112,6 @@ class TextSplits:
 def settled_pieces(pieces: Sequence[TextPiece], characters: int) -> int:
     """How many of a text's pieces are the same in all texts with the same first `characters`."""
     return bisect_right(pieces, characters - _LONGEST_MARK, key=lambda piece: piece.end)
-
-
-def common_characters(one: str, other: str) -> int:
-    """The number of characters with which both texts begin."""
-    end = min(len(one), len(other))
-    at = 0
-    while at < end and one[at : at + _BLOCK] == other[at : at + _BLOCK]:
-        at += _BLOCK
-    if at >= end:
-        return end
-    end = min(end, at + _BLOCK)
-    while at < end:
-        middle = (at + end + 1) // 2
-        if one[at:middle] == other[at:middle]:
-            at = middle
-        else:
-            end = middle - 1
-    return at
 
 
 def find_splits(backend: Backend) -> TextSplits:

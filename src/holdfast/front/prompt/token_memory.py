@@ -11,16 +11,16 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, count
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from holdfast.config import DEFAULT_MODEL
+from holdfast.front.prompt.beginnings import Beginnings, is_short
 from holdfast.front.prompt.known_answers import AnswerMeaning
 from holdfast.front.prompt.text_places import BEGINNING, AnswerFrame, AnswerSpan
 from holdfast.front.prompt.text_splits import (
     NOTHING,
     TextPiece,
-    common_characters,
     settled_pieces,
 )
 from holdfast.front.prompt.tokenize import Tokenizer, TokenPlace, token_span
@@ -30,11 +30,6 @@ from holdfast.wire.requests import TokenIds
 _ENTRY_BYTES = 400  # overhead per remembered piece, on top of its text: key, record, table entries
 _PLACE_BYTES = 200
 _SHARE = 4  # the prompts get this fraction of the memory
-_MOST_PROMPTS = 64  # because a new prompt is compared with each
-_LONG_CHARACTERS = 4096  # shorter prompts are handled as fast without an earlier turn
-# A prompt that shares all but these characters with an earlier one takes its place. They allow for
-# a generation prompt, which the next turn may not repeat.
-_END_CHARACTERS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +55,15 @@ class PlacedPiece(NamedTuple):
 class RememberedText:
     """A text in pieces. Only positions requested in advance are known.
 
-    number: identifies the text in the memory. starts: the first character of each piece. pieces:
-    the tokens of the pieces, or of the first ones if the text is not tokenized yet. firsts: the
-    number of tokens before each of these pieces, and of all. known: the characters whose positions
-    are known. frame: what was searched for `candidates`, the spans that may be answers. meanings:
-    of the spans that were read, for a conversation with these `tools`.
+    starts: the first character of each piece. pieces: the tokens of the pieces, or of the first
+    ones if the text is not tokenized yet. firsts: the number of tokens before each of these pieces,
+    and of all. known: the characters whose positions are known. frame: what was searched for
+    `candidates`, the spans that may be answers. meanings: of the spans that were read, for a
+    conversation with these `tools`.
     """
 
     text: str
     cuts: Sequence[TextPiece]
-    number: int = 0
     starts: Sequence[int] = ()
     pieces: Sequence[_Piece] = ()
     firsts: Sequence[int] = (0,)
@@ -128,10 +122,7 @@ class TokenMemory:
         for_prompts = max_bytes // _SHARE
         # by tenant and text
         self._pieces: LruCache[tuple[str, str], _Piece] = LruCache(max_bytes - for_prompts)
-        # by tenant and number
-        self._prompts: LruCache[tuple[str, int], RememberedText] = LruCache(for_prompts)
-        self._least_bytes = for_prompts // _MOST_PROMPTS
-        self._numbers = count(1)
+        self._prompts: Beginnings[str, RememberedText] = Beginnings(for_prompts)
 
     def opened(
         self,
@@ -152,21 +143,19 @@ class TokenMemory:
         places: as for `tokens_of`; the ends of the spans are added.
         tokenizes: False for a text that may be too long to tokenize.
         """
-        if len(text) < _LONG_CHARACTERS:
+        if is_short(text):
             return _cut(text, tokenizer, frame=frame, tools=tools)
-        earlier, shared = self._closest(text, tenant)
+        earlier, shared = self._prompts.closest(text, tenant=tenant)
         if earlier is None:
-            opened = replace(
-                _cut(text, tokenizer, frame=frame, tools=tools), number=next(self._numbers)
-            )
+            opened = _cut(text, tokenizer, frame=frame, tools=tools)
         else:
-            opened = _continued(earlier, shared, text, tokenizer, frame=frame, tools=tools)
-            if shared + _END_CHARACTERS < len(earlier.text):  # another conversation
-                opened = replace(opened, number=next(self._numbers))
+            opened = _continued(earlier.value, shared, text, tokenizer, frame=frame, tools=tools)
         if tokenizes:
             edges = (edge for spans in opened.candidates for span in spans for edge in span)
-            return self._tokenized(opened, tokenizer, frozenset((*places, *edges)), tenant)
-        self._remember(opened, tenant)
+            opened = self._tokenized(opened, tokenizer, frozenset((*places, *edges)), tenant)
+        self._prompts.keep(
+            text, opened, size=_prompt_size(opened), tenant=tenant, after=earlier, shared=shared
+        )
         return opened
 
     def tokens_of(
@@ -177,8 +166,15 @@ class TokenMemory:
 
         places: the characters whose positions among the tokens will be requested.
         """
-        opened = self._opened_before(text, tenant) or _cut(text, tokenizer)
-        return self._tokenized(opened, tokenizer, frozenset(places), tenant)
+        before = self._prompts.same(text, tenant=tenant)
+        opened = _cut(text, tokenizer) if before is None else before.value
+        found = self._tokenized(opened, tokenizer, frozenset(places), tenant)
+        if before is not None and found is not opened:
+            size = _prompt_size(found)
+            self._prompts.keep(
+                text, found, size=size, tenant=tenant, after=before, shared=len(text)
+            )
+        return found
 
     def _tokenized(
         self, text: RememberedText, tokenizer: Tokenizer, places: frozenset[int], tenant: str
@@ -198,16 +194,13 @@ class TokenMemory:
                 pieces[at] = found[text.text[cut.start : cut.end]]
         new = [piece.token_ids for piece in pieces[begun:]]
         lengths = accumulate(map(len, new), initial=text.firsts[-1])
-        tokenized = replace(
+        return replace(
             text,
             pieces=pieces,
             firsts=[*text.firsts[:-1], *lengths],
             token_ids=TokenIds.joined((text.token_ids, *new)),
             known=text.known | places,
         )
-        if text.number:
-            self._remember(tokenized, tenant)
-        return tokenized
 
     def check_invariants(self) -> None:
         """Assert that the bytes are counted correctly and within their limit, and that the parts of
@@ -215,8 +208,7 @@ class TokenMemory:
         """
         self._pieces.check_invariants()
         self._prompts.check_invariants()
-        for (_, number), each in self._prompts.items():
-            assert number == each.number, "a prompt is under another number"
+        for each in (prompt.value for prompt in self._prompts.items()):
             assert "".join(each.text[cut.start : cut.end] for cut in each.cuts) == each.text
             assert len(each.firsts) == len(each.pieces) + 1, "tokens are not counted by piece"
             assert each.firsts[-1] == len(each.token_ids), "tokens are counted wrongly"
@@ -245,36 +237,6 @@ class TokenMemory:
             pieces[each] = _Piece(piece.token_ids, {**before, **piece.places})
             self._pieces.put((tenant, each), pieces[each], size=_size(each, pieces[each]))
         return pieces
-
-    def _closest(self, text: str, tenant: str) -> tuple[RememberedText | None, int]:
-        """The remembered prompt of a tenant that shares most characters with a text, and how many.
-
-        The latest one of which the text is the next turn comes first.
-        """
-        closest: RememberedText | None = None
-        most = 0
-        for (owner, _), each in reversed(self._prompts.items()):
-            if owner != tenant:
-                continue
-            shared = common_characters(text, each.text)
-            if shared > most:
-                closest, most = each, shared
-                if shared + _END_CHARACTERS >= len(each.text):
-                    break
-        return closest, most
-
-    def _opened_before(self, text: str, tenant: str) -> RememberedText | None:
-        if len(text) < _LONG_CHARACTERS:
-            return None
-        found = reversed(self._prompts.items())
-        return next(
-            (each for (owner, _), each in found if owner == tenant and each.text is text), None
-        )
-
-    def _remember(self, prompt: RememberedText, tenant: str) -> None:
-        size = sys.getsizeof(prompt.text) + 2 * len(prompt.token_ids.packed)
-        size += _ENTRY_BYTES * len(prompt.cuts) + _PLACE_BYTES * len(prompt.known)
-        self._prompts.put((tenant, prompt.number), prompt, size=max(size, self._least_bytes))
 
 
 def _cut(
@@ -325,7 +287,6 @@ def _continued(
     return RememberedText(
         text=text,
         cuts=[*earlier.cuts[:begun], *cuts],
-        number=earlier.number,
         starts=[*earlier.starts[:begun], *(cut.start for cut in cuts)],
         pieces=earlier.pieces[:tokenized],
         firsts=earlier.firsts[: tokenized + 1],
@@ -368,3 +329,8 @@ def _by_piece(places: Iterable[int], text: RememberedText) -> dict[str, frozense
 def _size(text: str, piece: _Piece) -> int:
     token_bytes = len(piece.token_ids.packed)
     return _ENTRY_BYTES + sys.getsizeof(text) + token_bytes + _PLACE_BYTES * len(piece.places)
+
+
+def _prompt_size(prompt: RememberedText) -> int:
+    size = sys.getsizeof(prompt.text) + 2 * len(prompt.token_ids.packed)
+    return size + _ENTRY_BYTES * len(prompt.cuts) + _PLACE_BYTES * len(prompt.known)

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.front.images.sources import IMAGE, ImageSource, is_image
-from holdfast.front.prompt.text_splits import common_characters
+from holdfast.front.prompt.beginnings import common_length
 from holdfast.front.request import ChatPrompt, GenerationRequest
 from holdfast.front.server.answers import Explanation
 from holdfast.front.telemetry.request_log import RequestRecord
@@ -278,7 +278,7 @@ def _closest(prompts: deque[_Prompt], prompt: _Prompt) -> _Prompt:
     def likeness(other: _Prompt) -> tuple[int, int]:
         equal = _equal_items(other, prompt)
         ours, theirs = (_parts(each, equal, equal + 1) for each in (prompt, other))
-        characters = common_characters(ours[0].text, theirs[0].text) if ours and theirs else 0
+        characters = common_length(ours[0].text, theirs[0].text) if ours and theirs else 0
         return equal, characters
 
     return max(reversed(prompts), key=likeness, default=_Prompt())
@@ -365,8 +365,8 @@ def _repeated_characters(earlier: Parts, parts: Parts) -> int:
     repeated = sum(len(part.text) for part in parts if part.text in texts)
     if parts[0].text not in texts and parts[0].name == earlier[0].name:
         cached, now = earlier[0].text, parts[0].text
-        at = common_characters(cached, now)
-        repeated += common_characters(cached[at:][::-1], now[at:][::-1])
+        at = common_length(cached, now)
+        repeated += common_length(cached[at:][::-1], now[at:][::-1])
     return repeated
 
 
@@ -419,7 +419,7 @@ def _capital(text: str) -> str:
 def _changed_line(earlier: PromptPart, part: PromptPart) -> TextChange:
     cached, text = earlier.text, part.text
     images = {*earlier.images, *part.images}
-    at = common_characters(cached, text)
+    at = common_length(cached, text)
     if at == len(text) or at == len(cached):
         # one text is the beginning of the other: the difference is the line that only one has
         longer = cached if at == len(text) else text
