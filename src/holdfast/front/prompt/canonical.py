@@ -17,7 +17,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -78,7 +77,7 @@ class FirstForms:
         # results of `message`, by the hash of the exact message and their kind
         self._messages: LruCache[tuple[bytes, Hashable], ReadyMessage] = LruCache(max_bytes)
         # the messages of long conversations, by the packed conversation
-        self.conversations: Beginnings[bytes, _Conversation] = Beginnings(max_bytes // _SHARE)
+        self._conversations: Beginnings[bytes, _Conversation] = Beginnings(max_bytes // _SHARE)
 
     def tool(self, tool: Mapping[str, Any], *, tenant: str = "") -> dict[str, Any]:
         """A tool definition with its keys in their first order."""
@@ -121,6 +120,10 @@ class FirstForms:
         made = made._replace(message=KeptPart(made.message))
         return self._messages.first((exact, kind), made, size=size)
 
+    def beginning(self, messages: Sequence[Any], *, kind: Hashable, tenant: str) -> _Beginning:
+        """What a conversation has in common with an earlier one. kind: as for `message`."""
+        return _Beginning(self._conversations, messages, kind=kind, tenant=tenant)
+
     def call(self, call: Any, *, tenant: str = "") -> Any:
         """An earlier call, with its arguments in their first form if they are JSON text."""
         function = call.get("function") if isinstance(call, dict) else None
@@ -160,9 +163,9 @@ class FirstForms:
         """Assert that the bytes are counted correctly and within their limits."""
         self._forms.check_invariants()
         self._messages.check_invariants()
-        self.conversations.check_invariants()
-        for each in (known.value for known in self.conversations.items()):
-            assert len(each.ends) == len(each.read), "the messages are counted wrongly"
+        self._conversations.check_invariants()
+        for each in (known.value for known in self._conversations.items()):
+            assert len(each.ends) == len(each.ready), "the messages are counted wrongly"
 
     def _known(self, exact: bytes) -> Any:
         """The first form of a part, given the hash of the exact text sent; None if it is new."""
@@ -178,12 +181,14 @@ def _key(*parts: str) -> bytes:
     return hashlib.blake2b(text, digest_size=16).digest()
 
 
-class _Read(NamedTuple):
-    """A message in canonical form and as the template expects it."""
+class ReadyMessage(NamedTuple):
+    """A message in canonical form. answer: set if it may be a known answer. adapted: the message as
+    the chat template expects it; set in a conversation that is rendered.
+    """
 
     message: Any
-    adapted: Message | None
     answer: SentAnswer | None
+    adapted: Message | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,15 +198,56 @@ class _Conversation:
     """
 
     kind: Hashable
-    ends: list[int]
-    read: list[_Read]
+    ends: Sequence[int]
+    ready: Sequence[ReadyMessage]
 
 
-class ReadyMessage(NamedTuple):
-    """A message as the chat template gets it. answer: set if it may be a known answer."""
+class _Beginning:
+    """The messages that a conversation shares with an earlier one of its tenant.
 
-    message: Any
-    answer: SentAnswer | None
+    Packed messages follow one another, so a later turn begins with the bytes of an earlier one.
+    """
+
+    def __init__(
+        self,
+        known: Beginnings[bytes, _Conversation],
+        sent: Sequence[Any],
+        *,
+        kind: Hashable,
+        tenant: str,
+    ) -> None:
+        self._known = known
+        self._sent = sent
+        self._kind = kind
+        self._tenant = tenant
+        try:
+            self._packed = marshal.dumps(tuple(sent), MARSHAL_VERSION)[_PACKED_HEAD_BYTES:]
+        except ValueError:  # not JSON
+            self._packed = b""
+        self._earlier, self._shared = known.closest(self._packed, tenant=tenant)
+        self.messages: Sequence[ReadyMessage] = ()
+        self._ends: Sequence[int] = ()
+        if self._earlier is not None and self._earlier.value.kind == kind:
+            earlier = self._earlier.value
+            begun = bisect_right(earlier.ends, self._shared)
+            self.messages, self._ends = earlier.ready[:begun], earlier.ends[:begun]
+
+    def keep(self, ready: Sequence[ReadyMessage]) -> None:
+        """Remember the conversation. ready: its messages, or the first ones."""
+        if not self._packed:
+            return
+        ends = [*self._ends]
+        for message in self._sent[len(ends) : len(ready)]:
+            length = len(marshal.dumps(message, MARSHAL_VERSION))
+            ends.append(length + (ends[-1] if ends else 0))
+        self._known.keep(
+            self._packed,
+            _Conversation(self._kind, ends, ready),
+            size=_FORMS_OF_PART * len(self._packed),
+            tenant=self._tenant,
+            after=self._earlier,
+            shared=self._shared,
+        )
 
 
 def canonical(
@@ -245,48 +291,34 @@ def canonical(
     )
     made = partial(make, parts_thoughts=parts_thoughts)
     kind = (guard, parts_thoughts)
-    packed = b"" if found else _packed(prompt.messages)
-    earlier, shared = forms.conversations.closest(packed, tenant=tenant)
-    begun: Sequence[_Read] = ()
-    if earlier is not None and earlier.value.kind == (*kind, template):
-        begun = earlier.value.read[: bisect_right(earlier.value.ends, shared)]
-    read: list[_Read] = []
+    beginning = forms.beginning(
+        () if found else prompt.messages, kind=(*kind, template), tenant=tenant
+    )
+    begun = beginning.messages
+    kept: list[ReadyMessage] = []
     messages: list[Any] = []
     adapted: list[Message] = []
     for place, sent in enumerate(prompt.messages):
+        at = f"{field}.{place}"
         if prompt.continue_last and place == len(prompt.messages) - 1:
             ready = make(_with_definitions(sent, found), is_continued=True)
-            shown, for_template, answer = ready.message, None, ready.answer
         elif place < len(begun):
-            read.append(begun[place])
-            shown, for_template, answer = begun[place]
+            ready = begun[place]
+            kept.append(ready)
         else:
             message = _with_definitions(sent, found)
-            shown, answer = forms.message(message, made, kind=kind, tenant=tenant)
-            for_template = None
+            ready = forms.message(message, made, kind=kind, tenant=tenant)
             if template is not None:
-                for_template = template.adapted(shown, at=f"{field}.{place}")
-            read.append(_Read(shown, for_template, answer))
-        if answer is not None and (reasoning := past.recall(answer)):
+                ready = ready._replace(adapted=template.adapted(ready.message, at=at))
+            kept.append(ready)
+        shown, for_template = ready.message, ready.adapted
+        if ready.answer is not None and (reasoning := past.recall(ready.answer)):
             shown = {**shown, REASONING_FIELDS[0]: guard(reasoning)}
             for_template = None
         messages.append(shown)
         if template is not None:
-            for_template = for_template or template.adapted(shown, at=f"{field}.{place}")
-            adapted.append(changeable(for_template))
-    if packed:
-        lengths = (len(_packed_message(each)) for each in prompt.messages[len(begun) : len(read)])
-        before = earlier.value.ends[: len(begun)] if earlier is not None else []
-        ends = [*before, *accumulate(lengths, initial=before[-1] if before else 0)]
-        del ends[len(before)]  # the initial value
-        forms.conversations.keep(
-            packed,
-            _Conversation((*kind, template), ends, read),
-            size=_FORMS_OF_PART * len(packed),
-            tenant=tenant,
-            after=earlier,
-            shared=shared,
-        )
+            adapted.append(changeable(for_template or template.adapted(shown, at=at)))
+    beginning.keep(kept)
     canonical_prompt = msgspec.structs.replace(
         prompt,
         messages=tuple(messages),
@@ -295,20 +327,6 @@ def canonical(
         template_options=guarded_value(prompt.template_options, guard),
     )
     return canonical_prompt, adapted
-
-
-def _packed(messages: Sequence[Any]) -> bytes:
-    """Messages in their sent form; empty if they are not JSON. Packed messages follow one another,
-    so a later turn begins with the bytes of an earlier one.
-    """
-    try:
-        return marshal.dumps(messages, MARSHAL_VERSION)[_PACKED_HEAD_BYTES:]
-    except ValueError:
-        return b""
-
-
-def _packed_message(message: Any) -> bytes:
-    return marshal.dumps(message, MARSHAL_VERSION)
 
 
 def _ready(
