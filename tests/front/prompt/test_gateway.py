@@ -387,10 +387,10 @@ async def test_conversations_are_rendered_on_another_thread(bundle: TokenizerBun
         threads: ClassVar[list[threading.Thread]] = []
 
         def rendered(
-            self, prompt: ChatPrompt, *, field: str = "messages"
+            self, prompt: ChatPrompt, adapted: list[Any], *, field: str = "messages"
         ) -> tuple[str, tuple[str, ...]]:
             self.threads.append(threading.current_thread())
-            return super().rendered(prompt, field=field)
+            return super().rendered(prompt, adapted, field=field)
 
     template = NotingTemplate(
         {"default": toy_tokenizers.CHATML}, special_tokens=bundle.tokenizer.special_tokens

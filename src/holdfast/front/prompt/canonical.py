@@ -283,8 +283,7 @@ def canonical(
         forms.tool(tool, tenant=tenant) if isinstance(tool, Mapping) else tool
         for tool in prompt.tools
     )
-    functions = (tool["function"] for tool in tools if prompt.found_tools)
-    found = {each["name"]: each for each in functions if each["name"] in prompt.found_tools}
+    found = _found_functions(tools, prompt.found_tools)
     past = past or PastAnswers(KnownAnswers())
     make = partial(
         _ready, forms=forms, known=past.known, guard=guard, thought=thought, tenant=tenant
@@ -319,14 +318,19 @@ def canonical(
         if template is not None:
             adapted.append(changeable(for_template or template.adapted(shown, at=at)))
     beginning.keep(kept)
-    canonical_prompt = msgspec.structs.replace(
+    made_prompt = msgspec.structs.replace(
         prompt,
         messages=tuple(messages),
         tools=tuple(_guarded_tool(tool, guard) for tool in tools),
         found_tools=tuple(map(guard, prompt.found_tools)),
         template_options=guarded_value(prompt.template_options, guard),
     )
-    return canonical_prompt, adapted
+    return made_prompt, adapted
+
+
+def _found_functions(tools: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
+    functions = (tool["function"] for tool in tools if names)
+    return {each["name"]: each for each in functions if each["name"] in names}
 
 
 def _ready(
