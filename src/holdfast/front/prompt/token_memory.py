@@ -332,5 +332,6 @@ def _size(text: str, piece: _Piece) -> int:
 
 
 def _prompt_size(prompt: RememberedText) -> int:
-    size = sys.getsizeof(prompt.text) + 2 * len(prompt.token_ids.packed)
+    # the meanings repeat parts of the text, and the pieces all tokens
+    size = 2 * sys.getsizeof(prompt.text) + 2 * len(prompt.token_ids.packed)
     return size + _ENTRY_BYTES * len(prompt.cuts) + _PLACE_BYTES * len(prompt.known)
