@@ -146,7 +146,7 @@ def test_meanings_are_read_again_only_for_other_tools() -> None:
 
 
 def test_a_prompt_takes_the_place_of_its_earlier_turn() -> None:
-    memory, tokenizer = TokenMemory(max_bytes=4 << 20), NotingTokenizer()
+    memory, tokenizer = TokenMemory(max_bytes=8 << 20), NotingTokenizer()
     text = ""
     for number in range(40):
         text += f"{HEADER}{'hello ' * 1000}{number}{END}"
@@ -187,7 +187,7 @@ def test_tenants_do_not_share_texts() -> None:
 
 
 def test_the_least_recently_used_text_is_forgotten_first() -> None:
-    memory, tokenizer = TokenMemory(max_bytes=1600), NotingTokenizer()
+    memory, tokenizer = TokenMemory(max_bytes=2400), NotingTokenizer()
     for text in ("hello", "world", "hello", "the", "hello", "the", "world"):
         memory.tokens_of(text, tokenizer)
     assert tokenizer.asked == ["hello", "world", "the", "world"]

@@ -29,7 +29,8 @@ from holdfast.wire.requests import TokenIds
 
 _ENTRY_BYTES = 400  # overhead per remembered piece, on top of its text: key, record, table entries
 _PLACE_BYTES = 200
-_SHARE = 4  # the prompts get this fraction of the memory
+_CUT_BYTES = 200  # of a prompt's piece in its lists
+_KNOWN_BYTES = 80  # of a known position in a prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class TokenMemory:
 
     def __init__(self, *, max_bytes: int = DEFAULT_MODEL.known_text_bytes) -> None:
         """max_bytes: limit for texts and tokens together; with 0, none are remembered."""
-        for_prompts = max_bytes // _SHARE
+        for_prompts = max_bytes // 2
         # by tenant and text
         self._pieces: LruCache[tuple[str, str], _Piece] = LruCache(max_bytes - for_prompts)
         self._prompts: Beginnings[str, RememberedText] = Beginnings(for_prompts)
@@ -334,4 +335,4 @@ def _size(text: str, piece: _Piece) -> int:
 def _prompt_size(prompt: RememberedText) -> int:
     # the meanings repeat parts of the text, and the pieces all tokens
     size = 2 * sys.getsizeof(prompt.text) + 2 * len(prompt.token_ids.packed)
-    return size + _ENTRY_BYTES * len(prompt.cuts) + _PLACE_BYTES * len(prompt.known)
+    return size + _CUT_BYTES * len(prompt.cuts) + _KNOWN_BYTES * len(prompt.known)
