@@ -100,7 +100,7 @@ WAITS = {
 # an earlier turn did not have is cut, searched and tokenized, and a body is hashed, and the texts of
 # prompts are compared, only if the client is lost or the prompt has missed the cache.
 PASSES = {
-    "front.server.held_answers.RequestIdentity.free_body": "hashes the body",
+    "front.server.resumable_answers.RequestIdentity.free_body": "hashes the body",
     "front.server.request.parse": "reads the JSON and checks it",
     "front.openai.messages.history": "checks and copies the messages",
     "front.prompt.canonical.canonical": "makes new messages ready, recalls past answers, and adapts "
