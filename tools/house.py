@@ -60,7 +60,7 @@ FORMS: Mapping[str, Sequence[str]] = {
         front.server.services.ActiveRequest
         front.server.resumable_answers.ResumableAnswer front.telemetry.request_log.RequestRecord
         front.prompt.known_answers.PastAnswers front.prompt.template_worker.RenderTask
-        front.request.PromptText front.prompt.tokenize.RememberedText front.request.PromptTokens
+        front.request.PromptText front.prompt.token_memory.RememberedText front.request.PromptTokens
         front.prompt.prepare.Prepared front.answers.choice.ChoiceRules
         wire.commands.SequenceRequest front.link.model_client._OpenRequest
         worker.scheduler.queue.ScheduledSequence worker.loop.sequences.LiveSequence
@@ -96,16 +96,20 @@ WAITS = {
     "its images, a running slot and memory, or its client",
     "worker.loop.idle_work.IdleWork.begin": "for an idle worker",
 }
+# Functions that walk the whole conversation. The trace's chat is a later turn: of its text, only what
+# an earlier turn did not have is cut, searched and tokenized, and a body is hashed, and the texts of
+# prompts are compared, only if the client is lost or the prompt has missed the cache.
 PASSES = {
-    "front.server.resumable_answers.identity_of": "hashes the body",
+    "front.server.resumable_answers.RequestIdentity.free_body": "hashes the body",
     "front.server.request.parse": "reads the JSON and checks it",
     "front.openai.messages.history": "checks and copies the messages",
-    "front.prompt.canonical.canonical": "makes new messages ready, and recalls past answers",
-    "front.prompt.conversation.template_messages": "adapts the messages to the template",
+    "front.prompt.canonical.canonical": "makes new messages ready, recalls past answers, and adapts "
+    "the messages to the template",
+    "front.prompt.template.ChatTemplate._adapted_messages": "adapts the messages to the template, "
+    "to render them again",
     "front.prompt.template_worker._carry_out": "renders the template in another process",
-    "front.prompt.known_answers.PastAnswers.places": "finds past answers in the text",
-    "front.prompt.tokenize.TokenMemory.tokens_of": "tokenizes",
-    "front.server.misses.parts_of": "compares with earlier prompts after the answer",
+    "front.prompt.token_memory._cut": "cuts the text and finds past answers in it",
+    "front.server.misses._parts": "makes texts that show what missed the cache",
 }
 STEP = "worker.engine.engine.Engine.dispatch"
 TRAVELLERS = (

@@ -134,7 +134,8 @@ def said(text: str, *images: int) -> dict[str, Any]:
 
 def journeys(server: Server) -> dict[str, list[Run]]:
     """Several runs of each journey."""
-    talk = (said("a note. " * 100), {"role": "assistant", "content": "Noted."}, said("Go on."))
+    # as long as prompts that are remembered for the next turn
+    talk = (said("a note. " * 550), {"role": "assistant", "content": "Noted."}, said("Go on."))
     server.ask("plain", *talk)
     chat = [server.traced("plain", *talk, stream=True) for _ in range(5)]
     # loading this model takes the longest

@@ -260,7 +260,7 @@ def test_cache_breakpoints_are_found_in_all_templates(found: dict[str, FoundDial
     for name, each in found.items():
         assert each.template is not None
         asked = ChatPrompt(messages=messages, tools=tools, cache_breakpoints=at)
-        shown = canonical(asked, FirstForms())
+        shown, _ = canonical(asked, FirstForms())
         text = each.template.render(shown)
         places = breakpoint_places(asked, shown, text, template=each.template, guard=str)
         said = [

@@ -30,7 +30,7 @@ class PlacedAnswer:
 
     start: int
     end: int
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
 
 
 @dataclass(frozen=True, slots=True)

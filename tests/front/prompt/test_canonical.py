@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.front.prompt.canonical import FirstForms, canonical
+from holdfast.front.prompt import beginnings
+from holdfast.front.prompt import canonical as module
+from holdfast.front.prompt.canonical import FirstForms
+from holdfast.front.prompt.template import ChatTemplate
+from holdfast.front.prompt.tokenize import ControlGuard
 from holdfast.front.prompt.tool_definitions import in_usual_order
 from holdfast.front.request import ChatPrompt
+from tests.fakes import toy_tokenizers
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1.7.e2b; cc_entrypoint=cli; cch=1f83a;"
 WEATHER = {
@@ -62,6 +68,10 @@ json_values = st.recursive(
     ),
     max_leaves=20,
 )
+
+
+def canonical(prompt: ChatPrompt, forms: FirstForms, **options: Any) -> ChatPrompt:
+    return module.canonical(prompt, forms, **options)[0]
 
 
 def shuffled(value: Any, order: random.Random) -> Any:
@@ -266,3 +276,58 @@ def test_a_found_tool_is_defined_in_its_first_form(seed: int) -> None:
         for tool in (WEATHER, shuffled(WEATHER, order))
     ]
     assert canonical(prompts[0], forms).messages == canonical(prompts[1], forms).messages
+
+
+TEMPLATE = ChatTemplate({"default": toy_tokenizers.CHATML}, special_tokens={})
+ARGUMENTS = st.sampled_from(
+    ['{"a": 1, "b": 2}', '{"b": 2, "a": 1}', {"a": 1}, {"a": 1.0}, {"a": True}]
+)
+TURN = st.one_of(
+    st.sampled_from(["user", "system", "assistant"]).flatmap(
+        lambda role: st.fixed_dictionaries(
+            {"role": st.just(role), "content": st.sampled_from(["a", "b <|x|>", ["a", "b"]])}
+        )
+    ),
+    ARGUMENTS.map(lambda arguments: with_call(arguments).messages[0]),
+    st.just({"role": "tool", "content": "found", "tool_call_id": "call_1"}),
+)
+
+
+@settings(max_examples=60)
+@given(
+    turns=st.lists(st.lists(TURN, min_size=1, max_size=4), min_size=2, max_size=5),
+    edited=st.integers(0, 10),
+    tenants=st.lists(st.sampled_from(["", "t"]), min_size=10, max_size=10),
+    continued=st.booleans(),
+)
+def test_a_later_turn_is_canonical_like_a_whole_conversation(
+    turns: list[list[Any]], edited: int, tenants: list[str], continued: bool
+) -> None:
+    guard = ControlGuard(["<|x|>"])
+    remembering, forgetful = FirstForms(), FirstForms()
+    sent: tuple[Any, ...] = ()
+    for number, turn in enumerate(turns):
+        sent = (*sent, *turn)
+        changed = (*sent[:edited], {"role": "user", "content": "c"}, *sent[edited + 1 :])
+        for place, messages in enumerate((sent, changed)):
+            prompt = ChatPrompt(
+                messages=copy.deepcopy(messages),
+                continue_last=continued and messages[-1]["role"] == "assistant",
+            )
+            made = []
+            for forms, least in ((remembering, 0), (forgetful, 1 << 30)):
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(beginnings, "_LEAST_LENGTH", least)
+                    patch.setattr(beginnings, "_END_LENGTH", 8)
+                    made.append(
+                        module.canonical(
+                            prompt,
+                            forms,
+                            guard=guard,
+                            template=TEMPLATE,
+                            tenant=tenants[2 * number + place],
+                        )
+                    )
+                forms.check_invariants()
+            # `repr`, because 1 == 1.0 == True
+            assert repr(made[0]) == repr(made[1])

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from holdfast.front.prompt.canonical import FirstForms, canonical
+from holdfast.front.prompt import canonical as module
+from holdfast.front.prompt.canonical import FirstForms
 from holdfast.front.prompt.prepare import prompt_text
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.tokenize import Tokenizer
@@ -25,6 +26,10 @@ TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool.function.description }}\n{% endfor %}"
     + toy_tokenizers.CHATML.replace("m.role", "m.role|upper")
 )
+
+
+def canonical(prompt: ChatPrompt, forms: FirstForms, **options: Any) -> ChatPrompt:
+    return module.canonical(prompt, forms, **options)[0]
 
 
 def tokens_of(

@@ -35,7 +35,8 @@ from holdfast.front.prompt.gateway import Gateway
 from holdfast.front.prompt.known_answers import KnownAnswers
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.template_process import RenderProcesses
-from holdfast.front.prompt.tokenize import Tokenizer, TokenMemory
+from holdfast.front.prompt.token_memory import TokenMemory
+from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle
 from holdfast.front.request import ChatPrompt, GenerationRequest, OutputFormat, Prompt, ToolChoice
 from holdfast.front.structured.answer import AnswerGrammar, answer_grammar
@@ -386,10 +387,10 @@ async def test_conversations_are_rendered_on_another_thread(bundle: TokenizerBun
         threads: ClassVar[list[threading.Thread]] = []
 
         def rendered(
-            self, prompt: ChatPrompt, *, field: str = "messages"
+            self, prompt: ChatPrompt, adapted: list[Any], *, field: str = "messages"
         ) -> tuple[str, tuple[str, ...]]:
             self.threads.append(threading.current_thread())
-            return super().rendered(prompt, field=field)
+            return super().rendered(prompt, adapted, field=field)
 
     template = NotingTemplate(
         {"default": toy_tokenizers.CHATML}, special_tokens=bundle.tokenizer.special_tokens

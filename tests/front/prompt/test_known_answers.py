@@ -19,6 +19,7 @@ from holdfast.front.prompt.known_answers import (
 from holdfast.front.prompt.text_places import AnswerFrame
 from holdfast.front.request import PlacedAnswer
 from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat
+from holdfast.wire.requests import TokenIds
 
 THINKS = ModelDialect(reasoning=ReasoningFormat(start="<think>", end="</think>"))
 FRAME = AnswerFrame(headers=("A:",), ends=("|",))
@@ -61,7 +62,8 @@ def recall(known: KnownAnswers, messages: Iterable[Any], *, tenant: str = "") ->
 
 
 def placed(past: PastAnswers, text: str) -> list[PlacedAnswer]:
-    return list(past.places(text, frame=FRAME, read=read))
+    spans = FRAME.candidates(text)
+    return list(past.places(spans, lambda span: read(text[span.start : span.end])))
 
 
 def test_an_answer_is_recalled_as_generated_tokens() -> None:
@@ -69,7 +71,7 @@ def test_an_answer_is_recalled_as_generated_tokens() -> None:
     known.add(said("abba"), [7, 8])
     past = recall(known, [{"role": "user", "content": "abba"}, answer("abba")])
     # white space is ignored
-    assert placed(past, "U:abba|A: abba |U:A:abba|") == [PlacedAnswer(9, 15, (7, 8))]
+    assert placed(past, "U:abba|A: abba |U:A:abba|") == [PlacedAnswer(9, 15, TokenIds.of((7, 8)))]
     assert known.count(past, placed=1) == 0
     assert (known.put_back_answers, known.dropped_tokens) == (1, 0)
 
@@ -80,7 +82,9 @@ def test_the_answers_content_must_match_the_text() -> None:
     past = recall(known, [answer("Yes", reasoning="because")])
     assert placed(past, "A:<think>another</think>Yes|") == []
     assert placed(past, "A:Yes|") == []
-    assert placed(past, "A:<think>because</think>\n\nYes|") == [PlacedAnswer(2, 29, (7, 8))]
+    assert placed(past, "A:<think>because</think>\n\nYes|") == [
+        PlacedAnswer(2, 29, TokenIds.of((7, 8)))
+    ]
 
 
 def test_equal_answers_are_distinguished_by_their_call_ids() -> None:
@@ -93,8 +97,9 @@ def test_equal_answers_are_distinguished_by_their_call_ids() -> None:
         for call_id in ("call_2", "call_0", "call_1", "of another server")
     ]
     past = recall(known, sent)
-    found = past.places("A:1|U:|A:2|U:|A:3|U:|A:4|U:|A:5|", frame=FRAME, read=lambda text: same)
-    assert [each.token_ids for each in found] == [(2,), (0,), (1,), (2,)]
+    spans = FRAME.candidates("A:1|U:|A:2|U:|A:3|U:|A:4|U:|A:5|")
+    found = past.places(spans, lambda span: same)
+    assert [tuple(each.token_ids) for each in found] == [(2,), (0,), (1,), (2,)]
 
 
 def test_a_thought_omitted_before_our_call_is_restored() -> None:
@@ -123,7 +128,7 @@ def test_another_tenants_answers_are_not_used() -> None:
     known.add(said("ab"), [5], tenant="one")
     assert placed(recall(known, [answer("ab")], tenant="two"), "A:ab|") == []
     assert placed(recall(known, [answer("ab")], tenant="one"), "A:ab|") == [
-        PlacedAnswer(2, 4, (5,))
+        PlacedAnswer(2, 4, TokenIds.of((5,)))
     ]
 
 
@@ -153,7 +158,7 @@ def test_of_equal_answers_beyond_the_limit_the_latest_are_remembered() -> None:
         known.check_invariants()
     assert len(known) == 2
     (found,) = recall(known, [answer(None, ids=("call_3",))]).expected.values()
-    assert found[0].answer.token_ids() == (3, 3)
+    assert tuple(found[0].answer.token_ids()) == (3, 3)
 
 
 def test_an_answer_beyond_the_limit_is_not_remembered() -> None:

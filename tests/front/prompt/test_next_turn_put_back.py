@@ -133,8 +133,9 @@ def put_back(bundle: TokenizerBundle, message: dict[str, Any]) -> tuple[int, ...
     if not answers:
         return None
     opening = bundle.tokenizer.encode(prepared.opening or "", add_special_tokens=False)
-    assert answers[0].token_ids[: len(opening)] == tuple(opening)
-    return tuple(answers[0].token_ids[len(opening) :])
+    token_ids = tuple(answers[0].token_ids)
+    assert token_ids[: len(opening)] == tuple(opening)
+    return token_ids[len(opening) :]
 
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"path": "a é b"}}\n</tool_call>'

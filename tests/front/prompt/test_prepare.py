@@ -18,7 +18,8 @@ from holdfast.errors import InvalidRequest, PromptTooLong
 from holdfast.front.prompt.dialects import find_dialect
 from holdfast.front.prompt.prepare import Prepared, prepare, splice
 from holdfast.front.prompt.template import ChatTemplate
-from holdfast.front.prompt.tokenize import EncodedText, Tokenizer, TokenMemory, load_tokenizer
+from holdfast.front.prompt.token_memory import TokenMemory
+from holdfast.front.prompt.tokenize import EncodedText, Tokenizer, load_tokenizer
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.front.request import (
     ChatPrompt,
@@ -345,7 +346,7 @@ def singly(text: str) -> tuple[int, ...]:
 
 def test_only_the_answers_tokens_are_replaced() -> None:
     whole = "|u|bb|a|abba|u|bb|"
-    prompt = PromptText(text=whole, answers=(PlacedAnswer(8, 12, singly("abba")),))
+    prompt = PromptText(text=whole, answers=(PlacedAnswer(8, 12, TokenIds.of(singly("abba"))),))
     tokens = splice(prompt, by_characters(whole, pair="bb"))
     before, behind = (
         by_characters("|u|bb|a|", pair="bb").token_ids,
@@ -358,7 +359,9 @@ def test_only_the_answers_tokens_are_replaced() -> None:
 def test_answers_with_edges_within_tokens_are_skipped() -> None:
     whole = "|bba|"
     encoding = by_characters(whole, pair="bb")
-    tokens = splice(PromptText(text=whole, answers=(PlacedAnswer(2, 4, (7, 8)),)), encoding)
+    tokens = splice(
+        PromptText(text=whole, answers=(PlacedAnswer(2, 4, TokenIds.of((7, 8))),)), encoding
+    )
     assert tokens.token_ids == encoding.token_ids
     assert tokens.put_back_tokens == 0
 
@@ -368,7 +371,7 @@ def test_inserted_answers_shift_later_positions(said: list[tuple[str, int]]) -> 
     whole = MARK + "".join(text + MARK for text, _ in said)
     marks = tuple(place for place, character in enumerate(whole) if character == MARK)
     answers = tuple(
-        PlacedAnswer(start + 1, end, (9_000_000 + number,) * length)
+        PlacedAnswer(start + 1, end, TokenIds.of((9_000_000 + number,) * length))
         for number, (start, end, (text, length)) in enumerate(
             zip(marks, marks[1:], said, strict=False)
         )
@@ -413,7 +416,9 @@ def test_positions_equal_those_of_a_scan_of_all_tokens(
     whole = tokenizer.backend.encode(text, add_special_tokens=False)
     offsets, ids = whole.offsets, whole.ids
     prompt = PromptText(
-        text=text, answers=(PlacedAnswer(start, end, (9_000_000,)),), breakpoints=(point,)
+        text=text,
+        answers=(PlacedAnswer(start, end, TokenIds.of((9_000_000,))),),
+        breakpoints=(point,),
     )
     inside = [
         number for number, (left, right) in enumerate(offsets) if start <= left and left < end

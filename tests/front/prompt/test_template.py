@@ -61,6 +61,12 @@ def test_a_conversation_is_rendered_with_a_generation_prompt() -> None:
     )
 
 
+def test_a_conversation_without_messages_is_refused_and_has_no_history() -> None:
+    with pytest.raises(InvalidRequest, match="at least one"):
+        template("text").render(chat())
+    assert template("text").render_history(chat()) == ""
+
+
 def test_the_last_message_can_be_continued() -> None:
     prompt = chat(USER, {"role": "assistant", "content": "I am "}, continue_last=True)
     assert template(CHATML).render(prompt).endswith("<|im_start|>assistant\nI am ")

@@ -44,7 +44,7 @@ def beginnings(
     template = ChatTemplate({"default": source}, special_tokens={})
     breakpoints = tuple(CacheBreakpoint(messages=messages, parts=parts) for messages, parts in at)
     asked = ChatPrompt(messages=messages, tools=(TOOL,), cache_breakpoints=breakpoints, **options)
-    shown = canonical(asked, FirstForms())
+    shown, _ = canonical(asked, FirstForms())
     text = template.render(shown)
     return [
         text[:place]

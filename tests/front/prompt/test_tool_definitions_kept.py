@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.front.prompt.canonical import FirstForms, canonical
-from holdfast.front.prompt.conversation import arguments_object, template_messages
+from holdfast.front.prompt.conversation import arguments_object, template_message
 from holdfast.front.prompt.known_answers import KnownAnswers, PastAnswers
 from holdfast.front.prompt.template_worker import jinja_environment
 from holdfast.front.prompt.tokenize import ControlGuard
@@ -123,7 +123,7 @@ def test_control_tokens_in_it_are_broken_by_the_given_guard() -> None:
 
     def shown(guard: Any) -> Any:
         prompt = ChatPrompt(messages=(), tools=(TOOL,))
-        (tool,) = canonical(prompt, forms, guard=guard).tools
+        (tool,) = canonical(prompt, forms, guard=guard)[0].tools
         return tool[guard("function")][guard("description")]
 
     assert [shown(str.upper), shown(str.upper), shown(str.title)] == ["DÜ", "DÜ", "Dü"]
@@ -152,8 +152,9 @@ def test_a_repeated_call_is_not_parsed_again(arguments: Any, fields: Any) -> Non
     def turn(arguments: Any, tenant: str = "") -> Any:
         message = {"role": "assistant", "tool_calls": [call_with(arguments, **fields)]}
         sent = ChatPrompt(messages=(copy.deepcopy(message),))
-        prompt = canonical(sent, forms, guard=guard, past=PastAnswers(known), tenant=tenant)
-        (ready,) = template_messages(prompt.messages, keep_parts=False, arguments_as_text=False)
+        prompt, _ = canonical(sent, forms, guard=guard, past=PastAnswers(known), tenant=tenant)
+        (message,) = prompt.messages
+        ready = template_message(message, keep_parts=False, arguments_as_text=False, at="")
         return ready["tool_calls"][0]["function"]
 
     first = turn(arguments)
@@ -173,7 +174,7 @@ GUARD = ControlGuard(["<|x|>"])
 
 
 def shown_message(forms: FirstForms, sent: Any) -> Any:
-    (message,) = canonical(ChatPrompt(messages=(sent,)), forms, guard=GUARD).messages
+    (message,) = canonical(ChatPrompt(messages=(sent,)), forms, guard=GUARD)[0].messages
     return message
 
 
@@ -193,7 +194,7 @@ def test_changing_the_sent_message_does_not_change_the_kept_one() -> None:
 def test_a_message_is_guarded_again_for_another_guard() -> None:
     forms, sent = FirstForms(), {"role": "user", "content": "<|x|>"}
     kept = shown_message(forms, sent)
-    (other,) = canonical(ChatPrompt(messages=(sent,)), forms, guard=ControlGuard(())).messages
+    (other,) = canonical(ChatPrompt(messages=(sent,)), forms, guard=ControlGuard(()))[0].messages
     assert (other["content"], kept["content"] != "<|x|>") == ("<|x|>", True)
 
 

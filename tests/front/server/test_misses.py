@@ -364,6 +364,20 @@ def test_a_continued_prompt_is_stored_once() -> None:
     found.check_invariants()
 
 
+def test_texts_are_made_only_after_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    monkeypatch.setattr(misses, "_text_of", lambda message: made.append(message) or ("", ()))
+    found = RecentMisses()
+    record = RequestRecord(method="POST", path="/", client="c")
+    turns = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")]
+    for length in (1, 3, 4):
+        found.note(asked(*turns[:length]), explained(CacheOutcome.COMPLETE), record)
+        found.check_invariants()
+    assert made == []
+    found.note(asked(*turns), explained(), record)
+    assert len(made) >= len(turns)
+
+
 def test_common_parts_of_prompts_are_stored_once() -> None:
     tools = tuple(
         {"type": "function", "function": {"name": f"tool {number}", "description": NOTES}}

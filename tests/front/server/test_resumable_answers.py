@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -311,6 +312,20 @@ async def test_a_followed_answer_does_not_exceed_the_total_size() -> None:
         assert first.text.endswith("data: [DONE]\n\n")
         assert second.text.endswith("data: [DONE]\n\n") or "reads this slowly" in second.text
         assert held.buffered_bytes == 0
+
+
+def test_an_identity_stays_the_same_without_its_body() -> None:
+    def identity(body: bytes, *, is_freed: bool) -> RequestIdentity:
+        made = RequestIdentity(b"a", body)
+        if is_freed:
+            made.free_body()
+        return made
+
+    for one, other in itertools.product([False, True], repeat=2):
+        first = identity(b"same", is_freed=one)
+        assert {first: 1}.get(identity(b"same", is_freed=other)) == 1
+        assert {first: 1}.get(identity(b"else", is_freed=other)) is None
+        assert first != identity(b"longer", is_freed=other)
 
 
 async def test_a_slow_follower_is_told_that_its_answer_was_dropped() -> None:

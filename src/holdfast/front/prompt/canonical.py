@@ -13,13 +13,21 @@ import hashlib
 import json
 import marshal
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from holdfast.front.prompt.conversation import REASONING_FIELDS, reasoning_of
+from holdfast.front.prompt.beginnings import Beginnings
+from holdfast.front.prompt.conversation import (
+    REASONING_FIELDS,
+    Message,
+    changeable,
+    reasoning_of,
+)
 from holdfast.front.prompt.images import content_texts, joined
 from holdfast.front.prompt.known_answers import (
     KnownAnswers,
@@ -27,8 +35,10 @@ from holdfast.front.prompt.known_answers import (
     SentAnswer,
     canonical_arguments,
 )
+from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.tokenize import ControlGuard, guarded_value
 from holdfast.front.prompt.tool_definitions import (
+    MARSHAL_VERSION,
     KeptPart,
     exact_key,
     in_usual_order,
@@ -44,6 +54,8 @@ _ACCOUNTING = re.compile(rf"^{_ACCOUNTING_NAME}[^\n]*(?:\n+|\Z)", re.MULTILINE)
 _SEPARATORS = ("\n", "\n\n", "", " ")
 _ENTRY_BYTES = 256  # overhead of an entry, on top of its text
 _FORMS_OF_PART = 3  # a part is stored as sent, with control tokens broken up, and as JSON
+_SHARE = 4  # the conversations get this fraction of the memory
+_PACKED_HEAD_BYTES = 5  # of a packed tuple: its type and length
 _REFERENCE = "tool_reference"
 _SYSTEM = frozenset({"system", "developer"})
 _NAMES = frozenset({"name", "tool_name"})
@@ -64,6 +76,8 @@ class FirstForms:
         self._forms: LruCache[bytes, Any] = LruCache(max_bytes)
         # results of `message`, by the hash of the exact message and their kind
         self._messages: LruCache[tuple[bytes, Hashable], ReadyMessage] = LruCache(max_bytes)
+        # the messages of long conversations, by the packed conversation
+        self._conversations: Beginnings[bytes, _Conversation] = Beginnings(max_bytes // _SHARE)
 
     def tool(self, tool: Mapping[str, Any], *, tenant: str = "") -> dict[str, Any]:
         """A tool definition with its keys in their first order."""
@@ -106,6 +120,10 @@ class FirstForms:
         made = made._replace(message=KeptPart(made.message))
         return self._messages.first((exact, kind), made, size=size)
 
+    def beginning(self, messages: Sequence[Any], *, kind: Hashable, tenant: str) -> _Beginning:
+        """What a conversation has in common with an earlier one. kind: as for `message`."""
+        return _Beginning(self._conversations, messages, kind=kind, tenant=tenant)
+
     def call(self, call: Any, *, tenant: str = "") -> Any:
         """An earlier call, with its arguments in their first form if they are JSON text."""
         function = call.get("function") if isinstance(call, dict) else None
@@ -145,6 +163,9 @@ class FirstForms:
         """Assert that the bytes are counted correctly and within their limits."""
         self._forms.check_invariants()
         self._messages.check_invariants()
+        self._conversations.check_invariants()
+        for each in (known.value for known in self._conversations.items()):
+            assert len(each.ends) == len(each.ready), "the messages are counted wrongly"
 
     def _known(self, exact: bytes) -> Any:
         """The first form of a part, given the hash of the exact text sent; None if it is new."""
@@ -161,10 +182,72 @@ def _key(*parts: str) -> bytes:
 
 
 class ReadyMessage(NamedTuple):
-    """A message as the chat template gets it. answer: set if it may be a known answer."""
+    """A message in canonical form. answer: set if it may be a known answer. adapted: the message as
+    the chat template expects it; set in a conversation that is rendered.
+    """
 
     message: Any
     answer: SentAnswer | None
+    adapted: Message | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    """The messages of a conversation, and where each ends in the packed conversation. kind:
+    identifies everything else that they depend on.
+    """
+
+    kind: Hashable
+    ends: Sequence[int]
+    ready: Sequence[ReadyMessage]
+
+
+class _Beginning:
+    """The messages that a conversation shares with an earlier one of its tenant.
+
+    Packed messages follow one another, so a later turn begins with the bytes of an earlier one.
+    """
+
+    def __init__(
+        self,
+        known: Beginnings[bytes, _Conversation],
+        sent: Sequence[Any],
+        *,
+        kind: Hashable,
+        tenant: str,
+    ) -> None:
+        self._known = known
+        self._sent = sent
+        self._kind = kind
+        self._tenant = tenant
+        try:
+            self._packed = marshal.dumps(tuple(sent), MARSHAL_VERSION)[_PACKED_HEAD_BYTES:]
+        except ValueError:  # not JSON
+            self._packed = b""
+        self._earlier, self._shared = known.closest(self._packed, tenant=tenant)
+        self.messages: Sequence[ReadyMessage] = ()
+        self._ends: Sequence[int] = ()
+        if self._earlier is not None and self._earlier.value.kind == kind:
+            earlier = self._earlier.value
+            begun = bisect_right(earlier.ends, self._shared)
+            self.messages, self._ends = earlier.ready[:begun], earlier.ends[:begun]
+
+    def keep(self, ready: Sequence[ReadyMessage]) -> None:
+        """Remember the conversation. ready: its messages, or the first ones."""
+        if not self._packed:
+            return
+        ends = [*self._ends]
+        for message in self._sent[len(ends) : len(ready)]:
+            length = len(marshal.dumps(message, MARSHAL_VERSION))
+            ends.append(length + (ends[-1] if ends else 0))
+        self._known.keep(
+            self._packed,
+            _Conversation(self._kind, ends, ready),
+            size=_FORMS_OF_PART * len(self._packed),
+            tenant=self._tenant,
+            after=self._earlier,
+            shared=self._shared,
+        )
 
 
 def canonical(
@@ -175,12 +258,16 @@ def canonical(
     thought: tuple[str, str] = ("", ""),
     parts_thoughts: bool = False,
     past: PastAnswers | None = None,
+    template: ChatTemplate | None = None,
+    field: str = "messages",
     tenant: str = "",
-) -> ChatPrompt:
-    """The conversation in the form that is rendered and cached, made in one walk.
+) -> tuple[ChatPrompt, list[Message]]:
+    """The conversation in the form that is cached, and its messages as the template expects them
+    (`ChatTemplate.adapted`), both made in one walk.
 
     If the client lets the model search for tools, the definition of a found tool is written into
-    the message that reports the tool.
+    the message that reports the tool. Raises InvalidRequest for a message that no template could
+    use.
 
     guard: breaks up control texts in every text that a client can write. Otherwise a tool result
         that contains `<|im_end|>` would end its message. Afterwards, only the template writes
@@ -189,37 +276,61 @@ def canonical(
     parts_thoughts: whether thoughts that clients send in the text of answers are moved to the
         reasoning field.
     past: recalls the known answers, and adds the thoughts that the client left out.
+    template: None: no messages for a template are made.
+    field: the request field of the messages, for errors.
     """
     tools = tuple(
         forms.tool(tool, tenant=tenant) if isinstance(tool, Mapping) else tool
         for tool in prompt.tools
     )
-    functions = (tool["function"] for tool in tools if prompt.found_tools)
-    found = {each["name"]: each for each in functions if each["name"] in prompt.found_tools}
+    found = _found_functions(tools, prompt.found_tools)
     past = past or PastAnswers(KnownAnswers())
     make = partial(
         _ready, forms=forms, known=past.known, guard=guard, thought=thought, tenant=tenant
     )
     made = partial(make, parts_thoughts=parts_thoughts)
+    kind = (guard, parts_thoughts)
+    beginning = forms.beginning(
+        () if found else prompt.messages, kind=(*kind, template), tenant=tenant
+    )
+    begun = beginning.messages
+    kept: list[ReadyMessage] = []
     messages: list[Any] = []
+    adapted: list[Message] = []
     for place, sent in enumerate(prompt.messages):
-        message = _with_definitions(sent, found)
+        at = f"{field}.{place}"
         if prompt.continue_last and place == len(prompt.messages) - 1:
-            shown, answer = make(message, is_continued=True)
+            ready = make(_with_definitions(sent, found), is_continued=True)
+        elif place < len(begun):
+            ready = begun[place]
+            kept.append(ready)
         else:
-            shown, answer = forms.message(
-                message, made, kind=(guard, parts_thoughts), tenant=tenant
-            )
-        if answer is not None and (reasoning := past.recall(answer)):
+            message = _with_definitions(sent, found)
+            ready = forms.message(message, made, kind=kind, tenant=tenant)
+            if template is not None:
+                ready = ready._replace(adapted=template.adapted(ready.message, at=at))
+            kept.append(ready)
+        shown, for_template = ready.message, ready.adapted
+        if ready.answer is not None and (reasoning := past.recall(ready.answer)):
             shown = {**shown, REASONING_FIELDS[0]: guard(reasoning)}
+            for_template = None
         messages.append(shown)
-    return msgspec.structs.replace(
+        if template is not None:
+            adapted.append(changeable(for_template or template.adapted(shown, at=at)))
+    beginning.keep(kept)
+    made_prompt = msgspec.structs.replace(
         prompt,
         messages=tuple(messages),
         tools=tuple(_guarded_tool(tool, guard) for tool in tools),
         found_tools=tuple(map(guard, prompt.found_tools)),
         template_options=guarded_value(prompt.template_options, guard),
     )
+    return made_prompt, adapted
+
+
+def _found_functions(tools: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
+    functions = (tool["function"] for tool in tools if names)
+    return {each["name"]: each for each in functions if each["name"] in names}
 
 
 def _ready(

@@ -14,7 +14,6 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from hashlib import blake2b
 from itertools import count
 from typing import Any, Final, TypeAlias
@@ -81,14 +80,10 @@ def answer_message(text: str, *, reasoning: str = "", calls: Iterable[ToolCall] 
     return message
 
 
-def template_messages(
-    messages: Iterable[Message],
-    *,
-    keep_parts: bool,
-    arguments_as_text: bool,
-    field: str = "messages",
-) -> list[Message]:
-    """Copies of the messages, checked and in the form that a template expects.
+def template_message(
+    message: Any, *, keep_parts: bool, arguments_as_text: bool, at: str
+) -> Message:
+    """A message, checked and in the form that a template expects. It must not be changed.
 
     Raises InvalidRequest, which names the message or part that no template could use.
 
@@ -96,27 +91,25 @@ def template_messages(
         are joined with line breaks.
     arguments_as_text: True if the template writes the arguments of calls verbatim; otherwise it
         expects objects.
+    at: the request field of the message, for errors.
     """
-    form = (keep_parts, arguments_as_text)
-    ready = []
-    for place, message in enumerate(messages):
-        adapt = partial(
-            _template_message,
-            message,
-            keep_parts=keep_parts,
-            arguments_as_text=arguments_as_text,
-            at=f"{field}.{place}",
-        )
-        # a copy, because habits change messages
-        copied = dict(made_once(message, form, adapt))
-        if isinstance(copied["content"], list):
-            copied["content"] = [*copied["content"]]
-        if "tool_calls" in copied:
-            copied["tool_calls"] = [{**call} for call in copied["tool_calls"]]
-        ready.append(copied)
-    if not ready:
-        raise InvalidRequest("there must be at least one message", field=field)
-    return ready
+    return made_once(
+        message,
+        (keep_parts, arguments_as_text),
+        lambda: _template_message(
+            message, keep_parts=keep_parts, arguments_as_text=arguments_as_text, at=at
+        ),
+    )
+
+
+def changeable(message: Message) -> Message:
+    """A copy of a `template_message` for functions that change messages."""
+    copied = dict(message)
+    if isinstance(copied["content"], list):
+        copied["content"] = [*copied["content"]]
+    if "tool_calls" in copied:
+        copied["tool_calls"] = [{**call} for call in copied["tool_calls"]]
+    return copied
 
 
 def _template_message(
@@ -313,9 +306,12 @@ def with_habits(messages: Iterable[Message], habits: ToolHabits) -> list[Message
 
     May change the given messages.
     """
+    messages = list(messages)
+    if not any("tool_calls" in each or each["role"] == "tool" for each in messages):
+        return messages
     ready: list[Message] = []
     numbers = count()
-    for turn in _turns(list(messages)):
+    for turn in _turns(messages):
         if not isinstance(turn, _CallingTurn):
             ready.append(turn)
             continue

@@ -36,7 +36,8 @@ from holdfast.front.prompt.prepare import (
     prompt_tokens,
     refuse_by_beginning,
 )
-from holdfast.front.prompt.tokenize import TokenMemory, well_formed
+from holdfast.front.prompt.token_memory import TokenMemory
+from holdfast.front.prompt.tokenize import well_formed
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.front.request import EmbeddingRequest, GenerationRequest, RankRequest
 from holdfast.models.sentence_modules import AnswerTokens

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,10 +28,11 @@ from holdfast.front.output import (
     tool_calls_of,
 )
 from holdfast.front.prompt.conversation import reasoning_of
-from holdfast.front.prompt.text_places import AnswerFrame
+from holdfast.front.prompt.text_places import AnswerSpan
 from holdfast.front.records.answers import SECRET_BYTES, AnswerFile, Secret, StoredAnswer
 from holdfast.front.request import PlacedAnswer
 from holdfast.lru_cache import LruCache
+from holdfast.wire.requests import TokenIds
 
 _TAG_BYTES = 16
 # Maximum number of answers with the same meaning, such as calls without arguments: a recalled
@@ -74,9 +74,9 @@ class KnownAnswer(msgspec.Struct, frozen=True, array_like=True):
         """Number of tokens."""
         return len(self.packed_tokens) // 4
 
-    def token_ids(self) -> tuple[int, ...]:
+    def token_ids(self) -> TokenIds:
         """The generated tokens."""
-        return tuple(array("I", self.packed_tokens))
+        return TokenIds(self.packed_tokens)
 
 
 @dataclass(slots=True)
@@ -121,22 +121,24 @@ class PastAnswers:
         return reasoning if is_ours and not sent.said.reasoning else ""
 
     def places(
-        self, text: str, *, frame: AnswerFrame, read: ReadMeaning
+        self,
+        candidates: Iterable[Sequence[AnswerSpan]],
+        read: Callable[[AnswerSpan], AnswerMeaning],
     ) -> tuple[PlacedAnswer, ...]:
         """Find the answers in the rendered text.
 
         Returns those whose generated tokens differ from the tokenizer's, in the order of the text.
 
-        frame: finds the spans that may be answers.
-        read: reads the meaning of such a span.
+        candidates: see `AnswerFrame.candidates`.
+        read: reads the meaning of a span.
         """
         placed: list[PlacedAnswer] = []
         end = 0
-        for candidates in frame.candidates(text) if self.expected else ():
-            if candidates[0].start < end:
+        for spans in candidates:
+            if spans[0].start < end:
                 continue
-            for span in candidates:
-                found = self.expected.get(read(text[span.start : span.end]))
+            for span in spans:
+                found = self.expected.get(read(span))
                 if found:
                     answer = found.popleft().answer
                     end = span.end
@@ -188,7 +190,7 @@ class KnownAnswers:
         spaces = _spaces(content)
         tag = _digest((said.reasoning, tuple(call_ids), spaces), _TAG_BYTES)
         answer = KnownAnswer(
-            array("I", token_ids).tobytes(),
+            TokenIds.of(token_ids).packed,
             said.reasoning,
             tuple(call_ids),
             is_as_tokenized,
@@ -217,10 +219,14 @@ class KnownAnswers:
         """
         secret = sent.secret
         with self._lock:
-            if self._answers.get(secret) is None and self._file is not None:
+            if self._file is not None and self._answers.get(secret) is None:
                 for stored in self._file.find(secret):
                     answer = msgspec.msgpack.decode(stored.body, type=KnownAnswer)
                     self._insert(secret, stored.tag, answer)
+
+            alike = self._answers.get(secret) or {}
+            if len(alike) < 2:
+                return next(iter(alike.values()), None)
 
             def likeness(each: _Remembered) -> tuple[bool, bool, bool]:
                 answer = each.answer
@@ -230,7 +236,6 @@ class KnownAnswers:
                     answer.spaces == sent.spaces,
                 )
 
-            alike = self._answers.get(secret) or {}
             # of several, the latest
             return max(reversed(alike.values()), key=likeness, default=None)
 

@@ -8,6 +8,7 @@ loop's thread.
 from __future__ import annotations
 
 import itertools
+import math
 import secrets
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,9 +38,9 @@ from holdfast.front.prompt.limits import check_limits, check_token_ids, with_mod
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.template_probes import opens_thought
 from holdfast.front.prompt.text_places import breakpoint_places, marked_prefixes
+from holdfast.front.prompt.token_memory import RememberedText
 from holdfast.front.prompt.tokenize import (
     EncodedText,
-    RememberedText,
     Tokenizer,
     well_formed,
     with_unescaped_breaks,
@@ -229,7 +230,13 @@ def prompt_text(
             "a model that can chat, or send a text to complete",
             field=request.prompt_field,
         )
-    rendered, prompt, past = _rendered(request, asked, bundle, template)
+    rendered, prompt, past = _rendered(
+        request,
+        asked,
+        bundle,
+        template,
+        most_characters=info.context_tokens * MAX_CHARACTERS_PER_TOKEN,
+    )
     text = rendered.text
     opening = None if prompt.continue_last else bundle.answer_frame.opening(text)
     if opening is None:
@@ -251,10 +258,17 @@ def prompt_text(
 
 
 def _rendered(
-    request: GenerationRequest, prompt: ChatPrompt, bundle: TokenizerBundle, template: ChatTemplate
+    request: GenerationRequest,
+    prompt: ChatPrompt,
+    bundle: TokenizerBundle,
+    template: ChatTemplate,
+    *,
+    most_characters: float = math.inf,
 ) -> tuple[PromptText, ChatPrompt, PastAnswers]:
     """The rendered conversation with its answers and images; the conversation as the template got
     it; and its known answers.
+
+    most_characters: a longer text is not tokenized yet.
     """
     options = {
         **bundle.template_options,
@@ -264,20 +278,34 @@ def _rendered(
     reasoning = bundle.dialect.reasoning
     thought = ("", "") if reasoning is None else (reasoning.start.strip(), reasoning.end.strip())
     past = PastAnswers(bundle.known_answers)
-    prompt = canonical(
-        msgspec.structs.replace(prompt, template_options=options),
+    prompt = msgspec.structs.replace(prompt, template_options=options)
+    template.check(prompt, field=request.prompt_field)
+    prompt, adapted = canonical(
+        prompt,
         bundle.first_forms,
         guard=bundle.tokenizer.guard,
         thought=thought,
         parts_thoughts=all(thought) and template.reads_thoughts(thought[1]),
         past=past,
+        template=template,
+        field=request.prompt_field,
         tenant=request.tenant,
     )
     # the template writes the special tokens itself, BOS included
-    text, seen = template.rendered(prompt, field=request.prompt_field)
+    text, seen = template.rendered(prompt, adapted, field=request.prompt_field)
     text = well_formed(with_unescaped_breaks(text))
-    answers = past.places(text, frame=bundle.answer_frame, read=bundle.history_reader(prompt.tools))
     images = () if bundle.images is None else _placed(text, bundle.images.placeholder, seen)
+    opened = bundle.token_memory.opened(
+        text,
+        bundle.tokenizer,
+        frame=bundle.answer_frame if past.expected else None,
+        tools=prompt.tools,
+        tenant=request.tenant,
+        places=[image.start for image in images],
+        tokenizes=len(text) <= most_characters,
+    )
+    read = bundle.history_reader(prompt.tools)
+    answers = past.places(opened.candidates, lambda span: opened.meaning(span, read))
     return PromptText(text=text, answers=answers, images=images), prompt, past
 
 
@@ -611,7 +639,7 @@ def splice(
             if span is None:
                 continue
             start, end = span
-            new = TokenIds.of(placed.token_ids)
+            new = placed.token_ids
             put_back += len(new)
         else:
             start = text.tokens_before(placed.start)

@@ -23,7 +23,8 @@ from holdfast.front.prompt.conversation import (
     Message,
     RoleHabits,
     ToolHabits,
-    template_messages,
+    changeable,
+    template_message,
     tools_in_text,
     tools_told,
     with_habits,
@@ -139,12 +140,12 @@ class ChatTemplate:
 
     def render(self, prompt: ChatPrompt, *, field: str = "messages") -> str:
         """Render a conversation. Raises InvalidRequest when the template refuses it."""
-        return self.rendered(prompt, field=field)[0]
+        self.check(prompt, field=field)
+        adapted = self._adapted_messages(prompt, field=field)
+        return self.rendered(prompt, adapted, field=field)[0]
 
-    def rendered(
-        self, prompt: ChatPrompt, *, field: str = "messages"
-    ) -> tuple[str, tuple[str, ...]]:
-        """Like `render`; also returns the images in the order in which the template writes them."""
+    def check(self, prompt: ChatPrompt, *, field: str = "messages") -> None:
+        """Raise InvalidRequest if no template could render the conversation."""
         if clash := sorted(RESERVED_TEMPLATE_ARGUMENTS & prompt.template_options.keys()):
             raise InvalidRequest(
                 f"chat_template_kwargs may not contain {', '.join(clash)}, which the server sets",
@@ -155,7 +156,25 @@ class ChatTemplate:
                 "only an assistant message without calls can be continued",
                 field=f"{field}.{len(prompt.messages) - 1}",
             )
-        messages = self._text_messages(prompt, field)
+
+    def adapted(self, message: Any, *, at: str) -> Message:
+        """A message in the form that the template expects; see `template_message`."""
+        return template_message(
+            message,
+            keep_parts=self._keep_parts,
+            arguments_as_text=self._arguments_as_text,
+            at=at,
+        )
+
+    def rendered(
+        self, prompt: ChatPrompt, adapted: list[Message], *, field: str = "messages"
+    ) -> tuple[str, tuple[str, ...]]:
+        """Render a conversation that passed `check`; also returns the images in the order in which
+        the template writes them. Raises InvalidRequest when the template refuses it.
+
+        adapted: the messages of the prompt as `adapted` returns them, but `changeable`.
+        """
+        messages = self._text_messages(prompt, adapted)
         images: tuple[str, ...] = ()
         if self._vision is not None:
             images = tuple(image for each in messages for image in images_of(_text_of(each)))
@@ -246,18 +265,20 @@ class ChatTemplate:
         return len(other) if text.startswith(other) else 0
 
     def _messages(self, prompt: ChatPrompt, field: str) -> list[Message]:
-        messages = self._text_messages(prompt, field)
+        messages = self._text_messages(prompt, self._adapted_messages(prompt, field=field))
         return messages if self._vision is None else [*map(self._vision.shown, messages)]
 
-    def _text_messages(self, prompt: ChatPrompt, field: str) -> list[Message]:
+    def _adapted_messages(self, prompt: ChatPrompt, *, field: str) -> list[Message]:
+        if not prompt.messages:
+            raise InvalidRequest("there must be at least one message", field=field)
+        return [
+            changeable(self.adapted(message, at=f"{field}.{place}"))
+            for place, message in enumerate(prompt.messages)
+        ]
+
+    def _text_messages(self, prompt: ChatPrompt, adapted: list[Message]) -> list[Message]:
         """The messages for the template, in which images are marks."""
-        messages = template_messages(
-            prompt.messages,
-            keep_parts=self._keep_parts,
-            arguments_as_text=self._arguments_as_text,
-            field=field,
-        )
-        messages = with_habits(messages, self._habits)
+        messages = with_habits(adapted, self._habits)
         if self._habits.in_text is not None:
             messages = tools_in_text(messages, prompt.listed_tools, self._habits.in_text)
         elif self._habits.told is not None:

@@ -9,10 +9,12 @@ parses results as JSON), the part of the conversation up to the breakpoint is re
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -50,7 +52,10 @@ class AnswerSpan(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+BEGINNING: Final = AnswerSpan(0, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class AnswerFrame:
     """The texts that a template writes before answers (`headers`) and after them (`ends`).
 
@@ -62,16 +67,34 @@ class AnswerFrame:
     # the markers around thoughts, set only if the closing marker is also one of `ends`
     thought: tuple[str, str] | None = None
 
-    def candidates(self, text: str) -> Iterator[tuple[AnswerSpan, ...]]:
-        """For each place where an answer may start, the spans that it may have, longest first."""
-        messages = list(self._messages(text))
+    @cached_property
+    def _marks(self) -> re.Pattern[str]:
+        headers = sorted(self.headers, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, (*headers, *self.ends))))
+
+    def candidates(
+        self, text: str, *, after: AnswerSpan = BEGINNING
+    ) -> Iterator[tuple[AnswerSpan, ...]]:
+        """For each place where an answer may start, the spans that it may have, longest first.
+
+        after: the last span of the last place that is known already.
+        """
+        messages = list(self._messages(text, after.end))
         for place, (start, end) in enumerate(messages):
             ends = [end]
-            for (_, before), (header, after) in pairwise(messages[place : place + _MAX_MESSAGES]):
+            for (_, before), (header, behind) in pairwise(messages[place : place + _MAX_MESSAGES]):
                 if not self._are_one(text[before:header]):
                     break
-                ends.append(after)
+                ends.append(behind)
             yield tuple(AnswerSpan(start, end) for end in reversed(ends))
+
+    def settled(self, candidates: Sequence[tuple[AnswerSpan, ...]], characters: int) -> int:
+        """For how many of a text's first places the candidates are the same in all texts with the
+        same first `characters`.
+        """
+        longest = max(map(len, (*self.headers, *self.ends)), default=0)
+        found = bisect_right(candidates, characters - longest, key=lambda spans: spans[-1].end)
+        return max(0, found - (_MAX_MESSAGES - 1))
 
     def opening(self, text: str) -> str | None:
         """The text of a prompt after the header of the new answer; None if it is unknown."""
@@ -85,14 +108,13 @@ class AnswerFrame:
             return None
         return opening
 
-    def _messages(self, text: str) -> Iterator[AnswerSpan]:
+    def _messages(self, text: str, begin: int) -> Iterator[AnswerSpan]:
         """The spans from a header to the next end that contain no other header."""
         if not self.headers or not self.ends:
             return
-        headers = sorted(self.headers, key=len, reverse=True)
         start = -1
-        for mark in re.finditer("|".join(map(re.escape, (*headers, *self.ends))), text):
-            if mark.group() in headers:
+        for mark in self._marks.finditer(text, begin):
+            if mark.group() in self.headers:
                 start = mark.end()
             elif start >= 0 and not self._ends_thought(text[start : mark.start()], mark.group()):
                 yield AnswerSpan(start, mark.start())

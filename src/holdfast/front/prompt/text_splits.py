@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Backend
@@ -21,6 +22,7 @@ _IN_BRACKETS: Final = {"<": re.compile(r"<[^<>\s]{1,64}>"), "[": re.compile(r"\[
 _BETWEEN_WORDS = re.compile("(?<=[A-Za-z]) (?=[A-Za-z])")
 _SHORT_CHARACTERS = 64  # only the last piece may be shorter
 _LONG_CHARACTERS = 2048  # longer pieces are cut at the next space between words
+_LONGEST_MARK = 66  # characters that decide where a piece ends; see `_IN_BRACKETS`
 # normalizers that never merge a space with the character before it
 _LOCAL_NORMALIZERS = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
 _SPACES = r"\s+"  # the pattern that matches every space that no other pattern matches
@@ -60,6 +62,17 @@ _KNOWN: Final = frozenset(
 )
 
 
+class TextPiece(NamedTuple):
+    """A piece of a text. run: where its run begins, the text between two of the cuts at tokens."""
+
+    start: int
+    end: int
+    run: int
+
+
+NOTHING: Final = TextPiece(0, 0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class TextSplits:
     """Where texts for one tokenizer may be cut: before some added tokens, and between words."""
@@ -67,30 +80,38 @@ class TextSplits:
     marks: frozenset[str] = frozenset()  # added tokens that are matched wherever they occur
     between_words: bool = False
 
-    def pieces(self, text: str) -> Iterator[str]:
-        """Cut a text into pieces. Text that is appended changes only the last piece."""
-        start = 0
-        places: list[int] = []
+    def pieces(self, text: str, *, after: TextPiece = NOTHING) -> Iterator[TextPiece]:
+        """Cut a text into pieces. Text that is appended changes only the last piece.
+
+        after: a settled piece of this text; only the pieces after it are returned.
+        """
+        run, start = after.run, after.end
+        marks: list[int] = []
         # one fast search per kind of bracket; one search for all kinds together would be slower
         for bracket in {mark[0] for mark in self.marks}:
-            found = _IN_BRACKETS[bracket].finditer(text)
-            places += [each.start() for each in found if each.group() in self.marks]
-        for mark in sorted(places):
-            if mark - start >= _SHORT_CHARACTERS:
-                yield from self._bounded(text[start:mark])
-                start = mark
+            found = _IN_BRACKETS[bracket].finditer(text, start)
+            marks += [each.start() for each in found if each.group() in self.marks]
+        for mark in sorted(marks):
+            if mark - run >= _SHORT_CHARACTERS:
+                if mark > start:
+                    yield from self._bounded(text, run, start, mark)
+                run = start = mark
         if start < len(text):
-            yield from self._bounded(text[start:])
+            yield from self._bounded(text, run, start, len(text))
 
-    def _bounded(self, piece: str) -> Iterator[str]:
-        start = 0
-        while self.between_words and len(piece) - start > _LONG_CHARACTERS:
-            space = _BETWEEN_WORDS.search(piece, start + _LONG_CHARACTERS)
+    def _bounded(self, text: str, run: int, start: int, end: int) -> Iterator[TextPiece]:
+        while self.between_words and end - start > _LONG_CHARACTERS:
+            space = _BETWEEN_WORDS.search(text, start + _LONG_CHARACTERS, end)
             if space is None:
                 break
-            yield piece[start : space.start()]
+            yield TextPiece(start, space.start(), run)
             start = space.start()
-        yield piece[start:] if start else piece
+        yield TextPiece(start, end, run)
+
+
+def settled_pieces(pieces: Sequence[TextPiece], characters: int) -> int:
+    """How many of a text's pieces are the same in all texts with the same first `characters`."""
+    return bisect_right(pieces, characters - _LONGEST_MARK, key=lambda piece: piece.end)
 
 
 def find_splits(backend: Backend) -> TextSplits:

@@ -1,4 +1,4 @@
-"""Converts text to token ids and back, and remembers texts that were tokenized before.
+"""Converts text to token ids and back.
 
 Uses the `tokenizers` library alone: `transformers` would cost the front process 50 MB.
 """
@@ -8,24 +8,19 @@ from __future__ import annotations
 import copy
 import os
 import re
-import sys
 import unicodedata
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from tokenizers import Encoding, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from holdfast.config import DEFAULT_MODEL
 from holdfast.errors import UnusableModel
 from holdfast.front.answers.pieces import TokenPieces
 from holdfast.front.prompt.text_splits import find_splits
-from holdfast.lru_cache import LruCache
 from holdfast.models.tokenizer_files import (
     add_missing_tokens,
     end_token_ids,
@@ -67,8 +62,6 @@ _MARKER = re.compile(r"<[|｜].*|.*[|｜]>", re.DOTALL)
 _MARKUP = re.compile(r"[A-Za-z].*[^\w\s]|[^\w\s].*[A-Za-z]", re.DOTALL)
 _AROUND_WORD = re.compile(r"^[\W_]+|[\W_]+$")
 _SHORT_CHARACTERS = 4096  # takes about 1 ms to tokenize
-_ENTRY_BYTES = 400  # overhead per remembered piece, on top of its text: key, record, table entries
-_PLACE_BYTES = 200
 _SHOWN_TOKENS = 16  # maximum number of tokens shown in an error message
 
 
@@ -356,141 +349,18 @@ class EncodedText:
 
         Returns None if the range is empty, or if `start` or `end` is inside a token.
         """
-        return _span(self.place(start), self.place(end))
+        return token_span(self.place(start), self.place(end))
 
     @cached_property
     def _spans(self) -> list[tuple[int, int]]:
         return self._encoding.offsets
 
 
-def _span(start: TokenPlace, end: TokenPlace) -> tuple[int, int] | None:
+def token_span(start: TokenPlace, end: TokenPlace) -> tuple[int, int] | None:
+    """The range of tokens between two positions; None if it is empty or a token spans one."""
     if not start.is_edge or not end.is_edge or start.before >= end.before:
         return None
     return start.before, end.before
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    token_ids: TokenIds
-    places: Mapping[int, TokenPlace]  # positions of the characters asked for so far
-
-
-class PlacedPiece(NamedTuple):
-    """A piece of a text: its range of characters, and its tokens."""
-
-    start: int
-    end: int
-    first_token: int
-    tokens: int
-
-    def characters(self, tokens: int) -> int:
-        """The number of characters that this number of tokens has on average, rounded up."""
-        return -(-tokens * (self.end - self.start) // self.tokens)
-
-
-class RememberedText:
-    """A text assembled from remembered pieces. Only positions requested in advance are known."""
-
-    def __init__(self, texts: Sequence[str], pieces: Mapping[str, _Piece]) -> None:
-        self._pieces = [pieces[text] for text in texts]
-        self._starts = [0, *accumulate(map(len, texts))]  # characters; the last is the text's end
-        self._tokens = [0, *accumulate(len(piece.token_ids) for piece in self._pieces)]
-        self.token_ids = TokenIds.joined(piece.token_ids for piece in self._pieces)
-
-    def tokens_before(self, character: int) -> int:
-        """The number of tokens that end at or before a character."""
-        return self._place(character).before
-
-    def span(self, start: int, end: int) -> tuple[int, int] | None:
-        """The range of tokens that make up the characters from `start` to `end`.
-
-        Returns None if the range is empty, or if `start` or `end` is inside a token.
-        """
-        return _span(self._place(start), self._place(end))
-
-    def piece_of(self, token: int) -> PlacedPiece:
-        """The piece that contains the token with this index, which must exist."""
-        at = bisect_right(self._tokens, token) - 1
-        return PlacedPiece(
-            start=self._starts[at],
-            end=self._starts[at + 1],
-            first_token=self._tokens[at],
-            tokens=self._tokens[at + 1] - self._tokens[at],
-        )
-
-    def _place(self, character: int) -> TokenPlace:
-        at = bisect_right(self._starts, character) - 1
-        if at == len(self._pieces):
-            return TokenPlace(len(self.token_ids), is_edge=True)
-        place = self._pieces[at].places[character - self._starts[at]]
-        return TokenPlace(self._tokens[at] + place.before, place.is_edge)
-
-
-class TokenMemory:
-    """Remembers tokenized pieces of texts, so that a growing conversation is tokenized only once.
-
-    Forgets the least recently used pieces. Each tenant has separate pieces, so that not even the
-    duration of a request reveals whether another tenant sent the same text. Thread-safe.
-    """
-
-    def __init__(self, *, max_bytes: int = DEFAULT_MODEL.known_text_bytes) -> None:
-        """max_bytes: limit for texts and tokens together; with 0, none are remembered."""
-        self._pieces: LruCache[tuple[str, str], _Piece] = LruCache(max_bytes)  # by tenant and text
-
-    def tokens_of(
-        self, text: str, tokenizer: Tokenizer, *, tenant: str = "", places: Iterable[int] = ()
-    ) -> RememberedText:
-        """The tokens of a text, without special tokens around it.
-
-        places: the characters whose positions among the tokens will be requested.
-        """
-        texts = list(tokenizer.splits.pieces(text))
-        wanted = _by_piece(places, texts)
-        pieces: dict[str, _Piece] = {}
-        missing: list[str] = []
-        for each in dict.fromkeys(texts):
-            known = self._pieces.get((tenant, each))
-            if known is not None:
-                pieces[each] = known
-            if known is None or (each in wanted and not known.places.keys() >= wanted[each]):
-                missing.append(each)
-        for each, piece in _encoded(missing, wanted, tokenizer):
-            before = pieces[each].places if each in pieces else {}
-            pieces[each] = _Piece(piece.token_ids, {**before, **piece.places})
-            self._pieces.put((tenant, each), pieces[each], size=_size(each, pieces[each]))
-        return RememberedText(texts, pieces)
-
-    def check_invariants(self) -> None:
-        """Assert that the bytes are counted correctly and within their limit."""
-        self._pieces.check_invariants()
-
-
-def _encoded(
-    texts: Sequence[str], wanted: Mapping[str, frozenset[int]], tokenizer: Tokenizer
-) -> Iterator[tuple[str, _Piece]]:
-    plain = [text for text in texts if text not in wanted]
-    for text, token_ids in zip(plain, tokenizer.encode_all(plain), strict=True):
-        yield text, _Piece(TokenIds.of(token_ids), {})
-    placed = [text for text in texts if text in wanted]
-    for text, encoded in zip(placed, tokenizer.encode_in_place(placed), strict=True):
-        places = {place: encoded.place(place) for place in wanted[text]}
-        yield text, _Piece(encoded.token_ids, places)
-
-
-def _by_piece(places: Iterable[int], texts: Sequence[str]) -> dict[str, frozenset[int]]:
-    """The positions within each piece. A position between two pieces belongs to the second."""
-    found: dict[str, set[int]] = {}
-    starts = [0, *accumulate(map(len, texts))]
-    for place in places:
-        at = bisect_right(starts, place) - 1
-        if at < len(texts):
-            found.setdefault(texts[at], set()).add(place - starts[at])
-    return {text: frozenset(each) for text, each in found.items()}
-
-
-def _size(text: str, piece: _Piece) -> int:
-    token_bytes = len(piece.token_ids.packed)
-    return _ENTRY_BYTES + sys.getsizeof(text) + token_bytes + _PLACE_BYTES * len(piece.places)
 
 
 def check_round_trip(tokenizer: Tokenizer) -> None:

@@ -13,7 +13,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -32,14 +32,15 @@ from holdfast.front.prompt.template_probes import (
     rewritten_turns,
 )
 from holdfast.front.prompt.text_places import AnswerFrame, find_frame
+from holdfast.front.prompt.token_memory import TokenMemory
 from holdfast.front.prompt.tokenize import (
     Tokenizer,
-    TokenMemory,
     any_of,
     check_round_trip,
     load_tokenizer,
     without_breaks,
 )
+from holdfast.front.prompt.tool_definitions import made_once
 from holdfast.front.records.answers import AnswerFile
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
@@ -126,8 +127,8 @@ class TokenizerBundle:
 
         @cache
         def context() -> str:
-            written = repr(tools).encode("utf-8", "surrogatepass")
-            return hashlib.blake2b(written, digest_size=16).hexdigest()
+            digests = [made_once(tool, "digest", partial(_digest, tool)) for tool in tools]
+            return _digest(digests).hex()
 
         def encode(text: str) -> str:
             return without_breaks(self.dialect.markers.encode(self.without_hidden(text)))
@@ -143,6 +144,11 @@ class TokenizerBundle:
         """The text without the special tokens that clients do not see. Markers are kept."""
         hidden = _hidden(self.tokenizer.special_texts, tuple(self.dialect.marker_ids))
         return hidden.sub("", text) if hidden else text
+
+
+def _digest(value: object) -> bytes:
+    written = repr(value).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(written, digest_size=16).digest()
 
 
 @lru_cache

@@ -136,7 +136,7 @@ async def _generated(
     """Generate the response. only_compacts: summarize the input, and store nothing."""
     answer = AnswerRecord(services.telemetry.metrics)
     body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
-    identity = identity_of(request, body, services.server)
+    identity = await identity_of(request, body, services.server)
     if (earlier := rejoin(identity, request, services)) is not None:
         return earlier
     asked = parse(ResponseRequest, body)

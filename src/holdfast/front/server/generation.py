@@ -67,7 +67,6 @@ from holdfast.wire.events import FinishReason
 # `UnsupportedFields.neutral` for endpoints that generate nothing: these requests extend no session,
 # so the fields that name one are refused.
 SESSION_FIELDS: Mapping[str, tuple[Any, ...]] = {"session_id": (), "prompt_cache_key": ()}
-_LARGE_BODY_BYTES = 1 << 20  # hashing more would delay other answers by milliseconds
 PrefillRequest = TypeVar("PrefillRequest", EmbeddingRequest, RankRequest)
 Read = TypeVar("Read", bound=TextRead)
 Plan_co = TypeVar("Plan_co", covariant=True)
@@ -103,11 +102,7 @@ async def generation_response(
     answer = AnswerRecord(services.telemetry.metrics)
     if body is None:
         body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
-    identity = None
-    if outlives_client and len(body) <= _LARGE_BODY_BYTES:
-        identity = identity_of(request, body, services.server)
-    elif outlives_client:  # hashing releases the interpreter lock
-        identity = await asyncio.to_thread(identity_of, request, body, services.server)
+    identity = await identity_of(request, body, services.server) if outlives_client else None
     if (earlier := rejoin(identity, request, services)) is not None:
         return earlier
     parsed = read(body)

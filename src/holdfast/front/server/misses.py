@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.front.images.sources import IMAGE, ImageSource, is_image
+from holdfast.front.prompt.beginnings import common_length
 from holdfast.front.request import ChatPrompt, GenerationRequest
 from holdfast.front.server.answers import Explanation
 from holdfast.front.telemetry.request_log import RequestRecord
@@ -32,8 +33,7 @@ MOST_BYTES = 8 << 20  # of all prompts together
 LONGEST_LINE = 240  # characters of a changed line that are shown
 LINES_BEFORE = 2
 LEAST_LOST = 256  # tokens
-_PART_BYTES = 150  # of a `PromptPart` and its places in the tables, without its texts
-_PIECE = 4096  # characters that are compared together
+_ITEM_BYTES = 100  # of an item's places in the tables
 _TOOL = "the definition of the tool "
 _SYSTEM_PROMPT = "the system prompt"
 _SYSTEM = ("system", "developer")
@@ -88,22 +88,34 @@ class Miss:
     change: TextChange | None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Prompt:
+    """A prompt: its tools and then its messages, or its text. Of images, it has digests."""
+
+    items: tuple[Any, ...] = ()
+    tools: int = 0  # how many of the items are tools
+    resident_bytes: int = 0
+
+
 @dataclass(slots=True)
 class _Tenant:
     misses: deque[Miss] = field(default_factory=lambda: deque(maxlen=MOST_MISSES))
     # prompts by model, the last one at the end
-    prompts: dict[str, deque[Parts]] = field(default_factory=dict)
+    prompts: dict[str, deque[_Prompt]] = field(default_factory=dict)
 
 
 class RecentMisses:
-    """The recent misses of each tenant. Thread-safe."""
+    """The recent misses of each tenant. Thread-safe.
+
+    A prompt that continues an earlier one takes its place, with a look at its new messages only.
+    Texts are made of two prompts when one has missed.
+    """
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()  # the last used one at the end
-        # each part that prompts have, and how many have it: most share their tools and first turns
-        self._parts: dict[PromptPart, PromptPart] = {}
-        self._uses: Counter[PromptPart] = Counter()
+        # how many prompts have an item, by its identity: most share their tools and first turns
+        self._uses: Counter[int] = Counter()
         self._bytes = 0
         self._lock = threading.Lock()
 
@@ -119,65 +131,80 @@ class RecentMisses:
         return self._bytes
 
     def check_invariants(self) -> None:
-        """Assert that the parts and their size are those of the remembered prompts."""
+        """Assert that the items and their size are those of the remembered prompts."""
         with self._lock:
             kept = [
-                part
+                item
                 for tenant in self._tenants.values()
                 for prompts in tenant.prompts.values()
-                for parts in prompts
-                for part in parts
+                for prompt in prompts
+                for item in prompt.items
             ]
-            assert self._uses == Counter(kept), "the uses of a part are wrong"
-            assert all(self._parts[part] is part for part in kept), "a part is kept twice"
-            assert self._bytes == sum(map(_bytes_of, self._parts)), "the size is wrong"
+            assert self._uses == Counter(map(id, kept)), "the uses of an item are wrong"
+            once = {id(item): item for item in kept}
+            assert self._bytes == sum(map(_bytes_of, once.values())), "the size is wrong"
 
     def note(
         self, request: GenerationRequest, explanation: Explanation, record: RequestRecord
     ) -> None:
         """Remember the prompt of an answer, and the answer if its prompt missed the cache.
 
-        Takes milliseconds for long prompts.
+        Takes milliseconds for long prompts that missed it.
         """
-        parts = parts_of(request)
+        prompt = _prompt_of(request)
         with self._lock:
-            self._note(request, parts, explanation, record)
+            self._note(request, prompt, explanation, record)
 
     def _note(
         self,
         request: GenerationRequest,
-        parts: Parts,
+        prompt: _Prompt,
         explanation: Explanation,
         record: RequestRecord,
     ) -> None:
         tenant = self._tenants.setdefault(request.tenant, _Tenant())
         self._tenants.move_to_end(request.tenant)
-        closest: Parts = ()
+        prompts = tenant.prompts.setdefault(request.model, deque())
+        continued = _continued(prompts, prompt)
+        closest = continued or _closest(prompts, prompt)
         if explanation.reason.is_miss:
-            closest = _closest(tenant.prompts.get(request.model, ()), parts)
-        if lost_tokens(explanation, closest, parts) >= LEAST_LOST:
-            tenant.misses.append(
-                Miss(
-                    at=self._clock(),
-                    tenant=request.tenant,
-                    key=record.key,
-                    model=request.model,
-                    path=record.path,
-                    client=record.client,
-                    session_id=request.session_id,
-                    explanation=explanation,
-                    change=change_between(closest, parts),
+            closest = _closest(prompts, prompt)
+            earlier, parts = _parts(closest), _parts(prompt)
+            if lost_tokens(explanation, earlier, parts) >= LEAST_LOST:
+                tenant.misses.append(
+                    Miss(
+                        at=self._clock(),
+                        tenant=request.tenant,
+                        key=record.key,
+                        model=request.model,
+                        path=record.path,
+                        client=record.client,
+                        session_id=request.session_id,
+                        explanation=explanation,
+                        change=change_between(earlier, parts),
+                    )
                 )
-            )
-        self._keep(tenant, request.model, parts)
+        self._keep(prompts, prompt, closest)
 
-    def _keep(self, tenant: _Tenant, model: str, parts: Parts) -> None:
-        prompts = tenant.prompts.setdefault(model, deque())
+    def _keep(self, prompts: deque[_Prompt], prompt: _Prompt, closest: _Prompt) -> None:
+        """closest: the remembered prompt of which the first items are taken, so that they are not
+        stored twice.
+        """
+        shared = _equal_items(closest, prompt)
+        items = (*closest.items[:shared], *prompt.items[shared:])
+        begun = closest if shared == len(closest.items) else _Prompt()
+        added = items[len(begun.items) :]
+        size = begun.resident_bytes + sum(map(_bytes_of, added))
+        kept = _Prompt(items, prompt.tools, size)
+        self._count(added, 1)
+        if begun.items:  # its items now belong to the new one
+            prompts.remove(begun)
         # the next turn of a conversation contains the earlier turns
-        for other in [each for each in prompts if each == parts[: len(each)]]:
+        for other in [each for each in prompts if _is_continued(each, kept)]:
             self._drop(prompts, other)
-        if parts and sum(map(_bytes_of, parts)) <= MOST_BYTES // 4:
-            prompts.append(self._counted(parts))
+        prompts.append(kept)
+        if not items or size > MOST_BYTES // 4:
+            self._drop(prompts, kept)
         while len(prompts) > MOST_PROMPTS:
             self._drop(prompts, prompts[0])
         while self._bytes > MOST_BYTES or len(self._tenants) > MOST_TENANTS:
@@ -193,43 +220,113 @@ class RecentMisses:
         else:  # it has misses, but no prompts
             self._tenants.move_to_end(name)
 
-    def _drop(self, prompts: deque[Parts], parts: Parts) -> None:
-        prompts.remove(parts)
-        for part in parts:
-            self._uses[part] -= 1
-            if not self._uses[part]:
-                del self._uses[part], self._parts[part]
-                self._bytes -= _bytes_of(part)
+    def _drop(self, prompts: deque[_Prompt], prompt: _Prompt) -> None:
+        prompts.remove(prompt)
+        self._count(prompt.items, -1)
 
-    def _counted(self, parts: Parts) -> Parts:
-        """The parts, if they are already known from other prompts."""
-        for part in parts:
-            if part not in self._parts:
-                self._parts[part] = part
-                self._bytes += _bytes_of(part)
-            self._uses[part] += 1
-        return tuple(self._parts[part] for part in parts)
+    def _count(self, items: Iterable[Any], uses: Literal[1, -1]) -> None:
+        for item in items:
+            before = self._uses[id(item)]
+            self._uses[id(item)] = before + uses
+            if not before:
+                self._bytes += _bytes_of(item)
+            elif not before + uses:
+                del self._uses[id(item)]
+                self._bytes -= _bytes_of(item)
+
+
+def _prompt_of(request: GenerationRequest) -> _Prompt:
+    """The prompt of a request; empty if it consists of token ids."""
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return _Prompt((prompt,))
+    if not isinstance(prompt, ChatPrompt):
+        return _Prompt()
+    messages: Iterable[Any] = prompt.messages
+    if prompt.has_images:
+        messages = map(_with_digests, messages)
+    tools = prompt.listed_tools
+    return _Prompt((*tools, *messages), len(tools))
+
+
+def _with_digests(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, list | tuple) or not any(map(is_image, content)):
+        return message
+    return {**message, "content": [_with_digest(part) for part in content]}
+
+
+def _with_digest(part: Any) -> Any:
+    image = part[IMAGE] if is_image(part) else None
+    return {"type": IMAGE, IMAGE: image.digest()} if isinstance(image, ImageSource) else part
+
+
+def _is_continued(earlier: _Prompt, prompt: _Prompt) -> bool:
+    return earlier.items == prompt.items[: len(earlier.items)]
+
+
+def _continued(prompts: deque[_Prompt], prompt: _Prompt) -> _Prompt | None:
+    """The latest prompt that another one continues; None if there is none."""
+    return next((each for each in reversed(prompts) if _is_continued(each, prompt)), None)
+
+
+def _closest(prompts: deque[_Prompt], prompt: _Prompt) -> _Prompt:
+    """The prompt that has most in common with another one: equal items, and then characters of the
+    next item; the latest of several.
+    """
+
+    def likeness(other: _Prompt) -> tuple[int, int]:
+        equal = _equal_items(other, prompt)
+        ours, theirs = (_parts(each, equal, equal + 1) for each in (prompt, other))
+        characters = common_length(ours[0].text, theirs[0].text) if ours and theirs else 0
+        return equal, characters
+
+    return max(reversed(prompts), key=likeness, default=_Prompt())
+
+
+def _equal_items(one: _Prompt, other: _Prompt) -> int:
+    """With how many equal items both prompts begin."""
+    if _is_continued(one, other):
+        return len(one.items)
+    pairs = enumerate(zip(one.items, other.items, strict=False))
+    return next((at for at, (ours, theirs) in pairs if ours != theirs), len(other.items))
+
+
+def _bytes_of(item: Any) -> int:
+    """The memory that a prompt's item takes, including its place in the tables."""
+    return _ITEM_BYTES + _bytes_of_value(item)
+
+
+def _bytes_of_value(value: Any) -> int:
+    values: Iterable[Any] = ()
+    if isinstance(value, dict):
+        values = value.values()  # the keys are shared
+    elif isinstance(value, list | tuple):
+        values = value
+    return sys.getsizeof(value) + sum(map(_bytes_of_value, values))
 
 
 def parts_of(request: GenerationRequest) -> Parts:
     """The parts of a request's prompt, in order; none if it consists of token ids."""
-    prompt = request.prompt
-    if isinstance(prompt, str):
-        return (PromptPart("the prompt", prompt),)
-    if not isinstance(prompt, ChatPrompt):
-        return ()
-    tools = [
-        PromptPart(f"{_TOOL}{tool.get('function', {}).get('name', '')}", _as_json(tool))
-        for tool in prompt.listed_tools
-    ]
-    messages: list[PromptPart] = []
-    for message in prompt.messages:
-        role = str(message.get("role", ""))
-        is_head = role in _SYSTEM and not messages
-        name = _SYSTEM_PROMPT if is_head else f"message {len(messages) + 1} ({role})"
-        text, images = _text_of(message)
-        messages.append(PromptPart(name, text, images))
-    return (*tools, *messages)
+    return _parts(_prompt_of(request))
+
+
+def _parts(prompt: _Prompt, begin: int = 0, end: int | None = None) -> Parts:
+    """The parts of a prompt, or some of them."""
+    parts: list[PromptPart] = []
+    for at, item in enumerate(prompt.items[begin:end], begin):
+        if isinstance(item, str):
+            parts.append(PromptPart("the prompt", item))
+        elif at < prompt.tools:
+            name = f"{_TOOL}{item.get('function', {}).get('name', '')}"
+            parts.append(PromptPart(name, _as_json(item)))
+        else:
+            number = at - prompt.tools + 1
+            role = str(item.get("role", ""))
+            is_head = role in _SYSTEM and number == 1
+            name = _SYSTEM_PROMPT if is_head else f"message {number} ({role})"
+            parts.append(PromptPart(name, *_text_of(item)))
+    return tuple(parts)
 
 
 def lost_tokens(explanation: Explanation, earlier: Parts, parts: Parts) -> int:
@@ -268,8 +365,8 @@ def _repeated_characters(earlier: Parts, parts: Parts) -> int:
     repeated = sum(len(part.text) for part in parts if part.text in texts)
     if parts[0].text not in texts and parts[0].name == earlier[0].name:
         cached, now = earlier[0].text, parts[0].text
-        at = _common_characters(cached, now)
-        repeated += _common_characters(cached[at:][::-1], now[at:][::-1])
+        at = common_length(cached, now)
+        repeated += common_length(cached[at:][::-1], now[at:][::-1])
     return repeated
 
 
@@ -319,36 +416,10 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _closest(earlier: deque[Parts] | tuple[()], parts: Parts) -> Parts:
-    """The prompt that has most text in common with `parts`; the latest of several."""
-    return max(reversed(earlier), key=lambda other: _common(other, parts), default=())
-
-
-def _common(parts: Parts, others: Parts) -> tuple[int, int]:
-    """How many parts are equal, and how many characters of the next one."""
-    equal = 0
-    for part, other in zip(parts, others, strict=False):
-        if part != other:
-            return equal, _common_characters(part.text, other.text)
-        equal += 1
-    return equal, 0
-
-
-def _common_characters(text: str, other: str) -> int:
-    """How many characters both texts begin with."""
-    end = min(len(text), len(other))
-    at = 0
-    while at < end and text[at : at + _PIECE] == other[at : at + _PIECE]:
-        at += _PIECE
-    while at < end and text[at] == other[at]:
-        at += 1
-    return min(at, end)
-
-
 def _changed_line(earlier: PromptPart, part: PromptPart) -> TextChange:
     cached, text = earlier.text, part.text
     images = {*earlier.images, *part.images}
-    at = _common_characters(cached, text)
+    at = common_length(cached, text)
     if at == len(text) or at == len(cached):
         # one text is the beginning of the other: the difference is the line that only one has
         longer = cached if at == len(text) else text
@@ -433,10 +504,6 @@ def _image_line(image: ImageSource | str) -> str:
 def _as_json(value: object) -> str:
     encoded = msgspec.json.encode(value, enc_hook=str)
     return msgspec.json.format(encoded, indent=1).decode()
-
-
-def _bytes_of(part: PromptPart) -> int:
-    return _PART_BYTES + sum(map(sys.getsizeof, (part.name, part.text, *part.images)))
 
 
 def _characters(parts: Parts) -> int:

@@ -22,7 +22,6 @@ import hashlib
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -43,28 +42,70 @@ IDEMPOTENCY_HEADER = "idempotency-key"
 RETRY_HEADER = "x-stainless-retry-count"
 MOST_BYTES = 32 << 20  # limit for all resumable answers together
 MOST_LOST = 16  # maximum number of lost answers per sender
+_LARGE_BODY_BYTES = 1 << 20  # a larger body is not kept while its answer is generated
 _MOST_UNWRITTEN = 16  # maximum number of complete answers that the store could not write
 _EVENT_BYTES = 150  # Python's overhead per event
 _SHAPING_HEADERS = ("anthropic-", "x-holdfast-", "user-agent", IDEMPOTENCY_HEADER)
 
 
-@dataclass(frozen=True, slots=True)
 class RequestIdentity:
-    """The identity of a request and its retries; the attempt number is not compared."""
+    """The identity of a request and its retries; the attempt number is not compared.
 
-    digest: bytes
-    sender: str = ""  # the sender's key or address
-    has_key: bool = False  # whether there is an `Idempotency-Key`; it is part of the digest
-    # the attempt number, from 0; None: the client does not number its attempts
-    attempt: int | None = field(default=None, compare=False)
+    The body is kept while a client waits for the answer. It is hashed only if the client is lost,
+    since then the answer may be kept for long.
+    """
+
+    __slots__ = ("_body", "_digest", "_head", "attempt", "has_key", "sender")
+
+    def __init__(
+        self,
+        head: bytes,
+        body: bytes = b"",
+        *,
+        sender: str = "",
+        has_key: bool = False,
+        attempt: int | None = None,
+    ) -> None:
+        """head: everything except the body. sender: the sender's key or address. has_key: whether
+        there is an `Idempotency-Key`; it is part of the head. attempt: its number, from 0; None:
+        the client does not number its attempts.
+        """
+        self._head = (head, len(body), sender, has_key)
+        self._body: bytes | None = body
+        self._digest = b""
+        self.sender = sender
+        self.has_key = has_key
+        self.attempt = attempt
+
+    def __hash__(self) -> int:
+        return hash(self._head)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RequestIdentity) or self._head != other._head:
+            return False
+        if self._body is not None and other._body is not None:
+            return self._body == other._body
+        return self._hashed() == other._hashed()
 
     @property
     def is_retry(self) -> bool:
         """Whether the request says that it is a retry."""
         return self.has_key or (self.attempt or 0) >= 1
 
+    def free_body(self) -> None:
+        """Keep only a hash of the body. The identity stays equal to the same ones."""
+        self._digest = self._hashed()
+        self._body = None
 
-def identity_of(request: Request, body: bytes, settings: ServerSettings) -> RequestIdentity | None:
+    def _hashed(self) -> bytes:
+        if self._body is None:
+            return self._digest
+        return hashlib.blake2b(self._body, digest_size=32).digest()
+
+
+async def identity_of(
+    request: Request, body: bytes, settings: ServerSettings
+) -> RequestIdentity | None:
     """The identity of a request; None if the request cannot share its answer.
 
     The identity consists of sender, path, query, body, and the headers that influence the answer.
@@ -86,14 +127,18 @@ def identity_of(request: Request, body: bytes, settings: ServerSettings) -> Requ
     # a key may have the name of an address or of the server's key
     kind = "key" if caller.key_name else "server" if caller.server_key else "address"
     head = "\n".join([kind, sender, request.method, request.url.path, request.url.query, *headers])
-    hashed = hashlib.blake2b(head.encode("utf-8", "surrogateescape"), digest_size=32)
-    hashed.update(b"\0")
-    hashed.update(body)
     attempt = request.headers.get(RETRY_HEADER, "")
     is_number = attempt.isascii() and attempt.isdigit() and len(attempt) < 10
-    return RequestIdentity(
-        hashed.digest(), sender=sender, has_key=has_key, attempt=int(attempt) if is_number else None
+    identity = RequestIdentity(
+        hashlib.blake2b(head.encode("utf-8", "surrogateescape"), digest_size=32).digest(),
+        body,
+        sender=sender,
+        has_key=has_key,
+        attempt=int(attempt) if is_number else None,
     )
+    if len(body) > _LARGE_BODY_BYTES:
+        await asyncio.to_thread(identity.free_body)  # hashing releases the interpreter lock
+    return identity
 
 
 class NumberedEvent(NamedTuple):
@@ -385,6 +430,7 @@ class ResumableAnswers:
         if is_stopping or is_done or not can_be_claimed or not settings.reconnect_seconds:
             self._discard(answer)
             return False
+        answer.identity.free_body()
         if has_all:
             self._delivered[answer] = None
         else:
