@@ -14,9 +14,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from holdfast.store.store import BlockStore
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast.worker.engine.sequence import Kept, keep_everything
+from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.codec import check_values, to_bytes
 from holdfast.worker.kv.layer import ArrayForm, SnapshotMismatch
 from holdfast.worker.kv.live import Snapshot
@@ -77,6 +79,34 @@ def test_stored_blocks_of_other_shapes_are_dropped(
     after = worker(name, tmp_path).serve([[asked]])
     assert (after.tokens("a"), after.finished("a").cached_tokens) == (right, 39)
     assert [record for record in caplog.records if record.exc_info] == []
+
+
+@pytest.mark.parametrize(("stated", "cached_tokens"), [("8", 0), ("none", 0), (None, 39)])
+def test_a_stored_block_that_states_another_form_than_its_chain_has_is_dropped(
+    stated: str | None, cached_tokens: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its parts have the right sizes. A header of an earlier version that states no form is read."""
+    asked = greedy("a", prompt(40))
+    right = worker("llama", tmp_path).serve([[asked]]).tokens("a")
+    assert rewrite(tmp_path, form=stated)
+    inbox = worker("llama", tmp_path).serve([[asked], [greedy("b", prompt(40))]], in_turn=True)
+    assert inbox.tokens("a") == inbox.tokens("b") == right
+    assert inbox.finished("a").cached_tokens == cached_tokens
+    assert inbox.finished("b").cached_tokens == 39
+    refusals = [line for line in caplog.messages if f"is in the form {stated!r}" in line]
+    assert len(refusals) == (cached_tokens == 0)
+    after = worker("llama", tmp_path).serve([[asked]])
+    assert (after.tokens("a"), after.finished("a").cached_tokens) == (right, 39)
+
+
+@pytest.mark.parametrize("kv_bits", ["8", "4"])
+def test_headers_state_the_form_of_quantized_blocks(kv_bits: KVBits, tmp_path: Path) -> None:
+    wide_worker("llama", tmp_path, kv_bits=kv_bits).serve([[greedy("a", prompt(300))]])
+    with BlockStore(tmp_path, fingerprint="a model") as store:
+        found = [store.read(entry.block.key).result() for entry in store.entries()]
+    stated = {each.block.start + each.block.tokens: each.form for each in found}
+    assert stated[256] == kv_bits
+    assert {form for end, form in stated.items() if end % 256} == {"native"}
 
 
 @pytest.mark.parametrize("name", each_of(KEEPABLE))

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 
 import mlx.core as mx
 
-from holdfast.worker.kv.bits import Bits
+from holdfast.worker.kv.bits import Bits, KVBits, form_of
 from holdfast.worker.kv.full import FrozenPart, FullKV
 from holdfast.worker.kv.layer import (
     CheckpointLayout,
@@ -42,12 +42,14 @@ class Snapshot:
 
     arrays: in the order of the layers; those of a block (usually keys and values) have the tokens
         on axis 2. If they are quantized, each is replaced by three: codes (uint32), scales, biases.
+    form: of the keys and values; of a state, always "native".
     layers: what the arrays of a state are; empty for a block.
     """
 
     start: int
     tokens: int = 0
     arrays: tuple[mx.array, ...]
+    form: KVBits = "native"
     layers: tuple[CheckpointLayout, ...] = ()
 
     @property
@@ -63,7 +65,7 @@ class Snapshot:
     @property
     def is_quantized(self) -> bool:
         """Whether a block has codes instead of keys and values."""
-        return any(array.dtype == mx.uint32 for array in self.arrays[:1])
+        return self.form != "native"
 
     def cut(self, tokens: int, *, offset: int = 0) -> Snapshot:
         """The block's `tokens` tokens beginning at its token `offset`. Lazy; shares the block's
@@ -307,8 +309,12 @@ class LiveState:
 
     def copy_block(self, *, start: int, tokens: int) -> Snapshot:
         """Copy a run of tokens out of the layers that grow. Lazy."""
-        copies = [leaf.copy_out(start, start + tokens) for leaf in self.growing]
-        return Snapshot(start=start, tokens=tokens, arrays=tuple(itertools.chain(*copies)))
+        growing = self.growing
+        copies = [leaf.copy_out(start, start + tokens) for leaf in growing]
+        arrays = tuple(itertools.chain(*copies))
+        is_quantized = any(array.dtype == mx.uint32 for array in arrays[:1])
+        form = form_of(growing[0].bits if is_quantized else None)
+        return Snapshot(start=start, tokens=tokens, arrays=arrays, form=form)
 
     def copy_checkpoint(self) -> Snapshot:
         """Copy the current state of the layers that do not grow. Lazy."""

@@ -483,31 +483,41 @@ class PrefixCache:
         model, and all values are finite. Any thread.
         """
         block = stored.block
-        forms = self._payloads.forms(
-            start=block.start, tokens=block.tokens, form=_form_of(block, root)
-        )
+        form = _form_of(stored, root)
+        forms = self._payloads.forms(start=block.start, tokens=block.tokens, form=form)
         check_sizes(forms, stored.parts)
         check_values(forms, stored.parts)
 
     def decoded(self, stored: StoredBlock, *, root: Root) -> Snapshot:
         """The payload of a stored block. Raises SnapshotMismatch if its bytes do not fit."""
         block = stored.block
+        form = _form_of(stored, root)
         return self._payloads.snapshot(
-            stored.parts, start=block.start, tokens=block.tokens, form=_form_of(block, root)
+            stored.parts, start=block.start, tokens=block.tokens, form=form
         )
 
 
 def encoded(block: Block, payload: Snapshot) -> StoredBlock:
     """A block with the bytes of its payload, for the store or a file; `decoded` reverses it."""
-    return StoredBlock(block=block, parts=to_bytes(payload))
+    return StoredBlock(block=block, parts=to_bytes(payload), form=payload.form)
 
 
 def _limit(chain: bytes) -> int:
     return len(chain) // TOKEN_BYTES - 1  # the last token is always prefilled
 
 
-def _form_of(block: Block, root: Root) -> KVBits:
-    """The form of a stored block. Raises SnapshotMismatch if its length is impossible."""
+def _form_of(stored: StoredBlock, root: Root) -> KVBits:
+    """The form of a stored block, which is that of its root's chains at its end. Raises
+    SnapshotMismatch if its header states another one, or if its length is impossible.
+    """
+    block = stored.block
     if block.tokens > BLOCK_TOKENS or (block.kind == "state") != (block.tokens == 0):
         raise SnapshotMismatch(f"a stored {block.kind} of {block.tokens} tokens is impossible")
-    return root.form_at(block.start + block.tokens)
+    form: KVBits = "native"
+    if block.kind == "kv":
+        form = root.form_at(block.start + block.tokens)
+    if stored.form not in (None, form):
+        raise SnapshotMismatch(
+            f"block {block.key.hex()[:12]} is in the form {stored.form!r:.40} instead of {form!r}"
+        )
+    return form
