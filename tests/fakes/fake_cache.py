@@ -28,17 +28,16 @@ BLOCK = 4  # tokens
 
 @dataclass(frozen=True)
 class Run:
-    start: int
-    tokens: int
-
-
-@dataclass(frozen=True)
-class KeptTokens:
     """A snapshot here is the sequence's position."""
 
-    request_id: str
-    blocks: tuple[Run, ...]
+    start: int
+    tokens: int
+    request_id: str = ""
     is_finite: bool = True
+
+    @property
+    def end(self) -> int:
+        return self.start + self.tokens
 
 
 class NothingLive:
@@ -139,18 +138,18 @@ class FakeCache:
         self,
         cursor: Cursor,
         chain: bytes | bytearray,
-        kept: KeptTokens,
+        kept: Sequence[Run],
         *,
         live: LiveChain | None = None,
     ) -> tuple[bytes, ...]:
         self._called("keep")
         new = []
-        for run in kept.blocks:
-            key = bytes(chain[: 4 * (run.start + run.tokens)])
+        for run in kept:
+            key = bytes(chain[: 4 * run.end])
             if run.tokens == BLOCK and key not in self.blocks:
                 self.blocks.add(key)
                 new.append(key)
-            self.inserted.append((kept.request_id, run.start + run.tokens))
+            self.inserted.append((run.request_id, run.end))
         return tuple(new)
 
     def forget(self, keys: Sequence[bytes]) -> tuple[bytes, ...]:
@@ -218,27 +217,29 @@ class KeepingEngine(FakeEngine):
         pending = super().dispatch(plan)
         for span in plan.spans:
             self.fed[span.request_id] = span.start + span.tokens
-        pending.kept = [
-            kept for span in plan.spans if (kept := self._copy(span.request_id, BLOCK)).blocks
-        ]
+        pending.kept = {
+            span.request_id: kept
+            for span in plan.spans
+            if (kept := self._copy(span.request_id, BLOCK))
+        }
         return pending
 
-    def take_kept(self, pending) -> list[KeptTokens]:  # type: ignore[no-untyped-def, override]
+    def take_kept(self, pending) -> dict[str, list[Run]]:  # type: ignore[no-untyped-def, override]
         return pending.kept
 
-    def keep_rest(self, request_id: str) -> KeptTokens:  # type: ignore[override]
+    def keep_rest(self, request_id: str) -> list[Run]:  # type: ignore[override]
         if self.rest_raises:
             raise RuntimeError("the rest cannot be copied out")
         return self._copy(request_id, 1)
 
-    def _copy(self, request_id: str, at_least: int) -> KeptTokens:
+    def _copy(self, request_id: str, at_least: int) -> list[Run]:
         runs = []
         while self.fed[request_id] - self.kept[request_id] >= at_least:
             start = self.kept[request_id]
             tokens = min(BLOCK, self.fed[request_id] - start)
-            runs.append(Run(start, tokens))
+            runs.append(Run(start, tokens, request_id))
             self.kept[request_id] = start + tokens
-        return KeptTokens(request_id, tuple(runs))
+        return runs
 
 
 def stored_chain(*tokens: int) -> set[bytes]:

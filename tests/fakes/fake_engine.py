@@ -171,8 +171,8 @@ class FakeEngine:
             raise RuntimeError("the device failed in this step")
         return tuple(map(_result, pending.plan.spans, pending.sequences))
 
-    def take_kept(self, pending: _Pending) -> list[object]:
-        return []
+    def take_kept(self, pending: _Pending) -> dict[str, list[object]]:
+        return {}
 
     def keep_rest(self, request_id: str) -> None:
         return None

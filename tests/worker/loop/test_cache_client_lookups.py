@@ -10,7 +10,7 @@ from holdfast.wire.events import CacheFigures, WaitReason
 from holdfast.worker.loop.cache_client import LEAST_SHARED_TOKENS, CacheClient
 from holdfast.worker.loop.sequences import Ledger, LiveSequence
 from holdfast.worker.prefix.chain import Cursor, Root
-from tests.fakes.fake_cache import BLOCK, FakeCache, KeepingEngine, KeptTokens, Run, stored_chain
+from tests.fakes.fake_cache import BLOCK, FakeCache, KeepingEngine, Run, stored_chain
 from tests.fakes.looped_worker import a_scheduler, a_sequence, request
 
 LONG = tuple(range(1, LEAST_SHARED_TOKENS + 2 * BLOCK))
@@ -41,7 +41,7 @@ class Waiting:
     def progress(self, sequence: LiveSequence, tokens: int) -> None:
         """The first tokens of a sequence are in the cache now."""
         sequence.start.cursor = Cursor(Root(b""))
-        kept = KeptTokens(sequence.request.request_id, (Run(tokens - BLOCK, BLOCK),))
+        kept = [Run(tokens - BLOCK, BLOCK, sequence.request.request_id)]
         self.client.commit_step(SimpleNamespace(kept=[kept]), (sequence,))  # type: ignore[arg-type]
 
     def tick(self) -> float:

@@ -17,7 +17,7 @@ import pytest
 from holdfast.store.store import BlockStore
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.plan import Span, StepPlan
-from holdfast.worker.engine.sequence import Kept, keep_everything
+from holdfast.worker.engine.sequence import keep_everything
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.codec import check_values, to_bytes
 from holdfast.worker.kv.layer import ArrayForm, SnapshotMismatch
@@ -133,11 +133,11 @@ def test_stored_blocks_have_the_measured_form_at_any_length(
         assert subject.cache.distrust(start, ()) == ()
 
 
-def left_by(engine: Engine) -> Kept:
+def left_by(engine: Engine) -> tuple[Snapshot, ...]:
     sequence = engine._sequences["a"]
     sequence.kept = 0
     kept = keep_everything(sequence)
-    mx.eval(list(kept.arrays()))
+    mx.eval([each.outputs for each in kept])
     return kept
 
 
@@ -154,11 +154,11 @@ def test_one_non_finite_value_is_detected(dtype: mx.Dtype, value: float) -> None
     run = Snapshot(start=0, tokens=9, arrays=(keys, values))
     forms = [ArrayForm(str(dtype).removeprefix("mlx.core."), (1, 2, 9, 16))] * 2
     check_values(forms, to_bytes(run))
-    assert Kept(request_id="a", blocks=(run,)).is_finite
+    assert run.checked().is_finite
     values[0, 1, 3, 5] = value
     with pytest.raises(SnapshotMismatch, match="not finite"):
         check_values(forms, to_bytes(run))
-    assert not Kept(request_id="a", blocks=(run,)).is_finite
+    assert not run.checked().is_finite
 
 
 def test_quantized_values_that_exceed_the_type_of_their_scales_are_not_stored() -> None:
@@ -171,15 +171,15 @@ def test_quantized_values_that_exceed_the_type_of_their_scales_are_not_stored() 
         made.engine.collect(made.engine.dispatch(StepPlan(spans=(span,))))
     kept = made.engine.keep_rest("a")
     assert kept is not None
-    first = kept.blocks[0]
+    first = kept[0]
     assert first.is_quantized
     large = quantized(mx.full((1, 2, 256, 64), 1e9) * mx.random.normal((1, 2, 256, 64)), 8)
-    beyond = replace(first, arrays=(*large, *first.arrays[3:]))
+    beyond = replace(first, arrays=(*large, *first.arrays[3:])).checked()
     packed = pack_tokens(chain)
     cursor = Cursor(made.index.root(form="8"))
-    assert made.cache.keep(cursor, packed, Kept(request_id="a", blocks=(beyond,))) == ()
+    assert made.cache.keep(cursor, packed, [beyond]) == ()
     assert made.cache.cached_tokens(packed, root=made.index.root(form="8")) == 0
-    assert made.cache.keep(cursor, packed, Kept(request_id="a", blocks=(first,)))
+    assert made.cache.keep(cursor, packed, [first])
     made.engine.close("a")
 
 

@@ -44,7 +44,6 @@ from holdfast.worker.engine.sampling import (
 from holdfast.worker.engine.seams import LaterLogits, StepLogits
 from holdfast.worker.engine.sequence import (
     EngineSequence,
-    Kept,
     Prefix,
     SequenceSpan,
     keep_due,
@@ -52,7 +51,7 @@ from holdfast.worker.engine.sequence import (
 )
 from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.bits import BITS, KVBits
-from holdfast.worker.kv.live import Conversion, LiveState, ModelForm, shared_beginning
+from holdfast.worker.kv.live import Conversion, LiveState, ModelForm, Snapshot, shared_beginning
 from holdfast.worker.vision.images import WorkerImages
 
 _NO_IMAGES = "this model cannot be given images"
@@ -73,7 +72,7 @@ class PendingStep:
     drawn: DrawnRows | None
     scored: Mapping[RequestId, LaterLogits]  # logits that score prompts
     pooled: dict[RequestId, mx.array]  # embeddings of prompts that end in this step: fp32 [hidden]
-    kept: list[Kept]  # snapshots that the step makes
+    kept: dict[RequestId, tuple[Snapshot, ...]]  # what the step copies for the cache
     outputs: list[mx.array]  # arrays to compute, including live state; emptied at launch
     is_computed: bool  # by the forward pass itself: there is nothing to wait for
 
@@ -439,15 +438,17 @@ class Engine:
             self._draw_late(self._under_way[0])
         return tuple(results)
 
-    def take_kept(self, pending: PendingStep) -> list[Kept]:
-        """Return the evaluated snapshots of a collected step; a second call returns none."""
+    def take_kept(self, pending: PendingStep) -> dict[RequestId, tuple[Snapshot, ...]]:
+        """Return the evaluated snapshots of a collected step, blocks before states; a second call
+        returns none.
+        """
         kept = pending.kept
-        pending.kept = []
+        pending.kept = {}
         return kept
 
-    def keep_rest(self, request_id: RequestId) -> Kept | None:
+    def keep_rest(self, request_id: RequestId) -> tuple[Snapshot, ...] | None:
         """Copy the part of a sequence's state that is not copied yet, because the sequence is about
-        to be closed. Does not wait.
+        to be closed: blocks, and then its state. Does not wait.
 
         Returns None if the sequence is empty or its layers lack a snapshot form.
         """
@@ -455,7 +456,7 @@ class Engine:
         if sequence.live.tokens == 0 or sequence.live.is_foreign:
             return None
         kept = keep_everything(sequence)
-        mx.async_eval(list(kept.arrays()))  # type: ignore[no-untyped-call]
+        mx.async_eval([each.outputs for each in kept])  # type: ignore[no-untyped-call]
         return kept
 
     def check_device(self) -> None:
@@ -519,7 +520,7 @@ class Engine:
             drawn=None,
             scored=logits.scored,
             pooled={},
-            kept=[],
+            kept={},
             outputs=[scored.source for scored in logits.scored.values()],
             is_computed=logits.is_computed,
         )
@@ -575,16 +576,15 @@ class Engine:
     def _keep_due(self, each: SequenceSpan, pending: PendingStep) -> None:
         sequence = each.sequence
         sequence.live.tokens = each.span.start + each.span.tokens
-        kept = None
         if sequence.keep is not None:
             certain_tokens = each.span.start + each.span.certain_tokens
             if sequence.saved is not None:
                 certain_tokens = each.span.start  # the state may return to it
             kept = keep_due(sequence, sequence.keep, certain_tokens=certain_tokens)
-        if kept is not None:
-            pending.kept.append(kept)
-            pending.outputs.extend(kept.arrays())
-            pending.is_computed = False
+            if kept:
+                pending.kept[sequence.request.request_id] = kept
+                pending.outputs.extend(array for each in kept for array in each.outputs)
+                pending.is_computed = False
 
     def _trim_the_others(self, pending: PendingStep) -> None:
         """Trim paused sequences: their states may be rows of a stack that the others no

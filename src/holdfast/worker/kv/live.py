@@ -44,6 +44,8 @@ class Snapshot:
         on axis 2. If they are quantized, each is replaced by three: codes (uint32), scales, biases.
     form: of the keys and values; of a state, always "native".
     layers: what the arrays of a state are; empty for a block.
+    finite: bool [], whether the arrays contain neither NaN nor infinity; None if they were checked
+        before.
     """
 
     start: int
@@ -51,6 +53,7 @@ class Snapshot:
     arrays: tuple[mx.array, ...]
     form: KVBits = "native"
     layers: tuple[CheckpointLayout, ...] = ()
+    finite: mx.array | None = None
 
     @property
     def nbytes(self) -> int:
@@ -66,6 +69,20 @@ class Snapshot:
     def is_quantized(self) -> bool:
         """Whether a block has codes instead of keys and values."""
         return self.form != "native"
+
+    def checked(self) -> Snapshot:
+        """The snapshot with `finite`, to be evaluated with its arrays. Lazy."""
+        return replace(self, finite=all_finite(self.arrays))
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the arrays contain neither NaN nor infinity; otherwise they must not be cached."""
+        return self.finite is None or bool(self.finite.item())
+
+    @property
+    def outputs(self) -> tuple[mx.array, ...]:
+        """What has to be evaluated."""
+        return self.arrays if self.finite is None else (*self.arrays, self.finite)
 
     def cut(self, tokens: int, *, offset: int = 0) -> Snapshot:
         """The block's `tokens` tokens beginning at its token `offset`. Lazy; shares the block's

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias
@@ -35,8 +35,7 @@ from holdfast.worker.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run time
     from holdfast.worker.engine.engine import Engine, PendingStep
-    from holdfast.worker.engine.sequence import Kept
-    from holdfast.worker.kv.live import LiveState
+    from holdfast.worker.kv.live import LiveState, Snapshot
     from holdfast.worker.prefix.cache import PrefixCache
 
 LEAST_SHARED_TOKENS = 64  # with fewer, prefilling is faster than waiting for another prefill
@@ -82,7 +81,7 @@ class _Rest:
     """
 
     sequence: LiveSequence
-    kept: Kept
+    kept: Sequence[Snapshot]
     has_ended: bool
 
 
@@ -589,10 +588,11 @@ class CacheClient:
         closed sequences that is computed by now.
         """
         by_id = {sequence.id: sequence for sequence in sequences}
-        for kept in () if pending is None else self._engine.take_kept(pending):
+        copied = {} if pending is None else self._engine.take_kept(pending)
+        for request_id, kept in copied.items():
             # a request of a forgotten session still copies blocks, but stores none
-            if kept.request_id in by_id and self.keeps(by_id[kept.request_id].request):
-                self._commit(by_id[kept.request_id], kept)
+            if request_id in by_id and self.keeps(by_id[request_id].request):
+                self._commit(by_id[request_id], kept)
         self._commit_computed()
 
     def flush(self) -> None:
@@ -617,7 +617,8 @@ class CacheClient:
     def _commit_rest(self, sequence: LiveSequence, rest: _Rest) -> None:
         self._commit(sequence, rest.kept)
         live = sequence.live
-        if rest.has_ended and live is not None and rest.kept.is_finite:
+        is_finite = all(each.is_finite for each in rest.kept)
+        if rest.has_ended and live is not None and is_finite:
             assert self._cache is not None
             sequence.live = None
             self._cache.live.park(live, bytes(sequence.chain))
@@ -625,15 +626,14 @@ class CacheClient:
         if rest.has_ended:
             self._on_end(sequence)
 
-    def _commit(self, sequence: LiveSequence, kept: Kept) -> None:
+    def _commit(self, sequence: LiveSequence, kept: Sequence[Snapshot]) -> None:
         assert self._cache is not None
         assert sequence.start.cursor is not None, "committed before it was opened"
         sequence.inserted += self._cache.keep(
             sequence.start.cursor, sequence.chain, kept, live=sequence.live
         )
-        if kept.blocks:
-            stored_tokens = kept.blocks[-1].start + kept.blocks[-1].tokens
-            self._free_twins(self._in_flight.progress(sequence.id, stored_tokens))
+        if blocks := [each for each in kept if each.tokens]:
+            self._free_twins(self._in_flight.progress(sequence.id, blocks[-1].end))
 
     # -- the cache as a whole
 

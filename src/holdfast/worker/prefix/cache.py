@@ -21,7 +21,7 @@ from holdfast.wire.cache_map import CacheMap, CacheMapQuestion
 from holdfast.wire.events import CacheFigures, CacheOutcome
 from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.worker.engine.plan import BLOCK_TOKENS, KeepPolicy
-from holdfast.worker.engine.sequence import Kept, Prefix
+from holdfast.worker.engine.sequence import Prefix
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.codec import PayloadFormat, check_sizes, check_values, to_bytes
 from holdfast.worker.kv.layer import SnapshotMismatch
@@ -270,21 +270,22 @@ class PrefixCache:
     # -- store new blocks
 
     def keep(
-        self, cursor: Cursor, chain: bytes | bytearray, kept: Kept, *, live: LiveChain | None = None
+        self,
+        cursor: Cursor,
+        chain: bytes | bytearray,
+        snapshots: Sequence[Snapshot],
+        *,
+        live: LiveChain | None = None,
     ) -> tuple[BlockKey, ...]:
         """Store snapshots of a sequence with the packed tokens `chain`.
 
         Returns the new keys, and moves `cursor` to the end of the stored part. Snapshots of tokens
-        after the chain, or with values that are not finite, are not stored. live: the sequence's
-        live chain, which also holds these tokens.
+        after the chain are not stored; if a value is not finite, none is. live: the sequence's live
+        chain, which also holds these tokens.
         """
-        if not kept.is_finite:
-            logger.debug(
-                "the KV of request %s is not cached: its values are not finite",
-                kept.request_id,
-            )
+        if not all(snapshot.is_finite for snapshot in snapshots):
+            logger.debug("the KV of a sequence is not cached: its values are not finite")
             return ()
-        snapshots = kept.blocks if kept.state is None else (*kept.blocks, kept.state)
         blocks = [self.put(cursor, chain, snapshot, live=live) for snapshot in snapshots]
         if live is not None:
             self._fill_gaps(cursor, live)
