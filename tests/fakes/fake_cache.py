@@ -5,12 +5,12 @@ token.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import CacheFigures, CacheOutcome
-from holdfast.worker.engine.plan import KeepPolicy, StepPlan
+from holdfast.worker.engine.plan import StepPlan
 from holdfast.worker.prefix.chain import ChainBlock, Cursor, Root, pack_tokens
 from holdfast.worker.prefix.lookup import (
     CachedStart,
@@ -70,6 +70,7 @@ class FakeCache:
 
     def __init__(self) -> None:
         self.blocks: set[bytes] = set()
+        self.forgotten: set[bytes] = set()
         self.raises: set[str] = set()
         self.on_disk = False
         self.order = EvictionOrder()
@@ -89,10 +90,6 @@ class FakeCache:
 
     def boundaries(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> tuple[int, ...]:
         return ()
-
-    def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> KeepPolicy:
-        self._called("policy")
-        return KeepPolicy(block_tokens=BLOCK)
 
     def lookup(
         self,
@@ -156,19 +153,21 @@ class FakeCache:
         self._called("forget")
         gone = tuple(block for block in self.blocks if any(block.startswith(key) for key in keys))
         self.blocks -= set(gone)
+        self.forgotten |= set(gone)
         return gone
 
-    def gone(self, keys: Iterable[bytes]) -> tuple[bytes, ...]:
-        self._called("gone")
-        return tuple(key for key in keys if key not in self.blocks)
+    def take_forgotten(self) -> set[bytes]:
+        self._called("take_forgotten")
+        forgotten, self.forgotten = self.forgotten, set()
+        return forgotten
 
-    def distrust(self, start: CachedStart, computed: Sequence[bytes]) -> tuple[bytes, ...]:
+    def distrust(self, start: CachedStart, computed: Sequence[bytes]) -> None:
         self._called("distrust")
-        return self.forget(computed)
+        self.forget(computed)
 
-    def blame(self, start: CachedStart) -> tuple[bytes, ...]:
+    def blame(self, start: CachedStart) -> None:
         self._called("blame")
-        return self.forget(start.blocks)
+        self.forget(start.blocks)
 
     def tend(self) -> None:
         self._called("tend")
@@ -177,11 +176,9 @@ class FakeCache:
     def figures(self) -> CacheFigures:
         return CacheFigures(kept_tokens=BLOCK * len(self.blocks))
 
-    def offer_rest(self) -> None:
-        self._called("offer_rest")
-
-    def close(self) -> None:
+    def close(self, *, saves_all: bool = False) -> None:
         self.is_closed = True
+        self._called("close")
 
 
 @dataclass

@@ -279,7 +279,7 @@ class WorkerLoop:
                     if self._memory is not None:
                         self._memory.press(command.pressure)
                 case ReadAheadRun():
-                    self._cache.read_ahead.note(command)
+                    self._cache.note_read_ahead(command)
                 case LogChange():
                     logging.getLogger().setLevel(command.level.upper())
                     logger.debug("the log level of this worker is now %s", command.level)
@@ -464,8 +464,6 @@ class WorkerLoop:
             answer = sessions.carry_out(command)
             if answer is not None:
                 self._ledger.emit(answer)
-        if command.forget:
-            self._cache.repeat_without_forgotten()
 
     def _detach_running(self, command: SessionCommand, sessions: SessionService) -> None:
         """Detach the running requests of a session that is about to be closed.
@@ -647,7 +645,6 @@ class WorkerLoop:
             sequence.keeps_form = True  # decided once
             kv_bits = self._form_of(sequence.request, is_short=True)
             if kv_bits != sequence.kv_bits:
-                self._cache.withdraw(sequence)
                 sequence.kv_bits = kv_bits
                 sequence.scheduled.costs = costs
                 self._cache.look_up(sequence)
@@ -750,15 +747,13 @@ class WorkerLoop:
     def _complete(self, flight: Flight) -> None:
         self._pulse.work(flight.expected_seconds)
         results = self._steps.collect(flight, later=self._flight)
+        self._cache.end_step(flight, results)
         if results is None:
-            self._cache.discard(flight.sequences)
             was_alone = len(flight.sequences) == 1
             results = tuple(
                 self._retry_alone(span, sequence, was_alone=was_alone)
                 for span, sequence in zip(flight.plan.spans, flight.sequences, strict=True)
             )
-        elif flight.sequences:
-            self._cache.commit_step(flight.pending, flight.healthy(results))
         started_at = max(flight.started_at, self._collected_at)
         self._collected_at = self._clock()
         self._observe(flight, results, seconds=self._collected_at - started_at)
@@ -814,8 +809,6 @@ class WorkerLoop:
                     ledger.generate(sequence, result.token_ids[:count], result.logprobs[:count])
                     drawn[span.request_id] = count
                     repeated[span.request_id] = result.repeated
-                    if sequence.start.has_suspects:
-                        self._cache.blame(sequence)
                     if end.reason is FinishReason.STOP:
                         ended.append((sequence, FinishReason.STOP, ""))
         counters.count_step(
@@ -858,11 +851,8 @@ class WorkerLoop:
         Returns True if anything was committed: ended sequences are then parked, and parked states
         can be freed for a waiting request.
         """
-        if not self._cache.has_uncommitted:
-            return False
         self._pulse.work()
-        self._cache.flush()
-        return not self._cache.has_uncommitted
+        return self._cache.flush()
 
     def _end_flight(self) -> tuple[LiveSequence, ...]:
         """Collect the step that still runs on the device, without sending its tokens; returns the
@@ -873,13 +863,8 @@ class WorkerLoop:
         if flight is None:
             return ()
         results = self._steps.collect_last(flight)
-        if results is None:
-            unhealthy = flight.sequences
-        else:
-            unhealthy = flight.unhealthy(results)
-            self._cache.commit_step(flight.pending, flight.healthy(results))
-        self._cache.discard(unhealthy)
-        return unhealthy
+        self._cache.end_step(flight, results)
+        return flight.sequences if results is None else flight.unhealthy(results)
 
 
 def _expected_together(decision: Decision, ahead: Flight | None) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import mlx.core as mx
@@ -20,7 +20,7 @@ from holdfast.store.store import BlockStore
 from holdfast.wire.cache_map import CacheMap, CacheMapQuestion
 from holdfast.wire.events import CacheFigures, CacheOutcome
 from holdfast.wire.requests import TOKEN_BYTES
-from holdfast.worker.engine.plan import BLOCK_TOKENS, KeepPolicy
+from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.engine.sequence import Prefix
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.codec import PayloadFormat, check_sizes, check_values, to_bytes
@@ -105,11 +105,6 @@ class PrefixCache:
             prompt_tokens - 1,
         }
         return tuple(sorted(mark for mark in marks if 0 < mark < prompt_tokens))
-
-    def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> KeepPolicy:
-        """Create the policy by which the engine copies state out of a sequence with this prompt."""
-        marks = self.boundaries(prompt_tokens, branch_points) or (prompt_tokens,)
-        return KeepPolicy(block_tokens=BLOCK_TOKENS, boundaries=frozenset(marks))
 
     def lookup(
         self,
@@ -286,21 +281,21 @@ class PrefixCache:
         if not all(snapshot.is_finite for snapshot in snapshots):
             logger.debug("the KV of a sequence is not cached: its values are not finite")
             return ()
-        blocks = [self.put(cursor, chain, snapshot, live=live) for snapshot in snapshots]
+        blocks = [self._put(cursor, chain, snapshot, live=live) for snapshot in snapshots]
         if live is not None:
             self._fill_gaps(cursor, live)
         return tuple([block.key for block in blocks if block is not None])
 
-    def put(
+    def _put(
         self,
         cursor: Cursor,
         chain: bytes | bytearray,
         snapshot: Snapshot,
         *,
-        live: LiveChain | None = None,
+        live: LiveChain | None,
     ) -> Block | None:
         """Store the tokens of a block that are not stored yet, or a state if all tokens before it
-        are stored. All values must be finite.
+        are stored.
 
         Returns the new block; None if there is nothing to store, or no room.
         """
@@ -343,35 +338,32 @@ class PrefixCache:
 
     # -- forget
 
-    def distrust(self, start: CachedStart, computed: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
+    def distrust(self, start: CachedStart, computed: Sequence[BlockKey]) -> None:
         """Forget what a failed sequence has computed, and damaged state that it started from; see
-        `CachedStart`. Returns the forgotten keys.
+        `CachedStart`.
         """
-        gone = self._forget(computed)
+        self._forget(computed)
         if start.may_blame_live and start.live is not None:
             start.live.is_stale = True
         elif start.may_be_blamed and start.cursor is not None:
             root = start.cursor.root
             first = next((key for key in start.blocks if not self._is_sound(key, root)), None)
             if first is not None:
-                gone += self._forget((first,))
+                self._forget((first,))
                 start.blocks = ()
-        return gone
 
-    def blame(self, start: CachedStart) -> tuple[BlockKey, ...]:
-        """Forget the suspects of a sequence that has succeeded without them; returns the forgotten
-        keys.
-        """
+    def blame(self, start: CachedStart) -> None:
+        """Forget the suspects of a sequence that has succeeded without them."""
         suspects = start.blocks
         start.blocks = ()
-        return self._forget(suspects)
+        self._forget(suspects)
 
-    def _forget(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
-        return self.index.forget(keys, cause=CacheOutcome.UNREADABLE)
+    def _forget(self, keys: Sequence[BlockKey]) -> None:
+        self.index.forget(keys, cause=CacheOutcome.UNREADABLE)
 
-    def gone(self, keys: Iterable[BlockKey]) -> tuple[BlockKey, ...]:
-        """Those of the given keys that are no longer stored anywhere."""
-        return tuple([key for key in keys if self.index.residence(key) is None])
+    def take_forgotten(self) -> set[BlockKey]:
+        """The keys that were forgotten since the last call, also with a session."""
+        return self.index.take_forgotten()
 
     def _is_sound(self, key: BlockKey, root: Root) -> bool:
         """Whether a block is in memory, has the model's form and contains only finite values."""
@@ -421,12 +413,10 @@ class PrefixCache:
         if changes.stored or changes.lost:
             self.index.disk_changed(stored=changes.stored, lost=changes.lost)
 
-    def offer_rest(self) -> None:
+    def _offer_rest(self, store: BlockStore) -> None:
         """At shutdown, offer the store the blocks that it refused before, and wait until it has
         written all, accepts no more, or the time is up.
         """
-        if (store := self.store) is None:
-            return
         ends_at = time.perf_counter() + CLOSING_SECONDS
         left = math.inf
         while store.flush(max(0.0, ends_at - time.perf_counter())):
@@ -472,10 +462,16 @@ class PrefixCache:
             parked_bytes=held.parked_bytes,
         )
 
-    def close(self) -> None:
-        """Write queued blocks and end the threads of the store."""
+    def close(self, *, saves_all: bool = False) -> None:
+        """Write queued blocks, and if `saves_all` also those that the store has refused, and end
+        the threads of the store.
+        """
         if self.store is not None:
-            self.store.close()
+            try:
+                if saves_all:
+                    self._offer_rest(self.store)
+            finally:
+                self.store.close()
 
     # -- bytes
 
