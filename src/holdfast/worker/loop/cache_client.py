@@ -326,8 +326,9 @@ class CacheClient:
         otherwise=lambda client, sequence: client._restart_all_cold(),
     )
     def withdraw(self, sequence: LiveSequence) -> None:
-        """Record that a sequence has ended, or is preempted or paused: it no longer looks up or
-        prefills a prefix. Requests that waited for its prefill look up their prefixes again.
+        """Record that a sequence has ended, is preempted or paused, or caches nothing any more: no
+        other request waits for its prefill, and it does not look up or hold a prefix. Requests that
+        waited for its prefill look up their prefixes again.
         """
         sequence.start.release()
         self._free_twins(self._in_flight.withdraw(sequence.id))
@@ -512,11 +513,6 @@ class CacheClient:
     def note_read_ahead(self, run: ReadAheadRun) -> None:
         """Remember a prompt that an earlier worker prefilled as idle work."""
         self._read_ahead.note(run)
-
-    @_guarded("requests that waited for %s wait for its end")
-    def stop_caching(self, sequence: LiveSequence) -> None:
-        """Record that a running sequence caches nothing from now on, so that no other waits for it."""
-        self._free_twins(self._in_flight.withdraw(sequence.id))
 
     def quantize(self, sequence: LiveSequence, kv_bits: KVBits) -> tuple[int, int]:
         """Quantize the state of an open sequence. No pending step may contain the sequence. Its

@@ -481,8 +481,10 @@ class WorkerLoop:
                     chain=sequence.chain,
                 )
                 sequence.request = request.without_session(forget=command.forget)
-                if command.forget:
-                    self._cache.stop_caching(sequence)
+                if command.forget and (sequence.is_open or sequence.scheduled.is_paused):
+                    self._cache.withdraw(sequence)
+                elif command.forget:
+                    self._cache.look_up(sequence)  # of its prefill, nothing will be cached
 
     def _refuse(self, command: SessionCommand, failure: SessionFailure, message: str) -> None:
         answer = SessionAnswer(call_id=command.call_id, failure=failure, message=message)
