@@ -131,7 +131,7 @@ def test_stored_blocks_have_the_measured_form_at_any_length(
     for key in tuple(subject.index._tree):
         start = CachedStart(cursor=Cursor(subject.index.root()), blocks=(key,))
         subject.cache.distrust(start, ())
-    assert subject.cache.take_forgotten() == set()
+    assert subject.index.take_forgotten() == set()
 
 
 def left_by(engine: Engine) -> tuple[Snapshot, ...]:

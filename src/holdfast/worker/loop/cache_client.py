@@ -343,7 +343,7 @@ class CacheClient:
         lost live states. A sequence that was just admitted still starts from the blocks that it
         holds.
         """
-        forgotten = cache.take_forgotten()
+        forgotten = cache.index.take_forgotten()
         for sequence in self._looked_up():
             lookup = sequence.start.lookup
             if (

@@ -361,10 +361,6 @@ class PrefixCache:
     def _forget(self, keys: Sequence[BlockKey]) -> None:
         self.index.forget(keys, cause=CacheOutcome.UNREADABLE)
 
-    def take_forgotten(self) -> set[BlockKey]:
-        """The keys that were forgotten since the last call, also with a session."""
-        return self.index.take_forgotten()
-
     def _is_sound(self, key: BlockKey, root: Root) -> bool:
         """Whether a block is in memory, has the model's form and contains only finite values."""
         payload = self.payload(key)
