@@ -555,10 +555,10 @@ class CacheClient:
     def _copy_rest(self, sequence: LiveSequence, *, has_ended: bool) -> None:
         """Copy the rest of an open sequence's state, which no step has copied yet."""
         if not self.keeps(sequence.request):
-            self._leave(sequence)
+            self._end_live(sequence)
             return
         if sequence.is_quantized:
-            self._leave(sequence)
+            self._end_live(sequence)
             if has_ended:
                 self._on_end(sequence)
             return
@@ -566,15 +566,15 @@ class CacheClient:
         if rest is not None:
             self._computing.append(_Rest(sequence, rest, has_ended))
         if rest is None or not has_ended:
-            self._leave(sequence)
+            self._end_live(sequence)
         if rest is None and has_ended:
             self._on_end(sequence)
 
     @_guarded("the state of request %s could not be freed")
     def _give_up(self, sequence: LiveSequence) -> None:
-        self._leave(sequence)
+        self._end_live(sequence)
 
-    def _leave(self, sequence: LiveSequence) -> None:
+    def _end_live(self, sequence: LiveSequence) -> None:
         """End a sequence's live chain: no other sequence may start from its state any more."""
         live = sequence.live
         sequence.live = None
@@ -591,7 +591,7 @@ class CacheClient:
         self._computed = [rest for rest in self._computed if rest.sequence not in sequences]
         with ExitStack() as leaving:  # runs all, even if one raises
             for sequence in discarded:
-                leaving.callback(self._leave, sequence)
+                leaving.callback(self._end_live, sequence)
 
     def end_step(self, flight: Flight, results: tuple[SpanResult, ...] | None) -> None:
         """Commit the state that a step copied out of the sequences that have not failed in it, and
@@ -655,7 +655,7 @@ class CacheClient:
             assert self._cache is not None
             sequence.live = None
             self._cache.live.park(live, bytes(sequence.chain))
-        self._leave(sequence)
+        self._end_live(sequence)
         if rest.has_ended:
             self._on_end(sequence)
 
