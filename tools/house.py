@@ -70,7 +70,7 @@ FORMS: Mapping[str, Sequence[str]] = {
         worker.engine.plan.StepPlan worker.engine.plan.Span worker.loop.device_steps.DispatchedStep
         worker.engine.sequence.SequenceSpan""".split(),
     "block": """worker.kv.full.FrozenPart worker.kv.live.Snapshot
-        worker.engine.sequence.StateCopy worker.engine.sequence.Prefix worker.prefix.chain.Node
+        worker.engine.sequence.Prefix worker.prefix.chain.Node
         worker.prefix.chain.Cursor worker.prefix.chain.ChainBlock worker.prefix.chain.ChainState
         store.block.Block store.block.StoredBlock store.block.Entry""".split(),
     "image": """front.images.sources.ImageSource front.images.intake._HeldImages

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from holdfast.wire.events import TokenLogprob
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.plan import CopyPolicy, Span
-from holdfast.worker.engine.sequence import Prefix, StateCopy
+from holdfast.worker.engine.sequence import Prefix
 from holdfast.worker.kv.live import LiveState, Snapshot
 from tests.fakes.architectures import KEEPABLE, each_of, probed
 from tests.fakes.caching_worker import greedy
@@ -36,11 +37,12 @@ class Shelf:
     runs: list[Snapshot] = field(default_factory=list)
     states: dict[int, Snapshot] = field(default_factory=dict)
 
-    def put(self, kept: list[StateCopy]) -> None:
+    def put(self, kept: Iterable[Snapshot]) -> None:
         for each in kept:
-            self.runs.extend(each.blocks)
-            if each.state is not None:
-                self.states[each.state.start] = each.state
+            if each.tokens:
+                self.runs.append(each)
+            else:
+                self.states[each.start] = each
 
     def prefix(self, tokens: int) -> Prefix:
         """The snapshots from which a sequence with `tokens` common tokens can start."""
@@ -73,7 +75,7 @@ def run(engine: Engine, shelf: Shelf, spans: list[Span]) -> list[TokenLogprob]:
     for each in spans:
         pending = begin(engine, each)
         drawn.extend(engine.collect(pending)[0].logprobs)
-        shelf.put(engine.take_copies(pending))
+        shelf.put(engine.take_copies(pending).get(each.request_id, ()))
     return drawn
 
 
@@ -116,7 +118,7 @@ def test_a_sequence_may_start_from_the_end_of_an_answer(name: str) -> None:
     drawn = run(engine, shelf, chunks("first", 0, 20, []) + decoding("first", 20, 5))
     rest = engine.copy_remaining("first")
     assert rest is not None
-    shelf.put([rest])
+    shelf.put(rest)
     engine.close("first")
     fed = 25  # the last sampled token has not been read
     turn = (*prompt, *(entry.token_id for entry in drawn), 7, 8, 9)

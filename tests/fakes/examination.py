@@ -10,7 +10,7 @@ import copy
 import itertools
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.load import load_model
 from holdfast.worker.engine.plan import CopyPolicy, Span, StepPlan
 from holdfast.worker.engine.probe import choose_layout, probe_kv_forms
-from holdfast.worker.engine.sequence import Prefix, StateCopy
+from holdfast.worker.engine.sequence import Prefix
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.codec import PayloadFormat, to_bytes
 from holdfast.worker.kv.live import LiveState, Snapshot
@@ -286,11 +286,12 @@ class Saved:
     blocks: list[Snapshot] = field(default_factory=list)
     states: dict[int, Snapshot] = field(default_factory=dict)
 
-    def put(self, kept: list[StateCopy]) -> None:
+    def put(self, kept: Iterable[Snapshot]) -> None:
         for each in kept:
-            self.blocks.extend(each.blocks)
-            if each.state is not None:
-                self.states[each.state.start] = each.state
+            if each.tokens:
+                self.blocks.append(each)
+            else:
+                self.states[each.start] = each
 
     def prefix(self, tokens: int) -> Prefix:
         """The snapshots of the first `tokens` tokens."""
@@ -396,7 +397,7 @@ class Examined:
             tokens.extend(result.token_ids)
             scored.extend(result.logprobs)
             if saved is not None:
-                saved.put(self.engine.take_copies(pending))
+                saved.put(self.engine.take_copies(pending).get(request_id, ()))
         self.engine.close(request_id)
         return tokens, scored
 

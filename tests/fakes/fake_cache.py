@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from holdfast.wire.events import CacheFigures, CacheOutcome
-from holdfast.worker.engine.plan import CopyPolicy
 from holdfast.worker.prefix.chain import ChainBlock, Cursor, Root, pack_tokens
 from holdfast.worker.prefix.lookup import (
     CachedStart,
@@ -17,7 +16,7 @@ from holdfast.worker.prefix.lookup import (
     Shortfall,
 )
 from holdfast.worker.prefix.tiers import EvictionOrder
-from tests.fakes.fake_engine import BLOCK, KeptTokens
+from tests.fakes.fake_engine import BLOCK, Run
 
 
 class NothingLive:
@@ -50,6 +49,7 @@ class FakeCache:
 
     def __init__(self) -> None:
         self.blocks: set[bytes] = set()
+        self.forgotten: set[bytes] = set()
         self.raises: set[str] = set()
         self.on_disk = False
         self.order = EvictionOrder()
@@ -69,10 +69,6 @@ class FakeCache:
 
     def boundaries(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> tuple[int, ...]:
         return ()
-
-    def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> CopyPolicy:
-        self._called("policy")
-        return CopyPolicy(block_tokens=BLOCK)
 
     def lookup(
         self,
@@ -118,37 +114,39 @@ class FakeCache:
         self,
         cursor: Cursor,
         chain: bytes | bytearray,
-        kept: KeptTokens,
+        kept: Sequence[Run],
         *,
         live: LiveChain | None = None,
     ) -> tuple[bytes, ...]:
         self._called("keep")
         new = []
-        for run in kept.blocks:
-            key = bytes(chain[: 4 * (run.start + run.tokens)])
+        for run in kept:
+            key = bytes(chain[: 4 * run.end])
             if run.tokens == BLOCK and key not in self.blocks:
                 self.blocks.add(key)
                 new.append(key)
-            self.inserted.append((kept.request_id, run.start + run.tokens))
+            self.inserted.append((run.request_id, run.end))
         return tuple(new)
 
     def forget(self, keys: Sequence[bytes]) -> tuple[bytes, ...]:
         self._called("forget")
         gone = tuple(block for block in self.blocks if any(block.startswith(key) for key in keys))
         self.blocks -= set(gone)
+        self.forgotten |= set(gone)
         return gone
 
-    def gone(self, keys: Iterable[bytes]) -> tuple[bytes, ...]:
-        self._called("gone")
-        return tuple(key for key in keys if key not in self.blocks)
+    def take_forgotten(self) -> set[bytes]:
+        self._called("take_forgotten")
+        forgotten, self.forgotten = self.forgotten, set()
+        return forgotten
 
-    def distrust(self, start: CachedStart, computed: Sequence[bytes]) -> tuple[bytes, ...]:
+    def distrust(self, start: CachedStart, computed: Sequence[bytes]) -> None:
         self._called("distrust")
-        return self.forget(computed)
+        self.forget(computed)
 
-    def blame(self, start: CachedStart) -> tuple[bytes, ...]:
+    def blame(self, start: CachedStart) -> None:
         self._called("blame")
-        return self.forget(start.blocks)
+        self.forget(start.blocks)
 
     def tend(self) -> None:
         self._called("tend")
@@ -157,11 +155,9 @@ class FakeCache:
     def figures(self) -> CacheFigures:
         return CacheFigures(kept_tokens=BLOCK * len(self.blocks))
 
-    def offer_rest(self) -> None:
-        self._called("offer_rest")
-
-    def close(self) -> None:
+    def close(self, *, saves_all: bool = False) -> None:
         self.is_closed = True
+        self._called("close")
 
 
 def stored_chain(*tokens: int) -> set[bytes]:

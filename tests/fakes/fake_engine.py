@@ -53,17 +53,16 @@ def expected_tokens(request: SequenceRequest) -> list[int]:
 
 @dataclass(frozen=True)
 class Run:
-    start: int
-    tokens: int
-
-
-@dataclass(frozen=True)
-class KeptTokens:
     """A snapshot here is the sequence's position."""
 
-    request_id: str
-    blocks: tuple[Run, ...]
+    start: int
+    tokens: int
+    request_id: str = ""
     is_finite: bool = True
+
+    @property
+    def end(self) -> int:
+        return self.start + self.tokens
 
 
 @dataclass
@@ -75,20 +74,21 @@ class _Open:
     kept: int = 0
     generated: int = 0
 
-    def copy(self, at_least: int) -> KeptTokens:
+    def copy(self, at_least: int) -> list[Run]:
         """The blocks of at least this many tokens that have not been copied."""
         runs = []
         while self.position - self.kept >= at_least:
-            runs.append(Run(self.kept, min(BLOCK, self.position - self.kept)))
-            self.kept += runs[-1].tokens
-        return KeptTokens(self.request.request_id, tuple(runs))
+            tokens = min(BLOCK, self.position - self.kept)
+            runs.append(Run(self.kept, tokens, self.request.request_id))
+            self.kept += tokens
+        return runs
 
 
 @dataclass
 class _Pending:
     plan: StepPlan
     sequences: list[_Open]
-    copies: list[KeptTokens]
+    copies: dict[str, list[Run]]
     raises: bool
 
 
@@ -185,7 +185,9 @@ class FakeEngine:
         )
         if self.remembers_plans:
             self.plans.append(plan)
-        copies = [copied for each in sequences if (copied := each.copy(BLOCK)).blocks]
+        copies = {
+            each.request.request_id: copied for each in sequences if (copied := each.copy(BLOCK))
+        }
         self.pending.append(_Pending(plan, sequences, copies, raises))
         return self.pending[-1]
 
@@ -201,10 +203,10 @@ class FakeEngine:
             raise RuntimeError("the device failed in this step")
         return tuple(map(_result, pending.plan.spans, pending.sequences))
 
-    def take_copies(self, pending: _Pending) -> list[KeptTokens]:
+    def take_copies(self, pending: _Pending) -> dict[str, list[Run]]:
         return pending.copies
 
-    def copy_remaining(self, request_id: str) -> KeptTokens:
+    def copy_remaining(self, request_id: str) -> list[Run]:
         if self.rest_raises:
             raise RuntimeError("the rest cannot be copied out")
         return self.opened[request_id].copy(1)

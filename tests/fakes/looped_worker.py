@@ -5,6 +5,8 @@ from __future__ import annotations
 from holdfast.config import SchedulerSettings
 from holdfast.wire.commands import Command, SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
+from holdfast.worker.engine.plan import StepPlan
+from holdfast.worker.loop.device_steps import DispatchedStep
 from holdfast.worker.loop.loop import ModelOptions, WorkerLoop
 from holdfast.worker.loop.sequences import LiveSequence
 from holdfast.worker.prefix.cache import PrefixCache
@@ -38,6 +40,19 @@ def a_scheduler(*, budget_tokens: int = 10_000) -> Scheduler:
 def a_sequence(asked: SequenceRequest) -> LiveSequence:
     """A request as the loop accepts it."""
     return make_loop(FakeEngine(), ScriptInbox([]))._new_sequence(asked, "native")
+
+
+def flight_of(plan: StepPlan, sequence: LiveSequence, pending: object) -> DispatchedStep:
+    """A step that was dispatched for one sequence."""
+    return DispatchedStep(
+        decided=plan,
+        plan=plan,
+        sequences=(sequence,),
+        attempts=(sequence.attempts,),
+        started_at=0.0,
+        expected_seconds=None,
+        pending=pending,  # type: ignore[arg-type]
+    )
 
 
 def make_loop(

@@ -16,8 +16,17 @@ from holdfast.store.store import BlockStore
 Change = Callable[[Sequence[bytes]], tuple[bytes, ...]]  # parts, before and after
 
 
-def rewrite(folder: Path, change: Change, *, kind: str = "kv", fingerprint: str = "a model") -> int:
-    """Change every block of a kind; returns their number."""
+def rewrite(
+    folder: Path,
+    change: Change = tuple,
+    *,
+    kind: str = "kv",
+    fingerprint: str = "a model",
+    form: str | None = "",
+) -> int:
+    """Change the parts of every block of a kind, and the form that their headers state, unless it is
+    empty; returns their number.
+    """
     with BlockStore(folder, fingerprint=fingerprint) as store:
         blocks = [
             store.read(entry.block.key).result()
@@ -28,9 +37,11 @@ def rewrite(folder: Path, change: Change, *, kind: str = "kv", fingerprint: str 
         changed: list[StoredBlock] = []
         for stored in whole:
             parts = tuple(bytes(part) for part in stored.parts)
+            stated = stored.form
             if stored.block.kind == kind:
                 parts = change(parts)
-            changed.append(replace(stored, parts=parts))
+                stated = stated if form == "" else form
+            changed.append(replace(stored, parts=parts, form=stated))
         store.remove([block.key for block in reversed(whole)])
         assert store.flush()
         for block in changed:

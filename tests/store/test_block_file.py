@@ -49,7 +49,8 @@ def blocks(draw: st.DrawFn) -> StoredBlock:
         start=start,
         packed_tokens=pack_tokens(token_ids),
     )
-    return StoredBlock(block=block, parts=parts)
+    form = draw(st.sampled_from(["native", "8", "4"]))
+    return StoredBlock(block=block, parts=parts, form=form)
 
 
 @given(block=blocks(), fingerprint=st.text(max_size=40))

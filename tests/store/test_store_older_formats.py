@@ -6,6 +6,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.store.block import fingerprint_id, read_block, read_header
 from holdfast.store.folder import MARKER
@@ -14,7 +15,7 @@ from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, make_block
 
 # Of November 2026: four blocks, a pin and a session.
 OF_FORMAT_1 = Path(__file__).parent / "data" / "store_with_index_of_format_1.tar.gz"
-WITHOUT_KV_BITS = Path(__file__).parent / "data" / "block_without_kv_bits.block"
+WITHOUT_FORM = Path(__file__).parent / "data" / "block_without_kv_bits.block"
 
 
 def found_in(store: BlockStore) -> dict[str, bytes]:
@@ -46,8 +47,8 @@ def test_an_earlier_versions_cache_is_deleted_with_one_line(
     assert "deleted the cache of an earlier version" in line
 
 
-def test_a_header_without_kv_bits_is_read() -> None:
+def test_a_header_that_does_not_state_the_form_is_read() -> None:
     block = make_block([1, 2, 3])
-    assert read_header(WITHOUT_KV_BITS, block.key) == (block.block, FINGERPRINT)
-    found = read_block(WITHOUT_KV_BITS, block.key, model=fingerprint_id(FINGERPRINT))
-    assert bytes_of(found) == block
+    assert read_header(WITHOUT_FORM, block.key) == (block.block, FINGERPRINT)
+    found = read_block(WITHOUT_FORM, block.key, model=fingerprint_id(FINGERPRINT))
+    assert bytes_of(found) == replace(block, form=None)

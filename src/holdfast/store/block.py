@@ -130,10 +130,15 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StoredBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """A block with its bytes. The bytes must not change once a store has them."""
+    """A block with its bytes. The bytes must not change once a store has them.
+
+    form: of the keys and values in the parts, as in `root_key`; of a state, always "native". None if
+        an earlier version wrote the file and did not state it.
+    """
 
     block: Block
     parts: tuple[Part, ...]
+    form: str | None = "native"
 
     @property
     def key(self) -> BlockKey:
@@ -226,9 +231,12 @@ def reachable_keys(by_depth: Iterable[Entry]) -> set[BlockKey]:
     return reachable
 
 
-# the fields of a block, the fingerprint of its model, and the size of each part
-_Header: TypeAlias = tuple[bytes, bytes, int, BlockKind, int, bytes, str, tuple[int, ...]]
-_HEADER_FIELDS = 8  # files of earlier versions have a further one
+# the fields of a block, the fingerprint of its model, the size of each part, and the form of keys
+# and values, which earlier versions did not write
+_Header: TypeAlias = tuple[
+    bytes, bytes, int, BlockKind, int, bytes, str, tuple[int, ...], str | None
+]
+_HEADER_FIELDS = 9
 
 
 def _aligned(size: int) -> int:
@@ -257,7 +265,8 @@ def encode_block(stored: StoredBlock, *, fingerprint: str) -> tuple[Part, ...]:
     """
     payload = tuple(_padded(stored.parts))
     sizes = tuple(memoryview(part).nbytes for part in stored.parts)
-    header = msgspec.msgpack.encode((*msgspec.structs.astuple(stored.block), fingerprint, sizes))
+    block_fields = msgspec.structs.astuple(stored.block)
+    header = msgspec.msgpack.encode((*block_fields, fingerprint, sizes, stored.form))
     payload_sum = _checksum(stored.key, payload)
     preamble = _PREAMBLE.pack(_MAGIC, FORMAT, len(header), sum(map(len, payload)), payload_sum)
     padded_header = header + bytes(-len(header) % ALIGNMENT)
@@ -308,13 +317,13 @@ def decode_block(content: bytes, key: BlockKey, *, model: str) -> StoredBlock:
 def _verified_block(
     buffer: memoryview, key: BlockKey, preamble: bytes, *, model: str
 ) -> StoredBlock:
-    block, fingerprint, part_bytes = _verified_header(buffer, key, preamble)
+    block, fingerprint, part_bytes, form = _verified_header(buffer, key, preamble)
     if fingerprint_id(fingerprint) != model:
         raise BadBlock(key, "belongs to another model")
     payload = buffer[_payload_start(preamble) :].toreadonly()
     if _checksum(key, (payload,)) != _PREAMBLE.unpack(preamble)[4]:
         raise BadBlock(key, "wrong payload checksum")
-    return StoredBlock(block=block, parts=tuple(_parts_of(payload, part_bytes)))
+    return StoredBlock(block=block, parts=tuple(_parts_of(payload, part_bytes)), form=form)
 
 
 def read_header(path: Path, key: BlockKey) -> tuple[Block, str]:
@@ -327,7 +336,7 @@ def read_header(path: Path, key: BlockKey) -> tuple[Block, str]:
         preamble = _read_preamble(file, key)
         head = memoryview(bytearray(_payload_start(preamble)))
         _fill(file, head, key)
-    block, fingerprint, _ = _verified_header(head, key, preamble)
+    block, fingerprint, *_ = _verified_header(head, key, preamble)
     return block, fingerprint
 
 
@@ -391,8 +400,9 @@ def _fill(file: int, buffer: memoryview, key: BlockKey) -> None:
 
 def _verified_header(
     head: memoryview, key: BlockKey, preamble: bytes
-) -> tuple[Block, str, tuple[int, ...]]:
-    """Return the block, the fingerprint and the sizes of the parts if the checksum is right.
+) -> tuple[Block, str, tuple[int, ...], str | None]:
+    """Return the block, the fingerprint, the sizes of the parts and the form if the checksum is
+    right.
 
     `preamble` was read first; the file may have changed since then.
     """
@@ -405,7 +415,8 @@ def _verified_header(
     _, _, header_bytes, payload_bytes, _ = _PREAMBLE.unpack(preamble)
     try:
         fields = msgspec.msgpack.decode(head[ALIGNMENT : ALIGNMENT + header_bytes], type=list[Any])
-        *own, fingerprint, sizes = msgspec.convert(fields[:_HEADER_FIELDS], _Header)
+        fields += [None] * (_HEADER_FIELDS - len(fields))
+        *own, fingerprint, sizes, form = msgspec.convert(fields, _Header)
         block = Block(**dict(zip(Block.__struct_fields__, own, strict=True)))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise BadBlock(key, f"header: {error}") from error
@@ -413,7 +424,7 @@ def _verified_header(
         raise BadBlock(key, f"the file holds block {block.key.hex()[:12]}")
     if sum(map(_aligned, sizes)) != payload_bytes or any(size < 0 for size in sizes):
         raise BadBlock(key, "wrong part lengths in the header")
-    return block, fingerprint, sizes
+    return block, fingerprint, sizes, form
 
 
 def _parts_of(payload: memoryview, part_bytes: tuple[int, ...]) -> Iterator[Part]:

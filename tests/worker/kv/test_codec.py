@@ -48,7 +48,7 @@ def packed(run: Snapshot, kv_bits: KVBits) -> Snapshot:
         return run
     bits = itertools.cycle(BITS[kv_bits])
     arrays = tuple(part for array in run.arrays for part in quantized(array, next(bits)))
-    return replace(run, arrays=arrays)
+    return replace(run, arrays=arrays, form=kv_bits)
 
 
 def back_from(run: Snapshot, payloads: PayloadFormat, form: KVBits = "native") -> Snapshot:

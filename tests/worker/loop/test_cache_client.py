@@ -48,10 +48,11 @@ def test_after_a_commit_at_rest_waiting_requests_are_admitted(
     seen: list[str | float] = []
     flush, receive = CacheClient.flush, ScriptInbox.receive
 
-    def flushing(client: CacheClient) -> None:
-        if client.has_uncommitted:
+    def flushing(client: CacheClient) -> bool:
+        has_committed = flush(client)
+        if has_committed:
             seen.append("committed")
-        flush(client)
+        return has_committed
 
     def receiving(inbox: ScriptInbox, *, timeout_seconds: float) -> list[Command]:
         seen.append(timeout_seconds)

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.worker.engine.plan import Span, StepPlan
+from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
 from holdfast.worker.loop.cache_client import CacheClient
+from holdfast.worker.loop.device_steps import DispatchedStep
 from holdfast.worker.loop.sequences import Ledger, LiveSequence
 from holdfast.worker.prefix.chain import Cursor, Root
 from tests.fakes.fake_cache import FakeCache
 from tests.fakes.fake_engine import BLOCK, FakeEngine
-from tests.fakes.looped_worker import a_scheduler, a_sequence, request
+from tests.fakes.looped_worker import a_scheduler, a_sequence, flight_of, request
 
 
 class Committing:
@@ -38,49 +39,57 @@ class Committing:
         self.engine.open(asked, capacity_tokens=100)
         sequence = a_sequence(asked)
         sequence.start.cursor = Cursor(Root(b""))
+        sequence.is_open = True
         return sequence
 
-    def read(self, sequence: LiveSequence, tokens: int) -> object:
-        """Run one step of this many tokens; returns its pending step."""
+    def read(self, sequence: LiveSequence, tokens: int) -> DispatchedStep:
+        """Run one step of this many tokens."""
         name = sequence.request.request_id
         span = Span(
             request_id=name, start=self.engine.opened[name].position, tokens=tokens, samples=False
         )
-        pending = self.engine.dispatch(StepPlan(spans=(span,)))
+        plan = StepPlan(spans=(span,))
+        pending = self.engine.dispatch(plan)
         self.engine.collect(pending)
-        return pending
+        return flight_of(plan, sequence, pending)
 
-    def commit(self, pending: object, *sequences: LiveSequence) -> None:
-        self.client.commit_step(pending, sequences)  # type: ignore[arg-type]
+    def commit(self, flight: DispatchedStep, *, failure: str = "") -> None:
+        spans = flight.plan.spans
+        results = tuple(SpanResult(request_id=each.request_id, failure=failure) for each in spans)
+        self.client.end_step(flight, results)
+
+    def close(self, sequence: LiveSequence, *, has_ended: bool = True) -> None:
+        self.client.leave(sequence, is_healthy=True, has_ended=has_ended)
+        sequence.is_open = False
 
 
 def test_a_step_commits_only_whole_blocks() -> None:
     subject = Committing()
     a = subject.open("a")
-    subject.commit(subject.read(a, 2 * BLOCK + 1), a)
+    subject.commit(subject.read(a, 2 * BLOCK + 1))
     assert subject.cache.inserted == [("a", BLOCK), ("a", 2 * BLOCK)]
     assert len(a.inserted) == 2
-    assert not subject.client.has_uncommitted
+    assert not subject.client.flush()
 
 
 def test_blocks_of_a_failed_sequence_are_not_committed() -> None:
     subject = Committing()
     a = subject.open("a")
-    subject.commit(subject.read(a, BLOCK))
+    subject.commit(subject.read(a, BLOCK), failure="it fails")
     assert (subject.cache.blocks, subject.cache.inserted) == (set(), [])
 
 
 def test_the_rest_of_a_sequence_is_committed_with_the_next_step() -> None:
     subject = Committing()
     a, b = subject.open("a"), subject.open("b")
-    subject.commit(subject.read(a, BLOCK + 2), a)
-    subject.client.copy_rest(a, has_ended=True)
+    subject.commit(subject.read(a, BLOCK + 2))
+    subject.close(a)
     assert subject.client.is_computing_for([a])
     assert not subject.client.is_computing_for([b])
-    subject.commit(subject.read(b, 1), b)
+    subject.commit(subject.read(b, 1))
     assert subject.ended == [], "it is computed with that step"
     assert not subject.client.is_computing_for([a])
-    subject.commit(subject.read(b, 1), b)
+    subject.commit(subject.read(b, 1))
     assert subject.ended == ["a"]
     assert subject.cache.inserted[-1] == ("a", BLOCK + 2)
 
@@ -89,7 +98,7 @@ def test_a_preempted_sequence_has_not_ended() -> None:
     subject = Committing()
     a = subject.open("a")
     subject.read(a, 3)
-    subject.client.copy_rest(a, has_ended=False)
+    subject.close(a, has_ended=False)
     subject.client.flush()
     assert (subject.cache.inserted, subject.ended) == ([("a", 3)], [])
 
@@ -99,20 +108,23 @@ def test_a_flush_commits_all_rests() -> None:
     a, b = subject.open("a"), subject.open("b")
     for sequence in (a, b):
         subject.read(sequence, 3)
-        subject.client.copy_rest(sequence, has_ended=True)
-    assert subject.client.has_uncommitted
-    subject.client.flush()
+        subject.close(sequence)
+    assert subject.client.flush()
     assert subject.ended == ["a", "b"]
-    assert not subject.client.has_uncommitted
+    assert not subject.client.flush()
 
 
-def test_the_rest_of_a_sequence_can_be_discarded() -> None:
+@pytest.mark.parametrize("fails_alone", [False, True])
+def test_the_rest_of_a_sequence_that_failed_is_discarded(fails_alone: bool) -> None:
     subject = Committing()
     a, b = subject.open("a"), subject.open("b")
+    steps = [subject.read(sequence, BLOCK - 1) for sequence in (a, b)]
     for sequence in (a, b):
-        subject.read(sequence, BLOCK - 1)
-        subject.client.copy_rest(sequence, has_ended=True)
-    subject.client.discard([a])
+        subject.close(sequence)
+    if fails_alone:
+        subject.commit(steps[0], failure="it fails")
+    else:
+        subject.client.end_step(steps[0], None)
     subject.client.flush()
     assert subject.ended == ["b"]
     assert [name for name, _ in subject.cache.inserted] == ["b"]
@@ -125,7 +137,7 @@ def test_a_failed_commit_does_not_affect_other_sequences(
     a, b = subject.open("a"), subject.open("b")
     for sequence in (a, b):
         subject.read(sequence, BLOCK)
-        subject.client.copy_rest(sequence, has_ended=True)
+        subject.close(sequence)
     keep, failures = subject.cache.keep, [RuntimeError("the cache fails")]
 
     def fails_once(*args: Any, **more: Any) -> tuple[bytes, ...]:
@@ -142,8 +154,8 @@ def test_a_failed_commit_does_not_affect_other_sequences(
 def test_no_block_is_committed_twice() -> None:
     subject = Committing()
     a = subject.open("a")
-    subject.commit(subject.read(a, BLOCK), a)
-    subject.commit(subject.read(a, BLOCK), a)
-    subject.client.copy_rest(a, has_ended=True)
+    subject.commit(subject.read(a, BLOCK))
+    subject.commit(subject.read(a, BLOCK))
+    subject.close(a)
     subject.client.flush()
     assert [end for _, end in subject.cache.inserted] == [BLOCK, 2 * BLOCK]

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.wire.events import CacheFigures, WaitReason
+from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
 from holdfast.worker.loop.cache_client import LEAST_SHARED_TOKENS, CacheClient
 from holdfast.worker.loop.sequences import Ledger, LiveSequence
 from holdfast.worker.prefix.chain import Cursor, Root
 from tests.fakes.fake_cache import FakeCache, stored_chain
-from tests.fakes.fake_engine import BLOCK, FakeEngine, KeptTokens, Run
-from tests.fakes.looped_worker import a_scheduler, a_sequence, request
+from tests.fakes.fake_engine import BLOCK, FakeEngine, Run
+from tests.fakes.looped_worker import a_scheduler, a_sequence, flight_of, request
 
 LONG = tuple(range(1, LEAST_SHARED_TOKENS + 2 * BLOCK))
 
@@ -42,8 +43,11 @@ class Waiting:
     def progress(self, sequence: LiveSequence, tokens: int) -> None:
         """The first tokens of a sequence are in the cache now."""
         sequence.start.cursor = Cursor(Root(b""))
-        kept = KeptTokens(sequence.request.request_id, (Run(tokens - BLOCK, BLOCK),))
-        self.client.commit_step(SimpleNamespace(copies=[kept]), (sequence,))  # type: ignore[arg-type]
+        kept = [Run(tokens - BLOCK, BLOCK, sequence.request.request_id)]
+        span = Span(request_id=sequence.id, start=tokens - BLOCK, tokens=BLOCK, samples=False)
+        pending = SimpleNamespace(copies={sequence.id: kept})
+        flight = flight_of(StepPlan(spans=(span,)), sequence, pending)
+        self.client.end_step(flight, (SpanResult(request_id=sequence.id),))
 
     def tick(self) -> float:
         self.now += 1.0
@@ -180,8 +184,8 @@ def test_a_request_is_looked_up_again_if_its_blocks_are_gone() -> None:
     waiting.arrive("running", 1, 2, 3, 4, 7)
     waiting.admitted()
     waiting.arrive("a", 1, 2, 3, 4, 5)
-    gone = waiting.cache.forget(tuple(stored_chain(1, 2, 3, 4)))
-    waiting.client._repeat_without(gone)
+    waiting.cache.forget(tuple(stored_chain(1, 2, 3, 4)))
+    waiting.client.make_room()
     assert waiting.ledger.waits()["a"] is WaitReason.LOOKUP
     assert waiting.admitted() == {}
     waiting.client.advance()

@@ -21,14 +21,13 @@ METHODS = [
     "lookup",
     "advance",
     "prefix",
-    "policy",
     "keep",
     "forget",
-    "gone",
+    "take_forgotten",
     "distrust",
     "blame",
     "tend",
-    "offer_rest",
+    "close",
 ]
 SHARED = tuple(range(1, 30))
 

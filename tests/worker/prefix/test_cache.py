@@ -14,9 +14,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from holdfast.store.store import BlockStore
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.plan import Span, StepPlan
-from holdfast.worker.engine.sequence import StateCopy, copy_everything
+from holdfast.worker.engine.sequence import copy_everything
+from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.codec import check_values, to_bytes
 from holdfast.worker.kv.layer import ArrayForm, SnapshotMismatch
 from holdfast.worker.kv.live import Snapshot
@@ -79,6 +81,34 @@ def test_stored_blocks_of_other_shapes_are_dropped(
     assert [record for record in caplog.records if record.exc_info] == []
 
 
+@pytest.mark.parametrize(("stated", "cached_tokens"), [("8", 0), ("none", 0), (None, 39)])
+def test_a_stored_block_that_states_another_form_than_its_chain_has_is_dropped(
+    stated: str | None, cached_tokens: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its parts have the right sizes. A header of an earlier version that states no form is read."""
+    asked = greedy("a", prompt(40))
+    right = worker("llama", tmp_path).serve([[asked]]).tokens("a")
+    assert rewrite(tmp_path, form=stated)
+    inbox = worker("llama", tmp_path).serve([[asked], [greedy("b", prompt(40))]], in_turn=True)
+    assert inbox.tokens("a") == inbox.tokens("b") == right
+    assert inbox.finished("a").cached_tokens == cached_tokens
+    assert inbox.finished("b").cached_tokens == 39
+    refusals = [line for line in caplog.messages if f"is in the form {stated!r}" in line]
+    assert len(refusals) == (cached_tokens == 0)
+    after = worker("llama", tmp_path).serve([[asked]])
+    assert (after.tokens("a"), after.finished("a").cached_tokens) == (right, 39)
+
+
+@pytest.mark.parametrize("kv_bits", ["8", "4"])
+def test_headers_state_the_form_of_quantized_blocks(kv_bits: KVBits, tmp_path: Path) -> None:
+    wide_worker("llama", tmp_path, kv_bits=kv_bits).serve([[greedy("a", prompt(300))]])
+    with BlockStore(tmp_path, fingerprint="a model") as store:
+        found = [store.read(entry.block.key).result() for entry in store.entries()]
+    stated = {each.block.start + each.block.tokens: each.form for each in found}
+    assert stated[256] == kv_bits
+    assert {form for end, form in stated.items() if end % 256} == {"native"}
+
+
 @pytest.mark.parametrize("name", each_of(KEEPABLE))
 def test_stored_blocks_have_the_measured_form_at_any_length(
     name: str,
@@ -100,14 +130,15 @@ def test_stored_blocks_have_the_measured_form_at_any_length(
         subject.engine.close("a")
     for key in tuple(subject.index._tree):
         start = CachedStart(cursor=Cursor(subject.index.root()), blocks=(key,))
-        assert subject.cache.distrust(start, ()) == ()
+        subject.cache.distrust(start, ())
+    assert subject.index.take_forgotten() == set()
 
 
-def left_by(engine: Engine) -> StateCopy:
+def left_by(engine: Engine) -> tuple[Snapshot, ...]:
     sequence = engine._sequences["a"]
-    sequence.copied_tokens = 0
+    sequence.kept = 0
     kept = copy_everything(sequence)
-    mx.eval(list(kept.arrays()))
+    mx.eval([each.outputs for each in kept])
     return kept
 
 
@@ -124,11 +155,11 @@ def test_one_non_finite_value_is_detected(dtype: mx.Dtype, value: float) -> None
     run = Snapshot(start=0, tokens=9, arrays=(keys, values))
     forms = [ArrayForm(str(dtype).removeprefix("mlx.core."), (1, 2, 9, 16))] * 2
     check_values(forms, to_bytes(run))
-    assert StateCopy(request_id="a", blocks=(run,)).is_finite
+    assert run.checked().is_finite
     values[0, 1, 3, 5] = value
     with pytest.raises(SnapshotMismatch, match="not finite"):
         check_values(forms, to_bytes(run))
-    assert not StateCopy(request_id="a", blocks=(run,)).is_finite
+    assert not run.checked().is_finite
 
 
 def test_quantized_values_that_exceed_the_type_of_their_scales_are_not_stored() -> None:
@@ -141,15 +172,15 @@ def test_quantized_values_that_exceed_the_type_of_their_scales_are_not_stored() 
         made.engine.collect(made.engine.dispatch(StepPlan(spans=(span,))))
     kept = made.engine.copy_remaining("a")
     assert kept is not None
-    first = kept.blocks[0]
+    first = kept[0]
     assert first.is_quantized
     large = quantized(mx.full((1, 2, 256, 64), 1e9) * mx.random.normal((1, 2, 256, 64)), 8)
-    beyond = replace(first, arrays=(*large, *first.arrays[3:]))
+    beyond = replace(first, arrays=(*large, *first.arrays[3:])).checked()
     packed = pack_tokens(chain)
     cursor = Cursor(made.index.root(form="8"))
-    assert made.cache.keep(cursor, packed, StateCopy(request_id="a", blocks=(beyond,))) == ()
+    assert made.cache.keep(cursor, packed, [beyond]) == ()
     assert made.cache.cached_tokens(packed, root=made.index.root(form="8")) == 0
-    assert made.cache.keep(cursor, packed, StateCopy(request_id="a", blocks=(first,)))
+    assert made.cache.keep(cursor, packed, [first])
     made.engine.close("a")
 
 

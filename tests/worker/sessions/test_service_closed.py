@@ -232,3 +232,14 @@ def test_the_first_choice_is_its_sessions_latest_branch(tmp_path: Path) -> None:
     assert info(inbox, "got").branches == 2
     assert info(inbox, "got").tokens == len(PROMPT) + LONG - 1
     assert info(inbox, "forked").tokens == len(PROMPT) + LONG - 1
+
+
+def test_a_request_of_a_forgotten_session_that_waits_for_anothers_prefill_continues(
+    tmp_path: Path,
+) -> None:
+    subject = worker("llama", tmp_path)
+    waiting = greedy("2", (*PROMPT, 5), max_tokens=3, session_id="s")
+    inbox = subject.serve([[greedy("1", PROMPT), waiting], [FORGET], *[[]] * 120])
+    assert answer(inbox, "gone").failure is None
+    assert inbox.finished("2").memory.waited_for_another
+    assert inbox.tokens("2") == serve(worker("llama"), waiting).tokens("2")

@@ -85,6 +85,11 @@ def test_blocks_that_do_not_fit_the_models_layers_are_refused(name: str, tmp_pat
     if any(block.block.kind == "kv" for block in blocks):
         branches = tuple(replace(branch, form="8") for branch in manifest.branches)
         made_up.append((replace(manifest, branches=branches), blocks))
+        for form in ("8", "none"):
+            others = [
+                replace(block, form=form) if block.block.kind == "kv" else block for block in blocks
+            ]
+            made_up.append((manifest, others))
     assert len(made_up) > 6
     answers = refused(worker(name), tmp_path, made_up)
     assert {found.failure for found in answers} == {SessionFailure.BAD_FILE}

@@ -46,13 +46,12 @@ from holdfast.worker.engine.sequence import (
     EngineSequence,
     Prefix,
     SequenceSpan,
-    StateCopy,
     copy_due_state,
     copy_everything,
 )
 from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.bits import BITS, KVBits
-from holdfast.worker.kv.live import Conversion, LiveState, ModelForm, shared_beginning
+from holdfast.worker.kv.live import Conversion, LiveState, ModelForm, Snapshot, shared_beginning
 from holdfast.worker.vision.images import WorkerImages
 
 _NO_IMAGES = "this model cannot be given images"
@@ -74,7 +73,7 @@ class PendingStep:
     sampled: SampledRows | None  # None: no span samples, or the sampling is not laid out yet
     scored: Mapping[RequestId, DeferredLogits]  # logits that score prompts
     pooled: dict[RequestId, mx.array]  # embeddings of prompts that end in this step: fp32 [hidden]
-    copies: list[StateCopy]  # for the prefix cache
+    copies: dict[RequestId, tuple[Snapshot, ...]]  # what the step copies for the cache
     outputs: list[mx.array]  # arrays to compute, including live state; emptied at launch
     is_computed: bool  # the forward pass has computed everything: there is nothing to wait for
 
@@ -439,24 +438,26 @@ class Engine:
             self._sample_late(self._under_way[0])
         return tuple(results)
 
-    def take_copies(self, pending: PendingStep) -> list[StateCopy]:
-        """Return the evaluated state copies of a collected step; a second call returns none."""
-        copies = pending.copies
-        pending.copies = []
-        return copies
+    def take_copies(self, pending: PendingStep) -> dict[RequestId, tuple[Snapshot, ...]]:
+        """Return the evaluated snapshots of a collected step, blocks before states; a second call
+        returns none.
+        """
+        kept = pending.copies
+        pending.copies = {}
+        return kept
 
-    def copy_remaining(self, request_id: RequestId) -> StateCopy | None:
+    def copy_remaining(self, request_id: RequestId) -> tuple[Snapshot, ...] | None:
         """Copy the part of a sequence's state that is not copied yet, because the sequence is about
-        to be closed. Does not wait.
+        to be closed: blocks, and then its state. Does not wait.
 
         Returns None if the sequence is empty or its layers lack a snapshot form.
         """
         sequence = self._sequences[request_id]
         if sequence.live.tokens == 0 or sequence.live.is_foreign:
             return None
-        copy = copy_everything(sequence)
-        mx.async_eval(list(copy.arrays()))  # type: ignore[no-untyped-call]
-        return copy
+        kept = copy_everything(sequence)
+        mx.async_eval([each.outputs for each in kept])  # type: ignore[no-untyped-call]
+        return kept
 
     def check_device(self) -> None:
         """Check a known result. Raises the device's error, or RuntimeError if the result is wrong."""
@@ -519,7 +520,7 @@ class Engine:
             sampled=None,
             scored=logits.scored,
             pooled={},
-            copies=[],
+            copies={},
             outputs=[scored.source for scored in logits.scored.values()],
             is_computed=logits.is_computed,
         )
@@ -574,17 +575,15 @@ class Engine:
     def _copy_due_state(self, each: SequenceSpan, pending: PendingStep) -> None:
         sequence = each.sequence
         sequence.live.tokens = each.span.start + each.span.tokens
-        copy = None
         if sequence.copy_policy is not None:
             certain_tokens = each.span.start + each.span.certain_tokens
             if sequence.saved is not None:
-                # the state may return to the start of the span if drafted tokens are rejected
-                certain_tokens = each.span.start
-            copy = copy_due_state(sequence, sequence.copy_policy, certain_tokens=certain_tokens)
-        if copy is not None:
-            pending.copies.append(copy)
-            pending.outputs.extend(copy.arrays())
-            pending.is_computed = False
+                certain_tokens = each.span.start  # the state may return to it
+            kept = copy_due_state(sequence, sequence.copy_policy, certain_tokens=certain_tokens)
+            if kept:
+                pending.copies[sequence.request.request_id] = kept
+                pending.outputs.extend(array for each in kept for array in each.outputs)
+                pending.is_computed = False
 
     def _trim_idle(self, pending: PendingStep) -> None:
         """Trim sequences that are not in this step: their recurrent states may be rows of a batch

@@ -180,8 +180,8 @@ def _from_copy(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.a
     first = case.sequence(runner, images)
     _read(runner, images, first, [case.spans[0].end])
     kept = copy_everything(first)
-    mx.eval(list(kept.arrays()))
-    continued = case.sequence(runner, images, Prefix(blocks=kept.blocks, state=kept.state))
+    mx.eval([each.outputs for each in kept])
+    continued = case.sequence(runner, images, Prefix.of(kept))
     return _read(runner, images, continued, [len(case.token_ids)])
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 
 from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.requests import RequestId, TokenIds
+from holdfast.wire.requests import TokenIds
 from holdfast.worker.engine.constraints import SequenceConstraint
 from holdfast.worker.engine.plan import CopyPolicy, Span
 from holdfast.worker.engine.sampling import RowState, row_state
@@ -23,7 +23,6 @@ from holdfast.worker.kv.live import (
     LiveState,
     SavedState,
     Snapshot,
-    all_finite,
     start_from,
 )
 from holdfast.worker.vision.model import Positions, SequenceImages, text_positions
@@ -42,6 +41,13 @@ class Prefix:
     blocks: tuple[Snapshot, ...] = ()
     state: Snapshot | None = None
     kept_tokens: int | None = None
+
+    @staticmethod
+    def of(snapshots: Sequence[Snapshot]) -> Prefix:
+        """The prefix of these blocks, and of the state at their end if it is among them."""
+        blocks = tuple(each for each in snapshots if each.tokens)
+        state = next((each for each in snapshots if not each.tokens), None)
+        return Prefix(blocks=blocks, state=state)
 
 
 @dataclass(slots=True)
@@ -255,69 +261,33 @@ def _rows_sampled_together(spans: Sequence[SequenceSpan]) -> list[int]:
     return [each.sequence.sampled_row for each in together]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateCopy:
-    """Snapshots of one sequence that a step has copied for the prefix cache: blocks, and possibly a
-    checkpoint (`state`). The blocks begin where the blocks copied earlier end.
-    """
-
-    request_id: RequestId
-    blocks: tuple[Snapshot, ...]
-    state: Snapshot | None = None
-    finite: mx.array = field(init=False)  # bool []; evaluated with the snapshots
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "finite", all_finite(self._snapshots()))
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether no snapshot contains NaN or infinity; such snapshots must not be cached."""
-        return bool(self.finite.item())
-
-    def arrays(self) -> Iterator[mx.array]:
-        yield from self._snapshots()
-        yield self.finite
-
-    def _snapshots(self) -> Iterator[mx.array]:
-        for block in self.blocks:
-            yield from block.arrays
-        if self.state is not None:
-            yield from self.state.arrays
-
-
 def copy_due_state(
     sequence: EngineSequence, policy: CopyPolicy, *, certain_tokens: int
-) -> StateCopy | None:
-    """Copy the state that the policy wants in the cache after the last appended tokens. Lazy.
+) -> tuple[Snapshot, ...]:
+    """Copy the blocks, and then the state, that are due for the cache after the last appended
+    tokens. Lazy. The blocks begin where those copied earlier end.
 
-    certain_tokens: how many tokens the sequence certainly has; the others are drafted. Returns None
-    if none is due.
+    certain_tokens: how many tokens the sequence certainly has; the others are drafted.
     """
     blocks = list(_full_blocks(sequence, policy.block_tokens, end=certain_tokens))
     if certain_tokens == sequence.live.tokens and certain_tokens in policy.boundaries:
         return _copy_up_to_now(sequence, blocks)
-    return (
-        StateCopy(request_id=sequence.request.request_id, blocks=tuple(blocks)) if blocks else None
-    )
+    return tuple(blocks)
 
 
-def copy_everything(sequence: EngineSequence) -> StateCopy:
-    """Copy all tokens that are not copied yet, and a checkpoint of the current state. Lazy."""
+def copy_everything(sequence: EngineSequence) -> tuple[Snapshot, ...]:
+    """Copy all tokens that are not copied yet, and then the current state. Lazy."""
     # without a policy, nothing has been copied yet
     block_tokens = (sequence.copy_policy or CopyPolicy()).block_tokens
     blocks = list(_full_blocks(sequence, block_tokens, end=sequence.live.tokens))
     return _copy_up_to_now(sequence, blocks)
 
 
-def _copy_up_to_now(sequence: EngineSequence, blocks: list[Snapshot]) -> StateCopy:
+def _copy_up_to_now(sequence: EngineSequence, blocks: list[Snapshot]) -> tuple[Snapshot, ...]:
     if sequence.live.tokens > sequence.copied_tokens:
         blocks.append(_next_block(sequence, sequence.live.tokens - sequence.copied_tokens))
     state = sequence.live.copy_checkpoint()
-    return StateCopy(
-        request_id=sequence.request.request_id,
-        blocks=tuple(blocks),
-        state=state if state.layers else None,
-    )
+    return (*blocks, state.checked()) if state.layers else tuple(blocks)
 
 
 def _full_blocks(sequence: EngineSequence, block_tokens: int, *, end: int) -> Iterator[Snapshot]:
@@ -335,4 +305,4 @@ def _end_of_next_block(sequence: EngineSequence, block_tokens: int) -> int:
 def _next_block(sequence: EngineSequence, tokens: int) -> Snapshot:
     block = sequence.live.copy_block(start=sequence.copied_tokens, tokens=tokens)
     sequence.copied_tokens += tokens
-    return block
+    return block.checked()

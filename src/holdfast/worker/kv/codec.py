@@ -5,7 +5,7 @@ Snapshots are stored as live states hold them: keys and values unquantized, or q
 small and are never quantized.
 
 The bytes contain no description: the key of a block identifies the tokens, and the form of the
-model and of the block's chain give the types and shapes of the arrays.
+model and of the block give the types and shapes of the arrays.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ class PayloadFormat:
             mx.array(np.frombuffer(part, np.uint8)).view(DTYPES[each.dtype]).reshape(each.shape)
             for each, part in zip(forms, parts, strict=True)
         )
-        layers = () if tokens else self.model.layers
-        return Snapshot(start=start, tokens=tokens, arrays=arrays, layers=layers)
+        if not tokens:
+            return Snapshot(start=start, arrays=arrays, layers=self.model.layers)
+        return Snapshot(start=start, tokens=tokens, arrays=arrays, form=form)
 
     def forms(self, *, start: int, tokens: int, form: KVBits = "native") -> list[ArrayForm]:
         """The forms of the arrays of a stored block, or of a state. form: of keys and values."""

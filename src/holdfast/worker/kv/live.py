@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 
 import mlx.core as mx
 
-from holdfast.worker.kv.bits import Bits
+from holdfast.worker.kv.bits import Bits, KVBits, form_of
 from holdfast.worker.kv.full import FrozenPart, FullKV
 from holdfast.worker.kv.layer import (
     CheckpointLayout,
@@ -42,13 +42,18 @@ class Snapshot:
 
     arrays: in the order of the layers; those of a block (usually keys and values) have the tokens
         on axis 2. If they are quantized, each is replaced by three: codes (uint32), scales, biases.
-    layers: which arrays each layer of a state has; empty for a block.
+    form: of the keys and values; of a state, always "native".
+    layers: what the arrays of a state are; empty for a block.
+    finite: bool [], whether the arrays contain neither NaN nor infinity; None if they were checked
+        before.
     """
 
     start: int
     tokens: int = 0
     arrays: tuple[mx.array, ...]
+    form: KVBits = "native"
     layers: tuple[CheckpointLayout, ...] = ()
+    finite: mx.array | None = None
 
     @property
     def nbytes(self) -> int:
@@ -62,7 +67,21 @@ class Snapshot:
     @property
     def is_quantized(self) -> bool:
         """Whether a block has codes instead of keys and values."""
-        return any(array.dtype == mx.uint32 for array in self.arrays[:1])
+        return self.form != "native"
+
+    def checked(self) -> Snapshot:
+        """The snapshot with `finite`, to be evaluated with its arrays. Lazy."""
+        return replace(self, finite=all_finite(self.arrays))
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the arrays contain neither NaN nor infinity; otherwise they must not be cached."""
+        return self.finite is None or bool(self.finite.item())
+
+    @property
+    def outputs(self) -> tuple[mx.array, ...]:
+        """What has to be evaluated."""
+        return self.arrays if self.finite is None else (*self.arrays, self.finite)
 
     def cut(self, tokens: int, *, offset: int = 0) -> Snapshot:
         """The block's `tokens` tokens from its token `offset` on. Lazy; shares the buffers."""
@@ -293,8 +312,12 @@ class LiveState:
 
     def copy_block(self, *, start: int, tokens: int) -> Snapshot:
         """Copy a run of tokens out of the layers that grow. Lazy."""
-        copies = [leaf.copy_out(start, start + tokens) for leaf in self.growing]
-        return Snapshot(start=start, tokens=tokens, arrays=tuple(itertools.chain(*copies)))
+        growing = self.growing
+        copies = [leaf.copy_out(start, start + tokens) for leaf in growing]
+        arrays = tuple(itertools.chain(*copies))
+        is_quantized = any(array.dtype == mx.uint32 for array in arrays[:1])
+        form = form_of(growing[0].bits if is_quantized else None)
+        return Snapshot(start=start, tokens=tokens, arrays=arrays, form=form)
 
     def copy_checkpoint(self) -> Snapshot:
         """Copy the current state of the layers that do not grow. Lazy."""

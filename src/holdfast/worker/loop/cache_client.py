@@ -14,19 +14,20 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias
 
 import msgspec
 
-from holdfast.store.block import BlockKey
+from holdfast.errors import InvalidRequest
 from holdfast.wire.commands import ReadAheadRun, SequenceRequest
 from holdfast.wire.events import CacheFigures, CacheOutcome, CacheReport, WaitReason
 from holdfast.wire.requests import TOKEN_BYTES, RequestId, common_tokens
+from holdfast.worker.engine.plan import BLOCK_TOKENS, CopyPolicy, SpanResult
 from holdfast.worker.kv.bits import KVBits
-from holdfast.worker.loop.device_steps import log_failure
+from holdfast.worker.loop.device_steps import DispatchedStep, log_failure
 from holdfast.worker.loop.sequences import Ledger, LiveSequence
 from holdfast.worker.prefix.chain import Cursor, Root
 from holdfast.worker.prefix.in_flight import InFlightPrefills
@@ -35,8 +36,7 @@ from holdfast.worker.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run time
     from holdfast.worker.engine.engine import Engine, PendingStep
-    from holdfast.worker.engine.sequence import StateCopy
-    from holdfast.worker.kv.live import LiveState
+    from holdfast.worker.kv.live import LiveState, Snapshot
     from holdfast.worker.prefix.cache import PrefixCache
 
 LEAST_SHARED_TOKENS = 64  # with fewer, prefilling is faster than waiting for another prefill
@@ -82,7 +82,7 @@ class _Rest:
     """
 
     sequence: LiveSequence
-    kept: StateCopy
+    kept: Sequence[Snapshot]
     has_ended: bool
 
 
@@ -113,7 +113,7 @@ class CacheClient:
         self._ledger = ledger
         self._on_end = on_end
         self._clock = clock
-        self.read_ahead = ReadAheadRuns()
+        self._read_ahead = ReadAheadRuns()
         self._in_flight = InFlightPrefills()
         self._computing: list[_Rest] = []  # copied out since the last step was dispatched
         self._computed: list[_Rest] = []  # computed with the last step, but not committed yet
@@ -127,11 +127,6 @@ class CacheClient:
     def _waiting(self, *reasons: WaitReason) -> list[LiveSequence]:
         """The sequences in the scheduler's queue that wait for one of these, oldest first."""
         return [self._ledger[request_id] for request_id in self._scheduler.waiting_for(*reasons)]
-
-    @property
-    def has_uncommitted(self) -> bool:
-        """Whether any state that was copied out of a sequence is not committed yet."""
-        return bool(self._computing or self._computed)
 
     def is_computing_for(self, sequences: Container[LiveSequence]) -> bool:
         """Whether one of these sequences has been closed, but the copied state is still
@@ -181,9 +176,10 @@ class CacheClient:
         otherwise=lambda client, sequence: client._restart_cold(sequence),
     )
     def look_up(self, sequence: LiveSequence) -> None:
-        """Find the cached prefix of a waiting sequence. As soon as the prefix is in memory, the
-        scheduler is told that the sequence is ready.
+        """Find the cached prefix of a waiting sequence, instead of one that was found before. As
+        soon as the prefix is in memory, the scheduler is told that the sequence is ready.
         """
+        self.withdraw(sequence)
         request = sequence.request
         cache = self._cache_for(request)
         start = sequence.start
@@ -191,7 +187,7 @@ class CacheClient:
             self._restart_cold(sequence)
             return
         if self._must_postpone():
-            self._postpone(sequence)
+            self._look_up_later(sequence, reported=WaitReason.MEMORY)
             return
         # first commit the latest states: the next turn often arrives right after the answer that it
         # continues
@@ -225,15 +221,14 @@ class CacheClient:
         return [each for each in self._ledger.live() if each.start.lookup is not None]
 
     def _must_postpone(self) -> bool:
-        """Whether memory is critically short, and a sequence has its prefix in memory already."""
+        """Whether memory is critically short, so that only one waiting sequence may have its prefix
+        in memory, and one has it.
+        """
         return self._scheduler.admits_one_at_a_time and bool(self._looked_up())
 
-    def _postpone(self, sequence: LiveSequence) -> None:
-        """Look up a waiting sequence's prefix later: while memory is critically short, only one
-        waiting sequence may have its prefix in memory.
-        """
+    def _look_up_later(self, sequence: LiveSequence, *, reported: WaitReason | None = None) -> None:
         self.withdraw(sequence)
-        sequence.wait(WaitReason.LOOKUP, now=self._clock(), reported=WaitReason.MEMORY)
+        sequence.wait(WaitReason.LOOKUP, now=self._clock(), reported=reported)
 
     def _waits_for_twin(self, sequence: LiveSequence, chain: bytes, *, cached_tokens: int) -> bool:
         tenant = _in_flight_tenant(sequence)
@@ -293,15 +288,17 @@ class CacheClient:
         """Take blocks that were read from disk, repeat lookups, prepare images, and do the cache's
         housekeeping.
         """
-        if self._cache is not None and self._scheduler.admits_one_at_a_time:
-            for sequence in self._looked_up()[1:]:
-                self._postpone(sequence)
+        if self._cache is not None:
+            self._repeat_lost(self._cache)
+            if self._scheduler.admits_one_at_a_time:
+                for sequence in self._looked_up()[1:]:
+                    self._look_up_later(sequence, reported=WaitReason.MEMORY)
         if self.is_waited_for:
             self._prepare_images()
             postpones = self._must_postpone()
             for sequence in self._waiting(WaitReason.LOOKUP):
                 if postpones:
-                    self._postpone(sequence)
+                    self._look_up_later(sequence, reported=WaitReason.MEMORY)
                     continue
                 self.look_up(sequence)
                 is_critical = self._scheduler.admits_one_at_a_time
@@ -329,8 +326,9 @@ class CacheClient:
         otherwise=lambda client, sequence: client._restart_all_cold(),
     )
     def withdraw(self, sequence: LiveSequence) -> None:
-        """Record that a sequence has ended, or is preempted or paused: it no longer looks up or
-        prefills a prefix. Requests that waited for its prefill look up their prefixes again.
+        """Record that a sequence has ended, is preempted or paused, or caches nothing any more: no
+        other request waits for its prefill, and it does not look up or hold a prefix. Requests that
+        waited for its prefill look up their prefixes again.
         """
         sequence.start.release()
         self._free_twins(self._in_flight.withdraw(sequence.id))
@@ -339,25 +337,38 @@ class CacheClient:
         for request_id in request_ids:
             self._ledger[request_id].wait(WaitReason.LOOKUP, now=self._clock())
 
-    def _repeat_without(self, gone: Iterable[BlockKey]) -> None:
-        """Repeat the lookup of waiting sequences that would have started from lost blocks or live
-        states. A sequence that was just admitted still starts from the blocks that it holds.
+    @_guarded("requests may start from blocks that were forgotten")
+    def _repeat_lost(self, cache: PrefixCache) -> None:
+        """Repeat the lookup of waiting sequences that would have started from forgotten blocks or
+        lost live states. A sequence that was just admitted still starts from the blocks that it
+        holds.
         """
-        lost = set(gone)
+        forgotten = cache.index.take_forgotten()
         for sequence in self._looked_up():
             lookup = sequence.start.lookup
             if (
                 lookup is not None
-                and (lookup.has_lost_its_base or (lost and not lost.isdisjoint(lookup.plan.keys)))
+                and (lookup.has_lost_its_base or not forgotten.isdisjoint(lookup.plan.keys))
                 and not sequence.scheduled.is_running
             ):
-                self.withdraw(sequence)
-                sequence.wait(WaitReason.LOOKUP, now=self._clock())
+                self._look_up_later(sequence)
 
     # -- open
 
     def open(self, sequence: LiveSequence) -> None:
-        """Open a sequence in the engine, with the prefix that was found for it. May raise."""
+        """Open a sequence in the engine, with the prefix that was found for it. May raise; then the
+        parked state that the sequence was to take over is no longer valid, unless the request is
+        refused.
+        """
+        try:
+            self._open(sequence)
+        except InvalidRequest:
+            raise
+        except Exception:
+            self._free_taken(sequence)
+            raise
+
+    def _open(self, sequence: LiveSequence) -> None:
         request = sequence.request
         start = sequence.start
         lookup = start.lookup
@@ -377,7 +388,8 @@ class CacheClient:
         restored_at = self._clock()
         if cache is not None and request.is_kept:
             with log_failure("the KV of request %s is not cached", sequence.id):
-                keep = cache.policy(sequence.prompt_tokens, request.resume_points)
+                marks = self.boundaries(request) or (sequence.prompt_tokens,)
+                keep = CopyPolicy(block_tokens=BLOCK_TOKENS, boundaries=frozenset(marks))
         state = self._engine.open(
             request,
             generated=tuple(sequence.answer.token_ids),
@@ -421,7 +433,7 @@ class CacheClient:
             restore_seconds=lookup.fetch_seconds + restore_seconds,
         )
         if sequence.start.report is None and not request.is_idle_work:
-            used = self.read_ahead.take(
+            used = self._read_ahead.take(
                 sequence.chain, tenant=request.tenant, cached_tokens=report.cached_tokens
             )
             report = msgspec.structs.replace(report, read_ahead_tokens=used)
@@ -446,10 +458,7 @@ class CacheClient:
                 self._ledger.counters.count_report(report)
 
     @_guarded("the parked state of request %s could not be freed")
-    def could_not_begin(self, sequence: LiveSequence) -> None:
-        """Free the parked state meant for a sequence which the engine could not open,
-        because that state is no longer valid.
-        """
+    def _free_taken(self, sequence: LiveSequence) -> None:
         lookup = sequence.start.lookup
         base = None if lookup is None else lookup.base
         # if the sequence already has a live chain, that chain is freed with the sequence
@@ -470,7 +479,7 @@ class CacheClient:
             with log_failure("parked states could not be freed"):
                 self._cache.live.reclaim(missing_bytes)
                 self._count_held(self._cache)
-        self._repeat_without(())
+        self._repeat_lost(self._cache)
 
     def _count_held(self, cache: PrefixCache) -> int:
         """Returns the bytes of parked states that must be freed for the next step."""
@@ -484,35 +493,26 @@ class CacheClient:
     @_guarded("the blocks of request %s could not be forgotten")
     def distrust(self, sequence: LiveSequence) -> None:
         """Forget the state that a failed sequence computed, and damaged state that it started
-        from.
+        from. Its next attempt starts from less; see `CachedStart`.
         """
-        self.discard((sequence,))
-        if self._cache is None:
-            return
-        self._repeat_without(self._cache.distrust(sequence.start, tuple(sequence.inserted)))
+        try:
+            self._discard((sequence,))
+            if self._cache is not None:
+                self._cache.distrust(sequence.start, tuple(sequence.inserted))
+        finally:
+            sequence.start.lose_trust()
 
     @_guarded("the blocks that request %s started from could not be forgotten")
-    def blame(self, sequence: LiveSequence) -> None:
+    def _blame(self, sequence: LiveSequence) -> None:
         """Forget the blocks that a sequence first started from, because it succeeded without the
         cache.
         """
-        if self._cache is not None:
-            self._repeat_without(self._cache.blame(sequence.start))
+        assert self._cache is not None
+        self._cache.blame(sequence.start)
 
-    @_guarded("requests may start from blocks of a forgotten session")
-    def repeat_without_forgotten(self) -> None:
-        """Repeat the lookup of sequences that would have started from blocks of a forgotten
-        session.
-        """
-        if self._cache is not None:
-            lookups = [sequence.start.lookup for sequence in self._looked_up()]
-            wanted = {key for each in lookups if each is not None for key in each.plan.keys}
-            self._repeat_without(self._cache.gone(wanted))
-
-    @_guarded("requests that waited for %s wait for its end")
-    def stop_caching(self, sequence: LiveSequence) -> None:
-        """Record that a running sequence caches nothing from now on, so that no other waits for it."""
-        self._free_twins(self._in_flight.withdraw(sequence.id))
+    def note_read_ahead(self, run: ReadAheadRun) -> None:
+        """Remember a prompt that an earlier worker prefilled as idle work."""
+        self._read_ahead.note(run)
 
     def quantize(self, sequence: LiveSequence, kv_bits: KVBits) -> tuple[int, int]:
         """Quantize the state of an open sequence. No pending step may contain the sequence. Its
@@ -533,21 +533,32 @@ class CacheClient:
 
     # -- commit
 
+    def leave(self, sequence: LiveSequence, *, is_healthy: bool, has_ended: bool) -> None:
+        """Record that a sequence ends or is preempted, before it is closed in the engine. The part
+        of its state that is not cached yet is copied out and cached later.
+
+        is_healthy: False if the state must not be cached. has_ended: False if it continues later.
+        """
+        if sequence.is_open:
+            if is_healthy:
+                self._copy_rest(sequence, has_ended=has_ended)
+            else:
+                self._give_up(sequence)
+        self.withdraw(sequence)
+        if sequence.request.is_idle_work and is_healthy and has_ended:
+            self._read_ahead.add(sequence)
+
     @_guarded(
         "the rest of request %s is not cached",
-        otherwise=lambda client, sequence, *, has_ended: client.give_up(sequence),
+        otherwise=lambda client, sequence, *, has_ended: client._give_up(sequence),
     )
-    def copy_rest(self, sequence: LiveSequence, *, has_ended: bool) -> None:
-        """Copy the rest of an open sequence's state, which no step has copied yet, before the
-        sequence is closed.
-
-        has_ended: False if the sequence is only preempted.
-        """
+    def _copy_rest(self, sequence: LiveSequence, *, has_ended: bool) -> None:
+        """Copy the rest of an open sequence's state, which no step has copied yet."""
         if not self.keeps(sequence.request):
-            self._leave(sequence)
+            self._end_live(sequence)
             return
         if sequence.is_quantized:
-            self._leave(sequence)
+            self._end_live(sequence)
             if has_ended:
                 self._on_end(sequence)
             return
@@ -555,16 +566,15 @@ class CacheClient:
         if rest is not None:
             self._computing.append(_Rest(sequence, rest, has_ended))
         if rest is None or not has_ended:
-            self._leave(sequence)
+            self._end_live(sequence)
         if rest is None and has_ended:
             self._on_end(sequence)
 
     @_guarded("the state of request %s could not be freed")
-    def give_up(self, sequence: LiveSequence) -> None:
-        """Free the live state of a sequence that is about to be closed, without caching it."""
-        self._leave(sequence)
+    def _give_up(self, sequence: LiveSequence) -> None:
+        self._end_live(sequence)
 
-    def _leave(self, sequence: LiveSequence) -> None:
+    def _end_live(self, sequence: LiveSequence) -> None:
         """End a sequence's live chain: no other sequence may start from its state any more."""
         live = sequence.live
         sequence.live = None
@@ -573,7 +583,7 @@ class CacheClient:
             self._cache.live.leave(live)
 
     @_guarded("the states of a failed step could not be freed")
-    def discard(self, sequences: Container[LiveSequence]) -> None:
+    def _discard(self, sequences: Container[LiveSequence]) -> None:
         """Discard the state that was copied out of these sequences but is not committed."""
         rests = (*self._computing, *self._computed)
         discarded = [rest.sequence for rest in rests if rest.sequence in sequences]
@@ -581,24 +591,47 @@ class CacheClient:
         self._computed = [rest for rest in self._computed if rest.sequence not in sequences]
         with ExitStack() as leaving:  # runs all, even if one raises
             for sequence in discarded:
-                leaving.callback(self._leave, sequence)
+                leaving.callback(self._end_live, sequence)
+
+    def end_step(self, step: DispatchedStep, results: tuple[SpanResult, ...] | None) -> None:
+        """Commit the state that a step copied out of the sequences that have not failed in it, and
+        the state of closed sequences that is computed by now. Discard the state of the others.
+
+        results: None if the whole step failed.
+        """
+        if results is None:
+            self._discard(step.sequences)
+            return
+        if not step.sequences:
+            return
+        self._commit_step(step.pending, step.healthy(results))
+        self._discard(step.unhealthy(results))
+        for _, sequence, result in step.current_results(results):
+            is_success = bool(result.token_ids) and not (result.failure or result.refusal)
+            if is_success and sequence.start.has_suspects and self._ledger.is_live(sequence):
+                self._blame(sequence)
 
     @_guarded("the state that a step computed is not cached")
-    def commit_step(self, pending: PendingStep | None, sequences: tuple[LiveSequence, ...]) -> None:
-        """Commit the state that a successful step copied out of these sequences, and the state of
-        closed sequences that is computed by now.
-        """
+    def _commit_step(
+        self, pending: PendingStep | None, sequences: tuple[LiveSequence, ...]
+    ) -> None:
         by_id = {sequence.id: sequence for sequence in sequences}
-        for kept in () if pending is None else self._engine.take_copies(pending):
+        copied = {} if pending is None else self._engine.take_copies(pending)
+        for request_id, kept in copied.items():
             # a request of a forgotten session still copies blocks, but stores none
-            if kept.request_id in by_id and self.keeps(by_id[kept.request_id].request):
-                self._commit(by_id[kept.request_id], kept)
+            if request_id in by_id and self.keeps(by_id[request_id].request):
+                self._commit(by_id[request_id], kept)
         self._commit_computed()
 
-    def flush(self) -> None:
-        """Commit all state that was copied out; waits for the device."""
+    def flush(self) -> bool:
+        """Commit all state that was copied out; waits for the device. Returns False if there was
+        none.
+        """
+        if not (self._computing or self._computed):
+            return False
         self._commit_computed()
         self._commit_computed()
+        return True
 
     def _commit_computed(self) -> None:
         """Commit the computed state of closed sequences. The next call commits the state that is
@@ -612,28 +645,28 @@ class CacheClient:
 
     @_guarded(
         "the rest of request %s is not cached",
-        otherwise=lambda client, sequence, rest: client.give_up(sequence),
+        otherwise=lambda client, sequence, rest: client._give_up(sequence),
     )
     def _commit_rest(self, sequence: LiveSequence, rest: _Rest) -> None:
         self._commit(sequence, rest.kept)
         live = sequence.live
-        if rest.has_ended and live is not None and rest.kept.is_finite:
+        is_finite = all(each.is_finite for each in rest.kept)
+        if rest.has_ended and live is not None and is_finite:
             assert self._cache is not None
             sequence.live = None
             self._cache.live.park(live, bytes(sequence.chain))
-        self._leave(sequence)
+        self._end_live(sequence)
         if rest.has_ended:
             self._on_end(sequence)
 
-    def _commit(self, sequence: LiveSequence, kept: StateCopy) -> None:
+    def _commit(self, sequence: LiveSequence, kept: Sequence[Snapshot]) -> None:
         assert self._cache is not None
         assert sequence.start.cursor is not None, "committed before it was opened"
         sequence.inserted += self._cache.keep(
             sequence.start.cursor, sequence.chain, kept, live=sequence.live
         )
-        if kept.blocks:
-            stored_tokens = kept.blocks[-1].start + kept.blocks[-1].tokens
-            self._free_twins(self._in_flight.progress(sequence.id, stored_tokens))
+        if blocks := [each for each in kept if each.tokens]:
+            self._free_twins(self._in_flight.progress(sequence.id, blocks[-1].end))
 
     # -- the cache as a whole
 
@@ -648,10 +681,8 @@ class CacheClient:
     def close(self, *, saves_all: bool) -> None:
         """Write queued blocks to disk, or all unsaved ones, and close the cache."""
         if self._cache is not None:
-            if saves_all:
-                with log_failure("some cached blocks could not be saved to disk"):
-                    self._cache.offer_rest()
-            self._cache.close()
+            with log_failure("some cached blocks could not be saved to disk"):
+                self._cache.close(saves_all=saves_all)
 
 
 class ReadAheadRuns:

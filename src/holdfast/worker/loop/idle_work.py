@@ -55,7 +55,6 @@ class IdleWork:
             self._running = None
             self._lifetimes.suspend(running)
             self._drop_oldest()
-            self._cache.read_ahead.add(running)
         for sequence in self._prompts():
             if _is_stale(sequence.request, request):
                 self._drop(sequence)
@@ -105,11 +104,8 @@ class IdleWork:
         return [each for each in self._ledger.live() if each.scheduled.is_idle_work]
 
     def _current(self) -> LiveSequence | None:
-        """The prompt that is being prefilled, or None. If its prefill has just ended, the
-        prefilled tokens are recorded first.
-        """
+        """The prompt that is being prefilled, or None."""
         if self._running is not None and not self._ledger.is_live(self._running):
-            self._cache.read_ahead.add(self._running)
             self._running = None
         return self._running
 

@@ -110,7 +110,6 @@ class Lifetimes:
             # another sequence admitted in this step took the live state that this one wanted
             if sequence.start.lookup is not None and sequence.start.lookup.has_lost_its_base:
                 self._scheduler.restart(sequence.id)
-                self._cache.withdraw(sequence)
                 self._cache.look_up(sequence)
                 continue
             sequence.admit(now=self._clock())
@@ -129,7 +128,6 @@ class Lifetimes:
             logger.warning("request %s cannot be served: %s", sequence.id, cause.loggable)
             self.drop(sequence, FinishReason.REFUSED, error=str(cause))
             return
-        self._cache.could_not_begin(sequence)
         if sequence.start.may_be_blamed:
             self.give_up_state(
                 sequence, f"the request cannot start from its cached prefix: {failure}"
@@ -204,7 +202,6 @@ class Lifetimes:
             return
         self.close(sequence, is_healthy=False)
         sequence.reuse_nothing()
-        sequence.start.lose_trust()
         self._restart(sequence)
         if blames_live_state:
             self._look_up_unless_paused(sequence)
@@ -222,15 +219,11 @@ class Lifetimes:
 
         is_healthy: False if the state must not be cached. has_ended: False if it continues later.
         """
+        self._cache.leave(sequence, is_healthy=is_healthy, has_ended=has_ended)
         if sequence.is_open:
             sequence.is_open = False
-            if is_healthy:
-                self._cache.copy_rest(sequence, has_ended=has_ended)
-            else:
-                self._cache.give_up(sequence)
             self._engine.close(sequence.id)
             sequence.is_quantized = False
-        self._cache.withdraw(sequence)
 
     def suspend(self, sequence: LiveSequence) -> None:
         """Close idle work that will continue later; its computed state is cached. A new sequence for the

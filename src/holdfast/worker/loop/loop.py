@@ -283,7 +283,7 @@ class WorkerLoop:
                     if self._memory is not None:
                         self._memory.set_worker_pressure(command.pressure)
                 case ReadAheadRun():
-                    self._cache.read_ahead.note(command)
+                    self._cache.note_read_ahead(command)
                 case LogChange():
                     logging.getLogger().setLevel(command.level.upper())
                     logger.debug("the log level of this worker is now %s", command.level)
@@ -474,8 +474,6 @@ class WorkerLoop:
             answer = sessions.carry_out(command)
             if answer is not None:
                 self._ledger.emit(answer)
-        if command.forget:
-            self._cache.repeat_without_forgotten()
 
     def _detach_running(self, command: SessionCommand, sessions: SessionService) -> None:
         """Detach the running requests of a session that is about to be closed.
@@ -493,8 +491,10 @@ class WorkerLoop:
                     chain=sequence.chain,
                 )
                 sequence.request = request.without_session(forget=command.forget)
-                if command.forget:
-                    self._cache.stop_caching(sequence)
+                if command.forget and (sequence.is_open or sequence.scheduled.is_paused):
+                    self._cache.withdraw(sequence)
+                elif command.forget:
+                    self._cache.look_up(sequence)  # of its prefill, nothing will be cached
 
     def _refuse(self, command: SessionCommand, failure: SessionFailure, message: str) -> None:
         answer = SessionAnswer(call_id=command.call_id, failure=failure, message=message)
@@ -658,7 +658,6 @@ class WorkerLoop:
             sequence.has_final_kv_bits = True
             kv_bits = self._choose_kv_bits(sequence.request, is_short=True)
             if kv_bits != sequence.kv_bits:
-                self._cache.withdraw(sequence)
                 sequence.kv_bits = kv_bits
                 sequence.scheduled.costs = costs
                 self._cache.look_up(sequence)
@@ -758,15 +757,13 @@ class WorkerLoop:
     def _complete(self, step: DispatchedStep) -> None:
         self._pulse.work(step.expected_seconds)
         results = self._steps.collect(step, later=self._dispatched)
+        self._cache.end_step(step, results)
         if results is None:
-            self._cache.discard(step.sequences)
             was_alone = len(step.sequences) == 1
             results = tuple(
                 self._retry_alone(span, sequence, was_alone=was_alone)
                 for span, sequence in zip(step.plan.spans, step.sequences, strict=True)
             )
-        elif step.sequences:
-            self._cache.commit_step(step.pending, step.healthy(results))
         started_at = max(step.started_at, self._collected_at)
         self._collected_at = self._clock()
         self._process_results(step, results, seconds=self._collected_at - started_at)
@@ -825,8 +822,6 @@ class WorkerLoop:
                     ledger.generate(sequence, result.token_ids[:count], result.logprobs[:count])
                     generated[span.request_id] = count
                     repeated[span.request_id] = result.repeated
-                    if sequence.start.has_suspects:
-                        self._cache.blame(sequence)
                     if end.reason is FinishReason.STOP:
                         ended.append((sequence, FinishReason.STOP, ""))
         counters.count_step(
@@ -869,11 +864,8 @@ class WorkerLoop:
         Returns True if all of it was committed: the states of ended sequences are then parked, so they
         can be freed for a waiting request.
         """
-        if not self._cache.has_uncommitted:
-            return False
         self._pulse.work()
-        self._cache.flush()
-        return not self._cache.has_uncommitted
+        return self._cache.flush()
 
     def _collect_last_step(self) -> tuple[LiveSequence, ...]:
         """Collect the step that still runs on the device, without sending its tokens; returns the
@@ -884,13 +876,8 @@ class WorkerLoop:
         if step is None:
             return ()
         results = self._steps.collect_last(step)
-        if results is None:
-            unhealthy = step.sequences
-        else:
-            unhealthy = step.unhealthy(results)
-            self._cache.commit_step(step.pending, step.healthy(results))
-        self._cache.discard(unhealthy)
-        return unhealthy
+        self._cache.end_step(step, results)
+        return step.sequences if results is None else step.unhealthy(results)
 
 
 def _expected_together(decision: Decision, ahead: DispatchedStep | None) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import mlx.core as mx
@@ -20,8 +20,8 @@ from holdfast.store.store import BlockStore
 from holdfast.wire.cache_map import CacheMap, CacheMapQuestion
 from holdfast.wire.events import CacheFigures, CacheOutcome
 from holdfast.wire.requests import TOKEN_BYTES
-from holdfast.worker.engine.plan import BLOCK_TOKENS, CopyPolicy
-from holdfast.worker.engine.sequence import Prefix, StateCopy
+from holdfast.worker.engine.plan import BLOCK_TOKENS
+from holdfast.worker.engine.sequence import Prefix
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.codec import PayloadFormat, check_sizes, check_values, to_bytes
 from holdfast.worker.kv.layer import SnapshotMismatch
@@ -105,11 +105,6 @@ class PrefixCache:
             prompt_tokens - 1,
         }
         return tuple(sorted(mark for mark in marks if 0 < mark < prompt_tokens))
-
-    def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> CopyPolicy:
-        """Create the policy by which the engine copies state out of a sequence with this prompt."""
-        marks = self.boundaries(prompt_tokens, branch_points) or (prompt_tokens,)
-        return CopyPolicy(block_tokens=BLOCK_TOKENS, boundaries=frozenset(marks))
 
     def lookup(
         self,
@@ -273,38 +268,34 @@ class PrefixCache:
         self,
         cursor: Cursor,
         chain: bytes | bytearray,
-        kept: StateCopy,
+        snapshots: Sequence[Snapshot],
         *,
         live: LiveChain | None = None,
     ) -> tuple[BlockKey, ...]:
         """Store snapshots of a sequence with the packed tokens `chain`.
 
         Returns the new keys, and moves `cursor` to the end of the stored part. Snapshots of tokens
-        after the chain, or with values that are not finite, are not stored. live: the sequence's
-        live chain, which also holds these tokens.
+        after the chain are not stored; if a value is not finite, none is. live: the sequence's live
+        chain, which also holds these tokens.
         """
-        if not kept.is_finite:
-            logger.debug(
-                "the KV of request %s is not cached: its values are not finite",
-                kept.request_id,
-            )
+        if not all(snapshot.is_finite for snapshot in snapshots):
+            logger.debug("the KV of a sequence is not cached: its values are not finite")
             return ()
-        snapshots = kept.blocks if kept.state is None else (*kept.blocks, kept.state)
-        blocks = [self.put(cursor, chain, snapshot, live=live) for snapshot in snapshots]
+        blocks = [self._put(cursor, chain, snapshot, live=live) for snapshot in snapshots]
         if live is not None:
             self._fill_gaps(cursor, live)
         return tuple([block.key for block in blocks if block is not None])
 
-    def put(
+    def _put(
         self,
         cursor: Cursor,
         chain: bytes | bytearray,
         snapshot: Snapshot,
         *,
-        live: LiveChain | None = None,
+        live: LiveChain | None,
     ) -> Block | None:
         """Store the tokens of a block that are not stored yet, or a state if all tokens before it
-        are stored. All values must be finite.
+        are stored.
 
         Returns the new block; None if there is nothing to store, or no room.
         """
@@ -347,35 +338,28 @@ class PrefixCache:
 
     # -- forget
 
-    def distrust(self, start: CachedStart, computed: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
+    def distrust(self, start: CachedStart, computed: Sequence[BlockKey]) -> None:
         """Forget what a failed sequence has computed, and damaged state that it started from; see
-        `CachedStart`. Returns the forgotten keys.
+        `CachedStart`.
         """
-        gone = self._forget(computed)
+        self._forget(computed)
         if start.may_blame_live and start.live is not None:
             start.live.is_stale = True
         elif start.may_be_blamed and start.cursor is not None:
             root = start.cursor.root
             first = next((key for key in start.blocks if not self._is_sound(key, root)), None)
             if first is not None:
-                gone += self._forget((first,))
+                self._forget((first,))
                 start.blocks = ()
-        return gone
 
-    def blame(self, start: CachedStart) -> tuple[BlockKey, ...]:
-        """Forget the suspects of a sequence that has succeeded without them; returns the forgotten
-        keys.
-        """
+    def blame(self, start: CachedStart) -> None:
+        """Forget the suspects of a sequence that has succeeded without them."""
         suspects = start.blocks
         start.blocks = ()
-        return self._forget(suspects)
+        self._forget(suspects)
 
-    def _forget(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
-        return self.index.forget(keys, cause=CacheOutcome.UNREADABLE)
-
-    def gone(self, keys: Iterable[BlockKey]) -> tuple[BlockKey, ...]:
-        """Those of the given keys that are no longer stored anywhere."""
-        return tuple([key for key in keys if self.index.residence(key) is None])
+    def _forget(self, keys: Sequence[BlockKey]) -> None:
+        self.index.forget(keys, cause=CacheOutcome.UNREADABLE)
 
     def _is_sound(self, key: BlockKey, root: Root) -> bool:
         """Whether a block is in memory, has the model's form and contains only finite values."""
@@ -425,12 +409,10 @@ class PrefixCache:
         if changes.stored or changes.lost:
             self.index.disk_changed(stored=changes.stored, lost=changes.lost)
 
-    def offer_rest(self) -> None:
+    def _offer_rest(self, store: BlockStore) -> None:
         """At shutdown, offer the store the blocks that it refused before, and wait until it has
         written all, accepts no more, or the time is up.
         """
-        if (store := self.store) is None:
-            return
         ends_at = time.perf_counter() + CLOSING_SECONDS
         left = math.inf
         while store.flush(max(0.0, ends_at - time.perf_counter())):
@@ -476,10 +458,16 @@ class PrefixCache:
             parked_bytes=held.parked_bytes,
         )
 
-    def close(self) -> None:
-        """Write queued blocks and end the threads of the store."""
+    def close(self, *, saves_all: bool = False) -> None:
+        """Write queued blocks, and if `saves_all` also those that the store has refused, and end
+        the threads of the store.
+        """
         if self.store is not None:
-            self.store.close()
+            try:
+                if saves_all:
+                    self._offer_rest(self.store)
+            finally:
+                self.store.close()
 
     # -- bytes
 
@@ -488,31 +476,41 @@ class PrefixCache:
         model, and all values are finite. Any thread.
         """
         block = stored.block
-        forms = self._payloads.forms(
-            start=block.start, tokens=block.tokens, form=_form_of(block, root)
-        )
+        form = _form_of(stored, root)
+        forms = self._payloads.forms(start=block.start, tokens=block.tokens, form=form)
         check_sizes(forms, stored.parts)
         check_values(forms, stored.parts)
 
     def decoded(self, stored: StoredBlock, *, root: Root) -> Snapshot:
         """The payload of a stored block. Raises SnapshotMismatch if its bytes do not fit."""
         block = stored.block
+        form = _form_of(stored, root)
         return self._payloads.snapshot(
-            stored.parts, start=block.start, tokens=block.tokens, form=_form_of(block, root)
+            stored.parts, start=block.start, tokens=block.tokens, form=form
         )
 
 
 def encoded(block: Block, payload: Snapshot) -> StoredBlock:
     """A block with the bytes of its payload, for the store or a file; `decoded` reverses it."""
-    return StoredBlock(block=block, parts=to_bytes(payload))
+    return StoredBlock(block=block, parts=to_bytes(payload), form=payload.form)
 
 
 def _limit(chain: bytes) -> int:
     return len(chain) // TOKEN_BYTES - 1  # the last token is always prefilled
 
 
-def _form_of(block: Block, root: Root) -> KVBits:
-    """The form of a stored block. Raises SnapshotMismatch if its length is impossible."""
+def _form_of(stored: StoredBlock, root: Root) -> KVBits:
+    """The form of a stored block, which is that of its root's chains at its end. Raises
+    SnapshotMismatch if its header states another one, or if its length is impossible.
+    """
+    block = stored.block
     if block.tokens > BLOCK_TOKENS or (block.kind == "state") != (block.tokens == 0):
         raise SnapshotMismatch(f"a stored {block.kind} of {block.tokens} tokens is impossible")
-    return root.form_at(block.start + block.tokens)
+    form: KVBits = "native"
+    if block.kind == "kv":
+        form = root.form_at(block.start + block.tokens)
+    if stored.form not in (None, form):
+        raise SnapshotMismatch(
+            f"block {block.key.hex()[:12]} is in the form {stored.form!r:.40} instead of {form!r}"
+        )
+    return form

@@ -53,6 +53,7 @@ class PrefixIndex:
         self._holders: dict[BlockKey, set[LiveChain]] = {}
         self._missing: set[BlockKey] = set()
         self._suspects: set[BlockKey] = set()
+        self._forgotten: set[BlockKey] = set()  # since the last call of `take_forgotten`
         self._planner = Planner(
             self._tree, self._history, is_in_memory=self._is_in_memory, missing=self._missing
         )
@@ -511,7 +512,14 @@ class PrefixIndex:
         for key in keys:
             if self._tree.has_node(key):
                 gone += self._lose(key, cause)
+        self._forgotten.update(gone)
         return tuple(gone)
+
+    def take_forgotten(self) -> set[BlockKey]:
+        """The keys that `forget` has removed since the last call."""
+        forgotten = self._forgotten
+        self._forgotten = set()
+        return forgotten
 
     def _make_room(self, nbytes: int, *, before: BlockKey) -> bool:
         """Evict until this many bytes fit for a key that follows block `before`; returns whether

@@ -21,7 +21,6 @@ from holdfast.worker.kv.live import (
     LiveState,
     Snapshot,
     all_bytes,
-    all_finite,
     frozen_bytes,
 )
 from holdfast.worker.prefix.chain import Root
@@ -451,7 +450,6 @@ class LiveTier:
         start, tokens = self._index.run_of(key)
         if chain.state is None:
             return None
-        block = chain.state.copy_block(start=start, tokens=tokens)
-        finite = all_finite(block.arrays)
-        mx.eval(block.arrays, finite)
-        return block if finite.item() else None
+        block = chain.state.copy_block(start=start, tokens=tokens).checked()
+        mx.eval(block.outputs)
+        return block if block.is_finite else None

@@ -533,7 +533,7 @@ class CachedStart:
         return self.trust is Trust.NOTHING and bool(self.blocks)
 
     def lose_trust(self) -> None:
-        """Record that the sequence has failed and is started again."""
+        """Record that the sequence has failed."""
         self.trust = Trust.BLOCKS if self.may_blame_live else Trust.NOTHING
 
     def release(self) -> None:

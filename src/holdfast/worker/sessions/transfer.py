@@ -307,7 +307,7 @@ class Transfers:
             for _ in branch.states:
                 stored = yield from self._next(transfer, blocks)
                 state = self._cache.decoded(stored, root=root)
-                self._cache.put(cursor, taken[-1], state)
+                self._cache.keep(cursor, taken[-1], (state,))
         transfer.session = self._register(command, file.manifest, taken)
 
     def _take_blocks(
@@ -340,7 +340,7 @@ class Transfers:
             if run.is_quantized and part.end % BLOCK_TOKENS:
                 begun = run
             else:
-                self._cache.put(cursor, chain, run)
+                self._cache.keep(cursor, chain, (run,))
                 tokens = part.end
         return tokens
 
