@@ -86,7 +86,7 @@ class Agent:
             while self.messages and self.messages[-1]["role"] == "user":
                 self.messages.pop()
         self.messages.append({"role": "user", "content": self._text(turn)})
-        marker = f"{self.name}-{self.asked}".replace(".", "x").replace("+", "y")
+        marker = f"{self.name}-{self.asked}".replace(".", "x").replace("+", "y").replace(" ", "-")
         for attempt in range(MOST_ATTEMPTS):
             heard = self._ask(turn, marker, attempt)
             if heard is None:  # the connection broke
@@ -204,6 +204,8 @@ class Agent:
             f"{self.name} has {heard.status} {heard.error or heard.ends} of request {request_id}"
         )
         simulation.checks.ended(request_id, turn, heard, began=began, front=front)
+        if self.name.startswith("last "):
+            simulation.checks.recovered(turn.model, heard.status)
         return heard
 
     def _read(self, exchange: Exchange, turn: Turn, attempt: int) -> Iterator[bytes]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from holdfast.front.link.worker_link import WorkerLink
-from holdfast.store.block import ReadFailed, read_block
+from holdfast.store.block import BlockKey, Entry, ReadFailed, read_block
+from holdfast.store.io_thread import IoThread
+from holdfast.store.maintenance import StoreMaintenance
+from holdfast.store.write_ahead import Mailbox
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import Accepted, Finished, Rejected, Started, TokensGenerated, WaitReason
 from holdfast.wire.requests import TOKEN_BYTES
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
     from tests.simulation.worker import SimulatedWorker
 
+MOST_FILES = 24  # open in one process while nothing happens
 CHECKED_SHARE = 0.2  # of the loop's rounds
 EXCUSE_SECONDS = 900.0  # for how long after it a trouble explains that a request fails
 # troubles that may make requests fail; errors of the disk never may
@@ -99,6 +104,10 @@ class Checks:
         self._lives: dict[WorkerLink, _Life] = defaultdict(_Life)
         # for each cache that may be shared: the hashes of all prefixes that were computed in it
         self._computed: dict[tuple[str, str], set[int]] = defaultdict(set)
+        # blocks that their store calls durable, by the name of their file; not those it gave up
+        self._durable: set[str] = set()
+        self._given_up: set[str] = set()  # files that the store may delete: evicted, or not wanted
+        self._recovered: dict[str, int] = {}  # the status of each model's last request
         self._tenants: dict[str, tuple[bool, str]] = {}  # a worker's tenant → the agents'
         kind, *_ = simulation.options.get("failing", ("",))
         if kind in ("message", "spawn", "step"):
@@ -437,6 +446,12 @@ class Checks:
                 self._violation("ends exactly once", f"these never end: {', '.join(life.open)}")
         for worker in self.simulation.machine.workers.values():
             self._check_worker_at_rest(worker)
+        for process in self.world.processes:
+            files = self.simulation.disk.open_files(process)
+            if len(files) > (0 if process.is_dead else MOST_FILES):
+                self._violation(
+                    "nothing outlives its owner", f"{process.name} has these open: {files}"
+                )
         self.check_store()
 
     def _check_worker_at_rest(self, worker: SimulatedWorker) -> None:
@@ -500,6 +515,61 @@ class Checks:
         """The server has stopped."""
         self.check_store()
 
+    # -- the store's promises
+
+    def stored(self, keys: Iterable[BlockKey]) -> None:
+        """The store says that these blocks are durable."""
+        self._durable.update(key.hex() for key in keys)
+
+    def gave_up(self, keys: Iterable[BlockKey]) -> None:
+        """The store evicts these blocks, or was told to remove them."""
+        names = [key.hex() for key in keys]
+        self._given_up.update(names)
+        self._durable.difference_update(names)
+
+    def deleted(self, path: Path) -> None:
+        """A file of a block is about to be deleted or moved away: only if it may be."""
+        if path.stem in self._given_up or path.parent.parent.name != "blocks":
+            return
+        if self._can_be_read(path):
+            self._violation("good blocks stay", f"{path.name} is whole, but is deleted")
+
+    def after_power_cut(self) -> None:
+        """What was durable has survived."""
+        blocks = self.simulation.folder / "store" / "blocks"
+        there = {path.stem for path in blocks.glob("*/*.block")}
+        # a file in the incoming folder is found when the store is opened again
+        there |= {path.stem for path in blocks.parent.glob("incoming/*/*.part")}
+        lost = self._durable - there
+        if len(lost) > self.damaged:
+            self._violation("durable blocks survive", f"{len(lost)} blocks are gone: {min(lost)}")
+
+    def _can_be_read(self, path: Path) -> bool:
+        try:
+            read_block(path, bytes.fromhex(path.stem), model=path.parent.name)
+        except (ReadFailed, OSError):
+            return False
+        return True
+
+    # -- processes
+
+    def killed(self, name: str) -> None:
+        """The server kills a worker: only if something has happened to it."""
+        if not any(kind in _EXCUSING for _, kind in self.excuses):
+            self._violation("no needless kill", f"{name} is killed, but nothing has gone wrong")
+
+    def recovered(self, model: str, status: int) -> None:
+        """How the last request of all ended, after everything that went wrong."""
+        self._recovered[model] = status
+
+    def check_recovery(self) -> None:
+        """Everything works again once nothing goes wrong any more."""
+        for model in self.simulation.options["models"]:
+            if self._recovered.get(model) != 200:
+                self._violation(
+                    "it recovers", f"{model} does not answer: {self._recovered.get(model)}"
+                )
+
     # -- coverage
 
     def _saw(self, front: SimulatedFront, event: str) -> None:
@@ -562,6 +632,27 @@ def install() -> None:
         finally:
             loop._inbox = inbox
 
+    finish, removed = Mailbox.finish, IoThread.remove
+
+    def watched_finish(mailbox: Mailbox, keys: Iterable[BlockKey], *, stored: bool) -> None:
+        keys = list(keys)
+        if stored:
+            _running[-1].stored(keys)
+        finish(mailbox, keys, stored=stored)
+
+    def watched_unlink(maintenance: StoreMaintenance, entries: Iterable[Entry]) -> list[Entry]:
+        entries = list(entries)
+        _running[-1].gave_up(entry.block.key for entry in entries)
+        return unlink(maintenance, entries)
+
+    def watched_remove(io: IoThread, keys: tuple[BlockKey, ...]) -> None:
+        _running[-1].gave_up(keys)
+        removed(io, keys)
+
+    unlink = StoreMaintenance._unlink
+    Mailbox.finish = watched_finish
+    StoreMaintenance._unlink = watched_unlink
+    IoThread.remove = watched_remove
     WorkerLink.send = watched_send  # type: ignore[method-assign]
     WorkerLink._deliver = watched_deliver  # type: ignore[method-assign]
     WorkerLoop._receive = watched_receive  # type: ignore[method-assign]

@@ -23,8 +23,8 @@ from tokenizers import Tokenizer
 
 from holdfast.worker.engine.engine import Engine, PendingStep
 from holdfast.worker.engine.layouts import Runner
-from holdfast.worker.engine.plan import BLOCK_TOKENS, SpanResult, StepPlan
 from holdfast.worker.engine.mlx_lm_hooks import StepLogits
+from holdfast.worker.engine.plan import BLOCK_TOKENS, SpanResult, StepPlan
 from holdfast.worker.engine.sequence import SequenceSpan
 from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.bits import BITS, KVBits
@@ -147,6 +147,8 @@ class ToyRunner(Runner):
         (layer,) = each.sequence.live.layers
         assert isinstance(layer, FullKV | QuantizedKV)
         fresh = rows_of(self._tokens(each), each.span.start, self._weights)
+        if self.is_poisoned:
+            fresh = np.full_like(fresh, np.nan)
         layer.append(mx.array(fresh[:1, None]), mx.array(fresh[1:, None]))
         return fresh
 
@@ -161,8 +163,9 @@ class ToyRunner(Runner):
         for row in reversed(each.wanted_rows):
             past = fresh[:, row + 1 :].sum(axis=1)  # tokens that this row does not see
             logits = np.zeros(self._vocab_size, np.float32)
-            logits[next_token(sums - past, span.start + row + 1, self._weights)] = PEAK
-            if self.is_poisoned:
+            if np.isfinite(sums).all():
+                logits[next_token(sums - past, span.start + row + 1, self._weights)] = PEAK
+            else:
                 logits[:] = np.nan
             found.append(logits)
         return found[::-1]

@@ -498,6 +498,8 @@ class SimulatedDisk:
 
     def unlink(self, path: str) -> None:
         self.enter("unlink", path)
+        if path.endswith(".block"):
+            self.world.on_delete(Path(path))
         status = _Real.lstat(path)
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
@@ -526,6 +528,8 @@ class SimulatedDisk:
 
     def rename(self, source: str, target: str) -> None:
         self.enter("rename", target)
+        if source.endswith(".block"):
+            self.world.on_delete(Path(source))
         status = _Real.lstat(source)
         grave, replaced = "", None
         try:

@@ -233,6 +233,8 @@ def install() -> None:
                 if process.is_dead:
                     raise ProcessLookupError
                 if number == signal.SIGKILL:
+                    found = world()
+                    found.on_kill(process)
                     process.kill(-9)
                 return
         kill(pid, number)

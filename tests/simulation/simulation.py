@@ -75,6 +75,8 @@ class Simulation:
         self._done = False
         world.outside.spawn(self._play, "scenario")
         world.on_event = self.checks.after_event
+        world.on_kill = lambda process: self.checks.killed(process.name)
+        world.on_delete = self.checks.deleted
 
     # -- the server
 
@@ -140,6 +142,13 @@ class Simulation:
             if self.world.now > deadline:
                 self.violation("bounded time", f"these agents never end: {self._busy()}")
             self._wait(5.0)
+        for model in self.options["models"]:  # everything has to work again
+            self.agent(f"last {model}").give(Turn(at=0.0, agent=f"last {model}", model=model))
+        while any(agent.is_busy for agent in self.agents.values()):
+            if self.world.now > deadline + SETTLING_SECONDS:
+                self.violation("it recovers", f"these never end: {self._busy()}")
+            self._wait(5.0)
+        self.checks.check_recovery()
         self._wait(120.0)  # for answers that nobody fetches, and for what is written later
         self.checks.at_rest()
         self.is_stopping = True
@@ -198,6 +207,7 @@ class Simulation:
     def power_cut(self) -> None:
         """The disk loses what was not made durable."""
         self.disk.power_cut()
+        self.checks.after_power_cut()
 
     def trouble_disk(self, trouble: Trouble) -> None:
         """The disk fails."""

@@ -274,9 +274,9 @@ def install() -> None:
     mx.disable_compile()  # compiling takes longer than it saves here
     os.setpriority = lambda *_: None
     os.getpid = lambda: world().here.pid if world_or_none() else _REAL_GETPID()
-    setattr(inbox, "own_queue_times", QueueTimes)
-    setattr(inbox, "_major_page_faults", lambda: 0)
-    setattr(counters, "_this_process", _NoProcess)
+    inbox.own_queue_times = QueueTimes
+    inbox._major_page_faults = lambda: 0
+    counters._this_process = _NoProcess
 
 
 class _NoProcess:

@@ -15,6 +15,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import greenlet
@@ -131,6 +132,8 @@ class World:
         self.processes: list[Process] = []
         self.story: list[tuple[float, str]] = []
         self.on_event: Callable[[], None] = lambda: None
+        self.on_kill: Callable[[Process], None] = lambda process: None  # by SIGKILL
+        self.on_delete: Callable[[Path], None] = lambda path: None  # of a file, before it happens
         self.outside = Process(self, "world", pid=1)
         self.counts: Counter[str] = Counter()  # how often each kind of thing was done
         self.failing: tuple[str, int] | None = None  # the kind of thing that fails, and which one
