@@ -38,7 +38,7 @@ class Heard:
     cached_tokens: int | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    request_id: str = ""  # of the request whose answer this is, which a retry may share
+    request_id: str = ""  # the answer's
 
     def add(self, choice: int, text: str | None) -> None:
         self.texts[choice] = self.texts.get(choice, "") + (text or "")
@@ -186,8 +186,6 @@ class Agent:
         heard = Heard()
         try:
             pieces = self._read(exchange, turn, attempt)
-            if turn.reader == "retries" and attempt:
-                heard.request_id = simulation.checks.shared(marker, request_id)
             if turn.streams:
                 _hear_stream(turn.protocol, pieces, heard, exchange)
             else:
@@ -240,6 +238,7 @@ def _hear_stream(protocol: str, pieces: Iterator[bytes], heard: Heard, exchange:
 
 
 def _hear_event(protocol: str, event: dict[str, Any], heard: Heard) -> None:
+    _hear_id(event, heard)
     if event.get("error"):
         heard.error = str(event["error"].get("code") or event["error"].get("type"))
         heard.message = str(event["error"].get("message"))
@@ -263,6 +262,13 @@ def _hear_event(protocol: str, event: dict[str, Any], heard: Heard) -> None:
         heard.add(0, event["delta"])
     elif kind in ("response.completed", "response.incomplete", "response.failed"):
         _hear_response(event["response"], heard, is_whole=False)
+
+
+def _hear_id(event: dict[str, Any], heard: Heard) -> None:
+    """The id of the answer, which all requests to workers have."""
+    whole = event.get("message") or event.get("response") or event
+    if isinstance(whole, dict) and not heard.request_id:
+        heard.request_id = str(whole.get("id") or "")
 
 
 def _hear_usage(usage: dict[str, Any] | None, heard: Heard) -> None:
@@ -289,6 +295,7 @@ def _hear_response(response: dict[str, Any], heard: Heard, *, is_whole: bool) ->
 
 
 def _hear_whole(protocol: str, answer: dict[str, Any], heard: Heard) -> None:
+    _hear_id(answer, heard)
     if heard.status != 200:
         error = answer.get("error", {})
         heard.error = str(error.get("code") or error.get("type"))

@@ -7,6 +7,7 @@ when nobody waits for anything any more.
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.worker.loop.loop import IDLE_SECONDS, WorkerLoop
 from tests.simulation.actions import Call, Trouble, Turn
 from tests.simulation.agents import Heard, expected
-from tests.simulation.device import Oracle, rows_of
+from tests.simulation.device import Oracle, rows_of, tokenizer
 
 if TYPE_CHECKING:
     from tests.simulation.front import SimulatedFront
@@ -121,15 +122,8 @@ class Checks:
 
     def began(self, request_id: str, turn: Turn) -> None:
         """An agent has sent a request."""
-        self._turns[request_id] = turn
-
-    def shared(self, marker: str, request_id: str) -> str:
-        """The id of the attempt whose answer a retry gets: the last one that reached a worker."""
-        attempts = [
-            f"{marker}.{number}" for number in range(int(request_id.rpartition(".")[2]) + 1)
-        ]
-        reached = [each for each in attempts if f"{each}/0" in self.asked]
-        return reached[-1] if reached else request_id
+        agent = self.simulation.agent(turn.agent)
+        self._turns[f"{agent.name} {agent.asked}"] = turn
 
     def ended(
         self, request_id: str, turn: Turn, heard: Heard, *, began: float, front: SimulatedFront
@@ -159,8 +153,10 @@ class Checks:
 
     def _check_texts(self, request_id: str, heard: Heard, *, is_whole: bool) -> None:
         for choice, text in heard.texts.items():
-            asked = self.asked.get(f"{heard.request_id or request_id}/{choice}")
+            asked = self.asked.get(f"{heard.request_id}/{choice}")
             if asked is None:
+                if text:
+                    self._violation("the oracle's tokens", f"{request_id} gets text from nowhere")
                 continue
             right, end = expected(asked.right())
             if is_whole and (text, heard.ends.get(choice)) != (right, end):
@@ -174,7 +170,7 @@ class Checks:
                     "the oracle's tokens",
                     f"choice {choice} of {request_id} begins with {text!r} instead of {right!r}",
                 )
-        asked = self.asked.get(f"{heard.request_id or request_id}/0")
+        asked = self.asked.get(f"{heard.request_id}/0")
         if is_whole and asked is not None and heard.prompt_tokens is not None:
             prompt_tokens = len(asked.request.prompt_token_ids)
             if heard.prompt_tokens != prompt_tokens:
@@ -182,7 +178,7 @@ class Checks:
                     "usage", f"{request_id} counts {heard.prompt_tokens} of {prompt_tokens} tokens"
                 )
         if is_whole and heard.completion_tokens is not None:
-            answers = [self.asked.get(f"{heard.request_id or request_id}/{i}") for i in heard.ends]
+            answers = [self.asked.get(f"{heard.request_id}/{i}") for i in heard.ends]
             if all(answers):
                 right_tokens = sum(len(each.right()) for each in answers if each is not None)
                 if heard.completion_tokens != right_tokens:
@@ -201,7 +197,9 @@ class Checks:
             self._violation("true refusals", f"no limit is set, but {said}")
         if "context" in heard.error:
             room = min(8192, self.simulation.options["kv_tokens"])
-            if self.simulation.agent(turn.agent).about_tokens() + turn.max_tokens < room // 2:
+            is_alone = len(self.simulation.options["models"]) == 1  # it has all the memory
+            tokens = self.simulation.agent(turn.agent).about_tokens() + turn.max_tokens
+            if is_alone and tokens < room // 2:
                 self._violation("true refusals", f"the prompt is short, but {said}")
             return
         if "longer than its limit" in heard.message:
@@ -242,13 +240,19 @@ class Checks:
         weights = life.worker.weights if life.worker is not None else ""
         asked = self.asked.get(request_id)
         if asked is None or asked.request.prompt_token_ids != command.prompt_token_ids:
-            turn = self._turns.get(request_id.rpartition("/")[0])
+            turn = self._turn_of(command)
             asked = self.asked[request_id] = _Asked(command, weights, turn)
             self._check_tenant(command, turn)
         given = list(command.generated_token_ids)
         if given != asked.right()[: len(given)] and asked.weights == weights:
             self._violation("the oracle's tokens", f"{request_id} goes on after wrong tokens")
         life.open[request_id] = _OnLink(asked, len(given))
+
+    def _turn_of(self, command: SequenceRequest) -> Turn | None:
+        """The turn for which a request is sent: that of the last message in its prompt."""
+        text = tokenizer().decode(list(command.prompt_token_ids))
+        messages = re.findall(r"(\S+) (\d+): ", text)
+        return self._turns.get(" ".join(messages[-1])) if messages else None
 
     def _check_tenant(self, command: SequenceRequest, turn: Turn | None) -> None:
         if turn is None:

@@ -71,6 +71,7 @@ class Simulation:
         self.agents: dict[str, Agent] = {}
         self.fronts: list[SimulatedFront] = []
         self.is_stopping = False
+        self.found: Violation | None = None
         self.front = self.begin_front()
         self._done = False
         world.outside.spawn(self._play, "scenario")
@@ -238,12 +239,14 @@ class Simulation:
 
     def violation(self, invariant: str, what: str) -> None:
         """Something that must never be has happened. Ends the run."""
-        raise Violation(invariant, what, at=self.world.now)
+        found = Violation(invariant, what, at=self.world.now)
+        self.found = self.found or found  # an event loop does not let errors through
+        raise found
 
     @property
     def is_over(self) -> bool:
-        """Whether the scenario has been played to its end."""
-        return self._done
+        """Whether the scenario has been played to its end, or to its first violation."""
+        return self._done or self.found is not None
 
 
 def _whole_turns(messages: list[dict[str, str]]) -> list[dict[str, str]]:
@@ -281,7 +284,6 @@ def run(scenario: Scenario, *, most_events: int = 3_000_000) -> Outcome:
         try:
             simulation = Simulation(world, scenario, folder)
             world.run(lambda: simulation.is_over or world.events > most_events)
-            outcome.states = simulation.checks.states
             outcome.answers = simulation.checks.answers
         except Violation as violation:
             outcome.violations.append(violation)
@@ -292,6 +294,9 @@ def run(scenario: Scenario, *, most_events: int = 3_000_000) -> Outcome:
         except Exception as error:
             outcome.violations.append(Violation("no exception", _where(error), at=world.now))
         if simulation is not None:
+            if simulation.found is not None:
+                outcome.violations = [simulation.found]
+            outcome.states = simulation.checks.states
             outcome.counts = world.counts + Counter(simulation.disk.counts)
             simulation.disk.close()
         outcome.seconds = world.now - 1000.0

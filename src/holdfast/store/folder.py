@@ -206,6 +206,11 @@ class StoreFolder:
             _exclude_from_backups(self.path)
         elif (self.path / _EARLIER_MARKER).is_file():
             self._begin_anew()
+        # A block is durable only if the folders around it are, and the process that created them may
+        # have died before it could sync them.
+        sync_folder(self.path)
+        with contextlib.suppress(PermissionError):  # of a folder that may only be searched
+            sync_folder(self.path.parent)
 
     def _begin_anew(self) -> None:
         """Delete the blocks and sessions of an earlier version, which this version cannot read."""
@@ -442,7 +447,9 @@ class Records:
     def put(self, name: str, data: bytes) -> None:
         """Write or replace a record. The record is durable when this returns."""
         path = self._path(name)
-        self._folder.mkdir(mode=0o700, exist_ok=True)
+        if not self._folder.is_dir():
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            sync_folder(self._folder.parent)
         with atomic_write(path) as file:
             file.write(data + self._sum(name, data))
             file.flush()

@@ -248,15 +248,18 @@ class PrefixIndex:
         return block
 
     def to_fill(self, cursor: Cursor) -> list[BlockKey]:
-        """The blocks before a valid cursor that are missing or suspect, parents first."""
+        """The blocks before a valid cursor that are missing or suspect, and of which the cursor's
+        chain has every token, parents first.
+        """
         found: list[BlockKey] = []
         if self._missing or self._suspects:
-            node = cursor.node
+            node, cut = cursor.node, cursor.cut
             while node is not None and node.parent is not None:
-                is_before = node.start + node.tokens <= cursor.position
-                if is_before and (node.key in self._missing or node.key in self._suspects):
+                # a chain that leaves a block in the middle has other tokens than its rest
+                has_all = cut == node.tokens
+                if has_all and (node.key in self._missing or node.key in self._suspects):
                     found.append(node.key)
-                node = node.parent
+                node, cut = node.parent, node.parent_cut
         return found[::-1]
 
     def fill(self, key: BlockKey, payload: Payload, *, holder: LiveChain | None) -> Block:
