@@ -359,6 +359,7 @@ def make_blocks_small(monkeypatch: pytest.MonkeyPatch) -> None:
     merged.
     """
     monkeypatch.setattr(cache, "BLOCK_TOKENS", SMALL_BLOCK)
+    monkeypatch.setattr(cache_client, "BLOCK_TOKENS", SMALL_BLOCK)
     monkeypatch.setattr(live_tier, "BLOCK_TOKENS", SMALL_BLOCK)
     monkeypatch.setattr(lookup, "BLOCK_TOKENS", SMALL_BLOCK)
     monkeypatch.setattr(live_tier, "LEAST_SHARED_TOKENS", SMALL_BLOCK)

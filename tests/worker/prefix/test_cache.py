@@ -136,7 +136,7 @@ def test_stored_blocks_have_the_measured_form_at_any_length(
 
 def left_by(engine: Engine) -> tuple[Snapshot, ...]:
     sequence = engine._sequences["a"]
-    sequence.kept = 0
+    sequence.copied_tokens = 0
     kept = copy_everything(sequence)
     mx.eval([each.outputs for each in kept])
     return kept

@@ -75,7 +75,7 @@ class HoldingWorker:
     def make_room(self) -> None:
         wanted = self.held_bytes - self.hold()
         for tokens in sorted(self.parked, key=lambda tokens: tokens in self.claims.values()):
-            if self.live_state_bytes <= wanted:
+            if self.held_bytes <= wanted:
                 break
             self.parked.remove(tokens)
             self.reclaimed += 1
@@ -86,7 +86,7 @@ class HoldingWorker:
 
     def hold(self) -> int:
         return self.scheduler.hold(
-            total_bytes=self.live_state_bytes, parked_bytes=sum(self.parked) * TOKEN_BYTES
+            total_bytes=self.held_bytes, parked_bytes=sum(self.parked) * TOKEN_BYTES
         )
 
     def freeze_one(self) -> None:
@@ -116,7 +116,7 @@ class HoldingWorker:
         self.scheduler.check_invariants()
         reservations = self.scheduler._reservations
         assert (
-            reservations.running_bytes + reservations.ending_bytes + self.live_state_bytes <= BUDGET
+            reservations.running_bytes + reservations.ending_bytes + self.held_bytes <= BUDGET
         ), "memory is over-committed"
         generated_tokens = {span.request_id: 1 for span in decision.plan.spans if span.samples}
         read = {span.request_id: span.start + span.tokens for span in decision.plan.spans}
