@@ -248,14 +248,19 @@ class PrefixIndex:
         return block
 
     def to_fill(self, cursor: Cursor) -> list[BlockKey]:
-        """The blocks before a valid cursor that are missing or suspect, parents first."""
+        """The blocks that are missing or suspect and whose tokens are all before a valid cursor, in
+        its chain; parents first.
+        """
         found: list[BlockKey] = []
         if self._missing or self._suspects:
             node = cursor.node
+            cut = cursor.cut
             while node is not None and node.parent is not None:
-                is_before = node.start + node.tokens <= cursor.position
-                if is_before and (node.key in self._missing or node.key in self._suspects):
+                # if the chain leaves a block before its end, it continues with other tokens
+                is_whole = cut == node.tokens
+                if is_whole and (node.key in self._missing or node.key in self._suspects):
                     found.append(node.key)
+                cut = node.parent_cut
                 node = node.parent
         return found[::-1]
 
