@@ -13,6 +13,7 @@ import pytest
 from holdfast.store.maintenance import StoreLimits
 from holdfast.wire.events import CacheReport
 from holdfast.wire.sessions import SessionCommand
+from holdfast.worker.prefix.chain import pack_tokens
 from holdfast.worker.prefix.lookup import Lookup
 from tests.fakes.caching_worker import CachingWorker, greedy, make_blocks_small, random_prompt
 
@@ -142,3 +143,30 @@ def test_blocks_the_store_refused_are_written_before_the_worker_ends(
     again = CachingWorker(folder=tmp_path)
     assert again.index.figures().kept_tokens == 200
     again.end()
+
+
+def test_a_lost_block_is_not_restored_from_a_chain_with_other_tokens(
+    tmp_path: Path,
+) -> None:
+    """The answers to requests that share the first tokens of a block are right after it is lost."""
+    first, fork = random_prompt(40), random_prompt(5) + random_prompt(35, "b")
+    before = CachingWorker(folder=tmp_path)
+    before.send(greedy("first", first))
+    finish(before)
+    before.end()
+    subject = CachingWorker(folder=tmp_path, most_parked_bytes=0)
+    keys = subject.index.plan(
+        pack_tokens(first), root=subject.index.root(), resumable_anywhere=True, limit=40
+    ).keys
+    assert set(subject.index.disk_changed(lost=keys[:1])) == {keys[0]}
+    for name, prompt in (("fork", fork), ("again", first)):
+        subject.send(greedy(name, prompt))
+        finish(subject)
+        subject.check_answer(name)
+        assert subject.inbox.finished(name).memory.cached_tokens == 0
+    assert not subject.index.is_missing(keys[0])
+    subject.send(greedy("last", first))
+    finish(subject)
+    subject.check_answer("last")
+    assert subject.inbox.finished("last").memory.cached_tokens >= 39
+    subject.end()

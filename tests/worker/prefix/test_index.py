@@ -304,6 +304,21 @@ def test_a_block_missing_from_both_tiers_ends_reuse() -> None:
     assert len(read_chain(memory, [*range(16)], disk=disk)) == 4
 
 
+def test_a_chain_that_leaves_a_missing_block_before_its_end_does_not_fill_it() -> None:
+    """It has other tokens there."""
+    disk = FakeDisk()
+    memory = library(budget=0, disk=disk)
+    first, _ = read_chain(memory, CHAIN, disk=disk)
+    fork = [*CHAIN[:2], 9, 9, 9]
+    memory.disk_changed(stored=disk.write().stored)
+    memory.disk_changed(lost=disk.drop([first.key]).lost)
+    read_chain(memory, fork, disk=disk)
+    assert fill_gaps(memory, fork, disk=disk) == []
+    assert memory.is_missing(first.key)
+    assert fill_gaps(memory, CHAIN, disk=disk) == [first.key]
+    memory.check_invariants()
+
+
 def test_a_missing_block_is_removed_with_its_last_descendant() -> None:
     disk = FakeDisk()
     memory = library(budget=0, disk=disk)

@@ -103,13 +103,14 @@ class IndexStates(RuleBasedStateMachine):
     def read(self, chain: list[int], tenant: str, block_tokens: int) -> None:
         cursor = stored(self.index, chain, tenant=tenant)
         assert cursor.position == self.common_tokens(tuple(chain), tenant, self.known())
-        self.fill_gaps(cursor)
+        self.fill_gaps(cursor, chain)
         self.go_on(cursor, chain, tenant, block_tokens)
 
-    def fill_gaps(self, cursor: Cursor) -> None:
+    def fill_gaps(self, cursor: Cursor, chain: list[int]) -> None:
         """A sequence has computed all tokens before its cursor."""
         for key in self.index.to_fill(cursor):
             given = self.given[key]
+            assert tuple(chain[: len(given.chain)]) == tuple(given.chain), "it has other tokens"
             own = given.chain[given.start :]
             block = self.index.fill(key, Weight(len(own), (given.tenant, own)), holder=None)
             assert (block.key, block.start) == (key, given.start)

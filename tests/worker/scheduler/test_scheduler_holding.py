@@ -115,9 +115,9 @@ class HoldingWorker:
                 self.moved += 1
         self.scheduler.check_invariants()
         reservations = self.scheduler._reservations
-        assert (
-            reservations.running_bytes + reservations.ending_bytes + self.held_bytes <= BUDGET
-        ), "memory is over-committed"
+        assert reservations.running_bytes + reservations.ending_bytes + self.held_bytes <= BUDGET, (
+            "memory is over-committed"
+        )
         generated_tokens = {span.request_id: 1 for span in decision.plan.spans if span.samples}
         read = {span.request_id: span.start + span.tokens for span in decision.plan.spans}
         for request_id in self.scheduler.record_step(

@@ -248,18 +248,20 @@ class PrefixIndex:
         return block
 
     def to_fill(self, cursor: Cursor) -> list[BlockKey]:
-        """The blocks before a valid cursor that are missing or suspect, and of which the cursor's
-        chain has every token, parents first.
+        """The blocks that are missing or suspect and whose tokens are all before a valid cursor, in
+        its chain; parents first.
         """
         found: list[BlockKey] = []
         if self._missing or self._suspects:
-            node, cut = cursor.node, cursor.cut
+            node = cursor.node
+            cut = cursor.cut
             while node is not None and node.parent is not None:
-                # a chain that leaves a block in the middle has other tokens than its rest
-                has_all = cut == node.tokens
-                if has_all and (node.key in self._missing or node.key in self._suspects):
+                # if the chain leaves a block before its end, it continues with other tokens
+                is_whole = cut == node.tokens
+                if is_whole and (node.key in self._missing or node.key in self._suspects):
                     found.append(node.key)
-                node, cut = node.parent, node.parent_cut
+                cut = node.parent_cut
+                node = node.parent
         return found[::-1]
 
     def fill(self, key: BlockKey, payload: Payload, *, holder: LiveChain | None) -> Block:
