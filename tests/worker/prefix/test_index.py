@@ -452,15 +452,3 @@ def test_blocks_held_during_a_budget_cut_are_evicted_later() -> None:
     memory.evict_excess()
     assert memory.figures().ram_bytes == 4
     memory.check_invariants()
-
-
-def test_a_suspect_block_is_not_filled_from_a_chain_that_leaves_it() -> None:
-    disk = FakeDisk()
-    memory = library(disk=disk)
-    first, *_ = read_chain(memory, CHAIN, disk=disk)
-    other = [*CHAIN[:2], 9, 9, 9, 9]
-    read_chain(memory, other, disk=disk)
-    disk.write()
-    memory.mark_suspect(first.key)
-    assert memory.to_fill(stored(memory, other)) == [], "it has other tokens from the third on"
-    assert memory.to_fill(stored(memory, CHAIN)) == [first.key]
