@@ -195,7 +195,7 @@ class Checks:
             self._violation("no 500", said)
         if heard.status == 429:
             self._violation("true refusals", f"no limit is set, but {said}")
-        if "context" in heard.error:
+        if "context" in heard.error or "too long" in heard.message:
             room = min(8192, self.simulation.options["kv_tokens"])
             is_alone = len(self.simulation.options["models"]) == 1  # it has all the memory
             tokens = self.simulation.agent(turn.agent).about_tokens() + turn.max_tokens

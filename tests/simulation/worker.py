@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 import mlx.core as mx
@@ -18,7 +19,7 @@ from holdfast.store.maintenance import store_limits
 from holdfast.store.store import BlockStore
 from holdfast.wire.commands import Assignment, WorkerSettings
 from holdfast.wire.events import ModelInfo
-from holdfast.worker.engine.engine import KVCosts
+from holdfast.worker.engine.engine import Engine, KVCosts
 from holdfast.worker.engine.kv_forms import KVForms
 from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.kv.bits import BITS, KVBits
@@ -33,14 +34,13 @@ from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
 from holdfast.worker.sessions.service import SessionService
-from tests.simulation.device import Costs, Fault, SimulatedEngine, make_engine
+from tests.simulation.device import Costs, Fault, SimulatedEngine, ToyRunner, make_engine
 from tests.simulation.links import Wake
 from tests.simulation.world import Killed, Process, World, world, world_or_none
 
 _REAL_GETPID = os.getpid
 CONTEXT_TOKENS = 8192
 VOCAB_SIZE = 1536  # of the bundled tokenizer
-_costs: dict[KVBits, KVCosts] = {}
 
 
 @dataclass
@@ -114,17 +114,15 @@ def start_worker(world: World, machine: Machine, assignment: Assignment, process
     process.spawn(main, "device")
 
 
-def costs_of(world: World) -> dict[KVBits, KVCosts]:
-    """The memory of a sequence, by form; measured once."""
-    if not _costs:
-        engine = make_engine(world, weights="", vocab_size=VOCAB_SIZE, costs=Costs())
-        costs = engine.measure_costs()
-        assert costs.form is not None
-        engine._runner.set_form(costs.form)
-        _costs["native"] = costs
-        for each in BITS:
-            _costs[each] = engine.measure_costs(each)
-    return _costs
+@cache
+def kv_costs() -> Mapping[KVBits, KVCosts]:
+    """The memory of a sequence of the toy model, by form."""
+    runner = ToyRunner("", vocab_size=VOCAB_SIZE)
+    engine = Engine(runner, vocab_size=VOCAB_SIZE)
+    native = engine.measure_costs()
+    assert native.form is not None
+    runner.set_form(native.form)
+    return {"native": native} | {each: engine.measure_costs(each) for each in BITS}  # type: ignore[dict-item]
 
 
 def _build(
@@ -150,7 +148,7 @@ def _build(
         raise RuntimeError("the simulated load failed")
     progress("reading", 1.0)
     weights = worker.weights
-    by_bits = costs_of(world)
+    by_bits = kv_costs()
     engine = make_engine(world, weights=weights, vocab_size=VOCAB_SIZE, costs=machine.costs)
     native = by_bits["native"]
     assert native.form is not None
