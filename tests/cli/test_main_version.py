@@ -32,7 +32,6 @@ def test_it_loads_nothing_heavy(tmp_path: Path) -> None:
     program = """
 import sys
 from holdfast.cli.main import app
-from tests.fakes.command_line import invoked
 app(["version"], standalone_mode=False)
 heavy = {"mlx", "mlx_lm", "starlette", "uvicorn", "httpx", "rich", "transformers", "numpy",
          "zmq", "huggingface_hub", "tokenizers"}

@@ -41,7 +41,7 @@ COMMANDS: Sequence[Sequence[str]] = (
 )
 WORKS_WITHOUT_SERVER = {("models", "ls")}  # it shows information that needs no server
 # commands with --api-key that start a server instead of using one
-STARTS_A_SERVER = {"serve", "quality", "doctor", "config", "service install", "bench run"}
+STARTS_A_SERVER = {"serve", "quality", "doctor", "config", "service install"}
 WITHOUT_URL = {"logs", "ps"}  # they select one of the user's own servers in another way
 
 

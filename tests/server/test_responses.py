@@ -102,7 +102,7 @@ def test_a_stream_adds_up_to_the_whole_response(client: openai.OpenAI) -> None:
         == [item.type for item in one.output]
         == ["reasoning", "message"]
     )
-    assert "17 + 25" in got.output[0].content[0].emit_string_text
+    assert "17 + 25" in got.output[0].content[0].text
     assert 0 < got.usage.output_tokens_details.reasoning_tokens < got.usage.output_tokens
     assert kinds.count("response.reasoning_text.delta") > 1
 
