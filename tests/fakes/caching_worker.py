@@ -37,7 +37,8 @@ from holdfast.worker.kv.live import LiveState
 from holdfast.worker.loop import cache_client
 from holdfast.worker.loop.loop import ModelOptions, WorkerLoop
 from holdfast.worker.loop.memory_budget import MemoryBudget
-from holdfast.worker.prefix import cache, chain, live_tier, lookup, tree
+from holdfast.worker.prefix import cache, live_tier, lookup, tree
+from holdfast.worker.prefix import chain as prefix_chain
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.scheduler.queue import SequenceCosts
@@ -358,7 +359,7 @@ def make_blocks_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few tokens, so that short prompts have several, are shared, and frozen parts are
     merged.
     """
-    for module in (cache, cache_client, chain, live_tier, lookup, tree):
+    for module in (cache, cache_client, prefix_chain, live_tier, lookup, tree):
         monkeypatch.setattr(module, "BLOCK_TOKENS", SMALL_BLOCK)
     monkeypatch.setattr(live_tier, "LEAST_SHARED_TOKENS", SMALL_BLOCK)
     small = functools.partial(CopyPolicy, block_tokens=SMALL_BLOCK)
