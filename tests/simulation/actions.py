@@ -99,6 +99,7 @@ DEFAULT_OPTIONS: Mapping[str, Any] = {
     "store_bytes": None,
     "has_key": False,
     "reconnect_seconds": 60.0,
+    "step_seconds": 0.004,  # of the device
 }
 
 
@@ -168,18 +169,20 @@ def options_of(dice: random.Random) -> dict[str, Any]:
         "store_bytes": dice.choice((None, None, 2 << 20)),
         "has_key": dice.random() < 0.3,
         "reconnect_seconds": dice.choice((0.0, 60.0)),
+        "step_seconds": dice.choice((0.004, 0.004, 0.03)),
     }
 
 
-def scenario_of(seed: int, *, actions: int = 40) -> Scenario:
+def scenario_of(seed: int) -> Scenario:
     """The scenario of a seed."""
     dice = random.Random(f"scenario {seed}")
+    actions = dice.choice((10, 20, 20, 40))
     options = options_of(dice)
-    trouble_share = dice.choice((0.0, 0.05, 0.15, 0.3))
+    trouble_share = dice.choice((0.0, 0.1, 0.2, 0.3))
     agents = [f"a{number}" for number in range(dice.choice((1, 2, 3, 6, 12)))]
     tenants = dice.choice(([""], ["", "t1"], ["t1", "t2", "t3"]))
     tenant_of = {agent: dice.choice(tenants) for agent in agents}
-    pace = dice.choice((0.05, 0.5, 5.0, 60.0))
+    pace = dice.choice((0.05, 0.5, 5.0, 30.0))
     found: list[Action] = []
     at = 0.0
     while len(found) < actions:
@@ -188,6 +191,11 @@ def scenario_of(seed: int, *, actions: int = 40) -> Scenario:
             at += dice.choice((600.0, 600.0, 3600.0, 10_000.0))  # nobody is there
         what = dice.random()
         if what < trouble_share:
+            if dice.random() < 0.8:  # most troubles come while an answer is being generated
+                turn = _turn(dice, at, dice.choice(agents), options)
+                tokens = max(turn.max_tokens, 20)
+                found.append(_with(turn, tenant=tenant_of[turn.agent], max_tokens=tokens))
+                at += dice.choice((0.002, 0.01, 0.03, 0.1, 0.3))
             found.append(_trouble(dice, at, options))
         elif what < trouble_share + 0.04:
             source = dice.choice(agents)

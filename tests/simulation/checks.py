@@ -25,6 +25,7 @@ from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import Accepted, Finished, Rejected, Started, TokensGenerated, WaitReason
 from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.worker.loop.loop import IDLE_SECONDS, WorkerLoop
+from holdfast.worker.prefix.index import PrefixIndex
 from tests.simulation.actions import Call, Trouble, Turn
 from tests.simulation.agents import Heard, expected
 from tests.simulation.device import Oracle, rows_of, tokenizer
@@ -44,6 +45,10 @@ _EXCUSING = {
     "step kills", "step is slow", "load fails", "server dies", "server restarts", "power cut",
     "machine sleeps", "weights change", "model is unloaded",
 }  # fmt: skip
+
+
+# troubles after which a stored block may be missing or damaged
+_OF_DISK = {"disk error", "disk is full", "block is damaged", "block vanishes", "power cut"}
 
 
 class Violation(Exception):
@@ -555,6 +560,13 @@ class Checks:
             return False
         return True
 
+    def refused(self, keys: Iterable[BlockKey]) -> None:
+        """A worker cannot use these stored blocks: only if the disk has failed."""
+        has_failed = self.damaged or any(kind in _OF_DISK for _, kind in self.excuses)
+        if not has_failed and "failing" not in self.simulation.options:
+            names = ", ".join(key.hex()[:12] for key in keys)
+            self._violation("stored blocks can be used", f"these cannot, on a good disk: {names}")
+
     # -- processes
 
     def killed(self, name: str) -> None:
@@ -653,6 +665,13 @@ def install() -> None:
         _running[-1].gave_up(keys)
         removed(io, keys)
 
+    def watched_unreadable(index: PrefixIndex, keys: Iterable[BlockKey]) -> Any:
+        keys = tuple(keys)
+        _running[-1].refused(keys)
+        return unreadable(index, keys)
+
+    unreadable = PrefixIndex.unreadable
+    PrefixIndex.unreadable = watched_unreadable
     unlink = StoreMaintenance._unlink
     Mailbox.finish = watched_finish
     StoreMaintenance._unlink = watched_unlink

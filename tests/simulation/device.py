@@ -195,6 +195,10 @@ class ToyRunner(Runner):
         return [*sequence.repeated, sequence.last_token, *span.drafted]
 
 
+class SimulatedFailure(RuntimeError):
+    """The simulated device fails, as a real one does with a RuntimeError."""
+
+
 class Fault(enum.Enum):
     """What a step of the device may do instead."""
 
@@ -252,7 +256,7 @@ class SimulatedEngine(Engine):
         self.world.block(seconds)
         if fault is Fault.ERROR:
             super().collect(pending)
-            raise RuntimeError("the simulated device failed in this step")
+            raise SimulatedFailure("the simulated device failed in this step")
         if fault is Fault.DIES:
             self.world.here.kill()
             self.world.block()
@@ -260,7 +264,7 @@ class SimulatedEngine(Engine):
 
     def check_device(self) -> None:
         if self.is_broken:
-            raise RuntimeError("the simulated device is broken")
+            raise SimulatedFailure("the simulated device is broken")
 
 
 def make_engine(world: World, *, weights: str, vocab_size: int, costs: Costs) -> SimulatedEngine:

@@ -28,6 +28,7 @@ from tests.simulation import faults
 from tests.simulation.actions import DISK_OPERATIONS, Action, Branch, Call, Scenario, Trouble, Turn
 from tests.simulation.agents import Agent
 from tests.simulation.checks import Checks, Violation
+from tests.simulation.device import Costs
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.front import SimulatedFront, begin_front, entry
 from tests.simulation.network import Broken, ask
@@ -62,7 +63,8 @@ class Simulation:
         self.options = scenario.options
         self.disk = SimulatedDisk(world, folder)
         self.machine = Machine(
-            memory=DeviceMemory(total_bytes=1 << 30, available_bytes=1 << 29, unified=False)
+            memory=DeviceMemory(total_bytes=1 << 30, available_bytes=1 << 29, unified=False),
+            costs=Costs(step_seconds=self.options["step_seconds"]),
         )
         if failing := self.options.get("failing"):  # of a sweep: what fails, and which one
             self._plan(*failing)

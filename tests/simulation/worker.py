@@ -4,6 +4,7 @@ sessions and store, over the simulated device.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -25,16 +26,24 @@ from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.kv.codec import PayloadFormat
 from holdfast.worker.loop import counters, inbox
+from holdfast.worker.loop.device_steps import DeviceBroken
 from holdfast.worker.loop.inbox import Heart, Inbox, Progress, Pulse, ZmqInbox
 from holdfast.worker.loop.loop import ModelOptions, WorkerLoop
 from holdfast.worker.loop.memory_budget import MemoryBudget
-from holdfast.worker.loop.process import live
+from holdfast.worker.loop.process import WorkerEnd, live
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
 from holdfast.worker.sessions.service import SessionService
-from tests.simulation.device import Costs, Fault, SimulatedEngine, ToyRunner, make_engine
+from tests.simulation.device import (
+    Costs,
+    Fault,
+    SimulatedEngine,
+    SimulatedFailure,
+    ToyRunner,
+    make_engine,
+)
 from tests.simulation.links import Wake
 from tests.simulation.world import Killed, Process, World, world, world_or_none
 
@@ -104,9 +113,11 @@ def start_worker(world: World, machine: Machine, assignment: Assignment, process
     def main() -> None:
         heart.start()
         link = ZmqInbox(assignment.endpoint, wake_fd=worker.wake)  # type: ignore[arg-type]
-        end = live(
-            link, lambda link, progress: _build(world, machine, worker, link, progress, pulse)
-        )
+        end = WorkerEnd.BROKEN
+        with contextlib.suppress(SimulatedFailure, DeviceBroken):  # the process ends with an error
+            end = live(
+                link, lambda link, progress: _build(world, machine, worker, link, progress, pulse)
+            )
         heart.stop()
         process.exit(int(end))
         raise Killed
@@ -145,7 +156,7 @@ def _build(
         worker.process.kill()
         world.block()
     if fault is Fault.ERROR:
-        raise RuntimeError("the simulated load failed")
+        raise SimulatedFailure("the simulated load failed")
     progress("reading", 1.0)
     weights = worker.weights
     by_bits = kv_costs()
