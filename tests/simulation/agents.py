@@ -54,6 +54,8 @@ class Agent:
         self.messages: list[dict[str, str]] = []
         self.is_busy = False
         self.asked = 0
+        self.asked_at = 0.0
+        self.is_asking = False
         self._dice = random.Random(f"{simulation.scenario.order} {name}")
         self._turns: deque[Turn] = deque()
         self._task = self.world.outside.spawn(self._run, f"agent {name}")
@@ -89,6 +91,7 @@ class Agent:
         marker = f"{self.name}-{self.asked}".replace(".", "x").replace("+", "y").replace(" ", "-")
         for attempt in range(MOST_ATTEMPTS):
             heard = self._ask(turn, marker, attempt)
+            self.is_asking = False
             if heard is None:  # the connection broke
                 self.world.block(turn.wait_seconds)
                 continue
@@ -179,7 +182,8 @@ class Agent:
         if turn.timeout_seconds is not None:
             headers["x-holdfast-timeout"] = str(turn.timeout_seconds)
         front = simulation.front
-        began = self.world.now
+        self.asked_at = began = self.world.now
+        self.is_asking = True
         self.world.tell(f"{self.name} asks {turn.model} ({path}, request {request_id})")
         exchange = Exchange(front, "POST", path, body, headers=headers)
         simulation.checks.began(request_id, turn)

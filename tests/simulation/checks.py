@@ -6,16 +6,20 @@ when nobody waits for anything any more.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
+import sys
+import traceback
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from holdfast.errors import HoldfastError
 from holdfast.front.link.worker_link import WorkerLink
 from holdfast.store.block import BlockKey, Entry, ReadFailed, read_block
 from holdfast.store.io_thread import IoThread
@@ -24,11 +28,13 @@ from holdfast.store.write_ahead import Mailbox
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import Accepted, Finished, Rejected, Started, TokensGenerated, WaitReason
 from holdfast.wire.requests import TOKEN_BYTES
+from holdfast.worker.loop import device_steps
 from holdfast.worker.loop.loop import IDLE_SECONDS, WorkerLoop
 from holdfast.worker.prefix.index import PrefixIndex
 from tests.simulation.actions import Call, Trouble, Turn
 from tests.simulation.agents import Heard, expected
-from tests.simulation.device import Oracle, rows_of, tokenizer
+from tests.simulation.device import Oracle, SimulatedFailure, rows_of, tokenizer
+from tests.simulation.world import Killed
 
 if TYPE_CHECKING:
     from tests.simulation.front import SimulatedFront
@@ -36,6 +42,7 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
     from tests.simulation.worker import SimulatedWorker
 
+CUT_OFF_SECONDS = 1000.0
 MOST_FILES = 24  # open in one process while nothing happens
 CHECKED_SHARE = 0.2  # of the loop's rounds
 EXCUSE_SECONDS = 900.0  # for how long after it a trouble explains that a request fails
@@ -104,7 +111,7 @@ class Checks:
         self.states: set[tuple[str, str]] = set()
         self.answers = 0
         self.excuses: list[tuple[float, str]] = []
-        self.damaged = 0  # files that the scenario has damaged
+        self.damaged: set[str] = set()  # files that the scenario has damaged, by their key
         self.asked: dict[str, _Asked] = {}
         self._turns: dict[str, Turn] = {}
         self._lives: dict[WorkerLink, _Life] = defaultdict(_Life)
@@ -219,8 +226,12 @@ class Checks:
             self._violation("true refusals", said)
         if len(self.simulation.options["models"]) > 1:
             return  # there may be no place for a model
-        if not any(began - EXCUSE_SECONDS <= at for at, kind in self.excuses if kind in _EXCUSING):
+        if not self._has_excuse(began):
             self._violation("true refusals", f"nothing has gone wrong, but {said}")
+
+    def _has_excuse(self, began: float) -> bool:
+        """Whether something has gone wrong that may make requests fail which began then."""
+        return any(began - EXCUSE_SECONDS <= at for at, kind in self.excuses if kind in _EXCUSING)
 
     def called(self, call: Call, status: int, answer: Any) -> None:
         """A short request was answered."""
@@ -484,11 +495,9 @@ class Checks:
     def check_store(self) -> None:
         """Every block that can be found in the store is complete and right."""
         blocks = self.simulation.folder / "store" / "blocks"
-        bad = 0
         for path in sorted(blocks.glob("*/*.block")):
-            bad += not self._is_right(path)
-        if bad > self.damaged:
-            self._violation("stored blocks are right", f"{bad} files are damaged")
+            if not self._is_right(path) and path.stem not in self.damaged:
+                self._violation("stored blocks are right", f"{path.name} is damaged")
 
     def _is_right(self, path: Path) -> bool:
         model = path.parent.name
@@ -549,8 +558,8 @@ class Checks:
         there = {path.stem for path in blocks.glob("*/*.block")}
         # a file in the incoming folder is found when the store is opened again
         there |= {path.stem for path in blocks.parent.glob("incoming/*/*.part")}
-        lost = self._durable - there
-        if len(lost) > self.damaged:
+        lost = self._durable - there - self.damaged
+        if lost:
             self._violation("durable blocks survive", f"{len(lost)} blocks are gone: {min(lost)}")
 
     def _can_be_read(self, path: Path) -> bool:
@@ -567,11 +576,32 @@ class Checks:
             names = ", ".join(key.hex()[:12] for key in keys)
             self._violation("stored blocks can be used", f"these cannot, on a good disk: {names}")
 
+    # -- failures that nobody would see
+
+    def swallowed(self, error: BaseException) -> None:
+        """The code logs an error and goes on: only if something simulated has caused it."""
+        if isinstance(error, Violation):
+            return
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, OSError | SimulatedFailure | ReadFailed | HoldfastError | Killed):
+                return
+            cause = cause.__cause__ or cause.__context__
+        lines = "".join(traceback.format_exception(error)[-3:])
+        self._violation("nothing is swallowed", lines)
+
+    def cut_off(self) -> None:
+        """The world had too many events. Requests that are open may not have waited for long."""
+        for name, agent in self.simulation.agents.items():
+            seconds = self.world.now - agent.asked_at
+            if agent.is_asking and seconds > CUT_OFF_SECONDS:
+                self._violation("bounded time", f"{name} has waited for {seconds:.0f} s")
+
     # -- processes
 
     def killed(self, name: str) -> None:
         """The server kills a worker: only if something has happened to it."""
-        if not any(kind in _EXCUSING for _, kind in self.excuses):
+        if not self._has_excuse(self.world.now):
             self._violation("no needless kill", f"{name} is killed, but nothing has gone wrong")
 
     def recovered(self, model: str, status: int) -> None:
@@ -676,6 +706,20 @@ def install() -> None:
     Mailbox.finish = watched_finish
     StoreMaintenance._unlink = watched_unlink
     IoThread.remove = watched_remove
+    log_failure = device_steps.log_failure
+
+    @contextlib.contextmanager
+    def watched_log_failure(message: str, *names: object, **more: Any) -> Iterator[None]:
+        with log_failure(message, *names, **more):
+            try:
+                yield
+            except Exception as error:
+                _running[-1].swallowed(error)
+                raise
+
+    for module in list(sys.modules.values()):
+        if getattr(module, "log_failure", None) is log_failure:
+            module.log_failure = watched_log_failure
     WorkerLink.send = watched_send  # type: ignore[method-assign]
     WorkerLink._deliver = watched_deliver  # type: ignore[method-assign]
     WorkerLoop._receive = watched_receive  # type: ignore[method-assign]

@@ -94,6 +94,7 @@ class SimulatedFront:
         self.world, self.machine, self.settings = found, machine, settings
         self.process: Process = found.process("front")
         self.loop = SimulatedLoop()
+        self.loop.set_exception_handler(self._unhandled)
         self.children: dict[int, Process] = {}
         self.app: Starlette | None = None
         self.residency: Residency | None = None
@@ -141,6 +142,12 @@ class SimulatedFront:
             await self._stop.wait()
             await self._drained(app)
         await self.residency.stop()
+
+    def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """The event loop would only log this."""
+        error = context.get("exception")
+        if error is not None and not self.process.is_dead:
+            self.world.on_error(error)
 
     @property
     def is_running(self) -> bool:

@@ -80,6 +80,7 @@ class Simulation:
         world.on_event = self.checks.after_event
         world.on_kill = lambda process: self.checks.killed(process.name)
         world.on_delete = self.checks.deleted
+        world.on_error = self.checks.swallowed
 
     # -- the server
 
@@ -225,7 +226,7 @@ class Simulation:
                 files = [path for path in disk.files(".block") if "quarantine" not in str(path)]
                 if files:
                     path = files[trouble.number % len(files)]
-                    self.checks.damaged += 1
+                    self.checks.damaged.add(path.stem)
                     (disk.vanish if kind == "block vanishes" else disk.flip)(path)
 
     def heal(self) -> None:
@@ -286,6 +287,8 @@ def run(scenario: Scenario, *, most_events: int = 3_000_000) -> Outcome:
         try:
             simulation = Simulation(world, scenario, folder)
             world.run(lambda: simulation.is_over or world.events > most_events)
+            if not simulation.is_over:
+                simulation.checks.cut_off()
             outcome.answers = simulation.checks.answers
         except Violation as violation:
             outcome.violations.append(violation)

@@ -133,6 +133,8 @@ class World:
         self.story: list[tuple[float, str]] = []
         self.on_event: Callable[[], None] = lambda: None
         self.on_kill: Callable[[Process], None] = lambda process: None  # by SIGKILL
+        # of an error that the code would only log
+        self.on_error: Callable[[BaseException], None] = lambda error: None
         self.on_delete: Callable[[Path], None] = lambda path: None  # of a file, before it happens
         self.outside = Process(self, "world", pid=1)
         self.counts: Counter[str] = Counter()  # how often each kind of thing was done
