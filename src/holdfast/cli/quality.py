@@ -56,7 +56,8 @@ Forms: TypeAlias = Annotated[
     typer.Option(
         "--kv-bits",
         metavar="LIST",
-        help="KV bits to compare with native, such as 8,4; default: 8,8/4,4.",
+        help="KV bits to compare with native: 8, 8/4 (keys 8, values 4) or 4 (keys 5, values 4), "
+        "separated by commas; default: all three.",
     ),
 ]
 

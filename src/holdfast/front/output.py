@@ -177,7 +177,7 @@ class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
         return self.prompt_tokens + self.completion_tokens
 
     def truncated_fields(self) -> dict[str, Any]:
-        """The fields of an answer that say what was left out of the prompt; empty for nothing."""
+        """The fields of an answer that say what was left out of the prompt; empty if nothing was."""
         if self.left_out is None:
             return {}
         return {

@@ -146,11 +146,12 @@ class IoThread:
         """Make the folder ready for writing. Returns whether that worked."""
         try:
             self._folder.prepare()
-            self._folder.incoming()
+            self._folder.incoming()  # claims this process's own folder for unfinished files
             if not self._salvaged:
                 with self._folder.exclusive():
                     salvage(self._folder)
                 self._salvaged = True
+            # the next use opens the index anew, because the folder may have changed
             self._supervisor.close()
             self._maintenance.drop_old_pins()
             # the limits may have become tighter since the last time

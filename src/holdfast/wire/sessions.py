@@ -142,7 +142,7 @@ def is_session_id(text: str) -> bool:
     return 0 < len(text) <= LONGEST_SESSION_ID and text.isprintable() and "/" not in text
 
 
-def is_fit_metadata(metadata: dict[str, str]) -> bool:
+def is_valid_metadata(metadata: dict[str, str]) -> bool:
     """Whether metadata is within the limits and can be encoded as UTF-8."""
     if len(metadata) > MOST_METADATA_PAIRS:
         return False
@@ -155,7 +155,7 @@ def is_fit_metadata(metadata: dict[str, str]) -> bool:
     )
 
 
-def is_fit_ttl(seconds: float | None) -> bool:
+def is_valid_ttl(seconds: float | None) -> bool:
     """Whether a time to live is valid. None is valid: the session lives until it is closed."""
     return seconds is None or 0 < seconds <= LONGEST_TTL_SECONDS
 

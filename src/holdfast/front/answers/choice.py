@@ -113,6 +113,7 @@ class ChoiceText:
         self._ended_by_repetition = False  # the answer was ended because it repeated itself
         self._calls = 0  # number of complete calls
         self._reasoning_tokens = 0
+        # characters at the end of the last token that a stop string hid from the client
         self._unseen_characters = 0
         self._pending_token_ids: tuple[int, ...] = ()  # tokens that were not yet part of an event
         self._pending_logprobs: tuple[TokenText, ...] = ()
@@ -354,6 +355,7 @@ class ChoiceText:
         )
 
     def _divergent_texts(self) -> DivergentTexts | None:
+        """The texts around the first token that differs from the cached prompt."""
         found = self.memory.divergence
         if found is None:
             return None

@@ -201,6 +201,9 @@ class Library:
         *,
         allowed: tuple[ModelState, ...] = ("unloaded", "failed", "ready"),
     ) -> None:
+        """Raise ModelInUse if the source is being pulled, or one of the named models has requests
+        or is in a state that is not allowed.
+        """
         if source.name in self._pulls:
             raise ModelInUse(source.name, "is being pulled")
         for model in self._residency.statuses():

@@ -329,8 +329,8 @@ def conversation_tokens(
 ) -> PromptTokens:
     """The tokens that the prompt of a request with this conversation would have.
 
-    Updates no counters. Returns no tokens if the model lacks a chat template. Raises
-    InvalidRequest.
+    Does not count as a request: the figures of put-back and dropped tokens stay as they are.
+    Returns no tokens if the model lacks a chat template. Raises InvalidRequest.
     """
     if bundle.template is None:
         return PromptTokens(token_ids=TokenIds())

@@ -67,12 +67,16 @@ class TokenizerBundle:
     tokenizer: Tokenizer
     template: ChatTemplate | None  # None: the model lacks a template and cannot chat
     generation_defaults: Mapping[str, float]
-    answer_frame: AnswerFrame = AnswerFrame()
+    answer_frame: AnswerFrame = AnswerFrame()  # what the template writes around answers
+    # generated tokens of earlier answers
     known_answers: KnownAnswers = field(default_factory=KnownAnswers)
+    # parsed meanings of old answers
     read_texts: ReadTexts = field(default_factory=ReadTexts)
+    # how parts of conversations were first sent
     first_forms: FirstForms = field(default_factory=FirstForms)
+    # tokens of pieces of text and of long prompts
     token_memory: TokenMemory = field(default_factory=TokenMemory)
-    dialect: ModelDialect = PLAIN
+    dialect: ModelDialect = PLAIN  # the markup of tool calls and reasoning
     # tokens that also end an answer in a chat, although the model's files do not say so
     turn_end_token_ids: tuple[int, ...] = ()
     thinking_switch: ThinkingSwitch = ThinkingSwitch()

@@ -108,6 +108,7 @@ class FunctionCallItem(_Tagged, frozen=True, kw_only=True, tag="function_call"):
     id: str
     call_id: str
     name: str
+    # of the tool, as the client declared it; `model_name` joins it and the name
     namespace: str | UnsetType = UNSET
     arguments: str
     status: ItemStatus
@@ -119,6 +120,7 @@ class CustomCallItem(_Tagged, frozen=True, kw_only=True, tag="custom_tool_call")
     id: str
     call_id: str
     name: str
+    # of the tool, as the client declared it; `model_name` joins it and the name
     namespace: str | UnsetType = UNSET
     input: str
     status: ItemStatus

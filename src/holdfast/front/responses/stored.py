@@ -165,7 +165,7 @@ class ResponseRun(EventLog):
         self._key = RecordKey(tenant, form.id)
         self._items = stored_input(items)
         self._store = services.answers.responses
-        self._held = services.answers.resumable
+        self._resumable = services.answers.resumable
         self._stored: asyncio.Future[None] | None = None
         form.record = self._record
 
@@ -203,7 +203,7 @@ class ResponseRun(EventLog):
             self._finish()
 
     def _begin(self) -> None:
-        self._held.named[self._key] = self
+        self._resumable.named[self._key] = self
         self._stored = self._store.call(
             ResponseFile.put,
             self._key,
@@ -218,7 +218,7 @@ class ResponseRun(EventLog):
         response = self.form.response
         output = stored_output(response.output, self.form.hidden_thoughts)
         if self.asked.stores:
-            was_deleted = self._held.named.pop(self._key, None) is None
+            was_deleted = self._resumable.named.pop(self._key, None) is None
             events = b"".join([event.frame for event in self.events])
             finished = self._store.call(
                 ResponseFile.finish, self._key, self._body(), output=output, events=events
@@ -234,9 +234,10 @@ class ResponseRun(EventLog):
         shows it as running.
         """
         if done.cancelled() or isinstance(done.exception(), ResponsesUnavailable):
-            self._held.keep_unwritten(self._key, self)
+            self._resumable.keep_unwritten(self._key, self)
 
     def _body(self) -> dict[str, Any]:
+        # the output is stored separately
         return {**msgspec.to_builtins(self.form.response), "output": []}
 
 

@@ -295,7 +295,7 @@ class AnswerFormat(StreamFormat):
         """The bytes that end a choice."""
 
     def event_bytes(self, event: OutputEvent) -> bytes:
-        """The bytes for any event: those of `delta`, `progress` or `finish`."""
+        """The bytes for any event: from `delta_event`, `progress_event` or `choice_end`."""
         if isinstance(event, ChoiceFinished):
             return self.choice_end(event)
         return (

@@ -448,7 +448,7 @@ class ResumableAnswers:
     async def recording(
         self, answer: ResumableAnswer, events: AsyncIterator[bytes]
     ) -> AsyncIterator[bytes]:
-        """Yield the events of an answer, and `keep` a copy of each."""
+        """Yield the events of an answer, and `record` each."""
         try:
             async for frame in events:
                 self.record(answer, frame)

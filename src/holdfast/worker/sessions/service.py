@@ -25,9 +25,9 @@ from holdfast.wire.sessions import (
     SessionAnswer,
     SessionCommand,
     SessionInfo,
-    is_fit_metadata,
-    is_fit_ttl,
     is_session_id,
+    is_valid_metadata,
+    is_valid_ttl,
 )
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.prefix.cache import PrefixCache
@@ -540,12 +540,12 @@ def _check(command: SessionCommand) -> None:
             SessionFailure.INVALID,
             f"a session's id must have 1 to 256 printable characters and no slash, got {opened!r}",
         )
-    if command.metadata is not msgspec.UNSET and not is_fit_metadata(command.metadata):
+    if command.metadata is not msgspec.UNSET and not is_valid_metadata(command.metadata):
         raise SessionRefused(
             SessionFailure.INVALID,
             "metadata may have up to 16 keys of at most 64 characters and values of at most 512",
         )
-    if command.ttl_seconds is not msgspec.UNSET and not is_fit_ttl(command.ttl_seconds):
+    if command.ttl_seconds is not msgspec.UNSET and not is_valid_ttl(command.ttl_seconds):
         raise SessionRefused(
             SessionFailure.INVALID,
             "a session's time to live must be more than 0 seconds and at most ten years",
