@@ -30,16 +30,16 @@ class PullStep:
 
     stage: PullStage
     done_bytes: int
-    total_bytes: int
+    total_bytes: int  # of the whole stage
 
 
 class Pull:
     """One pull, shared by all clients that wait for it."""
 
     def __init__(self) -> None:
-        self.followers = 0
-        self.is_stopped = False
-        self.task: asyncio.Task[None] | None = None
+        self.followers = 0  # clients that wait for it
+        self.is_stopped = False  # no client waits any more: the download ends
+        self.task: asyncio.Task[None] | None = None  # None until it has begun
         self._steps: dict[PullStage, PullStep] = {}
 
     def note(self, stage: PullStage, done_bytes: int, total_bytes: int) -> None:

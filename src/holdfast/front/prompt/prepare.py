@@ -87,9 +87,9 @@ class Prepared:
     """A request that can be served: one sequence per choice, and how to read the answers."""
 
     prompt: Prompt  # the request's, with the names of its images and as far as it fits
-    sequences: tuple[SequenceRequest, ...]
-    rules: ChoiceRules
-    pieces: TokenPieces
+    sequences: tuple[SequenceRequest, ...]  # one for each choice
+    rules: ChoiceRules  # how to read the answers
+    pieces: TokenPieces  # of the model's tokenizer, to decode the answers
     # what the prompt contains after the template's header of the new answer, such as `<think>`;
     # None if that is unknown
     opening: str | None = None

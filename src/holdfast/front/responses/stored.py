@@ -161,11 +161,12 @@ class ResponseRun(EventLog):
         super().__init__()
         self.form = form
         self.asked = asked
-        self.stopped = asyncio.Event()
+        self.stopped = asyncio.Event()  # set once the response was cancelled
         self._key = RecordKey(tenant, form.id)
-        self._items = stored_input(items)
+        self._items = stored_input(items)  # the input's items, as they are stored
         self._store = services.answers.responses
         self._resumable = services.answers.resumable
+        # completes once the running response is stored; None: it is not stored
         self._stored: asyncio.Future[None] | None = None
         form.record = self._record
 

@@ -47,8 +47,8 @@ class LogRing(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self._lines: deque[LogLine] = deque(maxlen=MOST_LINES)
-        self._characters = 0
-        self._number = 0
+        self._characters = 0  # in all kept lines
+        self._number = 0  # of the latest line
         self._formatter = logging.Formatter()
 
     def emit(self, record: logging.LogRecord) -> None:
