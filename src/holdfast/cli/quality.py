@@ -69,10 +69,10 @@ class _Task(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     settings: ModelSettings
-    name: str
-    text: str
+    name: str  # the model's id in the report
+    text: str  # name of the text that was read
     forms: tuple[QuantizedForm, ...]
-    passages: tuple[Passage, ...]
+    passages: tuple[Passage, ...]  # notes and questions
     hash_cache: str
 
 

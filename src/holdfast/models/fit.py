@@ -43,7 +43,7 @@ class Need:
     """The memory that a model needs."""
 
     weight_bytes: int
-    bytes_per_token: int
+    bytes_per_token: int  # of each agent's context
     fixed_bytes: int  # for each agent
 
     def agents(self, tokens: int, *, memory_bytes: int) -> int:
@@ -58,10 +58,10 @@ class Need:
 class Choice:
     """The form of a model (original or quantized) that suits a given memory size."""
 
-    total_bytes: int
+    total_bytes: int  # the memory size
     form: str  # "as is", "4 bits" and so on; "none" if no form fits
     need: Need
-    agents: int
+    agents: int  # how many fit; 0 if no form fits
     tokens: int  # for each agent
 
 
@@ -105,7 +105,7 @@ def choice_for(total_bytes: int, need: Need, *, parameters: int, context_tokens:
 class StoredSize:
     """The stored size of a model."""
 
-    config: Mapping[str, Any]
+    config: Mapping[str, Any]  # the content of config.json
     weight_bytes: int
     parameters: int  # scales of quantized weights do not count
 

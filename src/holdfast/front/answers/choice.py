@@ -108,7 +108,7 @@ class ChoiceText:
             at_start=rules.at_start,
             offset=len(rules.echo_text) if rules.echo else 0,
         )
-        # white space between text and calls, held back until more text comes
+        # finds what to insert between texts that are interrupted
         self._separators = TextSeparators()
         self._guard = RepetitionGuard(rules.repeated_tokens)
         self._ended_by_repetition = False  # the answer was ended because it repeated itself

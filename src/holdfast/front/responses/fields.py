@@ -606,14 +606,14 @@ def _offered(
     """
     for place, tool in tools:
         if tool["type"] != "namespace":
-            yield from _one(tool, place, "")
+            yield from _offered_tool(tool, place, "")
             continue
         namespace = _name(tool, place)
         for inner, each in enumerate(tool.get("tools", ())):
-            yield from _one(each, f"{place}.tools.{inner}", namespace)
+            yield from _offered_tool(each, f"{place}.tools.{inner}", namespace)
 
 
-def _one(
+def _offered_tool(
     tool: NamespacedTool, place: str, namespace: str
 ) -> Iterator[tuple[str, ClientTool, dict[str, Any]]]:
     kind = tool["type"]

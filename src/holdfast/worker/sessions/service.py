@@ -87,13 +87,15 @@ class SessionService:
             "fork": self._fork,
             "close": self._close,
         }
+        # changed since their record was written, by record name
         self._unwritten: dict[str, Session] = {}
-        self._unreadable: set[str] = set()
+        self._unreadable: set[str] = set()  # records that could not be read
+        # the records, while they are being read
         self._records_future: Future[ReadRecords | None] | None = None
         # Names of earlier workers' records that could not be read yet; None: all. They are
         # not overwritten before they have been read.
         self._unread: frozenset[str] | None = None
-        self._read_at = 0.0
+        self._read_at = 0.0  # when records were last read
         self._recorded_at = self._expiry_checked_at = 0.0
         self._load_records()
 

@@ -128,9 +128,9 @@ class ImageProcess:
         self._current: _QueuedImage | None = None
         self._file: BinaryIO | None = None  # for the arrays of the current image
         self._process: _Process | None = None
-        self._deaths: Counter[str] = Counter()
-        self._done: list[tuple[str, ImageResult]] = []
-        self._used_at = clock()
+        self._deaths: Counter[str] = Counter()  # processes that each image has ended
+        self._done: list[tuple[str, ImageResult]] = []  # results that `results` has not returned
+        self._used_at = clock()  # time of the last work
 
     @property
     def is_busy(self) -> bool:
