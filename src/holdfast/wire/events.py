@@ -369,7 +369,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     # hash of the files, code and versions that determine the KV (`worker/engine/fingerprint.py`)
     fingerprint: str = ""
     embedding_dimensions: int = 0  # 0: the hidden states of this model cannot be read
-    blas: str = ""  # which BLAS computes products; empty: none
+    blas: str = ""  # which BLAS MLX uses, in words
     load_seconds: float = 0.0  # duration of the load
     own_context_tokens: int = 0  # the context that the model was trained for; 0: unknown
     speculation_refused: str = ""  # why drafts are not used for this model; empty: they are
