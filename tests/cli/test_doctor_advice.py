@@ -20,7 +20,7 @@ ON_CPU = MachineReport(
     mlx_lm_version="0.32.2",
     blas=BlasReport(in_front=False),
     memory=DeviceMemory(total_bytes=1, available_bytes=1),
-    compiler=False,
+    can_compile=False,
     recommendations=("install OpenBLAS", "install g++"),
 )
 

@@ -36,12 +36,12 @@ def test_a_failing_measurement_is_reported_in_one_line() -> None:
 
 def test_the_report_recommends_faster_settings() -> None:
     slow, fast = BlasReport(in_front=False), BlasReport(in_front=True, few_rows=16)
-    advice = machine_report._recommendations("cpu", slow, compiler=False)
+    advice = machine_report._recommendations("cpu", slow, can_compile=False)
     if sys.platform == "linux":
         assert any("OpenBLAS" in line for line in advice)
     assert any("g++" in line for line in advice)
-    assert machine_report._recommendations("cpu", fast, compiler=True) == []
-    assert machine_report._recommendations("metal", slow, compiler=True) == []
+    assert machine_report._recommendations("cpu", fast, can_compile=True) == []
+    assert machine_report._recommendations("metal", slow, can_compile=True) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="about Linux")
@@ -49,11 +49,11 @@ def test_a_needlessly_slow_blas_gets_advice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     without = BlasReport(in_front=True, no_shim="there is no C compiler")
-    (line,) = machine_report._recommendations("cpu", without, compiler=True)
+    (line,) = machine_report._recommendations("cpu", without, can_compile=True)
     assert "there is no C compiler" in line
     monkeypatch.setattr(
         machine_report, "unused_instructions", lambda core: "AVX-512" if core else ""
     )
     forced = BlasReport(in_front=True, few_rows=16, core="Haswell")
-    (line,) = machine_report._recommendations("cpu", forced, compiler=True)
+    (line,) = machine_report._recommendations("cpu", forced, can_compile=True)
     assert line.startswith("unset OPENBLAS_CORETYPE") and "Haswell" in line and "AVX-512" in line

@@ -70,15 +70,15 @@ class OneModel(Residency):
             worker_of=lambda entry, files, share: unshared(worker, share),
             places=SETTINGS.max_queued + SETTINGS.max_running,
         )
-        self._held = AsyncExitStack()
+        self._leases = AsyncExitStack()
 
     async def client(self, model: str, sequences: int = 1) -> ModelClient:
         """Wait for and return the link to its worker."""
-        return await self._held.enter_async_context(self.lease(model, sequences))
+        return await self._leases.enter_async_context(self.lease(model, sequences))
 
     async def stop(self) -> None:
         await super().stop()
-        await self._held.aclose()
+        await self._leases.aclose()
 
 
 def unshared(worker: WorkerSettings, share: MemoryShare) -> WorkerSettings:

@@ -88,8 +88,8 @@ def test_images_are_held_during_generation(llm: LLM) -> None:
     folder = llm._images.folder
     with llm.stream_chat([user({"type": "image", "data": CAT})], **OPTIONS) as stream:
         next(stream.events())
-        assert len(folder._held) == 1
-    assert not folder._held
+        assert len(folder._holds) == 1
+    assert not folder._holds
 
 
 def test_images_are_removed_when_the_model_is_closed(llm: LLM) -> None:

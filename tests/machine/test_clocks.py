@@ -37,13 +37,13 @@ async def test_a_timer_due_after_sleep_waits_for_its_remaining_time() -> None:
     called: list[float] = []
     timer = clock.call_later(0.02, lambda: called.append(clock.time()))
     late = clock.call_later(60.0, lambda: called.append(-1.0))
-    timer._look()
+    timer._call_if_due()
     assert called == []
     hand.now += 0.02
-    timer._look()
+    timer._call_if_due()
     assert len(called) == 1
     hand.now += 3600
-    late._look()  # as if the loop's own clock had jumped by an hour
+    late._call_if_due()  # as if the loop's own clock had jumped by an hour
     assert len(called) == 1
     timer.cancel()
     late.cancel()

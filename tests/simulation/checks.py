@@ -487,7 +487,7 @@ class Checks:
                 f"queued, {open_sequences} open sequences, and {live}",
             )
         index = worker.index
-        if index is not None and index._ram._holds and not index._pins._held:
+        if index is not None and index._ram._holds and not index._pins._held_sizes:
             self._violation(
                 "nothing outlives its owner", f"{len(index._ram._holds)} blocks are held"
             )

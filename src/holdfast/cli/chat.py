@@ -394,8 +394,8 @@ class ChatSession:
         self._keyboard = keyboard
         self._system = system
         self._options = options or {}
-        self._messages: list[dict[str, Any]] = []
-        self._answers: list[Answer] = []
+        self._messages: list[dict[str, Any]] = []  # the conversation, as it is sent
+        self._answers: list[Answer] = []  # all answers of the session
         self._attached: list[dict[str, Any]] = []  # images for the next message
         self._shown_kind = ""  # kind of the last piece that was shown of the current answer
 
@@ -608,9 +608,9 @@ class Answer:
     cached_tokens: int = 0
     completion_tokens: int = 0
     exact: bool = False  # True if the server sent the counts; otherwise, pieces of text are counted
-    first_token_seconds: float = 0.0
-    total_seconds: float = 0.0
-    finish_reason: str = ""
+    first_token_seconds: float = 0.0  # from the request to the first text
+    total_seconds: float = 0.0  # from the request to the end
+    finish_reason: str = ""  # empty: not ended
 
     @property
     def is_empty(self) -> bool:

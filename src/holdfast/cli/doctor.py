@@ -330,7 +330,9 @@ def _mlx_rows(found: Diagnosis) -> dict[str, str]:
         rows["decoding"] = f"BLAS (no C kernel: {report.blas.no_kernel})"
         if report.blas.few_rows:
             rows["decoding"] = f"C kernel for products of up to {report.blas.few_rows} tokens"
-        rows["g++"] = "found" if report.compiler else "missing: fused operations are not compiled"
+        rows["g++"] = (
+            "found" if report.can_compile else "missing: fused operations are not compiled"
+        )
     if speed is not None:
         rows["float32"] = f"{speed.as_installed_gflops:,.1f} GFLOP/s as installed"
         if report.blas.in_front:

@@ -61,15 +61,15 @@ def _report() -> MachineReport:
     return MachineReport(
         **{each.name: getattr(found, each.name) for each in dataclasses.fields(found)},
         blas=blas,
-        recommendations=tuple(_recommendations(found.backend, blas, found.compiler)),
+        recommendations=tuple(_recommendations(found.backend, blas, found.can_compile)),
     )
 
 
-def _recommendations(backend: str, blas: BlasReport, compiler: bool) -> list[str]:
+def _recommendations(backend: str, blas: BlasReport, can_compile: bool) -> list[str]:
     found = []
     if backend == "cpu" and sys.platform == "linux":
         found += _recommendations_about(blas)
-    if not compiler:
+    if not can_compile:
         found.append("install g++: MLX compiles fused operations with it")
     if backend == "cuda" and shutil.which("nvcc") is None:
         found.append("install the CUDA toolkit: MLX compiles fused operations with it")

@@ -392,14 +392,14 @@ class ModelFit:
     """A model's size, and how it fits on this machine and on others."""
 
     name: str
-    place: str
+    place: str  # where its files are
     stored: StoredSize
-    context_tokens: int
+    context_tokens: int  # the context that it was trained for
     here: Need  # in the number format that this machine computes with
     usable_bytes: int  # usable memory of this machine now
     memory: DeviceMemory
     agents_here: dict[int, int]  # tokens of each agent → number of agents
-    choices: tuple[Choice, ...]
+    choices: tuple[Choice, ...]  # one for each typical memory size
 
     @property
     def fits(self) -> bool:

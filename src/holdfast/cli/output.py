@@ -170,9 +170,9 @@ class LoadBar:
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
-        self._logs_above = contextlib.ExitStack()
+        self._logs_above = contextlib.ExitStack()  # while open, log lines appear above the bar
         self._stage = ""
-        self._task: TaskID | None = None
+        self._task: TaskID | None = None  # None: nothing is shown
 
     def __call__(self, stage: str, fraction: float) -> None:
         """Show the progress of a stage. Stages follow one another; the last one is "ready"."""

@@ -56,7 +56,8 @@ Forms: TypeAlias = Annotated[
     typer.Option(
         "--kv-bits",
         metavar="LIST",
-        help="KV bits to compare with native, such as 8,4; default: 8,8/4,4.",
+        help="KV bits to compare with native: 8, 8/4 (keys 8, values 4) or 4 (keys 5, values 4), "
+        "separated by commas; default: all three.",
     ),
 ]
 
@@ -68,10 +69,10 @@ class _Task(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     settings: ModelSettings
-    name: str
-    text: str
+    name: str  # the model's id in the report
+    text: str  # name of the text that was read
     forms: tuple[QuantizedForm, ...]
-    passages: tuple[Passage, ...]
+    passages: tuple[Passage, ...]  # notes and questions
     hash_cache: str
 
 

@@ -55,8 +55,8 @@ _RELATIONS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
 @dataclass(frozen=True, slots=True)
 class _Note:
     before: str  # the note up to its value
-    value: str
-    after: str
+    value: str  # the answer to the question
+    after: str  # the rest of the note
     question: str
 
     @property

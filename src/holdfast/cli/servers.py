@@ -454,13 +454,13 @@ class ServiceFailed(HoldfastError):
 class ServiceSystem:
     """How launchd or systemd manages a service: lists of commands that run one after the other."""
 
-    file: Path
-    content: Callable[[ServiceSpec], bytes]
+    file: Path  # describes the service to the system
+    content: Callable[[ServiceSpec], bytes]  # the text of the file
     start: Sequence[Sequence[str]]
     stop: Sequence[Sequence[str]]
     forget: Sequence[Sequence[str]]  # run after the file was removed
-    status: Sequence[str]
-    hint: str = ""
+    status: Sequence[str]  # succeeds if the service runs
+    hint: str = ""  # shown after the start
 
 
 def service_system(platform: str, environ: Mapping[str, str]) -> ServiceSystem:
@@ -649,8 +649,8 @@ class ServiceSpec:
 
     command: Sequence[str]  # the program's absolute path and its arguments
     folder: str  # working folder of the server, for relative paths
-    environment: Mapping[str, str] = field(default_factory=dict)
-    shutdown_seconds: float = 10.0
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables for the server
+    shutdown_seconds: float = 10.0  # before the system kills it
 
     @property
     def stop_seconds(self) -> int:

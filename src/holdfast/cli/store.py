@@ -462,8 +462,8 @@ class StateKind:
     """
 
     name: str
-    what: str
-    place: Path
+    what: str  # description for users
+    place: Path  # file or folder
     bound: str
     clear: Callable[[], object] | None
     is_used_by: Callable[[RunningServer], bool] = _always

@@ -82,7 +82,7 @@ class TokenText(msgspec.Struct, frozen=True, kw_only=True):
     """A token with its log-probability, and the likeliest tokens at its position."""
 
     text: str
-    raw: bytes
+    raw: bytes  # its bytes, which may be an incomplete character
     logprob: float
     top: tuple[TokenText, ...] = ()
     text_offset: int = 0  # in characters, from the beginning of the answer or the echoed prompt
@@ -177,7 +177,7 @@ class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
         return self.prompt_tokens + self.completion_tokens
 
     def truncated_fields(self) -> dict[str, Any]:
-        """The fields of an answer that say what was left out of the prompt; empty for nothing."""
+        """The fields of an answer that say what was left out of the prompt; empty if nothing was."""
         if self.left_out is None:
             return {}
         return {

@@ -64,16 +64,16 @@ class AwakeTimer:
         self._clock = clock
         self._act = act
         self._due = clock.time() + seconds
-        self._handle = asyncio.get_running_loop().call_later(seconds, self._look)
+        self._handle = asyncio.get_running_loop().call_later(seconds, self._call_if_due)
 
     def cancel(self) -> None:
         """Cancel the call."""
         self._handle.cancel()
 
-    def _look(self) -> None:
+    def _call_if_due(self) -> None:
         left = self._due - self._clock.time()
         if left > 0.001:  # the process did not run the whole time
-            self._handle = asyncio.get_running_loop().call_later(left, self._look)
+            self._handle = asyncio.get_running_loop().call_later(left, self._call_if_due)
         else:
             self._act()
 

@@ -26,7 +26,7 @@ class PlatformReport:
     mlx_version: str
     mlx_lm_version: str
     memory: DeviceMemory
-    compiler: bool  # whether g++ is installed; mx.compile needs it on a CPU
+    can_compile: bool  # whether mx.compile works here: on a CPU, only with g++
 
 
 def report() -> PlatformReport:
@@ -41,7 +41,7 @@ def report() -> PlatformReport:
         mlx_version=_version("mlx"),
         mlx_lm_version=_version("mlx-lm"),
         memory=memory_report(working_set_bytes=working_set_bytes()),
-        compiler=backend != "cpu" or shutil.which("g++") is not None,
+        can_compile=backend != "cpu" or shutil.which("g++") is not None,
     )
 
 

@@ -42,7 +42,7 @@ class AdapterFiles:
     name: str
     folder: Path
     kind: AdapterKind
-    scale: float
+    scale: float  # factor of the low-rank product
     shapes: Mapping[str, Mapping[str, tuple[int, ...]]]
     tensor_bytes: int
     trained_on: str = ""

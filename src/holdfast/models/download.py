@@ -210,7 +210,7 @@ class PulledModel:
     """A model in the Hub's cache, with all its files and correct hashes."""
 
     folder: Path
-    files: int
+    files: int  # how many
     file_bytes: int
 
 
@@ -492,7 +492,7 @@ def hub_model_of(settings: ModelSettings, cache: Path) -> ModelSource | None:
 class InterruptedDownload:
     """The remains of a download that was never completed; can be removed like a model."""
 
-    repository: Path
+    repository: Path  # its folder in the cache
 
     @property
     def expected_freed_size(self) -> int:

@@ -191,8 +191,8 @@ def found_draft(model: DraftFolder, candidates: Iterable[DraftFolder]) -> DraftF
 class _Tokens:
     """What the token ids of a model mean."""
 
-    digest: str
-    count: int
+    digest: str  # of the vocabulary
+    count: int  # size of the vocabulary
 
 
 def _tokens_of(folder: Path) -> _Tokens:

@@ -53,11 +53,11 @@ class FileHashing:
         notice changes.
         """
         self._list_files, self._cache = list_files, cache
-        self._began_ns = time.time_ns()
-        self._before = _stamps(list_files())
+        self._began_ns = time.time_ns()  # Unix time
+        self._before = _stamps(list_files())  # path and stamp of each file, by name
         self._stop = threading.Event()
-        self._hashes: dict[str, str] = {}
-        self._failure: Exception | None = None
+        self._hashes: dict[str, str] = {}  # by name
+        self._failure: Exception | None = None  # raised on the thread
         self._thread = threading.Thread(target=self._run, name="holdfast-hashing", daemon=False)
         self._thread.start()
 
@@ -153,7 +153,7 @@ class FileStamp(msgspec.Struct, frozen=True, array_like=True):
 
     device: int
     inode: int
-    size: int
+    size: int  # in bytes
     modified_ns: int
     changed_ns: int
 
@@ -166,7 +166,7 @@ class _Content(msgspec.Struct, frozen=True):
     format: int
     # (stamp, hash) of each file, the most recently used last
     entries: tuple[tuple[FileStamp, str], ...]
-    checksum: str
+    checksum: str  # of the entries
 
 
 def stamp_of(path: Path) -> FileStamp:

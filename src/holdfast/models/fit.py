@@ -43,7 +43,7 @@ class Need:
     """The memory that a model needs."""
 
     weight_bytes: int
-    bytes_per_token: int
+    bytes_per_token: int  # of each agent's context
     fixed_bytes: int  # for each agent
 
     def agents(self, tokens: int, *, memory_bytes: int) -> int:
@@ -58,10 +58,10 @@ class Need:
 class Choice:
     """The form of a model (original or quantized) that suits a given memory size."""
 
-    total_bytes: int
+    total_bytes: int  # the memory size
     form: str  # "as is", "4 bits" and so on; "none" if no form fits
     need: Need
-    agents: int
+    agents: int  # how many fit; 0 if no form fits
     tokens: int  # for each agent
 
 
@@ -105,7 +105,7 @@ def choice_for(total_bytes: int, need: Need, *, parameters: int, context_tokens:
 class StoredSize:
     """The stored size of a model."""
 
-    config: Mapping[str, Any]
+    config: Mapping[str, Any]  # the content of config.json
     weight_bytes: int
     parameters: int  # scales of quantized weights do not count
 
@@ -146,7 +146,7 @@ def size_on_hub(source: ModelSource) -> StoredSize:
         if _CONFIG not in files or not weights:
             raise UnusableModel(
                 f"{source.name} on the Hub has no files of an MLX model ({_CONFIG}, "
-                f"{WEIGHT_FILES}){_other(files)}"
+                f"{WEIGHT_FILES}){_gguf_note(files)}"
             )
         config = _json_on_hub(source, _CONFIG)
         beside = {name: _json_on_hub(source, name) for name in SETTINGS_FILES if name in files}
@@ -162,7 +162,7 @@ def size_on_hub(source: ModelSource) -> StoredSize:
                 for key, each in found.tensors.items()
             }
 
-        tensors = _all(header, weights)
+        tensors = _all_tensors(header, weights)
     try:
         check_weights(config, tensors, beside)
     except UnusableModel as error:
@@ -194,7 +194,7 @@ def _json_on_hub(source: ModelSource, name: str) -> dict[str, Any]:
     return content
 
 
-def _all(
+def _all_tensors(
     header: Callable[[str], dict[str, dict[str, Any]]], names: Iterable[str]
 ) -> dict[str, dict[str, Any]]:
     with ThreadPoolExecutor(max_workers=_CONNECTIONS) as pool:
@@ -205,7 +205,8 @@ def _shapes(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, ..
     return {name: tuple(entry["shape"]) for name, entry in tensors.items()}
 
 
-def _other(files: Iterable[str]) -> str:
+def _gguf_note(files: Iterable[str]) -> str:
+    """The end of an error message if there are GGUF files, which this server cannot load."""
     if any(name.endswith(".gguf") for name in files):
         return ", only GGUF files, the format of llama.cpp"
     return ""
@@ -218,7 +219,7 @@ def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _packed_per_item(part: str) -> int | None:
     """The number of weights packed into each element of a tensor in another tool's format; None for
-    all other tensors.
+    all other tensors. 0: the tensor has no weights (scales, zero points).
     """
     ends = {"qweight": 8, "weight_packed": 8, "_blocks": 2, "qzeros": 0, "weight_shape": 0}
     ends |= dict.fromkeys(("_scales", "weight_scale", "weight_scale_inv"), 0)

@@ -52,7 +52,7 @@ class Declared:
     """
 
     method: str = ""
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any]  # the quantization's section of the file; empty if none is declared
     is_read: bool = True
 
     @property
@@ -108,8 +108,8 @@ class ForeignFormat:
     it.
     """
 
-    methods: tuple[str, ...]
-    model_types: Collection[str]
+    methods: tuple[str, ...]  # as in `Declared.method`
+    model_types: Collection[str]  # as in config.json
     takes: Callable[[Declared, Tensors, Tensors], bool]
 
     def reads(

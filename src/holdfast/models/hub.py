@@ -80,7 +80,7 @@ class ModelSource:
 def check_reachable() -> None:
     """Check that the Hub answers, unless HF_HUB_OFFLINE is set.
 
-    Runs on a thread, because the time of a name lookup cannot be limited. Raises ConnectionError or
+    Runs on a thread, because the time of a DNS lookup cannot be limited. Raises ConnectionError or
     TimeoutError if the Hub does not answer, and ModelLoadError if the request could not be sent.
     """
     from urllib.request import getproxies
@@ -159,7 +159,7 @@ def newer_commit(source: ModelSource, commit: str) -> str:
         except ModelLoadError as error:
             answers.append(error)
 
-    # on a thread, because nothing limits the time of a name lookup
+    # on a thread, because nothing limits the time of a DNS lookup
     asking = threading.Thread(target=ask, name="hub-question", daemon=True)
     asking.start()
     asking.join(_ASK_SECONDS)

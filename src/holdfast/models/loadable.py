@@ -41,9 +41,9 @@ _Signature: TypeAlias = tuple[tuple[str, int, int, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Checked:
-    signature: _Signature
+    signature: _Signature  # of the folder's files: a new one requires a new check
     config: Mapping[str, Any] | UnusableModel  # or why the model is unusable
-    can_chat: bool = False
+    can_chat: bool = False  # whether it has a chat template
 
 
 _results: LruCache[Path, _Checked] = LruCache(_MOST_KEPT)

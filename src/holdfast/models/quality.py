@@ -65,14 +65,14 @@ class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: str
-    fingerprint: str
-    measured_at: str
+    fingerprint: str  # of the model's files
+    measured_at: str  # ISO 8601
     mlx_version: str
     compute_dtype: str
-    text: str
+    text: str  # name of the text that was read
     text_tokens: int
     quantized_tokens: int
-    questions: int
+    questions: int  # how many were asked about notes
     forms: tuple[FormQuality, ...]
 
     @property

@@ -54,7 +54,7 @@ def own_pooling(folder: Path) -> OwnPooling:
 class AnswerTokens:
     """The tokens with which a reranker says whether a document is relevant."""
 
-    yes: int
+    yes: int  # token id
     no: int | None  # None: only the logit of `yes` was trained
 
 

@@ -137,7 +137,7 @@ class StoredBlock(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     block: Block
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...]  # the bytes, in pieces
     form: str | None = "native"
 
     @property

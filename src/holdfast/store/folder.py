@@ -99,7 +99,7 @@ class BlockFile:
     model: str  # short name of the model's fingerprint
     root: Path  # the folder that contains all models' folders
     file_bytes: int
-    modified: float
+    modified: float  # seconds since the epoch
 
     @property
     def path(self) -> Path:
@@ -121,9 +121,11 @@ class StoreFolder:
         self.path = expanded(path)
         self._names = names or {}
         self._claim: int | None = None  # open, locked file: this process uses its incoming folder
+        # this process's folder for unfinished files; None: not claimed
         self._incoming: Path | None = None
+        # of the parent folder, to notice an unmounted volume
         self._parent_device: int | None = None
-        self._holds_lock = False
+        self._holds_lock = False  # this process holds the lock of `exclusive`
 
     @property
     def index_folder(self) -> Path:

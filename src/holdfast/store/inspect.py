@@ -32,7 +32,7 @@ class ModelHoldings:
     served_as: str  # empty if unknown
     fingerprint: str
     blocks: int
-    states: int
+    states: int  # saved model states
     tokens: int
     file_bytes: int
     last_used: float  # seconds since the epoch
@@ -45,11 +45,11 @@ class StoreSummary:
     folder: Path
     blocks: int
     file_bytes: int
-    allowed_bytes: int
+    allowed_bytes: int  # limit of the size
     unreachable_blocks: int  # blocks whose parent is gone; they are evicted first
     pinned_blocks: int
-    written_today_bytes: int
-    quarantined_files: int
+    written_today_bytes: int  # by all processes, since midnight UTC
+    quarantined_files: int  # files with damaged content
     quarantined_bytes: int
     volume_bytes: int
     volume_free_bytes: int
@@ -59,7 +59,7 @@ class StoreSummary:
 class RemovalReport:
     """The deleted items."""
 
-    keys: tuple[BlockKey, ...]
+    keys: tuple[BlockKey, ...]  # of the deleted blocks
     freed_bytes: int
 
 

@@ -81,6 +81,7 @@ class IoThread:
         # for deletions by age: of pins, then of blocks that have not been used for long
         self._retention = RetentionClock(wall=clocks.wall, steady=clocks.steady)
         self._maintenance = StoreMaintenance(folder, self._supervisor, limits, self._retention)
+        # complete files that are not durable or not in the index yet
         self._ahead = WriteAhead(folder, fingerprint=fingerprint, figures=figures)
         self._records = Records(folder, model=self._model)
         # blocks whose files could not be used when last read: a new copy is accepted unless the
@@ -88,13 +89,13 @@ class IoThread:
         self._suspects: set[BlockKey] = set()
         # failed changes to retry; only the latest of each kind and name counts
         self._undone: dict[tuple[str, str], Callable[[], None]] = {}
-        self._undone_at = 0.0
+        self._undone_at = 0.0  # time of the last failure or retry
         self._to_remove: dict[BlockKey, None] = {}  # blocks whose files must be deleted
-        self._used: dict[BlockKey, float] = {}
-        self._used_since = 0.0
+        self._used: dict[BlockKey, float] = {}  # time of the last use of blocks, to be recorded
+        self._used_since = 0.0  # time of the first of these uses
         self._retry_at: float | None = None  # set while the folder cannot be written
-        self._salvaged = False
-        self._warned_of_day = ""
+        self._salvaged = False  # whether files of ended processes were looked for
+        self._warned_of_day = ""  # day whose write limit was logged as reached
 
     # -- the loop
 
@@ -146,11 +147,12 @@ class IoThread:
         """Make the folder ready for writing. Returns whether that worked."""
         try:
             self._folder.prepare()
-            self._folder.incoming()
+            self._folder.incoming()  # claims this process's own folder for unfinished files
             if not self._salvaged:
                 with self._folder.exclusive():
                     salvage(self._folder)
                 self._salvaged = True
+            # the next use opens the index anew, because the folder may have changed
             self._supervisor.close()
             self._maintenance.drop_old_pins()
             # the limits may have become tighter since the last time
@@ -389,13 +391,15 @@ class IoThread:
 
     def put_record(self, name: str, data: bytes) -> None:
         """Write a record, later if that is impossible now."""
-        self._do("write a session's record", name, lambda: self._records.put(name, data))
+        self._attempt_or_defer(
+            "write a session's record", name, lambda: self._records.put(name, data)
+        )
 
     def remove_record(self, name: str) -> None:
         """Delete a record, later if that is impossible now."""
-        self._do("write a session's record", name, lambda: self._records.remove(name))
+        self._attempt_or_defer("write a session's record", name, lambda: self._records.remove(name))
 
-    def _do(self, what: str, name: str, work: Callable[[], None]) -> None:
+    def _attempt_or_defer(self, what: str, name: str, work: Callable[[], None]) -> None:
         """Call `work`. If it fails, or the folder cannot be written, retry later, unless it has
         been superseded by newer work of the same kind and name.
         """
@@ -410,7 +414,7 @@ class IoThread:
         if self._to_remove and self._retry_at is None:
             self._attempt("remove blocks", self._remove_files)
         for (what, name), work in tuple(self._undone.items()):
-            self._do(what, name, work)
+            self._attempt_or_defer(what, name, work)
 
     def records(self) -> ReadRecords | None:
         """All records of this model; None if they cannot be listed at the moment."""

@@ -51,7 +51,7 @@ class StoreLimits:
     daily_write_bytes: int | None = None
     queue_bytes: int = 512 << 20  # payload in RAM that waits to be written
     queue_blocks: int = 4096
-    quarantine_bytes: int = 256 << 20
+    quarantine_bytes: int = 256 << 20  # size of damaged files that are kept
     quarantine_files: int = 16
 
 

@@ -59,14 +59,15 @@ class Mailbox:
         self._most_bytes = most_bytes
         self._most_blocks = most_blocks
         self._changed = threading.Condition()
-        self._waiting: deque[StoredBlock | Task] = deque()
-        self._held: dict[BlockKey, StoredBlock] = {}
+        self._waiting: deque[StoredBlock | Task] = deque()  # in the order sent
+        self._blocks: dict[BlockKey, StoredBlock] = {}  # not finished by the I/O thread
         self._held_bytes = 0
         self._closed = False
-        self._unanswered: set[Future[Any]] = set()
+        self._unanswered: set[Future[Any]] = set()  # futures of tasks under way
+        # stored, and not (or no longer) stored, since the last call of `changes`
         self._stored: deque[BlockKey] = deque(maxlen=_MOST_CHANGES)
         self._lost: deque[BlockKey] = deque(maxlen=_MOST_CHANGES)
-        self.refused_blocks = 0
+        self.refused_blocks = 0  # because the queue was full
 
     def offer(self, block: StoredBlock) -> Offer:
         """Queue a block for writing if there is room.
@@ -77,16 +78,16 @@ class Mailbox:
         with self._changed:
             if self._closed:
                 return "closed"
-            if block.key in self._held:
+            if block.key in self._blocks:
                 return "held already"
             full = (
-                self._held_bytes + size > self._most_bytes or len(self._held) >= self._most_blocks
+                self._held_bytes + size > self._most_bytes or len(self._blocks) >= self._most_blocks
             )
-            if full and self._held:
+            if full and self._blocks:
                 self.refused_blocks += 1
                 self._lost.append(block.key)
                 return "full"
-            self._held[block.key] = block
+            self._blocks[block.key] = block
             self._held_bytes += size
             self._waiting.append(block)
             self._changed.notify()
@@ -147,13 +148,13 @@ class Mailbox:
     def held(self, key: BlockKey) -> StoredBlock | None:
         """Return a block that is queued or being written; None for any other."""
         with self._changed:
-            return self._held.get(key)
+            return self._blocks.get(key)
 
     def finish(self, keys: Iterable[BlockKey], *, stored: bool) -> None:
         """Release blocks. stored: they are durable now; otherwise they will never be."""
         with self._changed:
             for key in keys:
-                block = self._held.pop(key, None)
+                block = self._blocks.pop(key, None)
                 if block is not None:
                     self._held_bytes -= block.nbytes
                 (self._stored if stored else self._lost).append(key)
@@ -174,7 +175,7 @@ class Mailbox:
     def load(self) -> tuple[int, int]:
         """The number of blocks in the mailbox, and their size in bytes."""
         with self._changed:
-            return len(self._held), self._held_bytes
+            return len(self._blocks), self._held_bytes
 
     @property
     def closed(self) -> bool:

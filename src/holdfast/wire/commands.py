@@ -41,7 +41,7 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     # reasoning begins after these tokens; empty: at the first token
     start_token_ids: tuple[int, ...] = ()
-    end_token_ids: tuple[int, ...] = ()
+    end_token_ids: tuple[int, ...] = ()  # the tokens that end the reasoning
 
 
 class ReadAhead(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,20 +73,20 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     request_id: RequestId
     prompt_token_ids: TokenIds  # with image keys (`wire/images.py`) where images are
     images: tuple[ImageSpan, ...] = ()  # in order, not overlapping
-    max_tokens: int
+    max_tokens: int  # of the answer
     sampling: SamplingParams  # its seed is always set
     adapter: str = ""  # name of a LoRA adapter of the model; empty: the model itself
     # bits of keys and values; empty: the model's setting. For "" and "auto", the worker decides.
     kv_bits: KVBitsChoice | Literal[""] = ""
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()  # each of them ends the answer
     want_logprobs: bool = False
-    top_logprobs: int = 0
+    top_logprobs: int = 0  # how many likeliest tokens to report at each position
     want_prompt_logprobs: bool = False
     scored_from: int = 1  # the first prompt token whose log-probability is wanted
     pooling: Pooling | None = None  # if set, the request asks for an embedding of its prompt
     is_kept: bool = True  # whether its KV is cached for later requests
     grammar: str = ""  # for llguidance; empty: no constraint
-    thinking_budget: ThinkingBudget | None = None
+    thinking_budget: ThinkingBudget | None = None  # None: unlimited
     tenant: str = ""  # tenants do not share cached prefixes
     session_id: str = ""  # opened by the request if the tenant has no session of that id
     # whether it is a further choice of an answer of its session, which the next turn probably does
@@ -215,7 +215,7 @@ Command: TypeAlias = (
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of one worker. Its model is a local folder."""
 
-    folder: str
+    folder: str  # with the model's files
     hash_cache: str = ""  # file for hashes of model files; empty: none
     compiled_code: str = ""  # folder for code compiled by MLX; empty: none
     crash_reports: str = ""  # folder for crash reports; empty: none
@@ -226,9 +226,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: SchedulerSettings
     store: StoreSettings
     log: LogSettings = LogSettings()
-    share: MemoryShare = ALL_OF_IT
+    share: MemoryShare = ALL_OF_IT  # the worker's share of the machine's memory
     residency: ResidencySettings = ResidencySettings()
-    command: tuple[str, ...] = WORKER_COMMAND
+    command: tuple[str, ...] = WORKER_COMMAND  # starts the process
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,9 +239,9 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     settings: WorkerSettings
-    endpoint: str
-    heartbeat_endpoint: str
-    parent_pid: int
+    endpoint: str  # address of the link to the front
+    heartbeat_endpoint: str  # address for heartbeats
+    parent_pid: int  # of the front
 
 
 def checked_limits(

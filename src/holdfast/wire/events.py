@@ -38,17 +38,17 @@ class StoreFigures(msgspec.Struct, kw_only=True):
     model: str  # short name of the model in the folder
     # memory-only while the folder is full or cannot be written
     mode: Literal["writing", "memory-only"] = "writing"
-    blocks: int = 0
-    stored_bytes: int = 0
-    allowed_bytes: int = 0
+    blocks: int = 0  # in the folder
+    stored_bytes: int = 0  # size of their files
+    allowed_bytes: int = 0  # limit of that size
     written_today_bytes: int = 0  # by all processes together
-    queued_blocks: int = 0
+    queued_blocks: int = 0  # waiting to be written
     queued_bytes: int = 0
     written_bytes: int = 0
     read_bytes: int = 0
     evicted_blocks: int = 0
-    bad_blocks: int = 0
-    missing_blocks: int = 0
+    bad_blocks: int = 0  # files with damaged content
+    missing_blocks: int = 0  # files that were gone
     unreadable_blocks: int = 0
     outages: int = 0  # how often the folder could not be written
     dropped_blocks: dict[DropReason, int] = {}  # blocks that were not written, by reason
@@ -59,7 +59,7 @@ class CacheFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     kept_tokens: int = 0  # cached tokens; those both in RAM and on disk count once
     tenants: int = 0
-    ram_bytes: int = 0
+    ram_bytes: int = 0  # size of the blocks in RAM
     ram_budget_bytes: int = 0
     ram_evicted_blocks: int = 0
     parked_sequences: int = 0  # finished sequences whose live state is kept for later requests
@@ -72,7 +72,7 @@ class CacheFigures(msgspec.Struct, frozen=True, kw_only=True):
     used_ahead_tokens: int = 0  # of `read_ahead_tokens`: reused when the turn arrived
     lookups: dict[str, int] = {}  # number of lookups by the value of their CacheOutcome
     waiting: int = 0  # requests that wait now, until another request has prefilled their prefix
-    waits: int = 0
+    waits: int = 0  # such waits since the start
     lookup_seconds: Histogram | None = None
     restore_seconds: Histogram | None = None  # of requests with a cache hit
     store: StoreFigures | None = None  # None: no folder is set
@@ -132,12 +132,12 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     # whether this is the answer to TELL_STATISTICS; a busy worker also sends statistics unasked
     in_answer: bool = False
-    running: int = 0
-    queued: int = 0
+    running: int = 0  # sequences now
+    queued: int = 0  # sequences that wait now
     max_running: int = 0  # the limits in effect
     step_tokens: int = 0
     steps: int = 0
-    prompt_tokens: int = 0
+    prompt_tokens: int = 0  # prefilled
     generated_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0  # of `drafted_tokens`: those that are part of an answer
@@ -146,7 +146,7 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     draft_model: str = ""  # the model that drafts; empty: none, or it has failed
     cached_tokens: int = 0
     preemptions: int = 0
-    finished: int = 0
+    finished: int = 0  # requests, like the following three
     failed: int = 0
     cancelled: int = 0
     rejected: int = 0
@@ -243,7 +243,7 @@ class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
     disk_tokens: int = 0
     read_ahead_tokens: int = 0  # of all `cached_tokens`: prefilled in advance for this turn
     unused_tokens: int = 0  # further tokens that are, or were, cached but could not be used
-    divergence: Divergence | None = None
+    divergence: Divergence | None = None  # None: the cached sequence does not differ
     waited_for_another: bool = False  # whether another request was prefilling the same prefix
     # duration of that wait; included in the queue time, like the next two fields
     waited_seconds: float = 0.0
@@ -271,7 +271,7 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     request_id: RequestId
     kind: RejectionKind
     message: str
-    field: str = ""
+    field: str = ""  # of the request, if one is at fault
     retry_after_seconds: float = 0.0
     # set for queue_full
     queued: int = 0
@@ -344,10 +344,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     model_type: str
     layout: str  # rows, split or solo
-    layout_reason: str
+    layout_reason: str  # why that layout was chosen
     parameters: int
     weight_bytes: int
-    compute_dtype: str
+    compute_dtype: str  # such as float32
     context_tokens: int  # the longest sequence (prompt and answer) that the KV budget can hold
     vocab_size: int
     kv_bits: KVBitsChoice = "native"  # for requests that do not set it
@@ -359,7 +359,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_bits_refused: dict[str, str] = {}  # why the model does not support the other values
     fixed_bytes_per_sequence: int  # sliding windows and recurrent states
     kv_budget_bytes: int
-    device: str
+    device: str  # name of the device
     is_on_cpu: bool = False
     wired_bytes: int = 0  # memory that a Mac may not page out while the model serves
     # GPU memory that a step needs besides weights and KV, including cached buffers
@@ -369,8 +369,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     # hash of the files, code and versions that determine the KV (`worker/engine/fingerprint.py`)
     fingerprint: str = ""
     embedding_dimensions: int = 0  # 0: the hidden states of this model cannot be read
-    blas: str = ""
-    load_seconds: float = 0.0
+    blas: str = ""  # which BLAS MLX uses, in words
+    load_seconds: float = 0.0  # duration of the load
     own_context_tokens: int = 0  # the context that the model was trained for; 0: unknown
     speculation_refused: str = ""  # why drafts are not used for this model; empty: they are
     vision: VisionInfo | None = None  # None: the model reads text only
@@ -443,7 +443,7 @@ class LoadProgress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Progress of a worker's start."""
 
     stage: str  # "reading", "probing", ...
-    fraction: float
+    fraction: float  # of the stage, 0 to 1
 
 
 Event: TypeAlias = (

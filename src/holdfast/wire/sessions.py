@@ -90,7 +90,7 @@ class SessionCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     adapter: str = ""  # as in `SequenceRequest`
     call_id: str = msgspec.field(default_factory=_new_call_id)
     session_id: str = ""  # for an import: the id of the new session; empty: the id in the file
-    new_session_id: str = ""
+    new_session_id: str = ""  # for a fork
     # if unset: unchanged (update), the default (open), or the value of the forked session (fork)
     ttl_seconds: Ttl = msgspec.UNSET
     pinned: bool | msgspec.UnsetType = msgspec.UNSET
@@ -112,7 +112,7 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str
     created_at: float
     last_used_at: float
-    expires_at: float | None
+    expires_at: float | None  # None: never
     pinned: bool
     pin_state: PinState
     requests: int
@@ -125,7 +125,7 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     live_tokens: int
     kept_bytes: int  # cached blocks of all branches, in RAM and on disk; shared blocks count once
     metadata: dict[str, str]
-    forked_from: str = ""
+    forked_from: str = ""  # id of the session; empty: not forked
 
 
 class SessionAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -133,8 +133,8 @@ class SessionAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     call_id: str
     sessions: tuple[SessionInfo, ...] = ()
-    failure: SessionFailure | None = None
-    message: str = ""
+    failure: SessionFailure | None = None  # None: it succeeded
+    message: str = ""  # why it failed
 
 
 def is_session_id(text: str) -> bool:
@@ -142,7 +142,7 @@ def is_session_id(text: str) -> bool:
     return 0 < len(text) <= LONGEST_SESSION_ID and text.isprintable() and "/" not in text
 
 
-def is_fit_metadata(metadata: dict[str, str]) -> bool:
+def is_valid_metadata(metadata: dict[str, str]) -> bool:
     """Whether metadata is within the limits and can be encoded as UTF-8."""
     if len(metadata) > MOST_METADATA_PAIRS:
         return False
@@ -155,7 +155,7 @@ def is_fit_metadata(metadata: dict[str, str]) -> bool:
     )
 
 
-def is_fit_ttl(seconds: float | None) -> bool:
+def is_valid_ttl(seconds: float | None) -> bool:
     """Whether a time to live is valid. None is valid: the session lives until it is closed."""
     return seconds is None or 0 < seconds <= LONGEST_TTL_SECONDS
 

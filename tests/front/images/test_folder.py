@@ -45,11 +45,11 @@ def test_an_image_is_held_again_without_its_bytes(tmp_path: Path) -> None:
     name = folder.hold(b"cat")
     folder.release([name])
     assert folder.hold_existing(name)
-    assert folder._held == {name: 1}
+    assert folder._holds == {name: 1}
     (tmp_path / "images" / name).unlink()
     assert not folder.hold_existing(name)
     assert not folder.hold_existing(name_of(b"dog"))
-    assert folder._held == {name: 1}
+    assert folder._holds == {name: 1}
 
 
 def test_an_image_outlives_its_server(tmp_path: Path) -> None:
@@ -198,5 +198,5 @@ def test_an_image_is_not_removed_while_a_thread_holds_it(tmp_path: Path) -> None
     with ThreadPoolExecutor(8) as threads:
         for each in [threads.submit(used, first) for first in range(8)]:
             each.result()
-    assert not folder._held
+    assert not folder._holds
     folder.check_invariants()

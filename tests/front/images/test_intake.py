@@ -114,7 +114,7 @@ async def test_a_slow_image_is_given_up_and_released(
     while not files(front):  # the thread continues and writes the image
         await asyncio.sleep(0.001)
     await asyncio.to_thread(front.intake._readers.shutdown)
-    assert not front.intake.folder._held
+    assert not front.intake.folder._holds
 
 
 async def test_an_image_is_held_exactly_as_long_as_its_request(tmp_path: Path) -> None:
@@ -124,10 +124,10 @@ async def test_an_image_is_held_exactly_as_long_as_its_request(tmp_path: Path) -
     while not front.engine.submitted:
         await asyncio.sleep(0.001)
     names = {span.layout.image for span in front.engine.submitted[0].images}
-    assert dict(front.intake.folder._held) == dict.fromkeys(names, 1)
+    assert dict(front.intake.folder._holds) == dict.fromkeys(names, 1)
     front.engine.may_go_on.set()
     assert (await asked).status_code == 200
-    assert not front.intake.folder._held
+    assert not front.intake.folder._holds
 
 
 async def test_a_stopping_server_starts_no_further_fetch(

@@ -38,7 +38,7 @@ async def _measure(trial: Trial) -> Sample:
             return sample
         if turn % max(1, settings["turns"] // _LOOKS) == 0:
             await asyncio.sleep(_SETTLING_SECONDS)
-            _look(sample, answer, turn=turn, disk_bytes=server.store_bytes() - before)
+            _record_sample(sample, answer, turn=turn, disk_bytes=server.store_bytes() - before)
         messages += [
             {"role": "assistant", "content": answer.text},
             {"role": "user", "content": trial.text(_TURN_TOKENS, f"turn {turn}")},
@@ -46,7 +46,7 @@ async def _measure(trial: Trial) -> Sample:
     return sample
 
 
-def _look(sample: Sample, answer: Answer, *, turn: int, disk_bytes: int) -> None:
+def _record_sample(sample: Sample, answer: Answer, *, turn: int, disk_bytes: int) -> None:
     tokens = answer.prompt_tokens + answer.completion_tokens
     sample.metrics |= {
         f"context_tokens @ turn {turn}": [float(tokens)],

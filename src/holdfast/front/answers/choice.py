@@ -56,23 +56,23 @@ class ChoiceRules:
 
     prompt_token_ids: TokenIds
     stop_token_ids: frozenset[int]
-    max_tokens: int
-    stops: tuple[str, ...] = ()
+    max_tokens: int  # of the answer
+    stops: tuple[str, ...] = ()  # strings that end the answer
     dialect: ModelDialect = PLAIN  # syntax of the answer: the model's for a chat, else plain text
-    tools: DeclaredTools = field(default_factory=DeclaredTools)
+    tools: DeclaredTools = field(default_factory=DeclaredTools)  # the tools that the model may call
     format_field: str = ""  # the request's field that asks for a grammar; empty if none does
     reads_calls: bool = False  # if False, calls are treated as text
     one_call: bool = False  # the answer ends after its first call
     in_reasoning: bool = False  # the prompt has opened a thought
     earlier_call_ids: tuple[str, ...] = ()  # ids of earlier calls in the conversation
     random_text: Callable[[int], str] = random_text  # source of the letters and digits in call ids
-    want_logprobs: bool = False
+    want_logprobs: bool = False  # the client asked for log-probabilities
     # after how many repeated tokens an answer ends (see `RepetitionGuard`); 0: never
     repeated_tokens: int = 0
     at_start: bool = True  # the answer begins a text, it does not continue one
     reports_progress: bool = False  # report the end of prefill before the first text
-    echo: bool = False
-    echo_text: str = ""
+    echo: bool = False  # the answer begins with `echo_text`
+    echo_text: str = ""  # the text of the prompt
 
 
 class ChoiceText:
@@ -98,7 +98,7 @@ class ChoiceText:
         self._pieces = pieces
         self._rules = rules
         self._reader = _reader(rules)
-        self._stops = VisibleStops(rules.stops)
+        self._stops = VisibleStops(rules.stops)  # looks for stop strings in the visible text
         self._is_plain = rules.dialect.is_plain and not rules.stops and not rules.want_logprobs
         self._can_end_early = bool(rules.stops) or rules.one_call  # before the worker's Finished
         self._detokenizer = detokenizer(pieces, at_start=rules.at_start)  # used only for plain text
@@ -108,15 +108,17 @@ class ChoiceText:
             at_start=rules.at_start,
             offset=len(rules.echo_text) if rules.echo else 0,
         )
+        # finds what to insert between texts that are interrupted
         self._separators = TextSeparators()
         self._guard = RepetitionGuard(rules.repeated_tokens)
         self._ended_by_repetition = False  # the answer was ended because it repeated itself
         self._calls = 0  # number of complete calls
         self._reasoning_tokens = 0
+        # characters at the end of the last token that a stop string hid from the client
         self._unseen_characters = 0
         self._pending_token_ids: tuple[int, ...] = ()  # tokens that were not yet part of an event
         self._pending_logprobs: tuple[TokenText, ...] = ()
-        self._must_echo = rules.echo
+        self._must_echo = rules.echo  # the prompt is still to be repeated
 
     def feed(self, event: Event) -> tuple[OutputEvent, ...]:
         """Return what a client sees of this event. Raises GenerationFailed if generation failed."""
@@ -354,6 +356,7 @@ class ChoiceText:
         )
 
     def _divergent_texts(self) -> DivergentTexts | None:
+        """The texts around the first token that differs from the cached prompt."""
         found = self.memory.divergence
         if found is None:
             return None

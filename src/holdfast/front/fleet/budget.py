@@ -29,8 +29,8 @@ class Candidate:
     phase: Phase
     footprint_bytes: int  # memory of the loaded model: measured, or an estimate
     leases: int = 0  # requests that use the model, or only wait until it is loaded
-    is_pinned: bool = False
-    is_unload_requested: bool = False
+    is_pinned: bool = False  # never unloaded to make room
+    is_unload_requested: bool = False  # unload it when it is ready
     # the model is unloaded after this many seconds without a request; None: never
     idle_seconds: float | None = None
     used_at: float = 0.0  # time of the last use, or of becoming ready if that is later
@@ -43,8 +43,8 @@ class Candidate:
 class PlaceLimits:
     """How many places there are. A model in use keeps its place for at least `turn_seconds`."""
 
-    max_loaded: float = math.inf
-    memory_bytes: float = math.inf
+    max_loaded: float = math.inf  # number of models
+    memory_bytes: float = math.inf  # for all loaded models
     turn_seconds: float = 0.0
 
 

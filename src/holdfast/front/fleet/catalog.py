@@ -76,13 +76,14 @@ class CatalogEntry:
     # `path` is a folder or a Hub id; what the entry does not set comes from the server's settings
     model: ModelSettings
     origin: str  # file or folder that lists the model
-    aliases: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()  # other names that requests may use
     # whether the model is loaded at the start, and never unloaded to make room or when it is idle
     is_pinned: bool = False
     # the model is unloaded after this many seconds without a request; 0: immediately; None: never
     idle_seconds: float | None = None
     # defaults for requests; they take precedence over the model's own defaults
     sampling: Mapping[str, float] = field(default_factory=dict)
+    # for the chat template; those of a request take precedence
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     # context window from config.json; 0: unknown
     own_context_tokens: int = 0
@@ -130,7 +131,7 @@ class ExcludedModel:
     """A model that is not served, and the reason."""
 
     name: str
-    origin: str
+    origin: str  # file or folder that lists it
     reason: str  # shown to users
     is_asked_for: bool  # whether it is listed in models.toml, not just found
 
@@ -574,8 +575,8 @@ def _also_by_hub_id(entries: tuple[CatalogEntry, ...]) -> tuple[CatalogEntry, ..
 class _FoundModel:
     name: str  # owner/name if that is known
     folder: Path
-    origin: str
-    is_from_hub: bool = False
+    origin: str  # the folder in which it was found
+    is_from_hub: bool = False  # found in the Hub's cache
 
     def checked_config(self) -> Mapping[str, Any]:
         """The configuration. Raises ModelLoadError if the model cannot be loaded."""

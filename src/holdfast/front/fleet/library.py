@@ -30,16 +30,16 @@ class PullStep:
 
     stage: PullStage
     done_bytes: int
-    total_bytes: int
+    total_bytes: int  # of the whole stage
 
 
 class Pull:
     """One pull, shared by all clients that wait for it."""
 
     def __init__(self) -> None:
-        self.followers = 0
-        self.is_stopped = False
-        self.task: asyncio.Task[None] | None = None
+        self.followers = 0  # clients that wait for it
+        self.is_stopped = False  # no client waits any more: the download ends
+        self.task: asyncio.Task[None] | None = None  # None until it has begun
         self._steps: dict[PullStage, PullStep] = {}
 
     def note(self, stage: PullStage, done_bytes: int, total_bytes: int) -> None:
@@ -201,6 +201,9 @@ class Library:
         *,
         allowed: tuple[ModelState, ...] = ("unloaded", "failed", "ready"),
     ) -> None:
+        """Raise ModelInUse if the source is being pulled, or one of the named models has requests
+        or is in a state that is not allowed.
+        """
         if source.name in self._pulls:
             raise ModelInUse(source.name, "is being pulled")
         for model in self._residency.statuses():

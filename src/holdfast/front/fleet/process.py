@@ -265,10 +265,10 @@ class Watchdog:
         self._unmeasured_seconds = max(unmeasured_seconds, hang_seconds)
         # True from the first heartbeat, or once the worker serves
         self.expects_heartbeats = False
-        self._is_serving = False
+        self._is_serving = False  # the worker has loaded its model
         # for each poll since the last heartbeat: its duration, and the processor time used in it
         self._silence: list[tuple[float, float]] = []
-        self._ran_silently_seconds = 0.0
+        self._ran_silently_seconds = 0.0  # processor time used since the last heartbeat
 
     def begin_serving(self, *, load_seconds: float) -> None:
         """Expect heartbeats from now on, because the worker serves.

@@ -63,14 +63,14 @@ class ModelStatus:
 
     id: str
     state: ModelState  # a draining model counts as stopping, because new requests have to wait
-    pid: int | None
-    running: int
-    queued: int
+    pid: int | None  # of its worker; None: it has none
+    running: int  # sequences in the worker
+    queued: int  # sequences that wait
     # for each sequence that waits in the worker, the reason for its wait
     waits: Mapping[RequestId, WaitReason]
-    info: ModelInfo | None
-    memory: CacheFigures | None
-    created: int
+    info: ModelInfo | None  # None: never loaded
+    memory: CacheFigures | None  # of its prefix cache; None: it has none, or unknown
+    created: int  # Unix time
     restarts: Mapping[str, int]  # of its worker, by cause: died or hung
     resumed: int = 0  # streams that have continued with another worker
     aliases: tuple[str, ...] = ()
@@ -136,15 +136,15 @@ class Residency:
         self.on_changed_entry: Callable[[str], None] = lambda model: None
         self._catalog = catalog
         self._settings = settings
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._first_loads: dict[str, asyncio.Task[None]] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()  # loads and other tasks under way
+        self._first_loads: dict[str, asyncio.Task[None]] = {}  # loads at the start, by model
+        self._timer: asyncio.TimerHandle | None = None  # for the next check
+        self._changed = asyncio.Event()  # set and replaced after each change
         # model that was unloaded -> model that needed the place
         self._made_room: dict[str, str] = {}
-        self._machine_bytes: float = math.inf
+        self._machine_bytes: float = math.inf  # the machine's memory; infinite: not measured yet
         self._shared_by: dict[str, Phase] = {}  # the models among which the memory was last divided
-        self._is_rebalancing = False
+        self._is_rebalancing = False  # `_rebalance` is running and must not start again
         self._has_stopped = False
         self._meter = meter or MemoryMeter()
         self.memory = MemoryWatch()

@@ -167,17 +167,17 @@ class ModelSlot:
         # False: it was removed from the catalog, and is unloaded once nobody uses it
         self.is_listed = True
         self.is_pinned = entry.is_pinned
-        self.is_unload_requested = False
+        self.is_unload_requested = False  # unload it when possible
         self.state = State.UNLOADED
         self.leases = Leases(places=places, numbers=numbers, on_change=on_change)
-        self.used_at = 0.0
-        self.ready_at = 0.0
-        self.retry_at = 0.0
+        self.used_at = 0.0  # time of the last use
+        self.ready_at = 0.0  # time at which the model became ready
+        self.retry_at = 0.0  # after a failure, requests are refused until then
         self.failure = ""  # why the load has failed; empty in all other states
         self.weights_read = 0.0  # share of the weights that the last worker has read
         self.info: ModelInfo | None = None  # as the last worker that was ready reported it
         self.created = int(time.time())  # Unix time
-        self.loads = 0
+        self.loads = 0  # how often it was loaded
         self.changes: Counter[str] = Counter()  # loads, failures, and unloads by reason
         # total waiting time of requests
         self.wait_seconds = {WaitReason.PLACE.value: 0.0, WaitReason.LOAD.value: 0.0}
@@ -189,18 +189,20 @@ class ModelSlot:
         self._places = places
         self._on_change = on_change
         self._on_progress = on_progress
-        self._failures_in_a_row = 0
+        self._failures_in_a_row = 0  # failed loads; each one lengthens the next wait
+        # the result of `fetch`; None: not fetched
         self._files: asyncio.Future[ModelFiles] | None = None
-        self._are_files_old = False
+        self._are_files_old = False  # fetch the files again before the next load
         self._scheduler: SchedulerSettings | None = None  # set by `set_limits`
         self._pressure = Pressure.NORMAL  # the memory pressure that the worker was told
         self._waiting_sequences = 0  # sequences with a lease that wait for the worker
-        self._changed = asyncio.Event()
+        self._changed = asyncio.Event()  # set and replaced after each change
         # the following fields are about the current load
         self._task: asyncio.Task[NoReturn] | None = None
+        # completes when the load ends; fails with its error
         self._loaded: asyncio.Future[None] | None = None
-        self._settings: WorkerSettings | None = None
-        self._client: ModelClient | None = None
+        self._settings: WorkerSettings | None = None  # of the worker
+        self._client: ModelClient | None = None  # sends requests to the worker
         self._process: WorkerProcess | None = None
         # the error for requests with a lease after the load has ended
         self._refusal: HoldfastError | None = None
@@ -880,10 +882,10 @@ class Leases:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WorkerEnd:
-    failure: WorkerFailed
+    failure: WorkerFailed  # what the worker reported, or its end in words
     process: WorkerProcess | None = None  # None: the process could not be started
     served_seconds: float | None = None  # None: the worker never became ready
-    loss: Loss = Loss()
+    loss: Loss = Loss()  # the requests that the worker had
 
     @property
     def cause(self) -> Literal["died", "hung"]:

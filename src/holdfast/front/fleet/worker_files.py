@@ -128,7 +128,7 @@ class RequestAtCrash(msgspec.Struct, frozen=True, kw_only=True):
     """A request of a worker that died. Contains counts, never content."""
 
     prompt_tokens: int
-    drawn_tokens: int
+    drawn_tokens: int  # tokens that this worker generated
     is_constrained: bool = False  # by a grammar or a reasoning budget
 
 
@@ -142,7 +142,7 @@ class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     served_seconds: float | None  # None: it died while loading
     requests: tuple[RequestAtCrash, ...] = ()  # the oldest requests, up to MOST_REQUESTS
-    more_requests: int = 0
+    more_requests: int = 0  # number of those that are not listed
     # ids of requests that ran alone when it died; they are not tried again
     refused: tuple[str, ...] = ()
     # the last figures that the worker reported
@@ -152,7 +152,7 @@ class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
     resident_bytes: int = 0
     kv_reserved_bytes: int = 0
     log: tuple[str, ...] = ()  # the last lines of the worker's log, with the traceback of a fault
-    versions: Mapping[str, str] = {}
+    versions: Mapping[str, str] = {}  # of Python, the system and packages, by name
 
 
 def write_report(folder: str, report: CrashReport) -> None:

@@ -150,7 +150,7 @@ def fetch_image(
                     continue
                 if response.status != http.client.OK:
                     raise _Refused(f"its server answered with status {response.status}")
-                return _body(response, max_bytes=max_bytes, deadline=deadline)
+                return _read_body(response, max_bytes=max_bytes, deadline=deadline)
         raise _Refused(f"it has more than {_MOST_REDIRECTS} redirects")
     except _Refused as error:
         reason = str(error)
@@ -270,7 +270,7 @@ def _connected(host: str, port: int, *, is_allowed: AddressTest, deadline: float
     raise problem or _Refused("its host has no address")
 
 
-def _body(response: http.client.HTTPResponse, *, max_bytes: int, deadline: float) -> bytes:
+def _read_body(response: http.client.HTTPResponse, *, max_bytes: int, deadline: float) -> bytes:
     too_large = f"it has more than {max_bytes:,} bytes"
     if (response.length or 0) > max_bytes:
         raise _Refused(too_large)

@@ -44,7 +44,7 @@ class ImageFolder:
         self._sizes: dict[str, int] = {}
         self._total_bytes: int | None = None  # of all files; None: not counted yet
         self._lock = threading.RLock()  # held while files are read, written and removed
-        self._held: Counter[str] = Counter()
+        self._holds: Counter[str] = Counter()  # number of holds by image
         self._held_lock = threading.Lock()  # never held for long: `release` is for event loops
 
     def hold(self, data: bytes, *, tenant: str = "") -> str:
@@ -57,7 +57,7 @@ class ImageFolder:
             if not self._has(name, data):
                 self._put(name, data)
             with self._held_lock:
-                self._held[name] += 1
+                self._holds[name] += 1
         return name
 
     def hold_existing(self, name: str) -> bool:
@@ -68,14 +68,14 @@ class ImageFolder:
             if not self._is_there(name):
                 return False
             with self._held_lock:
-                self._held[name] += 1
+                self._holds[name] += 1
         return True
 
     def release(self, names: Iterable[str]) -> None:
         """Let files be removed again, once for each hold. Does not wait for the disk."""
         with self._held_lock:
-            self._held.subtract(names)
-            self._held = +self._held
+            self._holds.subtract(names)
+            self._holds = +self._holds
 
     def forget(self, names: Iterable[str]) -> None:
         """Compare files with their hashes before their next use: a worker could not read them."""
@@ -85,7 +85,7 @@ class ImageFolder:
     def check_invariants(self) -> None:
         """Assert that what is known of the files is true."""
         with self._lock, self._held_lock:
-            assert all(count > 0 for count in self._held.values()), "an image is held negatively"
+            assert all(count > 0 for count in self._holds.values()), "an image is held negatively"
             for name, size in self._sizes.items():
                 status = (self.path / name).stat()
                 assert status.st_size == size, "a size is wrong"
@@ -142,7 +142,7 @@ class ImageFolder:
             if total <= self._max_bytes * _KEPT_SHARE:
                 break
             with self._held_lock:
-                is_held = name in self._held
+                is_held = name in self._holds
             if name == written or is_held:
                 continue
             (self.path / name).unlink(missing_ok=True)

@@ -125,19 +125,20 @@ class EventStream:
         self.request_id = request_id
         self.prompt_tokens = prompt_tokens
         self.token_ids: list[int] = []  # tokens of the answer, read by the consumer or not
-        self.was_accepted = False
-        self.started: Started | None = None
-        self.resumptions = 0
-        self._pauses: set[_PauseReason] = set()
+        self.was_accepted = False  # the worker has taken it into its queue
+        self.started: Started | None = None  # None: the prompt is not prefilled yet
+        self.resumptions = 0  # workers that died while they had the request
+        self._pauses: set[_PauseReason] = set()  # reasons for which the sequence is paused now
         self._opened_at = time.monotonic()
-        self._started_at = 0.0
+        self._started_at = 0.0  # time of `started`
         self._lost_seconds = 0.0  # time spent before the request started, with workers that died
         self._control = control
         self._most_unread_bytes = unread_bytes
-        self._unread_bytes = 0
+        self._unread_bytes = 0  # estimated size of `_events`
         self._events: deque[RequestEvent] = deque()
+        # completes when events come; set while the consumer waits
         self._waiter: asyncio.Future[None] | None = None
-        self._over = False
+        self._over = False  # no more events will come
 
     def __aiter__(self) -> EventStream:
         return self

@@ -453,7 +453,7 @@ class AdaptedClient:
 class _OpenCommand:
     command: Question
     answer: asyncio.Future[Answer]
-    sendings: int = 0
+    sendings: int = 0  # how many workers it was sent to
     is_sent: bool = False  # to the current worker
 
     def end(self, answer: Answer) -> None:
@@ -652,7 +652,7 @@ class _Record:
 
     # tokens that each worker that died during it had generated for it, the last worker's last
     tokens_per_worker: list[int] = field(default_factory=list)
-    deaths_alone: int = 0
+    deaths_alone: int = 0  # workers that died while only this request ran
     passed: int = 0  # number of trials
 
     @property

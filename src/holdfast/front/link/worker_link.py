@@ -60,6 +60,7 @@ class WorkerLink:
         self._claim = _socket_folder()
         self.endpoint = f"ipc://{self._claim.folder}/{_SOCKET}"
         self.heartbeat_endpoint = f"ipc://{self._claim.folder}/beat"
+        # completes when the worker serves or has failed
         self.started: asyncio.Future[WorkerReady | WorkerFailed] = self._loop.create_future()
         # completes when the worker is known to be gone
         self.lost: asyncio.Future[None] = self._loop.create_future()
@@ -68,6 +69,7 @@ class WorkerLink:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(list[Event])
         self._beat_decoder = msgspec.msgpack.Decoder(Heartbeat)
+        # completes with the answer to a question for statistics; None: none is open
         self._statistics: asyncio.Future[WorkerStatistics] | None = None
         self._maps: dict[str, asyncio.Future[CacheMap]] = {}  # by call id
         self.last_statistics = WorkerStatistics()  # a busy worker also sends figures unasked

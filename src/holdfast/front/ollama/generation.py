@@ -298,7 +298,7 @@ async def _load_or_unload(
     if asked.asks_to_unload:
         check_admin(request)
         await services.models.control.unload(model_id)
-    else:
+    else:  # encoding a prompt loads the model first and generates nothing
         await services.gateway.encode(GenerationRequest(request_id="", model=model_id, prompt=" "))
     line = asked.answer_format(services).line(
         done=True, done_reason="unload" if asked.asks_to_unload else "load"

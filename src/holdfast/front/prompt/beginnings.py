@@ -38,9 +38,11 @@ class Beginnings(Generic[S, V]):
     """
 
     def __init__(self, max_bytes: int) -> None:
+        # by tenant and number
         self._texts: LruCache[tuple[str, int], Remembered[S, V]] = LruCache(max_bytes)
+        # a text counts as at least this long, which bounds their number
         self._least_bytes = max_bytes // _MOST
-        self._numbers = count(1)
+        self._numbers = count(1)  # of the next texts
 
     def closest(self, text: S, *, tenant: str) -> tuple[Remembered[S, V] | None, int]:
         """The text of a tenant that begins most like another one, and the length of what both share.

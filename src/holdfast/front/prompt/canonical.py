@@ -198,8 +198,8 @@ class _Conversation:
     """
 
     kind: Hashable
-    ends: Sequence[int]
-    ready: Sequence[ReadyMessage]
+    ends: Sequence[int]  # offsets in bytes, one for each message
+    ready: Sequence[ReadyMessage]  # the messages in their first forms
 
 
 class _Beginning:

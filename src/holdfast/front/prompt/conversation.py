@@ -260,7 +260,7 @@ def _joined(first: Any, second: Any) -> Any:
 class ToolHabits:
     """What a chat template requires of a conversation with tool calls."""
 
-    id_form: IdForm = "random"
+    id_form: IdForm = "random"  # the form of call ids that the template accepts
     # the template accepts several calls in one answer; otherwise each call becomes a separate
     # answer, followed by its result
     parallel: bool = True
@@ -294,6 +294,7 @@ class _CallingTurn:
 
     answer: Message
     calls: list[Message]
+    # for each call; None: not found yet
     results: list[Message | None] = field(default_factory=list)
 
 

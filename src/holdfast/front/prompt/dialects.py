@@ -92,8 +92,8 @@ _WITH_THOUGHT: Final = ChatPrompt(
 class ThinkingReport(msgspec.Struct, frozen=True, kw_only=True):
     """How a model writes its thoughts."""
 
-    start: str
-    end: str
+    start: str  # marker that opens a thought
+    end: str  # marker that closes a thought
     # whether the prompt opens a thought by default; a request may change that
     opened_by_prompt: bool
     switch: tuple[str, ...] = ()  # names of the template options that turn thinking on and off
@@ -103,7 +103,7 @@ class ThinkingReport(msgspec.Struct, frozen=True, kw_only=True):
 class DialectReport(msgspec.Struct, frozen=True, kw_only=True):
     """The findings about a model's tools and thoughts when it was loaded."""
 
-    family: str = ""
+    family: str = ""  # the tool-call family; empty: none was recognized
     # "template": the template shows the tools; "text": a message describes them; "none": the model
     # has no template
     tools: ToolsBy = "none"
@@ -115,7 +115,7 @@ class DialectReport(msgspec.Struct, frozen=True, kw_only=True):
     # separate answer, followed by its result
     parallel: bool = False
     ids: str = ""  # the form of call ids
-    thinking: ThinkingReport | None = None
+    thinking: ThinkingReport | None = None  # None: the model writes no thoughts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,15 +124,15 @@ class FoundDialect:
 
     dialect: ModelDialect = PLAIN
     template: ChatTemplate | None = None  # adapts conversations with tools
-    switch: ThinkingSwitch = ThinkingSwitch()
+    switch: ThinkingSwitch = ThinkingSwitch()  # how to turn thinking on and off
     report: DialectReport = DialectReport()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidate:
     dialect: ModelDialect
-    habits: ToolHabits
-    proof: Proof
+    habits: ToolHabits  # what the template requires with this dialect
+    proof: Proof  # whether rendered calls were read back unchanged
 
 
 def find_dialect(

@@ -372,10 +372,10 @@ def _takes_long(prompt: Prompt) -> bool:
 @dataclass(slots=True)
 class _Choice:
     index: int
-    text: ChoiceText
-    source: EventStream
-    guard: RepetitionGuard
-    thought_ended_by: ThoughtEnder | None = None
+    text: ChoiceText  # turns the events into deltas
+    source: EventStream  # the worker's events
+    guard: RepetitionGuard  # notices a thought that repeats itself
+    thought_ended_by: ThoughtEnder | None = None  # None: nothing has interrupted it
 
 
 class GenerationStream:
@@ -409,15 +409,15 @@ class GenerationStream:
             _Choice(index, prepared.choice(), source, RepetitionGuard(repeated_tokens))
             for index, source in enumerate(sources)
         ]
-        self._running = self._choices
+        self._running = self._choices  # the choices that have not ended
         self._thought_end = prepared.thought_end
-        self._ready: deque[OutputEvent] = deque()
+        self._ready: deque[OutputEvent] = deque()  # events that were read but not yet returned
         self._closed = False
-        self._held = AsyncExitStack()
+        self._resources = AsyncExitStack()  # released when the stream ends
 
     def hold(self, resources: AsyncExitStack) -> None:
         """Hold resources, such as the lease on the model, until the answer has ended."""
-        self._held = resources
+        self._resources = resources
 
     @property
     def cached_tokens(self) -> int | None:
@@ -488,7 +488,7 @@ class GenerationStream:
         # not be left running.
         for choice in self._choices:
             await choice.source.aclose()
-        await self._held.aclose()
+        await self._resources.aclose()
 
     async def _read_more(self) -> None:
         """Read the next event of each choice that has one; wait until one has.
@@ -506,7 +506,7 @@ class GenerationStream:
                 self._running = [each for each in self._running if each is not choice]
         if not self._running:
             self._closed = True
-            await self._held.aclose()
+            await self._resources.aclose()
 
     async def _read(self, choice: _Choice) -> list[OutputEvent]:
         received = await anext(choice.source, None)

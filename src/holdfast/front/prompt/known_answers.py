@@ -64,8 +64,8 @@ class KnownAnswer(msgspec.Struct, frozen=True, array_like=True):
     """An answer exactly as generated."""
 
     packed_tokens: bytes  # uint32, starting after the text that opens an answer in the template
-    reasoning: str = ""
-    call_ids: tuple[str, ...] = ()
+    reasoning: str = ""  # the thought; empty if there was none
+    call_ids: tuple[str, ...] = ()  # of its calls, as the client got them
     is_as_tokenized: bool = False  # the tokenizer produces the same tokens for the rendered answer
     spaces: tuple[str, str] = ("", "")  # white space around the text
 
@@ -98,7 +98,7 @@ class SentAnswer(NamedTuple):
 class PastAnswers:
     """The known answers of one conversation, as recalled for one request."""
 
-    known: KnownAnswers
+    known: KnownAnswers  # where the answers come from
     # the answers in the order of the messages; `places` removes each answer that it finds
     expected: dict[AnswerMeaning, deque[_Remembered]] = field(default_factory=dict)
 
@@ -158,8 +158,8 @@ class KnownAnswers:
         self, *, max_tokens: int = 2_000_000, file: AnswerFile | None = None, model: bytes = b""
     ) -> None:
         """model: identifies the tokenizer and template that the tokens belong to."""
-        self.put_back_answers = 0
-        self.dropped_tokens = 0
+        self.put_back_answers = 0  # how many answers were put into prompts as generated
+        self.dropped_tokens = 0  # tokens of answers that could not be put back
         self._file = file
         self._model = model
         # the answers with the same meaning, by tag, the latest last

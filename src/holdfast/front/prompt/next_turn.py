@@ -94,9 +94,9 @@ def observer(request: GenerationRequest, bundle: TokenizerBundle, prepared: Prep
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Recorder:
     bundle: TokenizerBundle
-    tools: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...]  # definitions, as the prompt has them
     opening: str  # what the prompt contains after the header of the answer, such as `<think>`
-    opening_token_ids: tuple[int, ...]
+    opening_token_ids: tuple[int, ...]  # the tokens of `opening`
     reads_calls: bool  # calls were parsed for the client, as they will be in the next turn
     one_call: bool  # the answer ends after its first call
     tenant: str

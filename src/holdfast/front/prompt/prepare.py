@@ -87,9 +87,9 @@ class Prepared:
     """A request that can be served: one sequence per choice, and how to read the answers."""
 
     prompt: Prompt  # the request's, with the names of its images and as far as it fits
-    sequences: tuple[SequenceRequest, ...]
-    rules: ChoiceRules
-    pieces: TokenPieces
+    sequences: tuple[SequenceRequest, ...]  # one for each choice
+    rules: ChoiceRules  # how to read the answers
+    pieces: TokenPieces  # of the model's tokenizer, to decode the answers
     # what the prompt contains after the template's header of the new answer, such as `<think>`;
     # None if that is unknown
     opening: str | None = None
@@ -329,8 +329,8 @@ def conversation_tokens(
 ) -> PromptTokens:
     """The tokens that the prompt of a request with this conversation would have.
 
-    Updates no counters. Returns no tokens if the model lacks a chat template. Raises
-    InvalidRequest.
+    Does not count as a request: the figures of put-back and dropped tokens stay as they are.
+    Returns no tokens if the model lacks a chat template. Raises InvalidRequest.
     """
     if bundle.template is None:
         return PromptTokens(token_ids=TokenIds())

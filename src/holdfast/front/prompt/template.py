@@ -78,11 +78,12 @@ class ChatTemplate:
         Raises UnusableModel. This and all methods that render also raise TemplateOverrun and
         RenderingUnavailable.
         """
+        # variables of the template, such as `bos_token`
         self._special_tokens = dict(special_tokens)
         self.sources = dict(sources)
-        self._templates: dict[str, SandboxedTemplate] = {}
-        self._roles = RoleHabits()
-        self._habits = ToolHabits()
+        self._templates: dict[str, SandboxedTemplate] = {}  # by name, as in `sources`
+        self._roles = RoleHabits()  # which roles the template accepts
+        self._habits = ToolHabits()  # what it requires of tool calls
         for name, source in sources.items():
             try:
                 self._templates[name] = SandboxedTemplate(name, source)
@@ -90,7 +91,7 @@ class ChatTemplate:
                 raise UnusableModel(
                     f"the chat template {name!r} is broken: {error.message}"
                 ) from error
-        self._vision: _Seeing | None = None
+        self._vision: _Seeing | None = None  # None: it is not known to write images
         self._keep_parts = not self._shows(_PROBE) and self._shows(
             [{"type": "text", "text": _PROBE}]
         )
@@ -409,7 +410,7 @@ class _Seeing:
         an image in other messages.
     """
 
-    vision: VisionInfo
+    vision: VisionInfo  # the tokens and texts around the model's images
     roles: frozenset[str]
     image_text: str
 

@@ -247,8 +247,8 @@ class _RenderProcess:
         os.set_blocking(self._tasks.fileno(), False)
         self._writable = select.poll()
         self._writable.register(self._tasks, select.POLLOUT)
-        self._has_started = False
-        self.last_used = time.monotonic()
+        self._has_started = False  # `STARTED` was read
+        self.last_used = time.monotonic()  # to end the processes that are idle
 
     def ask(self, task: bytes, *, seconds: float) -> tuple[Outcome, bytes]:
         """Run a task.

@@ -54,7 +54,7 @@ OUTCOMES: tuple[Outcome, ...] = ("text", "refused", "broken", "memory")
 class RenderTask:
     """A template to render with these variables. Without variables, it is only compiled."""
 
-    source: str
+    source: str  # the template's text
     variables: Mapping[str, Any] | None  # "tools" may contain the bytes of `packed_tool`
     seconds: int  # limit of processor time
 

@@ -78,7 +78,7 @@ class TextSplits:
     """Where texts for one tokenizer may be cut: before some added tokens, and between words."""
 
     marks: frozenset[str] = frozenset()  # added tokens that are matched wherever they occur
-    between_words: bool = False
+    between_words: bool = False  # whether words are tokenized independently of each other
 
     def pieces(self, text: str, *, after: TextPiece = NOTHING) -> Iterator[TextPiece]:
         """Cut a text into pieces. Text that is appended changes only the last piece.

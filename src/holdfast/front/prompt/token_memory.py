@@ -64,11 +64,11 @@ class RememberedText:
     """
 
     text: str
-    cuts: Sequence[TextPiece]
+    cuts: Sequence[TextPiece]  # where the text is cut into pieces
     starts: Sequence[int] = ()
     pieces: Sequence[_Piece] = ()
     firsts: Sequence[int] = (0,)
-    token_ids: TokenIds = TokenIds()
+    token_ids: TokenIds = TokenIds()  # of the whole text; empty: not tokenized yet
     known: frozenset[int] = frozenset()
     frame: AnswerFrame | None = None
     candidates: Sequence[tuple[AnswerSpan, ...]] = ()

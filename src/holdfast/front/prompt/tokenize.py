@@ -79,20 +79,24 @@ class Tokenizer:
         self.special_tokens = named_special_tokens(config)
         add_missing_tokens(backend, config, self.special_tokens)
         added = backend.get_added_tokens_decoder().values()
+        # texts of the tokens that are marked as special
         self.special_texts = tuple(
             token.content for token in added if token.special and token.content
         )
+        # added tokens that are looked for in the normalized text
         self._normalized = frozenset(token.content for token in added if token.normalized)
         _drop_breaks(backend, with_splits=bool(self._normalized))
+        # texts that clients may not write: special tokens, and those that look like markers
         self.control_texts = frozenset(
             token.content for token in added if token.special or _MARKER.fullmatch(token.content)
         )
+        # finds control texts in the texts of clients
         self.guard = ControlGuard(self.control_texts, normalized=self._normalized)
         self.pieces = TokenPieces(backend)
         self.vocab_size = vocabulary_size(backend)
         bos = self.special_tokens.get("bos_token")
         self.bos_token_id = None if bos is None else backend.token_to_id(bos)
-        self.splits = find_splits(backend)
+        self.splits = find_splits(backend)  # where texts may be cut
         plain, complete = (
             backend.encode("a", add_special_tokens=special).ids for special in (False, True)
         )
@@ -100,7 +104,8 @@ class Tokenizer:
         before = next(
             (at for at in range(len(complete)) if complete[at : at + len(plain)] == plain), 0
         )
-        self._prefix = TokenIds.of(complete[:before])
+        self._prefix = TokenIds.of(complete[:before])  # special tokens added before every text
+        # special tokens added after every text
         self._suffix = TokenIds.of(complete[before + len(plain) :])
         self.eos_token_ids = end_token_ids(backend, self.special_tokens, named=eos_token_ids)
 

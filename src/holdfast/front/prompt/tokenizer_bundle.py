@@ -56,7 +56,7 @@ _MAX_BUNDLES = 8
 class ImageTokens:
     """The placeholder of an image in a prompt until its own tokens replace it."""
 
-    placeholder: str
+    placeholder: str  # as text
     token_id: int | None  # None: the tokenizer does not have this token
 
 
@@ -66,21 +66,26 @@ class TokenizerBundle:
 
     tokenizer: Tokenizer
     template: ChatTemplate | None  # None: the model lacks a template and cannot chat
-    generation_defaults: Mapping[str, float]
-    answer_frame: AnswerFrame = AnswerFrame()
+    generation_defaults: Mapping[str, float]  # sampling parameters that the model recommends
+    answer_frame: AnswerFrame = AnswerFrame()  # what the template writes around answers
+    # generated tokens of earlier answers
     known_answers: KnownAnswers = field(default_factory=KnownAnswers)
+    # parsed meanings of old answers
     read_texts: ReadTexts = field(default_factory=ReadTexts)
+    # how parts of conversations were first sent
     first_forms: FirstForms = field(default_factory=FirstForms)
+    # tokens of pieces of text and of long prompts
     token_memory: TokenMemory = field(default_factory=TokenMemory)
-    dialect: ModelDialect = PLAIN
+    dialect: ModelDialect = PLAIN  # the markup of tool calls and reasoning
     # tokens that also end an answer in a chat, although the model's files do not say so
     turn_end_token_ids: tuple[int, ...] = ()
+    # template options that turn thinking on and off
     thinking_switch: ThinkingSwitch = ThinkingSwitch()
     # arguments for the template; those of a request take precedence
     template_options: Options = field(default_factory=dict)
-    dialect_report: DialectReport = DialectReport()
+    dialect_report: DialectReport = DialectReport()  # for /health and `holdfast doctor`
     read_ahead: frozenset[NextTurn] = frozenset()  # the next turns to prefill in advance
-    own_pooling: OwnPooling = OwnPooling()
+    own_pooling: OwnPooling = OwnPooling()  # how the model makes embeddings, as its files say
     images: ImageTokens | None = None  # set by `seeing`
     seen: dict[VisionInfo, TokenizerBundle] = field(default_factory=dict)  # results of `seeing`
     answer_tokens: AnswerTokens | None = None  # set if the model was trained to judge documents

@@ -108,6 +108,7 @@ class FunctionCallItem(_Tagged, frozen=True, kw_only=True, tag="function_call"):
     id: str
     call_id: str
     name: str
+    # of the tool, as the client declared it; `model_name` joins it and the name
     namespace: str | UnsetType = UNSET
     arguments: str
     status: ItemStatus
@@ -119,6 +120,7 @@ class CustomCallItem(_Tagged, frozen=True, kw_only=True, tag="custom_tool_call")
     id: str
     call_id: str
     name: str
+    # of the tool, as the client declared it; `model_name` joins it and the name
     namespace: str | UnsetType = UNSET
     input: str
     status: ItemStatus
@@ -188,12 +190,12 @@ class ResponseObject(Struct, frozen=True, kw_only=True):
     object: Literal["response"] = "response"
     created_at: int  # seconds since 1970, as in completed_at
     status: ResponseStatus = "in_progress"
-    completed_at: int | None = None
-    error: ResponseFailure | None = None
+    completed_at: int | None = None  # null until it is complete
+    error: ResponseFailure | None = None  # null unless it failed
     incomplete_details: IncompleteDetails | None = None
     model: str
-    output: Sequence[OutputItem] = ()
-    usage: ResponseUsage | None = None
+    output: Sequence[OutputItem] = ()  # empty until it has ended
+    usage: ResponseUsage | None = None  # null until it has ended
     instructions: str | Sequence[Any] | None = None
     tools: Sequence[Any] = ()
     tool_choice: Any = "auto"
@@ -271,10 +273,11 @@ class ResponseAnswer(AnswerFormat):
         self._shows = shows
         self._seal = seal
         self._finished_items: list[OutputItem] = []
+        # the item that is being generated; None: between two items
         self._open_item: _ItemBuilder | None = None
-        self._next_number = 0
-        self._sent_status = ""
-        self._end: EndWord = "stop"
+        self._next_number = 0  # of the next event
+        self._sent_status = ""  # of the last status event, which keep-alives repeat
+        self._end: EndWord = "stop"  # why the last choice ended
 
     @property
     def id(self) -> str:
@@ -694,10 +697,10 @@ class CustomInput:
     """
 
     def __init__(self) -> None:
-        self._arguments: list[str] = []
-        self._given: list[str] = []
+        self._arguments: list[str] = []  # fragments of JSON so far
+        self._given: list[str] = []  # texts returned so far
         self._waiting = ""  # JSON that is not decoded yet
-        self._is_open = False
+        self._is_open = False  # the beginning of the JSON, `{"input": "`, was read
 
     def push(self, fragment: str) -> str:
         """Return the text that another fragment of JSON adds."""

@@ -309,7 +309,7 @@ Input = TextOrMany[AnyItem]
 class Shows:
     """What the client wants to receive besides the text."""
 
-    logprobs: bool = False
+    logprobs: bool = False  # log-probabilities of the tokens
     sealed_thoughts: bool = False  # thoughts are also sent as encrypted_content
     summaries: bool = False  # thoughts are sent as summary instead of as content
 
@@ -489,7 +489,7 @@ class ResponseRequest(SamplingFields):
 class ClientTool:
     """A tool, identified as the client names it."""
 
-    name: str
+    name: str  # without the namespace
     namespace: str = ""  # empty if the tool is in no namespace
     is_custom: bool = False  # takes a text instead of arguments
 
@@ -500,6 +500,7 @@ class OfferedTools:
 
     definitions: tuple[dict[str, Any], ...] = ()  # in OpenAI's format
     fields: tuple[str, ...] = ()  # for each definition, the request field that contains its schema
+    # the client's tool for each name that the model sees
     by_model_name: Mapping[str, ClientTool] = field(default_factory=dict)
     enforced_names: tuple[
         str, ...
@@ -605,14 +606,14 @@ def _offered(
     """
     for place, tool in tools:
         if tool["type"] != "namespace":
-            yield from _one(tool, place, "")
+            yield from _offered_tool(tool, place, "")
             continue
         namespace = _name(tool, place)
         for inner, each in enumerate(tool.get("tools", ())):
-            yield from _one(each, f"{place}.tools.{inner}", namespace)
+            yield from _offered_tool(each, f"{place}.tools.{inner}", namespace)
 
 
-def _one(
+def _offered_tool(
     tool: NamespacedTool, place: str, namespace: str
 ) -> Iterator[tuple[str, ClientTool, dict[str, Any]]]:
     kind = tool["type"]

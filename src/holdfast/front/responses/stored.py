@@ -161,11 +161,12 @@ class ResponseRun(EventLog):
         super().__init__()
         self.form = form
         self.asked = asked
-        self.stopped = asyncio.Event()
+        self.stopped = asyncio.Event()  # set once the response was cancelled
         self._key = RecordKey(tenant, form.id)
-        self._items = stored_input(items)
+        self._items = stored_input(items)  # the input's items, as they are stored
         self._store = services.answers.responses
-        self._held = services.answers.resumable
+        self._resumable = services.answers.resumable
+        # completes once the running response is stored; None: it is not stored
         self._stored: asyncio.Future[None] | None = None
         form.record = self._record
 
@@ -203,7 +204,7 @@ class ResponseRun(EventLog):
             self._finish()
 
     def _begin(self) -> None:
-        self._held.named[self._key] = self
+        self._resumable.named[self._key] = self
         self._stored = self._store.call(
             ResponseFile.put,
             self._key,
@@ -218,7 +219,7 @@ class ResponseRun(EventLog):
         response = self.form.response
         output = stored_output(response.output, self.form.hidden_thoughts)
         if self.asked.stores:
-            was_deleted = self._held.named.pop(self._key, None) is None
+            was_deleted = self._resumable.named.pop(self._key, None) is None
             events = b"".join([event.frame for event in self.events])
             finished = self._store.call(
                 ResponseFile.finish, self._key, self._body(), output=output, events=events
@@ -234,9 +235,10 @@ class ResponseRun(EventLog):
         shows it as running.
         """
         if done.cancelled() or isinstance(done.exception(), ResponsesUnavailable):
-            self._held.keep_unwritten(self._key, self)
+            self._resumable.keep_unwritten(self._key, self)
 
     def _body(self) -> dict[str, Any]:
+        # the output is stored separately
         return {**msgspec.to_builtins(self.form.response), "output": []}
 
 

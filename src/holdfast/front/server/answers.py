@@ -295,7 +295,7 @@ class AnswerFormat(StreamFormat):
         """The bytes that end a choice."""
 
     def event_bytes(self, event: OutputEvent) -> bytes:
-        """The bytes for any event: those of `delta`, `progress` or `finish`."""
+        """The bytes for any event: from `delta_event`, `progress_event` or `choice_end`."""
         if isinstance(event, ChoiceFinished):
             return self.choice_end(event)
         return (
@@ -347,15 +347,15 @@ class EventWriter:
         self._events = events
         self._request_id = request_id
         self._keep_alive = keep_alive or form.keep_alive
-        self._ready: list[bytes] = []
+        self._ready: list[bytes] = []  # events that are not sent yet
         self._ready_bytes = 0
-        self._taken = asyncio.Event()
-        self._wake = asyncio.Event()
-        self._quiet = False
-        self._started = False
-        self._is_detached = False
-        self._has_read_all = False
-        self._is_sending = False
+        self._taken = asyncio.Event()  # set when `_ready` was sent or dropped
+        self._wake = asyncio.Event()  # set when there is something to send
+        self._quiet = False  # nothing was sent since the last tick
+        self._started = False  # the headers were sent
+        self._is_detached = False  # the client is gone: events are read but not sent
+        self._has_read_all = False  # the events have ended
+        self._is_sending = False  # a send is under way
 
     @property
     def has_sent_all(self) -> bool:

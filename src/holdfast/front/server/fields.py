@@ -175,6 +175,7 @@ def _effort(value: Any) -> ThinkingEffort | None:
 
 
 def _precedence(effort: ThinkingEffort) -> int:
+    """Sort key: off first, then levels, then a plain on."""
     if effort == "off":
         return 0
     return 2 if effort == "on" else 1

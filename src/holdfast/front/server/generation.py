@@ -132,8 +132,10 @@ class GenerationResponse(Response):
         self._caller = context.caller
         self._requests = requests
         self._format = answer_format
-        self._answer = answer
         self._identity = identity
+        # three views of the answer: what is logged, the events that a retry may get, and what an
+        # administrator sees and can stop
+        self._answer = answer
         self._resumable: ResumableAnswer | None = None
         self._active: ActiveRequest | None = None
         self._has_lost_client = False  # the answer may still be generated
@@ -152,10 +154,10 @@ class GenerationResponse(Response):
         record.model = record.generation.model
         watched = _WatchedSend(send)
         services = self._services
-        answers = sum(request.choices for request in self._requests)
+        choices = sum(request.choices for request in self._requests)
         with ExitStack() as quota, services.answers.active.registered(record) as active:
             quota.enter_context(
-                services.access.concurrency.counted(self._caller, answers, limits=services.limits)
+                services.access.concurrency.counted(self._caller, choices, limits=services.limits)
             )
             self._active = active
             services.answers.resumable.pause_lost()

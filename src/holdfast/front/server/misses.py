@@ -82,10 +82,10 @@ class Miss:
     key: str  # name of the request's API key
     model: str
     path: str
-    client: str
-    session_id: str
+    client: str  # address
+    session_id: str  # empty: none
     explanation: Explanation
-    change: TextChange | None
+    change: TextChange | None  # None: one prompt only continues the other
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +94,7 @@ class _Prompt:
 
     items: tuple[Any, ...] = ()
     tools: int = 0  # how many of the items are tools
-    resident_bytes: int = 0
+    resident_bytes: int = 0  # memory that it takes
 
 
 @dataclass(slots=True)

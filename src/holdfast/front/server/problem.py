@@ -144,8 +144,8 @@ class Problem:
     """What went wrong with a request. If `status` is 500 or more, the server is at fault."""
 
     status: int
-    code: str
-    message: str
+    code: str  # for programs, such as model_not_found
+    message: str  # for people
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     field: str | None = None  # the field at fault in the request, such as messages.0.content
     cause: HoldfastError | None = None  # the error itself, for protocols with their own wording

@@ -172,8 +172,8 @@ class EventLog:
         # why the answer failed; None: it is complete or has not ended yet
         self.error: HoldfastError | None = None
         self._freed = 0  # number of freed events; `events` begins after them
-        self._cursors: weakref.WeakSet[LogCursor] = weakref.WeakSet()
-        self._changed = asyncio.Event()
+        self._cursors: weakref.WeakSet[LogCursor] = weakref.WeakSet()  # the readers
+        self._changed = asyncio.Event()  # set and replaced at each change
 
     def add(self, event: NumberedEvent) -> None:
         """Add an event. Its number must be higher than all earlier numbers."""
@@ -286,14 +286,15 @@ class ResumableAnswer(EventLog):
         self.request_id = record.request_id
         self.clients = 1  # connected clients: of the original request and of its retries
         self.buffered = BufferedEvents.ALL
-        self.buffered_bytes = 0
+        self.buffered_bytes = 0  # size of the buffered events
         self.discarded = asyncio.Event()  # the answer has no client, and no retry can get it
         self.generation_ended = asyncio.Event()  # generation has ended
+        # generating it again would give the same answer
         self._is_repeatable = bool(requests) and all(
             each.sampling.seed is not None for each in requests
         )
-        self._stream: Generating | None = None
-        self._timers: list[AwakeTimer] = []
+        self._stream: Generating | None = None  # None: not generating yet
+        self._timers: list[AwakeTimer] = []  # of calls that `schedule` has scheduled
 
     @property
     def is_accepted(self) -> bool:
@@ -448,7 +449,7 @@ class ResumableAnswers:
     async def recording(
         self, answer: ResumableAnswer, events: AsyncIterator[bytes]
     ) -> AsyncIterator[bytes]:
-        """Yield the events of an answer, and `keep` a copy of each."""
+        """Yield the events of an answer, and `record` each."""
         try:
             async for frame in events:
                 self.record(answer, frame)

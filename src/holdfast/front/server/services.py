@@ -415,14 +415,15 @@ class MergedStream:
         self.unenforced = tuple(
             dict.fromkeys(place for stream in streams for place in stream.unenforced)
         )
+        # of all answers; the task of an answer marks its end
         self._events: asyncio.Queue[OutputEvent | asyncio.Task[None]] = asyncio.Queue()
-        self._has_room = asyncio.Event()
+        self._has_room = asyncio.Event()  # set while nothing waits to be read
         self._has_room.set()
         self._readers = [
             asyncio.create_task(self._read(stream, place * choices))
             for place, stream in enumerate(streams)
         ]
-        self._unfinished = len(streams)
+        self._unfinished = len(streams)  # answers that have not ended
         for reader in self._readers:
             reader.add_done_callback(self._events.put_nowait)
 

@@ -54,8 +54,8 @@ def bucket_bound(bucket: float) -> float:
 class Distribution(msgspec.Struct, array_like=True):
     """How often values fell into each bucket, and their sum."""
 
-    counts: dict[int, int] = {}
-    total: float = 0.0
+    counts: dict[int, int] = {}  # by bucket (`bucket_of`)
+    total: float = 0.0  # the sum of all values
 
     def add(self, value: float) -> None:
         """Count one value."""
@@ -159,8 +159,8 @@ class Cell(msgspec.Struct, array_like=True):
     generated_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    phases: dict[PhaseName, Distribution] = {}
-    speed: Distribution = msgspec.field(default_factory=Distribution)
+    phases: dict[PhaseName, Distribution] = {}  # seconds of each phase
+    speed: Distribution = msgspec.field(default_factory=Distribution)  # tokens per second
 
     def add_duration(self, phase: PhaseName, seconds: float) -> None:
         """Count one duration."""
@@ -273,7 +273,7 @@ class Performance(msgspec.Struct, frozen=True, kw_only=True):
 class FinishedCell(msgspec.Struct, array_like=True, frozen=True):
     """A cell that is over. cell: a Cell as MessagePack."""
 
-    start: int
+    start: int  # seconds since 1970
     cell: bytes
 
 
@@ -281,6 +281,7 @@ class _Contents(msgspec.Struct, kw_only=True):
     """The saved form of a history: the cells by model and by their length."""
 
     version: int
+    # by model, then by the cells' length in seconds
     models: dict[str, dict[int, list[FinishedCell]]]
 
 
@@ -288,7 +289,7 @@ class _Contents(msgspec.Struct, kw_only=True):
 class _CurrentCell:
     """The current cell of one model and one length."""
 
-    start: int
+    start: int  # seconds since 1970
     cell: Cell = field(default_factory=Cell)
 
 

@@ -35,10 +35,10 @@ class HistoryFile:
         """The file is read by `open`."""
         self._history = history
         self._path = path
-        self._lock: int | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._saving: asyncio.Task[None] | None = None
-        self._has_changed = False
+        self._lock: int | None = None  # file descriptor of the lock; None: not open
+        self._timer: asyncio.TimerHandle | None = None  # set while a save is due
+        self._saving: asyncio.Task[None] | None = None  # the latest save
+        self._has_changed = False  # since the last save
 
     def open(self) -> None:
         """Lock and read the file. If that is not possible, the reason is logged: the history then

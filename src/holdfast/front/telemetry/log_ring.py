@@ -47,8 +47,8 @@ class LogRing(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self._lines: deque[LogLine] = deque(maxlen=MOST_LINES)
-        self._characters = 0
-        self._number = 0
+        self._characters = 0  # in all kept lines
+        self._number = 0  # of the latest line
         self._formatter = logging.Formatter()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -70,8 +70,8 @@ class LogRing(logging.Handler):
     ) -> list[LogLine]:
         """The kept lines with a number above `after`, the oldest first.
 
-        level: the lowest level. request_id: which lines belong to it, or contain it. text: what
-        the lines contain, in any case.
+        level: the lowest level to return. request_id: only lines of this request, or that contain
+        its id. text: only lines that contain it, ignoring case.
         """
         self.acquire()
         try:

@@ -172,7 +172,7 @@ class PressureFigures(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     level: Literal["normal", "warning", "critical"] = "normal"
-    footprint_bytes: int = 0
+    footprint_bytes: int = 0  # memory of all workers
     limit_bytes: int = 0  # 0 until it was measured
     first_watermark_bytes: int = 0
     second_watermark_bytes: int = 0

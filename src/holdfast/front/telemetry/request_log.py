@@ -91,13 +91,13 @@ class RequestRecord:
 
     method: str
     path: str
-    client: str
-    is_from_page: bool = False
+    client: str  # the client's address
+    is_from_page: bool = False  # sent by the server's own web page
     request_id: str = ""
     key: str = ""  # name of the request's API key
-    status: int = CLIENT_GONE
+    status: int = CLIENT_GONE  # HTTP status
     model: str = ""
-    error_code: str = ""
+    error_code: str = ""  # empty: no error
     error_message: str = ""
     is_aborted: bool = False  # aborted by the client
     rejoined: str = ""  # id of the earlier request whose answer it received
@@ -321,17 +321,17 @@ class AnswerRecord:
         self.ends: list[tuple[ChoiceFinished, float]] = []  # each with its time
         self.began = clock()
         self.prompt = ""  # empty unless contents are logged
-        self.accept_seconds = 0.0
+        self.accept_seconds = 0.0  # until a model accepted the request
         self.prompt_tokens = self.put_back_tokens = self.dropped_tokens = 0
         self.texts: dict[int, str] = {}  # generated texts by choice
         # the latest progress of each choice; only long prefills report progress
         self.progress: dict[int, PromptProgress] = {}
-        self.progress_logged_at: float | None = None
+        self.progress_logged_at: float | None = None  # when progress was last logged; None: never
         self._model = ""
         self._choices_per_prompt = 1
         self._tokens: dict[int, int] = {}  # number of tokens by choice
-        self._first_text: dict[int, float] = {}
-        self._latest_text: dict[int, float] = {}
+        self._first_text: dict[int, float] = {}  # time of the first text, by choice
+        self._latest_text: dict[int, float] = {}  # time of the latest text, by choice
         # seconds between two texts: the metric of all answers, those of this answer, and the latest,
         # which are not counted in the metric yet
         self._gaps: Histogram | None = None

@@ -379,10 +379,10 @@ class AnswerDeltas:
         """
         self.tools = tools
         self.reads_calls = reads_calls
-        self.ready: list[OutputDelta] = []
+        self.ready: list[OutputDelta] = []  # deltas that were not taken yet
         self.types = ParameterTypes(None)  # parameter types of the open call
         self.seen_keys: set[str] = set()  # argument keys of the open call so far
-        self.is_open = False
+        self.is_open = False  # a call is open
         self.any_ended = False
         self._ids = ids
         self._calls = 0  # calls that have begun

@@ -226,13 +226,13 @@ class Markers:
             token_ids[text]: character for text, character in self._character_of.items()
         }
         longest_first = sorted(texts, key=len, reverse=True)
-        self._any = re.compile("|".join(map(re.escape, longest_first))) if texts else None
+        self._any_character = re.compile("|".join(map(re.escape, longest_first))) if texts else None
 
     def encode(self, text: str) -> str:
         """Replace each marker in a text with one character, as in the text that readers parse."""
-        if self._any is None:
+        if self._any_character is None:
             return text
-        return self._any.sub(lambda found: self._character_of[found[0]], text)
+        return self._any_character.sub(lambda found: self._character_of[found[0]], text)
 
     def restore(self, text: str) -> str:
         """Return the text with its markers written out."""

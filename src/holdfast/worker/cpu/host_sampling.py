@@ -1,5 +1,6 @@
 """Samples and scores tokens in numpy. This is faster than MLX for large vocabularies on a CPU,
-where the logits are in host memory anyway. Top-k is not supported here.
+where the logits are in host memory anyway. Rows with top-k, greedy rows and small vocabularies are
+sampled by `token_sampling` (see `sampling_pays`).
 
 On a CPU, MLX computes exponentials one at a time, 13 ns each, and top-p takes 21 passes over the
 vocabulary. Here the vocabulary is divided into groups, and the largest logit of a group bounds the

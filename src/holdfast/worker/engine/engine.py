@@ -387,7 +387,8 @@ class Engine:
         del self._sequences[request_id]
 
     def dispatch(self, plan: StepPlan) -> PendingStep:
-        """Build the graph of a step, and launch it if no other step is under way; does not wait.
+        """Build the graph of a step, and launch it if no other step is under way; otherwise `collect`
+        launches it after that step. Does not wait.
 
         Must not be called before the sampling of the previous step is laid out, because this step
         takes its tokens as input.

@@ -56,7 +56,9 @@ class FrozenPart:
     def __init__(self, arrays: Sequence[mx.array]) -> None:
         self.arrays = tuple(arrays)
         self.holders: WeakSet[FullKV] = WeakSet()
+        # the first tokens, cut off for a holder; None: not computed
         self._first_tokens: tuple[mx.array, mx.array] | None = None
+        # quantized copies, by form
         self._converted: WeakValueDictionary[object, FrozenPart] = WeakValueDictionary()
 
     def converted(self, form: object, convert: Convert, *, tokens: int) -> FrozenPart:
@@ -120,10 +122,10 @@ class FullKV(LayerKV):
 
     def __init__(self) -> None:
         super().__init__()
-        self._reserved = 0
-        self._frozen: list[PartPrefix] = []
+        self._reserved = 0  # capacity in tokens
+        self._frozen: list[PartPrefix] = []  # shared parts at the beginning, and how much of each
         self._frozen_tokens = 0
-        self._frozen_version = 0
+        self._frozen_version = 0  # changes whenever the frozen parts do
 
     @property
     def frozen_tokens(self) -> int:

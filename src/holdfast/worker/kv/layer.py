@@ -100,7 +100,7 @@ class CheckpointLayout:
     slots, filled: the number of slots of a recurrent layer, and the indices of those with an array.
     """
 
-    kind: str
+    kind: str  # the layer's kind of state
     slots: int = 0
     filled: tuple[int, ...] = ()
 

@@ -5,7 +5,7 @@ If the cache fails, a request is prefilled from its first token, but is still an
 logs the failure and calls a fallback.
 
 A request waits in the scheduler's queue, marked as not ready, while its blocks are read from disk,
-or while another request (its twin) prefills the same prefix. Blocks that a step copied out are
+or while its twin, another request, prefills the same prefix. Blocks that a step copied out are
 committed with that step. The rest of a sequence is copied out when the sequence is closed, computed
 with the next step, and committed once that step has succeeded.
 """
@@ -74,7 +74,7 @@ def _guarded(
 
 
 @dataclass(frozen=True, slots=True)
-class _Rest:
+class _UncommittedRest:
     """The state that was copied out of a sequence when it was closed, because no step had copied
     it yet.
 
@@ -89,6 +89,9 @@ class _Rest:
 class CacheClient:
     """Tracks the sequences that wait for the cache, and the state to be committed to it. Device
     thread only.
+
+    A request's twin is another request that is prefilling the same prefix. The request waits for it
+    and then looks up again.
 
     Only `open` may raise; the caller treats an exception as a failure to open the sequence.
     """
@@ -115,8 +118,12 @@ class CacheClient:
         self._clock = clock
         self._read_ahead = ReadAheadRuns()
         self._in_flight = InFlightPrefills()
-        self._computing: list[_Rest] = []  # copied out since the last step was dispatched
-        self._computed: list[_Rest] = []  # computed with the last step, but not committed yet
+        self._computing: list[
+            _UncommittedRest
+        ] = []  # copied out since the last step was dispatched
+        self._computed: list[
+            _UncommittedRest
+        ] = []  # computed with the last step, but not committed yet
 
     @property
     def is_waited_for(self) -> bool:
@@ -564,7 +571,7 @@ class CacheClient:
             return
         rest = self._engine.copy_remaining(sequence.id)
         if rest is not None:
-            self._computing.append(_Rest(sequence, rest, has_ended))
+            self._computing.append(_UncommittedRest(sequence, rest, has_ended))
         if rest is None or not has_ended:
             self._end_live(sequence)
         if rest is None and has_ended:
@@ -647,7 +654,7 @@ class CacheClient:
         "the rest of request %s is not cached",
         otherwise=lambda client, sequence, rest: client._give_up(sequence),
     )
-    def _commit_rest(self, sequence: LiveSequence, rest: _Rest) -> None:
+    def _commit_rest(self, sequence: LiveSequence, rest: _UncommittedRest) -> None:
         self._commit(sequence, rest.kept)
         live = sequence.live
         is_finite = all(each.is_finite for each in rest.kept)

@@ -58,8 +58,8 @@ class Counters:
     model_drafted_tokens: int = 0  # part of drafted_tokens: by the draft model
     model_accepted_tokens: int = 0  # part of accepted_tokens: the same
     draft_model: str = ""  # the model that drafts; empty: none, or it has failed
-    rejected: int = 0
-    quantized: int = 0
+    rejected: int = 0  # requests
+    quantized: int = 0  # sequences quantized while they ran
     finished: Counter[FinishReason] = field(default_factory=Counter)
     step_seconds: SecondsCounter = field(default_factory=SecondsCounter)
     recent_steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=MOST_RECENT_STEPS))

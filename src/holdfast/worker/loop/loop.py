@@ -330,7 +330,7 @@ class WorkerLoop:
             return
         self._complete_idle_work()
         self._idle.give_way(request)
-        self._complete_uncommitted()
+        self._complete_if_uncommitted()
         sequence = self._new_sequence(request, kv_bits)
         try:
             self._scheduler.submit(sequence.scheduled)
@@ -365,7 +365,7 @@ class WorkerLoop:
         """Drop a prompt to prefill ahead if its session was closed during the last answer."""
         if self._sessions is None or not request.session_id:
             return
-        self._complete_uncommitted()
+        self._complete_if_uncommitted()
         self._cache.flush()  # this opens the session of an answer that has just ended
         if not self._sessions.is_open(request.session_id, tenant=request.tenant):
             self._idle.forget_session(request.session_id, tenant=request.tenant)
@@ -432,7 +432,7 @@ class WorkerLoop:
         self._scheduler.resume(request_id)
         sequence.wait(None, now=self._clock())
         if not sequence.is_open:
-            self._complete_uncommitted()
+            self._complete_if_uncommitted()
             self._cache.look_up(sequence)
 
     def _set_limits(self, limits: SchedulerLimits) -> None:
@@ -463,7 +463,7 @@ class WorkerLoop:
         if command.operation == "close":
             self._complete_idle_work()
             self._idle.forget_session(command.session_id, tenant=command.tenant)
-        self._complete_uncommitted()
+        self._complete_if_uncommitted()
         self._cache.flush()
         if command.operation == "close":
             self._detach_running(command, sessions)
@@ -540,7 +540,7 @@ class WorkerLoop:
 
         Returns False if there is no step to dispatch or collect.
         """
-        previous = self._dispatched
+        was_under_way = self._dispatched is not None
         self._collect_first()
         self._pulse.work()
         # In this order: the cache makes requests ready whose blocks were read, or whose prefix another
@@ -564,7 +564,7 @@ class WorkerLoop:
         if self._dispatched is not None and self._dispatched.is_suspect:
             self._complete_dispatched()
             return True
-        if previous is None and self._dispatched is None:
+        if not was_under_way and self._dispatched is None:
             self._idle.give_up_if_stuck()
             return False
         return True
@@ -573,7 +573,7 @@ class WorkerLoop:
         """Collect the step under way before the next one is planned, if that is necessary."""
         # during idle work, no step is dispatched ahead: a new request waits for one step only
         if self._engine.runs_ahead and not self._is_idle_work_under_way:
-            self._complete_uncommitted()
+            self._complete_if_uncommitted()
             return
         is_under_way = self._dispatched is not None
         self._complete_dispatched()
@@ -738,7 +738,7 @@ class WorkerLoop:
         if self._is_idle_work_under_way:
             self._complete_dispatched()
 
-    def _complete_uncommitted(self) -> None:
+    def _complete_if_uncommitted(self) -> None:
         """Collect the step under way if a sequence in it has been closed while the rest of the
         sequence's state is still being computed.
         """

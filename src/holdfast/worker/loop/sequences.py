@@ -61,7 +61,7 @@ class LiveAnswer:
     stop_token_ids: frozenset[int]
     token_ids: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # until they are sent
-    embedding: bytes = b""
+    embedding: bytes = b""  # empty: not an embedding
 
     def ending(self, token_ids: Sequence[int]) -> Ending:
         """Decide whether the tokens that one step generated end the answer; no other function decides
@@ -148,13 +148,13 @@ class LiveSequence:
     """
 
     request: SequenceRequest
-    scheduled: ScheduledSequence
+    scheduled: ScheduledSequence  # the scheduler's view
     times: Times
     answer: LiveAnswer = field(init=False)
     start: CachedStart = field(default_factory=CachedStart)
     drafts: SequenceDrafts = field(default_factory=SequenceDrafts)
     chain: bytearray = field(default_factory=bytearray)  # tokens of prompt and answer, packed
-    kv_bits: KVBits = "native"
+    kv_bits: KVBits = "native"  # form of keys and values
     has_final_kv_bits: bool = False  # whether `kv_bits` is final, even if memory is short
     is_open: bool = False  # whether the engine has state for this sequence
     is_quantized: bool = False  # whether that state was quantized while the sequence ran

@@ -561,7 +561,7 @@ def _build(
         cache=cache,
         sessions=sessions,
         memory=budget,
-        on_rest=_rest,
+        on_rest=_release_memory_while_idle,
         on_wake=partial(platform.wire, memory.wired_bytes),
         pulse=pulse,
         counters=counters,
@@ -572,7 +572,7 @@ def _speculates(engine: Engine, model: ModelSettings) -> bool:
     return model.speculation != "off" and not engine.speculation_refused
 
 
-def _rest() -> None:
+def _release_memory_while_idle() -> None:
     """Let the system page weights out, and release free buffers, while the worker is idle."""
     platform.wire(0)
     _give_back_memory()

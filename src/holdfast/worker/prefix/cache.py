@@ -67,7 +67,7 @@ class PrefixCache:
         self._payloads = payloads
         self._form = payloads.model
         self.live = LiveTier(index, payloads=payloads, most_parked_bytes=most_parked_bytes)
-        self._maps = RecentMaps(clock=time.perf_counter)
+        self._maps = RecentMaps(clock=time.perf_counter)  # the latest cache maps
         self._tended_at = self._offered_at = 0.0
         placed = index.load()
         if placed:

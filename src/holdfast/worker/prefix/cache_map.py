@@ -48,18 +48,18 @@ class CacheUser:
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    tree: int
+    tree: int  # index of the tree
     parent: _Part | None
-    start: int
+    start: int  # position of the first token
     tokens: int = 0
     blocks: int = 0
-    nbytes: int = 0
+    nbytes: int = 0  # of its blocks and states
     live_tokens: int = 0
     ram_tokens: int = 0
     disk_tokens: int = 0
-    saved_tokens: int = 0
-    below_tokens: int = 0
-    running: int = 0
+    saved_tokens: int = 0  # on disk, too
+    below_tokens: int = 0  # in all parts that follow
+    running: int = 0  # running requests that begin with it
     sessions: dict[str, None] = field(default_factory=dict)  # an ordered set
     children: list[_Part] = field(default_factory=list)
     place: int | None = None  # among the parts that are listed
@@ -80,8 +80,8 @@ class _End:
     """Where the chain of a session or of a running request ends."""
 
     rank: int  # by last use
-    session_id: str
-    is_running: bool
+    session_id: str  # empty: none
+    is_running: bool  # of a running request
     cut: int  # own tokens of the node before the end
 
 
@@ -90,8 +90,8 @@ class _Owner:
     """Whose tree a root is."""
 
     form: KVBits
-    adapter: str
-    is_own: bool
+    adapter: str  # empty: none
+    is_own: bool  # it belongs to the tenant that asks
 
 
 def cache_map(
@@ -207,10 +207,11 @@ class _Visit:
     def __init__(self, index: PrefixIndex, ends: Mapping[BlockKey, Sequence[_End]]) -> None:
         self._index = index
         self._ends = ends
+        # node, own tokens to skip, part before it, index of the tree
         self._pending: deque[tuple[Node, int, _Part | None, int]] = deque()
         self.parts: list[_Part] = []
-        self.found: list[tuple[_End, _Part]] = []
-        self.blocks = 0
+        self.found: list[tuple[_End, _Part]] = []  # ends of chains, with their parts
+        self.blocks = 0  # counted so far
 
     @property
     def is_complete(self) -> bool:

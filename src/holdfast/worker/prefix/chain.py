@@ -112,13 +112,14 @@ class Node:
     parent_cut: int  # this node follows the first `parent_cut` own tokens of its parent
     start: int  # position of the first own token in the chain
     offset: int  # number of the block's tokens before its own ones; other nodes hold them
-    packed: bytes
+    packed: bytes  # the own tokens, as little-endian uint32
     block: Block | None = None  # None for a root
     nbytes: int = 0  # of the payload or of its file
     # the nodes that follow this one: cut -> packed first token -> node
     branches: dict[int, dict[bytes, Node]] = field(default_factory=dict)
     states: dict[int, Node] = field(default_factory=dict)  # cut -> the state saved there
-    # blocks whose tokens all are in other nodes, the last one in this; and further states
+    # blocks without own tokens, whose last token is one of this node's; and further states at a cut
+    # that `states` already has
     covered: list[Node] = field(default_factory=list)
 
     @property

@@ -31,9 +31,9 @@ class InFlightPrefill:
 @dataclass(slots=True)
 class _Reader:
     tenant: str
-    packed: bytes
+    packed: bytes  # the tokens of its prompt
     boundaries: tuple[int, ...] | None  # ascending; None: can resume anywhere
-    progress: int = 0
+    progress: int = 0  # tokens stored so far
 
     def shared(self, packed: bytes) -> int:
         """How many of the first tokens of `packed` can be reused when the reader has finished."""

@@ -51,8 +51,9 @@ class PrefixIndex:
         self._history = EvictionHistory()
         # for each block, the live chains that hold all of its tokens
         self._holders: dict[BlockKey, set[LiveChain]] = {}
+        # keys whose payload is gone, although blocks after them are stored
         self._missing: set[BlockKey] = set()
-        self._suspects: set[BlockKey] = set()
+        self._suspects: set[BlockKey] = set()  # blocks that may have made a sequence fail
         self._forgotten: set[BlockKey] = set()  # since the last call of `take_forgotten`
         self._planner = Planner(
             self._tree, self._history, is_in_memory=self._is_in_memory, missing=self._missing

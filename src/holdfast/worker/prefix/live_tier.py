@@ -147,8 +147,8 @@ class LiveTier:
         self._most_parked_bytes = most_parked_bytes
         self._form = payloads.model
         self._chains = LiveChains()
-        self._held: HeldMemory | None = HeldMemory()  # None: must be recomputed
-        self._parked_bytes = ParkedBytes()
+        self._held_memory: HeldMemory | None = HeldMemory()  # None: must be recomputed
+        self._parked_bytes = ParkedBytes()  # memory of parked states
 
     def claim(self, lookup: Lookup) -> LiveClaim | None:
         """Claim the live chain that has the most of a lookup's tokens; None if there is none."""
@@ -262,7 +262,7 @@ class LiveTier:
         Returns `live`, or the parked chain that the sequence took over. lookup: the prefix that the
         sequence started from; None if it had none.
         """
-        self._held = None
+        self._held_memory = None
         # Computed before the chain is added: if this raised later, nothing would remove the chain.
         keys = [] if lookup is None or not lookup.may_move else self._held_by_live(lookup)
         claim = None if lookup is None else lookup.base
@@ -315,7 +315,7 @@ class LiveTier:
         live.is_parked = True
         live.held_tokens = 0
         self._chains.touch(live)
-        self._held = None
+        self._held_memory = None
         if self._most_parked_bytes is not None:
             self.reclaim(self.held.parked_bytes - self._most_parked_bytes)
 
@@ -345,7 +345,7 @@ class LiveTier:
         other sequences, now and after its end. Tokens that only this chain has are copied into
         blocks.
         """
-        self._held = None
+        self._held_memory = None
         live.is_stale = True
         self._let_go(live, tuple(live.keys))
 
@@ -353,7 +353,7 @@ class LiveTier:
         """End a live chain. Tokens that only this chain has are copied into blocks; claims on the
         chain are lost.
         """
-        self._held = None
+        self._held_memory = None
         try:
             self._let_go(live, tuple(live.keys))
         finally:
@@ -395,7 +395,7 @@ class LiveTier:
         for live, state in self._running():
             if state.can_share and live.held_tokens != state.frozen_tokens:
                 live.held_tokens = state.frozen_tokens
-                self._held = None
+                self._held_memory = None
                 changed.append(live)
         return changed
 
@@ -409,7 +409,7 @@ class LiveTier:
     @property
     def held(self) -> HeldMemory:
         """The memory that live states take in addition to the reservations of running sequences."""
-        if self._held is None:
+        if self._held_memory is None:
             parked = [live for live in self._chains if live.is_parked and live.state is not None]
             running = self._running()
             whole_bytes = sum(
@@ -421,8 +421,8 @@ class LiveTier:
             self._parked_bytes.update(parked)
             needed_bytes = sum(frozen.values()) + whole_bytes
             total_bytes = self._parked_bytes.total(frozen) + whole_bytes
-            self._held = HeldMemory(total_bytes, total_bytes - needed_bytes, len(parked))
-        return self._held
+            self._held_memory = HeldMemory(total_bytes, total_bytes - needed_bytes, len(parked))
+        return self._held_memory
 
     def copied(self, key: BlockKey) -> Snapshot | None:
         """An evaluated copy of a block from a live chain; None if no chain has the block, or if its

@@ -288,7 +288,7 @@ class LiveClaim:
     """
 
     chain: LiveChain
-    tokens: int
+    tokens: int  # how many of the first tokens
     needs_end: bool = False
     use: BaseUse = "copied"
 
@@ -324,10 +324,10 @@ class LiveChain:
     state: LiveState | None = None  # None until the sequence is open
     keys: set[BlockKey] = field(default_factory=set)
     held_tokens: int = 0
-    is_parked: bool = False
+    is_parked: bool = False  # no request runs on it
     is_stale: bool = False  # a part was forgotten: no sequence may start from it
-    used: int = 0
-    claims: list[LiveClaim] = field(default_factory=list)
+    used: int = 0  # a counter at the last use: larger is later
+    claims: list[LiveClaim] = field(default_factory=list)  # of sequences that will start from it
 
     @property
     def root(self) -> Root:
@@ -367,15 +367,16 @@ class Lookup:
     root: Root
     plan: ReusePlan
     hold: ExitStack  # keeps the plan's blocks from being evicted
-    asked_at: float
+    asked_at: float  # when payloads were requested
+    # blocks that are being read from disk
     awaited: dict[BlockKey, Future[StoredBlock]] = field(default_factory=dict)
-    fetched: dict[BlockKey, Snapshot] = field(default_factory=dict)
+    fetched: dict[BlockKey, Snapshot] = field(default_factory=dict)  # payloads in memory
     fetched_at: float | None = None  # None until all payloads are in memory
     # limits reuse, because the block or state after these tokens could not be read
     limit_tokens: int | None = None
     in_blocks_only: bool = False  # whether live chains are excluded
     may_move: bool = True  # whether the sequence may take over a parked state
-    base: LiveClaim | None = None
+    base: LiveClaim | None = None  # the live state to start from; None: none
 
     @property
     def base_tokens(self) -> int:
@@ -503,12 +504,12 @@ class CachedStart:
 
     trust: Trust = Trust.ALL
     lookup: Lookup | None = None  # what was found, until the engine has it
-    lookup_seconds: float = 0.0
+    lookup_seconds: float = 0.0  # time that lookups took
     report: CacheReport | None = None  # the cache hit when the sequence was opened first
     cursor: Cursor | None = None  # how far the chain is known to be stored; None before the start
     # what it has started from; blocks stay until they are known to be right or were forgotten
     blocks: tuple[BlockKey, ...] = ()
-    live: LiveChain | None = None
+    live: LiveChain | None = None  # the live state; None: it started without one
 
     @property
     def cached_tokens(self) -> int:

@@ -332,7 +332,7 @@ class Pins:
         self._ram = ram
         self._disk = disk
         self._pins: set[BlockKey] = set()
-        self._held: dict[BlockKey, int] = {}  # held keys and their bytes in RAM
+        self._held_sizes: dict[BlockKey, int] = {}  # held keys and their bytes in RAM
         self._held_bytes = 0
         self.most_held_bytes = ram.budget_bytes
 
@@ -354,21 +354,21 @@ class Pins:
         While the disk cannot be written, pins hold at most `most_held_bytes` in RAM.
         """
         wanted = key in self._pins and not self._disk.is_stored(key)
-        if wanted and key not in self._held:
+        if wanted and key not in self._held_sizes:
             payload = self._ram.get(key)
             if payload is not None and self._held_bytes + payload.nbytes <= self.most_held_bytes:
-                self._held[key] = payload.nbytes
+                self._held_sizes[key] = payload.nbytes
                 self._held_bytes += payload.nbytes
                 self._ram.hold((key,))
-        elif not wanted and key in self._held:
-            self._held_bytes -= self._held.pop(key)
+        elif not wanted and key in self._held_sizes:
+            self._held_bytes -= self._held_sizes.pop(key)
             self._ram.release((key,))
 
     def check_invariants(self) -> None:
         """Assert that held keys are pinned, not on disk, and within `most_held_bytes`."""
-        assert self._held.keys() <= {key for key in self._pins if not self._disk.is_stored(key)}, (
-            "held without being pinned, or though the disk has it"
-        )
-        assert self._held_bytes == sum(self._held.values()) <= self.most_held_bytes, (
+        assert self._held_sizes.keys() <= {
+            key for key in self._pins if not self._disk.is_stored(key)
+        }, "held without being pinned, or though the disk has it"
+        assert self._held_bytes == sum(self._held_sizes.values()) <= self.most_held_bytes, (
             "pins hold more than they may"
         )

@@ -187,10 +187,10 @@ class Scheduler:
         self._running: dict[RequestId, ScheduledSequence] = {}  # oldest first
         self._prefilling: list[ScheduledSequence] = []  # running, being prefilled; oldest first
         self._decoding: list[ScheduledSequence] = []  # running, with tokens left to plan
-        self._under_way: deque[StepUnderWay] = deque()
-        self._submissions = 0
-        self._issued_steps = 0
-        self._recorded_steps = 0
+        self._under_way: deque[StepUnderWay] = deque()  # plans that are not reported yet
+        self._submissions = 0  # counted, to order requests by arrival
+        self._issued_steps = 0  # number of the last plan
+        self._recorded_steps = 0  # number of the last reported plan
         self._preemptions = 0
         self.admits_one_at_a_time = False
         # whether `max_running` was lowered, so that too many sequences run until the next step

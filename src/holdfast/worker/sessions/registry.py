@@ -1,7 +1,8 @@
 """The sessions of a worker, by tenant and id, and the blocks that they pin. A session is a name for
 the token chains of one agent or conversation.
 
-This module works without a clock: callers pass the time.
+This module works without a clock: callers pass the time. `service` ends expired sessions; the store
+expires its own copy of the pins.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ from holdfast.wire.sessions import (
     SessionAnswer,
     SessionCommand,
     SessionInfo,
-    is_fit_metadata,
-    is_fit_ttl,
     is_session_id,
+    is_valid_metadata,
+    is_valid_ttl,
 )
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.prefix.cache import PrefixCache
@@ -87,13 +87,15 @@ class SessionService:
             "fork": self._fork,
             "close": self._close,
         }
+        # changed since their record was written, by record name
         self._unwritten: dict[str, Session] = {}
-        self._unreadable: set[str] = set()
+        self._unreadable: set[str] = set()  # records that could not be read
+        # the records, while they are being read
         self._records_future: Future[ReadRecords | None] | None = None
         # Names of earlier workers' records that could not be read yet; None: all. They are
         # not overwritten before they have been read.
         self._unread: frozenset[str] | None = None
-        self._read_at = 0.0
+        self._read_at = 0.0  # when records were last read
         self._recorded_at = self._expiry_checked_at = 0.0
         self._load_records()
 
@@ -540,12 +542,12 @@ def _check(command: SessionCommand) -> None:
             SessionFailure.INVALID,
             f"a session's id must have 1 to 256 printable characters and no slash, got {opened!r}",
         )
-    if command.metadata is not msgspec.UNSET and not is_fit_metadata(command.metadata):
+    if command.metadata is not msgspec.UNSET and not is_valid_metadata(command.metadata):
         raise SessionRefused(
             SessionFailure.INVALID,
             "metadata may have up to 16 keys of at most 64 characters and values of at most 512",
         )
-    if command.ttl_seconds is not msgspec.UNSET and not is_fit_ttl(command.ttl_seconds):
+    if command.ttl_seconds is not msgspec.UNSET and not is_valid_ttl(command.ttl_seconds):
         raise SessionRefused(
             SessionFailure.INVALID,
             "a session's time to live must be more than 0 seconds and at most ten years",

@@ -34,7 +34,7 @@ from holdfast.store.block import (
     fingerprint_id,
 )
 from holdfast.wire.requests import TOKEN_BYTES
-from holdfast.wire.sessions import is_fit_metadata, is_fit_ttl, is_session_id
+from holdfast.wire.sessions import is_session_id, is_valid_metadata, is_valid_ttl
 from holdfast.worker.prefix.chain import Branch
 from holdfast.worker.prefix.index import MOST_STATES
 from holdfast.worker.sessions.registry import MOST_BRANCHES
@@ -181,8 +181,8 @@ class SessionFile:
         manifest = self.manifest
         if (
             not is_session_id(manifest.session_id)
-            or not is_fit_metadata(manifest.metadata)
-            or not is_fit_ttl(manifest.ttl_seconds)
+            or not is_valid_metadata(manifest.metadata)
+            or not is_valid_ttl(manifest.ttl_seconds)
         ):
             raise bad_file("the id, the metadata or the time to live in the file is invalid")
         if len(manifest.branches) > MOST_BRANCHES:

@@ -128,9 +128,9 @@ class ImageProcess:
         self._current: _QueuedImage | None = None
         self._file: BinaryIO | None = None  # for the arrays of the current image
         self._process: _Process | None = None
-        self._deaths: Counter[str] = Counter()
-        self._done: list[tuple[str, ImageResult]] = []
-        self._used_at = clock()
+        self._deaths: Counter[str] = Counter()  # processes that each image has ended
+        self._done: list[tuple[str, ImageResult]] = []  # results that `results` has not returned
+        self._used_at = clock()  # time of the last work
 
     @property
     def is_busy(self) -> bool:
@@ -286,7 +286,7 @@ class _Process:
         self._link.setblocking(False)
         self._clock = clock
         self._read = bytearray()
-        self._usage = _Usage(self._process.pid, seconds=_START_SECONDS, clock=clock)
+        self._limits = _ResourceLimits(self._process.pid, seconds=_START_SECONDS, clock=clock)
         self.has_started = False
 
     @property
@@ -300,7 +300,7 @@ class _Process:
         sent = socket.send_fds(self._link, [message], [file.fileno()])
         assert sent == len(message), "a task does not fit into the socket's buffer"
         if self.has_started:
-            self._usage = _Usage(self.pid, seconds=MAX_SECONDS, clock=self._clock)
+            self._limits = _ResourceLimits(self.pid, seconds=MAX_SECONDS, clock=self._clock)
 
     def answer(self) -> ImageOutcome | None:
         """The answer to the task; None if there is none yet. Raises _ProcessFailed."""
@@ -316,10 +316,10 @@ class _Process:
         if not self.has_started and self._read:
             del self._read[: len(STARTED)]
             self.has_started = True
-            self._usage = _Usage(self.pid, seconds=MAX_SECONDS, clock=self._clock)
+            self._limits = _ResourceLimits(self.pid, seconds=MAX_SECONDS, clock=self._clock)
         size = int.from_bytes(self._read[:HEAD_BYTES], "big")
         if len(self._read) < HEAD_BYTES or len(self._read) < HEAD_BYTES + size:
-            self._usage.check()
+            self._limits.check()
             return None
         packed = bytes(self._read[HEAD_BYTES : HEAD_BYTES + size])
         self._read.clear()
@@ -335,7 +335,7 @@ class _Process:
         self._link.close()
 
 
-class _Usage:
+class _ResourceLimits:
     """Checks the resources that a process uses from now on against the limits."""
 
     def __init__(self, pid: int, *, seconds: float, clock: Callable[[], float]) -> None:
