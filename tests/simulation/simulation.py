@@ -226,7 +226,7 @@ class Simulation:
                 files = [path for path in disk.files(".block") if "quarantine" not in str(path)]
                 if files:
                     path = files[trouble.number % len(files)]
-                    self.checks.damaged.add(path.stem)
+                    self.checks.damaged.add(Path(path).stem)
                     (disk.vanish if kind == "block vanishes" else disk.flip)(path)
 
     def heal(self) -> None:
