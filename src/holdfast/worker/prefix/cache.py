@@ -509,6 +509,8 @@ def _form_of(stored: StoredBlock, root: Root) -> KVBits:
     form: KVBits = "native"
     if block.kind == "kv":
         form = root.form_at(block.start + block.tokens)
+    # A file that states none is one of an earlier version. It is used only if that version had the
+    # same fingerprint, and so the same code of the cache; the sizes of its parts are checked as well.
     if stored.form not in (None, form):
         raise SnapshotMismatch(
             f"block {block.key.hex()[:12]} is in the form {stored.form!r:.40} instead of {form!r}"
