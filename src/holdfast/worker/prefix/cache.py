@@ -279,7 +279,6 @@ class PrefixCache:
         chain, which also holds these tokens.
         """
         if not all(snapshot.is_finite for snapshot in snapshots):
-            logger.debug("the KV of a sequence is not cached: its values are not finite")
             return ()
         blocks = [self._put(cursor, chain, snapshot, live=live) for snapshot in snapshots]
         if live is not None:
