@@ -75,9 +75,8 @@ class HubState:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = (
-        True  # otherwise, each body waits for the acknowledgement of its headers
-    )
+    # otherwise, each body waits for the acknowledgement of its headers
+    disable_nagle_algorithm = True
     state: ClassVar[HubState]
 
     def do_GET(self) -> None:

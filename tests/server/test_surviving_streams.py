@@ -84,4 +84,4 @@ def test_a_worker_death_is_logged_and_reported(server: ServerProcess, state_fold
     assert "SIGABRT" in report["how"] or "SIGSEGV" in report["how"]
     assert any("Fatal Python error: Aborted" in line for line in report["log"])
     (had,) = report["requests"]
-    assert 0 < had["drawn_tokens"] < 200
+    assert 0 < had["generated_tokens"] < 200

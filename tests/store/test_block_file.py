@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -135,6 +136,19 @@ def test_another_format_is_refused_by_its_number(tmp_path: Path) -> None:
         read(tmp_path / "block", block)
     with pytest.raises(BadBlock, match="format 3"):
         read_header(tmp_path / "block", block.key)
+
+
+def test_further_header_fields_of_a_later_version_are_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = make_block([1])
+    encode = msgspec.msgpack.encode
+    with monkeypatch.context() as patch:
+        patch.setattr(msgspec.msgpack, "encode", lambda fields: encode((*fields, "a new field")))
+        write_file(tmp_path / "block", block)
+    assert b"a new field" in (tmp_path / "block").read_bytes()
+    assert bytes_of(read(tmp_path / "block", block)) == block
+    assert read_header(tmp_path / "block", block.key) == (block.block, FINGERPRINT)
 
 
 def test_the_block_of_another_model_is_refused(tmp_path: Path) -> None:

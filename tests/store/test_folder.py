@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from holdfast.store.block import StoreRefused, fingerprint_id
 from holdfast.store.folder import (
     MARKER,
+    Records,
     StoreFolder,
 )
 from tests.fakes.stored_blocks import FINGERPRINT, make_block, write_file
@@ -19,6 +22,84 @@ def prepared(path: Path) -> StoreFolder:
     folder = StoreFolder(path)
     folder.prepare()
     return folder
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], bool]:
+    """Tells whether a folder or file was synced since the test began."""
+    inodes = set()
+    fsync = os.fsync
+
+    def recording(file: int) -> None:
+        fsync(file)
+        inodes.add(os.fstat(file).st_ino)
+
+    monkeypatch.setattr(os, "fsync", recording)
+    return lambda path: path.stat().st_ino in inodes
+
+
+def refuse_sync(monkeypatch: pytest.MonkeyPatch, refused: Callable[[int], bool], code: int) -> None:
+    """Let `os.fsync` fail with an error number on files with certain inodes."""
+    fsync = os.fsync
+
+    def refusing(file: int) -> None:
+        if refused(os.fstat(file).st_ino):
+            raise OSError(code, os.strerror(code))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", refusing)
+
+
+def test_the_names_of_all_new_ancestors_are_durable(
+    tmp_path: Path, synced: Callable[[Path], bool]
+) -> None:
+    (tmp_path / "home").mkdir()
+    folder = prepared(tmp_path / "home" / "cache" / "holdfast" / "store")
+    assert all(map(synced, [folder.path, *folder.path.parents[:3]]))
+    assert not synced(tmp_path)
+
+
+def test_an_ancestor_that_could_not_be_synced_is_synced_at_the_next_attempt(
+    tmp_path: Path, synced: Callable[[Path], bool]
+) -> None:
+    folder = StoreFolder(tmp_path / "cache" / "holdfast" / "store")
+    inode = tmp_path.stat().st_ino
+    with pytest.MonkeyPatch.context() as patch:
+        refuse_sync(patch, lambda refused: refused == inode, errno.EIO)
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            folder.prepare()
+    folder.prepare()
+    assert synced(tmp_path)
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP, errno.EROFS, errno.EACCES])
+def test_the_parent_of_the_folder_may_refuse_to_be_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    inode = tmp_path.stat().st_ino
+    refuse_sync(monkeypatch, lambda refused: refused == inode, code)
+    assert prepared(tmp_path / "store").exists
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_may_refuse_to_sync_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    refuse_sync(monkeypatch, lambda refused: True, code)
+    folder = prepared(tmp_path / "store")
+    assert folder.make_model_folder(FINGERPRINT).is_dir()
+
+
+def test_the_name_of_a_models_folder_is_durable_even_if_its_creator_died(
+    tmp_path: Path, synced: Callable[[Path], bool]
+) -> None:
+    folder = prepared(tmp_path / "store")
+    for name in ("blocks", "sessions"):
+        (folder.path / name / MODEL).mkdir()  # by a process that died before it synced the parent
+    folder.make_model_folder(FINGERPRINT)
+    Records(folder, model=MODEL).put("0" * 32, b"a record")
+    assert synced(folder.path / "blocks")
+    assert synced(folder.path / "sessions")
 
 
 def test_a_new_folder_is_marked_and_private(tmp_path: Path) -> None:

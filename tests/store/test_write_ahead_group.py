@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -63,12 +64,17 @@ def test_a_group_flushes_the_drive_once_after_its_files(
     for block in CHAIN:
         write(ahead, block)
     calls: list[str] = []
-    monkeypatch.setattr(os, "fsync", lambda file: calls.append("plain"))
+
+    def fsync(file: int) -> None:
+        calls.append("folder" if stat.S_ISDIR(os.fstat(file).st_mode) else "plain")
+
+    monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(publishing, "sync_to_drive", lambda file: calls.append("full"))
     ahead.publish(
         ahead.group(most_bytes=10**6, most_blocks=10), between=lambda: calls.append("between")
     )
-    assert calls == ["plain", "between"] * 3 + ["full", "between"]
+    blocks, model_folder = "folder", "folder"
+    assert calls == ["plain", "between"] * 3 + ["full", "between"] + [blocks, model_folder]
     folder.release()
 
 

@@ -427,7 +427,7 @@ def _dialect_rows(dialect: DialectReport) -> dict[str, str]:
 
 
 def _crash_rows(report: CrashReport) -> dict[str, str]:
-    generated = sum(request.drawn_tokens for request in report.requests)
+    generated = sum(request.generated_tokens for request in report.requests)
     count = len(report.requests) + report.more_requests
     served = "while it loaded"
     if report.served_seconds is not None:

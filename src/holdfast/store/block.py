@@ -415,7 +415,7 @@ def _verified_header(
     _, _, header_bytes, payload_bytes, _ = _PREAMBLE.unpack(preamble)
     try:
         fields = msgspec.msgpack.decode(head[ALIGNMENT : ALIGNMENT + header_bytes], type=list[Any])
-        fields += [None] * (_HEADER_FIELDS - len(fields))
+        fields = [*fields, None][:_HEADER_FIELDS]  # a later version may write further fields
         *own, fingerprint, sizes, form = msgspec.convert(fields, _Header)
         block = Block(**dict(zip(Block.__struct_fields__, own, strict=True)))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -88,6 +88,8 @@ MAY_PASS = {
     errno.EBUSY,
     errno.ETIMEDOUT,
 }
+# errors of fsync on file systems that cannot sync folders
+_NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP}
 _LOG = logging.getLogger(__name__)
 
 
@@ -126,6 +128,8 @@ class StoreFolder:
         # of the parent folder, to notice an unmounted volume
         self._parent_device: int | None = None
         self._holds_lock = False  # this process holds the lock of `exclusive`
+        self._unsynced: set[Path] = set()  # folders that have new names, above the store's own
+        self._synced: set[Path] = set()  # models' folders whose names are durable
 
     @property
     def index_folder(self) -> Path:
@@ -211,8 +215,9 @@ class StoreFolder:
         # A block is durable only if the folders around it are, and the process that created them may
         # have died before it could sync them.
         sync_folder(self.path)
-        with contextlib.suppress(PermissionError):  # of a folder that may only be searched
-            sync_folder(self.path.parent)
+        for folder in sorted(self._unsynced):
+            _sync_ancestor(folder)
+            self._unsynced.remove(folder)
 
     def _begin_anew(self) -> None:
         """Delete the blocks and sessions of an earlier version, which this version cannot read."""
@@ -227,7 +232,10 @@ class StoreFolder:
 
     def _make_root(self) -> None:
         parent = self.path.parent
+        self._unsynced.add(parent)
         if self._parent_device is None:
+            missing = [ancestor for ancestor in self.path.parents if not ancestor.exists()]
+            self._unsynced.update(ancestor.parent for ancestor in missing)
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._parent_device = parent.stat().st_dev
         elif parent.stat().st_dev != self._parent_device:
@@ -327,9 +335,7 @@ class StoreFolder:
         Creates it if necessary, with a note of the model's name.
         """
         folder = self.path / "blocks" / fingerprint_id(fingerprint)
-        if not folder.is_dir():
-            folder.mkdir(mode=0o700, exist_ok=True)
-            sync_folder(folder.parent)
+        self.make_durably(folder)
         name = self._names.get(fingerprint, "")[:_LONGEST_NAME]
         if name and self.served_as(folder.name) != name:
             fresh = folder / f"{_NAME_FILE}.{secrets.token_hex(4)}"
@@ -337,6 +343,18 @@ class StoreFolder:
             fresh.write_text(name, encoding="utf-8")
             fresh.replace(folder / _NAME_FILE)
         return folder
+
+    def make_durably(self, folder: Path) -> None:
+        """Create a folder in one of the store's folders if necessary, and make its name durable.
+
+        Another process may have created it and died before it could sync its name.
+        """
+        if not folder.is_dir():
+            self._synced.discard(folder)
+            folder.mkdir(mode=0o700, exist_ok=True)
+        if folder not in self._synced:
+            sync_folder(folder.parent)
+            self._synced.add(folder)
 
     def served_as(self, model: str) -> str:
         """The name that a model (short name of its fingerprint) was last served as; empty if
@@ -387,11 +405,15 @@ def is_plain_file(path: Path) -> bool:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names of the files in a folder durable."""
-    sync_by_name(path, flags=os.O_DIRECTORY)
+    """Make the names of the files in a folder durable, if its file system can."""
+    try:
+        sync_by_name(path, flags=os.O_DIRECTORY, sync=os.fsync)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
 
 
-def sync_by_name(path: Path, *, flags: int, sync: Callable[[int], None] = os.fsync) -> None:
+def sync_by_name(path: Path, *, flags: int, sync: Callable[[int], None]) -> None:
     """Sync a file by its name, so that thousands of files need not stay open.
 
     flags: further flags for `os.open`. sync: the function that syncs; `sync_to_drive` also flushes
@@ -402,6 +424,15 @@ def sync_by_name(path: Path, *, flags: int, sync: Callable[[int], None] = os.fsy
         sync(file)
     finally:
         os.close(file)
+
+
+def _sync_ancestor(path: Path) -> None:
+    """Sync a folder outside the store. It may be one that may only be searched, or read-only."""
+    try:
+        sync_folder(path)
+    except OSError as error:
+        if error.errno not in {errno.EACCES, errno.EPERM, errno.EROFS}:
+            raise
 
 
 def _exclude_from_backups(path: Path) -> None:
@@ -443,15 +474,14 @@ class Records:
 
     def __init__(self, folder: StoreFolder, *, model: str) -> None:
         """model: short name of the model's fingerprint."""
+        self._store = folder
         self._folder = folder.path / "sessions" / model
         self._model = model
 
     def put(self, name: str, data: bytes) -> None:
         """Write or replace a record. The record is durable when this returns."""
         path = self._path(name)
-        if not self._folder.is_dir():
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            sync_folder(self._folder.parent)
+        self._store.make_durably(self._folder)
         with atomic_write(path) as file:
             file.write(data + self._sum(name, data))
             file.flush()

@@ -27,7 +27,7 @@ def a_report(pid: int = 7) -> CrashReport:
         running=2,
         resident_bytes=3,
         log=("Fatal Python error: Segmentation fault",),
-        requests=(RequestAtCrash(prompt_tokens=5, drawn_tokens=1),) * 2,
+        requests=(RequestAtCrash(prompt_tokens=5, generated_tokens=1),) * 2,
         versions=installed_versions(),
     )
 

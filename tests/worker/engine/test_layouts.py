@@ -263,7 +263,9 @@ def test_with_a_fused_kernel_only_parked_sequences_share() -> None:
 def test_gathered_copies_are_made_from_one_buffer() -> None:
     runner = chosen(SplitRunner(kept_tiny("llama"), None, gather_mask_dimensions=4))
     assert can_share(runner) == {False}
-    assert runner.reason.endswith("running sequence: attention outside the hook takes one buffer")
+    assert runner.reason.endswith(
+        "running sequence: mlx-lm's attention, which is not replaced, takes one buffer"
+    )
 
 
 def test_models_without_anything_to_share_give_no_reason() -> None:

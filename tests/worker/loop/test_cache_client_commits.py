@@ -15,7 +15,7 @@ from holdfast.worker.loop.device_steps import DispatchedStep
 from holdfast.worker.loop.sequences import Ledger, LiveSequence
 from holdfast.worker.prefix.chain import Cursor, Root
 from tests.fakes.fake_cache import FakeCache
-from tests.fakes.fake_engine import BLOCK, FakeEngine
+from tests.fakes.fake_engine import BLOCK, FakeEngine, Run
 from tests.fakes.looped_worker import a_scheduler, a_sequence, flight_of, request
 
 
@@ -159,3 +159,18 @@ def test_no_block_is_committed_twice() -> None:
     subject.close(a)
     subject.client.flush()
     assert [end for _, end in subject.cache.inserted] == [BLOCK, 2 * BLOCK]
+
+
+def test_the_log_names_the_request_whose_values_are_not_finite(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    subject = Committing()
+    a, b = subject.open("a"), subject.open("b")
+    steps = [subject.read(a, BLOCK), subject.read(b, BLOCK)]
+    copies = {"a": [Run(0, BLOCK, "a", is_finite=False)]}
+    monkeypatch.setattr(subject.engine, "take_copies", lambda pending: copies)
+    caplog.set_level("DEBUG")
+    subject.commit(steps[0])
+    monkeypatch.undo()
+    subject.commit(steps[1])
+    assert caplog.messages == ["the KV of request a is not cached: its values are not finite"]

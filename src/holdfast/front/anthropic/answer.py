@@ -43,9 +43,8 @@ _PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 _STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 _NO_INPUT = msgspec.Raw(b"{}")
 
-OpenBlock: TypeAlias = (
-    Literal["text", "reasoning"] | int
-)  # the kind of a text, or the number of a call
+# the kind of a text, or the number of a call
+OpenBlock: TypeAlias = Literal["text", "reasoning"] | int
 
 
 class MessagesErrorDetail(Struct, frozen=True, kw_only=True):

@@ -291,7 +291,7 @@ def _with_draft_models(
     would be left out.
     """
     served = []
-    left_out = []
+    excluded = []
     listed = [entry.model for entry in entries]
     for number, entry in enumerate(entries):
         is_named = number == 0 and bool(settings.model.path)
@@ -305,10 +305,10 @@ def _with_draft_models(
         except ModelLoadError as error:
             if is_named or not is_own:
                 raise
-            left_out.append(_left_out(entry.name, Path(entry.origin), str(error)))
+            excluded.append(_excluded(entry.name, Path(entry.origin), str(error)))
         else:
             served.append(entry)
-    return tuple(served), left_out
+    return tuple(served), excluded
 
 
 def read_catalog_file(file: Path, settings: Settings) -> Catalog:
@@ -325,24 +325,24 @@ def read_catalog_file(file: Path, settings: Settings) -> Catalog:
         raise ConfigError(f"{file} is not TOML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{file} is nested too deep") from None
-    left_out = []
+    excluded = []
     for key in tables:
         if key != _SECTION:
             hint = did_you_mean(key, [_SECTION])
             reason = f"unknown section [{key}]{hint}; list models as [{_SECTION}.NAME]"
-            left_out.append(_left_out(key, file, reason))
+            excluded.append(_excluded(key, file, reason))
     models = tables.get(_SECTION, {})
     if not isinstance(models, dict):
-        left_out.append(_left_out(_SECTION, file, f"write each model as [{_SECTION}.NAME]"))
+        excluded.append(_excluded(_SECTION, file, f"write each model as [{_SECTION}.NAME]"))
         models = {}
     entries = []
     for name, table in models.items():
         try:
             entries.append(_entry(name, table, file=file, settings=settings))
         except (ConfigError, ModelLoadError) as error:
-            left_out.append(_left_out(name, file, str(error)))
+            excluded.append(_excluded(name, file, str(error)))
     unique, clashing = _without_clashes(entries, file)
-    return Catalog(entries=unique, excluded=(*left_out, *clashing))
+    return Catalog(entries=unique, excluded=(*excluded, *clashing))
 
 
 def _entry(name: str, table: object, *, file: Path, settings: Settings) -> CatalogEntry:
@@ -486,7 +486,7 @@ def _without_clashes(
     names = {entry.name for entry in entries}
     taken: dict[str, str] = {}
     unique = []
-    left_out = []
+    excluded = []
     for entry in entries:
         reason = ""
         adapted = [entry.with_adapter(adapter) for adapter in entry.adapters]
@@ -499,14 +499,14 @@ def _without_clashes(
                 reason = f"its {what} {alias} is already an alias of {taken[alias]}"
                 break
         if reason:
-            left_out.append(_left_out(entry.name, file, reason))
+            excluded.append(_excluded(entry.name, file, reason))
         else:
             unique.append(entry)
             taken |= dict.fromkeys(entry.aliases, entry.name)
-    return tuple(unique), left_out
+    return tuple(unique), excluded
 
 
-def _left_out(name: str, file: Path, reason: str) -> ExcludedModel:
+def _excluded(name: str, file: Path, reason: str) -> ExcludedModel:
     return ExcludedModel(name=name, origin=str(file), reason=reason, is_asked_for=True)
 
 
@@ -593,10 +593,10 @@ def _with_found(
     Also returns the found models that cannot be served.
     """
     served = list(listed)
-    left_out = []
+    excluded = []
     taken = {name: entry for entry in listed for name in (entry.name, *entry.aliases)}
     known = {source_of(entry.model).place for entry in listed}
-    left_out += _interrupted(settings, environ, but=taken)
+    excluded += _interrupted(settings, environ, but=taken)
     for model in _found_models(settings, environ):
         if {model.name, str(model.folder.resolve())} & known:
             continue
@@ -605,7 +605,7 @@ def _with_found(
             if (other := taken.get(model.name)) is not None:
                 raise ModelLoadError(f"{other.name} of {other.origin} already has this name")
         except ModelLoadError as error:
-            left_out.append(
+            excluded.append(
                 ExcludedModel(
                     name=model.name, origin=model.origin, reason=str(error), is_asked_for=False
                 )
@@ -622,7 +622,7 @@ def _with_found(
         )
         taken[model.name] = entry
         served.append(entry)
-    return tuple(served), left_out
+    return tuple(served), excluded
 
 
 def _interrupted(

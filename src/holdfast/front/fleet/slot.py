@@ -638,7 +638,7 @@ class ModelSlot:
                 "not refused continue on the next worker",
                 self.entry.name,
                 len(loss.requests),
-                sum(drawn > 0 for drawn in loss.generated_tokens),
+                sum(tokens > 0 for tokens in loss.generated_tokens),
             )
         for request_id in loss.refused:
             logger.error(
@@ -896,10 +896,12 @@ def _crash_report(model: str, end: _WorkerEnd, process: WorkerProcess) -> CrashR
     requests = [
         RequestAtCrash(
             prompt_tokens=len(request.prompt_token_ids),
-            drawn_tokens=drawn_tokens,
+            generated_tokens=generated_tokens,
             is_constrained=bool(request.grammar) or request.thinking_budget is not None,
         )
-        for request, drawn_tokens in zip(end.loss.requests, end.loss.generated_tokens, strict=True)
+        for request, generated_tokens in zip(
+            end.loss.requests, end.loss.generated_tokens, strict=True
+        )
     ]
     figures = process.link.last_statistics
     served_seconds = end.served_seconds

@@ -128,7 +128,7 @@ class RequestAtCrash(msgspec.Struct, frozen=True, kw_only=True):
     """A request of a worker that died. Contains counts, never content."""
 
     prompt_tokens: int
-    drawn_tokens: int  # tokens that this worker generated
+    generated_tokens: int  # by this worker
     is_constrained: bool = False  # by a grammar or a reasoning budget
 
 

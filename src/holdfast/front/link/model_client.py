@@ -56,9 +56,8 @@ _FAILURE_IF_REPEATED: Final[Mapping[OperationName, SessionFailure]] = {
 Commands that are not listed here can be repeated without harm.
 """
 
-DEATHS_WITHOUT_PROGRESS = (
-    3  # deaths during one request, after fewer than FEW_TOKENS new tokens each
-)
+# deaths during one request, after fewer than FEW_TOKENS new tokens each
+DEATHS_WITHOUT_PROGRESS = 3
 DEATHS_WITH_PROGRESS = 12  # deaths during one request, even if it generated many tokens
 FEW_TOKENS = 8
 REMEMBERED_SECONDS = 3600.0  # how long a request that killed workers stays refused
@@ -408,9 +407,8 @@ class ModelClient:
         action = command.action
         if action == "cancel":
             del self._open[request_id]
-        is_ours = (
-            opened.is_paused_for_trial and action != "cancel"
-        )  # `_send_or_resume` resumes it when it may run
+        # `_send_or_resume` resumes it when it may run
+        is_ours = opened.is_paused_for_trial and action != "cancel"
         if self._worker is not None and opened.is_sent and not is_ours:
             self._worker.send(command)
         if self._isolation.alone == request_id and action != "resume":
@@ -586,23 +584,24 @@ class Isolation:
         return (2 * record.tokens_per_worker[-1] + 1) << record.passed
 
     def worker_died(
-        self, drawn: Mapping[RequestId, int], *, open_requests: Collection[RequestId]
+        self, generated_tokens: Mapping[RequestId, int], *, open_requests: Collection[RequestId]
     ) -> RequestId | None:
         """Record the death of a worker. Returns the request to refuse, or None.
 
-        drawn: for each request that ran, the number of tokens that this worker generated for it. The
-            front cannot tell a queued request from a running one, so queued requests count, too.
+        generated_tokens: for each request that ran, the number of tokens that this worker generated
+            for it. The front cannot tell a queued request from a running one, so queued requests
+            count, too.
         open_requests: all requests that have not ended; the others are forgotten.
         """
         self._records = {each: self._records.get(each, _Record()) for each in open_requests}
         self._untried = [each for each in self._untried if each in open_requests]
-        for request_id, tokens in drawn.items():
+        for request_id, tokens in generated_tokens.items():
             self._records[request_id].tokens_per_worker.append(tokens)
         alone = self.alone
         self.alone = None
-        if alone is not None and alone in drawn:
+        if alone is not None and alone in generated_tokens:
             return self._died_alone(alone)
-        suspects = [each for each in drawn if self._records[each].is_suspect]
+        suspects = [each for each in generated_tokens if self._records[each].is_suspect]
         self._untried = sorted(
             dict.fromkeys([*self._untried, *suspects]),
             key=lambda each: self._records[each].likelihood_order,

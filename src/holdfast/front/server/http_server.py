@@ -306,7 +306,9 @@ class ConnectionCounter:
 
         trusted: proxies, which are not limited, because they connect for many clients.
         """
-        self._most, self._trusted, self._clock = max_connections, trusted, clock
+        self._most = max_connections
+        self._trusted = trusted
+        self._clock = clock
         self._open: Counter[str] = Counter()
         self._logged: dict[str, float] = {}
 
@@ -361,11 +363,9 @@ class BoundedProtocol(HttpToolsProtocol):
         **given: Any,
     ) -> None:
         super().__init__(config=config, **given)
-        self._settings, self._dialects, self._connections_by_address = (
-            settings,
-            dialects,
-            connections_by_address,
-        )
+        self._settings = settings
+        self._dialects = dialects
+        self._connections_by_address = connections_by_address
         self._address = ""
         self._is_counted = self._is_refused = False
         self._in_body = False

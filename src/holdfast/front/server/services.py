@@ -66,12 +66,10 @@ class ActiveRequest:
     task: asyncio.Task[object]
     is_cancelled: bool = False
     stream: OutputStream | None = None  # set once the model has accepted the request
-    generated_answer: ResumableAnswer | None = (
-        None  # the answer it generates, which a retry may get
-    )
-    followed_answer: ResumableAnswer | None = (
-        None  # an earlier request's answer, which this one gets
-    )
+    # the answer it generates, which a retry may get
+    generated_answer: ResumableAnswer | None = None
+    # an earlier request's answer, which this one gets
+    followed_answer: ResumableAnswer | None = None
 
     @property
     def is_abandoned(self) -> bool:

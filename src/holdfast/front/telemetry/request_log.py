@@ -101,9 +101,7 @@ class RequestRecord:
     error_message: str = ""
     is_aborted: bool = False  # aborted by the client
     rejoined: str = ""  # id of the earlier request whose answer it received
-    generation: GenerationRequest | None = (
-        None  # the first generation request; None if there is none
-    )
+    generation: GenerationRequest | None = None  # the first one; None if there is none
     answer: AnswerRecord | None = None  # set when a model has accepted the request
     waits_for: WaitReason | None = None  # what the request waits for now, in the front
     waited: dict[WaitReason, float] = field(default_factory=dict)  # seconds in the front, by reason

@@ -193,24 +193,24 @@ def _request_attributes(record: RequestRecord, route: str) -> dict[str, Any]:
         "gen_ai.request.model": record.model,
     }
     if record.generation is not None:
-        attributes |= _asked_attributes(record.generation)
+        attributes |= _generation_attributes(record.generation)
     return {name: value for name, value in attributes.items() if value not in (None, "")}
 
 
-def _asked_attributes(asked: GenerationRequest) -> dict[str, Any]:
+def _generation_attributes(generation: GenerationRequest) -> dict[str, Any]:
     given = {
-        name: getattr(asked.sampling, name)
+        name: getattr(generation.sampling, name)
         for name in ("temperature", "top_p")
-        if name not in asked.unset_sampling
+        if name not in generation.unset_sampling
     }
     return {
         "gen_ai.operation.name": "chat"
-        if isinstance(asked.prompt, ChatPrompt)
+        if isinstance(generation.prompt, ChatPrompt)
         else "text_completion",
         "gen_ai.provider.name": "holdfast",
-        "gen_ai.conversation.id": asked.session_id,
-        "gen_ai.request.max_tokens": asked.max_tokens,
-        "gen_ai.request.choice.count": asked.choices if asked.choices > 1 else None,
+        "gen_ai.conversation.id": generation.session_id,
+        "gen_ai.request.max_tokens": generation.max_tokens,
+        "gen_ai.request.choice.count": generation.choices if generation.choices > 1 else None,
         **{f"gen_ai.request.{name}": value for name, value in given.items()},
     }
 

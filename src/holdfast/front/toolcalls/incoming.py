@@ -39,9 +39,8 @@ class Incoming:
         self.place = 0
         self.searched_to = 0  # how far `text` has been searched
         self.has_ended = False  # no more text will come
-        self.dropped_characters = (
-            0  # number of characters that were read and dropped, with markers written out
-        )
+        # number of characters that were read and dropped, with markers written out
+        self.dropped_characters = 0
 
     def add(self, text: str) -> None:
         """Add text that has arrived."""

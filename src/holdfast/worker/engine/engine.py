@@ -443,9 +443,9 @@ class Engine:
         """Return the evaluated snapshots of a collected step, blocks before states; a second call
         returns none.
         """
-        kept = pending.copies
+        copies = pending.copies
         pending.copies = {}
-        return kept
+        return copies
 
     def copy_remaining(self, request_id: RequestId) -> tuple[Snapshot, ...] | None:
         """Copy the part of a sequence's state that is not copied yet, because the sequence is about
@@ -456,9 +456,9 @@ class Engine:
         sequence = self._sequences[request_id]
         if sequence.live.tokens == 0 or sequence.live.is_foreign:
             return None
-        kept = copy_everything(sequence)
-        mx.async_eval([each.outputs for each in kept])  # type: ignore[no-untyped-call]
-        return kept
+        copies = copy_everything(sequence)
+        mx.async_eval([each.outputs for each in copies])  # type: ignore[no-untyped-call]
+        return copies
 
     def check_device(self) -> None:
         """Check a known result. Raises the device's error, or RuntimeError if the result is wrong."""
@@ -580,10 +580,10 @@ class Engine:
             certain_tokens = each.span.start + each.span.certain_tokens
             if sequence.saved is not None:
                 certain_tokens = each.span.start  # the state may return to it
-            kept = copy_due_state(sequence, sequence.copy_policy, certain_tokens=certain_tokens)
-            if kept:
-                pending.copies[sequence.request.request_id] = kept
-                pending.outputs.extend(array for each in kept for array in each.outputs)
+            copies = copy_due_state(sequence, sequence.copy_policy, certain_tokens=certain_tokens)
+            if copies:
+                pending.copies[sequence.request.request_id] = copies
+                pending.outputs.extend(array for each in copies for array in each.outputs)
                 pending.is_computed = False
 
     def _trim_idle(self, pending: PendingStep) -> None:

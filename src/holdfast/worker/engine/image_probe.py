@@ -179,9 +179,9 @@ def _beside(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.arra
 def _from_copy(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.array:
     first = case.sequence(runner, images)
     _read(runner, images, first, [case.spans[0].end])
-    kept = copy_everything(first)
-    mx.eval([each.outputs for each in kept])
-    continued = case.sequence(runner, images, Prefix.of(kept))
+    copies = copy_everything(first)
+    mx.eval([each.outputs for each in copies])
+    continued = case.sequence(runner, images, Prefix.of(copies))
     return _read(runner, images, continued, [len(case.token_ids)])
 
 

@@ -262,7 +262,7 @@ class SplitRunner(Runner):
         self._gather = gather_mask_dimensions
         self.attends_to_parts = gather_mask_dimensions is None
         self.variant = {
-            None: "split, attention through the hook",
+            None: "split, mlx-lm's attention replaced",
             4: "split, attention over gathered copies",
             5: "split, attention over gathered copies with grouped masks",
         }[gather_mask_dimensions]
@@ -538,7 +538,9 @@ def choose_sharing(runner: Runner, *, composes_attention: bool | None = None) ->
     if runner.shares:
         why = "held once: attention takes several buffers as they are"
     else:
-        one_buffer = "fused attention" if runner.attends_to_parts else "attention outside the hook"
+        one_buffer = "mlx-lm's attention, which is not replaced,"
+        if runner.attends_to_parts:
+            one_buffer = "fused attention"
         why = (
             "held once while parked, and copied for each running sequence: "
             f"{one_buffer} takes one buffer"

@@ -254,9 +254,8 @@ class Adapters:
         """
         self._scales = scales
         self._layers = layers
-        self._only_adapter = (
-            ""  # the adapter of all rows of the forward pass; empty: none, or several
-        )
+        # the adapter of all rows of the forward pass; empty: none, or several
+        self._only_adapter = ""
         self._row_adapters: RowAdapters | None = None  # set if the rows have several adapters
         modules = dict(_named_modules(model))
         for path, layer in layers.items():

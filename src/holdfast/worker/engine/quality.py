@@ -36,9 +36,8 @@ from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.live import LiveState, ModelForm
 
 CHUNK_TOKENS = 384  # not a multiple of a block, so that chunks cross the borders of blocks
-_LARGE_DIFFERENCE = (
-    1.0  # difference of log-probabilities from which `_divergence` needs no rewritten formula
-)
+# difference of log-probabilities from which `_divergence` needs no rewritten formula
+_LARGE_DIFFERENCE = 1.0
 
 
 def load_with_fingerprint(

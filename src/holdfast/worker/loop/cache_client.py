@@ -13,6 +13,7 @@ with the next step, and committed once that step has succeeded.
 from __future__ import annotations
 
 import functools
+import logging
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import ExitStack
@@ -41,6 +42,8 @@ if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run t
 
 LEAST_SHARED_TOKENS = 64  # with fewer, prefilling is faster than waiting for another prefill
 _MOST_REMEMBERED = 32
+
+logger = logging.getLogger("holdfast.worker")
 
 P = ParamSpec("P")
 _Action: TypeAlias = "Callable[Concatenate[CacheClient, P], None]"
@@ -82,7 +85,7 @@ class _UncommittedRest:
     """
 
     sequence: LiveSequence
-    kept: Sequence[Snapshot]
+    copies: Sequence[Snapshot]
     has_ended: bool
 
 
@@ -624,10 +627,10 @@ class CacheClient:
     ) -> None:
         by_id = {sequence.id: sequence for sequence in sequences}
         copied = {} if pending is None else self._engine.take_copies(pending)
-        for request_id, kept in copied.items():
+        for request_id, copies in copied.items():
             # a request of a forgotten session still copies blocks, but stores none
             if request_id in by_id and self.keeps(by_id[request_id].request):
-                self._commit(by_id[request_id], kept)
+                self._commit(by_id[request_id], copies)
         self._commit_computed()
 
     def flush(self) -> bool:
@@ -655,9 +658,8 @@ class CacheClient:
         otherwise=lambda client, sequence, rest: client._give_up(sequence),
     )
     def _commit_rest(self, sequence: LiveSequence, rest: _UncommittedRest) -> None:
-        self._commit(sequence, rest.kept)
+        is_finite = self._commit(sequence, rest.copies)
         live = sequence.live
-        is_finite = all(each.is_finite for each in rest.kept)
         if rest.has_ended and live is not None and is_finite:
             assert self._cache is not None
             sequence.live = None
@@ -666,14 +668,21 @@ class CacheClient:
         if rest.has_ended:
             self._on_end(sequence)
 
-    def _commit(self, sequence: LiveSequence, kept: Sequence[Snapshot]) -> None:
+    def _commit(self, sequence: LiveSequence, copies: Sequence[Snapshot]) -> bool:
+        """Commit copies of a sequence's state. Returns False if not all their values are finite."""
         assert self._cache is not None
         assert sequence.start.cursor is not None, "committed before it was opened"
         sequence.inserted += self._cache.keep(
-            sequence.start.cursor, sequence.chain, kept, live=sequence.live
+            sequence.start.cursor, sequence.chain, copies, live=sequence.live
         )
-        if blocks := [each for each in kept if each.tokens]:
+        if blocks := [each for each in copies if each.tokens]:
             self._free_twins(self._in_flight.progress(sequence.id, blocks[-1].end))
+        is_finite = all(each.is_finite for each in copies)
+        if not is_finite:
+            logger.debug(
+                "the KV of request %s is not cached: its values are not finite", sequence.id
+            )
+        return is_finite
 
     # -- the cache as a whole
 

@@ -120,9 +120,8 @@ class SequenceDrafts:
 
     drafter: SuffixDrafter | None = None  # None until the first draft
     model_state: DraftState | None = None  # in the draft model, while it drafts for the answer
-    consider_model_at: int = (
-        0  # length of the answer, in tokens, from which the model is considered
-    )
+    # length of the answer, in tokens, from which the model is considered
+    consider_model_at: int = 0
     accepted_tokens: int = 0  # drafted tokens that became part of the answer
     rejected_tokens: int = 0
 

@@ -279,7 +279,6 @@ class PrefixCache:
         chain, which also holds these tokens.
         """
         if not all(snapshot.is_finite for snapshot in snapshots):
-            logger.debug("the KV of a sequence is not cached: its values are not finite")
             return ()
         blocks = [self._put(cursor, chain, snapshot, live=live) for snapshot in snapshots]
         if live is not None:
@@ -509,6 +508,8 @@ def _form_of(stored: StoredBlock, root: Root) -> KVBits:
     form: KVBits = "native"
     if block.kind == "kv":
         form = root.form_at(block.start + block.tokens)
+    # A file that states none is one of an earlier version. It is used only if that version had the
+    # same fingerprint, and so the same code of the cache; the sizes of its parts are checked as well.
     if stored.form not in (None, form):
         raise SnapshotMismatch(
             f"block {block.key.hex()[:12]} is in the form {stored.form!r:.40} instead of {form!r}"

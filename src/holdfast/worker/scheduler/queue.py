@@ -275,9 +275,8 @@ class FairShare:
 
     def __init__(self, *, aging_seconds: float) -> None:
         self._aging_seconds = aging_seconds
-        self._sequences_of_flow: Counter[str] = (
-            Counter()
-        )  # waiting and running sequences of each flow
+        # waiting and running sequences of each flow
+        self._sequences_of_flow: Counter[str] = Counter()
         self._batch_known = 0
         self._turns: dict[str, int] = {}  # by flow; the lowest number is next
         self._admissions = 0

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 MOST_INPUT_BYTES = 256 << 20  # inputs of the vision tower, in memory
 _MOST_FILE_BYTES = 1 << 30  # of processed images, on disk
 _MOST_FILES = 64
-_MOST_LAYOUTS = 10_000  # layouts
+_MOST_LAYOUTS = 10_000  # in memory
 _NOT_PROCESSED = "an image is not processed yet; please try again"
 _PREPARED_AHEAD = 4  # images of a prompt that are processed before the first one has features
 
