@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from holdfast.front.prompt import beginnings, text_splits
 from holdfast.front.prompt.known_answers import AnswerMeaning
 from holdfast.front.prompt.text_places import AnswerFrame
-from holdfast.front.prompt.token_memory import TokenMemory
+from holdfast.front.prompt.token_memory import TokenMemory, _Piece
 from holdfast.front.prompt.tokenize import Tokenizer
+from holdfast.wire.requests import TokenIds
 from tests.fakes import toy_tokenizers
 
 WORDS = (
@@ -120,6 +121,62 @@ def test_a_later_turn_is_read_like_a_first_one(
                     whole.tokens_before(at) for at in known
                 ]
                 memory.check_invariants()
+
+
+@settings(max_examples=60)
+@given(
+    kind=st.integers(0, len(toy_tokenizers.EXACT) - 1),
+    turns=st.lists(
+        st.tuples(
+            st.lists(st.sampled_from(WORDS), min_size=1, max_size=30).map("".join),
+            st.lists(st.integers(0, 80), max_size=3),  # of images: known before the answers
+            st.lists(st.integers(0, 80), max_size=3),
+            st.booleans(),
+            st.booleans(),
+        ),
+        min_size=2,
+        max_size=6,
+    ),
+    framed=st.booleans(),
+)
+def test_known_positions_outlive_forgotten_pieces(
+    tokenizers: list[Tokenizer],
+    kind: int,
+    turns: list[tuple[str, list[int], list[int], bool, bool]],
+    framed: bool,
+) -> None:
+    memory, tokenizer = TokenMemory(), tokenizers[kind]
+    frame = FRAME if framed else None
+    text = ""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(beginnings, "_LEAST_LENGTH", 0)
+        patch.setattr(beginnings, "_END_LENGTH", 8)
+        for turn, first, second, *forgets in turns:
+            text += turn
+            if forgets[0]:
+                forget_pieces(memory)
+            places = [min(place, len(text)) for place in first]
+            opened = memory.opened(text, tokenizer, frame=frame, places=places)
+            memory.check_invariants()
+            if forgets[1]:
+                forget_pieces(memory)
+            edges = [edge for spans in opened.candidates for span in spans for edge in span]
+            places += [*edges, *(min(place, len(text)) for place in second)]
+            found = memory.tokens_of(text, tokenizer, places=places)
+            memory.check_invariants()
+            (whole,) = tokenizer.encode_in_place([text])
+            assert found.token_ids == whole.token_ids
+            assert [found.tokens_before(at) for at in places] == [
+                whole.tokens_before(at) for at in places
+            ]
+
+
+def forget_pieces(memory: TokenMemory) -> None:
+    """Let the memory forget all pieces, as if other texts had displaced them."""
+    pieces = memory._pieces
+    for key in dict(pieces.items()):
+        pieces.put(key, _Piece(TokenIds(), {}), size=pieces._limit + 1)
+    assert not pieces.items()
 
 
 def test_meanings_are_read_again_only_for_other_tools() -> None:

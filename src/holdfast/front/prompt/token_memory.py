@@ -192,7 +192,10 @@ class TokenMemory:
             at = bisect_right(text.starts, place) - 1
             if at < begun and place < len(text.text):  # tokenized again
                 cut = text.cuts[at]
-                pieces[at] = found[text.text[cut.start : cut.end]]
+                new_places = found[text.text[cut.start : cut.end]].places
+                # the found piece may lack the known places, if it was forgotten since
+                known_places = {**pieces[at].places, **new_places}
+                pieces[at] = _Piece(pieces[at].token_ids, known_places)
         new = [piece.token_ids for piece in pieces[begun:]]
         lengths = accumulate(map(len, new), initial=text.firsts[-1])
         return replace(
@@ -213,6 +216,9 @@ class TokenMemory:
             assert "".join(each.text[cut.start : cut.end] for cut in each.cuts) == each.text
             assert len(each.firsts) == len(each.pieces) + 1, "tokens are not counted by piece"
             assert each.firsts[-1] == len(each.token_ids), "tokens are counted wrongly"
+            for place in (place for place in each.known if place < len(each.text)):
+                at = bisect_right(each.starts, place) - 1
+                assert place - each.starts[at] in each.pieces[at].places, "a position is missing"
 
     def _found(
         self,
