@@ -331,3 +331,15 @@ def test_a_later_turn_is_canonical_like_a_whole_conversation(
                 forms.check_invariants()
             # `repr`, because 1 == 1.0 == True
             assert repr(made[0]) == repr(made[1])
+
+
+def test_a_conversation_may_be_sent_again_to_continue_its_last_message() -> None:
+    forms = FirstForms()
+    messages = tuple({"role": role, "content": "a" * 2000} for role in ("user", "assistant") * 2)
+    finished = ChatPrompt(messages=messages)
+    continued = ChatPrompt(messages=messages, continue_last=True)
+    turn = ChatPrompt(messages=(*messages, {"role": "user", "content": "c"}))
+    for prompt in (finished, continued, finished, continued, turn):
+        made, _ = module.canonical(prompt, forms)
+        assert made.messages == prompt.messages
+        forms.check_invariants()

@@ -236,7 +236,7 @@ class _Beginning:
         """Remember the conversation. ready: its messages, or the first ones."""
         if not self._packed:
             return
-        ends = [*self._ends]
+        ends = list(self._ends[: len(ready)])  # a message to be continued is not kept
         for message in self._sent[len(ends) : len(ready)]:
             length = len(marshal.dumps(message, MARSHAL_VERSION))
             ends.append(length + (ends[-1] if ends else 0))
