@@ -108,7 +108,7 @@ class RecentMisses:
     """The recent misses of each tenant. Thread-safe.
 
     A prompt that continues an earlier one takes its place, with a look at its new messages only.
-    Texts are made of two prompts when one has missed.
+    Only after a miss are the texts of two prompts put together and compared.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
@@ -116,6 +116,7 @@ class RecentMisses:
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()  # the last used one at the end
         # how many prompts have an item, by its identity: most share their tools and first turns
         self._uses: Counter[int] = Counter()
+        self._sizes: dict[int, int] = {}  # of these items, as they were first counted
         self._bytes = 0
         self._lock = threading.Lock()
 
@@ -142,7 +143,10 @@ class RecentMisses:
             ]
             assert self._uses == Counter(map(id, kept)), "the uses of an item are wrong"
             once = {id(item): item for item in kept}
-            assert self._bytes == sum(map(_bytes_of, once.values())), "the size is wrong"
+            assert self._sizes == {key: _bytes_of(item) for key, item in once.items()}, (
+                "the size of an item is wrong"
+            )
+            assert self._bytes == sum(self._sizes.values()), "the size is wrong"
 
     def note(
         self, request: GenerationRequest, explanation: Explanation, record: RequestRecord
@@ -229,10 +233,11 @@ class RecentMisses:
             before = self._uses[id(item)]
             self._uses[id(item)] = before + uses
             if not before:
-                self._bytes += _bytes_of(item)
+                self._sizes[id(item)] = _bytes_of(item)
+                self._bytes += self._sizes[id(item)]
             elif not before + uses:
                 del self._uses[id(item)]
-                self._bytes -= _bytes_of(item)
+                self._bytes -= self._sizes.pop(id(item))
 
 
 def _prompt_of(request: GenerationRequest) -> _Prompt:
@@ -303,7 +308,16 @@ def _bytes_of_value(value: Any) -> int:
         values = value.values()  # the keys are shared
     elif isinstance(value, list | tuple):
         values = value
-    return sys.getsizeof(value) + sum(map(_bytes_of_value, values))
+    own = _bytes_of_text(value) if isinstance(value, str) else sys.getsizeof(value)
+    return own + sum(map(_bytes_of_value, values))
+
+
+def _bytes_of_text(text: str) -> int:
+    """The memory of a text and of its UTF-8 form, which Python keeps once it was needed."""
+    if text.isascii():
+        return sys.getsizeof(text)
+    characters = sys.getsizeof(f"{text} ")  # of a new object, which has no UTF-8 form yet
+    return characters + len(text.encode("utf-8", "surrogatepass"))
 
 
 def parts_of(request: GenerationRequest) -> Parts:
