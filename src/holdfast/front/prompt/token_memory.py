@@ -133,16 +133,12 @@ class TokenMemory:
         frame: AnswerFrame | None = None,
         tools: Sequence[Any] = (),
         tenant: str = "",
-        places: Iterable[int] = (),
-        tokenizes: bool = True,
     ) -> RememberedText:
-        """Cut a prompt's text into pieces, find the spans that may be answers, and tokenize, all in
-        one walk behind the beginning that the text shares with a remembered prompt.
+        """Cut a prompt's text into pieces and find the spans that may be answers, behind the
+        beginning that the text shares with a remembered prompt. `tokens_of` tokenizes it.
 
         frame: what surrounds answers; None: they are not needed.
         tools: those of the conversation.
-        places: as for `tokens_of`; the ends of the spans are added.
-        tokenizes: False for a text that may be too long to tokenize.
         """
         if is_short(text):
             return _cut(text, tokenizer, frame=frame, tools=tools)
@@ -151,9 +147,6 @@ class TokenMemory:
             opened = _cut(text, tokenizer, frame=frame, tools=tools)
         else:
             opened = _continued(earlier.value, shared, text, tokenizer, frame=frame, tools=tools)
-        if tokenizes:
-            edges = (edge for spans in opened.candidates for span in spans for edge in span)
-            opened = self._tokenized(opened, tokenizer, frozenset((*places, *edges)), tenant)
         self._prompts.keep(
             text, opened, size=_prompt_size(opened), tenant=tenant, after=earlier, shared=shared
         )
@@ -163,7 +156,7 @@ class TokenMemory:
         self, text: str, tokenizer: Tokenizer, *, tenant: str = "", places: Iterable[int] = ()
     ) -> RememberedText:
         """The tokens of a text, without special tokens around it. Of a prompt that was `opened`,
-        only the pieces are tokenized again that have new places.
+        only new pieces are tokenized, and those that have new places.
 
         places: the characters whose positions among the tokens will be requested.
         """
