@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from collections.abc import Sequence
 
 import pytest
@@ -214,6 +216,43 @@ def test_a_prompt_takes_the_place_of_its_earlier_turn() -> None:
         memory.opened(f"{number} {text[:5000]}", tokenizer)
     assert len(memory._prompts.items()) <= 64
     memory.check_invariants()
+
+
+@pytest.mark.parametrize("word", ["hello ", "é ", "字 ", "🙂 "])
+def test_a_prompt_takes_at_most_the_memory_that_is_counted(word: str) -> None:
+    memory, tokenizer = TokenMemory(), NotingTokenizer()
+    text = "".join(f"{HEADER}{word}{number}{END}" for number in range(1000))
+    tracemalloc.start()
+    try:
+        taken = tracemalloc.get_traced_memory()[0]
+        for turn in range(2):
+            asked = f"{text}{turn}"
+            opened = memory.opened(asked, tokenizer, frame=FRAME, tools=())
+            for spans in opened.candidates:
+                for span in spans:
+                    opened.meaning(span, lambda said: AnswerMeaning(content=said))
+            edges = [edge for spans in opened.candidates for span in spans for edge in span]
+            memory.tokens_of(asked, tokenizer, places=edges)
+            memory.check_invariants()
+        del opened, asked, edges, spans, span
+        forget_pieces(memory)
+        gc.collect()
+        taken = tracemalloc.get_traced_memory()[0] - taken
+    finally:
+        tracemalloc.stop()
+    counted = memory._prompts._texts._used
+    assert counted / 2 < taken < 1.05 * counted
+
+
+def test_the_prompts_of_four_agents_are_remembered_by_default() -> None:
+    memory, tokenizer = TokenMemory(), NotingTokenizer()
+    turns = f"{HEADER}{'hello ' * 100}{END}" * 650
+    agents = [f"{agent} {turns}" for agent in range(4)]
+    for text in agents:
+        assert len(text) > 400_000
+        memory.opened(text, tokenizer, frame=FRAME)
+        memory.tokens_of(text, tokenizer)
+    assert [prompt.text for prompt in memory._prompts.items()] == agents
 
 
 class NotingTokenizer(Tokenizer):

@@ -7,7 +7,6 @@ answers and tokenized only where it differs. Comparing the beginnings takes micr
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,13 +23,14 @@ from holdfast.front.prompt.text_splits import (
     settled_pieces,
 )
 from holdfast.front.prompt.tokenize import Tokenizer, TokenPlace, token_span
-from holdfast.lru_cache import LruCache
+from holdfast.lru_cache import LruCache, bytes_of
 from holdfast.wire.requests import TokenIds
 
 _ENTRY_BYTES = 400  # overhead per remembered piece, on top of its text: key, record, table entries
 _PLACE_BYTES = 200
 _CUT_BYTES = 200  # of a prompt's piece in its lists
 _KNOWN_BYTES = 80  # of a known position in a prompt
+_SPAN_BYTES = 600  # of a span in a prompt: its positions, and an entry of the meanings
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,9 @@ class TokenMemory:
     """
 
     def __init__(self, *, max_bytes: int = DEFAULT_MODEL.known_text_bytes) -> None:
-        """max_bytes: limit for texts and tokens together; with 0, none are remembered."""
+        """max_bytes: limit for all together; with 0, none are remembered. Half of it is for the
+        pieces: their texts, tokens and positions. For the prompts, see `_prompt_size`.
+        """
         for_prompts = max_bytes // 2
         # by tenant and text
         self._pieces: LruCache[tuple[str, str], _Piece] = LruCache(max_bytes - for_prompts)
@@ -328,10 +330,16 @@ def _by_piece(places: Iterable[int], text: RememberedText) -> dict[str, frozense
 
 def _size(text: str, piece: _Piece) -> int:
     token_bytes = len(piece.token_ids.packed)
-    return _ENTRY_BYTES + sys.getsizeof(text) + token_bytes + _PLACE_BYTES * len(piece.places)
+    return _ENTRY_BYTES + bytes_of(text) + token_bytes + _PLACE_BYTES * len(piece.places)
 
 
 def _prompt_size(prompt: RememberedText) -> int:
-    # the meanings repeat parts of the text, and the pieces all tokens
-    size = 2 * sys.getsizeof(prompt.text) + 2 * len(prompt.token_ids.packed)
-    return size + _CUT_BYTES * len(prompt.cuts) + _KNOWN_BYTES * len(prompt.known)
+    """The memory of a prompt's text, tokens, pieces, known positions and spans.
+
+    The pieces, which repeat all tokens, are counted as if the prompt alone had them; the meanings
+    of spans as if they repeated the whole text.
+    """
+    texts = (2 if prompt.candidates else 1) * bytes_of(prompt.text)
+    size = texts + 2 * len(prompt.token_ids.packed) + _CUT_BYTES * len(prompt.cuts)
+    spans = sum(map(len, prompt.candidates))
+    return size + (_KNOWN_BYTES + _PLACE_BYTES) * len(prompt.known) + _SPAN_BYTES * spans

@@ -8,7 +8,6 @@ tenant and model. Of an image, it keeps a digest.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections import Counter, OrderedDict, deque
@@ -24,6 +23,7 @@ from holdfast.front.prompt.beginnings import common_length
 from holdfast.front.request import ChatPrompt, GenerationRequest
 from holdfast.front.server.answers import Explanation
 from holdfast.front.telemetry.request_log import RequestRecord
+from holdfast.lru_cache import bytes_of
 from holdfast.wire.events import CacheOutcome
 
 MOST_MISSES = 50  # per tenant
@@ -299,25 +299,7 @@ def _equal_items(one: _Prompt, other: _Prompt) -> int:
 
 def _bytes_of(item: Any) -> int:
     """The memory that a prompt's item takes, including its place in the tables."""
-    return _ITEM_BYTES + _bytes_of_value(item)
-
-
-def _bytes_of_value(value: Any) -> int:
-    values: Iterable[Any] = ()
-    if isinstance(value, dict):
-        values = value.values()  # the keys are shared
-    elif isinstance(value, list | tuple):
-        values = value
-    own = _bytes_of_text(value) if isinstance(value, str) else sys.getsizeof(value)
-    return own + sum(map(_bytes_of_value, values))
-
-
-def _bytes_of_text(text: str) -> int:
-    """The memory of a text and of its UTF-8 form, which Python keeps once it was needed."""
-    if text.isascii():
-        return sys.getsizeof(text)
-    characters = sys.getsizeof(f"{text} ")  # of a new object, which has no UTF-8 form yet
-    return characters + len(text.encode("utf-8", "surrogatepass"))
+    return _ITEM_BYTES + bytes_of(item)
 
 
 def parts_of(request: GenerationRequest) -> Parts:
