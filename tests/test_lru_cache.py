@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.lru_cache import LruCache
+from holdfast.lru_cache import LruCache, bytes_of
 
 
 @given(
@@ -36,3 +40,20 @@ def test_the_least_recently_used_entries_are_forgotten(
             assert cache.first(key, number, size=size) == (number if known is None else known[0])
         cache.check_invariants()
     assert cache.items() == [(key, value) for key, (value, _) in entries.items()]
+
+
+def test_the_size_of_a_value_counts_each_object_once_and_its_encoded_texts() -> None:
+    text = "x" * 1000
+    assert bytes_of([text, {"key": (text,)}]) < 2 * bytes_of(text) < 2200
+    for text in ("é" * 1000, "字" * 1000, "🙂" * 1000, "\ud800" * 1000):
+        before = bytes_of(text)
+        with contextlib.suppress(UnicodeEncodeError):
+            msgspec.json.encode(text)  # Python keeps the encoded text
+        assert sys.getsizeof(text) <= before == bytes_of(text)
+
+
+def test_the_size_of_a_deeply_nested_value_is_known() -> None:
+    value: object = "x"
+    for _ in range(5000):
+        value = [value]
+    assert bytes_of(value) > 5000 * sys.getsizeof([None])

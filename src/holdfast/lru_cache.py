@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import OrderedDict
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -58,3 +59,33 @@ class LruCache(Generic[K, V]):
             counted = sum(size for _, size in self._entries.values())
             assert self._used == counted, "sizes are miscounted"
             assert self._used <= self._limit, "the limit is exceeded"
+
+
+def bytes_of(value: Any) -> int:
+    """The memory of a value that consists of texts, numbers, lists, tuples and dictionaries.
+
+    An object that it contains several times is counted once. The keys of dictionaries are not
+    counted, because Python shares them.
+    """
+    size = 0
+    seen: set[int] = set()
+    values = [value]
+    while values:
+        each = values.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        size += _bytes_of_text(each) if isinstance(each, str) else sys.getsizeof(each)
+        if isinstance(each, dict):
+            values += each.values()
+        elif isinstance(each, list | tuple):
+            values += each
+    return size
+
+
+def _bytes_of_text(text: str) -> int:
+    """The memory of a text and of its UTF-8 form, which Python keeps once it was needed."""
+    if text.isascii():
+        return sys.getsizeof(text)
+    characters = sys.getsizeof(f"{text} ")  # of a new object, which has no UTF-8 form yet
+    return characters + len(text.encode("utf-8", "surrogatepass"))

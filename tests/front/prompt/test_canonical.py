@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import random
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -331,3 +333,51 @@ def test_a_later_turn_is_canonical_like_a_whole_conversation(
                 forms.check_invariants()
             # `repr`, because 1 == 1.0 == True
             assert repr(made[0]) == repr(made[1])
+
+
+@pytest.mark.parametrize("character", ["a", "é", "字", "🙂"])
+def test_a_conversation_takes_at_most_the_memory_that_is_counted(character: str) -> None:
+    forms = FirstForms()
+    tracemalloc.start()
+    try:
+        taken = tracemalloc.get_traced_memory()[0]
+        for turns in (500, 1000):
+            messages = tuple(
+                {"role": ("user", "assistant")[turn % 2], "content": f"{character * 100} {turn}"}
+                for turn in range(turns)
+            )
+            module.canonical(ChatPrompt(messages=messages), forms, template=TEMPLATE)
+        del messages
+        for key, value in forms._messages.items():  # only the conversation has them
+            forms._messages.put(key, value, size=forms._messages._limit + 1)
+        del key, value
+        gc.collect()
+        taken = tracemalloc.get_traced_memory()[0] - taken
+    finally:
+        tracemalloc.stop()
+    forms.check_invariants()
+    counted = forms._conversations._texts._used
+    assert counted / 2 < taken < 1.05 * counted
+
+
+def test_the_conversations_of_four_agents_are_remembered_by_default() -> None:
+    forms = FirstForms()
+    for agent in range(4):
+        messages = tuple(
+            {"role": ("user", "assistant")[turn % 2], "content": f"{agent}{turn} {'a' * 1600}"}
+            for turn in range(256)
+        )
+        module.canonical(ChatPrompt(messages=messages), forms, template=TEMPLATE)
+    assert len(forms._conversations.items()) == 4
+
+
+def test_a_conversation_may_be_sent_again_to_continue_its_last_message() -> None:
+    forms = FirstForms()
+    messages = tuple({"role": role, "content": "a" * 2000} for role in ("user", "assistant") * 2)
+    finished = ChatPrompt(messages=messages)
+    continued = ChatPrompt(messages=messages, continue_last=True)
+    turn = ChatPrompt(messages=(*messages, {"role": "user", "content": "c"}))
+    for prompt in (finished, continued, finished, continued, turn):
+        made, _ = module.canonical(prompt, forms)
+        assert made.messages == prompt.messages
+        forms.check_invariants()

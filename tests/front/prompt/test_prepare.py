@@ -472,6 +472,24 @@ def short(bundle: TokenizerBundle, prompt: Prompt) -> Prepared:
     )
 
 
+@pytest.mark.parametrize("truncation", ["disabled", "middle"])
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_a_bad_schema_is_refused_before_the_prompt_is_tokenized(
+    counting: TokenizerBundle, truncation: str, is_chat: bool
+) -> None:
+    assert isinstance(counting.tokenizer, CountingTokenizer)
+    text = "a long note " * 1000
+    prompt = ChatPrompt(messages=(user(text),)) if is_chat else text
+    bad = OutputFormat(kind="json_schema", schema={"type": "no such type"})
+    fields = {"info": model_info(context_tokens=CONTEXT), "truncation": truncation}
+    before = counting.tokenizer.characters
+    with pytest.raises(InvalidRequest, match="no such type"):
+        ready(counting, prompt, output_format=bad, **fields)
+    assert counting.tokenizer.characters == before
+    ready(counting, prompt, **fields)
+    assert counting.tokenizer.characters > before
+
+
 def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from collections.abc import Sequence
 
 import pytest
@@ -11,8 +13,9 @@ from hypothesis import strategies as st
 from holdfast.front.prompt import beginnings, text_splits
 from holdfast.front.prompt.known_answers import AnswerMeaning
 from holdfast.front.prompt.text_places import AnswerFrame
-from holdfast.front.prompt.token_memory import TokenMemory
+from holdfast.front.prompt.token_memory import TokenMemory, _Piece
 from holdfast.front.prompt.tokenize import Tokenizer
+from holdfast.wire.requests import TokenIds
 from tests.fakes import toy_tokenizers
 
 WORDS = (
@@ -107,10 +110,7 @@ def test_a_later_turn_is_read_like_a_first_one(
             text += turn
             for part, asked in enumerate((text, text[:edited] + "x" + text[edited:])):
                 tenant = tenants[2 * number + part]
-                tokenizes = bool(number % 2)
-                opened = memory.opened(
-                    asked, tokenizer, frame=FRAME, tenant=tenant, tokenizes=tokenizes
-                )
+                opened = memory.opened(asked, tokenizer, frame=FRAME, tenant=tenant)
                 assert list(opened.candidates) == list(FRAME.candidates(asked))
                 known = [min(place, len(asked)) for place in places]
                 found = memory.tokens_of(asked, tokenizer, tenant=tenant, places=known)
@@ -120,6 +120,65 @@ def test_a_later_turn_is_read_like_a_first_one(
                     whole.tokens_before(at) for at in known
                 ]
                 memory.check_invariants()
+
+
+@settings(max_examples=60)
+@given(
+    kind=st.integers(0, len(toy_tokenizers.EXACT) - 1),
+    turns=st.lists(
+        st.tuples(
+            st.lists(st.sampled_from(WORDS), min_size=1, max_size=30).map("".join),
+            st.lists(st.integers(0, 80), max_size=3),
+            st.lists(st.integers(0, 80), max_size=3),
+            st.booleans(),
+            st.booleans(),
+        ),
+        min_size=2,
+        max_size=6,
+    ),
+    framed=st.booleans(),
+)
+def test_known_positions_outlive_forgotten_pieces(
+    tokenizers: list[Tokenizer],
+    kind: int,
+    turns: list[tuple[str, list[int], list[int], bool, bool]],
+    framed: bool,
+) -> None:
+    memory, tokenizer = TokenMemory(), tokenizers[kind]
+    frame = FRAME if framed else None
+    text = ""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(beginnings, "_LEAST_LENGTH", 0)
+        patch.setattr(beginnings, "_END_LENGTH", 8)
+        for turn, first, second, *forgets in turns:
+            text += turn
+            if forgets[0]:
+                forget_pieces(memory)
+            opened = memory.opened(text, tokenizer, frame=frame)
+            memory.check_invariants()
+            places = [min(place, len(text)) for place in first]
+            if places:  # of images, for example
+                memory.tokens_of(text, tokenizer, places=places)
+                memory.check_invariants()
+            if forgets[1]:
+                forget_pieces(memory)
+            edges = [edge for spans in opened.candidates for span in spans for edge in span]
+            places += [*edges, *(min(place, len(text)) for place in second)]
+            found = memory.tokens_of(text, tokenizer, places=places)
+            memory.check_invariants()
+            (whole,) = tokenizer.encode_in_place([text])
+            assert found.token_ids == whole.token_ids
+            assert [found.tokens_before(at) for at in places] == [
+                whole.tokens_before(at) for at in places
+            ]
+
+
+def forget_pieces(memory: TokenMemory) -> None:
+    """Let the memory forget all pieces, as if other texts had displaced them."""
+    pieces = memory._pieces
+    for key in dict(pieces.items()):
+        pieces.put(key, _Piece(TokenIds(), {}), size=pieces._limit + 1)
+    assert not pieces.items()
 
 
 def test_meanings_are_read_again_only_for_other_tools() -> None:
@@ -157,6 +216,43 @@ def test_a_prompt_takes_the_place_of_its_earlier_turn() -> None:
         memory.opened(f"{number} {text[:5000]}", tokenizer)
     assert len(memory._prompts.items()) <= 64
     memory.check_invariants()
+
+
+@pytest.mark.parametrize("word", ["hello ", "é ", "字 ", "🙂 "])
+def test_a_prompt_takes_at_most_the_memory_that_is_counted(word: str) -> None:
+    memory, tokenizer = TokenMemory(), NotingTokenizer()
+    text = "".join(f"{HEADER}{word}{number}{END}" for number in range(1000))
+    tracemalloc.start()
+    try:
+        taken = tracemalloc.get_traced_memory()[0]
+        for turn in range(2):
+            asked = f"{text}{turn}"
+            opened = memory.opened(asked, tokenizer, frame=FRAME, tools=())
+            for spans in opened.candidates:
+                for span in spans:
+                    opened.meaning(span, lambda said: AnswerMeaning(content=said))
+            edges = [edge for spans in opened.candidates for span in spans for edge in span]
+            memory.tokens_of(asked, tokenizer, places=edges)
+            memory.check_invariants()
+        del opened, asked, edges, spans, span
+        forget_pieces(memory)
+        gc.collect()
+        taken = tracemalloc.get_traced_memory()[0] - taken
+    finally:
+        tracemalloc.stop()
+    counted = memory._prompts._texts._used
+    assert counted / 2 < taken < 1.05 * counted
+
+
+def test_the_prompts_of_four_agents_are_remembered_by_default() -> None:
+    memory, tokenizer = TokenMemory(), NotingTokenizer()
+    turns = f"{HEADER}{'hello ' * 100}{END}" * 650
+    agents = [f"{agent} {turns}" for agent in range(4)]
+    for text in agents:
+        assert len(text) > 400_000
+        memory.opened(text, tokenizer, frame=FRAME)
+        memory.tokens_of(text, tokenizer)
+    assert [prompt.text for prompt in memory._prompts.items()] == agents
 
 
 class NotingTokenizer(Tokenizer):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -399,6 +400,40 @@ def test_the_memory_of_many_short_messages_counts_their_parts() -> None:
     finally:
         tracemalloc.stop()
     assert taken / 2 < found.resident_bytes < taken * 2
+
+
+@pytest.mark.parametrize("character", ["a", "é", "ж", "字", "🙂"])
+def test_sizes_include_what_texts_take_once_they_are_encoded(character: str) -> None:
+    found = RecentMisses()
+    record = RequestRecord(method="POST", path="/", client="c")
+
+    def note(outcome: CacheOutcome, characters: int, *, tenant: str = "") -> None:
+        description = f"{character * characters} "
+        tool = {"type": "function", "function": {"name": "f", "description": description}}
+        request = asked(("user", f"{characters} 🙂"), tools=(tool,), tenant=tenant)
+        found.note(request, explained(outcome), record)
+        found.check_invariants()
+
+    for number in range(60):  # a miss encodes the texts of an earlier hit as JSON
+        tenant = str(number % 7)
+        note(CacheOutcome.COMPLETE, 100_000 + 2 * number, tenant=tenant)
+        note(CacheOutcome.DIVERGED, 100_001 + 2 * number, tenant=tenant)
+    kept = {
+        id(item): item
+        for tenant in found._tenants.values()
+        for prompts in tenant.prompts.values()
+        for prompt in prompts
+        for item in prompt.items
+    }
+    taken = sum(map(taken_bytes, kept.values()))
+    assert taken < found.resident_bytes <= misses.MOST_BYTES
+    assert found.resident_bytes < 3 * taken
+
+
+def taken_bytes(value: object) -> int:
+    """The memory that a value takes now."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return sys.getsizeof(value) + sum(map(taken_bytes, inner))
 
 
 def test_misses_may_be_noted_by_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -326,6 +328,30 @@ def test_an_identity_stays_the_same_without_its_body() -> None:
         assert {first: 1}.get(identity(b"same", is_freed=other)) == 1
         assert {first: 1}.get(identity(b"else", is_freed=other)) is None
         assert first != identity(b"longer", is_freed=other)
+
+
+async def test_a_lost_answer_keeps_no_body_of_an_earlier_answer() -> None:
+    held = ResumableAnswers()
+    bodies = [bytes(bytearray(1000)) for _ in range(2)]
+    kept = sys.getrefcount(bodies[0])
+
+    def begin(body: bytes) -> ResumableAnswer:
+        made = held.begin(RequestIdentity(b"a", body, attempt=0), plan(), record())
+        made.mark_accepted(ScriptedStream((), lambda: None))
+        return made
+
+    first, lost = map(begin, bodies)
+    assert not held.client_left(first, PATIENT, has_all=True)
+    assert held.client_left(lost, PATIENT, has_all=False)
+    held.check_invariants()
+    del first
+    gc.collect()
+    assert [sys.getrefcount(bodies[place]) for place in range(2)] == [kept, kept]
+    assert held.claim(RequestIdentity(b"a", bodies[0], attempt=1)) is lost
+    assert held.claim(RequestIdentity(b"a", bytes(999), attempt=1)) is None
+    held.client_left(lost, PATIENT, has_all=True)
+    held.check_invariants()
+    assert not held._by_head
 
 
 async def test_a_slow_follower_is_told_that_its_answer_was_dropped() -> None:

@@ -45,7 +45,8 @@ class Beginnings(Generic[S, V]):
         self._numbers = count(1)  # of the next texts
 
     def closest(self, text: S, *, tenant: str) -> tuple[Remembered[S, V] | None, int]:
-        """The text of a tenant that begins most like another one, and the length of what both share.
+        """The text of a tenant that has the longest beginning in common with the given one, and the
+        length of this common beginning.
 
         The latest one of which the other is the next turn comes first.
         """

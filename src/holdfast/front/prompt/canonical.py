@@ -45,7 +45,7 @@ from holdfast.front.prompt.tool_definitions import (
     made_once,
 )
 from holdfast.front.request import ChatPrompt
-from holdfast.lru_cache import LruCache
+from holdfast.lru_cache import LruCache, bytes_of
 
 # Claude Code puts a header that changes with every request before its system prompt.
 _ACCOUNTING_NAME = "x-anthropic-billing-header:"
@@ -53,8 +53,9 @@ _ACCOUNTING = re.compile(rf"^{_ACCOUNTING_NAME}[^\n]*(?:\n+|\Z)", re.MULTILINE)
 # how clients join the parts of a system prompt; the first separator is the one we use
 _SEPARATORS = ("\n", "\n\n", "", " ")
 _ENTRY_BYTES = 256  # overhead of an entry, on top of its text
+_MESSAGE_BYTES = 400  # overhead of a message of a conversation
 _FORMS_OF_PART = 3  # a part is stored as sent, with control tokens broken up, and as JSON
-_SHARE = 4  # the conversations get this fraction of the memory
+_SHARE = 2  # the conversations get this fraction of the memory
 _PACKED_HEAD_BYTES = 5  # of a packed tuple: its type and length
 _REFERENCE = "tool_reference"
 _SYSTEM = frozenset({"system", "developer"})
@@ -165,7 +166,9 @@ class FirstForms:
         self._messages.check_invariants()
         self._conversations.check_invariants()
         for each in (known.value for known in self._conversations.items()):
-            assert len(each.ends) == len(each.ready), "the messages are counted wrongly"
+            assert len(each.ends) == len(each.sizes) == len(each.ready), (
+                "the messages are counted wrongly"
+            )
 
     def _known(self, exact: bytes) -> Any:
         """The first form of a part, given the hash of the exact text sent; None if it is new."""
@@ -194,11 +197,12 @@ class ReadyMessage(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class _Conversation:
     """The messages of a conversation, and where each ends in the packed conversation. kind:
-    identifies everything else that they depend on.
+    identifies everything else that they depend on. sizes: the memory of the messages up to each.
     """
 
     kind: Hashable
     ends: Sequence[int]  # offsets in bytes, one for each message
+    sizes: Sequence[int]  # bytes held for each message
     ready: Sequence[ReadyMessage]  # the messages in their first forms
 
 
@@ -227,23 +231,33 @@ class _Beginning:
         self._earlier, self._shared = known.closest(self._packed, tenant=tenant)
         self.messages: Sequence[ReadyMessage] = ()
         self._ends: Sequence[int] = ()
+        self._sizes: Sequence[int] = ()
         if self._earlier is not None and self._earlier.value.kind == kind:
             earlier = self._earlier.value
             begun = bisect_right(earlier.ends, self._shared)
             self.messages, self._ends = earlier.ready[:begun], earlier.ends[:begun]
+            self._sizes = earlier.sizes[:begun]
 
     def keep(self, ready: Sequence[ReadyMessage]) -> None:
-        """Remember the conversation. ready: its messages, or the first ones."""
+        """Remember the conversation. ready: its messages, or the first ones.
+
+        The packed conversation and the messages are counted, the latter as if `FirstForms` had
+        forgotten them, but not what is derived from them later (`made_once`). Later turns measure
+        only their new messages.
+        """
         if not self._packed:
             return
-        ends = [*self._ends]
-        for message in self._sent[len(ends) : len(ready)]:
-            length = len(marshal.dumps(message, MARSHAL_VERSION))
+        ends = list(self._ends[: len(ready)])  # a message to be continued is not kept
+        sizes = list(self._sizes[: len(ready)])
+        for place in range(len(ends), len(ready)):
+            length = len(marshal.dumps(self._sent[place], MARSHAL_VERSION))
             ends.append(length + (ends[-1] if ends else 0))
+            size = bytes_of(ready[place]) + _MESSAGE_BYTES
+            sizes.append(size + (sizes[-1] if sizes else 0))
         self._known.keep(
             self._packed,
-            _Conversation(self._kind, ends, ready),
-            size=_FORMS_OF_PART * len(self._packed),
+            _Conversation(self._kind, ends, sizes, ready),
+            size=len(self._packed) + (sizes[-1] if sizes else 0),
             tenant=self._tenant,
             after=self._earlier,
             shared=self._shared,

@@ -8,7 +8,6 @@ loop's thread.
 from __future__ import annotations
 
 import itertools
-import math
 import secrets
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -139,12 +138,16 @@ def prepare(
     check_limits(request, sampling, limits=limits, vocab_size=info.vocab_size)
     prompt = request.prompt if prompt is None else prompt
     text = prompt_text(request, bundle, prompt, info=info)
+    # before the prompt is tokenized, because a schema may be refused
+    grammar = answer_grammar(request, bundle.dialect, prompt=text, limits=limits, tools=tools)
     left_out: TruncatedPart | None = None
     if request.truncation == "middle":
         prompt, left_out = _fitted(request, prompt, bundle, text, info=info, layouts=layouts)
         if left_out is not None:
             text = prompt_text(request, bundle, prompt, info=info)
-    grammar = answer_grammar(request, bundle.dialect, prompt=text, limits=limits, tools=tools)
+            grammar = answer_grammar(
+                request, bundle.dialect, prompt=text, limits=limits, tools=tools
+            )
     tokens = _checked_tokens(request, bundle, text, info=info, layouts=layouts)
     thought_end = _thought_end(request, bundle, in_reasoning=text.in_reasoning)
     marked = marked_prefixes(prompt, tokens)
@@ -230,13 +233,7 @@ def prompt_text(
             "a model that can chat, or send a text to complete",
             field=request.prompt_field,
         )
-    rendered, prompt, past = _rendered(
-        request,
-        asked,
-        bundle,
-        template,
-        most_characters=info.context_tokens * MAX_CHARACTERS_PER_TOKEN,
-    )
+    rendered, prompt, past = _rendered(request, asked, bundle, template)
     text = rendered.text
     opening = None if prompt.continue_last else bundle.answer_frame.opening(text)
     if opening is None:
@@ -262,13 +259,9 @@ def _rendered(
     prompt: ChatPrompt,
     bundle: TokenizerBundle,
     template: ChatTemplate,
-    *,
-    most_characters: float = math.inf,
 ) -> tuple[PromptText, ChatPrompt, PastAnswers]:
     """The rendered conversation with its answers and images; the conversation as the template got
     it; and its known answers.
-
-    most_characters: a longer text is not tokenized yet.
     """
     options = {
         **bundle.template_options,
@@ -301,8 +294,6 @@ def _rendered(
         frame=bundle.answer_frame if past.expected else None,
         tools=prompt.tools,
         tenant=request.tenant,
-        places=[image.start for image in images],
-        tokenizes=len(text) <= most_characters,
     )
     read = bundle.history_reader(prompt.tools)
     answers = past.places(opened.candidates, lambda span: opened.meaning(span, read))

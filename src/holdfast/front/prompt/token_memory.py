@@ -7,7 +7,6 @@ answers and tokenized only where it differs. Comparing the beginnings takes micr
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,13 +23,14 @@ from holdfast.front.prompt.text_splits import (
     settled_pieces,
 )
 from holdfast.front.prompt.tokenize import Tokenizer, TokenPlace, token_span
-from holdfast.lru_cache import LruCache
+from holdfast.lru_cache import LruCache, bytes_of
 from holdfast.wire.requests import TokenIds
 
 _ENTRY_BYTES = 400  # overhead per remembered piece, on top of its text: key, record, table entries
 _PLACE_BYTES = 200
 _CUT_BYTES = 200  # of a prompt's piece in its lists
 _KNOWN_BYTES = 80  # of a known position in a prompt
+_SPAN_BYTES = 600  # of a span in a prompt: its positions, and an entry of the meanings
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,9 @@ class TokenMemory:
     """
 
     def __init__(self, *, max_bytes: int = DEFAULT_MODEL.known_text_bytes) -> None:
-        """max_bytes: limit for texts and tokens together; with 0, none are remembered."""
+        """max_bytes: limit for all together; with 0, none are remembered. Half of it is for the
+        pieces: their texts, tokens and positions. For the prompts, see `_prompt_size`.
+        """
         for_prompts = max_bytes // 2
         # by tenant and text
         self._pieces: LruCache[tuple[str, str], _Piece] = LruCache(max_bytes - for_prompts)
@@ -133,16 +135,12 @@ class TokenMemory:
         frame: AnswerFrame | None = None,
         tools: Sequence[Any] = (),
         tenant: str = "",
-        places: Iterable[int] = (),
-        tokenizes: bool = True,
     ) -> RememberedText:
-        """Cut a prompt's text into pieces, find the spans that may be answers, and tokenize, all in
-        one walk behind the beginning that the text shares with a remembered prompt.
+        """Cut a prompt's text into pieces and find the spans that may be answers, behind the
+        beginning that the text shares with a remembered prompt. `tokens_of` tokenizes it.
 
         frame: what surrounds answers; None: they are not needed.
         tools: those of the conversation.
-        places: as for `tokens_of`; the ends of the spans are added.
-        tokenizes: False for a text that may be too long to tokenize.
         """
         if is_short(text):
             return _cut(text, tokenizer, frame=frame, tools=tools)
@@ -151,9 +149,6 @@ class TokenMemory:
             opened = _cut(text, tokenizer, frame=frame, tools=tools)
         else:
             opened = _continued(earlier.value, shared, text, tokenizer, frame=frame, tools=tools)
-        if tokenizes:
-            edges = (edge for spans in opened.candidates for span in spans for edge in span)
-            opened = self._tokenized(opened, tokenizer, frozenset((*places, *edges)), tenant)
         self._prompts.keep(
             text, opened, size=_prompt_size(opened), tenant=tenant, after=earlier, shared=shared
         )
@@ -163,7 +158,7 @@ class TokenMemory:
         self, text: str, tokenizer: Tokenizer, *, tenant: str = "", places: Iterable[int] = ()
     ) -> RememberedText:
         """The tokens of a text, without special tokens around it. Of a prompt that was `opened`,
-        only the pieces are tokenized again that have new places.
+        only new pieces are tokenized, and those that have new places.
 
         places: the characters whose positions among the tokens will be requested.
         """
@@ -192,7 +187,10 @@ class TokenMemory:
             at = bisect_right(text.starts, place) - 1
             if at < begun and place < len(text.text):  # tokenized again
                 cut = text.cuts[at]
-                pieces[at] = found[text.text[cut.start : cut.end]]
+                new_places = found[text.text[cut.start : cut.end]].places
+                # the found piece may lack the known places, if it was forgotten since
+                known_places = {**pieces[at].places, **new_places}
+                pieces[at] = _Piece(pieces[at].token_ids, known_places)
         new = [piece.token_ids for piece in pieces[begun:]]
         lengths = accumulate(map(len, new), initial=text.firsts[-1])
         return replace(
@@ -213,6 +211,9 @@ class TokenMemory:
             assert "".join(each.text[cut.start : cut.end] for cut in each.cuts) == each.text
             assert len(each.firsts) == len(each.pieces) + 1, "tokens are not counted by piece"
             assert each.firsts[-1] == len(each.token_ids), "tokens are counted wrongly"
+            for place in (place for place in each.known if place < len(each.text)):
+                at = bisect_right(each.starts, place) - 1
+                assert place - each.starts[at] in each.pieces[at].places, "a position is missing"
 
     def _found(
         self,
@@ -329,10 +330,16 @@ def _by_piece(places: Iterable[int], text: RememberedText) -> dict[str, frozense
 
 def _size(text: str, piece: _Piece) -> int:
     token_bytes = len(piece.token_ids.packed)
-    return _ENTRY_BYTES + sys.getsizeof(text) + token_bytes + _PLACE_BYTES * len(piece.places)
+    return _ENTRY_BYTES + bytes_of(text) + token_bytes + _PLACE_BYTES * len(piece.places)
 
 
 def _prompt_size(prompt: RememberedText) -> int:
-    # the meanings repeat parts of the text, and the pieces all tokens
-    size = 2 * sys.getsizeof(prompt.text) + 2 * len(prompt.token_ids.packed)
-    return size + _CUT_BYTES * len(prompt.cuts) + _KNOWN_BYTES * len(prompt.known)
+    """The memory of a prompt's text, tokens, pieces, known positions and spans.
+
+    The pieces, which repeat all tokens, are counted as if the prompt alone had them; the meanings
+    of spans as if they repeated the whole text.
+    """
+    texts = (2 if prompt.candidates else 1) * bytes_of(prompt.text)
+    size = texts + 2 * len(prompt.token_ids.packed) + _CUT_BYTES * len(prompt.cuts)
+    spans = sum(map(len, prompt.candidates))
+    return size + (_KNOWN_BYTES + _PLACE_BYTES) * len(prompt.known) + _SPAN_BYTES * spans

@@ -8,7 +8,6 @@ tenant and model. Of an image, it keeps a digest.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections import Counter, OrderedDict, deque
@@ -24,6 +23,7 @@ from holdfast.front.prompt.beginnings import common_length
 from holdfast.front.request import ChatPrompt, GenerationRequest
 from holdfast.front.server.answers import Explanation
 from holdfast.front.telemetry.request_log import RequestRecord
+from holdfast.lru_cache import bytes_of
 from holdfast.wire.events import CacheOutcome
 
 MOST_MISSES = 50  # per tenant
@@ -108,7 +108,7 @@ class RecentMisses:
     """The recent misses of each tenant. Thread-safe.
 
     A prompt that continues an earlier one takes its place, with a look at its new messages only.
-    Texts are made of two prompts when one has missed.
+    Only after a miss are the texts of two prompts put together and compared.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
@@ -116,6 +116,7 @@ class RecentMisses:
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()  # the last used one at the end
         # how many prompts have an item, by its identity: most share their tools and first turns
         self._uses: Counter[int] = Counter()
+        self._sizes: dict[int, int] = {}  # of these items, as they were first counted
         self._bytes = 0
         self._lock = threading.Lock()
 
@@ -142,7 +143,10 @@ class RecentMisses:
             ]
             assert self._uses == Counter(map(id, kept)), "the uses of an item are wrong"
             once = {id(item): item for item in kept}
-            assert self._bytes == sum(map(_bytes_of, once.values())), "the size is wrong"
+            assert self._sizes == {key: _bytes_of(item) for key, item in once.items()}, (
+                "the size of an item is wrong"
+            )
+            assert self._bytes == sum(self._sizes.values()), "the size is wrong"
 
     def note(
         self, request: GenerationRequest, explanation: Explanation, record: RequestRecord
@@ -229,10 +233,11 @@ class RecentMisses:
             before = self._uses[id(item)]
             self._uses[id(item)] = before + uses
             if not before:
-                self._bytes += _bytes_of(item)
+                self._sizes[id(item)] = _bytes_of(item)
+                self._bytes += self._sizes[id(item)]
             elif not before + uses:
                 del self._uses[id(item)]
-                self._bytes -= _bytes_of(item)
+                self._bytes -= self._sizes.pop(id(item))
 
 
 def _prompt_of(request: GenerationRequest) -> _Prompt:
@@ -294,16 +299,7 @@ def _equal_items(one: _Prompt, other: _Prompt) -> int:
 
 def _bytes_of(item: Any) -> int:
     """The memory that a prompt's item takes, including its place in the tables."""
-    return _ITEM_BYTES + _bytes_of_value(item)
-
-
-def _bytes_of_value(value: Any) -> int:
-    values: Iterable[Any] = ()
-    if isinstance(value, dict):
-        values = value.values()  # the keys are shared
-    elif isinstance(value, list | tuple):
-        values = value
-    return sys.getsizeof(value) + sum(map(_bytes_of_value, values))
+    return _ITEM_BYTES + bytes_of(item)
 
 
 def parts_of(request: GenerationRequest) -> Parts:

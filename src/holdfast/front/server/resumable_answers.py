@@ -21,7 +21,7 @@ import asyncio
 import hashlib
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from enum import Enum
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -55,7 +55,7 @@ class RequestIdentity:
     since then the answer may be kept for long.
     """
 
-    __slots__ = ("_body", "_digest", "_head", "attempt", "has_key", "sender")
+    __slots__ = ("_body", "_digest", "attempt", "has_key", "head", "sender")
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class RequestIdentity:
         there is an `Idempotency-Key`; it is part of the head. attempt: its number, from 0; None:
         the client does not number its attempts.
         """
-        self._head = (head, len(body), sender, has_key)
+        self.head = (head, len(body), sender, has_key)  # equal in equal identities
         self._body: bytes | None = body
         self._digest = b""
         self.sender = sender
@@ -78,10 +78,10 @@ class RequestIdentity:
         self.attempt = attempt
 
     def __hash__(self) -> int:
-        return hash(self._head)
+        return hash(self.head)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, RequestIdentity) or self._head != other._head:
+        if not isinstance(other, RequestIdentity) or self.head != other.head:
             return False
         if self._body is not None and other._body is not None:
             return self._body == other._body
@@ -346,8 +346,8 @@ class ResumableAnswers:
 
     def __init__(self, *, most_bytes: int = MOST_BYTES, most_lost: int = MOST_LOST) -> None:
         self._answers: dict[ResumableAnswer, None] = {}  # all answers, the oldest first
-        # the answers that a retry may get
-        self._by_identity: dict[RequestIdentity, list[ResumableAnswer]] = {}
+        # The answers that a retry may get. The keys are not the identities, which have bodies.
+        self._by_head: dict[Hashable, list[ResumableAnswer]] = {}
         # answers that lost their client, in the order in which they lost it
         self._lost: dict[ResumableAnswer, None] = {}
         # delivered answers with an `Idempotency-Key`, in the order of delivery
@@ -370,7 +370,7 @@ class ResumableAnswers:
         """Register the answer to a new request. The caller must call `client_left` in the end."""
         answer = ResumableAnswer(identity, plan, record)
         self._answers[answer] = None
-        self._by_identity.setdefault(identity, []).append(answer)
+        self._by_head.setdefault(identity.head, []).append(answer)
         return answer
 
     def pause_lost(self) -> None:
@@ -395,8 +395,9 @@ class ResumableAnswers:
 
         The caller must call `client_left` in the end.
         """
-        same = self._by_identity.get(identity, ())
-        answer = next((each for each in same if each.can_serve(identity)), None)
+        alike = self._by_head.get(identity.head, ())
+        same = (each for each in alike if each.can_serve(identity) and each.identity == identity)
+        answer = next(same, None)
         if answer is None:
             return None
         self._lost.pop(answer, None)
@@ -502,7 +503,7 @@ class ResumableAnswers:
             assert answer.buffered_bytes == kept_bytes, (
                 "the bytes of an answer differ from the sum over its events"
             )
-        findable = [answer for same in self._by_identity.values() for answer in same]
+        findable = [answer for alike in self._by_head.values() for answer in alike]
         assert all(answer in self._answers for answer in findable), (
             "an answer that is not registered can be found by its identity"
         )
@@ -584,11 +585,11 @@ class ResumableAnswers:
         answer.cancel_timers()
         self._lost.pop(answer, None)
         self._delivered.pop(answer, None)
-        same = self._by_identity.get(answer.identity, [])
-        if answer in same:
-            same.remove(answer)
-            if not same:
-                del self._by_identity[answer.identity]
+        alike = self._by_head.get(answer.identity.head, [])
+        if answer in alike:
+            alike.remove(answer)
+            if not alike:
+                del self._by_head[answer.identity.head]
 
     def _drop_events(self, answer: ResumableAnswer) -> None:
         self.buffered_bytes -= answer.buffered_bytes
