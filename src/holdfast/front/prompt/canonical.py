@@ -202,7 +202,7 @@ class _Conversation:
 
     kind: Hashable
     ends: Sequence[int]  # offsets in bytes, one for each message
-    sizes: Sequence[int]  # bytes held for each message
+    sizes: Sequence[int]  # bytes held for the messages up to each
     ready: Sequence[ReadyMessage]  # the messages in their first forms
 
 
