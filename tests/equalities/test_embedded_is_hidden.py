@@ -124,5 +124,6 @@ def test_an_embedding_from_poisoned_blocks_is_prefilled_again(
         one_after_the_other(to_embed("last", prompt, "last"), greedy("next", prompt))
     )
     assert_embedded(inbox, "last", "llama", prompt, "last")
-    assert inbox.finished("last").memory.outcome is CacheOutcome.FAILED
+    # on a busy machine, the block may be given up before the request starts from it
+    assert inbox.finished("last").memory.outcome in (CacheOutcome.FAILED, CacheOutcome.UNREADABLE)
     assert inbox.finished("next").reason is FinishReason.LENGTH
