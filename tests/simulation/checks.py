@@ -34,7 +34,7 @@ from holdfast.worker.prefix.index import PrefixIndex
 from tests.simulation.actions import Call, Trouble, Turn
 from tests.simulation.agents import Heard, expected
 from tests.simulation.device import Oracle, SimulatedFailure, rows_of, tokenizer
-from tests.simulation.world import Killed
+from tests.simulation.world import Killed, Process
 
 if TYPE_CHECKING:
     from tests.simulation.front import SimulatedFront
@@ -218,8 +218,9 @@ class Checks:
             if turn.timeout_seconds is None:
                 self._violation("true refusals", f"no time limit is set, but {said}")
             return
-        if "queue" in heard.error or "queue" in heard.message:
-            if self.simulation.options["max_queued"] >= len(self._turns):
+        if any(word in f"{heard.error} {heard.message}" for word in ("queue", "already waiting")):
+            asked = sum(asked_for.choices for asked_for in self._turns.values())
+            if self.simulation.options["max_queued"] >= asked:
                 self._violation("true refusals", f"the queue cannot be full, but {said}")
             return
         if heard.status in (400, 401, 403, 404, 422):
@@ -572,6 +573,8 @@ class Checks:
     def refused(self, keys: Iterable[BlockKey]) -> None:
         """A worker cannot use these stored blocks: only if the disk has failed."""
         has_failed = self.damaged or any(kind in _OF_DISK for _, kind in self.excuses)
+        # a small store may evict a block between its choice and its use
+        has_failed = has_failed or self.simulation.options["store_bytes"] is not None
         if not has_failed and "failing" not in self.simulation.options:
             names = ", ".join(key.hex()[:12] for key in keys)
             self._violation("stored blocks can be used", f"these cannot, on a good disk: {names}")
@@ -599,10 +602,16 @@ class Checks:
 
     # -- processes
 
-    def killed(self, name: str) -> None:
-        """The server kills a worker: only if something has happened to it."""
-        if not self._has_excuse(self.world.now):
-            self._violation("no needless kill", f"{name} is killed, but nothing has gone wrong")
+    def killed(self, process: Process) -> None:
+        """The server kills a worker: only if something has happened to it, or while it loads, when
+        nothing else stops it.
+        """
+        worker = self.simulation.machine.workers.get(process.pid)
+        is_loading = worker is None or worker.loop is None
+        if not is_loading and not self._has_excuse(self.world.now):
+            self._violation(
+                "no needless kill", f"{process.name} is killed, but nothing has gone wrong"
+            )
 
     def recovered(self, model: str, status: int) -> None:
         """How the last request of all ended, after everything that went wrong."""

@@ -112,7 +112,7 @@ class SimulatedFront:
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_until_complete(self._serve())
-        except HoldfastError as error:  # as `run` does
+        except (HoldfastError, OSError) as error:  # it cannot start, or not go on
             self.world.tell(f"the server gives up: {error}")
             self.process.exit(2)
             raise Killed from None

@@ -78,7 +78,7 @@ class Simulation:
         self._done = False
         world.outside.spawn(self._play, "scenario")
         world.on_event = self.checks.after_event
-        world.on_kill = lambda process: self.checks.killed(process.name)
+        world.on_kill = self.checks.killed
         world.on_delete = self.checks.deleted
         world.on_error = self.checks.swallowed
 

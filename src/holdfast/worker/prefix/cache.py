@@ -325,6 +325,9 @@ class PrefixCache:
         computed their tokens.
         """
         for key in self.index.to_fill(cursor):
+            start, tokens = self.index.run_of(key)
+            if live.root.form_at(start + tokens) != live.root.form:
+                continue  # stored as native, but this state has quantized the tokens since then
             payload = self.live.copy_of(live, key)
             if payload is not None:
                 self._save(self.index.fill(key, payload, holder=None), payload)
