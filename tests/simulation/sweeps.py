@@ -27,21 +27,12 @@ KINDS = {
     "spawn": (0,),
     "step": (0,),
 }
-OPTIONS = {
-    "models": ["m"],
-    "has_store": True,
-    "kv_bits": "native",
+OPTIONS = {  # the others are the default ones
     "kv_tokens": 6000,
     "ram_tokens": 2000,
     "max_running": 4,
     "max_queued": 16,
     "step_tokens": 256,
-    "max_loaded": None,
-    "idle_seconds": None,
-    "max_sessions": 64,
-    "store_bytes": None,
-    "has_key": False,
-    "reconnect_seconds": 60.0,
 }
 # two agents with sessions, a restart between their turns, and a crowd at the end
 RECORDED = Scenario(

@@ -139,7 +139,9 @@ PEERS: dict[str, Callable[[], Contender]] = {
 
 
 def peers_of(names: Sequence[str]) -> list[Contender]:
-    """The peers with these names, without repetitions; "none" adds no peer. Raises HoldfastError."""
+    """Return the peers with these names, each once. The name "none" is ignored. Raises HoldfastError
+    for an unknown name.
+    """
     wanted = [name for name in names if name != "none"]
     if unknown := [name for name in wanted if name not in PEERS]:
         known = ", ".join((*PEERS, "none"))

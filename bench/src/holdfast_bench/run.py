@@ -219,7 +219,9 @@ class CaseRun:
         return sample
 
     def _is_late(self, *, parts: int, is_first: bool) -> bool:
-        """Whether another round would end too late, judging by the longest measurement so far."""
+        """Whether another round would exceed the time limit if its measurements took as long as the
+        longest one so far.
+        """
         if is_first:
             return time.perf_counter() > self._deadline
         end = time.perf_counter() + parts * self._longest / 2

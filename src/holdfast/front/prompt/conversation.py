@@ -294,7 +294,7 @@ class _CallingTurn:
 
     answer: Message
     calls: list[Message]
-    # for each call; None: not found yet
+    # one entry for each call: its result, or None while the result is not found
     results: list[Message | None] = field(default_factory=list)
 
 

@@ -140,7 +140,9 @@ class DraftModel:
     def seconds_behind(
         self, request: SequenceRequest, generated: Sequence[int], draft: DraftState | None
     ) -> float:
-        """How long prefilling takes before a sequence can be drafted, about; 0: it can be immediately."""
+        """Estimate how long the draft model must prefill before it can draft for a sequence; 0 if it can
+        draft immediately.
+        """
         tokens = len(request.prompt_token_ids) + len(generated)
         if draft is not None:
             tokens -= draft.live.tokens

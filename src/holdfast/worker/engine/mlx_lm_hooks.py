@@ -183,7 +183,7 @@ class ProjectionHook:
                 self._hook_into(part, "as_linear")
 
     def _hook_into(self, part: Module, method: str) -> None:
-        """Make a method of a module, the projection, process only the selected rows."""
+        """Replace the projection, a method of `part`, by one that computes only the selected rows."""
         plain = getattr(type(part), method)
         hook = self
 

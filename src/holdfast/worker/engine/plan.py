@@ -84,8 +84,8 @@ class SpanResult:
     # The sampled token, after the drafted tokens that are accepted; empty if the span samples none or
     # failed.
     token_ids: tuple[int, ...] = ()
-    # how many of these tokens the sequence's next span must compute again, because the state could not
-    # drop the rejected tokens alone
+    # How many of these tokens the next span must compute again. Some layers cannot drop only the
+    # rejected tokens, so they drop accepted ones, too.
     repeated: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     # the log-probability of the token after each position of this chunk, if requested

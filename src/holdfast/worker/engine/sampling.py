@@ -237,7 +237,9 @@ def with_masks(logits: mx.array, limits: RowLimits) -> mx.array:
 
 
 def with_forced(tokens: mx.array, limits: RowLimits) -> mx.array:
-    """Replace the sampled tokens, uint32 [rows], of rows that have a forced token. Lazy."""
+    """Return the sampled tokens, uint32 [rows]; in rows with a forced token, that token replaces the
+    sampled one. Lazy.
+    """
     if not limits.forced:
         return tokens
     forced = np.full(tokens.shape, -1, np.int32)

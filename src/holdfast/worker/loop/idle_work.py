@@ -104,7 +104,7 @@ class IdleWork:
         return [each for each in self._ledger.live() if each.scheduled.is_idle_work]
 
     def _current(self) -> LiveSequence | None:
-        """The prompt that is being prefilled, or None."""
+        """The sequence whose prompt is being prefilled as idle work; None if there is none."""
         if self._running is not None and not self._ledger.is_live(self._running):
             self._running = None
         return self._running

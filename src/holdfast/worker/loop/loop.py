@@ -639,8 +639,8 @@ class WorkerLoop:
         memory.note_quantized(now=self._clock())
 
     def _quantize_waiting(self) -> bool:
-        """If there is not enough memory for all waiting requests, let the first ones start with KV in
-        8 bits, if they are new and leave `kv_bits` to the server. Returns whether any changed.
+        """Switch waiting requests to 8-bit KV, oldest first, until all fit into memory. Only requests
+        that have not started and leave `kv_bits` to the server are switched. Returns whether any was.
         """
         costs = self._model.costs.get(SAVING)
         if costs is None:

@@ -341,7 +341,9 @@ class Ledger:
         }
 
     def check_invariants(self) -> None:
-        """Assert that ids match and that no answer is longer than requested."""
+        """Assert that every sequence is listed under its own id, and that no answer exceeds its
+        `max_tokens`.
+        """
         for request_id, sequence in self._live.items():
             assert sequence.id == request_id
             assert len(sequence.answer.token_ids) <= sequence.request.max_tokens

@@ -600,7 +600,7 @@ def finish_steps() -> None:
 
 
 def let_go_of_device() -> None:
-    """Release the device at the end of its thread: MLX aborts at exit if it has streams."""
+    """Free the streams of this thread before it ends: MLX aborts at exit if any are left."""
     mx.synchronize()
     mx.clear_cache()
     mx.clear_streams()

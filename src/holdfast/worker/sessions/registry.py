@@ -268,7 +268,9 @@ class SessionPins:
         self._pin_on_disk(session)
 
     def _pin_on_disk(self, session: Session) -> None:
-        """Tell the store until when to keep the last block of each branch, and all before it."""
+        """Pin the session's branches in the store until the session expires. Pinning the last block of
+        a branch also pins the blocks before it.
+        """
         name = session.record_name
         pinned = self._keys.get(name, set())
         ends: set[BlockKey] = set()

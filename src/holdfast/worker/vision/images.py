@@ -112,7 +112,9 @@ class WorkerImages:
         return self._model.reference(token_ids, self._processor.process_together(pictures))
 
     def ask(self, command: ImageCommand) -> None:
-        """Ask for the layouts of images; `answers` yields the answer when all are processed."""
+        """Request the layouts of the images in a command. Once all of them are processed, `answers`
+        yields the result.
+        """
         self._questions[command.call_id] = _Question(command)
         for image in command.images:
             self._lost.pop(image, None)  # tried again
