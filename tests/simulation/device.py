@@ -58,22 +58,19 @@ def plain_tokens() -> list[int]:
 
 
 @lru_cache(maxsize=1 << 16)
-def _rows(token: int, position: int, weights: str) -> np.ndarray[Any, Any]:
-    """The key and the value of a token: float32 [2, DIMENSION]."""
+def _digest(token: int, position: int, weights: str) -> bytes:
+    """From what the key and the value of a token are made."""
     seed = f"{token} {position} {weights}".encode()
-    digest = np.frombuffer(hashlib.blake2b(seed, digest_size=2 * DIMENSION).digest(), np.uint8)
-    rows = (digest % LEVELS).astype(np.float32).reshape(2, DIMENSION)
-    rows[:, 0], rows[:, 1] = 0.0, LEVELS - 1.0  # every group has the whole range
-    return rows
+    return hashlib.blake2b(seed, digest_size=2 * DIMENSION).digest()
 
 
 def rows_of(tokens: Sequence[int], start: int, weights: str) -> np.ndarray[Any, Any]:
     """Keys and values: float32 [2, tokens, DIMENSION]."""
-    if not len(tokens):
-        return np.zeros((2, 0, DIMENSION), np.float32)
-    return np.stack(
-        [_rows(token, start + place, weights) for place, token in enumerate(tokens)], axis=1
-    )
+    digests = [_digest(token, start + place, weights) for place, token in enumerate(tokens)]
+    numbers = np.frombuffer(b"".join(digests), np.uint8) % LEVELS
+    rows = numbers.reshape(len(tokens), 2, DIMENSION).swapaxes(0, 1).astype(np.float32, order="C")
+    rows[:, :, 0], rows[:, :, 1] = 0.0, LEVELS - 1.0  # every group has the whole range
+    return rows
 
 
 def next_token(sums: np.ndarray[Any, Any], position: int, weights: str) -> int:
@@ -102,7 +99,7 @@ class Oracle:
             answer.append(next_token(sums, position, self._weights))
             if answer[-1] == END_TOKEN:
                 break
-            sums = sums + _rows(answer[-1], position, self._weights)
+            sums = sums + rows_of(answer[-1:], position, self._weights)[:, 0]
             position += 1
         return answer
 

@@ -307,7 +307,6 @@ def run(scenario: Scenario, *, most_events: int = 3_000_000) -> Outcome:
         outcome.seconds = world.now - 1000.0
         outcome.events, outcome.story = world.events, world.story
         outcome.trace_hash = world.trace_hash
-    gc.collect()
     gc.enable()
     return outcome
 

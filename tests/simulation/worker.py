@@ -20,6 +20,7 @@ from holdfast.store.maintenance import store_limits
 from holdfast.store.store import BlockStore
 from holdfast.wire.commands import Assignment, WorkerSettings
 from holdfast.wire.events import ModelInfo
+from holdfast.worker.engine import code_attention
 from holdfast.worker.engine.engine import Engine, KVCosts
 from holdfast.worker.engine.kv_forms import KVForms
 from holdfast.worker.engine.plan import BLOCK_TOKENS
@@ -283,6 +284,7 @@ def install() -> None:
     mx.disable_compile()  # compiling takes longer than it saves here
     os.setpriority = lambda *_: None
     os.getpid = lambda: world().here.pid if world_or_none() else _REAL_GETPID()
+    code_attention.is_right = lambda: False  # it would be measured, and the toy has no attention
     inbox.own_queue_times = QueueTimes
     inbox._major_page_faults = lambda: 0
     counters._this_process = _NoProcess
