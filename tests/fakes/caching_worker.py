@@ -45,7 +45,7 @@ from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
 from holdfast.worker.sessions.service import SessionService
 from tests.fakes.architectures import probed
-from tests.fakes.script_inbox import ScriptInbox
+from tests.fakes.script_inbox import AfterEarlier, ScriptInbox
 from tests.fakes.tiny_models import VOCAB_SIZE
 
 SETTINGS = SchedulerSettings(
@@ -395,10 +395,7 @@ def _nbytes(arrays: Iterable[mx.array]) -> int:
 
 def one_after_the_other(*requests: Command) -> list[Sequence[Command]]:
     """A script in which each request arrives after all earlier ones have ended."""
-    script: list[Sequence[Command]] = []
-    for request in requests:
-        script += [[request], *[[]] * 40]
-    return script
+    return [AfterEarlier((request,)) for request in requests]
 
 
 def random_prompt(tokens: int, seed: str = "a") -> tuple[int, ...]:

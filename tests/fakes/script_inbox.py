@@ -36,11 +36,15 @@ def resume(request_id: str) -> SequenceControl:
     return SequenceControl(action="resume", request_id=request_id)
 
 
+class AfterEarlier(tuple[Command, ...]):
+    """An entry of a script that arrives after all requests of earlier entries have ended."""
+
+
 class ScriptInbox:
     """Returns one entry of the script per call; at the end, shuts down as soon as all requests have
     ended.
 
-    in_turn: return an entry only after all requests of earlier ones have ended.
+    in_turn: treat every entry like `AfterEarlier`.
     """
 
     def __init__(
@@ -62,7 +66,7 @@ class ScriptInbox:
         self._on_receive()
         self.patience -= 1
         assert self.patience > 0, "the loop does not come to an end"
-        if self._script and not (self._in_turn and self.open_requests()):
+        if self._script and not (self._is_in_turn(self._script[0]) and self.open_requests()):
             commands = list(self._script.pop(0))
             self._asked.update(
                 command.call_id for command in commands if hasattr(command, "call_id")
@@ -72,6 +76,9 @@ class ScriptInbox:
             return [SHUT_DOWN]
         self._nothing_comes.wait(timeout_seconds)
         return []
+
+    def _is_in_turn(self, entry: Sequence[Command]) -> bool:
+        return self._in_turn or isinstance(entry, AfterEarlier)
 
     def send(self, events: Sequence[Event]) -> None:
         assert not self.is_closed
