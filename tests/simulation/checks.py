@@ -21,7 +21,15 @@ import numpy as np
 
 from holdfast.errors import HoldfastError
 from holdfast.front.link.worker_link import WorkerLink
-from holdfast.store.block import BlockKey, Entry, ReadFailed, read_block
+from holdfast.store.block import (
+    BlockKey,
+    Entry,
+    ReadFailed,
+    fingerprint_id,
+    read_block,
+    read_header,
+)
+from holdfast.store.folder import Records
 from holdfast.store.io_thread import IoThread
 from holdfast.store.maintenance import StoreMaintenance
 from holdfast.store.write_ahead import Mailbox
@@ -31,7 +39,7 @@ from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.worker.loop import device_steps
 from holdfast.worker.loop.loop import IDLE_SECONDS, WorkerLoop
 from holdfast.worker.prefix.index import PrefixIndex
-from tests.simulation.actions import Call, Trouble, Turn
+from tests.simulation.actions import Call, Turn
 from tests.simulation.agents import Heard, expected
 from tests.simulation.device import Oracle, SimulatedFailure, rows_of, tokenizer
 from tests.simulation.world import Killed, Process
@@ -120,10 +128,13 @@ class Checks:
         # blocks that their store calls durable, by the name of their file; not those it gave up
         self._durable: set[str] = set()
         self._given_up: set[str] = set()  # files that the store may delete: evicted, or not wanted
+        # what a power cut may leave of each session's record, by its path: the durable content, and
+        # what has been written or removed since; None: no file
+        self._records: dict[Path, list[bytes | None]] = {}
         self._recovered: dict[str, int] = {}  # the status of each model's last request
         self._tenants: dict[str, tuple[bool, str]] = {}  # a worker's tenant → the agents'
         kind, *_ = simulation.options.get("failing", ("",))
-        if kind in ("message", "spawn", "step"):
+        if kind in ("message", "spawn", "step", "allocation"):
             self.excuses.append((math.inf, "worker dies"))
         _running[:] = [self]
 
@@ -241,10 +252,10 @@ class Checks:
         if call.path.endswith("/unload"):
             self.excuses.append((self.world.now, "model is unloaded"))
 
-    def excuse(self, trouble: Trouble) -> None:
-        """Something goes wrong, so that requests may fail."""
-        self.excuses.append((self.world.now, trouble.kind))
-        self._saw(self.simulation.front, trouble.kind)
+    def excuse(self, kind: str) -> None:
+        """Something goes wrong, so that requests may fail. kind: of the trouble."""
+        self.excuses.append((self.world.now, kind))
+        self._saw(self.simulation.front, kind)
 
     # -- what links carry
 
@@ -473,6 +484,10 @@ class Checks:
                 self._violation(
                     "nothing outlives its owner", f"{process.name} has these open: {files}"
                 )
+        if self.simulation.disk.misuses:
+            self._violation(
+                "nothing outlives its owner", f"closed files: {self.simulation.disk.misuses}"
+            )
         self.check_store()
 
     def _check_worker_at_rest(self, worker: SimulatedWorker) -> None:
@@ -496,9 +511,10 @@ class Checks:
     def check_store(self) -> None:
         """Every block that can be found in the store is complete and right."""
         blocks = self.simulation.folder / "store" / "blocks"
-        for path in sorted(blocks.glob("*/*.block")):
-            if not self._is_right(path) and path.stem not in self.damaged:
-                self._violation("stored blocks are right", f"{path.name} is damaged")
+        with self.simulation.disk.bypassed():
+            for path in sorted(blocks.glob("*/*.block")):
+                if not self._is_right(path) and path.stem not in self.damaged:
+                    self._violation("stored blocks are right", f"{path.name} is damaged")
 
     def _is_right(self, path: Path) -> bool:
         model = path.parent.name
@@ -520,8 +536,6 @@ class Checks:
         return True
 
     def _weights_by_id(self) -> dict[str, str]:
-        from holdfast.store.block import fingerprint_id
-
         machine = self.simulation.machine
         known = [
             f"{model} {version}"
@@ -550,25 +564,34 @@ class Checks:
         """A file of a block is about to be deleted or moved away: only if it may be."""
         if path.stem in self._given_up or path.parent.parent.name != "blocks":
             return
-        if self._can_be_read(path):
+        with self.simulation.disk.bypassed():
+            is_whole = _is_whole(path)
+        if is_whole:
             self._violation("good blocks stay", f"{path.name} is whole, but is deleted")
+
+    def writes_record(self, path: Path, content: bytes | None) -> None:
+        """A session's record is about to be replaced, or removed."""
+        self._records.setdefault(path, [None]).append(content)
+
+    def wrote_record(self, path: Path) -> None:
+        """The store says that the record is durable."""
+        self._records[path] = self._records[path][-1:]
 
     def after_power_cut(self) -> None:
         """What was durable has survived."""
-        blocks = self.simulation.folder / "store" / "blocks"
-        there = {path.stem for path in blocks.glob("*/*.block")}
-        # a file in the incoming folder is found when the store is opened again
-        there |= {path.stem for path in blocks.parent.glob("incoming/*/*.part")}
+        store = self.simulation.folder / "store"
+        with self.simulation.disk.bypassed():
+            there = {path.stem for path in store.glob("blocks/*/*.block") if _is_whole(path)}
+            # a file in the incoming folder is found when the store is opened again
+            there |= {path.stem for path in store.glob("incoming/*/*.part") if _is_whole(path)}
+            records = {path: _content(path) for path in self._records}
         lost = self._durable - there - self.damaged
         if lost:
-            self._violation("durable blocks survive", f"{len(lost)} blocks are gone: {min(lost)}")
-
-    def _can_be_read(self, path: Path) -> bool:
-        try:
-            read_block(path, bytes.fromhex(path.stem), model=path.parent.name)
-        except (ReadFailed, OSError):
-            return False
-        return True
+            self._violation("durable blocks survive", f"{len(lost)} blocks are lost: {min(lost)}")
+        for path, found in records.items():
+            if found not in self._records[path]:
+                self._violation("durable records survive", f"{path.name} is {found!r}")
+            self._records[path] = [found]
 
     def refused(self, keys: Iterable[BlockKey]) -> None:
         """A worker cannot use these stored blocks: only if the disk has failed."""
@@ -633,6 +656,21 @@ class Checks:
         if residency is not None:
             phases = " ".join(slot.state.value for slot in residency._slots.values())
         self.states.add((phases, event))
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file holds a whole block."""
+    key = bytes.fromhex(path.stem)
+    try:
+        _, fingerprint = read_header(path, key)
+        read_block(path, key, model=fingerprint_id(fingerprint))
+    except (ReadFailed, OSError):
+        return False
+    return True
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
 
 
 def fingerprint_of(weights: str) -> str:
@@ -709,6 +747,19 @@ def install() -> None:
         _running[-1].refused(keys)
         return unreadable(index, keys)
 
+    put, removed_record = Records.put, Records.remove
+
+    def watched_put(records: Records, name: str, data: bytes) -> None:
+        path = records._path(name)
+        _running[-1].writes_record(path, data + records._sum(name, data))
+        put(records, name, data)
+        _running[-1].wrote_record(path)
+
+    def watched_remove_record(records: Records, name: str) -> None:
+        _running[-1].writes_record(records._path(name), None)
+        removed_record(records, name)
+
+    Records.put, Records.remove = watched_put, watched_remove_record  # type: ignore[method-assign]
     unreadable = PrefixIndex.unreadable
     PrefixIndex.unreadable = watched_unreadable
     unlink = StoreMaintenance._unlink

@@ -208,11 +208,6 @@ class Simulation:
         else:
             self.world.failing = (kind, number)
 
-    def power_cut(self) -> None:
-        """The disk loses what was not made durable."""
-        self.disk.power_cut()
-        self.checks.after_power_cut()
-
     def trouble_disk(self, trouble: Trouble) -> None:
         """The disk fails."""
         disk = self.disk
@@ -232,7 +227,6 @@ class Simulation:
     def heal(self) -> None:
         """The disk works again."""
         self.disk.heal()
-        self.disk.full = False
 
     def press(self, *, is_short: bool) -> None:
         """Other programs take memory, or give it back: the workers take more than they should."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
@@ -278,8 +279,21 @@ def _planner(machine: Machine, settings: WorkerSettings) -> Callable[[int | None
     return plan_for
 
 
+def _may_lack_memory(call: Callable[..., None]) -> Callable[..., None]:
+    """A computation of the device, whose memory a sweep lets be too short."""
+
+    def checked(*args: Any, **more: Any) -> None:
+        found = world_or_none()
+        if found is not None and found.fails("allocation"):
+            raise SimulatedFailure("[malloc] Unable to allocate 4096 bytes.")
+        call(*args, **more)
+
+    return checked
+
+
 def install() -> None:
     """Let no figure of this machine into the world."""
+    mx.eval, mx.async_eval = _may_lack_memory(mx.eval), _may_lack_memory(mx.async_eval)
     mx.disable_compile()  # compiling takes longer than it saves here
     os.setpriority = lambda *_: None
     os.getpid = lambda: world().here.pid if world_or_none() else _REAL_GETPID()
