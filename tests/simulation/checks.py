@@ -108,6 +108,21 @@ class _Life:
 
     worker: SimulatedWorker | None = None
     open: dict[str, _OnLink] = field(default_factory=dict)
+    # by their ids, those that were cancelled and sent again before their end
+    cancelled: dict[str, list[_OnLink]] = field(default_factory=lambda: defaultdict(list))
+
+    def on(self, request_id: str) -> _OnLink | None:
+        """The request that the worker's next event with this id is about."""
+        earlier = self.cancelled[request_id]
+        return earlier[0] if earlier else self.open.get(request_id)
+
+    def end(self, request_id: str) -> None:
+        """The worker has ended it."""
+        earlier = self.cancelled[request_id]
+        if earlier:
+            earlier.pop(0)
+        else:
+            del self.open[request_id]
 
 
 class Checks:
@@ -274,6 +289,8 @@ class Checks:
         given = list(command.generated_token_ids)
         if given != asked.right()[: len(given)] and asked.weights == weights:
             self._violation("the oracle's tokens", f"{request_id} goes on after wrong tokens")
+        if request_id in life.open:
+            life.cancelled[request_id].append(life.open[request_id])
         life.open[request_id] = _OnLink(asked, len(given))
 
     def _turn_of(self, command: SequenceRequest) -> Turn | None:
@@ -300,7 +317,7 @@ class Checks:
                 event, Accepted | Rejected | Started | TokensGenerated | Finished
             ):
                 continue
-            on = life.open.get(request_id)
+            on = life.on(request_id)
             if on is None:
                 self._violation(
                     "ends exactly once", f"{type(event).__name__} of {request_id} after its end"
@@ -314,14 +331,14 @@ class Checks:
                 case Rejected():
                     if on.is_accepted:
                         self._violation("ends exactly once", f"{request_id} is refused late")
-                    del life.open[request_id]
+                    life.end(request_id)
                 case Started():
                     self._check_cached(life, on, event.memory.cached_tokens)
                 case TokensGenerated():
                     self._check_tokens(life, on, event)
                 case Finished():
                     self._check_end(life, on, event)
-                    del life.open[request_id]
+                    life.end(request_id)
 
     def _check_tokens(self, life: _Life, on: _OnLink, event: TokensGenerated) -> None:
         if life.worker is None or life.worker.weights != on.asked.weights:
