@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.fakes.sqlite_errors import sqlite_error
-from tests.simulation.disk_durability import Durability, Inode, flip
-from tests.simulation.disk_kernel import PAGE, Real, exists, files, first_bytes, remove
+from tests.simulation.disk_durability import Durability, Inode
+from tests.simulation.disk_kernel import PAGE, Real, content_of, exists, files, first_bytes, remove
 from tests.simulation.disk_sqlite import Connection
 from tests.simulation.world import Killed, Process, World, world_or_none
 
@@ -150,10 +150,25 @@ class SimulatedDisk:
         self._at_syncs.clear()
         self.full = False
 
-    def flip(self, path: str) -> None:
-        """Flip one bit of a file, by chance."""
-        flip(path, self.random)
-        self.world.note("flipped", self._short(path))
+    def damage(self, path: str) -> None:
+        """Change a file in one of the ways that disks and people do."""
+        old, dice = content_of(path), self.random
+        new = bytearray(old)
+        kind = dice.choice(("flip", "flip", "cut", "extend", "blank", "replace"))
+        place = dice.randrange(len(old) or 1)
+        match kind:
+            case "flip" if old:
+                new[place] ^= 1 << dice.randrange(8)
+            case "cut":
+                del new[place:]
+            case "extend":
+                new += dice.randbytes(dice.randint(1, 5000))
+            case "blank":
+                new[place : place + PAGE] = bytes(len(new[place : place + PAGE]))
+            case "replace":
+                new[:] = content_of(dice.choice(self.files(Path(path).suffix)))
+        self.durability.overwrite(path, bytes(new))
+        self.world.note("damaged", kind, place, self._short(path))
 
     def vanish(self, path: str) -> None:
         """Let a file or a whole folder disappear, as if somebody had deleted it."""

@@ -149,6 +149,15 @@ class Durability:
         """As on Linux: the kernel forgets that the bytes were not written."""
         inode.is_fooled = inode.is_fooled or inode in self._dirty
 
+    def overwrite(self, path: str, content: bytes) -> None:
+        """Give a file another content, which is durable at once."""
+        with Real.file(path, "wb", buffering=0) as file:
+            file.write(content)
+        inode = self.inode(Real.lstat(path))
+        inode.size = inode.synced_size = inode.guarded = len(content)
+        inode.undo.clear()
+        self._dirty.pop(inode, None)
+
     # -- names
 
     def record(self, kind: str, *paths: str, grave: str = "", inode: Inode | None = None) -> None:

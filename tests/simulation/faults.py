@@ -19,6 +19,7 @@ _OF_STEPS = {
     "worker hangs": Fault.HANG,
 }
 
+_OF_A_MODEL = {"worker dies", "worker is suspended"}
 _CUT_SECONDS = (0.0, 0.0005, 0.005, 0.05)  # between a sync and a power cut
 
 
@@ -26,7 +27,9 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
     """Make it happen."""
     world, machine = simulation.world, simulation.machine
     worker = _worker_of(simulation, trouble.model)
-    simulation.checks.excuse(trouble.kind)
+    simulation.checks.excuse(
+        trouble.kind, model=trouble.model if trouble.kind in _OF_A_MODEL else ""
+    )
     match trouble.kind:
         case kind if kind in _OF_STEPS:
             if worker is not None and worker.engine is not None:
@@ -62,7 +65,7 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
             world.now += trouble.seconds
         case "memory is short" | "memory is enough":
             simulation.press(is_short=trouble.kind == "memory is short")
-        case "disk error" | "disk is full" | "block is damaged" | "block vanishes":
+        case "disk error" | "disk is full" | "file is damaged" | "file vanishes":
             simulation.trouble_disk(trouble)
         case kind:
             raise AssertionError(f"unknown trouble: {kind}")

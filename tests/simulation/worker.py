@@ -150,6 +150,7 @@ def _build(
     fault = machine.loads.pop(0) if machine.loads else None
     if fault is not None:
         world.tell(f"the load of {worker.process.name} {fault.value}")
+        world.on_fault(worker.process, f"a load {fault.value}")
     world.block(machine.load_seconds * world.random.uniform(0.5, 2.0))
     if fault is Fault.HANG:
         world.block()
