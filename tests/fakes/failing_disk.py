@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.sqlite_errors import sqlite_error
+
 # operations, and the calls of `os` that perform them
 OPERATIONS: dict[str, tuple[str, ...]] = {
     "open": ("open",),
@@ -37,17 +39,6 @@ ERRORS = (
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EINTR, errno.EBUSY, errno.ETIMEDOUT,
     errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG,
 )  # fmt: skip
-_SQLITE = {
-    errno.ENOSPC: sqlite3.SQLITE_FULL,
-    errno.EDQUOT: sqlite3.SQLITE_FULL,
-    errno.EROFS: sqlite3.SQLITE_READONLY,
-    errno.EMFILE: sqlite3.SQLITE_CANTOPEN,
-    errno.ENFILE: sqlite3.SQLITE_CANTOPEN,
-    errno.EACCES: sqlite3.SQLITE_CANTOPEN,
-    errno.EPERM: sqlite3.SQLITE_PERM,
-    errno.ENOENT: sqlite3.SQLITE_CANTOPEN,
-    errno.EBUSY: sqlite3.SQLITE_BUSY,
-}
 
 
 @dataclass
@@ -82,11 +73,7 @@ class FailingDisk:
             self.times -= 1
             self.failed += 1
         if operation == "sqlite":
-            if self.error == errno.ENOMEM:
-                raise MemoryError
-            failure = sqlite3.OperationalError(os.strerror(self.error))
-            failure.sqlite_errorcode = _SQLITE.get(self.error, sqlite3.SQLITE_IOERR)
-            raise failure
+            raise sqlite_error(self.error)
         raise OSError(self.error, os.strerror(self.error), str(name))
 
     def wrapped(self, operation: str, call: Callable[..., Any]) -> Callable[..., Any]:

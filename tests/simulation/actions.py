@@ -100,6 +100,7 @@ DEFAULT_OPTIONS: Mapping[str, Any] = {
     "has_key": False,
     "reconnect_seconds": 60.0,
     "step_seconds": 0.004,  # of the device
+    "cut_loses_all": False,  # a power cut loses everything that was not synced
 }
 
 
@@ -135,11 +136,12 @@ TROUBLES: Mapping[str, int] = {
     "server dies": 2,
     "server restarts": 2,
     "power cut": 2,
+    "power cut after syncs": 4,
     "weights change": 1,
     "disk error": 5,
     "disk is full": 2,
-    "block is damaged": 3,
-    "block vanishes": 2,
+    "file is damaged": 3,
+    "file vanishes": 2,
     "clock jumps": 2,
     "machine sleeps": 2,
     "memory is short": 2,
@@ -170,6 +172,7 @@ def options_of(dice: random.Random) -> dict[str, Any]:
         "has_key": dice.random() < 0.3,
         "reconnect_seconds": dice.choice((0.0, 60.0)),
         "step_seconds": dice.choice((0.004, 0.004, 0.03)),
+        "cut_loses_all": dice.random() < 0.5,
     }
 
 

@@ -15,13 +15,22 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from holdfast.errors import HoldfastError
 from holdfast.front.link.worker_link import WorkerLink
-from holdfast.store.block import BlockKey, Entry, ReadFailed, read_block
+from holdfast.store import io_thread
+from holdfast.store.block import (
+    BlockKey,
+    Entry,
+    ReadFailed,
+    fingerprint_id,
+    read_block,
+    read_header,
+)
+from holdfast.store.folder import Records, StoreFolder
 from holdfast.store.io_thread import IoThread
 from holdfast.store.maintenance import StoreMaintenance
 from holdfast.store.write_ahead import Mailbox
@@ -31,7 +40,7 @@ from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.worker.loop import device_steps
 from holdfast.worker.loop.loop import IDLE_SECONDS, WorkerLoop
 from holdfast.worker.prefix.index import PrefixIndex
-from tests.simulation.actions import Call, Trouble, Turn
+from tests.simulation.actions import Call, Turn
 from tests.simulation.agents import Heard, expected
 from tests.simulation.device import Oracle, SimulatedFailure, rows_of, tokenizer
 from tests.simulation.world import Killed, Process
@@ -45,17 +54,19 @@ if TYPE_CHECKING:
 CUT_OFF_SECONDS = 1000.0
 MOST_FILES = 24  # open in one process while nothing happens
 CHECKED_SHARE = 0.2  # of the loop's rounds
-EXCUSE_SECONDS = 900.0  # for how long after it a trouble explains that a request fails
-# troubles that may make requests fail; errors of the disk never may
-_EXCUSING = {
-    "worker dies", "worker is suspended", "worker hangs", "step fails", "step computes NaN",
-    "step kills", "step is slow", "load fails", "server dies", "server restarts", "power cut",
-    "machine sleeps", "weights change", "model is unloaded",
+# for how long after a trouble requests may fail that begin then; those that run may fail, too.
+# Errors of the disk never make a request fail.
+_RECOVERY_SECONDS = {
+    "worker dies": 900.0, "worker is suspended": 900.0, "server dies": 900.0,
+    "server restarts": 900.0, "power cut": 900.0, "machine sleeps": 900.0, "weights change": 900.0,
+    "model is unloaded": 900.0, "a step raises an error": 900.0, "a step computes NaN": 900.0,
+    "a step is slow": 900.0, "a step hangs": 900.0, "a step kills its process": 900.0,
+    "a load raises an error": 900.0, "a load hangs": 900.0, "a load kills its process": 900.0,
 }  # fmt: skip
 
 
 # troubles after which a stored block may be missing or damaged
-_OF_DISK = {"disk error", "disk is full", "block is damaged", "block vanishes", "power cut"}
+_OF_DISK = {"disk error", "disk is full", "file is damaged", "file vanishes", "power cut"}
 
 
 class Violation(Exception):
@@ -64,6 +75,14 @@ class Violation(Exception):
     def __init__(self, invariant: str, what: str, *, at: float) -> None:
         super().__init__(f"{invariant}: {what}")
         self.invariant, self.what, self.at = invariant, what, at
+
+
+class _Excuse(NamedTuple):
+    """Something has gone wrong. model: whose requests it affects; "": of all."""
+
+    kind: str
+    at: float
+    model: str
 
 
 @dataclass
@@ -100,6 +119,21 @@ class _Life:
 
     worker: SimulatedWorker | None = None
     open: dict[str, _OnLink] = field(default_factory=dict)
+    # by their ids, those that were cancelled and sent again before their end
+    cancelled: dict[str, list[_OnLink]] = field(default_factory=lambda: defaultdict(list))
+
+    def on(self, request_id: str) -> _OnLink | None:
+        """The request that the worker's next event with this id is about."""
+        earlier = self.cancelled[request_id]
+        return earlier[0] if earlier else self.open.get(request_id)
+
+    def end(self, request_id: str) -> None:
+        """The worker has ended it."""
+        earlier = self.cancelled[request_id]
+        if earlier:
+            earlier.pop(0)
+        else:
+            del self.open[request_id]
 
 
 class Checks:
@@ -110,8 +144,8 @@ class Checks:
         self.world = simulation.world
         self.states: set[tuple[str, str]] = set()
         self.answers = 0
-        self.excuses: list[tuple[float, str]] = []
-        self.damaged: set[str] = set()  # files that the scenario has damaged, by their key
+        self.excuses: list[_Excuse] = []
+        self.damaged: set[Path] = set()  # files that the scenario has damaged
         self.asked: dict[str, _Asked] = {}
         self._turns: dict[str, Turn] = {}
         self._lives: dict[WorkerLink, _Life] = defaultdict(_Life)
@@ -120,11 +154,14 @@ class Checks:
         # blocks that their store calls durable, by the name of their file; not those it gave up
         self._durable: set[str] = set()
         self._given_up: set[str] = set()  # files that the store may delete: evicted, or not wanted
+        # what a power cut may leave of each session's record, by its path: the durable content, and
+        # what has been written or removed since; None: no file
+        self._records: dict[Path, list[bytes | None]] = {}
         self._recovered: dict[str, int] = {}  # the status of each model's last request
         self._tenants: dict[str, tuple[bool, str]] = {}  # a worker's tenant → the agents'
         kind, *_ = simulation.options.get("failing", ("",))
-        if kind in ("message", "spawn", "step"):
-            self.excuses.append((math.inf, "worker dies"))
+        if kind in ("message", "spawn", "step", "allocation"):
+            self.excuses.append(_Excuse("worker dies", math.inf, ""))
         _running[:] = [self]
 
     def _violation(self, invariant: str, what: str) -> None:
@@ -227,24 +264,35 @@ class Checks:
             self._violation("true refusals", said)
         if len(self.simulation.options["models"]) > 1:
             return  # there may be no place for a model
-        if not self._has_excuse(began):
+        if not self._has_excuse(turn.model, began):
             self._violation("true refusals", f"nothing has gone wrong, but {said}")
 
-    def _has_excuse(self, began: float) -> bool:
-        """Whether something has gone wrong that may make requests fail which began then."""
-        return any(began - EXCUSE_SECONDS <= at for at, kind in self.excuses if kind in _EXCUSING)
+    def _has_excuse(self, model: str, began: float) -> bool:
+        """Whether something has gone wrong that may make a model's requests fail which began then
+        and have not ended yet.
+        """
+        return any(
+            began <= each.at + _RECOVERY_SECONDS.get(each.kind, -math.inf)
+            and each.model in ("", model)
+            for each in self.excuses
+        )
 
     def called(self, call: Call, status: int, answer: Any) -> None:
         """A short request was answered."""
         if status >= 500 and status != 503:
             self._violation("no 500", f"{call.method} {call.path}: {answer}")
         if call.path.endswith("/unload"):
-            self.excuses.append((self.world.now, "model is unloaded"))
+            self.excuse("model is unloaded", model=call.path.split("/")[3])
 
-    def excuse(self, trouble: Trouble) -> None:
-        """Something goes wrong, so that requests may fail."""
-        self.excuses.append((self.world.now, trouble.kind))
-        self._saw(self.simulation.front, trouble.kind)
+    def excuse(self, kind: str, *, model: str = "") -> None:
+        """Something goes wrong, so that requests may fail. model: whose; "": of all."""
+        self.excuses.append(_Excuse(kind, self.world.now, model))
+        self._saw(self.simulation.front, kind)
+
+    def fault(self, process: Process, what: str) -> None:
+        """A step or a load of a worker does not work."""
+        worker = self.simulation.machine.workers.get(process.pid)
+        self.excuse(what, model=worker.name if worker is not None else "")
 
     # -- what links carry
 
@@ -263,6 +311,8 @@ class Checks:
         given = list(command.generated_token_ids)
         if given != asked.right()[: len(given)] and asked.weights == weights:
             self._violation("the oracle's tokens", f"{request_id} goes on after wrong tokens")
+        if request_id in life.open:
+            life.cancelled[request_id].append(life.open[request_id])
         life.open[request_id] = _OnLink(asked, len(given))
 
     def _turn_of(self, command: SequenceRequest) -> Turn | None:
@@ -289,7 +339,7 @@ class Checks:
                 event, Accepted | Rejected | Started | TokensGenerated | Finished
             ):
                 continue
-            on = life.open.get(request_id)
+            on = life.on(request_id)
             if on is None:
                 self._violation(
                     "ends exactly once", f"{type(event).__name__} of {request_id} after its end"
@@ -303,14 +353,14 @@ class Checks:
                 case Rejected():
                     if on.is_accepted:
                         self._violation("ends exactly once", f"{request_id} is refused late")
-                    del life.open[request_id]
+                    life.end(request_id)
                 case Started():
                     self._check_cached(life, on, event.memory.cached_tokens)
                 case TokensGenerated():
                     self._check_tokens(life, on, event)
                 case Finished():
                     self._check_end(life, on, event)
-                    del life.open[request_id]
+                    life.end(request_id)
 
     def _check_tokens(self, life: _Life, on: _OnLink, event: TokensGenerated) -> None:
         if life.worker is None or life.worker.weights != on.asked.weights:
@@ -473,7 +523,12 @@ class Checks:
                 self._violation(
                     "nothing outlives its owner", f"{process.name} has these open: {files}"
                 )
+        if self.simulation.disk.misuses:
+            self._violation(
+                "nothing outlives its owner", f"closed files: {self.simulation.disk.misuses}"
+            )
         self.check_store()
+        self.check_durable()
 
     def _check_worker_at_rest(self, worker: SimulatedWorker) -> None:
         if worker.loop is None or worker.engine is None:
@@ -496,9 +551,10 @@ class Checks:
     def check_store(self) -> None:
         """Every block that can be found in the store is complete and right."""
         blocks = self.simulation.folder / "store" / "blocks"
-        for path in sorted(blocks.glob("*/*.block")):
-            if not self._is_right(path) and path.stem not in self.damaged:
-                self._violation("stored blocks are right", f"{path.name} is damaged")
+        with self.simulation.disk.bypassed():
+            for path in sorted(blocks.glob("*/*.block")):
+                if not self._is_right(path) and path.stem not in self._damaged_blocks():
+                    self._violation("stored blocks are right", f"{path.name} is damaged")
 
     def _is_right(self, path: Path) -> bool:
         model = path.parent.name
@@ -520,8 +576,6 @@ class Checks:
         return True
 
     def _weights_by_id(self) -> dict[str, str]:
-        from holdfast.store.block import fingerprint_id
-
         machine = self.simulation.machine
         known = [
             f"{model} {version}"
@@ -550,29 +604,70 @@ class Checks:
         """A file of a block is about to be deleted or moved away: only if it may be."""
         if path.stem in self._given_up or path.parent.parent.name != "blocks":
             return
-        if self._can_be_read(path):
+        with self.simulation.disk.bypassed():
+            is_whole = _is_whole(path)
+        if is_whole:
             self._violation("good blocks stay", f"{path.name} is whole, but is deleted")
 
-    def after_power_cut(self) -> None:
-        """What was durable has survived."""
-        blocks = self.simulation.folder / "store" / "blocks"
-        there = {path.stem for path in blocks.glob("*/*.block")}
-        # a file in the incoming folder is found when the store is opened again
-        there |= {path.stem for path in blocks.parent.glob("incoming/*/*.part")}
-        lost = self._durable - there - self.damaged
-        if lost:
-            self._violation("durable blocks survive", f"{len(lost)} blocks are gone: {min(lost)}")
+    def writes_record(self, path: Path, content: bytes | None) -> None:
+        """A session's record is about to be replaced, or removed."""
+        self._records.setdefault(path, [None]).append(content)
 
-    def _can_be_read(self, path: Path) -> bool:
-        try:
-            read_block(path, bytes.fromhex(path.stem), model=path.parent.name)
-        except (ReadFailed, OSError):
-            return False
-        return True
+    def wrote_record(self, path: Path) -> None:
+        """The store says that the record is durable."""
+        self._records[path] = self._records[path][-1:]
+
+    def check_durable(self) -> None:
+        """What was durable is there."""
+        with self.simulation.disk.bypassed():
+            there = {path.stem for path in self._whole_files()}
+            records = {path: _content(path) for path in self._records if path not in self.damaged}
+        lost = self._durable - there - self._damaged_blocks()
+        if lost:
+            self._violation("durable blocks survive", f"{len(lost)} blocks are lost: {min(lost)}")
+        for path, found in records.items():
+            if found not in self._records[path]:
+                self._violation("durable records survive", f"{path.name} is {found!r}")
+
+    def after_power_cut(self) -> None:
+        """What was durable has survived; what is there now stays."""
+        self.check_durable()
+        with self.simulation.disk.bypassed():
+            self._records = {path: [_content(path)] for path in self._records}
+
+    def _whole_files(self) -> Iterator[Path]:
+        """The files of blocks that are whole, also those without their final name, which is given
+        to them when the store is opened again.
+        """
+        store = self.simulation.folder / "store"
+        for path in [*store.glob("blocks/*/*.block"), *store.glob("incoming/*/*.part")]:
+            if _is_whole(path):
+                yield path
+
+    def _damaged_blocks(self) -> set[str]:
+        return {path.stem for path in self.damaged}
+
+    def left_by_the_dead(self) -> set[str]:
+        """The blocks that dead processes have written, but not named."""
+        dead = {str(process.pid) for process in self.world.processes if process.is_dead}
+        with self.simulation.disk.bypassed():
+            return {
+                path.stem
+                for path in self._whole_files()
+                if path.suffix == ".part" and path.parent.name.partition("-")[0] in dead
+            }
+
+    def salvaged(self, blocks: set[str]) -> None:
+        """The store says that it has saved what dead processes have left."""
+        with self.simulation.disk.bypassed():
+            there = {path.stem for path in self._whole_files()}
+        lost = blocks - there - self._given_up - self._damaged_blocks()
+        if lost:
+            self._violation("a kill loses no written block", f"these are lost: {min(lost)}")
 
     def refused(self, keys: Iterable[BlockKey]) -> None:
         """A worker cannot use these stored blocks: only if the disk has failed."""
-        has_failed = self.damaged or any(kind in _OF_DISK for _, kind in self.excuses)
+        has_failed = self.damaged or any(each.kind in _OF_DISK for each in self.excuses)
         # a small store may evict a block between its choice and its use
         has_failed = has_failed or self.simulation.options["store_bytes"] is not None
         if not has_failed and "failing" not in self.simulation.options:
@@ -608,7 +703,8 @@ class Checks:
         """
         worker = self.simulation.machine.workers.get(process.pid)
         is_loading = worker is None or worker.loop is None
-        if not is_loading and not self._has_excuse(self.world.now):
+        model = worker.name if worker is not None else ""
+        if not is_loading and not self._has_excuse(model, self.world.now):
             self._violation(
                 "no needless kill", f"{process.name} is killed, but nothing has gone wrong"
             )
@@ -633,6 +729,21 @@ class Checks:
         if residency is not None:
             phases = " ".join(slot.state.value for slot in residency._slots.values())
         self.states.add((phases, event))
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file holds a whole block."""
+    key = bytes.fromhex(path.stem)
+    try:
+        _, fingerprint = read_header(path, key)
+        read_block(path, key, model=fingerprint_id(fingerprint))
+    except (ReadFailed, OSError):
+        return False
+    return True
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
 
 
 def fingerprint_of(weights: str) -> str:
@@ -687,6 +798,15 @@ def install() -> None:
         finally:
             loop._inbox = inbox
 
+    salvage = io_thread.salvage
+
+    def watched_salvage(folder: StoreFolder) -> int:
+        left = _running[-1].left_by_the_dead()
+        saved = salvage(folder)
+        _running[-1].salvaged(left)
+        return saved
+
+    io_thread.salvage = watched_salvage
     finish, removed = Mailbox.finish, IoThread.remove
 
     def watched_finish(mailbox: Mailbox, keys: Iterable[BlockKey], *, stored: bool) -> None:
@@ -709,6 +829,19 @@ def install() -> None:
         _running[-1].refused(keys)
         return unreadable(index, keys)
 
+    put, removed_record = Records.put, Records.remove
+
+    def watched_put(records: Records, name: str, data: bytes) -> None:
+        path = records._path(name)
+        _running[-1].writes_record(path, data + records._sum(name, data))
+        put(records, name, data)
+        _running[-1].wrote_record(path)
+
+    def watched_remove_record(records: Records, name: str) -> None:
+        _running[-1].writes_record(records._path(name), None)
+        removed_record(records, name)
+
+    Records.put, Records.remove = watched_put, watched_remove_record  # type: ignore[method-assign]
     unreadable = PrefixIndex.unreadable
     PrefixIndex.unreadable = watched_unreadable
     unlink = StoreMaintenance._unlink

@@ -234,6 +234,7 @@ class SimulatedEngine(Engine):
         seconds = self.costs.of(plan) * self.world.random.uniform(0.8, 1.25)
         if fault is not None:
             self.world.tell(f"a step of {self.world.here.name} {fault.value}")
+            self.world.on_fault(self.world.here, f"a step {fault.value}")
         if fault is Fault.SLOW:
             seconds += self.world.random.uniform(1.0, 20.0)
         if fault is Fault.HANG:

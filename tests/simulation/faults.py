@@ -19,12 +19,17 @@ _OF_STEPS = {
     "worker hangs": Fault.HANG,
 }
 
+_OF_A_MODEL = {"worker dies", "worker is suspended"}
+_CUT_SECONDS = (0.0, 0.0005, 0.005, 0.05)  # between a sync and a power cut
+
 
 def cause(simulation: Simulation, trouble: Trouble) -> None:
     """Make it happen."""
     world, machine = simulation.world, simulation.machine
     worker = _worker_of(simulation, trouble.model)
-    simulation.checks.excuse(trouble)
+    simulation.checks.excuse(
+        trouble.kind, model=trouble.model if trouble.kind in _OF_A_MODEL else ""
+    )
     match trouble.kind:
         case kind if kind in _OF_STEPS:
             if worker is not None and worker.engine is not None:
@@ -43,14 +48,16 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
             simulation.front.process.kill()
         case "server restarts":
             simulation.front.stop()
-        case "power cut" | "weights change":
-            simulation.front.process.kill()
-            for each in list(machine.workers.values()):
-                each.process.kill()
-            if trouble.kind == "power cut":
-                simulation.power_cut()
-            else:
-                machine.versions[trouble.model] += 1
+        case "power cut":
+            _cut_power(simulation)
+        case "power cut after syncs":  # soon after something has become durable
+            delay = world.random.choice(_CUT_SECONDS)
+            simulation.disk.after_syncs(
+                trouble.number, lambda: world.after(delay, lambda: _cut_power(simulation))
+            )
+        case "weights change":
+            _kill_all(simulation)
+            machine.versions[trouble.model] += 1
         case "clock jumps":
             jump = trouble.seconds * (1 if trouble.number % 2 else -1)
             world.wall_shift += jump
@@ -58,10 +65,23 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
             world.now += trouble.seconds
         case "memory is short" | "memory is enough":
             simulation.press(is_short=trouble.kind == "memory is short")
-        case "disk error" | "disk is full" | "block is damaged" | "block vanishes":
+        case "disk error" | "disk is full" | "file is damaged" | "file vanishes":
             simulation.trouble_disk(trouble)
         case kind:
             raise AssertionError(f"unknown trouble: {kind}")
+
+
+def _kill_all(simulation: Simulation) -> None:
+    simulation.front.process.kill()
+    for each in list(simulation.machine.workers.values()):
+        each.process.kill()
+
+
+def _cut_power(simulation: Simulation) -> None:
+    simulation.checks.excuse("power cut")
+    _kill_all(simulation)
+    simulation.disk.power_cut(loses_all=simulation.options["cut_loses_all"])
+    simulation.checks.after_power_cut()
 
 
 def end_all(simulation: Simulation) -> None:

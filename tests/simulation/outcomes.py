@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 from tests.simulation.actions import Scenario
 
@@ -37,6 +38,7 @@ class Result:
     story: tuple[tuple[float, str], ...] = ()
     trace_hash: str = ""
     answers: int = 0
+    counts: Counter[str] = field(default_factory=Counter)  # of what a sweep lets fail
 
 
 @dataclass(frozen=True, kw_only=True)

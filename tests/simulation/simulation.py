@@ -79,6 +79,7 @@ class Simulation:
         world.outside.spawn(self._play, "scenario")
         world.on_event = self.checks.after_event
         world.on_kill = self.checks.killed
+        world.on_fault = self.checks.fault
         world.on_delete = self.checks.deleted
         world.on_error = self.checks.swallowed
 
@@ -208,11 +209,6 @@ class Simulation:
         else:
             self.world.failing = (kind, number)
 
-    def power_cut(self) -> None:
-        """The disk loses what was not made durable."""
-        self.disk.power_cut()
-        self.checks.after_power_cut()
-
     def trouble_disk(self, trouble: Trouble) -> None:
         """The disk fails."""
         disk = self.disk
@@ -223,16 +219,16 @@ class Simulation:
                 disk.full = True
                 self.world.after(trouble.seconds, lambda: setattr(disk, "full", False))
             case kind:
-                files = [path for path in disk.files(".block") if "quarantine" not in str(path)]
+                files = [*disk.files(".block"), *disk.files(".session")]
+                files = [path for path in files if "quarantine" not in path]
                 if files:
                     path = files[trouble.number % len(files)]
-                    self.checks.damaged.add(Path(path).stem)
-                    (disk.vanish if kind == "block vanishes" else disk.flip)(path)
+                    self.checks.damaged.add(Path(path))
+                    (disk.vanish if kind == "file vanishes" else disk.damage)(path)
 
     def heal(self) -> None:
         """The disk works again."""
         self.disk.heal()
-        self.disk.full = False
 
     def press(self, *, is_short: bool) -> None:
         """Other programs take memory, or give it back: the workers take more than they should."""

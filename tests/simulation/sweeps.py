@@ -1,15 +1,21 @@
 """Sweeps, as SQLite's tests do them: in one recorded run, the first write fails, then the second,
 and so on to the last; and so for every kind of thing that can fail.
+
+    python -m tests.simulation.sweeps [KIND…] [--every N] [--processes N]
 """
 
 from __future__ import annotations
 
+import argparse
 import errno
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
 from tests.simulation.actions import Scenario, Trouble, Turn
-from tests.simulation.simulation import Outcome, run
+from tests.simulation.outcomes import Result, Task
+from tests.simulation.pool import Worlds
+from tests.simulation.stories import regression
 
 # kinds and the errors with which they fail
 KINDS = {
@@ -26,6 +32,7 @@ KINDS = {
     "message": (0,),
     "spawn": (0,),
     "step": (0,),
+    "allocation": (0,),
 }
 OPTIONS = {  # the others are the default ones
     "kv_tokens": 6000,
@@ -51,13 +58,62 @@ RECORDED = Scenario(
 )
 
 
-def sweep(*kinds: str, every: int = 1) -> Iterator[tuple[str, int, int, Outcome]]:
-    """Run the recorded scenario once for each thing that fails. Yields the kind, the error, which
-    one failed, and what came of it. every: of how many only one is tried.
+def sweep(
+    worlds: Worlds, kind: str, error: int, *, every: int = 1
+) -> Iterator[tuple[Scenario, Result]]:
+    """Run the recorded scenario once for each thing of a kind, which fails. every: of how many only
+    one is tried.
     """
-    counts = run(RECORDED).counts
-    for kind in kinds or tuple(KINDS):
-        for error in KINDS[kind]:
-            for number in range(1, counts[kind] + 1, every):
-                options = {**OPTIONS, "failing": (kind, number, error)}
-                yield kind, error, number, run(replace(RECORDED, options=options))
+    counts = worlds.run(Task(scenario=RECORDED)).counts
+    scenarios = [
+        replace(RECORDED, options={**OPTIONS, "failing": (kind, number, error)})
+        for number in range(1, counts[kind] + 1, every)
+    ]
+    futures = [worlds.submit(Task(scenario=each)) for each in scenarios]
+    for scenario, future in zip(scenarios, futures, strict=True):
+        result = future.result()
+        assert result is not None
+        yield scenario, result
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201
+
+
+def main() -> int:
+    """Run sweeps and print a table. Returns 1 after a violation."""
+    parser = argparse.ArgumentParser(
+        description="Let each thing of a kind fail, one after another."
+    )
+    parser.add_argument(
+        "kinds",
+        nargs="*",
+        choices=[[], *KINDS],
+        metavar="KIND",
+        help=f"{', '.join(KINDS)}; default: all",
+    )
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="try one of N things")
+    parser.add_argument("--processes", type=int, default=None, help="default: one for each core")
+    given = parser.parse_args()
+    failed: dict[str, tuple[Scenario, Result]] = {}
+    _say(f"{'kind':<12}{'error':<8}{'runs':>6}{'violations':>12}")
+    with Worlds(given.processes) as worlds:
+        for kind in given.kinds or KINDS:
+            for error in KINDS[kind]:
+                runs = violations = 0
+                for scenario, result in sweep(worlds, kind, error, every=given.every):
+                    runs += 1
+                    violations += bool(result.failures)
+                    for failure in result.failures:
+                        failed.setdefault(f"{kind} {failure.invariant}", (scenario, result))
+                name = errno.errorcode.get(error, "")
+                _say(f"{kind:<12}{name:<8}{runs:>6}{violations:>12}")
+    for scenario, result in failed.values():
+        failing = scenario.options["failing"]
+        _say(f"\n{regression(scenario, result.failures[0], was_in=f'the sweep of {failing}')}")
+        _say(result.failures[0].what)
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
@@ -150,6 +151,7 @@ def _build(
     fault = machine.loads.pop(0) if machine.loads else None
     if fault is not None:
         world.tell(f"the load of {worker.process.name} {fault.value}")
+        world.on_fault(worker.process, f"a load {fault.value}")
     world.block(machine.load_seconds * world.random.uniform(0.5, 2.0))
     if fault is Fault.HANG:
         world.block()
@@ -279,8 +281,21 @@ def _planner(machine: Machine, settings: WorkerSettings) -> Callable[[int | None
     return plan_for
 
 
+def _may_lack_memory(call: Callable[..., None]) -> Callable[..., None]:
+    """A computation of the device, whose memory a sweep lets be too short."""
+
+    def checked(*args: Any, **more: Any) -> None:
+        found = world_or_none()
+        if found is not None and found.fails("allocation"):
+            raise SimulatedFailure("[malloc] Unable to allocate 4096 bytes.")
+        call(*args, **more)
+
+    return checked
+
+
 def install() -> None:
     """Let no figure of this machine into the world."""
+    mx.eval, mx.async_eval = _may_lack_memory(mx.eval), _may_lack_memory(mx.async_eval)
     mx.disable_compile()  # compiling takes longer than it saves here
     os.setpriority = lambda *_: None
     os.getpid = lambda: world().here.pid if world_or_none() else _REAL_GETPID()

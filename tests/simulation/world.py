@@ -133,6 +133,8 @@ class World:
         self.story: list[tuple[float, str]] = []
         self.on_event: Callable[[], None] = lambda: None
         self.on_kill: Callable[[Process], None] = lambda process: None  # by SIGKILL
+        # of a fault of the device or of a load, when it happens
+        self.on_fault: Callable[[Process, str], None] = lambda process, fault: None
         # of an error that the code would only log
         self.on_error: Callable[[BaseException], None] = lambda error: None
         self.on_delete: Callable[[Path], None] = lambda path: None  # of a file, before it happens

@@ -13,9 +13,9 @@ from tests.simulation import links, threads
 threads.install()  # before anything else takes Python's own threads and clocks
 links.install()
 
-from tests.simulation import disk  # noqa: E402
+from tests.simulation import disk_calls  # noqa: E402
 
-disk.install()
+disk_calls.install()
 
 import gc  # noqa: E402
 import os  # noqa: E402
@@ -96,6 +96,7 @@ def _result(task: Task) -> Result:
         story=tuple(outcome.story),
         trace_hash=outcome.trace_hash,
         answers=outcome.answers,
+        counts=outcome.counts,
     )
 
 

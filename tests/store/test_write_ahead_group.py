@@ -134,3 +134,32 @@ def test_blocks_written_between_two_fsyncs_belong_to_the_next_group(tmp_path: Pa
     ]
     ahead.abandon()
     folder.release()
+
+
+def test_a_salvaged_file_is_synced_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead, dead, _ = new_ahead(tmp_path)
+    for block in CHAIN[:2]:
+        write(ahead, block)
+    incoming = dead.incoming()
+    os.close(dead._claim or 0)  # as a kill does
+    calls: list[str] = []
+    replace = os.replace
+
+    def fsync(file: int) -> None:
+        calls.append("folder" if stat.S_ISDIR(os.fstat(file).st_mode) else "plain")
+
+    def named(source: Path, target: Path) -> None:
+        calls.append("named")
+        replace(source, target)
+
+    folder = StoreFolder(tmp_path)
+    folder.make_model_folder(FINGERPRINT)
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", named)
+    monkeypatch.setattr(publishing, "sync_to_drive", lambda file: calls.append("full"))
+    with folder.exclusive():
+        assert publishing.salvage(folder) == 2
+    assert calls == ["plain", "full", "named", "named", "folder"]
+    assert not incoming.exists()

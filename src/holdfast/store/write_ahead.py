@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -271,10 +271,7 @@ class WriteAhead:
         the file is still in the incoming folder, and the next process that opens the store salvages
         it.
         """
-        for entry in group:
-            sync = sync_to_drive if entry is group[-1] else os.fsync
-            sync_by_name(self._path(entry.block.key), flags=os.O_NOFOLLOW, sync=sync)
-            between()
+        _sync_files([self._path(entry.block.key) for entry in group], between=between)
         model_folder = self._folder.make_model_folder(self._fingerprint)
         for entry in group:
             os.replace(
@@ -307,13 +304,20 @@ class WriteAhead:
         return self._incoming / f"{key.hex()}.part"
 
 
+def _sync_files(paths: Sequence[Path], *, between: Callable[[], None] = lambda: None) -> None:
+    """Sync files, and flush the drive's own cache once, with the last one."""
+    for path in paths:
+        sync = sync_to_drive if path is paths[-1] else os.fsync
+        sync_by_name(path, flags=os.O_NOFOLLOW, sync=sync)
+        between()
+
+
 def salvage(folder: StoreFolder) -> int:
     """Publish the complete files that dead processes left, and delete the incomplete ones.
 
     The caller holds the folder's lock. Returns how many files were saved. Raises OSError.
     """
-    saved = 0
-    touched = set()
+    targets: dict[Path, Path] = {}
     with folder.abandoned() as paths:
         for path in paths:
             name = path.name.partition(".")[0]
@@ -327,10 +331,10 @@ def salvage(folder: StoreFolder) -> int:
             except (BadBlock, ValueError):
                 path.unlink(missing_ok=True)
                 continue
-            target = folder.make_model_folder(fingerprint)
-            os.replace(path, target / (name + BLOCK_SUFFIX))
-            touched.add(target)
-            saved += 1
-        for target in touched:
-            sync_folder(target)
-    return saved
+            targets[path] = folder.make_model_folder(fingerprint) / (name + BLOCK_SUFFIX)
+        _sync_files(list(targets))  # which the dead process may not have done
+        for path, target in targets.items():
+            os.replace(path, target)
+        for model_folder in {target.parent for target in targets.values()}:
+            sync_folder(model_folder)
+    return len(targets)

@@ -189,6 +189,24 @@ async def test_a_request_closed_by_its_reader_is_not_resent(front: Front) -> Non
     assert front.client.open_streams == 1
 
 
+async def test_a_closed_request_may_be_sent_again_before_its_worker_has_ended_it(
+    front: Front,
+) -> None:
+    (left,) = front.submit("a")
+    await left.aclose()
+    (again,) = front.submit("a")
+    front.client.deliver([Accepted(request_id="a"), finished("a", FinishReason.CANCELLED)])
+    assert front.client.open_streams == 1
+    front.client.deliver([Accepted(request_id="a"), finished("a")])
+    assert [type(event) for event in await events_of(again)] == [Accepted, Finished]
+    await front.submit("a")[0].aclose()
+    front.die()
+    front.next_worker()
+    (third,) = front.submit("a")  # a worker that is gone ends nothing
+    front.client.deliver([Accepted(request_id="a"), finished("a")])
+    assert [type(event) for event in await events_of(third)] == [Accepted, Finished]
+
+
 async def test_an_unread_stream_stays_paused_at_the_next_worker(front: Front) -> None:
     (stream,) = front.submit("a")
     front.tokens("a", count=8)
