@@ -100,6 +100,8 @@ DEFAULT_OPTIONS: Mapping[str, Any] = {
     "has_key": False,
     "reconnect_seconds": 60.0,
     "step_seconds": 0.004,  # of the device
+    "second_layer": "none",  # of the model: `device.SecondLayer`
+    "repeats": False,  # whether the model repeats itself, so that drafts can be right
 }
 
 
@@ -170,6 +172,8 @@ def options_of(dice: random.Random) -> dict[str, Any]:
         "has_key": dice.random() < 0.3,
         "reconnect_seconds": dice.choice((0.0, 60.0)),
         "step_seconds": dice.choice((0.004, 0.004, 0.03)),
+        "second_layer": dice.choice(("none", "none", "none", "window", "chunk", "recurrent")),
+        "repeats": dice.random() < 0.3,
     }
 
 

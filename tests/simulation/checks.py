@@ -28,15 +28,25 @@ from holdfast.store.write_ahead import Mailbox
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import Accepted, Finished, Rejected, Started, TokensGenerated, WaitReason
 from holdfast.wire.requests import TOKEN_BYTES
+from holdfast.worker.engine.plan import Draft
 from holdfast.worker.loop import device_steps
+from holdfast.worker.loop.drafts import Drafts
 from holdfast.worker.loop.loop import IDLE_SECONDS, WorkerLoop
 from holdfast.worker.prefix.index import PrefixIndex
-from tests.simulation.actions import Call, Trouble, Turn
+from tests.simulation.actions import BLOCK, Call, Trouble, Turn
 from tests.simulation.agents import Heard, expected
-from tests.simulation.device import Oracle, SimulatedFailure, rows_of, tokenizer
+from tests.simulation.device import (
+    Oracle,
+    SimulatedFailure,
+    Weights,
+    fingerprint_of,
+    rows_of,
+    tokenizer,
+)
 from tests.simulation.world import Killed, Process
 
 if TYPE_CHECKING:
+    from holdfast.worker.loop.sequences import LiveSequence
     from tests.simulation.front import SimulatedFront
     from tests.simulation.network import Exchange
     from tests.simulation.simulation import Simulation
@@ -71,7 +81,7 @@ class _Asked:
     """A request, from its first command to its end, over all lives of workers."""
 
     request: SequenceRequest
-    weights: str
+    weights: Weights
     turn: Turn | None
     answer: list[int] | None = None  # of the oracle, computed when it is needed
 
@@ -116,7 +126,7 @@ class Checks:
         self._turns: dict[str, Turn] = {}
         self._lives: dict[WorkerLink, _Life] = defaultdict(_Life)
         # for each cache that may be shared: the hashes of all prefixes that were computed in it
-        self._computed: dict[tuple[str, str], set[int]] = defaultdict(set)
+        self._computed: dict[tuple[Weights, str], set[int]] = defaultdict(set)
         # blocks that their store calls durable, by the name of their file; not those it gave up
         self._durable: set[str] = set()
         self._given_up: set[str] = set()  # files that the store may delete: evicted, or not wanted
@@ -254,7 +264,7 @@ class Checks:
         life = self._lives[link]
         if life.worker is None:
             life.worker = self._worker_of(link)
-        weights = life.worker.weights if life.worker is not None else ""
+        weights = life.worker.weights if life.worker is not None else Weights()
         asked = self.asked.get(request_id)
         if asked is None or asked.request.prompt_token_ids != command.prompt_token_ids:
             turn = self._turn_of(command)
@@ -306,6 +316,7 @@ class Checks:
                     del life.open[request_id]
                 case Started():
                     self._check_cached(life, on, event.memory.cached_tokens)
+                    self.started(event)
                 case TokensGenerated():
                     self._check_tokens(life, on, event)
                 case Finished():
@@ -339,8 +350,8 @@ class Checks:
                 )
         self._remember(life, on)
 
-    def _cache_of(self, life: _Life, asked: _Asked) -> tuple[str, str]:
-        weights = life.worker.weights if life.worker is not None else ""
+    def _cache_of(self, life: _Life, asked: _Asked) -> tuple[Weights, str]:
+        weights = life.worker.weights if life.worker is not None else Weights()
         return weights, asked.request.tenant
 
     def _remember(self, life: _Life, on: _OnLink) -> None:
@@ -519,12 +530,12 @@ class Checks:
             self._violation("stored blocks are right", f"{path.name} holds other keys or values")
         return True
 
-    def _weights_by_id(self) -> dict[str, str]:
+    def _weights_by_id(self) -> dict[str, Weights]:
         from holdfast.store.block import fingerprint_id
 
         machine = self.simulation.machine
         known = [
-            f"{model} {version}"
+            machine.weights_of(model, version)
             for model in self.simulation.options["models"]
             for version in range(machine.versions[model] + 1)
         ]
@@ -627,17 +638,30 @@ class Checks:
 
     # -- coverage
 
+    def verified(self, sequence: LiveSequence, draft: Draft, *, accepted: int) -> None:
+        """A step has verified a draft."""
+        drafted = len(draft.token_ids)
+        how_many = "all" if accepted == drafted else "some" if accepted else "none"
+        place = sequence.known_tokens % BLOCK
+        where = "over an edge" if place + drafted >= BLOCK else "within a block"
+        whose = "model" if draft.is_by_model else "text"
+        second = self.simulation.options["second_layer"]
+        self.states.add((f"draft from the {whose} with {second}", f"{how_many} right {where}"))
+
+    def started(self, event: Started) -> None:
+        """A request starts from what is cached."""
+        memory = event.memory
+        names = ("moved_tokens", "shared_tokens", "ram_tokens", "disk_tokens")
+        sources = [name for name in names if getattr(memory, name, 0)]
+        second = self.simulation.options["second_layer"]
+        self.states.add((f"start with {second}", f"starts from {' '.join(sources)}"))
+
     def _saw(self, front: SimulatedFront, event: str) -> None:
         residency = front.residency
         phases = "down"
         if residency is not None:
             phases = " ".join(slot.state.value for slot in residency._slots.values())
         self.states.add((phases, event))
-
-
-def fingerprint_of(weights: str) -> str:
-    """The fingerprint of the toy model with these weights."""
-    return f"the toy model with the weights {weights}"
 
 
 def _prefix_hash(tokens: list[int]) -> int:
@@ -709,6 +733,12 @@ def install() -> None:
         _running[-1].refused(keys)
         return unreadable(index, keys)
 
+    def watched_count(drafts: Drafts, sequence: Any, draft: Draft, *, accepted: int) -> None:
+        _running[-1].verified(sequence, draft, accepted=accepted)
+        count(drafts, sequence, draft, accepted=accepted)
+
+    count = Drafts.count
+    Drafts.count = watched_count  # type: ignore[method-assign]
     unreadable = PrefixIndex.unreadable
     PrefixIndex.unreadable = watched_unreadable
     unlink = StoreMaintenance._unlink

@@ -65,6 +65,8 @@ class Simulation:
         self.machine = Machine(
             memory=DeviceMemory(total_bytes=1 << 30, available_bytes=1 << 29, unified=False),
             costs=Costs(step_seconds=self.options["step_seconds"]),
+            second=self.options["second_layer"],
+            repeats=self.options["repeats"],
         )
         if failing := self.options.get("failing"):  # of a sweep: what fails, and which one
             self._plan(*failing)

@@ -39,9 +39,12 @@ from holdfast.worker.sessions.service import SessionService
 from tests.simulation.device import (
     Costs,
     Fault,
+    SecondLayer,
     SimulatedEngine,
     SimulatedFailure,
     ToyRunner,
+    Weights,
+    fingerprint_of,
     make_engine,
 )
 from tests.simulation.links import Wake
@@ -68,11 +71,14 @@ class Machine:
     loads: list[Fault] = field(default_factory=list)
     workers: dict[int, SimulatedWorker] = field(default_factory=dict)  # by pid, living ones
     excess_bytes: int = 0  # that each process takes beyond its weights
+    second: SecondLayer = "none"  # of all models
+    repeats: bool = False
     versions: Counter[str] = field(default_factory=Counter)  # of each model's weights
 
-    def weights_of(self, model: str) -> str:
-        """The weights that a load of the model finds."""
-        return f"{model} {self.versions[model]}"
+    def weights_of(self, model: str, version: int | None = None) -> Weights:
+        """The weights that a load of the model finds. version: of the weights; None: the present."""
+        version = self.versions[model] if version is None else version
+        return Weights(f"{model} {version}", second=self.second, repeats=self.repeats)
 
 
 @dataclass(eq=False)
@@ -87,7 +93,7 @@ class SimulatedWorker:
     index: PrefixIndex | None = None
     store: BlockStore | None = None
     wake: Wake = field(default_factory=Wake)
-    weights: str = ""
+    weights: Weights = Weights()
     endpoint: str = ""
 
     @property
@@ -126,9 +132,9 @@ def start_worker(world: World, machine: Machine, assignment: Assignment, process
 
 
 @cache
-def kv_costs() -> Mapping[KVBits, KVCosts]:
+def kv_costs(second: SecondLayer) -> Mapping[KVBits, KVCosts]:
     """The memory of a sequence of the toy model, by form."""
-    runner = ToyRunner("", vocab_size=VOCAB_SIZE)
+    runner = ToyRunner(Weights(second=second), vocab_size=VOCAB_SIZE)
     engine = Engine(runner, vocab_size=VOCAB_SIZE)
     native = engine.measure_costs()
     assert native.form is not None
@@ -159,7 +165,7 @@ def _build(
         raise SimulatedFailure("the simulated load failed")
     progress("reading", 1.0)
     weights = worker.weights
-    by_bits = kv_costs()
+    by_bits = kv_costs(weights.second)
     engine = make_engine(world, weights=weights, vocab_size=VOCAB_SIZE, costs=machine.costs)
     native = by_bits["native"]
     assert native.form is not None
@@ -183,7 +189,7 @@ def _build(
         context_tokens=CONTEXT_TOKENS,
         mixes_chunks=True,
     )
-    fingerprint = f"the toy model with the weights {weights}"
+    fingerprint = fingerprint_of(weights)
     store = None
     if settings.store.folder:
         store = BlockStore(
@@ -246,7 +252,7 @@ def _build(
         kv_bytes_per_token=by_bits[forms.default_now].bytes_per_token,
         kv_bytes_by_bits={each: own.bytes_per_token for each, own in by_bits.items()},
         context_tokens_by_bits=fitting,
-        fixed_bytes_per_sequence=0,
+        fixed_bytes_per_sequence=native.fixed_bytes,
         kv_budget_bytes=plan.kv_bytes,
         device="simulated",
         is_on_cpu=True,
