@@ -110,6 +110,14 @@ class _Life:
 
     worker: SimulatedWorker | None = None
     open: dict[str, _OnLink] = field(default_factory=dict)
+    # sent again under the same id after they were cancelled, before the first one has ended
+    later: dict[str, list[_OnLink]] = field(default_factory=lambda: defaultdict(list))
+
+    def end(self, request_id: str) -> None:
+        """A request has ended. What comes next under its id belongs to the next one."""
+        del self.open[request_id]
+        if later := self.later.get(request_id):
+            self.open[request_id] = later.pop(0)
 
 
 class Checks:
@@ -273,7 +281,11 @@ class Checks:
         given = list(command.generated_token_ids)
         if given != asked.right()[: len(given)] and asked.weights == weights:
             self._violation("the oracle's tokens", f"{request_id} goes on after wrong tokens")
-        life.open[request_id] = _OnLink(asked, len(given))
+        on = _OnLink(asked, len(given))
+        if request_id in life.open:
+            life.later[request_id].append(on)
+        else:
+            life.open[request_id] = on
 
     def _turn_of(self, command: SequenceRequest) -> Turn | None:
         """The turn for which a request is sent: that of the last message in its prompt."""
@@ -313,7 +325,7 @@ class Checks:
                 case Rejected():
                     if on.is_accepted:
                         self._violation("ends exactly once", f"{request_id} is refused late")
-                    del life.open[request_id]
+                    life.end(request_id)
                 case Started():
                     self._check_cached(life, on, event.memory.cached_tokens)
                     self.started(event)
@@ -321,7 +333,7 @@ class Checks:
                     self._check_tokens(life, on, event)
                 case Finished():
                     self._check_end(life, on, event)
-                    del life.open[request_id]
+                    life.end(request_id)
 
     def _check_tokens(self, life: _Life, on: _OnLink, event: TokensGenerated) -> None:
         if life.worker is None or life.worker.weights != on.asked.weights:
@@ -507,9 +519,10 @@ class Checks:
     def check_store(self) -> None:
         """Every block that can be found in the store is complete and right."""
         blocks = self.simulation.folder / "store" / "blocks"
-        for path in sorted(blocks.glob("*/*.block")):
-            if not self._is_right(path) and path.stem not in self.damaged:
-                self._violation("stored blocks are right", f"{path.name} is damaged")
+        with self.simulation.disk.inspected():
+            for path in sorted(blocks.glob("*/*.block")):
+                if not self._is_right(path) and path.stem not in self.damaged:
+                    self._violation("stored blocks are right", f"{path.name} is damaged")
 
     def _is_right(self, path: Path) -> bool:
         model = path.parent.name
@@ -567,16 +580,18 @@ class Checks:
     def after_power_cut(self) -> None:
         """What was durable has survived."""
         blocks = self.simulation.folder / "store" / "blocks"
-        there = {path.stem for path in blocks.glob("*/*.block")}
-        # a file in the incoming folder is found when the store is opened again
-        there |= {path.stem for path in blocks.parent.glob("incoming/*/*.part")}
+        with self.simulation.disk.inspected():
+            there = {path.stem for path in blocks.glob("*/*.block")}
+            # a file in the incoming folder is found when the store is opened again
+            there |= {path.stem for path in blocks.parent.glob("incoming/*/*.part")}
         lost = self._durable - there - self.damaged
         if lost:
             self._violation("durable blocks survive", f"{len(lost)} blocks are gone: {min(lost)}")
 
     def _can_be_read(self, path: Path) -> bool:
         try:
-            read_block(path, bytes.fromhex(path.stem), model=path.parent.name)
+            with self.simulation.disk.inspected():
+                read_block(path, bytes.fromhex(path.stem), model=path.parent.name)
         except (ReadFailed, OSError):
             return False
         return True

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, overload
@@ -95,6 +95,8 @@ class ModelClient:
         self._unread_bytes = unread_bytes
         self._on_info = on_info
         self._open: dict[RequestId, _OpenRequest] = {}  # oldest first
+        # how many requests with this id were cancelled that the worker has not ended yet
+        self._cancelled: Counter[RequestId] = Counter()
         self._open_commands: dict[str, _OpenCommand] = {}  # by call id, oldest first
         self._worker: WorkerLink | None = None
         self._info: ModelInfo | None = None
@@ -207,6 +209,10 @@ class ModelClient:
                 elif isinstance(event, BudgetChanged) and self._info is not None:
                     self._note_info(self._info.with_budget(event))
                 continue
+            if event.request_id in self._cancelled:  # not of a later request with the same id
+                if isinstance(event, Finished | Rejected):
+                    self._cancelled -= Counter((event.request_id,))
+                continue
             opened = self._open.get(event.request_id)
             if opened is None:
                 continue
@@ -241,6 +247,7 @@ class ModelClient:
     def worker_lost(self) -> Loss:
         """Record that the worker has exited. Its requests will be sent to the next worker."""
         self._worker = None
+        self._cancelled.clear()
         # not sent again: no client waits for it, and it may have killed the worker
         for opened in [each for each in self._open.values() if each.request.is_idle_work]:
             del self._open[opened.request.request_id]
@@ -407,6 +414,8 @@ class ModelClient:
         action = command.action
         if action == "cancel":
             del self._open[request_id]
+            if self._worker is not None and opened.is_sent:
+                self._cancelled[request_id] += 1
         # `_send_or_resume` resumes it when it may run
         is_ours = opened.is_paused_for_trial and action != "cancel"
         if self._worker is not None and opened.is_sent and not is_ours:
