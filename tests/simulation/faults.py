@@ -49,6 +49,9 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
                 each.process.kill()
             if trouble.kind == "power cut":
                 simulation.power_cut()
+            elif machine.adapters and trouble.number % 2:  # an adapter is trained again
+                adapter = machine.adapters[trouble.number % len(machine.adapters)]
+                machine.versions[f"{trouble.model}:{adapter}"] += 1
             else:
                 machine.versions[trouble.model] += 1
         case "clock jumps":

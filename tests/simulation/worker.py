@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -73,12 +73,32 @@ class Machine:
     excess_bytes: int = 0  # that each process takes beyond its weights
     second: SecondLayer = "none"  # of all models
     repeats: bool = False
-    versions: Counter[str] = field(default_factory=Counter)  # of each model's weights
+    adapters: tuple[str, ...] = ()  # of all models
+    # of the weights of each model, and of each adapter, as MODEL:ADAPTER
+    versions: Counter[str] = field(default_factory=Counter)
 
-    def weights_of(self, model: str, version: int | None = None) -> Weights:
-        """The weights that a load of the model finds. version: of the weights; None: the present."""
-        version = self.versions[model] if version is None else version
-        return Weights(f"{model} {version}", second=self.second, repeats=self.repeats)
+    def weights_of(self, model: str) -> Weights:
+        """The weights that a load of the model finds."""
+        return Weights(
+            f"{model} {self.versions[model]}",
+            second=self.second,
+            repeats=self.repeats,
+            adapters=tuple((each, self.versions[f"{model}:{each}"]) for each in self.adapters),
+        )
+
+    def all_weights_of(self, model: str) -> Mapping[str, Sequence[Weights]]:
+        """By the fingerprint of the model: all weights that it has ever had, with each version of its
+        adapters.
+        """
+        found = {}
+        for version in range(self.versions[model] + 1):
+            base = replace(self.weights_of(model), name=f"{model} {version}")
+            found[fingerprint_of(base)] = [base.with_adapter("")] + [
+                replace(base, adapters=((each, number),)).with_adapter(each)
+                for each in self.adapters
+                for number in range(self.versions[f"{model}:{each}"] + 1)
+            ]
+        return found
 
 
 @dataclass(eq=False)
@@ -204,6 +224,9 @@ def _build(
         store=store,
         payloads=PayloadFormat(model=native.form),
         most_parked_bytes=settings.store.ram_bytes,
+        adapters={
+            each: fingerprint_of(weights.with_adapter(each)) for each in adapter_names(weights)
+        },
     )
     sessions = SessionService(
         cache,
@@ -227,6 +250,7 @@ def _build(
         inbox=link,
         model=ModelOptions(
             retry_chunk_tokens=step_tokens,
+            adapters=adapter_names(weights),
             forms=forms,
             costs=costs,
             speculates=settings.model.speculation != "off",
@@ -260,6 +284,11 @@ def _build(
         load_seconds=machine.load_seconds,
     )
     return loop, info
+
+
+def adapter_names(weights: Weights) -> tuple[str, ...]:
+    """The names of a model's adapters."""
+    return tuple(name for name, _ in weights.adapters)
 
 
 def _contexts(costs: Mapping[KVBits, SequenceCosts], kv_bytes: int) -> dict[str, int]:
