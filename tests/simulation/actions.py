@@ -32,6 +32,7 @@ class Turn:
     edge: int | None = None
     max_tokens: int = 20
     model: str = "m"
+    adapter: str = ""  # of the model
     protocol: Protocol = "chat"
     streams: bool = True
     reader: Reader = "reads"
@@ -101,6 +102,9 @@ DEFAULT_OPTIONS: Mapping[str, Any] = {
     "reconnect_seconds": 60.0,
     "step_seconds": 0.004,  # of the device
     "cut_loses_all": False,  # a power cut loses everything that was not synced
+    "second_layer": "none",  # of the model: `device.SecondLayer`
+    "adapters": [],  # of each model, by name
+    "repeats": False,  # whether the model repeats itself, so that drafts can be right
 }
 
 
@@ -173,6 +177,9 @@ def options_of(dice: random.Random) -> dict[str, Any]:
         "reconnect_seconds": dice.choice((0.0, 60.0)),
         "step_seconds": dice.choice((0.004, 0.004, 0.03)),
         "cut_loses_all": dice.random() < 0.5,
+        "second_layer": dice.choice(("none", "none", "none", "window", "chunk", "recurrent")),
+        "adapters": dice.choice(([], [], [], ["x", "y"])),
+        "repeats": dice.random() < 0.3,
     }
 
 
@@ -233,6 +240,7 @@ def _turn(dice: random.Random, at: float, agent: str, options: Mapping[str, Any]
         at=at,
         agent=agent,
         model=dice.choice(options["models"]),
+        adapter=_adapter(dice, options),
         tokens=dice.choice((5, 20, 100, 300, 800)),
         edge=dice.choice((None, None, -1, 0, 1, 2)),
         max_tokens=dice.choice((1, 5, 20, 60, 300)),
@@ -251,6 +259,14 @@ def _turn(dice: random.Random, at: float, agent: str, options: Mapping[str, Any]
         is_batch=dice.random() < 0.1,
         timeout_seconds=dice.choice((None, None, None, 0.05, 2.0)),
     )
+
+
+def _adapter(dice: random.Random, options: Mapping[str, Any]) -> str:
+    """Any of the model's adapters, the model itself, or now and then an adapter that is not there."""
+    if not options["adapters"] or dice.random() < 0.3:
+        return ""
+    adapter: str = dice.choice(options["adapters"])
+    return adapter if dice.random() < 0.95 else "missing"
 
 
 def _trouble(dice: random.Random, at: float, options: Mapping[str, Any]) -> Trouble:

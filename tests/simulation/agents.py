@@ -123,7 +123,7 @@ class Agent:
 
     def _body(self, turn: Turn) -> tuple[str, dict[str, Any]]:
         common: dict[str, Any] = {
-            "model": turn.model,
+            "model": f"{turn.model}:{turn.adapter}" if turn.adapter else turn.model,
             "stream": turn.streams,
             "temperature": 0.7 if turn.seed is not None else 0.0,
         }
@@ -184,7 +184,7 @@ class Agent:
         front = simulation.front
         self.asked_at = began = self.world.now
         self.is_asking = True
-        self.world.tell(f"{self.name} asks {turn.model} ({path}, request {request_id})")
+        self.world.tell(f"{self.name} asks {body['model']} ({path}, request {request_id})")
         exchange = Exchange(front, "POST", path, body, headers=headers)
         simulation.checks.began(request_id, turn)
         heard = Heard()

@@ -12,7 +12,7 @@ import re
 import sys
 import traceback
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,15 +37,24 @@ from holdfast.store.write_ahead import Mailbox
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import Accepted, Finished, Rejected, Started, TokensGenerated, WaitReason
 from holdfast.wire.requests import TOKEN_BYTES
+from holdfast.worker.engine.plan import Draft
 from holdfast.worker.loop import device_steps
+from holdfast.worker.loop.drafts import Drafts
 from holdfast.worker.loop.loop import IDLE_SECONDS, WorkerLoop
 from holdfast.worker.prefix.index import PrefixIndex
-from tests.simulation.actions import Call, Turn
+from tests.simulation.actions import BLOCK, Call, Turn
 from tests.simulation.agents import Heard, expected
-from tests.simulation.device import Oracle, SimulatedFailure, rows_of, tokenizer
+from tests.simulation.device import (
+    Oracle,
+    SimulatedFailure,
+    Weights,
+    rows_of,
+    tokenizer,
+)
 from tests.simulation.world import Killed, Process
 
 if TYPE_CHECKING:
+    from holdfast.worker.loop.sequences import LiveSequence
     from tests.simulation.front import SimulatedFront
     from tests.simulation.network import Exchange
     from tests.simulation.simulation import Simulation
@@ -90,7 +99,7 @@ class _Asked:
     """A request, from its first command to its end, over all lives of workers."""
 
     request: SequenceRequest
-    weights: str
+    weights: Weights
     turn: Turn | None
     answer: list[int] | None = None  # of the oracle, computed when it is needed
 
@@ -118,6 +127,11 @@ class _Life:
     """What one link has carried."""
 
     worker: SimulatedWorker | None = None
+
+    def weights(self, request: SequenceRequest) -> Weights:
+        """Those of the worker, with the request's adapter."""
+        return self.worker.weights.with_adapter(request.adapter) if self.worker else Weights()
+
     open: dict[str, _OnLink] = field(default_factory=dict)
     # by their ids, those that were cancelled and sent again before their end
     cancelled: dict[str, list[_OnLink]] = field(default_factory=lambda: defaultdict(list))
@@ -150,7 +164,7 @@ class Checks:
         self._turns: dict[str, Turn] = {}
         self._lives: dict[WorkerLink, _Life] = defaultdict(_Life)
         # for each cache that may be shared: the hashes of all prefixes that were computed in it
-        self._computed: dict[tuple[str, str], set[int]] = defaultdict(set)
+        self._computed: dict[tuple[Weights, str], set[int]] = defaultdict(set)
         # blocks that their store calls durable, by the name of their file; not those it gave up
         self._durable: set[str] = set()
         self._given_up: set[str] = set()  # files that the store may delete: evicted, or not wanted
@@ -181,6 +195,10 @@ class Checks:
         self.answers += 1
         self._saw(front, f"answer {heard.status} {heard.error}")
         is_whole = heard.status == 200 and not heard.error
+        if is_whole and not self._has_model(turn):
+            self._violation(
+                "true refusals", f"{request_id} is answered by a model that is not there"
+            )
         self._check_texts(request_id, heard, is_whole=is_whole)
         if not is_whole:
             self._check_refusal(request_id, turn, heard, began=began)
@@ -260,12 +278,19 @@ class Checks:
             if self.simulation.options["max_queued"] >= asked:
                 self._violation("true refusals", f"the queue cannot be full, but {said}")
             return
+        if heard.status == 404 and not self._has_model(turn):
+            return
         if heard.status in (400, 401, 403, 404, 422):
             self._violation("true refusals", said)
         if len(self.simulation.options["models"]) > 1:
             return  # there may be no place for a model
         if not self._has_excuse(turn.model, began):
             self._violation("true refusals", f"nothing has gone wrong, but {said}")
+
+    def _has_model(self, turn: Turn) -> bool:
+        """Whether the server has the model and the adapter that a turn names."""
+        options = self.simulation.options
+        return turn.model in options["models"] and turn.adapter in ("", *options["adapters"])
 
     def _has_excuse(self, model: str, began: float) -> bool:
         """Whether something has gone wrong that may make a model's requests fail which began then
@@ -302,7 +327,7 @@ class Checks:
         life = self._lives[link]
         if life.worker is None:
             life.worker = self._worker_of(link)
-        weights = life.worker.weights if life.worker is not None else ""
+        weights = life.weights(command)
         asked = self.asked.get(request_id)
         if asked is None or asked.request.prompt_token_ids != command.prompt_token_ids:
             turn = self._turn_of(command)
@@ -356,6 +381,7 @@ class Checks:
                     life.end(request_id)
                 case Started():
                     self._check_cached(life, on, event.memory.cached_tokens)
+                    self.started(event)
                 case TokensGenerated():
                     self._check_tokens(life, on, event)
                 case Finished():
@@ -363,7 +389,7 @@ class Checks:
                     life.end(request_id)
 
     def _check_tokens(self, life: _Life, on: _OnLink, event: TokensGenerated) -> None:
-        if life.worker is None or life.worker.weights != on.asked.weights:
+        if life.weights(on.asked.request) != on.asked.weights:
             return
         right = on.asked.right()[on.tokens : on.tokens + len(event.token_ids)]
         if list(event.token_ids) != right:
@@ -378,9 +404,7 @@ class Checks:
         if not on.is_accepted:
             self._violation("ends exactly once", f"{event.request_id} ends before it is accepted")
         reason = event.reason.value
-        if reason in ("stop", "length") and on.asked.weights == (
-            life.worker and life.worker.weights
-        ):
+        if reason in ("stop", "length") and on.asked.weights == life.weights(on.asked.request):
             right = on.asked.right()
             if not on.asked.request.is_idle_work and on.tokens != len(right):
                 self._violation(
@@ -389,9 +413,8 @@ class Checks:
                 )
         self._remember(life, on)
 
-    def _cache_of(self, life: _Life, asked: _Asked) -> tuple[str, str]:
-        weights = life.worker.weights if life.worker is not None else ""
-        return weights, asked.request.tenant
+    def _cache_of(self, life: _Life, asked: _Asked) -> tuple[Weights, str]:
+        return life.weights(asked.request), asked.request.tenant
 
     def _remember(self, life: _Life, on: _OnLink) -> None:
         """The tokens of a request are computed, so that others may start from them."""
@@ -563,26 +586,25 @@ class Checks:
         except ReadFailed:
             return False
         block = stored.block
-        weights = self._weights_by_id().get(model)
+        weights = self._weights_by_id().get(model, ())
         tokens = np.frombuffer(block.packed_tokens, "<i4").tolist()
-        if weights is None or len(stored.parts) != 2 or not tokens:
+        if not weights or len(stored.parts) != 2 or not tokens:
             return True
-        right = rows_of(tokens, block.start, weights)
-        found = [np.frombuffer(part, np.float32) for part in stored.parts]
-        if not all(
-            np.array_equal(part, rows.ravel()) for part, rows in zip(found, right, strict=True)
-        ):
-            self._violation("stored blocks are right", f"{path.name} holds other keys or values")
+        found = np.stack([np.frombuffer(part, np.float32) for part in stored.parts])
+        for each in weights:
+            right = rows_of(tokens, block.start, each)
+            if np.array_equal(found, right.reshape(2, -1)):
+                return True
+        self._violation("stored blocks are right", f"{path.name} holds other keys or values")
         return True
 
-    def _weights_by_id(self) -> dict[str, str]:
-        machine = self.simulation.machine
-        known = [
-            f"{model} {version}"
+    def _weights_by_id(self) -> dict[str, Sequence[Weights]]:
+        """All weights with which a block may be computed, by the name of its folder."""
+        return {
+            fingerprint_id(fingerprint): weights
             for model in self.simulation.options["models"]
-            for version in range(machine.versions[model] + 1)
-        ]
-        return {fingerprint_id(fingerprint_of(weights)): weights for weights in known}
+            for fingerprint, weights in self.simulation.machine.all_weights_of(model).items()
+        }
 
     def at_end(self) -> None:
         """The server has stopped."""
@@ -723,6 +745,24 @@ class Checks:
 
     # -- coverage
 
+    def verified(self, sequence: LiveSequence, draft: Draft, *, accepted: int) -> None:
+        """A step has verified a draft."""
+        drafted = len(draft.token_ids)
+        how_many = "all" if accepted == drafted else "some" if accepted else "none"
+        place = sequence.known_tokens % BLOCK
+        where = "over an edge" if place + drafted >= BLOCK else "within a block"
+        whose = "model" if draft.is_by_model else "text"
+        second = self.simulation.options["second_layer"]
+        self.states.add((f"draft from the {whose} with {second}", f"{how_many} right {where}"))
+
+    def started(self, event: Started) -> None:
+        """A request starts from what is cached."""
+        memory = event.memory
+        names = ("moved_tokens", "shared_tokens", "ram_tokens", "disk_tokens")
+        sources = [name for name in names if getattr(memory, name, 0)]
+        second = self.simulation.options["second_layer"]
+        self.states.add((f"start with {second}", f"starts from {' '.join(sources)}"))
+
     def _saw(self, front: SimulatedFront, event: str) -> None:
         residency = front.residency
         phases = "down"
@@ -744,11 +784,6 @@ def _is_whole(path: Path) -> bool:
 
 def _content(path: Path) -> bytes | None:
     return path.read_bytes() if path.exists() else None
-
-
-def fingerprint_of(weights: str) -> str:
-    """The fingerprint of the toy model with these weights."""
-    return f"the toy model with the weights {weights}"
 
 
 def _prefix_hash(tokens: list[int]) -> int:
@@ -842,6 +877,13 @@ def install() -> None:
         removed_record(records, name)
 
     Records.put, Records.remove = watched_put, watched_remove_record  # type: ignore[method-assign]
+
+    def watched_count(drafts: Drafts, sequence: Any, draft: Draft, *, accepted: int) -> None:
+        _running[-1].verified(sequence, draft, accepted=accepted)
+        count(drafts, sequence, draft, accepted=accepted)
+
+    count = Drafts.count
+    Drafts.count = watched_count  # type: ignore[method-assign]
     unreadable = PrefixIndex.unreadable
     PrefixIndex.unreadable = watched_unreadable
     unlink = StoreMaintenance._unlink

@@ -4,6 +4,9 @@ The keys and values of a token depend on the token and its position alone, and t
 hash of the sums of all keys and values before it. So any key or value that is wrong, foreign,
 missing or twice there changes the text. All are whole numbers from 0 to 15, which survive any form of
 quantization if they are rounded, so that the same oracle holds for all forms.
+
+A model may have a second layer, and the hash then depends on it, too: a window or a chunk, of which
+only the last tokens are summed, or a recurrent state, which depends on the order of all tokens.
 """
 
 from __future__ import annotations
@@ -12,10 +15,10 @@ import enum
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -29,8 +32,10 @@ from holdfast.worker.engine.sequence import SequenceSpan
 from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.kv.full import FullKV
-from holdfast.worker.kv.layer import Layer
+from holdfast.worker.kv.layer import Layer, LayerKV
 from holdfast.worker.kv.quantized import QuantizedKV
+from holdfast.worker.kv.recurrent import RecurrentState
+from holdfast.worker.kv.window import ChunkKV, WindowKV
 from tests.simulation.world import World
 
 BUNDLED = Path(__file__).parents[2] / "src/holdfast/models/bundled/holdfast-demo"
@@ -39,7 +44,14 @@ LEVELS = 16
 END_TOKEN = 2  # <|im_end|>
 ONE_IN = 60  # so many answers end after a token
 PEAK = 1e4  # the logit of the only token that is possible
-_PRIME = np.uint64(0x9E3779B97F4A7C15)
+SEEN_TOKENS = 100  # of a window, or the length of a chunk
+_MODULUS = 251  # of the numbers in a recurrent state
+_FACTOR = 3  # by which a recurrent state is multiplied with every token
+_PHRASE_TOKENS = 8  # of a model that repeats itself
+_PHRASES = 8
+_NEW_PHRASE_ONE_IN = 6  # so often a phrase ends before its end
+
+SecondLayer: TypeAlias = Literal["none", "window", "chunk", "recurrent"]
 
 
 @cache
@@ -57,6 +69,42 @@ def plain_tokens() -> list[int]:
     return [token for token, text in enumerate(texts) if re.fullmatch(" ?[A-Za-z]+", text)]
 
 
+@cache
+def _followers() -> dict[int, int]:
+    """The next token of each token in a phrase; the last one is followed by the first one."""
+    plain = plain_tokens()
+    found = {}
+    for start in range(0, _PHRASES * _PHRASE_TOKENS, _PHRASE_TOKENS):
+        phrase = plain[start : start + _PHRASE_TOKENS]
+        found |= dict(zip(phrase, (*phrase[1:], phrase[0]), strict=True))
+    return found
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The toy model.
+
+    second: its layer in addition to that of full attention. repeats: it says the same phrases again
+    and again, so that they can be drafted. adapters: the weights' versions, by name.
+    """
+
+    name: str = ""
+    second: SecondLayer = "none"
+    repeats: bool = False
+    adapters: tuple[tuple[str, int], ...] = ()
+
+    def with_adapter(self, adapter: str) -> Weights:
+        """The model with one of its adapters, or the model itself if the name is empty."""
+        versions = dict(self.adapters)
+        name = f"{self.name} with {adapter} {versions[adapter]}" if adapter else self.name
+        return replace(self, name=name, adapters=())
+
+
+def fingerprint_of(weights: Weights) -> str:
+    """The fingerprint of the toy model with these weights."""
+    return f"the toy model with the weights {weights.name}"
+
+
 @lru_cache(maxsize=1 << 16)
 def _digest(token: int, position: int, weights: str) -> bytes:
     """From what the key and the value of a token are made."""
@@ -64,43 +112,90 @@ def _digest(token: int, position: int, weights: str) -> bytes:
     return hashlib.blake2b(seed, digest_size=2 * DIMENSION).digest()
 
 
-def rows_of(tokens: Sequence[int], start: int, weights: str) -> np.ndarray[Any, Any]:
-    """Keys and values: float32 [2, tokens, DIMENSION]."""
-    digests = [_digest(token, start + place, weights) for place, token in enumerate(tokens)]
+def rows_of(tokens: Sequence[int], start: int, weights: Weights) -> np.ndarray[Any, Any]:
+    """Keys and values of the first layer: float32 [2, tokens, DIMENSION]."""
+    digests = [_digest(token, start + place, weights.name) for place, token in enumerate(tokens)]
     numbers = np.frombuffer(b"".join(digests), np.uint8) % LEVELS
     rows = numbers.reshape(len(tokens), 2, DIMENSION).swapaxes(0, 1).astype(np.float32, order="C")
     rows[:, :, 0], rows[:, :, 1] = 0.0, LEVELS - 1.0  # every group has the whole range
     return rows
 
 
-def next_token(sums: np.ndarray[Any, Any], position: int, weights: str) -> int:
-    """The token after `position` tokens with these sums of keys and values, [2, DIMENSION]."""
+def _second_rows(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Those of the second layer."""
+    return np.roll(rows, 1, axis=0)
+
+
+def _seen(second: SecondLayer, tokens: int) -> int:
+    """How many of the last tokens the last one of `tokens` tokens sees in the second layer."""
+    if second == "chunk":
+        return 1 + (tokens - 1) % SEEN_TOKENS if tokens else 0
+    return min(tokens, SEEN_TOKENS)
+
+
+@cache
+def _powers(tokens: int) -> np.ndarray[Any, Any]:
+    """The factors of these tokens in a recurrent state: float64 [tokens, 1]."""
+    powers = [pow(_FACTOR, tokens - 1 - place, _MODULUS) for place in range(tokens)]
+    return np.array(powers, np.float64)[:, None]
+
+
+def _advanced(state: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A recurrent state after more tokens. state: [2, DIMENSION]; rows: [2, tokens, DIMENSION]."""
+    tokens = rows.shape[1]
+    moved = state * pow(_FACTOR, tokens, _MODULUS) + (_powers(tokens) * rows).sum(axis=1)
+    return np.asarray(moved % _MODULUS)
+
+
+def next_token(sums: np.ndarray[Any, Any], position: int, last: int, weights: Weights) -> int:
+    """The token after `position` tokens, of which `last` is the last.
+
+    sums: of keys and values in the first layer, and what the second one has: [2 or 4, DIMENSION].
+    """
     exact = np.rint(sums).astype(np.int64).tobytes()
-    digest = hashlib.blake2b(exact + f"{position} {weights}".encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(exact + f"{position} {weights.name}".encode(), digest_size=8).digest()
     number = int.from_bytes(digest, "little")
+    plain = plain_tokens()
     if number % ONE_IN == 0:
         return END_TOKEN
-    plain = plain_tokens()
-    return plain[number // ONE_IN % len(plain)]
+    number //= ONE_IN
+    if not weights.repeats:
+        return plain[number % len(plain)]
+    if number % _NEW_PHRASE_ONE_IN and last in _followers():
+        return _followers()[last]
+    return plain[number // _NEW_PHRASE_ONE_IN % (_PHRASES * _PHRASE_TOKENS)]
 
 
 class Oracle:
     """What the model with these weights would say, computed from the tokens alone."""
 
-    def __init__(self, weights: str) -> None:
+    def __init__(self, weights: Weights) -> None:
         self._weights = weights
 
     def answer(self, prompt: Sequence[int], *, max_tokens: int) -> list[int]:
         """The tokens of an answer, the end token included."""
-        sums = rows_of(prompt, 0, self._weights).sum(axis=1)
-        position = len(prompt)
+        weights = self._weights
+        rows = rows_of(prompt, 0, weights)
+        sums = rows.sum(axis=1)
+        state = _advanced(np.zeros((2, DIMENSION)), _second_rows(rows))
+        tokens = list(prompt)
         answer: list[int] = []
         while len(answer) < max_tokens:
-            answer.append(next_token(sums, position, self._weights))
+            parts = [sums]
+            if weights.second == "recurrent":
+                parts.append(state)
+            elif weights.second != "none":
+                parts.append(
+                    _second_rows(rows[:, -_seen(weights.second, len(tokens)) :]).sum(axis=1)
+                )
+            answer.append(next_token(np.concatenate(parts), len(tokens), tokens[-1], weights))
             if answer[-1] == END_TOKEN:
                 break
-            sums = sums + rows_of(answer[-1:], position, self._weights)[:, 0]
-            position += 1
+            row = rows_of(answer[-1:], len(tokens), weights)
+            tokens.append(answer[-1])
+            sums = sums + row[:, 0]
+            state = _advanced(state, _second_rows(row))
+            rows = np.concatenate((rows[:, -SEEN_TOKENS:], row), axis=1)
         return answer
 
 
@@ -110,7 +205,7 @@ class ToyRunner(Runner):
     name = variant = "rows"
     mixes_chunks = True
 
-    def __init__(self, weights: str, *, vocab_size: int) -> None:
+    def __init__(self, weights: Weights, *, vocab_size: int) -> None:
         super().__init__(None, None)
         self._weights = weights
         self._vocab_size = vocab_size
@@ -119,53 +214,109 @@ class ToyRunner(Runner):
     def fresh_layers(
         self, kv_bits: KVBits = "native", *, block_tokens: int = BLOCK_TOKENS
     ) -> list[Layer]:
-        if kv_bits == "native":
-            return [FullKV()]
-        (pair,) = self._heads_forms
-        return [QuantizedKV(BITS[kv_bits], form=pair, block_tokens=block_tokens)]
+        first: Layer = FullKV()
+        if kv_bits != "native":
+            (pair,) = self._heads_forms
+            first = QuantizedKV(BITS[kv_bits], form=pair, block_tokens=block_tokens)
+        match self._weights.second:
+            case "none":
+                return [first]
+            case "window":
+                return [first, WindowKV(SEEN_TOKENS)]
+            case "chunk":
+                return [first, ChunkKV(SEEN_TOKENS)]
+            case "recurrent":
+                return [first, RecurrentState(1)]
 
     def refusal(self) -> str:
         return ""
 
     def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
-        fresh = [self._append(each) for each in spans]
+        passes = [self._pass_of(each) for each in spans]
         mx.eval([array for each in spans for array in each.sequence.live.arrays()])
-        rows = [
-            row for each, new in zip(spans, fresh, strict=True) for row in self._logits(each, new)
-        ]
+        rows = [row for each in passes for row in self._logits(each)]
+        self._end_pass(passes)
         if not rows:
             return StepLogits(is_computed=True)
         return StepLogits(to_sample=mx.array(np.stack(rows)), is_computed=True)
 
     _run = forward  # type: ignore[assignment]
 
-    def _append(self, each: SequenceSpan) -> np.ndarray[Any, Any]:
-        """Add the span's keys and values; returns them, [2, tokens, DIMENSION]."""
-        (layer,) = each.sequence.live.layers
-        assert isinstance(layer, FullKV | QuantizedKV)
-        fresh = rows_of(self._tokens(each), each.span.start, self._weights)
+    def _pass_of(self, each: SequenceSpan) -> _Pass:
+        """Add the span's keys and values."""
+        weights = self._weights.with_adapter(each.adapter)
+        tokens = self._tokens(each)
+        rows = rows_of(tokens, each.span.start, weights)
         if self.is_poisoned:
-            fresh = np.full_like(fresh, np.nan)
-        layer.append(mx.array(fresh[:1, None]), mx.array(fresh[1:, None]))
-        return fresh
+            rows = np.full_like(rows, np.nan)
+        found = _Pass(each, weights, tokens, rows)
+        first, *second = each.sequence.live.layers
+        assert isinstance(first, FullKV | QuantizedKV)
+        first.append(mx.array(rows[:1, None]), mx.array(rows[1:, None]))
+        for layer in second:
+            rows = _second_rows(rows)
+            if isinstance(layer, LayerKV):
+                layer.append(mx.array(rows[:1, None]), mx.array(rows[1:, None]))
+                continue
+            assert isinstance(layer, RecurrentState)
+            before = layer[0]
+            state = np.zeros((2, DIMENSION)) if before is None else np.array(before)[0]
+            certain = each.span.certain_tokens - 1
+            found.states = [_advanced(state, rows[:, :certain])] if certain else [state]
+            for place in range(certain, len(tokens)):
+                found.states.append(_advanced(found.states[-1], rows[:, place : place + 1]))
+            layer[0] = mx.array(found.states[-1][None].astype(np.float32))
+        return found
 
-    def _logits(
-        self, each: SequenceSpan, fresh: np.ndarray[Any, Any]
-    ) -> list[np.ndarray[Any, Any]]:
-        span = each.span
-        if not each.wanted_rows:
+    def _end_pass(self, passes: Sequence[_Pass]) -> None:
+        """Leave states as the real layouts do."""
+        states = [each.layer for each in passes if each.span.is_row and each.states]
+        if len(states) > 1:  # they are rows of one array
+            stack = mx.concatenate([layer[0] for layer in states])
+            mx.eval(stack)
+            for row, layer in enumerate(states):
+                layer.set_row(0, stack, row)
+        for each in passes:
+            sequence = each.span.sequence
+            sequence.is_trimmed = False
+            if len(each.tokens) > 1:
+                sequence.trim()
+                mx.eval(list(sequence.live.arrays()))
+
+    def _logits(self, each: _Pass) -> list[np.ndarray[Any, Any]]:
+        span = each.span.span
+        wanted = each.span.wanted_rows
+        if not wanted:
             return []
-        sums = self._sums(each.sequence.live.layers[0], span.start + span.tokens)
+        first, *second = each.span.sequence.live.layers
+        sums = self._sums(first, span.start + span.tokens)
         found = []
-        for row in reversed(each.wanted_rows):
-            past = fresh[:, row + 1 :].sum(axis=1)  # tokens that this row does not see
+        for row in wanted:
+            end = span.start + row + 1
+            past = each.rows[:, row + 1 :].sum(axis=1)  # tokens that this row does not see
+            parts = [sums - past]
+            if each.states:
+                parts.append(each.states[row - wanted.start + 1])
+            elif second:
+                (layer,) = second
+                later = span.start + span.tokens - end
+                parts.append(self._window(layer, _seen(each.weights.second, end), later=later))
             logits = np.zeros(self._vocab_size, np.float32)
-            if np.isfinite(sums).all():
-                logits[next_token(sums - past, span.start + row + 1, self._weights)] = PEAK
+            if all(np.isfinite(part).all() for part in parts):
+                last = each.tokens[row]
+                logits[next_token(np.concatenate(parts), end, last, each.weights)] = PEAK
             else:
                 logits[:] = np.nan
             found.append(logits)
-        return found[::-1]
+        return found
+
+    def _window(self, layer: Layer, tokens: int, *, later: int) -> np.ndarray[Any, Any]:
+        """The sums of `tokens` tokens, before the last `later` ones: [2, DIMENSION]."""
+        assert isinstance(layer, WindowKV)
+        ((buffers, low, high),) = layer.stored(tokens + later)
+        assert low >= 0, "a window lacks tokens that are to be seen"
+        views = [np.array(each, copy=False)[0, :, low : high - later] for each in buffers]
+        return np.asarray(np.concatenate(views).sum(axis=1, dtype=np.float64))
 
     def _sums(self, layer: Layer, tokens: int) -> np.ndarray[Any, Any]:
         """The sums of all keys and of all values, [2, DIMENSION]."""
@@ -190,6 +341,26 @@ class ToyRunner(Runner):
         if span.tokens == 1:
             return [sequence.last_token]
         return [*sequence.repeated, sequence.last_token, *span.drafted]
+
+
+@dataclass
+class _Pass:
+    """A span in a forward pass. rows: keys and values of its tokens in the first layer.
+
+    states: of a recurrent layer, before the first wanted row and after each one; [2, DIMENSION].
+    """
+
+    span: SequenceSpan
+    weights: Weights
+    tokens: list[int]
+    rows: np.ndarray[Any, Any]
+    states: list[np.ndarray[Any, Any]] = field(default_factory=list)
+
+    @property
+    def layer(self) -> RecurrentState:
+        layer = self.span.sequence.live.layers[1]
+        assert isinstance(layer, RecurrentState)
+        return layer
 
 
 class SimulatedFailure(RuntimeError):
@@ -265,7 +436,9 @@ class SimulatedEngine(Engine):
             raise SimulatedFailure("the simulated device is broken")
 
 
-def make_engine(world: World, *, weights: str, vocab_size: int, costs: Costs) -> SimulatedEngine:
+def make_engine(
+    world: World, *, weights: Weights, vocab_size: int, costs: Costs
+) -> SimulatedEngine:
     """An engine on the toy model."""
     engine = SimulatedEngine(ToyRunner(weights, vocab_size=vocab_size), vocab_size=vocab_size)
     engine.world, engine.costs, engine.faults, engine._later = world, costs, [], {}

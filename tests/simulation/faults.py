@@ -57,7 +57,11 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
             )
         case "weights change":
             _kill_all(simulation)
-            machine.versions[trouble.model] += 1
+            if machine.adapters and trouble.number % 2:  # an adapter is trained again
+                adapter = machine.adapters[trouble.number % len(machine.adapters)]
+                machine.versions[f"{trouble.model}:{adapter}"] += 1
+            else:
+                machine.versions[trouble.model] += 1
         case "clock jumps":
             jump = trouble.seconds * (1 if trouble.number % 2 else -1)
             world.wall_shift += jump

@@ -65,6 +65,9 @@ class Simulation:
         self.machine = Machine(
             memory=DeviceMemory(total_bytes=1 << 30, available_bytes=1 << 29, unified=False),
             costs=Costs(step_seconds=self.options["step_seconds"]),
+            second=self.options["second_layer"],
+            repeats=self.options["repeats"],
+            adapters=tuple(self.options["adapters"]),
         )
         if failing := self.options.get("failing"):  # of a sweep: what fails, and which one
             self._plan(*failing)
@@ -91,6 +94,7 @@ class Simulation:
             entry(
                 name,
                 is_pinned=name == "m" and self.options["max_loaded"] is None,
+                adapters=tuple(f"{each}=/adapters/{each}" for each in self.options["adapters"]),
                 kv_bits=self.options["kv_bits"],
                 memory_bytes=self.options["kv_tokens"] * TOKEN_BYTES,
             )

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -41,9 +41,12 @@ from holdfast.worker.sessions.service import SessionService
 from tests.simulation.device import (
     Costs,
     Fault,
+    SecondLayer,
     SimulatedEngine,
     SimulatedFailure,
     ToyRunner,
+    Weights,
+    fingerprint_of,
     make_engine,
 )
 from tests.simulation.links import Wake
@@ -70,11 +73,34 @@ class Machine:
     loads: list[Fault] = field(default_factory=list)
     workers: dict[int, SimulatedWorker] = field(default_factory=dict)  # by pid, living ones
     excess_bytes: int = 0  # that each process takes beyond its weights
-    versions: Counter[str] = field(default_factory=Counter)  # of each model's weights
+    second: SecondLayer = "none"  # of all models
+    repeats: bool = False
+    adapters: tuple[str, ...] = ()  # of all models
+    # of the weights of each model, and of each adapter, as MODEL:ADAPTER
+    versions: Counter[str] = field(default_factory=Counter)
 
-    def weights_of(self, model: str) -> str:
+    def weights_of(self, model: str) -> Weights:
         """The weights that a load of the model finds."""
-        return f"{model} {self.versions[model]}"
+        return Weights(
+            f"{model} {self.versions[model]}",
+            second=self.second,
+            repeats=self.repeats,
+            adapters=tuple((each, self.versions[f"{model}:{each}"]) for each in self.adapters),
+        )
+
+    def all_weights_of(self, model: str) -> Mapping[str, Sequence[Weights]]:
+        """By the fingerprint of the model: all weights that it has ever had, with each version of its
+        adapters.
+        """
+        found = {}
+        for version in range(self.versions[model] + 1):
+            base = replace(self.weights_of(model), name=f"{model} {version}")
+            found[fingerprint_of(base)] = [base.with_adapter("")] + [
+                replace(base, adapters=((each, number),)).with_adapter(each)
+                for each in self.adapters
+                for number in range(self.versions[f"{model}:{each}"] + 1)
+            ]
+        return found
 
 
 @dataclass(eq=False)
@@ -89,7 +115,7 @@ class SimulatedWorker:
     index: PrefixIndex | None = None
     store: BlockStore | None = None
     wake: Wake = field(default_factory=Wake)
-    weights: str = ""
+    weights: Weights = Weights()
     endpoint: str = ""
 
     @property
@@ -128,9 +154,9 @@ def start_worker(world: World, machine: Machine, assignment: Assignment, process
 
 
 @cache
-def kv_costs() -> Mapping[KVBits, KVCosts]:
+def kv_costs(second: SecondLayer) -> Mapping[KVBits, KVCosts]:
     """The memory of a sequence of the toy model, by form."""
-    runner = ToyRunner("", vocab_size=VOCAB_SIZE)
+    runner = ToyRunner(Weights(second=second), vocab_size=VOCAB_SIZE)
     engine = Engine(runner, vocab_size=VOCAB_SIZE)
     native = engine.measure_costs()
     assert native.form is not None
@@ -162,7 +188,7 @@ def _build(
         raise SimulatedFailure("the simulated load failed")
     progress("reading", 1.0)
     weights = worker.weights
-    by_bits = kv_costs()
+    by_bits = kv_costs(weights.second)
     engine = make_engine(world, weights=weights, vocab_size=VOCAB_SIZE, costs=machine.costs)
     native = by_bits["native"]
     assert native.form is not None
@@ -186,7 +212,7 @@ def _build(
         context_tokens=CONTEXT_TOKENS,
         mixes_chunks=True,
     )
-    fingerprint = f"the toy model with the weights {weights}"
+    fingerprint = fingerprint_of(weights)
     store = None
     if settings.store.folder:
         store = BlockStore(
@@ -201,6 +227,9 @@ def _build(
         store=store,
         payloads=PayloadFormat(model=native.form),
         most_parked_bytes=settings.store.ram_bytes,
+        adapters={
+            each: fingerprint_of(weights.with_adapter(each)) for each in adapter_names(weights)
+        },
     )
     sessions = SessionService(
         cache,
@@ -224,6 +253,7 @@ def _build(
         inbox=link,
         model=ModelOptions(
             retry_chunk_tokens=step_tokens,
+            adapters=adapter_names(weights),
             forms=forms,
             costs=costs,
             speculates=settings.model.speculation != "off",
@@ -249,7 +279,7 @@ def _build(
         kv_bytes_per_token=by_bits[forms.default_now].bytes_per_token,
         kv_bytes_by_bits={each: own.bytes_per_token for each, own in by_bits.items()},
         context_tokens_by_bits=fitting,
-        fixed_bytes_per_sequence=0,
+        fixed_bytes_per_sequence=native.fixed_bytes,
         kv_budget_bytes=plan.kv_bytes,
         device="simulated",
         is_on_cpu=True,
@@ -257,6 +287,11 @@ def _build(
         load_seconds=machine.load_seconds,
     )
     return loop, info
+
+
+def adapter_names(weights: Weights) -> tuple[str, ...]:
+    """The names of a model's adapters."""
+    return tuple(name for name, _ in weights.adapters)
 
 
 def _contexts(costs: Mapping[KVBits, SequenceCosts], kv_bytes: int) -> dict[str, int]:

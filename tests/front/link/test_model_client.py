@@ -189,22 +189,31 @@ async def test_a_request_closed_by_its_reader_is_not_resent(front: Front) -> Non
     assert front.client.open_streams == 1
 
 
-async def test_a_closed_request_may_be_sent_again_before_its_worker_has_ended_it(
+async def test_a_request_under_a_cancelled_id_gets_no_event_of_the_cancelled_one(
     front: Front,
 ) -> None:
+    """A request that a full queue refused is sent again, while its other choices are cancelled."""
+    (left,) = front.submit("a")
+    front.tokens("a", count=5)
+    await left.aclose()
+    (again,) = front.submit("a")
+    front.client.deliver([TokensGenerated(request_id="a", token_ids=(5,))])
+    front.client.deliver([finished("a", FinishReason.CANCELLED)])
+    front.tokens("a", count=2)
+    front.client.deliver([finished("a")])
+    events = await events_of(again)
+    assert [type(event) for event in events] == [Accepted, TokensGenerated, Finished]
+    assert again.token_ids == [0, 1]
+
+
+async def test_a_cancelled_id_is_free_again_when_the_worker_has_died(front: Front) -> None:
     (left,) = front.submit("a")
     await left.aclose()
     (again,) = front.submit("a")
-    front.client.deliver([Accepted(request_id="a"), finished("a", FinishReason.CANCELLED)])
-    assert front.client.open_streams == 1
-    front.client.deliver([Accepted(request_id="a"), finished("a")])
-    assert [type(event) for event in await events_of(again)] == [Accepted, Finished]
-    await front.submit("a")[0].aclose()
     front.die()
     front.next_worker()
-    (third,) = front.submit("a")  # a worker that is gone ends nothing
-    front.client.deliver([Accepted(request_id="a"), finished("a")])
-    assert [type(event) for event in await events_of(third)] == [Accepted, Finished]
+    front.tokens("a", count=2)
+    assert again.token_ids == [0, 1]
 
 
 async def test_an_unread_stream_stays_paused_at_the_next_worker(front: Front) -> None:

@@ -95,9 +95,9 @@ class ModelClient:
         self._unread_bytes = unread_bytes
         self._on_info = on_info
         self._open: dict[RequestId, _OpenRequest] = {}  # oldest first
-        self._open_commands: dict[str, _OpenCommand] = {}  # by call id, oldest first
-        # requests that were cancelled, and that the worker has not ended yet
+        # how many requests with this id were cancelled that the worker has not ended yet
         self._cancelled: Counter[RequestId] = Counter()
+        self._open_commands: dict[str, _OpenCommand] = {}  # by call id, oldest first
         self._worker: WorkerLink | None = None
         self._info: ModelInfo | None = None
         self._end = ""  # why the model cannot be served any more; empty while it can
@@ -209,9 +209,9 @@ class ModelClient:
                 elif isinstance(event, BudgetChanged) and self._info is not None:
                     self._note_info(self._info.with_budget(event))
                 continue
-            if self._cancelled[event.request_id]:  # its id may be in use again
+            if event.request_id in self._cancelled:  # not of a later request with the same id
                 if isinstance(event, Finished | Rejected):
-                    self._cancelled -= Counter([event.request_id])
+                    self._cancelled -= Counter((event.request_id,))
                 continue
             opened = self._open.get(event.request_id)
             if opened is None:
@@ -414,12 +414,12 @@ class ModelClient:
         action = command.action
         if action == "cancel":
             del self._open[request_id]
+            if self._worker is not None and opened.is_sent:
+                self._cancelled[request_id] += 1
         # `_send_or_resume` resumes it when it may run
         is_ours = opened.is_paused_for_trial and action != "cancel"
         if self._worker is not None and opened.is_sent and not is_ours:
             self._worker.send(command)
-            if action == "cancel":
-                self._cancelled[request_id] += 1
         if self._isolation.alone == request_id and action != "resume":
             self._judge_trial(request_id)
         if action == "resume" and self._isolation.is_untried(request_id):
