@@ -54,15 +54,26 @@ if TYPE_CHECKING:
 CUT_OFF_SECONDS = 1000.0
 MOST_FILES = 24  # open in one process while nothing happens
 CHECKED_SHARE = 0.2  # of the loop's rounds
-# for how long after a trouble requests may fail that begin then; those that run may fail, too.
-# Errors of the disk never make a request fail.
+# For how many seconds after a trouble requests may fail that begin then; those that run when it comes
+# may fail, too. Errors of the disk never make a request fail.
 _RECOVERY_SECONDS = {
-    "worker dies": 900.0, "worker is suspended": 900.0, "server dies": 900.0,
-    "server restarts": 900.0, "power cut": 900.0, "machine sleeps": 900.0, "weights change": 900.0,
-    "model is unloaded": 900.0, "a step raises an error": 900.0, "a step computes NaN": 900.0,
-    "a step is slow": 900.0, "a step hangs": 900.0, "a step kills its process": 900.0,
-    "a load raises an error": 900.0, "a load hangs": 900.0, "a load kills its process": 900.0,
-}  # fmt: skip
+    "a step raises an error": 0.0,  # then each request is tried alone
+    "a step computes NaN": 0.0,
+    "a step is slow": 30.0,
+    "a step hangs": 90.0,  # until its worker is killed, and another one is loaded
+    "a step kills its process": 90.0,  # with the waits after several deaths
+    "worker dies": 90.0,
+    "worker is suspended": 30.0,
+    "a load raises an error": 90.0,
+    "a load kills its process": 90.0,
+    "a load hangs": 700.0,  # it is ended after ten minutes without progress
+    "server dies": 30.0,
+    "server restarts": 20.0,
+    "power cut": 30.0,
+    "weights change": 30.0,
+    "machine sleeps": 30.0,
+    "model is unloaded": 20.0,
+}
 
 
 # troubles after which a stored block may be missing or damaged
@@ -262,7 +273,7 @@ class Checks:
             return
         if heard.status in (400, 401, 403, 404, 422):
             self._violation("true refusals", said)
-        if len(self.simulation.options["models"]) > 1:
+        if self.simulation.options["max_loaded"] == 1:
             return  # there may be no place for a model
         if not self._has_excuse(turn.model, began):
             self._violation("true refusals", f"nothing has gone wrong, but {said}")
