@@ -59,6 +59,10 @@ CHECKED_SHARE = 0.2  # of the loop's rounds
 _RECOVERY_SECONDS = {
     "a step raises an error": 0.0,  # then each request is tried alone
     "a step computes NaN": 0.0,
+    "the planned step": 0.0,  # of a sweep, like the next three
+    "the planned allocation": 0.0,
+    "the planned message": 30.0,
+    "the planned spawn": 30.0,
     "a step is slow": 30.0,
     "a step hangs": 90.0,  # until its worker is killed, and another one is loaded
     "a step kills its process": 90.0,  # with the waits after several deaths
@@ -170,9 +174,6 @@ class Checks:
         self._records: dict[Path, list[bytes | None]] = {}
         self._recovered: dict[str, int] = {}  # the status of each model's last request
         self._tenants: dict[str, tuple[bool, str]] = {}  # a worker's tenant → the agents'
-        kind, *_ = simulation.options.get("failing", ("",))
-        if kind in ("message", "spawn", "step", "allocation"):
-            self.excuses.append(_Excuse("worker dies", math.inf, ""))
         _running[:] = [self]
 
     def _violation(self, invariant: str, what: str) -> None:
@@ -299,6 +300,10 @@ class Checks:
         """Something goes wrong, so that requests may fail. model: whose; "": of all."""
         self.excuses.append(_Excuse(kind, self.world.now, model))
         self._saw(self.simulation.front, kind)
+
+    def slept(self, seconds: float) -> None:
+        """The machine has slept, which no time limit of the server counts."""
+        self.excuses = [each._replace(at=each.at + seconds) for each in self.excuses]
 
     def fault(self, process: Process, what: str) -> None:
         """A step or a load of a worker does not work."""
@@ -641,8 +646,9 @@ class Checks:
                 self._violation("durable records survive", f"{path.name} is {found!r}")
 
     def after_power_cut(self) -> None:
-        """What was durable has survived; what is there now stays."""
+        """What was durable has survived, and what has its final name is whole. What is there now stays."""
         self.check_durable()
+        self.check_store()
         with self.simulation.disk.bypassed():
             self._records = {path: [_content(path)] for path in self._records}
 
