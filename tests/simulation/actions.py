@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 Protocol: TypeAlias = Literal["chat", "messages", "responses", "completions"]
@@ -204,9 +204,14 @@ def scenario_of(seed: int) -> Scenario:
             if dice.random() < 0.8:  # most troubles come while an answer is being generated
                 turn = _turn(dice, at, dice.choice(agents), options)
                 tokens = max(turn.max_tokens, 20)
-                found.append(_with(turn, tenant=tenant_of[turn.agent], max_tokens=tokens))
+                found.append(replace(turn, tenant=tenant_of[turn.agent], max_tokens=tokens))
                 at += dice.choice((0.002, 0.01, 0.03, 0.1, 0.3))
             found.append(_trouble(dice, at, options))
+            if dice.random() < 0.3:  # another one comes before everything has recovered
+                at += dice.choice((0.05, 1.0, 4.0))
+                follower = _trouble(dice, at, options)
+                cuts = dice.choice((True, False))
+                found.append(replace(follower, kind="power cut") if cuts else follower)
         elif what < trouble_share + 0.04:
             source = dice.choice(agents)
             agent = f"{source}.{len(found)}"
@@ -222,17 +227,11 @@ def scenario_of(seed: int) -> Scenario:
                 tenant_of[agent] = tenant_of[turn.agent]
                 agents.append(agent)
                 found.append(Branch(at=at, agent=agent, source=turn.agent, keep=100))
-                found.append(_with(turn, agent=agent, tenant=tenant_of[agent], seed=number))
+                found.append(replace(turn, agent=agent, tenant=tenant_of[agent], seed=number))
         else:
             turn = _turn(dice, at, dice.choice(agents), options)
-            found.append(_with(turn, tenant=tenant_of[turn.agent]))
+            found.append(replace(turn, tenant=tenant_of[turn.agent]))
     return Scenario(order=seed, actions=tuple(found), options=options)
-
-
-def _with(turn: Turn, **changes: Any) -> Turn:
-    from dataclasses import replace
-
-    return replace(turn, **changes)
 
 
 def _turn(dice: random.Random, at: float, agent: str, options: Mapping[str, Any]) -> Turn:

@@ -63,15 +63,30 @@ if TYPE_CHECKING:
 CUT_OFF_SECONDS = 1000.0
 MOST_FILES = 24  # open in one process while nothing happens
 CHECKED_SHARE = 0.2  # of the loop's rounds
-# for how long after a trouble requests may fail that begin then; those that run may fail, too.
-# Errors of the disk never make a request fail.
+# For how many seconds after a trouble requests may fail that begin then; those that run when it comes
+# may fail, too. Errors of the disk never make a request fail.
 _RECOVERY_SECONDS = {
-    "worker dies": 900.0, "worker is suspended": 900.0, "server dies": 900.0,
-    "server restarts": 900.0, "power cut": 900.0, "machine sleeps": 900.0, "weights change": 900.0,
-    "model is unloaded": 900.0, "a step raises an error": 900.0, "a step computes NaN": 900.0,
-    "a step is slow": 900.0, "a step hangs": 900.0, "a step kills its process": 900.0,
-    "a load raises an error": 900.0, "a load hangs": 900.0, "a load kills its process": 900.0,
-}  # fmt: skip
+    "a step raises an error": 0.0,  # then each request is tried alone
+    "a step computes NaN": 0.0,
+    "the planned step": 0.0,  # of a sweep, like the next three
+    "the planned allocation": 0.0,
+    "the planned message": 30.0,
+    "the planned spawn": 30.0,
+    "a step is slow": 30.0,
+    "a step hangs": 90.0,  # until its worker is killed, and another one is loaded
+    "a step kills its process": 90.0,  # with the waits after several deaths
+    "worker dies": 90.0,
+    "worker is suspended": 30.0,
+    "a load raises an error": 90.0,
+    "a load kills its process": 90.0,
+    "a load hangs": 700.0,  # it is ended after ten minutes without progress
+    "server dies": 30.0,
+    "server restarts": 20.0,
+    "power cut": 30.0,
+    "weights change": 30.0,
+    "machine sleeps": 30.0,
+    "model is unloaded": 20.0,
+}
 
 
 # troubles after which a stored block may be missing or damaged
@@ -173,9 +188,6 @@ class Checks:
         self._records: dict[Path, list[bytes | None]] = {}
         self._recovered: dict[str, int] = {}  # the status of each model's last request
         self._tenants: dict[str, tuple[bool, str]] = {}  # a worker's tenant → the agents'
-        kind, *_ = simulation.options.get("failing", ("",))
-        if kind in ("message", "spawn", "step", "allocation"):
-            self.excuses.append(_Excuse("worker dies", math.inf, ""))
         _running[:] = [self]
 
     def _violation(self, invariant: str, what: str) -> None:
@@ -282,7 +294,7 @@ class Checks:
             return
         if heard.status in (400, 401, 403, 404, 422):
             self._violation("true refusals", said)
-        if len(self.simulation.options["models"]) > 1:
+        if self.simulation.options["max_loaded"] == 1:
             return  # there may be no place for a model
         if not self._has_excuse(turn.model, began):
             self._violation("true refusals", f"nothing has gone wrong, but {said}")
@@ -313,6 +325,10 @@ class Checks:
         """Something goes wrong, so that requests may fail. model: whose; "": of all."""
         self.excuses.append(_Excuse(kind, self.world.now, model))
         self._saw(self.simulation.front, kind)
+
+    def slept(self, seconds: float) -> None:
+        """The machine has slept, which no time limit of the server counts."""
+        self.excuses = [each._replace(at=each.at + seconds) for each in self.excuses]
 
     def fault(self, process: Process, what: str) -> None:
         """A step or a load of a worker does not work."""
@@ -652,8 +668,9 @@ class Checks:
                 self._violation("durable records survive", f"{path.name} is {found!r}")
 
     def after_power_cut(self) -> None:
-        """What was durable has survived; what is there now stays."""
+        """What was durable has survived, and what has its final name is whole. What is there now stays."""
         self.check_durable()
+        self.check_store()
         with self.simulation.disk.bypassed():
             self._records = {path: [_content(path)] for path in self._records}
 

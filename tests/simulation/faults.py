@@ -67,6 +67,7 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
             world.wall_shift += jump
         case "machine sleeps":
             world.now += trouble.seconds
+            simulation.checks.slept(trouble.seconds)
         case "memory is short" | "memory is enough":
             simulation.press(is_short=trouble.kind == "memory is short")
         case "disk error" | "disk is full" | "file is damaged" | "file vanishes":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from tests.simulation.actions import Scenario, Trouble, Turn
 from tests.simulation.outcomes import Result, Task
 from tests.simulation.pool import Worlds
+from tests.simulation.sweeps import sweep
 
 LAST_LINE = re.compile(
     r"\d+\.\d hours, \d+ events, (\d+) seeds, (\d+) violations, trace [0-9a-f]{16}"
@@ -67,6 +69,13 @@ def test_a_scenario_gives_the_same_trace_in_every_process_and_after_other_worlds
     assert results[0].failures == ()
     assert results[0].answers >= 4 and results[0].events > 1000
     assert results[0] == results[1]
+
+
+def test_a_sweep_lets_one_thing_after_another_fail(worlds: Worlds) -> None:
+    ran = list(sweep(worlds, "rename", errno.EIO, every=10))
+    assert [scenario.options["failing"][1] for scenario, _ in ran] == [1, 11, 21]
+    assert [result.failures for _, result in ran] == [(), (), ()]
+    assert len({result.trace_hash for _, result in ran}) == 3
 
 
 def test_another_order_gives_another_trace(worlds: Worlds) -> None:

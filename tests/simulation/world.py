@@ -290,7 +290,10 @@ class World:
     def fails(self, kind: str) -> bool:
         """Count a thing of this kind that is about to be done. Returns whether it has to fail."""
         self.counts[kind] += 1
-        return self.failing == (kind, self.counts[kind])
+        if self.failing != (kind, self.counts[kind]):
+            return False
+        self.on_fault(self.here, f"the planned {kind}")
+        return True
 
     # -- what happened
 
