@@ -46,6 +46,7 @@ from tests.simulation.actions import BLOCK, Call, Turn
 from tests.simulation.agents import Heard, expected
 from tests.simulation.device import (
     Oracle,
+    SecondLayer,
     SimulatedFailure,
     Weights,
     rows_of,
@@ -130,11 +131,42 @@ class _Asked:
 
 @dataclass
 class _OnLink:
-    """A request of one worker's life."""
+    """A request of one worker's life. sent_at: when the worker got it."""
 
     asked: _Asked
     tokens: int  # that the worker has been given or has sent
+    sent_at: float = 0.0
     is_accepted: bool = False
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What a request has left in the cache. tokens: of prompt and answer. The keys and values of the
+    last one need not be computed.
+    """
+
+    tokens: np.ndarray[Any, Any]
+    prompt_tokens: int
+    ended_at: float
+
+    def reusable(
+        self, prompt: np.ndarray[Any, Any], second: SecondLayer, *, is_quantized: bool
+    ) -> int:
+        """How many tokens of a later prompt, of which the last one is always computed, must come
+        from the cache.
+        """
+        end = len(self.tokens)
+        most = min(end, len(prompt) - 1)
+        different = np.flatnonzero(self.tokens[:most] != prompt[:most])
+        common = int(different[0]) if len(different) else most
+        if second == "none":
+            # a block that is quantized by now is of no use to a prompt that differs within it
+            is_whole = not is_quantized or common >= end - 1
+            return min(common, end - 1) if is_whole else common - common % BLOCK
+        # a checkpoint is at the end of the answer, and one before the last token of the prompt
+        if common == end:
+            return end - 1
+        return self.prompt_tokens - 1 if common >= self.prompt_tokens - 1 else 0
 
 
 @dataclass
@@ -186,6 +218,9 @@ class Checks:
         # what a power cut may leave of each session's record, by its path: the durable content, and
         # what has been written or removed since; None: no file
         self._records: dict[Path, list[bytes | None]] = {}
+        # by cache and form of keys and values
+        self._reads: dict[tuple[Weights, str, str], list[_Read]] = defaultdict(list)
+        self._read_tokens = 0  # of all requests
         self._recovered: dict[str, int] = {}  # the status of each model's last request
         self._tenants: dict[str, tuple[bool, str]] = {}  # a worker's tenant → the agents'
         _running[:] = [self]
@@ -354,7 +389,7 @@ class Checks:
             self._violation("the oracle's tokens", f"{request_id} goes on after wrong tokens")
         if request_id in life.open:
             life.cancelled[request_id].append(life.open[request_id])
-        life.open[request_id] = _OnLink(asked, len(given))
+        life.open[request_id] = _OnLink(asked, len(given), self.world.now)
 
     def _turn_of(self, command: SequenceRequest) -> Turn | None:
         """The turn for which a request is sent: that of the last message in its prompt."""
@@ -397,6 +432,7 @@ class Checks:
                     life.end(request_id)
                 case Started():
                     self._check_cached(life, on, event.memory.cached_tokens)
+                    self._check_read_once(life, on, event.memory.cached_tokens)
                     self.started(event)
                 case TokensGenerated():
                     self._check_tokens(life, on, event)
@@ -416,12 +452,68 @@ class Checks:
             )
         on.tokens += len(event.token_ids)
 
+    def _form_of(self, request: SequenceRequest) -> str:
+        form: str = request.kv_bits or self.simulation.options["kv_bits"]
+        return "native" if form == "auto" else form  # while memory is not short
+
+    def _reads_of(self, life: _Life, request: SequenceRequest) -> list[_Read]:
+        return self._reads[life.weights(request), request.tenant, self._form_of(request)]
+
+    def _add_read(self, life: _Life, request: SequenceRequest, answer: Sequence[int]) -> None:
+        """A request has ended by itself, so that later ones may start from it."""
+        if not request.is_kept or request.is_idle_work:
+            return
+        tokens = np.array([*request.prompt_token_ids, *answer])
+        self._reads_of(life, request).append(
+            _Read(tokens, len(request.prompt_token_ids), self.world.now)
+        )
+
+    def _check_read_once(self, life: _Life, on: _OnLink, cached_tokens: int) -> None:
+        """The tokens that an earlier request has in common with this one are not computed again."""
+        request = on.asked.request
+        if not self._is_kept_since(on.sent_at):
+            return
+        prompt = np.array([*request.prompt_token_ids])
+        second = self.simulation.options["second_layer"]
+        right = max(
+            (
+                each.reusable(prompt, second, is_quantized=self._form_of(request) != "native")
+                for each in self._reads_of(life, request)
+                if self._is_durable(each, on.sent_at)
+            ),
+            default=0,
+        )
+        if cached_tokens < right:
+            self._violation(
+                "a token is read once",
+                f"{request.request_id} has {cached_tokens} cached tokens of {len(prompt)}, but an "
+                f"earlier request has {right} of them",
+            )
+
+    def _is_kept_since(self, at: float) -> bool:
+        """Whether everything that was computed until then must be in the cache."""
+        options = self.simulation.options
+        is_roomy = (
+            self._read_tokens * 4 < options["kv_tokens"]
+            and options["ram_tokens"] is None
+            and options["store_bytes"] is None
+        )
+        forgets = any(
+            isinstance(each, Call) and "forget" in each.path
+            for each in self.simulation.scenario.actions
+        )
+        return is_roomy and not forgets and not self.excuses and "failing" not in options
+
+    def _is_durable(self, read: _Read, at: float) -> bool:
+        return read.ended_at < at
+
     def _check_end(self, life: _Life, on: _OnLink, event: Finished) -> None:
         if not on.is_accepted:
             self._violation("ends exactly once", f"{event.request_id} ends before it is accepted")
         reason = event.reason.value
         if reason in ("stop", "length") and on.asked.weights == life.weights(on.asked.request):
             right = on.asked.right()
+            self._add_read(life, on.asked.request, right)
             if not on.asked.request.is_idle_work and on.tokens != len(right):
                 self._violation(
                     "the oracle's tokens",
@@ -435,6 +527,7 @@ class Checks:
     def _remember(self, life: _Life, on: _OnLink) -> None:
         """The tokens of a request are computed, so that others may start from them."""
         tokens = [*on.asked.request.prompt_token_ids, *on.asked.right()[: on.tokens]]
+        self._read_tokens += len(tokens)
         self._computed[self._cache_of(life, on.asked)].update(_prefix_hashes(tokens))
 
     def _check_cached(self, life: _Life, on: _OnLink, cached_tokens: int) -> None:
