@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,22 +11,11 @@ from holdfast_bench.comparison import (
     agreement,
     changes_between,
     common_prefix,
-    percentile,
     ratios_by_round,
     shown_change,
     spread,
 )
 from holdfast_bench.results import CaseResult, ContenderResult, Results, Sample
-
-figures = st.lists(st.floats(min_value=-1e6, max_value=1e6), min_size=1, max_size=30)
-
-
-@given(figures)
-def test_percentiles_increase_and_the_50th_is_the_median(found: list[float]) -> None:
-    assert abs(percentile(found, 50) - statistics.median(found)) <= 1e-6
-    assert percentile(found, 0) == min(found)
-    assert percentile(found, 100) == max(found)
-    assert percentile(found, 25) <= percentile(found, 75)
 
 
 def test_the_spread_of_an_empty_sample_is_none() -> None:

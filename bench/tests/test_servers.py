@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from holdfast.errors import HoldfastError
-from holdfast_bench.contenders import Contender, by_command, peers_of
+from holdfast_bench.contenders import Contender, by_command
 from holdfast_bench.load import user
 from holdfast_bench.models import BenchModel
 from holdfast_bench.null_server import NULL, NullServer
@@ -73,10 +73,3 @@ def test_a_command_needs_a_port_and_its_placeholders_are_filled(tmp_path: Path) 
     ]
     with pytest.raises(HoldfastError, match=r"must contain \{port\}"):
         by_command("serve {model}")
-
-
-def test_peers_have_names() -> None:
-    assert peers_of(["none"]) == []
-    assert [peer.label for peer in peers_of(["mlx_lm-as-installed"])] == ["mlx_lm as installed"]
-    with pytest.raises(HoldfastError, match="unknown peer"):
-        peers_of(["nobody"])

@@ -236,7 +236,7 @@ def test_drafts_survive_other_views_reloads_and_other_conversations(
         box = page.get_by_label("Message")
         let_models_see(page)
         box.fill(TEXT)
-        page.reload()  # at once
+        page.reload()  # immediately after typing
         expect(box).to_have_value(TEXT)
         visitor.bring("paste", png(1), png(2))
         expect(attached(page)).to_have_count(2)

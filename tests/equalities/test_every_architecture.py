@@ -1,5 +1,5 @@
 """The equalities on every model type of the installed mlx-lm: a tiny random model of each, with a
-generated configuration, loaded like any model. A few of them always, all of them in the slow tests.
+generated configuration, loaded like any model. Fast tests cover a few types, slow tests the rest.
 """
 
 from __future__ import annotations

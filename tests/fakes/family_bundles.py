@@ -41,5 +41,5 @@ def bundle_of(name: str) -> TokenizerBundle:
 
 
 def bundle(name: str) -> TokenizerBundle:
-    """The same with a memory of answers of its own."""
+    """The same bundle with a new, empty memory of answers."""
     return replace(bundle_of(name), known_answers=KnownAnswers())

@@ -49,7 +49,7 @@ class ShapeFuzzer(JsonFuzzer):
     def request(self) -> tuple[str, bytes]:
         """A path and a body for it.
 
-        Most bodies are JSON objects, a third of them nearly like a client's.
+        Most bodies are JSON objects; every third object resembles one that a client sends.
         """
         dice = self.dice
         path, shape = dice.choice(self._shapes)
@@ -87,8 +87,8 @@ class ShapeFuzzer(JsonFuzzer):
 
     def _keep_short(self, body: Any, bound: tuple[str, ...]) -> None:
         # A body that takes minutes to answer reveals nothing more, so values that are not numbers
-        # are kept. A thought in Messages needs a larger number: it stays if nothing else was
-        # changed, since little of it is used then.
+        # are kept. A thinking budget in Messages must be larger: it stays if it is the only
+        # change, since a short answer uses little of the budget.
         if not bound or not isinstance(body, dict):
             return
         name, *rest = bound

@@ -1,6 +1,6 @@
 """Counts the operations of a decode step in MLX's graph, for Holdfast's engine and for mlx-lm.
 
-The graph is built as on a GPU: fused attention, KV in one buffer. On a CPU, MLX has no kernels for
+The graph is built as on a GPU: fused attention, KV in one buffer. On a CPU, MLX lacks kernels for
 attention, normalization and rotary embedding, so it adds their parts to the graph as nodes; the
 `gpu_` counts take each such call as one node. The kernel count ignores views (slices, reshapes,
 broadcasts) and counts a concatenation once per input.

@@ -31,8 +31,8 @@ def text(words: str, kind: str = "text") -> dict[str, Any]:
 
 
 Body = dict[str, Any]
-# a role, and a text, an image, or a part in the protocol's form, or several of them. "result" is a
-# call and its result
+# a role, and one or several contents: texts, images, or parts in the protocol's form. The role
+# "result" stands for a call and its result
 Turn = tuple[str, Any]
 CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 
@@ -120,7 +120,7 @@ _RESULT = (("user", "Look."), ("result", ["seen", CAT]))
 _BY_URL = ("user", ["What?", {"type": "image_url", "image_url": data_url(CAT)}])
 WHAT = "What?{image 0}"
 SEEN = "<tool_response>\nseen{image 0}\n</tool_response>"
-# the path, the body, and what the model sees
+# the path, the body, and the prompt that the model sees
 REQUESTS: dict[str, tuple[str, Body, str]] = {
     "OpenAI": ("/v1/chat/completions", in_chat(_NEW), WHAT),
     "OpenAI, the URL alone": ("/v1/chat/completions", in_chat(_BY_URL), WHAT),

@@ -92,7 +92,7 @@ def play(
 ) -> None:
     """Run all sequences to their end.
 
-    depth: the number of steps laid out before the first of them is collected (0 or 1).
+    depth: the number of steps in flight while the next one is laid out (0 or 1).
     block_tokens: spans also end at multiples of this number of tokens.
     """
     under_way: list[tuple[PendingStep, StepPlan]] = []

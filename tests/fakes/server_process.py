@@ -66,7 +66,7 @@ def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def python_output(code: str, **variables: str) -> str:
-    """What code prints in a Python process of its own. variables: an empty value removes one."""
+    """The output of code in a new Python process. variables: an empty value removes one."""
     command = [sys.executable, "-c", code]
     done = subprocess.run(
         command, env=environment(variables), capture_output=True, text=True, check=True
@@ -76,7 +76,7 @@ def python_output(code: str, **variables: str) -> str:
 
 @functools.cache
 def _full_speed_file() -> Path:
-    """While this file exists, `slow_steps` has no effect."""
+    """While this file exists, `slow_steps` slows nothing down."""
     return Path(tempfile.mkdtemp(prefix="holdfast-tests-")) / "full-speed"
 
 

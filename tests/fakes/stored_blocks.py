@@ -43,7 +43,7 @@ def make_block(
     token_ids: Sequence[int], *, after: StoredBlock | None = None, cut: int | None = None, kind: BlockKind = "kv",
     fingerprint: str = FINGERPRINT, tenant: str = "", part_bytes: Sequence[int] = (1000, 64, 0),
 ) -> StoredBlock:  # fmt: skip
-    """The block of `token_ids` after the first `cut` tokens of `after` (by default all of them), or
+    """The block of `token_ids` after the first `cut` tokens of `after` (by default all tokens), or
     after the root.
     """
     parent = root_key(fingerprint, tenant) if after is None else after.key
@@ -117,7 +117,7 @@ def unusable_files(folder: Path) -> dict[Path, ReadFailed]:
         try:
             read_block(found.path, found.key, model=found.model)
         except BlockMissing:
-            continue  # evicted meanwhile
+            continue  # evicted since it was found
         except ReadFailed as failure:
             failures[found.path] = failure
     return failures

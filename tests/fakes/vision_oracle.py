@@ -54,10 +54,10 @@ class OracleAnswer:
 class VisionOracle:
     """mlx-vlm with the model of one folder.
 
-    What is wrong or odd in mlx-vlm 0.7.10, as far as it matters here:
+    Faults and oddities of mlx-vlm 0.7.10 that matter here:
     qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5, glm4v: the module keeps the positions of
         the last prompt; they are reset before each prompt.
-    qwen3_vl, qwen3_vl_moe: batches of its own lose the features of layers of all rows but the first.
+    qwen3_vl, qwen3_vl_moe: mlx-vlm's batches lose the layers' features of all rows except the first.
     gemma3: attention within an image is causal, since the mask that allows more is never used; the
         embeddings that the language model is given are scaled in place.
     gemma4 with bidirectional images: attention within an image is causal behind a cached prefix, and
@@ -65,7 +65,7 @@ class VisionOracle:
     llava, llava_next: the processors pass what else they are given to the image processor, which
         refuses it. So they are given texts and images only; mlx-vlm's generate fails with llava.
     llava_next: 136 tokens of an image become 384 embeddings; all images but the first are ignored.
-    internvl_chat: chat templates know nothing of images; mlx-vlm writes `<image>` into texts.
+    internvl_chat: chat templates cannot show images; mlx-vlm writes `<image>` into texts.
     glm4v: from the third image of a prompt on, images attend to each other in the vision tower; with
         more than three images, the result is wrong.
     """

@@ -48,7 +48,9 @@ def test_every_operation_has_a_method_with_all_its_parameters(name: OperationNam
     (command,) = client.asked
     bare = asdict(SessionCommand(operation=name, tenant="t", call_id=command.call_id))
     given = {field for field, value in asdict(command).items() if value != bare[field]}
-    assert given == set(SESSION_OPERATIONS[name].takes) - {"limit"}  # a library lists all of them
+    assert given == set(SESSION_OPERATIONS[name].takes) - {
+        "limit"
+    }  # the library lists all sessions
 
 
 def test_an_update_changes_only_what_is_given() -> None:

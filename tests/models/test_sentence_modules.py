@@ -10,7 +10,7 @@ from holdfast.models.sentence_modules import AnswerTokens, OwnPooling, answer_to
 
 
 def module(path: str, kind: str) -> dict[str, Any]:
-    """An entry of modules.json, as far as it is read."""
+    """An entry of modules.json with the fields that Holdfast reads."""
     return {"idx": 0, "name": "0", "path": path, "type": f"sentence_transformers.{kind}"}
 
 

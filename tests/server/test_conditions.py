@@ -2,8 +2,8 @@
 machine.
 
 Each pair of a feature in FEATURES and a condition in CONDITIONS is a test. `make test` runs a
-quarter of them, with a quarter of the features for every condition and at least two conditions for
-every feature; `make slow` runs the others.
+quarter of the pairs, with a quarter of the features for every condition and at least two conditions
+for every feature; `make slow` runs the others.
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ def test_an_image_and_its_kv_survive_a_restart(folder: Path, tmp_path: Path) -> 
         text, usage = asked(server.url, question)
     (kept,) = files(tmp_path / "store" / "images")
     assert kept.read_bytes() == CAT
-    kept.write_bytes(DOG)  # damaged meanwhile
+    kept.write_bytes(DOG)  # damaged while no server runs
     with running_server(*arguments) as server:
         again, restored = asked(server.url, question)
         assert again == text

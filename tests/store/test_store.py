@@ -339,7 +339,7 @@ def test_a_command_may_clear_an_open_stores_folder(store: BlockStore, tmp_path: 
 
 
 def test_a_wrong_clock_drops_no_pins_at_an_opening(tmp_path: Path) -> None:
-    """The clock is 400 days ahead of what the store has recorded."""
+    """The clock is 400 days ahead of the times in the store."""
     clock = MovedClock()
     clock.moved_seconds = -400 * 86_400.0
     with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, clocks=clock.clocks()) as store:

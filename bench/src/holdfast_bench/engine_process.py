@@ -1,4 +1,4 @@
-"""Measures the engine in a process of its own, and shows where the time of a decode step goes: graph
+"""Measures the engine in a separate process, and shows where the time of a decode step goes: graph
 building in Python, attention, sampling.
 
 Attention is timed by a wrapper around the model's attention function that evaluates everything

@@ -1,5 +1,5 @@
 """Measures the minimum that restoring can take, with mlx-lm's model and a file of KV bytes, in a
-process of its own.
+separate process.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Measures an ordinary step of the engine after a context, in a process of its own: the minimum for a
-turn.
+"""Measures an ordinary step of the engine after a context, in a separate process: the minimum for a turn.
 
 One sequence stays in the engine. A step prefills the next tokens of its prompt and samples one;
 it does not look up, copy, store or send anything.

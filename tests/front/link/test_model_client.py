@@ -94,7 +94,7 @@ class Front:
         return self.client.worker_lost().refused
 
     def die_until_suspected(self) -> WrittenLink:
-        """As many workers die as make suspects of all requests; returns the next worker."""
+        """Let workers die until all requests are suspects; returns the next worker."""
         for _ in range(DEATHS_WITHOUT_PROGRESS):
             assert self.die() == ()
             self.next_worker()

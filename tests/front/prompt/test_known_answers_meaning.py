@@ -131,4 +131,4 @@ def test_a_text_is_parsed_once() -> None:
     texts.meaning("<think>a</think>b", form, context="other tools")
     texts.meaning("x" * 30, form, context="")
     texts.meaning("<think>a</think>b", form, context="")
-    assert len(made) == 4  # forgotten meanwhile
+    assert len(made) == 4  # it was forgotten and is made again

@@ -17,7 +17,7 @@ FORM = CompletionAnswer(answer_id="a", model="m", version="1", shows_logprobs=Fa
 
 
 class Socket:
-    """Records writes, and lets the producer wait for a number of them."""
+    """Records writes, and lets the producer wait for a number of writes."""
 
     def __init__(self) -> None:
         self.messages: list[Any] = []

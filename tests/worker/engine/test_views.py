@@ -313,7 +313,7 @@ def faulty_over_slices(
     of_mlx: Callable[..., mx.array], at: int, *, refuses: bool
 ) -> Callable[..., mx.array]:
     """A function of MLX that is correct only if codes, scales and biases, arguments from `at` on,
-    are contiguous. refuses: it has no kernel for others, as on CUDA; otherwise it is wrong.
+    are contiguous. refuses: it rejects other arrays, as on CUDA; otherwise its results are wrong.
     """
 
     def compute(*arrays: mx.array, **more: Any) -> mx.array:

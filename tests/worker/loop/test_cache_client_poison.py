@@ -407,7 +407,7 @@ def test_a_twin_of_a_failed_prefill_prefills_itself(
 
 
 def of_another_form(subject: CachingWorker) -> None:
-    """Replace kept blocks in RAM by ones with an array less and as many bytes, like those of
+    """Replace kept blocks in RAM by blocks of equal size with one array fewer, like those of
     another model.
     """
     payloads = subject.index._ram._payloads

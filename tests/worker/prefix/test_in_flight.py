@@ -101,7 +101,7 @@ def test_the_choice_agrees_with_a_linear_scan(
 
 
 class InFlightStates(RuleBasedStateMachine):
-    """Requests as in a worker. All of them are prefilled in the end."""
+    """Requests as in a worker. In the end, every request is prefilled."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from holdfast.worker.prefix.tiers import EvictionOrder
 
 
 def lookup(shortfall: Shortfall, *, order: EvictionOrder | None = None) -> Lookup:
-    """Eight cached tokens, five of them on disk."""
+    """Eight cached tokens: three in RAM, five on disk."""
     blocks = (ChainBlock(b"a", 3, 3), ChainBlock(b"b", 4, 7), ChainBlock(b"c", 1, 8))
     plan = ReusePlan(
         cursor=Cursor(Root(b"root")),

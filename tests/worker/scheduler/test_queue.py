@@ -41,7 +41,7 @@ def of(flow: str, priority: Priority = "interactive") -> ServiceClass:
 
 @dataclass
 class Crowd:
-    """A flow of this many agents, each of which sends its next request as soon as it is answered."""
+    """Concurrent agents, each of which sends its next request when it gets its answer."""
 
     run: StepWorker
     agents: int

@@ -56,7 +56,7 @@ def test_paused_sequences_give_their_places_to_waiting_ones(depth: int) -> None:
     worker.pause("b")
     worker.submit("c", prompt_tokens=4, max_tokens=5)
     assert "c" in planned(worker, steps=depth + 2)
-    assert running(worker) == {"a", "c"}  # no more of them than necessary
+    assert running(worker) == {"a", "c"}  # only one place was needed
     worker.run_to_end()
 
 

@@ -34,7 +34,7 @@ def begun(folder: Path, clock: Clock) -> CachingWorker:
 
 
 def failure(subject: CachingWorker, command: SessionCommand) -> SessionFailure | None:
-    """Of a command that is answered at once, without a loop."""
+    """The failure of a command that the service answers without the loop; None if it succeeds."""
     found = subject.sessions.carry_out(command)
     assert found is not None
     return found.failure

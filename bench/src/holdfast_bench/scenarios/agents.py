@@ -14,13 +14,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from holdfast_bench.comparison import ratio_of
 from holdfast_bench.load import Answer, Ask, Message, cached_share, errors_of
-from holdfast_bench.results import CaseResult, Sample
+from holdfast_bench.results import Sample
 from holdfast_bench.scenario import Case, Scale, Scenario, Trial
 
-MOST_OF_A_PEER = 0.15
-_JUDGED_TURNS = 20
 _ANSWER_TOKENS = 32
 _RESULT_TOKENS = (40, 220, 90, 400, 60, 150)  # of successive tool results
 _TASK_TOKENS = 80
@@ -32,7 +29,7 @@ def _cases(scale: Scale) -> Sequence[Case]:
     agents, turns, system = {
         "quick": (2, 3, 400),
         "normal": (6, 6, 2000),
-        "full": (6, _JUDGED_TURNS, 2000),
+        "full": (6, 20, 2000),
     }[scale]
     settings = {"agents": agents, "turns": turns, "system_tokens": system}
     settings["answer_tokens"] = _ANSWER_TOKENS
@@ -98,20 +95,6 @@ async def _work(trial: Trial, agent: _Agent, turns: int) -> None:
         ]
 
 
-def _judge(case: CaseResult) -> list[str]:
-    lines = []
-    for other in case.contenders[1:]:
-        ratio = ratio_of(case, other, "total_seconds")
-        if ratio is not None and case.settings["turns"] == _JUDGED_TURNS:
-            found = ratio.spread.median
-            verdict = "met" if found <= MOST_OF_A_PEER else "NOT MET"
-            lines.append(
-                f"Whole trace over {other.label}: {found:.2f} ×, limit {MOST_OF_A_PEER} ×: "
-                f"{verdict}"
-            )
-    return lines
-
-
 def _system_prompt(trial: Trial) -> str:
     tools = [
         {
@@ -132,7 +115,6 @@ SCENARIO = Scenario(
     model="qwen3-9m",
     cases=_cases,
     measure=_measure,
-    judge=_judge,
     uses_store=True,
     rounds=2,
 )
