@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -273,6 +274,171 @@ def test_drafts_survive_other_views_reloads_and_other_conversations(
         page.reload()
         expect(page.get_by_role("group", name="You")).to_contain_text(TEXT)
         assert page.get_by_label("Edited message").count() == 0
+
+
+def hold(visitor: Visitor, *stores: str) -> Page:
+    """Make all tabs wait for these stores of the browser's database, until the returned tab is closed."""
+    tab = bare_tab(visitor)
+    tab.evaluate(_USE_STORES, list(stores))
+    return tab
+
+
+def read_any_draft(page: Page) -> None:
+    """Returns when everything that was asked of the drafts before has been answered."""
+    page.evaluate("import('/page/files/conversations.js').then((it) => it.readDraft('any'))")
+
+
+def stored_draft(page: Page) -> str:
+    """The stored text of the open conversation's draft."""
+    return str(
+        page.evaluate(
+            """async () => {
+              const { chat } = await import('/page/files/chat-state.js');
+              const { readDraft } = await import('/page/files/conversations.js');
+              return (await readDraft(chat.id))?.text ?? '';
+            }"""
+        )
+    )
+
+
+def test_a_draft_of_another_tab_never_changes_what_is_typed(
+    browser: Browser, server: ServerProcess
+) -> None:
+    with visit(browser, server.url) as visitor:
+        first = visitor.page
+        visitor.ask(TEXT)
+        first.get_by_role("button", name="Stop").click()
+        visitor.until_answered()
+        second = another_tab(visitor)
+        box = second.get_by_label("Message")
+        box.focus()
+        first.get_by_label("Message").fill("From the first")
+        until(lambda: stored_draft(second) == "From the first", "the draft of the first tab")
+        expect(box).to_have_value("")
+
+        # the draft arrives after the user has begun
+        box.evaluate("(box) => box.blur()")
+        holder = hold(visitor, "drafts")
+        conversation = second.evaluate(
+            "import('/page/files/chat-state.js').then(({ chat }) => chat.id)"
+        )
+        holder.evaluate(
+            "(id) => new BroadcastChannel('holdfast').postMessage({ what: 'draft', id })",
+            conversation,
+        )
+        second.evaluate("() => new Promise((resolve) => setTimeout(resolve))")
+        box.select_text()
+        holder.close()
+        read_any_draft(second)
+        second.keyboard.insert_text("From the second")
+        expect(box).to_have_value("From the second")
+        first.get_by_role("button", name="Send").click()
+        first.get_by_role("button", name="Stop").click()
+        visitor.until_answered(2)
+        expect(second.get_by_role("group", name="You")).to_have_count(2)
+        expect(box).to_have_value("From the second")
+        assert stored_draft(second) == "From the second"
+
+        # the other tab typed last
+        first.get_by_label("Message").fill("Again from the first")
+        until(lambda: stored_draft(second) == "Again from the first", "its draft")
+        visitor.page.get_by_role("button", name="Send").click()
+        first.get_by_role("button", name="Stop").click()
+        visitor.until_answered(3)
+        until(lambda: stored_draft(second) == "From the second", "the draft of the second tab")
+        second.reload()
+        expect(box).to_have_value("From the second")
+
+
+def test_a_message_sent_in_one_tab_leaves_the_form_of_the_other(
+    browser: Browser, server: ServerProcess
+) -> None:
+    with visit(browser, server.url) as visitor:
+        first = visitor.page
+        visitor.ask(TEXT)
+        first.get_by_role("button", name="Stop").click()
+        visitor.until_answered()
+        second = another_tab(visitor)
+        box = second.get_by_label("Message")
+        first.get_by_label("Message").fill("Sent only once")
+        expect(box).to_have_value("Sent only once")
+        box.focus()
+        first.get_by_role("button", name="Send").click()
+        expect(box).to_have_value("")
+        first.get_by_role("button", name="Stop").click()
+        visitor.until_answered(2)
+
+
+def test_a_new_conversation_of_a_duplicated_tab_is_new(
+    browser: Browser, server: ServerProcess
+) -> None:
+    with visit(browser, server.url) as visitor:
+        first = visitor.page
+        second = another_tab(visitor)
+        kept = first.evaluate("({ ...sessionStorage })")
+        second.evaluate("(kept) => Object.assign(sessionStorage, kept)", kept)
+        second.goto(visitor.url)
+        second.get_by_label("Message").wait_for()
+        visitor.ask(TEXT)
+        first.get_by_role("button", name="Stop").click()
+        visitor.until_answered()
+        other = Visitor(visitor.url, visitor.context, second)
+        other.until_answered()
+        second.get_by_role("link", name="New conversation").click()
+        expect(second.get_by_role("article")).to_have_count(0)
+        other.ask("Of another conversation")
+        expect(second.get_by_role("group", name="You")).to_have_text([re.compile("Of another")])
+        second.get_by_role("button", name="Stop").click()
+        other.until_answered()
+
+
+def test_a_stored_draft_is_kept_if_the_user_types_before_it_is_read(
+    browser: Browser, server: ServerProcess
+) -> None:
+    with visit(browser, server.url) as visitor:
+        page = visitor.page
+        box = page.get_by_label("Message")
+        box.fill("Typed yesterday")
+        until(lambda: stored_draft(page) == "Typed yesterday", "the draft")
+        holder = hold(visitor, "drafts")
+        page.reload()
+        box.fill("Typed today")
+        holder.close()
+        expect(box).to_have_value("Typed yesterday\n\nTyped today")
+        until(lambda: stored_draft(page) == "Typed yesterday\n\nTyped today", "the draft")
+
+
+def test_settings_can_be_typed_while_an_answer_is_written(
+    browser: Browser, server: ServerProcess
+) -> None:
+    with visit(browser, server.url) as visitor:
+        page = visitor.page
+        visitor.ask(TEXT)
+        article = page.get_by_role("article")
+        article.get_by_text("word5 ").wait_for()
+        page.get_by_text("Settings").click()
+        texts = {
+            "Instructions": "Answer briefly.",
+            "Temperature": "0.5",
+            "Maximum answer length (tokens)": "20",
+            "Title": "Ferries",
+        }
+        for number, (name, text) in enumerate(texts.items(), start=1):
+            field = page.get_by_label(name, exact=True)
+            field.focus()
+            field.select_text()
+            page.keyboard.insert_text(text)  # unlike `fill`, without the event `change`
+            article.get_by_text(f"word{5 + 10 * number} ").wait_for()
+            expect(field).to_have_value(text)
+        page.get_by_label("Title", exact=True).fill("")
+        page.get_by_label("Title", exact=True).press("Tab")
+        expect(page.get_by_label("Title", exact=True)).to_have_value("Conversation")
+        page.get_by_role("button", name="Stop").click()
+        visitor.until_answered()
+        page.reload()
+        page.get_by_text("Settings").click()
+        for name, text in texts.items() - {("Title", "Ferries")}:
+            expect(page.get_by_label(name, exact=True)).to_have_value(text)
 
 
 def test_two_tabs_share_one_conversation(browser: Browser, server: ServerProcess) -> None:

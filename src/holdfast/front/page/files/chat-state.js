@@ -71,7 +71,7 @@ class ChatState extends EventTarget {
     });
     tabs.addEventListener('changed', ({ detail }) => this.#reread(detail));
     tabs.addEventListener('deleted', ({ detail }) => this.#close(detail));
-    tabs.addEventListener('draft', () => this.refreshList());
+    for (const what of ['draft', 'sent']) tabs.addEventListener(what, () => this.refreshList());
   }
 
   /** The id of the open conversation, even if it has no turns yet. */
@@ -137,7 +137,7 @@ class ChatState extends EventTarget {
     const found = id === null ? undefined : await stored.readConversation(id);
     if (!found) {
       const hasDraft = id !== null && (await stored.readDraft(id)) !== undefined;
-      this.#takeNewId(hasDraft ? id : (sessionStorage.getItem(NEW_ITEM) ?? newId()));
+      this.#takeNewId(hasDraft ? id : await this.#unusedId());
     }
     this.settings = { ...DEFAULTS, ...(found?.settings ?? lastSettings()) };
     this.#show(found ?? null, found ? await stored.readTurns(found.id) : new Map());
@@ -169,7 +169,8 @@ class ChatState extends EventTarget {
       const last = stored.shownPath(whole, turns).at(-1) ?? null;
       if (last?.answer?.status === 'running') throw new Error(BUSY);
       const { model } = this.settings;
-      return { ...withMessage(whole, turns, last, { text, images }, model), draft: id };
+      const message = { text, images };
+      return { ...withMessage(whole, turns, last, message, model), draft: { id, ...message } };
     });
     if (this.#newId === id) this.#takeNewId(newId());
   }
@@ -179,7 +180,8 @@ class ChatState extends EventTarget {
     await this.#generate(conversation, (whole, turns) => {
       const parent = turns.get(turns.get(id).parent) ?? null;
       const { model } = this.settings;
-      return { ...withMessage(whole, turns, parent, { text, images }, model), draft: id };
+      const message = { text, images };
+      return { ...withMessage(whole, turns, parent, message, model), draft: { id, ...message } };
     });
   }
 
@@ -290,6 +292,13 @@ class ChatState extends EventTarget {
     this.#changed();
   }
 
+  /** The id kept for the next new conversation, unless a duplicate of this tab has used it. */
+  async #unusedId() {
+    const kept = sessionStorage.getItem(NEW_ITEM);
+    const isUnused = kept !== null && !(await stored.readConversation(kept));
+    return isUnused ? kept : newId();
+  }
+
   #takeNewId(id) {
     this.#newId = id;
     sessionStorage.setItem(NEW_ITEM, id);
@@ -311,7 +320,7 @@ class ChatState extends EventTarget {
     const follower = this.#follow(made.answer);
     this.#take(id, made);
     this.#until(made.answer.id, follower.begin());
-    if (made.draft) tabs.tell('draft', made.draft);
+    if (made.draft) tabs.tell('sent', { id: made.draft.id, text: made.draft.text });
     this.refreshList().catch(() => {}); // the message is stored, whatever happens
   }
 

@@ -116,8 +116,8 @@ export async function readTurns(conversation) {
 
 /**
  * Change the stored state of a conversation, which another tab may have changed meanwhile.
- * @template {{conversation: Conversation, changed?: Turn[], draft?: string}} Change  draft: id of the
- * draft that became a message, and is deleted
+ * @template {{conversation: Conversation, changed?: Turn[], draft?: Draft}} Change  draft: became a
+ * message, and is deleted unless the user has typed something else since then, here or in another tab
  * @param {string} id
  * @param {(conversation: Conversation | undefined, turns: Map<string, Turn>) => Change | null} work
  * may throw or return null; then nothing changes
@@ -141,7 +141,7 @@ export async function change(id, work) {
         made = { ...change, turns };
         conversationStore.put(made.conversation);
         for (const turn of made.changed ?? []) turnStore.put(turn);
-        if (made.draft) draftStore.delete(made.draft);
+        if (made.draft) deleteSent(draftStore, made.draft);
       } catch (error) {
         failure = error;
         run.abort();
@@ -150,6 +150,14 @@ export async function change(id, work) {
     run.oncomplete = () => resolve(made);
     run.onabort = () => reject(failure ?? run.error);
   });
+}
+
+function deleteSent(store, sent) {
+  const reading = store.get(sent.id);
+  reading.onsuccess = () => {
+    const draft = reading.result;
+    if (draft?.text === sent.text && `${draft.images}` === `${sent.images}`) store.delete(sent.id);
+  };
 }
 
 /**

@@ -4,8 +4,8 @@
 const ANSWER_MILLISECONDS = 300; // how long to wait for another tab to claim a message
 
 /**
- * Events: `changed`, `deleted`, `draft`, each with the id of a conversation; `stop` with the id of
- * a turn.
+ * Events: `changed`, `deleted`, `draft`, each with the id of a conversation; `sent` with the id and
+ * the text of a draft that became a message; `stop` with the id of a turn.
  */
 class Tabs extends EventTarget {
   #channel = new BroadcastChannel('holdfast');
@@ -24,7 +24,7 @@ class Tabs extends EventTarget {
     };
   }
 
-  /** @param {'changed' | 'deleted' | 'draft' | 'stop'} what @param {string} id */
+  /** @param {'changed' | 'deleted' | 'draft' | 'sent' | 'stop'} what @param {unknown} id */
   tell(what, id) {
     this.#channel.postMessage({ what, id });
   }

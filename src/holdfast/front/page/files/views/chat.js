@@ -189,11 +189,12 @@ class ChatView extends View {
 
   settings(conversation) {
     const number = (event) => (event.target.value === '' ? null : Number(event.target.value));
+    // not `live`: while an answer is written, all is drawn again and again, also during typing
     return html`<label
         >Instructions
         <textarea
           rows="3"
-          .value=${live(chat.settings.instructions)}
+          .value=${chat.settings.instructions}
           @change=${(event) => chat.set({ instructions: event.target.value })}
         ></textarea></label
       ><label
@@ -204,7 +205,7 @@ class ChatView extends View {
           max="2"
           step="0.1"
           placeholder="the model's"
-          .value=${live(chat.settings.temperature ?? '')}
+          .value=${chat.settings.temperature ?? ''}
           @change=${(event) => chat.set({ temperature: number(event) })} /></label
       ><label
         >Maximum answer length (tokens)
@@ -213,7 +214,7 @@ class ChatView extends View {
           min="1"
           step="1"
           placeholder=${LONGEST_ANSWER}
-          .value=${live(chat.settings.maxTokens ?? '')}
+          .value=${chat.settings.maxTokens ?? ''}
           @change=${(event) => chat.set({ maxTokens: number(event) })}
       /></label>
       <label class="choice"
@@ -229,8 +230,11 @@ class ChatView extends View {
               >Title
               <input
                 maxlength="200"
-                .value=${live(conversation.title)}
-                @change=${(event) => chat.rename(event.target.value || 'Conversation')}
+                .value=${conversation.title}
+                @change=${({ target }) => {
+                  target.value ||= 'Conversation';
+                  return chat.rename(target.value);
+                }}
             /></label>
             <p class="actions">
               <button type="button" @click=${() => exportMarkdown()}>Export as Markdown</button>

@@ -35,10 +35,16 @@ class MessageForm extends Component {
     this.notice = ''; // why something was not attached or not sent
     this.timer = 0;
     this.changes = 0; // of the text or the images, by the user
+    this.isOwn = false; // whether the content was changed here since it was read
     this.attaching = Promise.resolve();
     this.isSending = false;
     this.onDraft = ({ detail }) => {
-      if (detail === this.draftId && !this.contains(document.activeElement)) this.load();
+      if (detail === this.draftId) this.follow();
+    };
+    this.onSent = ({ detail: { id, text } }) => {
+      if (id !== this.draftId || this.isSending) return;
+      if (!this.isOwn || this.text === text) this.reset();
+      else if (this.text || this.images.length) this.set({}); // theirs may have been stored over it
     };
     this.onHide = () => this.flush();
   }
@@ -46,6 +52,7 @@ class MessageForm extends Component {
   connectedCallback() {
     super.connectedCallback();
     tabs.addEventListener('draft', this.onDraft);
+    tabs.addEventListener('sent', this.onSent);
     addEventListener('pagehide', this.onHide);
     document.addEventListener('visibilitychange', this.onHide);
   }
@@ -53,6 +60,7 @@ class MessageForm extends Component {
   disconnectedCallback() {
     this.flush();
     tabs.removeEventListener('draft', this.onDraft);
+    tabs.removeEventListener('sent', this.onSent);
     removeEventListener('pagehide', this.onHide);
     document.removeEventListener('visibilitychange', this.onHide);
     super.disconnectedCallback();
@@ -62,32 +70,58 @@ class MessageForm extends Component {
     if (!changed.has('draftId')) return;
     const before = changed.get('draftId');
     if (before) this.flush(before);
-    this.text = this.edited?.text ?? '';
-    this.images = this.edited?.images ?? [];
+    this.reset();
     this.notice = '';
     if (this.draftId) this.load();
   }
 
+  reset() {
+    this.replaceWith(this.edited ?? { text: '' });
+  }
+
+  replaceWith({ text, images = [] }) {
+    this.isOwn = false;
+    this.text = text;
+    this.images = images;
+  }
+
+  /** Show the stored draft; what was typed before it was read comes after it. */
   async load() {
     const { draftId, changes } = this;
-    const draft = await readDraft(draftId).catch((error) => {
+    const draft = await this.stored();
+    if (!draft || draftId !== this.draftId) return;
+    if (changes === this.changes) this.replaceWith(draft);
+    else this.putBefore(draft);
+  }
+
+  /** Show what another tab has stored, unless the user is typing or sending here. */
+  async follow() {
+    const { draftId, changes } = this;
+    const draft = await this.stored();
+    const isTyped = this.timer || changes !== this.changes;
+    const isTyping = isTyped || this.contains(document.activeElement);
+    if (draftId !== this.draftId || isTyping || this.isSending) return;
+    if (draft) this.replaceWith(draft);
+    else if (!this.edited) this.reset();
+  }
+
+  stored() {
+    return readDraft(this.draftId).catch((error) => {
       this.notice = error.message;
     });
-    const isTyped = this.timer || changes !== this.changes; // something was typed meanwhile
-    if (draftId !== this.draftId || isTyped) return;
-    if (draft) {
-      this.text = draft.text;
-      this.images = draft.images;
-    } else if (!this.edited) {
-      this.text = '';
-      this.images = [];
-    }
+  }
+
+  /** Put text and images before what was typed meanwhile. */
+  putBefore({ text, images }) {
+    const texts = [text, this.text].filter(Boolean);
+    this.set({ text: texts.join('\n\n'), images: [...images, ...this.images] });
   }
 
   /** Change the text or the images, and save the draft soon. */
   set(change) {
     Object.assign(this, change);
     this.changes += 1;
+    this.isOwn = true;
     clearTimeout(this.timer);
     const pause = this.images.length ? SAVE_MILLISECONDS : 0;
     this.timer = setTimeout(() => this.flush(), pause);
@@ -286,16 +320,14 @@ class MessageForm extends Component {
     this.flush(); // a draft until it is sent
     if (isNew) {
       this.changes += 1;
-      this.text = '';
-      this.images = [];
+      this.reset();
     }
     try {
       await this.send(text, images);
     } catch (error) {
       this.notice = error.message;
       if (!isNew || draftId !== this.draftId) return;
-      const texts = [text, this.text].filter(Boolean); // something may have been typed meanwhile
-      this.set({ text: texts.join('\n\n'), images: [...images, ...this.images] });
+      this.putBefore({ text, images });
     }
   }
 
