@@ -32,7 +32,7 @@ def text(words: str, kind: str = "text") -> dict[str, Any]:
 
 Body = dict[str, Any]
 # a role, and one or several contents: texts, images, or parts in the protocol's form. The role
-# "result" stands for a call and its result
+# "result" is for a call and its result
 Turn = tuple[str, Any]
 CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 
