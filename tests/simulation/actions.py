@@ -202,12 +202,12 @@ def scenario_of(seed: int) -> Scenario:
                 at += dice.choice((0.002, 0.01, 0.03, 0.1, 0.3))
             trouble = _trouble(dice, at, options)
             found.append(trouble)
-            if dice.random() < 0.3:  # another one comes before everything has recovered
+            if "dies" in trouble.kind and dice.random() < 0.7:
+                at += dice.choice((2.0, 4.0))  # what the dead have left has just been salvaged
+                found.append(replace(_trouble(dice, at, options), kind="power cut"))
+            elif dice.random() < 0.2:  # another one comes before everything has recovered
                 at += dice.choice((0.05, 1.0, 4.0))
-                follower = _trouble(dice, at, options)
-                if "dies" in trouble.kind:
-                    follower = replace(follower, kind="power cut")
-                found.append(follower)
+                found.append(_trouble(dice, at, options))
         elif what < trouble_share + 0.04:
             source = dice.choice(agents)
             agent = f"{source}.{len(found)}"
