@@ -129,7 +129,8 @@ class Scenario:
 
 # how often each kind of trouble is chosen
 TROUBLES: Mapping[str, int] = {
-    "worker dies": 4,
+    "worker dies": 3,
+    "worker dies after writes": 3,
     "worker is suspended": 2,
     "worker hangs": 1,
     "step fails": 4,
@@ -206,12 +207,14 @@ def scenario_of(seed: int) -> Scenario:
                 tokens = max(turn.max_tokens, 20)
                 found.append(replace(turn, tenant=tenant_of[turn.agent], max_tokens=tokens))
                 at += dice.choice((0.002, 0.01, 0.03, 0.1, 0.3))
-            found.append(_trouble(dice, at, options))
-            if dice.random() < 0.3:  # another one comes before everything has recovered
+            trouble = _trouble(dice, at, options)
+            found.append(trouble)
+            if "dies" in trouble.kind and dice.random() < 0.7:
+                at += dice.choice((2.0, 4.0))  # what the dead have left has just been salvaged
+                found.append(replace(_trouble(dice, at, options), kind="power cut"))
+            elif dice.random() < 0.2:  # another one comes before everything has recovered
                 at += dice.choice((0.05, 1.0, 4.0))
-                follower = _trouble(dice, at, options)
-                cuts = dice.choice((True, False))
-                found.append(replace(follower, kind="power cut") if cuts else follower)
+                found.append(_trouble(dice, at, options))
         elif what < trouble_share + 0.04:
             source = dice.choice(agents)
             agent = f"{source}.{len(found)}"

@@ -792,10 +792,13 @@ class Checks:
     def salvaged(self, blocks: set[str]) -> None:
         """The store says that it has saved what dead processes have left."""
         with self.simulation.disk.bypassed():
-            there = {path.stem for path in self._whole_files()}
-        lost = blocks - there - self._given_up - self._damaged_blocks()
+            there = {path.stem: path.suffix for path in self._whole_files()}
+        lost = blocks - there.keys() - self._given_up - self._damaged_blocks()
         if lost:
             self._violation("a kill loses no written block", f"these are lost: {min(lost)}")
+        # those that could not be read wait for the next start
+        named = {block for block in blocks if there.get(block) == ".block"}
+        self._durable |= named - self._given_up
 
     def refused(self, keys: Iterable[BlockKey]) -> None:
         """A worker cannot use these stored blocks: only if the disk has failed."""

