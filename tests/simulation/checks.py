@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 CUT_OFF_SECONDS = 1000.0
 MOST_FILES = 24  # open in one process while nothing happens
+DURABLE_SECONDS = 5.0  # after which what a request has computed is stored, even on a slow disk
 CHECKED_SHARE = 0.2  # of the loop's rounds
 EXCUSE_SECONDS = 900.0  # for how long after it a trouble explains that a request fails
 # troubles that may make requests fail; errors of the disk never may
@@ -64,6 +65,12 @@ _EXCUSING = {
 }  # fmt: skip
 
 
+# troubles after which everything that was stored is still there
+_HARMLESS_TO_STORE = {
+    "worker dies", "worker is suspended", "worker hangs", "step kills", "step is slow", "load fails",
+    "server dies", "server restarts", "power cut", "machine sleeps", "clock jumps",
+    "model is unloaded",
+}  # fmt: skip
 # troubles after which a stored block may be missing or damaged
 _OF_DISK = {"disk error", "disk is full", "block is damaged", "block vanishes", "power cut"}
 
@@ -127,8 +134,7 @@ class _Read:
         common = int(different[0]) if len(different) else most
         if second == "none":
             # a block that is quantized by now is of no use to a prompt that differs within it
-            is_whole = not is_quantized or common >= end - 1
-            return min(common, end - 1) if is_whole else common - common % BLOCK
+            return common - common % BLOCK if is_quantized else min(common, end - 1)
         # a checkpoint is at the end of the answer, and one before the last token of the prompt
         if common == end:
             return end - 1
@@ -448,10 +454,17 @@ class Checks:
             isinstance(each, Call) and "forget" in each.path
             for each in self.simulation.scenario.actions
         )
-        return is_roomy and not forgets and not self.excuses and "failing" not in options
+        is_calm = all(kind in _HARMLESS_TO_STORE for _, kind in self.excuses)
+        return is_roomy and not forgets and is_calm and "failing" not in options
 
     def _is_durable(self, read: _Read, at: float) -> bool:
-        return read.ended_at < at
+        """Whether what a request has computed must still be there at this time."""
+        has_store = self.simulation.options["has_store"]
+        lives = self.simulation.machine.ended_at
+        lost_at = next((end for end in lives if end >= read.ended_at), None)
+        if lost_at is None or lost_at > at:
+            return read.ended_at < at
+        return has_store and read.ended_at + DURABLE_SECONDS < lost_at
 
     def _check_end(self, life: _Life, on: _OnLink, event: Finished) -> None:
         if not on.is_accepted:

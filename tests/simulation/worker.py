@@ -70,6 +70,7 @@ class Machine:
     weight_bytes: int = 1 << 20
     loads: list[Fault] = field(default_factory=list)
     workers: dict[int, SimulatedWorker] = field(default_factory=dict)  # by pid, living ones
+    ended_at: list[float] = field(default_factory=list)  # when workers ended
     excess_bytes: int = 0  # that each process takes beyond its weights
     second: SecondLayer = "none"  # of all models
     repeats: bool = False
@@ -131,6 +132,7 @@ def start_worker(world: World, machine: Machine, assignment: Assignment, process
 
     def forget() -> None:
         machine.workers.pop(process.pid, None)
+        machine.ended_at.append(world.now)
 
     process.ends.append(forget)
     pulse = Pulse(interval_seconds=settings.residency.heartbeat_seconds)
