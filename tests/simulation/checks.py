@@ -183,6 +183,8 @@ class Checks:
         # by cache and form of keys and values
         self._reads: dict[tuple[Weights, str, str], list[_Read]] = defaultdict(list)
         self._read_tokens = 0  # of all requests
+        # sessions that requests have named, by model, name and tenant: when the first of these ended
+        self._sessions: dict[tuple[str, str, str], float] = {}
         self._recovered: dict[str, int] = {}  # the status of each model's last request
         self._tenants: dict[str, tuple[bool, str]] = {}  # a worker's tenant → the agents'
         kind, *_ = simulation.options.get("failing", ("",))
@@ -415,6 +417,10 @@ class Checks:
         """A request has ended by itself, so that later ones may start from it."""
         if not request.is_kept or request.is_idle_work:
             return
+        if request.session_id and life.worker is not None and life.worker.cache is not None:
+            tenant = life.worker.cache.tenant_of(request.tenant, adapter=request.adapter)
+            named = (life.worker.name, request.session_id, tenant)
+            self._sessions.setdefault(named, self.world.now)
         tokens = np.array([*request.prompt_token_ids, *answer])
         self._reads_of(life, request).append(
             _Read(tokens, len(request.prompt_token_ids), self.world.now)
@@ -608,6 +614,7 @@ class Checks:
                 self._violation("ends exactly once", f"these never end: {', '.join(life.open)}")
         for worker in self.simulation.machine.workers.values():
             self._check_worker_at_rest(worker)
+            self._check_sessions(worker)
         for process in self.world.processes:
             files = self.simulation.disk.open_files(process)
             if len(files) > (0 if process.is_dead else MOST_FILES):
@@ -633,6 +640,31 @@ class Checks:
             self._violation(
                 "nothing outlives its owner", f"{len(index._ram._holds)} blocks are held"
             )
+
+    def _check_sessions(self, worker: SimulatedWorker) -> None:
+        """Sessions are still there."""
+        options = self.simulation.options
+        calls = [each for each in self.simulation.scenario.actions if isinstance(each, Call)]
+        opens = [each for each in calls if each.method == "POST" and "sessions" in each.path]
+        requests = [each.request for each in self.asked.values()]
+        named = {(each.session_id, each.tenant, each.adapter) for each in requests}
+        are_kept = (
+            all(kind in _HARMLESS_TO_STORE for _, kind in self.excuses)
+            and "failing" not in options
+            and not any(each.method == "DELETE" for each in calls)
+            and len(named) + len(opens) <= options["max_sessions"]
+        )
+        if not are_kept or worker.loop is None or worker.loop._sessions is None:
+            return
+        ends = self.simulation.machine.ended_at
+        for (model, name, tenant), at in self._sessions.items():
+            lost_at = next((end for end in ends if end >= at), None)
+            if model != worker.name or (
+                lost_at is not None and (not options["has_store"] or lost_at < at + DURABLE_SECONDS)
+            ):
+                continue
+            if not worker.loop._sessions.is_open(name, tenant=tenant):
+                self._violation("sessions stay", f"{name} of {model} is gone")
 
     def check_store(self) -> None:
         """Every block that can be found in the store is complete and right."""
