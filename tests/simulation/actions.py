@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 Protocol: TypeAlias = Literal["chat", "messages", "responses", "completions"]
 Reader: TypeAlias = Literal["reads", "slow", "cancels", "breaks", "retries"]
 BLOCK = 256
+FORKS = 3  # names of forked sessions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +105,7 @@ DEFAULT_OPTIONS: Mapping[str, Any] = {
     "cut_loses_all": False,  # a power cut loses everything that was not synced
     "second_layer": "none",  # of the model: `device.SecondLayer`
     "adapters": [],  # of each model, by name
+    "has_draft_model": False,
     "repeats": False,  # whether the model repeats itself, so that drafts can be right
 }
 
@@ -180,6 +182,7 @@ def options_of(dice: random.Random) -> dict[str, Any]:
         "cut_loses_all": dice.random() < 0.5,
         "second_layer": dice.choice(("none", "none", "none", "window", "chunk", "recurrent")),
         "adapters": dice.choice(([], [], [], ["x", "y"])),
+        "has_draft_model": dice.random() < 0.15,
         "repeats": dice.random() < 0.3,
     }
 
@@ -255,7 +258,7 @@ def _turn(dice: random.Random, at: float, agent: str, options: Mapping[str, Any]
         wait_seconds=dice.choice((0.01, 1.0, 20.0, 100.0)),
         choices=dice.choice((1, 1, 1, 1, 2, 3)),
         kv_bits=dice.choice(("", "", "", "native", "auto", "8", "4")),
-        session=dice.choice(("", "", f"s-{agent}", "s-common")),
+        session=dice.choice(("", "", f"s-{agent}", "s-common", f"f{dice.randrange(FORKS)}")),
         forget=dice.choice((0, 0, 0, 0, 0, 1, 2, 4)),
         seed=dice.choice((None, 7)),
         is_batch=dice.random() < 0.1,
@@ -286,15 +289,25 @@ def _trouble(dice: random.Random, at: float, options: Mapping[str, Any]) -> Trou
 
 def _call(dice: random.Random, at: float, options: Mapping[str, Any]) -> Call:
     model = dice.choice(options["models"])
-    session = dice.choice(("s-common", "s-a0", "s-a1"))
+    session = dice.choice(("s-common", "s-common", "s-a0", "s-a1", "f0"))
+    adapter = _adapter(dice, options) if dice.random() < 0.5 else ""
+    whose = f"?model={model}:{adapter}" if adapter else f"?model={model}"
+    if salt := dice.choice(("", "", "t1")):
+        whose += f"&cache_salt={salt}"
+    pins = {"pinned": dice.random() < 0.5}
     calls: Sequence[tuple[str, str, Mapping[str, Any] | None]] = (
         ("GET", "/health", None),
         ("GET", "/v1/models", None),
-        ("GET", f"/v1/sessions?model={model}", None),
-        ("POST", "/v1/sessions", {"id": session, "model": model, "pinned": dice.random() < 0.5}),
-        ("POST", f"/v1/sessions/{session}/fork?model={model}", {"id": f"f{dice.randrange(9)}"}),
-        ("DELETE", f"/v1/sessions/{session}?model={model}", None),
-        ("DELETE", f"/v1/sessions/{session}?model={model}&forget=true", None),
+        ("GET", f"/v1/sessions{whose}", None),
+        ("POST", "/v1/sessions", {"id": session, "model": model, **pins}),
+        (
+            "POST",
+            f"/v1/sessions/{session}/fork{whose}",
+            {"id": f"f{dice.randrange(FORKS)}", **pins},
+        ),
+        ("PATCH", f"/v1/sessions/{session}{whose}", pins),
+        ("DELETE", f"/v1/sessions/{session}{whose}", None),
+        ("DELETE", f"/v1/sessions/{session}{whose}&forget=true", None),
         ("POST", f"/admin/models/{model}/unload", None),
         ("POST", f"/admin/models/{model}/load", None),
         ("GET", "/admin/cache", None),

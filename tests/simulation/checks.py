@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 
 CUT_OFF_SECONDS = 1000.0
 MOST_FILES = 24  # open in one process while nothing happens
+DURABLE_SECONDS = 5.0  # after which what a request has computed is stored, even on a slow disk
 CHECKED_SHARE = 0.2  # of the loop's rounds
 # For how many seconds after a trouble requests may fail that begin then; those that run when it comes
 # may fail, too. Errors of the disk never make a request fail.
@@ -90,6 +91,12 @@ _RECOVERY_SECONDS = {
 }
 
 
+# troubles after which everything that was stored is still there
+_HARMLESS_TO_STORE = {
+    "worker dies", "worker is suspended", "worker hangs", "step kills", "step is slow", "load fails",
+    "server dies", "server restarts", "power cut", "machine sleeps", "clock jumps",
+    "model is unloaded",
+}  # fmt: skip
 # troubles after which a stored block may be missing or damaged
 _OF_DISK = {"disk error", "disk is full", "file is damaged", "file vanishes", "power cut"}
 
@@ -161,8 +168,7 @@ class _Read:
         common = int(different[0]) if len(different) else most
         if second == "none":
             # a block that is quantized by now is of no use to a prompt that differs within it
-            is_whole = not is_quantized or common >= end - 1
-            return min(common, end - 1) if is_whole else common - common % BLOCK
+            return common - common % BLOCK if is_quantized else min(common, end - 1)
         # a checkpoint is at the end of the answer, and one before the last token of the prompt
         if common == end:
             return end - 1
@@ -221,6 +227,8 @@ class Checks:
         # by cache and form of keys and values
         self._reads: dict[tuple[Weights, str, str], list[_Read]] = defaultdict(list)
         self._read_tokens = 0  # of all requests
+        # sessions that requests have named, by model, name and tenant: when the first of these ended
+        self._sessions: dict[tuple[str, str, str], float] = {}
         self._recovered: dict[str, int] = {}  # the status of each model's last request
         self._tenants: dict[str, tuple[bool, str]] = {}  # a worker's tenant → the agents'
         _running[:] = [self]
@@ -463,6 +471,10 @@ class Checks:
         """A request has ended by itself, so that later ones may start from it."""
         if not request.is_kept or request.is_idle_work:
             return
+        if request.session_id and life.worker is not None and life.worker.cache is not None:
+            tenant = life.worker.cache.tenant_of(request.tenant, adapter=request.adapter)
+            named = (life.worker.name, request.session_id, tenant)
+            self._sessions.setdefault(named, self.world.now)
         tokens = np.array([*request.prompt_token_ids, *answer])
         self._reads_of(life, request).append(
             _Read(tokens, len(request.prompt_token_ids), self.world.now)
@@ -502,10 +514,17 @@ class Checks:
             isinstance(each, Call) and "forget" in each.path
             for each in self.simulation.scenario.actions
         )
-        return is_roomy and not forgets and not self.excuses and "failing" not in options
+        is_calm = all(kind in _HARMLESS_TO_STORE for _, kind in self.excuses)
+        return is_roomy and not forgets and is_calm and "failing" not in options
 
     def _is_durable(self, read: _Read, at: float) -> bool:
-        return read.ended_at < at
+        """Whether what a request has computed must still be there at this time."""
+        has_store = self.simulation.options["has_store"]
+        lives = self.simulation.machine.ended_at
+        lost_at = next((end for end in lives if end >= read.ended_at), None)
+        if lost_at is None or lost_at > at:
+            return read.ended_at < at
+        return has_store and read.ended_at + DURABLE_SECONDS < lost_at
 
     def _check_end(self, life: _Life, on: _OnLink, event: Finished) -> None:
         if not on.is_accepted:
@@ -649,6 +668,7 @@ class Checks:
                 self._violation("ends exactly once", f"these never end: {', '.join(life.open)}")
         for worker in self.simulation.machine.workers.values():
             self._check_worker_at_rest(worker)
+            self._check_sessions(worker)
         for process in self.world.processes:
             files = self.simulation.disk.open_files(process)
             if len(files) > (0 if process.is_dead else MOST_FILES):
@@ -679,6 +699,31 @@ class Checks:
             self._violation(
                 "nothing outlives its owner", f"{len(index._ram._holds)} blocks are held"
             )
+
+    def _check_sessions(self, worker: SimulatedWorker) -> None:
+        """Sessions are still there."""
+        options = self.simulation.options
+        calls = [each for each in self.simulation.scenario.actions if isinstance(each, Call)]
+        opens = [each for each in calls if each.method == "POST" and "sessions" in each.path]
+        requests = [each.request for each in self.asked.values()]
+        named = {(each.session_id, each.tenant, each.adapter) for each in requests}
+        are_kept = (
+            all(kind in _HARMLESS_TO_STORE for _, kind in self.excuses)
+            and "failing" not in options
+            and not any(each.method == "DELETE" for each in calls)
+            and len(named) + len(opens) <= options["max_sessions"]
+        )
+        if not are_kept or worker.loop is None or worker.loop._sessions is None:
+            return
+        ends = self.simulation.machine.ended_at
+        for (model, name, tenant), at in self._sessions.items():
+            lost_at = next((end for end in ends if end >= at), None)
+            if model != worker.name or (
+                lost_at is not None and (not options["has_store"] or lost_at < at + DURABLE_SECONDS)
+            ):
+                continue
+            if not worker.loop._sessions.is_open(name, tenant=tenant):
+                self._violation("sessions stay", f"{name} of {model} is gone")
 
     def check_store(self) -> None:
         """Every block that can be found in the store is complete and right."""

@@ -33,7 +33,10 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
     match trouble.kind:
         case kind if kind in _OF_STEPS:
             if worker is not None and worker.engine is not None:
-                worker.engine.faults += [None] * (trouble.number - 1) + [_OF_STEPS[kind]]
+                engine = worker.engine
+                if worker.draft_engine is not None and trouble.number % 3 == 0:
+                    engine = worker.draft_engine
+                engine.faults += [None] * (trouble.number - 1) + [_OF_STEPS[kind]]
         case "worker dies":
             if worker is not None:
                 worker.process.kill()
@@ -107,6 +110,8 @@ def end_all(simulation: Simulation) -> None:
     for worker in simulation.machine.workers.values():
         if worker.engine is not None:
             worker.engine.faults.clear()
+        if worker.draft_engine is not None:
+            worker.draft_engine.faults.clear()
     simulation.heal()
 
 

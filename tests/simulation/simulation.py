@@ -67,6 +67,7 @@ class Simulation:
             costs=Costs(step_seconds=self.options["step_seconds"]),
             second=self.options["second_layer"],
             repeats=self.options["repeats"],
+            has_draft_model=self.options["has_draft_model"],
             adapters=tuple(self.options["adapters"]),
         )
         if failing := self.options.get("failing"):  # of a sweep: what fails, and which one

@@ -21,6 +21,7 @@ from holdfast.store.maintenance import store_limits
 from holdfast.store.store import BlockStore
 from holdfast.wire.commands import Assignment, WorkerSettings
 from holdfast.wire.events import ModelInfo
+from holdfast.worker.drafting.draft_model import DraftModel
 from holdfast.worker.engine import code_attention
 from holdfast.worker.engine.engine import Engine, KVCosts
 from holdfast.worker.engine.kv_forms import KVForms
@@ -72,9 +73,11 @@ class Machine:
     weight_bytes: int = 1 << 20
     loads: list[Fault] = field(default_factory=list)
     workers: dict[int, SimulatedWorker] = field(default_factory=dict)  # by pid, living ones
+    ended_at: list[float] = field(default_factory=list)  # when workers ended
     excess_bytes: int = 0  # that each process takes beyond its weights
     second: SecondLayer = "none"  # of all models
     repeats: bool = False
+    has_draft_model: bool = False
     adapters: tuple[str, ...] = ()  # of all models
     # of the weights of each model, and of each adapter, as MODEL:ADAPTER
     versions: Counter[str] = field(default_factory=Counter)
@@ -110,6 +113,7 @@ class SimulatedWorker:
     process: Process
     settings: WorkerSettings
     engine: SimulatedEngine | None = None
+    draft_engine: SimulatedEngine | None = None
     loop: WorkerLoop | None = None
     cache: PrefixCache | None = None
     index: PrefixIndex | None = None
@@ -133,6 +137,7 @@ def start_worker(world: World, machine: Machine, assignment: Assignment, process
 
     def forget() -> None:
         machine.workers.pop(process.pid, None)
+        machine.ended_at.append(world.now)
 
     process.ends.append(forget)
     pulse = Pulse(interval_seconds=settings.residency.heartbeat_seconds)
@@ -196,10 +201,27 @@ def _build(
     forms = KVForms(default=settings.model.kv_bits, costs=by_bits, refused={})
     plan_for = _planner(machine, settings)
     plan = plan_for(settings.share.state_bytes)
+    draft_model = None
+    if machine.has_draft_model:
+        # it has other keys and values, but says the same phrases
+        worker.draft_engine = make_engine(
+            world,
+            weights=Weights(f"{weights.name} drafted", repeats=weights.repeats),
+            vocab_size=VOCAB_SIZE,
+            costs=Costs(step_seconds=machine.costs.step_seconds / 8, token_seconds=0.00002),
+        )
+        draft_model = DraftModel(
+            worker.draft_engine,
+            name="draft",
+            vocab_size=VOCAB_SIZE,
+            context_tokens=CONTEXT_TOKENS,
+            most_cached_bytes=plan.kv_bytes // 8,
+        )
     costs = {
         each: SequenceCosts(
             kv_bytes_per_token=measured.bytes_per_token,
             fixed_bytes_per_sequence=measured.fixed_bytes,
+            draft_bytes_per_token=kv_costs("none")["native"].bytes_per_token if draft_model else 0,
             block_tokens=BLOCK_TOKENS if each != "native" and engine.ends_spans_at_blocks else None,
         )
         for each, measured in by_bits.items()
@@ -257,6 +279,7 @@ def _build(
             forms=forms,
             costs=costs,
             speculates=settings.model.speculation != "off",
+            draft_model=draft_model,
         ),
         cache=cache,
         sessions=sessions,
