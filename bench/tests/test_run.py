@@ -162,6 +162,7 @@ async def test_llama_cpp_in_float32_gives_equal_answers(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # every request has its own limit; on a busy machine, all take longer
 async def test_holdfast_and_its_peer_give_equal_answers_and_end(tmp_path: Path) -> None:
     model = write_tiny(tmp_path / "tiny", "qwen3")
     names = ("overhead", "next-turn", "memory")

@@ -38,6 +38,7 @@ ADMIN, USER = "key-of-the-harbour-master", "key-of-a-sailor"
 PHONE = 390  # pixels
 SHORT_CONTEXT = 600  # tokens
 MOST_TOKENS = 16_384  # of an answer
+MOST_BYTES = 300_000  # of a request
 LONG = " ".join(f"word{number}" for number in range(600))
 TEXT = "When does the ferry to the island leave on Monday"
 
@@ -69,6 +70,7 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     settings = {
         "server.keys_file": folder / "keys.json",
         "server.allowed_hosts": OTHER_HOST,
+        "limits.max_body_bytes": MOST_BYTES,
         "residency.hang_seconds": 600,  # a test suspends a worker
         "residency.load_seconds": 0,  # a request for an unloaded model is refused immediately
         "model.speculation": "off",
@@ -439,6 +441,39 @@ def test_settings_can_be_typed_while_an_answer_is_written(
         page.get_by_text("Settings").click()
         for name, text in texts.items() - {("Title", "Ferries")}:
             expect(page.get_by_label(name, exact=True)).to_have_value(text)
+
+
+def test_the_page_says_what_is_too_large_for_a_request(
+    browser: Browser, server: ServerProcess
+) -> None:
+    with visit(browser, server.url) as visitor:
+        page = visitor.page
+        visitor.ask("x" * MOST_BYTES)
+        failure = page.get_by_role("article").last
+        expect(failure.get_by_text("Shorten the message with Edit")).to_be_visible()
+        page.get_by_role("button", name="Edit").click()
+        page.get_by_label("Edited message").fill(TEXT)
+        page.get_by_role("button", name="Send again").click()
+        page.get_by_role("button", name="Stop").click()
+        visitor.until_answered()
+
+        let_models_see(page)
+        visitor.bring("paste", png(1), png(2) + bytes(MOST_BYTES))
+        expect(attached(page)).to_have_count(2)
+        visitor.ask("What is this?")
+        expect(failure.get_by_text("The largest one is image 2.")).to_be_visible()
+        page.get_by_role("button", name="Edit").last.click()
+        page.get_by_role("button", name="Remove image 2").click()
+        expect(page.get_by_label("Edited message")).to_have_value("What is this?")
+        check_accessible(page)
+
+
+def test_an_address_with_a_last_slash_shows_its_view(
+    browser: Browser, server: ServerProcess
+) -> None:
+    with visit(browser, server.url) as visitor:
+        visitor.open("/page/now/")
+        visitor.page.get_by_role("heading", name="Now", level=1).wait_for()
 
 
 def test_two_tabs_share_one_conversation(browser: Browser, server: ServerProcess) -> None:

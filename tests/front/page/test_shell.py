@@ -35,6 +35,13 @@ async def test_every_view_has_a_public_address_that_reveals_nothing(path: str) -
     assert MODEL not in response.text
 
 
+@pytest.mark.parametrize("path", ["/page", "/page/"])
+async def test_the_folder_of_the_page_leads_to_its_first_view(path: str) -> None:
+    response = await got(path, BROWSER, api_key="sesame")
+    assert (response.status_code, response.headers["location"]) == (307, "/")
+    assert (await got(path, BROWSER, page=False)).status_code == 404
+
+
 async def test_inline_scripts_and_framing_are_forbidden() -> None:
     response = await got("/", BROWSER)
     policy = dict(

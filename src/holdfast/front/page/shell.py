@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from holdfast import __version__
 from holdfast.front.server.dialect import Operation, operation
@@ -119,6 +119,14 @@ def _view(path: str) -> Operation:
     return show_view
 
 
+@operation("GET", "/page", needs_key=False)
+async def redirect_to_chat(request: Request, services: Services) -> Response:
+    """Lead a browser to the first view."""
+    if not services.server.page:
+        raise _no_page()
+    return RedirectResponse(VIEWS["Chat"], headers=SECURITY_HEADERS)
+
+
 @operation("GET", _FILES_PATH + "{path:path}", needs_key=False)
 async def page_file(request: Request, services: Services) -> Response:
     """Send a file that the page loads."""
@@ -143,4 +151,8 @@ def _no_page() -> RequestRefused:
     return RequestRefused("there is no such page", status=404, code="unknown_path")
 
 
-OPERATIONS = (*(_view(path) for path in VIEWS.values() if path != "/"), page_file)
+OPERATIONS = (
+    *(_view(path) for path in VIEWS.values() if path != "/"),
+    redirect_to_chat,
+    page_file,
+)

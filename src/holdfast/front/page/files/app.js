@@ -24,6 +24,8 @@ let shown = ''; // the visible view
 
 /** Show the view that the address names, as soon as the server can send it. */
 async function show() {
+  const path = location.pathname.replace(/(?<=.)\/+$/, ''); // the server accepts a last slash, too
+  if (path !== location.pathname) history.replaceState(null, '', path + location.search);
   const [title, tag, module] = VIEWS[location.pathname] ?? VIEWS['/'];
   for (const link of document.querySelectorAll('header nav a')) {
     if (link.getAttribute('href') === location.pathname) {

@@ -66,8 +66,17 @@ class AnswerRemedy extends Component {
         actions: [['Try again without this image', again[1]]],
       };
     }
-    const hasImages = turnsWithImages(chat.turns, chat.turns.get(turn.parent) ?? turn).length > 0;
-    if (code === 'body_too_large' && hasImages) {
+    if (code === 'body_too_large') return this.tooLarge(answer, again);
+    return {
+      text: html`<p class="failure">The answer failed: ${answer.error}</p>`,
+      actions: [again],
+    };
+  }
+
+  tooLarge({ error }, again) {
+    const { turn } = this;
+    const question = chat.turns.get(turn.parent) ?? turn;
+    if (turnsWithImages(chat.turns, question).length) {
       return {
         text: html`<p class="failure">
           The images of this conversation are too large for one request.
@@ -75,8 +84,19 @@ class AnswerRemedy extends Component {
         actions: [['Try again without the earlier images', () => chat.retryWithoutImages(turn)]],
       };
     }
+    const { images = [] } = question;
+    const sizes = images.map((image) => image.length);
+    const largest = sizes.indexOf(Math.max(...sizes)) + 1;
+    if (!images.length) {
+      return {
+        text: html`<p class="failure">The conversation is too large for one request: ${error}.</p>
+          <p>Shorten the message with Edit, or continue in a new conversation.</p>`,
+        actions: [again],
+      };
+    }
     return {
-      text: html`<p class="failure">The answer failed: ${answer.error}</p>`,
+      text: html`<p class="failure">The images of your message are too large for one request: ${error}.</p>
+        <p>The largest one is image ${largest}. Choose Edit to remove it or to attach a smaller one.</p>`,
       actions: [again],
     };
   }
