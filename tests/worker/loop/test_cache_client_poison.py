@@ -497,13 +497,13 @@ def test_a_failed_restore_after_a_preemption_continues_the_answer(
     )
     leave = subject.cache.live.leave
 
-    def leave_and_spoil(live: LiveChain) -> None:
+    def end_and_spoil(live: LiveChain) -> None:
         leave(live)
         if len(subject.index._ram) and not spoiled[0]:
             spoiled[0] = 1
             of_another_form(subject)
 
-    monkeypatch.setattr(subject.cache.live, "leave", leave_and_spoil)
+    monkeypatch.setattr(subject.cache.live, "end_chain", end_and_spoil)
     inbox = subject.serve([asked])
     assert subject.scheduler.statistics().preemptions
     assert {each.request_id: inbox.tokens(each.request_id) for each in asked} == right
