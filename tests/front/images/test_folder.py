@@ -156,7 +156,7 @@ def test_a_release_does_not_wait_for_the_disk(
     with ThreadPoolExecutor(2) as threads:
         writing = threads.submit(folder.hold_image, b"dog")
         assert writes.wait(60)
-        releasing = threads.submit(folder.release, [name])
+        releasing = threads.submit(folder.release_images, [name])
         try:
             releasing.result(20)
             assert not writing.done()

@@ -138,7 +138,7 @@ def test_a_failed_commit_does_not_affect_other_sequences(
     for sequence in (a, b):
         subject.read(sequence, BLOCK)
         subject.close(sequence)
-    keep, failures = subject.cache.keep, [RuntimeError("the cache fails")]
+    keep, failures = subject.cache.store_snapshots, [RuntimeError("the cache fails")]
 
     def fails_once(*args: Any, **more: Any) -> tuple[bytes, ...]:
         if failures:

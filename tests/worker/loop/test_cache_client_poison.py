@@ -495,7 +495,7 @@ def test_a_failed_restore_after_a_preemption_continues_the_answer(
         CachingWorker(budget_tokens=232, expected_output_tokens=4, most_parked_bytes=0),
         [0],
     )
-    leave = subject.cache.live.leave
+    leave = subject.cache.live.end_chain
 
     def end_and_spoil(live: LiveChain) -> None:
         leave(live)

@@ -156,7 +156,7 @@ def thinking_of(*, values: Mapping[str, Any]) -> Thinking:
     reasoning, thinking = values.get("reasoning"), values.get("thinking")
     switches = [values.get(name) for name in _SWITCHES]
     switches += [getattr(reasoning, name, None) for name in ("effort", "enabled")]
-    efforts = [effort for value in switches if (effort := _effort(value)) is not None]
+    efforts = [level for value in switches if (level := _effort(value)) is not None]
     budgets = [values.get(name) for name in _BUDGETS]
     budgets += [getattr(thinking, "budget_tokens", None), getattr(reasoning, "max_tokens", None)]
     budget = next((value for value in budgets if type(value) is int), None)
