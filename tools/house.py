@@ -91,7 +91,7 @@ WAITS = {
     "front.prompt.template_process.RenderProcesses._place": "for a template process",
     "front.link.model_client._OpenRequest.is_sent": "for a worker, or the trial of another request",
     "worker.loop.inbox.ZmqInbox": "for the loop to read it",
-    "worker.vision.images.WorkerImages.ask": "for the layout of its images",
+    "worker.vision.images.WorkerImages.request_layouts": "for the layout of its images",
     "worker.scheduler.queue.ScheduledSequence.waits_for": "for its cached prefix, another prefill, "
     "its images, a running slot and memory, or its client",
     "worker.loop.idle_work.IdleWork.begin": "for an idle worker",

@@ -36,7 +36,7 @@ class Limits:
     at_most: float = math.inf
     above: float = -math.inf
 
-    def hold(self, value: float) -> bool:
+    def contains(self, value: float) -> bool:
         """Whether the range contains the value."""
         return self.at_least <= value <= self.at_most and value > self.above
 
@@ -206,7 +206,7 @@ def convert(spec: SettingSpec, given: Given) -> Any:
         value = _converted(spec, given.value)
     except (ValueError, TypeError, OverflowError):
         value = None
-    if value is None or not (spec.limits is FREE or spec.limits.hold(value)):
+    if value is None or not (spec.limits is FREE or spec.limits.contains(value)):
         shown = "the given value" if spec.secret else _as_written(given.value)
         raise ConfigError(
             f"{spec.key} = {shown} is not allowed ({given.place or given.origin}); allowed: "

@@ -77,7 +77,9 @@ def served(subject: CachingWorker, *rankings: Ranking) -> list[list[Relevance]]:
     def read(request_id: str) -> ReadPrompt:
         reader = PromptReader()
         return next(
-            found for event in inbox.of(request_id) if (found := reader.take(event)) is not None
+            found
+            for event in inbox.of(request_id)
+            if (found := reader.read_event(event)) is not None
         )  # type: ignore[arg-type]
 
     return [

@@ -76,7 +76,7 @@ class Server:
         for request_id in decision.preempted:
             self.engine.close(request_id)
         for request_id in decision.grown:
-            self.engine.grow(request_id, self.scheduled[request_id].capacity_tokens)
+            self.engine.reserve_tokens(request_id, self.scheduled[request_id].capacity_tokens)
             self.growths += 1
         for request_id in decision.admitted:
             self.engine.open(

@@ -110,7 +110,7 @@ class FakeCache:
         self._called("prefix")
         return tuple(memoryview(lookup.plan.keys[-1]).cast("I")) if lookup.plan.keys else None
 
-    def keep(
+    def store_snapshots(
         self,
         cursor: Cursor,
         chain: bytes | bytearray,
@@ -118,7 +118,7 @@ class FakeCache:
         *,
         live: LiveChain | None = None,
     ) -> tuple[bytes, ...]:
-        self._called("keep")
+        self._called("store_snapshots")
         new = []
         for run in kept:
             key = bytes(chain[: 4 * run.end])
@@ -148,8 +148,8 @@ class FakeCache:
         self._called("blame")
         self.forget(start.blocks)
 
-    def tend(self) -> None:
-        self._called("tend")
+    def maintain(self) -> None:
+        self._called("maintain")
         self.tended += 1
 
     def figures(self) -> CacheFigures:

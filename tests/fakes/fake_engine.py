@@ -152,7 +152,7 @@ class FakeEngine:
         if cached:
             self.restored.append((request.request_id, cached))
 
-    def grow(self, request_id: str, capacity_tokens: int) -> None:
+    def reserve_tokens(self, request_id: str, capacity_tokens: int) -> None:
         assert capacity_tokens >= self.opened[request_id].capacity
         self.opened[request_id].capacity = capacity_tokens
 

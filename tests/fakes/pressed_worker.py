@@ -15,6 +15,7 @@ from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.plan import BLOCK_TOKENS, Span, StepPlan
 from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.kv.bits import KVBits
+from holdfast.worker.kv.live import StateBytes
 from tests.fakes.caching_worker import SMALL_BLOCK, CachingWorker, greedy, random_prompt
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
@@ -41,11 +42,11 @@ class RecordingEngine(Engine):
         super().__init__(*args, **more)
         self.quantized_at: dict[str, int] = {}
 
-    def quantize(self, request_id: str, kv_bits: KVBits) -> tuple[int, int]:
+    def quantize(self, request_id: str, kv_bits: KVBits) -> StateBytes:
         self.quantized_at[request_id] = self._sequences[request_id].live.tokens
-        before, after = super().quantize(request_id, kv_bits)
-        assert after < before
-        return before, after
+        sizes = super().quantize(request_id, kv_bits)
+        assert sizes.after < sizes.before
+        return sizes
 
 
 def worker(name: str, folder: Path | None = None, **more: Any) -> CachingWorker:

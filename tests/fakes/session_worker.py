@@ -61,7 +61,7 @@ def ended(subject: CachingWorker) -> list[SessionAnswer]:
     """The answers of all transfers, without a loop around them."""
     answers: list[SessionAnswer] = []
     while subject.sessions.is_busy:
-        answers += subject.sessions.tend()
+        answers += subject.sessions.maintain()
     return answers
 
 

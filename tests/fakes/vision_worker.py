@@ -127,7 +127,7 @@ class VisionBeside:
         files = [part["file"] for part in parts if part["type"] == "image"]
         hashes = [keep_image(self.images, file) for file in files]
         images, command = self.worker_images(), ImageCommand(images=tuple(hashes))
-        images.ask(command)
+        images.request_layouts(command)
         while (answer := next(images.answers(), None)) is None:
             pass
         assert not answer.failures

@@ -66,7 +66,7 @@ def test_a_lost_block_is_remembered_while_stored_blocks_follow_it(
     rows = {entry.block.key: entry for entry in entries(stored)}
     for loss in losses:
         keys = {BLOCKS[number].key for number in loss}
-        index.lose(keys)
+        index.mark_lost(keys)
         rows = after_a_loss(rows, keys)
         assert {entry.block.key: entry for entry in index.entries(0.0)} == rows
         index.check_invariants()
@@ -80,7 +80,7 @@ def test_losing_a_block_scans_no_table(tmp_path: Path) -> None:
     index = filled(tmp_path / "i.sqlite")
     statements: list[str] = []
     index._database.set_trace_callback(statements.append)
-    index.lose([BLOCKS[1].key, BLOCKS[4].key])
+    index.mark_lost([BLOCKS[1].key, BLOCKS[4].key])
     index._database.set_trace_callback(None)
     plans = [
         row[-1]

@@ -217,7 +217,7 @@ def picture(number: int) -> bytes:
 def fill_images(folder: Path) -> None:
     images = ImageFolder(folder, max_bytes=10**6)
     for number in range(COUNT):
-        images.hold(picture(number))
+        images.hold_image(picture(number))
 
 
 def hold_images(images: ImageFolder) -> int:
@@ -225,7 +225,7 @@ def hold_images(images: ImageFolder) -> int:
     held = 0
     for number in range(COUNT):
         with suppress(WorkerUnavailable):
-            images.hold(picture(number))
+            images.hold_image(picture(number))
             held += 1
     return held
 
@@ -234,7 +234,7 @@ def use_images(folder: Path, disk: FailingDisk) -> tuple[int, int]:
     images = ImageFolder(folder, max_bytes=10**6)
     served = hold_images(images)
     with suppress(WorkerUnavailable):
-        images.hold(picture(50))
+        images.hold_image(picture(50))
     disk.heal()
     return served, hold_images(images)
 

@@ -39,7 +39,7 @@ def reader_of(path: Path) -> tuple[BlockReader, Mailbox, list[Path]]:
 
 def test_blocks_are_returned_in_the_requested_order(tmp_path: Path) -> None:
     reader, _, bad = reader_of(tmp_path)
-    futures = [reader.ask(block.key) for block in CHAIN]
+    futures = [reader.request_block(block.key) for block in CHAIN]
     order: list[int] = []
     for number, future in enumerate(futures):
         future.add_done_callback(lambda _, number=number: order.append(number))  # type: ignore[misc]
@@ -54,8 +54,8 @@ def test_blocks_are_returned_in_the_requested_order(tmp_path: Path) -> None:
 def test_a_block_waiting_to_be_written_is_read_from_memory(tmp_path: Path) -> None:
     reader, mailbox, _ = reader_of(tmp_path)
     block = make_block([9])
-    mailbox.offer(block)
-    future = reader.ask(block.key)
+    mailbox.offer_block(block)
+    future = reader.request_block(block.key)
     reader.end()
     reader.run()
     assert future.result() is block
@@ -70,9 +70,9 @@ def test_missing_and_damaged_blocks_are_distinguished(tmp_path: Path) -> None:
     foreign = make_block([50])
     write_file(path.with_name(f"{foreign.key.hex()}.block"), foreign, fingerprint="model two")
     missing, damaged, other = (
-        reader.ask(bytes(32)),
-        reader.ask(CHAIN[1].key),
-        reader.ask(foreign.key),
+        reader.request_block(bytes(32)),
+        reader.request_block(CHAIN[1].key),
+        reader.request_block(foreign.key),
     )
     reader.end()
     reader.run()
@@ -85,7 +85,7 @@ def test_missing_and_damaged_blocks_are_distinguished(tmp_path: Path) -> None:
 
 def test_a_cancelled_read_is_not_executed(tmp_path: Path) -> None:
     reader, _, _ = reader_of(tmp_path)
-    future = reader.ask(CHAIN[0].key)
+    future = reader.request_block(CHAIN[0].key)
     assert future.cancel()
     reader.end()
     reader.run()
@@ -95,19 +95,22 @@ def test_a_cancelled_read_is_not_executed(tmp_path: Path) -> None:
 def test_reads_after_the_end_get_an_answer(tmp_path: Path) -> None:
     reader, _, _ = reader_of(tmp_path)
     reader.end()
-    early = reader.ask(CHAIN[0].key)
+    early = reader.request_block(CHAIN[0].key)
     reader.run()
     with pytest.raises(BlockUnreadable, match="closed"):
         early.result(60)
     with pytest.raises(BlockUnreadable, match="closed"):
-        reader.ask(CHAIN[0].key).result(60)
+        reader.request_block(CHAIN[0].key).result(60)
 
 
 def test_reads_continue_while_other_threads_write(tmp_path: Path) -> None:
     reader, _, _ = reader_of(tmp_path)
     thread = threading.Thread(target=reader.run)
     thread.start()
-    assert all(bytes_of(reader.ask(CHAIN[n % 3].key).result(60)) == CHAIN[n % 3] for n in range(30))
+    assert all(
+        bytes_of(reader.request_block(CHAIN[n % 3].key).result(60)) == CHAIN[n % 3]
+        for n in range(30)
+    )
     reader.end()
     thread.join(60)
     assert not thread.is_alive()

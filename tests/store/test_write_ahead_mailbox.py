@@ -20,18 +20,18 @@ def box(*, most_bytes: int = 10**6, most_blocks: int = 100) -> Mailbox:
 def test_items_come_out_in_their_order() -> None:
     mailbox = box()
     order: list[object] = []
-    mailbox.offer(BLOCKS[0])
+    mailbox.offer_block(BLOCKS[0])
     mailbox.send(lambda: order.append("task"))
-    mailbox.offer(BLOCKS[1])
+    mailbox.offer_block(BLOCKS[1])
     assert mailbox.take_block() is BLOCKS[0]
     assert mailbox.take_block() is None
-    task = mailbox.take(0)
+    task = mailbox.next_work(0)
     assert task is not None
     assert not isinstance(task, StoredBlock)
     task()
     assert order == ["task"]
-    assert mailbox.take(0) is BLOCKS[1]
-    assert mailbox.take(0) is None
+    assert mailbox.next_work(0) is BLOCKS[1]
+    assert mailbox.next_work(0) is None
 
 
 @given(
@@ -43,7 +43,7 @@ def test_the_limits_hold_and_refused_blocks_are_lost(
     sizes: list[int], most_bytes: int, most_blocks: int
 ) -> None:
     mailbox = box(most_bytes=most_bytes, most_blocks=most_blocks)
-    answers = [mailbox.offer(BLOCKS[number]) for number in sizes]
+    answers = [mailbox.offer_block(BLOCKS[number]) for number in sizes]
     blocks, held_bytes = mailbox.load()
     assert blocks <= most_blocks
     assert held_bytes <= max(most_bytes, 100)
@@ -57,10 +57,10 @@ def test_the_limits_hold_and_refused_blocks_are_lost(
 
 def test_a_block_can_be_read_until_it_is_finished() -> None:
     mailbox = box()
-    mailbox.offer(BLOCKS[0])
-    assert mailbox.take(0) is BLOCKS[0]
+    mailbox.offer_block(BLOCKS[0])
+    assert mailbox.next_work(0) is BLOCKS[0]
     assert mailbox.held(BLOCKS[0].key) is BLOCKS[0]
-    assert mailbox.offer(BLOCKS[0]) == "held already"
+    assert mailbox.offer_block(BLOCKS[0]) == "held already"
     mailbox.finish([BLOCKS[0].key], stored=True)
     assert mailbox.held(BLOCKS[0].key) is None
     assert mailbox.load() == (0, 0)
@@ -70,7 +70,7 @@ def test_changes_are_reported_once() -> None:
     mailbox = box()
     mailbox.finish([BLOCKS[0].key], stored=True)
     mailbox.finish([BLOCKS[1].key], stored=False)
-    mailbox.lose([BLOCKS[2].key])
+    mailbox.report_lost([BLOCKS[2].key])
     assert mailbox.changes() == StoreChanges(
         stored=(BLOCKS[0].key,), lost=(BLOCKS[1].key, BLOCKS[2].key)
     )
@@ -79,20 +79,20 @@ def test_changes_are_reported_once() -> None:
 
 def test_a_closed_mailbox_accepts_nothing_and_returns_the_rest() -> None:
     mailbox = box()
-    mailbox.offer(BLOCKS[0])
+    mailbox.offer_block(BLOCKS[0])
     mailbox.close()
-    assert mailbox.offer(BLOCKS[1]) == "closed"
+    assert mailbox.offer_block(BLOCKS[1]) == "closed"
     assert mailbox.send(lambda: None) is False
-    assert mailbox.take(None) is BLOCKS[0]
-    assert mailbox.take(None) is None
+    assert mailbox.next_work(None) is BLOCKS[0]
+    assert mailbox.next_work(None) is None
 
 
 def test_a_waiting_reader_is_woken() -> None:
     mailbox = box()
     got: list[object] = []
-    thread = threading.Thread(target=lambda: got.append(mailbox.take(None)))
+    thread = threading.Thread(target=lambda: got.append(mailbox.next_work(None)))
     thread.start()
-    mailbox.offer(BLOCKS[0])
+    mailbox.offer_block(BLOCKS[0])
     thread.join(60)
     assert got == [BLOCKS[0]]
 
@@ -105,7 +105,11 @@ def test_a_question_is_answered_or_fails() -> None:
         raise KeyError("bug")
 
     mailbox = box()
-    question, failing, breaking = mailbox.ask(lambda: 5), mailbox.ask(fails), mailbox.ask(breaks)
+    question, failing, breaking = (
+        mailbox.submit_task(lambda: 5),
+        mailbox.submit_task(fails),
+        mailbox.submit_task(breaks),
+    )
     for _ in range(2):
         work(mailbox)
     with pytest.raises(KeyError):
@@ -117,15 +121,15 @@ def test_a_question_is_answered_or_fails() -> None:
 
 def test_questions_to_a_closed_or_abandoned_mailbox_are_cancelled() -> None:
     mailbox = box()
-    open_question = mailbox.ask(lambda: 5)
+    open_question = mailbox.submit_task(lambda: 5)
     mailbox.abandon()
     assert open_question.cancelled()
-    assert mailbox.ask(lambda: 5).cancelled()
-    assert mailbox.take(None) is None
+    assert mailbox.submit_task(lambda: 5).cancelled()
+    assert mailbox.next_work(None) is None
 
 
 def work(mailbox: Mailbox) -> None:
-    task = mailbox.take(0)
+    task = mailbox.next_work(0)
     assert task is not None
     assert not isinstance(task, StoredBlock)
     task()

@@ -252,7 +252,7 @@ def _converse(
         if is_one_question:
             if sys.stderr.isatty() and (sampling := session.sampling()):
                 Console(stderr=True, highlight=False).print(sampling, style="dim")
-            raise typer.Exit(0 if session.ask(question) else 1)
+            raise typer.Exit(0 if session.send_message(question) else 1)
         raise typer.Exit(session.run(lines))
 
 
@@ -423,7 +423,7 @@ class ChatSession:
                 message = text.removeprefix("/") if text.startswith("//") else text
                 if self._interactive:
                     message = self._without_images(message)
-                failed |= not self.ask(message)
+                failed |= not self.send_message(message)
         return 1 if failed and not self._interactive else 0
 
     def attach(self, path: Path, part: dict[str, Any]) -> None:
@@ -445,7 +445,7 @@ class ChatSession:
         except ImageUnreadable as error:
             self._say(str(error))
 
-    def ask(self, text: str) -> bool:
+    def send_message(self, text: str) -> bool:
         """Send a message and print the answer as it arrives.
 
         Returns False if the answer failed. An answer that was stopped has not failed.
@@ -469,7 +469,7 @@ class ChatSession:
             return False
         if self._shown_kind or not self._interactive:
             self._console.print()
-        self._keep(answer, stopped=stopped)
+        self._add_answer(answer, stopped=stopped)
         return True
 
     async def _stream(self, body: dict[str, Any], answer: Answer) -> bool:
@@ -506,7 +506,7 @@ class ChatSession:
             self._console.print(text, style="dim", emoji=False, end="")
         self._console.file.flush()
 
-    def _keep(self, answer: Answer, *, stopped: bool) -> None:
+    def _add_answer(self, answer: Answer, *, stopped: bool) -> None:
         """Add an answer to the conversation. If it is empty, remove its question instead."""
         if stopped:
             answer.calls.clear()  # the arguments of the last call may be cut off

@@ -241,7 +241,7 @@ Ttl: TypeAlias = Annotated[
 @server_command
 def list_sessions(server: ServerClient, as_json: Json = False) -> None:
     """List the sessions, the most recently used first."""
-    found = _ask(server, "list")["data"]
+    found = _call_session_operation(server, "list")["data"]
     if as_json:
         print_json(found)
     elif found:
@@ -254,7 +254,7 @@ def list_sessions(server: ServerClient, as_json: Json = False) -> None:
 @server_command
 def show(server: ServerClient, session_id: Id, as_json: Json = False) -> None:
     """Show one session."""
-    _print(_ask(server, "get", session_id), as_json=as_json)
+    _print(_call_session_operation(server, "get", session_id), as_json=as_json)
 
 
 @sessions.command("open")
@@ -271,7 +271,10 @@ def open_session(
 ) -> None:
     """Open a session. A request with a new session id opens that session, too."""
     _print(
-        _ask(server, "open", json={"pinned": pin} | _named(session_id) | _ttl(ttl)), as_json=as_json
+        _call_session_operation(
+            server, "open", json={"pinned": pin} | _named(session_id) | _ttl(ttl)
+        ),
+        as_json=as_json,
     )
 
 
@@ -290,7 +293,9 @@ def fork(
 ) -> None:
     """Open a session that continues from the current state of another one."""
     _print(
-        _ask(server, "fork", session_id, json={"pinned": pin} | _named(new_id) | _ttl(ttl)),
+        _call_session_operation(
+            server, "fork", session_id, json={"pinned": pin} | _named(new_id) | _ttl(ttl)
+        ),
         as_json=as_json,
     )
 
@@ -299,14 +304,14 @@ def fork(
 @server_command
 def pin_session(server: ServerClient, session_id: Id) -> None:
     """Protect a session's blocks from eviction."""
-    _print(_ask(server, "update", session_id, json={"pinned": True}))
+    _print(_call_session_operation(server, "update", session_id, json={"pinned": True}))
 
 
 @sessions.command("unpin")
 @server_command
 def unpin_session(server: ServerClient, session_id: Id) -> None:
     """Allow eviction of a session's blocks."""
-    _print(_ask(server, "update", session_id, json={"pinned": False}))
+    _print(_call_session_operation(server, "update", session_id, json={"pinned": False}))
 
 
 @sessions.command("close")
@@ -319,7 +324,9 @@ def close_session(
     ] = False,
 ) -> None:
     """Close a session."""
-    _ask(server, "close", session_id, params={"forget": "true"} if forget else {})
+    _call_session_operation(
+        server, "close", session_id, params={"forget": "true"} if forget else {}
+    )
     typer.echo(f"closed {session_id}")
 
 
@@ -354,10 +361,13 @@ def import_session(
     The session must come from the same model, with the same weights and tokenizer.
     """
     with file.open("rb") as content:
-        _print(_ask(server, "import", params=_named(session_id), content=content), as_json=as_json)
+        _print(
+            _call_session_operation(server, "import", params=_named(session_id), content=content),
+            as_json=as_json,
+        )
 
 
-def _ask(
+def _call_session_operation(
     server: ServerClient, operation: OperationName, session_id: str = "", **request: Any
 ) -> dict[str, Any]:
     return server.call(

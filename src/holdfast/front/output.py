@@ -115,6 +115,7 @@ class TruncatedPart(msgspec.Struct, frozen=True, kw_only=True):
 class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
     """The last event of a choice.
 
+    memory: what the prefix cache supplied.
     timings: the decoding time is missing if a stop string ended the answer.
     """
 

@@ -425,7 +425,7 @@ def _raw_prompt(prompt: TextOrTokens) -> str | tuple[int, ...]:
 
 def _read_prompt(stream: BlockingEventStream) -> ReadPrompt:
     reader = PromptReader()
-    return next(read for event in stream if (read := reader.take(event)) is not None)
+    return next(read for event in stream if (read := reader.read_event(event)) is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -585,7 +585,7 @@ class Sessions:
 
     def get(self, session_id: str) -> SessionInfo:
         """Return one session."""
-        return self._ask(operation="get", session_id=session_id)
+        return self._call(operation="get", session_id=session_id)
 
     def open(
         self,
@@ -598,7 +598,7 @@ class Sessions:
         """Open a session. ttl_seconds: its lifetime after the last use; None: it lives until it is
         closed.
         """
-        return self._ask(
+        return self._call(
             operation="open",
             session_id=session_id,
             ttl_seconds=ttl_seconds,
@@ -615,7 +615,7 @@ class Sessions:
         metadata: Mapping[str, str] | msgspec.UnsetType = LEAVE,
     ) -> SessionInfo:
         """Change a session. Arguments that are not given change nothing."""
-        return self._ask(
+        return self._call(
             operation="update",
             session_id=session_id,
             ttl_seconds=ttl_seconds,
@@ -632,7 +632,7 @@ class Sessions:
         pinned: bool = False,
     ) -> SessionInfo:
         """Open a session that continues from the current state of another one."""
-        return self._ask(
+        return self._call(
             operation="fork",
             session_id=session_id,
             new_session_id=new_session_id,
@@ -645,20 +645,24 @@ class Sessions:
 
         forget: also delete its blocks, except those that other sessions share.
         """
-        return self._ask(operation="close", session_id=session_id, forget=forget)
+        return self._call(operation="close", session_id=session_id, forget=forget)
 
     def export_to(self, path: str | Path, session_id: str) -> SessionInfo:
         """Write a session and its blocks to a file."""
-        return self._ask(operation="export", session_id=session_id, path=str(Path(path).absolute()))
+        return self._call(
+            operation="export", session_id=session_id, path=str(Path(path).absolute())
+        )
 
     def import_from(self, path: str | Path, session_id: str = "") -> SessionInfo:
         """Read a session from a file. The session keeps its id unless another id is given.
 
         The session must come from the same model, with the same weights and tokenizer.
         """
-        return self._ask(operation="import", session_id=session_id, path=str(Path(path).absolute()))
+        return self._call(
+            operation="import", session_id=session_id, path=str(Path(path).absolute())
+        )
 
-    def _ask(self, **fields: Any) -> SessionInfo:
+    def _call(self, **fields: Any) -> SessionInfo:
         (session,) = sessions_of(self._client.call(self._command(**fields)))
         return session
 

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 # A draft model is only looked for where it pays: for models that are not so small that a step takes
 # as long as the work around a draft, and only among models that are much smaller.
 _LEAST_MODEL_BYTES = 64 << 20
-_MOST_SHARE = 0.125
+_LARGEST_DRAFT_SHARE = 0.125  # of the bytes of the model
 _ITSELF = "a model cannot draft for itself"
 
 
@@ -167,7 +167,7 @@ def found_draft(model: DraftFolder, candidates: Iterable[DraftFolder]) -> DraftF
         return None  # its worker reports that
     if model_bytes < _LEAST_MODEL_BYTES:
         return None
-    most_bytes = model_bytes * _MOST_SHARE
+    most_bytes = model_bytes * _LARGEST_DRAFT_SHARE
     sizes: list[tuple[int, DraftFolder]] = []
     for each in candidates:
         try:

@@ -253,7 +253,7 @@ class BlockIndex:
         """Remove the rows of blocks, but not their pins: `reconcile` may add the rows again."""
         self._write("DELETE FROM blocks WHERE key IS ?", [(key,) for key in keys])
 
-    def lose(self, keys: Iterable[BlockKey]) -> None:
+    def mark_lost(self, keys: Iterable[BlockKey]) -> None:
         """Record that the files of blocks are gone.
 
         Their rows are removed, unless stored blocks follow them: those become usable again once the
@@ -524,7 +524,7 @@ def reconcile(index: BlockIndex, folder: StoreFolder) -> Gone:
         index.remove_rows(wrong)
     if fresh:
         index.add(fresh.values(), fingerprints=fingerprints)
-    index.lose(lost)
+    index.mark_lost(lost)
     index.recount()
     if unreadable:
         _LOG.warning(

@@ -105,7 +105,7 @@ class IoThread:
         try:
             self._try_to_open()
             while True:
-                order = self._mailbox.take(self._patience_seconds())
+                order = self._mailbox.next_work(self._patience_seconds())
                 if isinstance(order, StoredBlock):
                     self._write(order)
                 elif order is not None:
@@ -300,7 +300,7 @@ class IoThread:
 
     def _count_evicted(self, evicted: list[Entry]) -> None:
         self._figures.evicted_blocks += len(evicted)
-        self._mailbox.lose([entry.block.key for entry in evicted])
+        self._mailbox.report_lost([entry.block.key for entry in evicted])
 
     def _publish(self) -> list[Entry]:
         """Make the oldest files durable, and add them to the index.
@@ -355,7 +355,7 @@ class IoThread:
         damaged, gone = self._maintenance.set_aside_damaged()
         self._figures.bad_blocks += damaged
         self._suspects.update(gone)
-        self._mailbox.lose(gone)
+        self._mailbox.report_lost(gone)
         day = self._day()
         self._figures.blocks = self._supervisor.use(BlockIndex.block_count)
         self._figures.stored_bytes = self._supervisor.use(BlockIndex.stored_bytes)
@@ -429,7 +429,7 @@ class IoThread:
         self.flush()
         self._to_remove.update(dict.fromkeys(keys))
         self._attempt("remove blocks", self._remove_files)
-        self._mailbox.lose(keys)
+        self._mailbox.report_lost(keys)
         self._recount()
 
     def _remove_files(self) -> None:
@@ -446,7 +446,7 @@ class IoThread:
         if isinstance(failure, BlockUnreadable):
             return
         self._figures.bad_blocks += isinstance(failure, BadBlock)
-        self._mailbox.lose([failure.key])
+        self._mailbox.report_lost([failure.key])
 
         def look() -> None:
             if self._folder.exists:  # the next write notices if it is gone

@@ -246,7 +246,7 @@ class StoreMaintenance:
                 _LOG.warning("the quarantine cannot be changed: %s", error)
         else:
             return False
-        self.supervisor.use(lambda index: index.lose([key]))
+        self.supervisor.use(lambda index: index.mark_lost([key]))
         return True
 
     def _bound_quarantine(self) -> None:

@@ -48,7 +48,7 @@ Answer = TypeVar("Answer")
 
 
 class BlockReader:
-    """Reads blocks on a separate thread. Any thread may call `ask`."""
+    """Reads blocks on a separate thread. Any thread may call `request_block`."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class BlockReader:
         )
         self._ended = False
 
-    def ask(self, key: BlockKey) -> Future[StoredBlock]:
+    def request_block(self, key: BlockKey) -> Future[StoredBlock]:
         """Return a future of the block. It can be cancelled until the read begins."""
         future: Future[StoredBlock] = Future()
         self._asked.put((key, future))
@@ -81,7 +81,7 @@ class BlockReader:
         return future
 
     def end(self) -> None:
-        """End the thread once it has answered all previous calls of `ask`."""
+        """End the thread once it has answered all previous calls of `request_block`."""
         self._asked.put(None)
 
     def run(self) -> None:
@@ -197,7 +197,7 @@ class BlockStore:
         The parts must be contiguous and must not change any more. They are released once the block
         is on disk.
         """
-        self._mailbox.offer(block)
+        self._mailbox.offer_block(block)
 
     def read(self, key: BlockKey) -> Future[StoredBlock]:
         """Return a future of the verified block, whose parts are views of one buffer.
@@ -206,7 +206,7 @@ class BlockStore:
         reading thread. Release a block before you ask for many more: reused buffers cause no page
         faults.
         """
-        return self._reader.ask(key)
+        return self._reader.request_block(key)
 
     def entries(self) -> tuple[Entry, ...]:
         """Return all blocks of this model whose parents are known, parents first, blocks before
@@ -214,7 +214,7 @@ class BlockStore:
 
         Blocks until the answer.
         """
-        return self._ask(self._io.entries, otherwise=())
+        return self._run_task(self._io.entries, otherwise=())
 
     def changes(self) -> StoreChanges:
         """Return the blocks that have become durable and those lost since the last call.
@@ -261,14 +261,14 @@ class BlockStore:
 
     def records(self) -> ReadRecords | None:
         """Return all records of this model; None if they cannot be listed at the moment. Blocks."""
-        return self._ask(self._io.records, otherwise=None)
+        return self._run_task(self._io.records, otherwise=None)
 
     def ask_records(self) -> Future[ReadRecords | None]:
         """Like `records`, but returns a future.
 
         The future is cancelled when the store is closed.
         """
-        return self._mailbox.ask(self._io.records)
+        return self._mailbox.submit_task(self._io.records)
 
     # -- the whole store
 
@@ -278,7 +278,7 @@ class BlockStore:
         Returns whether they are; False after the timeout, or if the store is closed.
         """
         try:
-            return self._mailbox.ask(self._io.flush).result(timeout_seconds)
+            return self._mailbox.submit_task(self._io.flush).result(timeout_seconds)
         except (FutureTimeout, CancelledError):
             return False
 
@@ -302,13 +302,13 @@ class BlockStore:
 
     def check_invariants(self) -> None:
         """Assert that the index is consistent."""
-        self._ask(self._io.check_invariants, otherwise=None)
+        self._run_task(self._io.check_invariants, otherwise=None)
 
     def _on_failure(self, path: Path, failure: ReadFailed) -> None:
         self._mailbox.send(functools.partial(self._io.look_again, path, failure))
 
-    def _ask(self, work: Callable[[], Answer], *, otherwise: Answer) -> Answer:
+    def _run_task(self, work: Callable[[], Answer], *, otherwise: Answer) -> Answer:
         try:
-            return self._mailbox.ask(work).result()
+            return self._mailbox.submit_task(work).result()
         except CancelledError:
             return otherwise

@@ -69,7 +69,7 @@ class Mailbox:
         self._lost: deque[BlockKey] = deque(maxlen=_MOST_CHANGES)
         self.refused_blocks = 0  # because the queue was full
 
-    def offer(self, block: StoredBlock) -> Offer:
+    def offer_block(self, block: StoredBlock) -> Offer:
         """Queue a block for writing if there is room.
 
         An empty mailbox takes a block of any size.
@@ -102,7 +102,7 @@ class Mailbox:
             self._changed.notify()
         return True
 
-    def ask(self, work: Callable[[], Answer]) -> Future[Answer]:
+    def submit_task(self, work: Callable[[], Answer]) -> Future[Answer]:
         """Queue a question for the I/O thread, and return a future of its answer.
 
         The future is cancelled when the mailbox is closed. A failed assertion is raised only for
@@ -126,7 +126,7 @@ class Mailbox:
             answer.cancel()
         return answer
 
-    def take(self, timeout_seconds: float | None) -> StoredBlock | Task | None:
+    def next_work(self, timeout_seconds: float | None) -> StoredBlock | Task | None:
         """Return the next block or task.
 
         Returns None after a timeout, or if the mailbox is closed and empty.
@@ -159,7 +159,7 @@ class Mailbox:
                     self._held_bytes -= block.nbytes
                 (self._stored if stored else self._lost).append(key)
 
-    def lose(self, keys: Iterable[BlockKey]) -> None:
+    def report_lost(self, keys: Iterable[BlockKey]) -> None:
         """Record that the store does not have these blocks any more."""
         with self._changed:
             self._lost.extend(keys)

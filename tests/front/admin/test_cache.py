@@ -197,7 +197,7 @@ async def test_misses_are_noted_after_answers_off_the_event_loop(
 ) -> None:
     begun, may_end = threading.Event(), threading.Event()
     records: list[RequestRecord] = []
-    note = RecentMisses.note
+    note = RecentMisses.add_answer
 
     def slow(
         found: RecentMisses,
@@ -210,7 +210,7 @@ async def test_misses_are_noted_after_answers_off_the_event_loop(
         may_end.wait(60)
         note(found, request, explanation, record)
 
-    monkeypatch.setattr(RecentMisses, "note", slow)
+    monkeypatch.setattr(RecentMisses, "add_answer", slow)
     async with client_of(missed()) as client:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
         asked = asyncio.create_task(client.post(CHAT, json=body))

@@ -31,7 +31,7 @@ def looks_until_verdict(
 ) -> int | None:
     """The number of the poll that finds the worker hanging, from 1."""
     for number, beat in enumerate(beats, start=1):
-        if dog.look(beat, elapsed_seconds=elapsed_seconds) is not None:
+        if dog.judge(beat, elapsed_seconds=elapsed_seconds) is not None:
             return number
     return None
 
@@ -54,7 +54,7 @@ def test_a_fast_machine_detects_a_hanging_call_within_ten_seconds() -> None:
     hang: str | None = None
     while hang is None:
         beats += 1
-        hang = dog.look(
+        hang = dog.judge(
             pulse.beat(elapsed_seconds=DEFAULTS.heartbeat_seconds, page_faults=0),
             elapsed_seconds=1.0,
         )
@@ -89,37 +89,37 @@ def test_any_heartbeat_ends_the_silence() -> None:
 def test_loading_and_resting_are_unlimited() -> None:
     for activity in ("loading", "resting"):
         assert (
-            watchdog().look(Heartbeat(activity=activity, lasting_seconds=1e6), elapsed_seconds=1.0)
+            watchdog().judge(Heartbeat(activity=activity, lasting_seconds=1e6), elapsed_seconds=1.0)
             is None
         )
 
 
 def test_unmeasured_work_may_take_as_long_as_loading() -> None:
-    assert watchdog().look(working(599.0, expected_seconds=None), elapsed_seconds=1.0) is None
-    assert watchdog().look(working(600.0, expected_seconds=None), elapsed_seconds=1.0) is not None
+    assert watchdog().judge(working(599.0, expected_seconds=None), elapsed_seconds=1.0) is None
+    assert watchdog().judge(working(600.0, expected_seconds=None), elapsed_seconds=1.0) is not None
 
 
 def test_a_front_suspended_for_an_hour_blames_no_worker() -> None:
     dog = watchdog()
-    dog.look(RESTING, elapsed_seconds=1.0)
+    dog.judge(RESTING, elapsed_seconds=1.0)
     dog.begin_serving(load_seconds=1.0)
-    assert dog.look(None, elapsed_seconds=3600.0) is None
+    assert dog.judge(None, elapsed_seconds=3600.0) is None
     assert looks_until_verdict(dog, [None] * 5) is None
 
 
 def test_a_verdict_is_a_sentence() -> None:
     dog = watchdog(heartbeat=8.2)
-    dog.look(RESTING, elapsed_seconds=1.0)
+    dog.judge(RESTING, elapsed_seconds=1.0)
     dog.begin_serving(load_seconds=1.0)
     verdict = "has sent no heartbeat and made no progress for 8 s"
-    assert dog.look(None, elapsed_seconds=100.0) == verdict
-    assert dog.look(working(7.0), elapsed_seconds=1.0) == "has been in the same step for 7 s"
+    assert dog.judge(None, elapsed_seconds=100.0) == verdict
+    assert dog.judge(working(7.0), elapsed_seconds=1.0) == "has been in the same step for 7 s"
 
 
 @given(expected=st.floats(0.0, 1e4), slowness=st.floats(0.0, PATIENCE * 0.99))
 def test_a_worker_as_slow_as_measured_is_never_killed(expected: float, slowness: float) -> None:
     assert (
-        watchdog().look(
+        watchdog().judge(
             working(expected * slowness, expected_seconds=expected), elapsed_seconds=1.0
         )
         is None
@@ -136,26 +136,26 @@ def test_heartbeats_prevent_silence_however_late_the_front_polls(
     dog = watchdog()
     for number, elapsed in enumerate(late):
         beat = RESTING if number % beat_every == 0 else None
-        assert dog.look(beat, elapsed_seconds=elapsed) is None
+        assert dog.judge(beat, elapsed_seconds=elapsed) is None
 
 
 @given(gaps=st.lists(st.floats(0.0, 5.0), min_size=1, max_size=60))
 def test_silence_counts_only_while_the_front_runs(gaps: list[float]) -> None:
     dog = watchdog()
     dog.begin_serving(load_seconds=1.0)
-    dog.look(RESTING, elapsed_seconds=1.0)
+    dog.judge(RESTING, elapsed_seconds=1.0)
     ran = 0.0
     for gap in gaps:
         ran += min(gap, 1.0)
-        verdict = dog.look(None, elapsed_seconds=gap)
+        verdict = dog.judge(None, elapsed_seconds=gap)
         assert (verdict is not None) == (round(ran, 6) >= 7.0)
 
 
 def silent_polls(dog: Watchdog, *, ran_seconds: float, has_read: bool = False) -> int | None:
     """The silent seconds after which the worker counts as hanging; None: not within an hour."""
-    dog.look(Heartbeat(activity="loading"), elapsed_seconds=1.0)
+    dog.judge(Heartbeat(activity="loading"), elapsed_seconds=1.0)
     for number in range(1, 3600):
-        if dog.look(None, elapsed_seconds=1.0, ran_seconds=ran_seconds, has_read=has_read):
+        if dog.judge(None, elapsed_seconds=1.0, ran_seconds=ran_seconds, has_read=has_read):
             return number
     return None
 
@@ -191,7 +191,7 @@ def test_earlier_progress_delays_the_verdict_by_less_than_the_limit() -> None:
     dog = watchdog()
     dog.begin_serving(load_seconds=1.0)
     for _ in range(20):
-        assert dog.look(None, elapsed_seconds=1.0, ran_seconds=1.0) is None
+        assert dog.judge(None, elapsed_seconds=1.0, ran_seconds=1.0) is None
     assert looks_until_verdict(dog, [None] * 20) == 7
 
 

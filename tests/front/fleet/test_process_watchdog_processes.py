@@ -134,14 +134,14 @@ async def test_a_worker_suspended_while_loading_is_killed(monkeypatch: pytest.Mo
         on_progress=lambda event: None,
         deliver=lambda events: None,
     )
-    look, was_heard = worker.watchdog.look, asyncio.Event()
+    look, was_heard = worker.watchdog.judge, asyncio.Event()
 
     def observed(beat: Heartbeat | None, **measured: Any) -> str | None:
         if beat is not None:
             was_heard.set()
         return look(beat, **measured)
 
-    monkeypatch.setattr(worker.watchdog, "look", observed)
+    monkeypatch.setattr(worker.watchdog, "judge", observed)
     async with asyncio.timeout(LIMIT_SECONDS):
         await was_heard.wait()
     os.kill(worker.pid, signal.SIGSTOP)

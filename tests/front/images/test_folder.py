@@ -32,7 +32,7 @@ def name_of(data: bytes) -> str:
 
 def test_an_image_is_written_for_its_owner_only(tmp_path: Path) -> None:
     folder = ImageFolder(tmp_path / "images", max_bytes=1000)
-    name = folder.hold(b"cat")
+    name = folder.hold_image(b"cat")
     path = tmp_path / "images" / name
     assert (name, path.read_bytes()) == (name_of(b"cat"), b"cat")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -42,8 +42,8 @@ def test_an_image_is_written_for_its_owner_only(tmp_path: Path) -> None:
 
 def test_an_image_is_held_again_without_its_bytes(tmp_path: Path) -> None:
     folder = ImageFolder(tmp_path / "images", max_bytes=1000)
-    name = folder.hold(b"cat")
-    folder.release([name])
+    name = folder.hold_image(b"cat")
+    folder.release_images([name])
     assert folder.hold_existing(name)
     assert folder._holds == {name: 1}
     (tmp_path / "images" / name).unlink()
@@ -53,29 +53,29 @@ def test_an_image_is_held_again_without_its_bytes(tmp_path: Path) -> None:
 
 
 def test_an_image_outlives_its_server(tmp_path: Path) -> None:
-    name = ImageFolder(tmp_path, max_bytes=1000).hold(b"cat")
+    name = ImageFolder(tmp_path, max_bytes=1000).hold_image(b"cat")
     written_at = (tmp_path / name).stat().st_ino
-    assert ImageFolder(tmp_path, max_bytes=1000).hold(b"cat") == name
+    assert ImageFolder(tmp_path, max_bytes=1000).hold_image(b"cat") == name
     assert (tmp_path / name).stat().st_ino == written_at
 
 
 @pytest.mark.parametrize("damage", [b"", b"c", b"dog", b"cat and more"])
 def test_a_damaged_file_is_written_again(damage: bytes, tmp_path: Path) -> None:
-    name = ImageFolder(tmp_path, max_bytes=1000).hold(b"cat")
+    name = ImageFolder(tmp_path, max_bytes=1000).hold_image(b"cat")
     (tmp_path / name).write_bytes(damage)
     folder = ImageFolder(tmp_path, max_bytes=1000)
     assert not folder.hold_existing(name)
-    assert folder.hold(b"cat") == name
+    assert folder.hold_image(b"cat") == name
     assert (tmp_path / name).read_bytes() == b"cat"
 
 
 def test_a_file_unreadable_to_a_worker_is_checked_again(tmp_path: Path) -> None:
     folder = ImageFolder(tmp_path, max_bytes=1000)
-    name = folder.hold(b"cat")
+    name = folder.hold_image(b"cat")
     (tmp_path / name).write_bytes(b"dog")
     folder.forget([name])
     assert not folder.hold_existing(name)
-    folder.hold(b"cat")
+    folder.hold_image(b"cat")
     assert (tmp_path / name).read_bytes() == b"cat"
 
 
@@ -83,15 +83,15 @@ def test_the_least_recently_used_unused_images_are_removed(tmp_path: Path) -> No
     folder = ImageFolder(tmp_path, max_bytes=30)
     held, old, used, newer = (f"image {number}".encode() + b" " for number in range(4))
     for place, data in enumerate((held, old, used)):
-        name = folder.hold(data)
+        name = folder.hold_image(data)
         if data != held:
-            folder.release([name])
+            folder.release_images([name])
         os.utime(tmp_path / name, (place, place))
-    folder.release([folder.hold(used)])  # touches it
-    folder.hold(newer)
+    folder.release_images([folder.hold_image(used)])  # touches it
+    folder.hold_image(newer)
     assert names(folder) == {name_of(held), name_of(used), name_of(newer)}
-    folder.release([name_of(held), name_of(newer)])
-    folder.hold(b"x" * 30)
+    folder.release_images([name_of(held), name_of(newer)])
+    folder.hold_image(b"x" * 30)
     assert names(folder) == {name_of(b"x" * 30)}
     folder.check_invariants()
 
@@ -103,14 +103,14 @@ def test_files_of_dead_writers_are_removed_and_foreign_files_stay(tmp_path: Path
     for path in (torn, strange):
         path.write_bytes(b"x" * 50)
         os.utime(path, (0, 0))
-    folder.hold(b"cat")
+    folder.hold_image(b"cat")
     assert names(folder) == {"notes.txt", name_of(b"cat")}
 
 
 def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     (tmp_path / "images").write_bytes(b"a file, not a folder")
     with pytest.raises(WorkerUnavailable, match="images cannot be kept"):
-        ImageFolder(tmp_path / "images", max_bytes=1000).hold(b"cat")
+        ImageFolder(tmp_path / "images", max_bytes=1000).hold_image(b"cat")
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=40))
@@ -120,10 +120,10 @@ def test_the_size_limit_holds_except_for_images_in_use(
     folder = ImageFolder(tmp_path_factory.mktemp("images"), max_bytes=40)
     held: list[str] = []
     for number, stays in uses:
-        name = folder.hold(bytes([number]) * (number + 5))
+        name = folder.hold_image(bytes([number]) * (number + 5))
         held.append(name)
         if not stays:
-            folder.release([held.pop()])
+            folder.release_images([held.pop()])
         assert set(held) <= names(folder)
         sizes = {path.name: path.stat().st_size for path in folder.path.iterdir()}
         in_use = sum(sizes[each] for each in set(held))
@@ -133,16 +133,16 @@ def test_the_size_limit_holds_except_for_images_in_use(
 
 def test_tenants_share_no_image(tmp_path: Path) -> None:
     folder = ImageFolder(tmp_path, max_bytes=1000)
-    ours = folder.hold(b"cat", tenant="ours")
-    theirs = folder.hold(b"cat", tenant="theirs")
-    assert len({ours, theirs, folder.hold(b"cat")}) == 3
+    ours = folder.hold_image(b"cat", tenant="ours")
+    theirs = folder.hold_image(b"cat", tenant="theirs")
+    assert len({ours, theirs, folder.hold_image(b"cat")}) == 3
 
 
 def test_a_release_does_not_wait_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = ImageFolder(tmp_path, max_bytes=1000)
-    name = folder.hold(b"cat")
+    name = folder.hold_image(b"cat")
     writes, may_write = threading.Event(), threading.Event()
 
     @contextmanager
@@ -154,9 +154,9 @@ def test_a_release_does_not_wait_for_the_disk(
 
     monkeypatch.setattr(folder_module, "atomic_write", slow)
     with ThreadPoolExecutor(2) as threads:
-        writing = threads.submit(folder.hold, b"dog")
+        writing = threads.submit(folder.hold_image, b"dog")
         assert writes.wait(60)
-        releasing = threads.submit(folder.release, [name])
+        releasing = threads.submit(folder.release_images, [name])
         try:
             releasing.result(20)
             assert not writing.done()
@@ -179,7 +179,7 @@ def test_a_full_folder_is_not_scanned_for_every_image(
 
     monkeypatch.setattr(folder, "_files", counted)
     for number in range(200):
-        folder.release([folder.hold(number.to_bytes(10, "big"))])
+        folder.release_images([folder.hold_image(number.to_bytes(10, "big"))])
     assert scans <= 12  # at the start, and after every tenth image once full
     assert len(names(folder)) <= 100
     folder.check_invariants()
@@ -191,9 +191,9 @@ def test_an_image_is_not_removed_while_a_thread_holds_it(tmp_path: Path) -> None
     def used(first: int) -> None:
         for number in range(200):
             data = bytes([(first + number * 7) % 40]) * 20
-            name = folder.hold(data)
+            name = folder.hold_image(data)
             assert (tmp_path / name).read_bytes() == data
-            folder.release([name])
+            folder.release_images([name])
 
     with ThreadPoolExecutor(8) as threads:
         for each in [threads.submit(used, first) for first in range(8)]:

@@ -60,7 +60,7 @@ async def test_a_known_image_is_not_processed_again(
     front = seeing_front(tmp_path / "images")
     assert (await front.http.post(CHAT, json=chat(image(png())))).status_code == 200
     monkeypatch.setattr(ImageSource, "decoded", None)
-    monkeypatch.setattr(ImageFolder, "hold", None)
+    monkeypatch.setattr(ImageFolder, "hold_image", None)
     again = await front.http.post(CHAT, json=chat("And?", image(png())))
     assert again.status_code == 200, again.text
     assert len(front.engine.asked) == 1

@@ -14,7 +14,7 @@ LONG = "a long text, " * 500
 
 def keep(known: Beginnings[str, str], text: str, value: str = "", *, tenant: str = "") -> None:
     after, shared = known.closest(text, tenant=tenant)
-    known.keep(text, value, size=len(text), tenant=tenant, after=after, shared=shared)
+    known.remember(text, value, size=len(text), tenant=tenant, after=after, shared=shared)
     known.check_invariants()
 
 

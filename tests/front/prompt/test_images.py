@@ -315,7 +315,7 @@ def test_a_lost_image_is_requested_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["failures", "lost"])
 def test_files_of_images_without_layout_are_checked_again(kind: str, tmp_path: Path) -> None:
     folder = ImageFolder(tmp_path, max_bytes=1000)
-    name = folder.hold(b"cat")
+    name = folder.hold_image(b"cat")
     answer = ImageAnswer(call_id="", **{kind: {name: "damaged"}})
     with suppress(WorkerUnavailable):
         ImageLayouts(folder).learn(answer, model="one")

@@ -52,7 +52,7 @@ def noted(*requests: GenerationRequest) -> RecentMisses:
     """The prompts remembered of requests that all missed."""
     found = RecentMisses()
     for request in requests:
-        found.note(request, explained(), RequestRecord(method="POST", path="/", client="c"))
+        found.add_answer(request, explained(), RequestRecord(method="POST", path="/", client="c"))
     return found
 
 
@@ -265,8 +265,8 @@ def is_listed(
     found = RecentMisses()
     record = RequestRecord(method="POST", path="/", client="c")
     if earlier is not None:
-        found.note(earlier, explained(CacheOutcome.COMPLETE), record)
-    found.note(now, explained(outcome, cached=cached, unused=unused), record)
+        found.add_answer(earlier, explained(CacheOutcome.COMPLETE), record)
+    found.add_answer(now, explained(outcome, cached=cached, unused=unused), record)
     return bool(list(found))
 
 
@@ -334,9 +334,9 @@ def test_tenants_and_models_are_never_compared_with_each_other() -> None:
 def test_cached_prompts_are_not_misses_but_later_compared_with(outcome: CacheOutcome) -> None:
     found = RecentMisses()
     record = RequestRecord(method="POST", path="/", client="c")
-    found.note(asked(("user", "one")), explained(outcome), record)
+    found.add_answer(asked(("user", "one")), explained(outcome), record)
     assert list(found) == []
-    found.note(asked(("user", "two")), explained(), record)
+    found.add_answer(asked(("user", "two")), explained(), record)
     (miss,) = found
     assert miss.change is not None
 
@@ -372,10 +372,10 @@ def test_texts_are_made_only_after_a_miss(monkeypatch: pytest.MonkeyPatch) -> No
     record = RequestRecord(method="POST", path="/", client="c")
     turns = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")]
     for length in (1, 3, 4):
-        found.note(asked(*turns[:length]), explained(CacheOutcome.COMPLETE), record)
+        found.add_answer(asked(*turns[:length]), explained(CacheOutcome.COMPLETE), record)
         found.check_invariants()
     assert made == []
-    found.note(asked(*turns), explained(), record)
+    found.add_answer(asked(*turns), explained(), record)
     assert len(made) >= len(turns)
 
 
@@ -411,7 +411,7 @@ def test_sizes_include_what_texts_take_once_they_are_encoded(character: str) -> 
         description = f"{character * characters} "
         tool = {"type": "function", "function": {"name": "f", "description": description}}
         request = asked(("user", f"{characters} 🙂"), tools=(tool,), tenant=tenant)
-        found.note(request, explained(outcome), record)
+        found.add_answer(request, explained(outcome), record)
         found.check_invariants()
 
     for number in range(60):  # a miss encodes the texts of an earlier hit as JSON
@@ -444,7 +444,7 @@ def test_misses_may_be_noted_by_several_threads(monkeypatch: pytest.MonkeyPatch)
     def note(thread: int) -> None:
         for number in range(100):
             request = asked(("user", SYSTEM), ("user", f"{number % 7}"), tenant=str(thread % 3))
-            found.note(request, explained(), record)
+            found.add_answer(request, explained(), record)
             assert list(found)
 
     with ThreadPoolExecutor(4) as threads:

@@ -59,7 +59,7 @@ class Committing:
         self.client.end_step(flight, results)
 
     def close(self, sequence: LiveSequence, *, has_ended: bool = True) -> None:
-        self.client.leave(sequence, is_healthy=True, has_ended=has_ended)
+        self.client.release_sequence(sequence, is_healthy=True, has_ended=has_ended)
         sequence.is_open = False
 
 
@@ -138,14 +138,14 @@ def test_a_failed_commit_does_not_affect_other_sequences(
     for sequence in (a, b):
         subject.read(sequence, BLOCK)
         subject.close(sequence)
-    keep, failures = subject.cache.keep, [RuntimeError("the cache fails")]
+    keep, failures = subject.cache.store_snapshots, [RuntimeError("the cache fails")]
 
     def fails_once(*args: Any, **more: Any) -> tuple[bytes, ...]:
         if failures:
             raise failures.pop()
         return keep(*args, **more)
 
-    monkeypatch.setattr(subject.cache, "keep", fails_once)
+    monkeypatch.setattr(subject.cache, "store_snapshots", fails_once)
     subject.client.flush()
     assert subject.ended == ["b"]
     assert [record.message for record in caplog.records] == ["the rest of request a is not cached"]

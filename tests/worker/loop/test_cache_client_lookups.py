@@ -171,7 +171,7 @@ def test_all_waiting_requests_can_restart_cold() -> None:
     waiting.arrive("behind", *LONG, 2)
     waiting.cache.on_disk = True
     waiting.arrive("disk", 9, 9, 9, 9, 9)
-    waiting.cache.raises.add("tend")
+    waiting.cache.raises.add("maintain")
     waiting.client.advance()
     assert not waiting.client.is_waited_for
     assert waiting.admitted().keys() == {"reader", "behind", "disk"}

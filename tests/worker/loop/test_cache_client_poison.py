@@ -495,15 +495,15 @@ def test_a_failed_restore_after_a_preemption_continues_the_answer(
         CachingWorker(budget_tokens=232, expected_output_tokens=4, most_parked_bytes=0),
         [0],
     )
-    leave = subject.cache.live.leave
+    leave = subject.cache.live.end_chain
 
-    def leave_and_spoil(live: LiveChain) -> None:
+    def end_and_spoil(live: LiveChain) -> None:
         leave(live)
         if len(subject.index._ram) and not spoiled[0]:
             spoiled[0] = 1
             of_another_form(subject)
 
-    monkeypatch.setattr(subject.cache.live, "leave", leave_and_spoil)
+    monkeypatch.setattr(subject.cache.live, "end_chain", end_and_spoil)
     inbox = subject.serve([asked])
     assert subject.scheduler.statistics().preemptions
     assert {each.request_id: inbox.tokens(each.request_id) for each in asked} == right

@@ -21,12 +21,12 @@ METHODS = [
     "lookup",
     "advance",
     "prefix",
-    "keep",
+    "store_snapshots",
     "forget",
     "take_forgotten",
     "distrust",
     "blame",
-    "tend",
+    "maintain",
     "close",
 ]
 SHARED = tuple(range(1, 30))

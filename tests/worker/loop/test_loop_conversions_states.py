@@ -31,7 +31,7 @@ from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.plan import SpanResult
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.full import FullKV
-from holdfast.worker.kv.live import LiveState
+from holdfast.worker.kv.live import LiveState, StateBytes
 from tests.fakes.caching_worker import CachingWorker, greedy, make_blocks_small, open_sequences
 from tests.fakes.pressed_worker import answer_of, prompt_of, wide_in_small_blocks
 
@@ -64,7 +64,7 @@ class FaultyEngine(Engine):
             self.converted_when_opened.add(request.request_id)
         return state
 
-    def quantize(self, request_id: str, kv_bits: KVBits) -> tuple[int, int]:
+    def quantize(self, request_id: str, kv_bits: KVBits) -> StateBytes:
         at = self._sequences[request_id].live.tokens
         left = self.layers_before_failure
         self.layers_before_failure = None

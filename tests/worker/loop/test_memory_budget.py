@@ -69,13 +69,13 @@ class Subject:
 def test_a_warning_frees_parked_states_ram_blocks_and_buffers() -> None:
     subject = Subject()
     subject.level = Pressure.WARNING
-    subject.budget.tend(now=10.0)
+    subject.budget.maintain(now=10.0)
     assert subject.cache.limits == [(0, 0)]
     assert subject.cleared == 1
     subject.submit("a")
     assert subject.scheduler.next_step().admitted, "new requests are served"
     subject.level = Pressure.NORMAL
-    subject.budget.tend(now=20.0)
+    subject.budget.maintain(now=20.0)
     assert subject.cache.limits[1:] == [(2 * MIB, None)]
     assert subject.cleared == 1
 
@@ -104,11 +104,11 @@ def test_a_paused_request_blocks_none_at_the_critical_level() -> None:
 
 def test_the_pressure_is_read_once_a_second_at_most() -> None:
     subject = Subject()
-    subject.budget.tend(now=5.0)
+    subject.budget.maintain(now=5.0)
     subject.level = Pressure.CRITICAL
-    subject.budget.tend(now=5.0 + READ_SECONDS / 2)
+    subject.budget.maintain(now=5.0 + READ_SECONDS / 2)
     assert subject.budget.pressure is Pressure.NORMAL
-    subject.budget.tend(now=5.0 + READ_SECONDS)
+    subject.budget.maintain(now=5.0 + READ_SECONDS)
     assert subject.budget.pressure is Pressure.CRITICAL
 
 
@@ -155,13 +155,13 @@ def test_the_higher_of_both_pressures_applies() -> None:
 
 def test_free_buffers_are_released_regularly_under_pressure() -> None:
     subject = Subject()
-    subject.budget.tend(now=1.0)
+    subject.budget.maintain(now=1.0)
     subject.budget.set_worker_pressure(Pressure.WARNING)
     for now in (2.0, 1.0 + CLEAR_SECONDS, 2.0 + CLEAR_SECONDS, 1.0 + 2 * CLEAR_SECONDS):
-        subject.budget.tend(now=now)
+        subject.budget.maintain(now=now)
     assert subject.cleared == 3
     subject.budget.set_worker_pressure(Pressure.NORMAL)
-    subject.budget.tend(now=100.0)
+    subject.budget.maintain(now=100.0)
     assert subject.cleared == 3
 
 

@@ -126,7 +126,7 @@ def test_stored_blocks_have_the_measured_form_at_any_length(
             subject.engine.collect(subject.engine.dispatch(StepPlan(spans=(span,))))
             kept = left_by(subject.engine)
             cursor = Cursor(subject.index.root(tenant=f"{tokens} {span.start}"))
-            assert subject.cache.keep(cursor, sequence_of(subject.engine), kept)
+            assert subject.cache.store_snapshots(cursor, sequence_of(subject.engine), kept)
         subject.engine.close("a")
     for key in tuple(subject.index._tree):
         start = CachedStart(cursor=Cursor(subject.index.root()), blocks=(key,))
@@ -178,9 +178,9 @@ def test_quantized_values_that_exceed_the_type_of_their_scales_are_not_stored() 
     beyond = replace(first, arrays=(*large, *first.arrays[3:])).checked()
     packed = pack_tokens(chain)
     cursor = Cursor(made.index.root(form="8"))
-    assert made.cache.keep(cursor, packed, [beyond]) == ()
+    assert made.cache.store_snapshots(cursor, packed, [beyond]) == ()
     assert made.cache.cached_tokens(packed, root=made.index.root(form="8")) == 0
-    assert made.cache.keep(cursor, packed, [first])
+    assert made.cache.store_snapshots(cursor, packed, [first])
     made.engine.close("a")
 
 
@@ -195,7 +195,7 @@ def test_a_quantized_block_longer_than_its_chain_is_not_stored(known: int) -> No
     kept = made.engine.copy_remaining("a")
     assert kept is not None
     packed = pack_tokens(chain[:known])
-    made.cache.keep(Cursor(made.index.root(form="8")), packed, kept)
+    made.cache.store_snapshots(Cursor(made.index.root(form="8")), packed, kept)
     assert made.cache.cached_tokens(packed, root=made.index.root(form="8")) == known // 256 * 256
     made.engine.close("a")
     inbox = made.serve([[greedy("b", (*chain[:known], 1, 2, 3))]])

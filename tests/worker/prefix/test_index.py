@@ -173,7 +173,7 @@ def test_a_block_never_evicts_its_ancestors() -> None:
 def test_held_blocks_are_not_evicted() -> None:
     memory = library(budget=8)
     read_chain(memory, CHAIN)
-    with memory.hold([plan_of(memory, CHAIN).keys[-1]]):
+    with memory.hold_blocks([plan_of(memory, CHAIN).keys[-1]]):
         assert read_chain(memory, [9, 9, 9]) == []
         assert plan_of(memory, CHAIN).tokens == 8
     assert len(read_chain(memory, [9, 9, 9])) == 1
@@ -193,7 +193,7 @@ def test_blocks_evicted_from_ram_are_restored_from_disk() -> None:
         "what is being saved cannot go, for the store's queue holds it too"
     )
     memory.disk_changed(stored=disk.write().stored)
-    with memory.hold(again.keys):
+    with memory.hold_blocks(again.keys):
         assert memory.restored(first.key, Weight(4))
         assert memory.restored(second.key, Weight(4))
     memory.accept(again)
@@ -263,7 +263,7 @@ def test_a_refused_block_may_be_evicted_unless_a_descendant_is_held() -> None:
         Residence.RAM,
         Residence.DISK,
     )
-    with memory.hold([second.key]):
+    with memory.hold_blocks([second.key]):
         read_chain(memory, [9], disk=disk)
         assert plan_of(memory, CHAIN).tokens == 8
     read_chain(memory, [8], disk=disk)
@@ -353,7 +353,7 @@ def test_forgetting_held_or_saving_blocks_leaves_no_holds() -> None:
     disk = FakeDisk()
     memory = library(disk=disk)
     first, _ = read_chain(memory, CHAIN, disk=disk)
-    with memory.hold([first.key]):
+    with memory.hold_blocks([first.key]):
         memory.forget([first.key], cause=CacheOutcome.FORGOTTEN)
         assert disk.queued == {}
         assert memory.forget([first.key], cause=CacheOutcome.FORGOTTEN) == ()
@@ -421,7 +421,7 @@ def test_figures_count_blocks_without_a_store() -> None:
 def test_a_smaller_budget_evicts_unheld_blocks_immediately() -> None:
     memory = library()
     first, second = read_chain(memory, CHAIN)
-    with memory.hold((first.key,)):
+    with memory.hold_blocks((first.key,)):
         memory.set_ram_budget(0)
         assert memory.residence(first.key) is Residence.RAM
         assert memory.residence(second.key) is None
@@ -445,7 +445,7 @@ def test_blocks_also_on_disk_survive_a_smaller_budget() -> None:
 def test_blocks_held_during_a_budget_cut_are_evicted_later() -> None:
     memory = library()
     blocks = read_chain(memory, CHAIN)
-    with memory.hold([blocks[-1].key]):
+    with memory.hold_blocks([blocks[-1].key]):
         memory.set_ram_budget(4)
         memory.check_invariants()
         assert memory.figures().ram_bytes == 8

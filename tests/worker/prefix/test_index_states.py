@@ -222,7 +222,7 @@ class IndexStates(RuleBasedStateMachine):
             self.fetch_and_accept(plan)
 
     def fetch_and_accept(self, plan: ReusePlan) -> None:
-        with self.index.hold(plan.keys):
+        with self.index.hold_blocks(plan.keys):
             for key in plan.to_read:
                 given = self.given[key]
                 self.index.restored(
@@ -259,7 +259,7 @@ class IndexStates(RuleBasedStateMachine):
             for each in [key]
             if self.index.residence(each) is not None
         }
-        self.holds.append((self.index.hold([key]), held))
+        self.holds.append((self.index.hold_blocks([key]), held))
 
     @precondition(lambda self: self.holds)
     @rule(pick=picks)

@@ -225,11 +225,11 @@ def test_a_session_is_forgotten_even_if_the_tree_lost_it_first() -> None:
     serve(subject, greedy("fork", fork, max_tokens=3, session_id="s"))
     rest(subject)
     index, tier = subject.index, subject.cache.live
-    tier.leave(next(chain for chain in parked(subject) if chain.request_id == "first"))
+    tier.end_chain(next(chain for chain in parked(subject) if chain.request_id == "first"))
     while (victim := index._ram.next_to_leave()) is not None:
         index._ram.evict(victim)
         if victim not in index._holders:
-            index._lose(victim, CacheOutcome.EVICTED)
+            index._remove_subtree(victim, CacheOutcome.EVICTED)
     index.check_invariants()
     assert index.figures().kept_tokens == 16  # the common tokens
     subject.send(SessionCommand(operation="close", tenant="", session_id="s", forget=True))

@@ -48,12 +48,12 @@ def test_a_held_key_stays_with_its_parents_until_fully_released() -> None:
     order.add(b"b", parent=b"a")
     order.add(b"c", parent=None)
     with order.pinned([b"b", b"comes later"]):
-        order.hold([b"b"])
+        order.hold_keys([b"b"])
         assert order.held == 1
         order.add(b"comes later", parent=None)
         assert drain(order) == [b"c"]
     assert drain(order) == [b"comes later"]
-    order.release([b"b"])
+    order.release_keys([b"b"])
     assert drain(order) == [b"b", b"a"]
 
 
@@ -119,13 +119,13 @@ class EvictionStates(RuleBasedStateMachine):
 
     @rule(key=keys)
     def hold(self, key: bytes) -> None:
-        self.order.hold([key])
+        self.order.hold_keys([key])
         self.holds.append(key)
 
     @precondition(lambda self: self.holds)
     @rule(pick=st.integers(0, 100))
     def release(self, pick: int) -> None:
-        self.order.release([self.holds.pop(pick % len(self.holds))])
+        self.order.release_keys([self.holds.pop(pick % len(self.holds))])
 
     @rule(key=keys)
     def drop(self, key: bytes) -> None:

@@ -305,10 +305,10 @@ def test_the_memory_of_past_flows_is_bounded(
         )
 
     for flow in "ab":
-        share.join(sequence(flow))
+        share.add_sequence(sequence(flow))
     for number in range(100):
         passing = sequence(str(number))
-        share.join(passing)
+        share.add_sequence(passing)
         share.forget(passing)
         assert len(share._turns) <= 11
     assert {"a", "b"} <= share._turns.keys()

@@ -85,7 +85,7 @@ class HoldingWorker:
         self.hold()
 
     def hold(self) -> int:
-        return self.scheduler.hold(
+        return self.scheduler.record_live_states(
             total_bytes=self.held_bytes, parked_bytes=sum(self.parked) * TOKEN_BYTES
         )
 

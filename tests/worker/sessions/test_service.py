@@ -168,7 +168,7 @@ def test_a_session_used_by_another_worker_does_not_expire(tmp_path: Path) -> Non
     clock = Clock()
     idle = worker(folder=tmp_path, clock=clock)
     idle.sessions.carry_out(ask("open", "o", ttl_seconds=5.0))
-    idle.sessions.tend()
+    idle.sessions.maintain()
     assert idle.store is not None
     idle.store.flush()
     clock.now += 4
@@ -185,7 +185,7 @@ def test_a_session_used_by_another_worker_does_not_expire(tmp_path: Path) -> Non
 def tend(subject: CachingWorker) -> None:
     """Advance the service until the store has answered."""
     for _ in range(20):
-        subject.sessions.tend()
+        subject.sessions.maintain()
         assert subject.store is not None
         subject.store.flush()
 

@@ -24,7 +24,7 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> VisionBeside:
 
 def answer_of(images: WorkerImages, *names: str, max_pixels: int | None = None) -> ImageAnswer:
     command = ImageCommand(images=names, max_pixels=max_pixels)
-    images.ask(command)
+    images.request_layouts(command)
     while not (answers := list(images.answers())):
         pass
     (answer,) = answers
@@ -46,7 +46,7 @@ def test_a_question_is_answered_when_its_images_are_processed(qwen: VisionBeside
     images = qwen.worker_images()
     names = tuple(keep_image(qwen.images, png(seed)) for seed in range(3))
     command = ImageCommand(images=names)
-    images.ask(command)
+    images.request_layouts(command)
     assert list(images.answers()) == []
     assert images.is_busy
     while not (answers := list(images.answers())):
@@ -63,8 +63,8 @@ def test_questions_may_be_concurrent(qwen: VisionBeside) -> None:
     images = qwen.worker_images()
     first, second, third = (keep_image(qwen.images, png(seed)) for seed in (4, 5, 6))
     one, other = ImageCommand(images=(first, second)), ImageCommand(images=(second, third))
-    images.ask(one)
-    images.ask(other)
+    images.request_layouts(one)
+    images.request_layouts(other)
     found: dict[str, ImageAnswer] = {}
     while len(found) < 2:
         found |= {answer.call_id: answer for answer in images.answers()}

@@ -166,7 +166,7 @@ class AnswerReader:
         return self._take_deltas()
 
     def _take_deltas(self) -> Sequence[OutputDelta]:
-        deltas = self._deltas.take()
+        deltas = self._deltas.take_ready()
         if self._dialect.channel_starts:
             for part in deltas:
                 if isinstance(part, TextDelta) and part.kind == "reasoning":

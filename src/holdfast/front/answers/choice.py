@@ -344,7 +344,7 @@ class ChoiceText:
             completion_tokens=self.completion_tokens,
             timings=self.timings,
             memory=self.memory,
-            divergent=self._divergent_texts(),
+            divergent=self._texts_at_divergence(),
             reasoning_tokens=self._reasoning_tokens,
             accepted_tokens=self._accepted_tokens,
             rejected_tokens=self._rejected_tokens,
@@ -355,13 +355,13 @@ class ChoiceText:
             resumptions=self.resumptions,
         )
 
-    def _divergent_texts(self) -> DivergentTexts | None:
+    def _texts_at_divergence(self) -> DivergentTexts | None:
         """The texts around the first token that differs from the cached prompt."""
-        found = self.memory.divergence
-        if found is None:
+        divergence = self.memory.divergence
+        if divergence is None:
             return None
         before = self._rules.prompt_token_ids[
-            max(0, found.position - _TOKENS_BEFORE) : found.position
+            max(0, divergence.position - _TOKENS_BEFORE) : divergence.position
         ]
         texts = [
             _IMAGE
@@ -369,8 +369,8 @@ class ChoiceText:
             else b"".join(map(self._pieces.all_bytes, run)).decode(errors="replace")
             for is_image, run in groupby(before, key=_is_image)
         ]
-        prompt = self._token_text(found.prompt_token_id)
-        stored = self._token_text(found.stored_token_id)
+        prompt = self._token_text(divergence.prompt_token_id)
+        stored = self._token_text(divergence.stored_token_id)
         return DivergentTexts(
             before="".join(texts),
             stored=stored,

@@ -48,7 +48,7 @@ from holdfast.wire.requests import SAMPLING_RANGES
 FILE_NAME = "models.toml"
 _SECTION = "models"
 # key of a model's table → server setting that has the same type and limits
-_LIKE_SETTING = {
+_SETTING_OF_KEY = {
     "revision": "model.revision",
     "context": "model.context_tokens",
     "dtype": "model.dtype",
@@ -62,7 +62,7 @@ _LIKE_SETTING = {
     "idle": "residency.idle_seconds",
     "aliases": "server.model_aliases",
 }
-_KEYS = ("path", "id", "adapters", "pin", "sampling", "template", *_LIKE_SETTING)
+_KEYS = ("path", "id", "adapters", "pin", "sampling", "template", *_SETTING_OF_KEY)
 _SAMPLING = tuple(name for name in SAMPLING_RANGES if name != "logit_bias")
 # names, or ends of names, of files that mark a folder as a model
 _MODEL_FILES = ("config.json", ".gguf")
@@ -363,7 +363,7 @@ def _entry(name: str, table: object, *, file: Path, settings: Settings) -> Catal
     }
     aliases = tuple(dict.fromkeys(alias for alias in given.pop("aliases", ()) if alias != name))
     idle_seconds = given.pop("idle", settings.residency.idle_seconds)
-    model = {_LIKE_SETTING[key].partition(".")[2]: value for key, value in given.items()}
+    model = {_SETTING_OF_KEY[key].removeprefix("model."): value for key, value in given.items()}
     place = _place(table, revision=model.get("revision", ""), file=file)
     model["adapters"] = _adapters(table, file=file)
     if "speculation" in model and (file.parent / model["speculation"]).is_dir():
@@ -398,7 +398,7 @@ def _check_keys(name: str, table: Mapping[str, Any]) -> None:
 @cache
 def _specs() -> dict[str, SettingSpec]:
     settings = all_specs()
-    return {key: replace(settings[like], key=key) for key, like in _LIKE_SETTING.items()}
+    return {key: replace(settings[like], key=key) for key, like in _SETTING_OF_KEY.items()}
 
 
 def _place(table: Mapping[str, Any], *, revision: str, file: Path) -> dict[str, str]:

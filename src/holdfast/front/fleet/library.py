@@ -42,7 +42,7 @@ class Pull:
         self.task: asyncio.Task[None] | None = None  # None until it has begun
         self._steps: dict[PullStage, PullStep] = {}
 
-    def note(self, stage: PullStage, done_bytes: int, total_bytes: int) -> None:
+    def record_progress(self, stage: PullStage, done_bytes: int, total_bytes: int) -> None:
         """Record progress. Thread-safe. Raises WorkerUnavailable if the pull was stopped."""
         if self.is_stopped:
             raise WorkerUnavailable(
@@ -172,7 +172,9 @@ class Library:
 
     async def _pull(self, source: ModelSource, pull: Pull) -> None:
         try:
-            work = partial(pull_model, source, with_code=self._with_code, on_step=pull.note)
+            work = partial(
+                pull_model, source, with_code=self._with_code, on_step=pull.record_progress
+            )
             pulled = await on_own_thread(work, name="pull")
         finally:
             if self._pulls.get(source.name) is pull:

@@ -216,7 +216,7 @@ class WorkerProcess:
             now = clock.time()
             heartbeat = self.link.poll_heartbeat()
             progress = progress_of(self.pid)
-            self.hang = self.watchdog.look(
+            self.hang = self.watchdog.judge(
                 heartbeat,
                 elapsed_seconds=now - polled_at,
                 ran_seconds=progress.processor_seconds - before.processor_seconds,
@@ -281,7 +281,7 @@ class Watchdog:
         known = max(LEAST_UNMEASURED * self._hang_seconds, PATIENCE * load_seconds)
         self._unmeasured_seconds = min(self._unmeasured_seconds, known)
 
-    def look(
+    def judge(
         self,
         beat: Heartbeat | None,
         *,

@@ -187,13 +187,13 @@ def _response(
     connection.default_port = _PORTS[parts.scheme]  # which the Host header leaves out
     sock = _connected(host, port, is_allowed=is_allowed, deadline=deadline)
     with _ShutDownAt(deadline) as held, contextlib.closing(connection):
-        connection.sock = held.hold(sock)
+        connection.sock = held.watch_socket(sock)
         if parts.scheme == "https":
-            # this moves the connection to another socket, so the handshake must wait for `hold`
+            # this moves the connection to another socket, so the handshake must wait for `watch_socket`
             secure = ssl.create_default_context().wrap_socket(
                 sock, server_hostname=host, do_handshake_on_connect=False
             )
-            connection.sock = held.hold(secure)
+            connection.sock = held.watch_socket(secure)
             secure.do_handshake()
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         path = quote(path, safe=_IN_PATHS)
@@ -222,7 +222,7 @@ class _ShutDownAt:
             if self._sock is not None:
                 self._sock.close()
 
-    def hold(self, sock: socket.socket) -> socket.socket:
+    def watch_socket(self, sock: socket.socket) -> socket.socket:
         """Shut this socket down, in place of an earlier one."""
         with self._lock:
             self._sock = sock

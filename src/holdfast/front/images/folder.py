@@ -45,10 +45,12 @@ class ImageFolder:
         self._total_bytes: int | None = None  # of all files; None: not counted yet
         self._lock = threading.RLock()  # held while files are read, written and removed
         self._holds: Counter[str] = Counter()  # number of holds by image
-        self._held_lock = threading.Lock()  # never held for long: `release` is for event loops
+        self._held_lock = (
+            threading.Lock()
+        )  # never held for long: `release_images` is for event loops
 
-    def hold(self, data: bytes, *, tenant: str = "") -> str:
-        """Hold the image with these bytes, so that its file is not removed until `release`.
+    def hold_image(self, data: bytes, *, tenant: str = "") -> str:
+        """Hold the image with these bytes, so that its file is not removed until `release_images`.
 
         Returns the image's name. Raises WorkerUnavailable if the image cannot be written.
         """
@@ -71,7 +73,7 @@ class ImageFolder:
                 self._holds[name] += 1
         return True
 
-    def release(self, names: Iterable[str]) -> None:
+    def release_images(self, names: Iterable[str]) -> None:
         """Let files be removed again, once for each hold. Does not wait for the disk."""
         with self._held_lock:
             self._holds.subtract(names)
@@ -131,7 +133,7 @@ class ImageFolder:
     def _evict(self, *, written: str) -> None:
         """If the files take more than the allowed space, remove the least recently used.
 
-        Images may be released while this runs, but none is held, because `hold` has the lock.
+        Images may be released while this runs, but none is held, because `hold_image` has the lock.
         """
         if self._total_bytes is not None and self._total_bytes <= self._max_bytes:
             return

@@ -289,11 +289,11 @@ class _HeldImages:
         with self._lock:
             self._is_over = True
             names, self._names = self._names, []
-        self._folder.release(names)
+        self._folder.release_images(names)
 
     def add(self, data: bytes) -> str:
-        """See `ImageFolder.hold`."""
-        name = self._folder.hold(data, tenant=self.tenant)
+        """See `ImageFolder.hold_image`."""
+        name = self._folder.hold_image(data, tenant=self.tenant)
         self._remember(name)
         return name
 
@@ -309,7 +309,7 @@ class _HeldImages:
             if not self._is_over:
                 self._names.append(name)
                 return
-        self._folder.release([name])
+        self._folder.release_images([name])
 
 
 def _with_names(

@@ -28,7 +28,7 @@ from holdfast.front.server.problem import RequestRefused, invalid_field, missing
 _OBJECT = TAG_MARK + "object"
 _TEXT = TAG_MARK + "text"
 _WORD = TAG_MARK + "word"
-_TEXT_PARTS = {
+_TEXT_KEYS = {
     "text": "text",
     "input_text": "text",
     "output_text": "text",
@@ -161,7 +161,7 @@ def _turns(messages: Sequence[ChatMessage]) -> Iterator[dict[str, Any]]:
 
 
 def _part(part: ContentPart, *, role: str, field: str) -> dict[str, Any]:
-    if part["type"] in _TEXT_PARTS:
+    if part["type"] in _TEXT_KEYS:
         _refuse_unless_text(part, field)
         return dict(part)
     if part["type"] in _THOUGHTS and role == _ASSISTANT:
@@ -199,12 +199,13 @@ def predicted_text(prediction: Prediction) -> str:
         return content
     for place, part in enumerate(content):
         _refuse_unless_text(part, f"prediction.content.{place}")
-    return "".join(str(part[_TEXT_PARTS[part["type"]]]) for part in content)  # type: ignore[literal-required]
+    return "".join(str(part[_TEXT_KEYS[part["type"]]]) for part in content)  # type: ignore[literal-required]
 
 
 def _refuse_unless_text(part: ContentPart, field: str) -> None:
+    """Raise InvalidRequest unless the part is text. field: its place in the request."""
     kind = part["type"]
-    key = _TEXT_PARTS.get(kind)
+    key = _TEXT_KEYS.get(kind)
     if key is None:
         raise part_error(kind, field=field)
     if not isinstance(part.get(key), str):

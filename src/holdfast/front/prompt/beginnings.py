@@ -72,7 +72,7 @@ class Beginnings(Generic[S, V]):
             (each for (owner, _), each in found if owner == tenant and each.text is text), None
         )
 
-    def keep(
+    def remember(
         self,
         text: S,
         value: V,

@@ -254,7 +254,7 @@ class _Beginning:
             ends.append(length + (ends[-1] if ends else 0))
             size = bytes_of(ready[place]) + _MESSAGE_BYTES
             sizes.append(size + (sizes[-1] if sizes else 0))
-        self._known.keep(
+        self._known.remember(
             self._packed,
             _Conversation(self._kind, ends, sizes, ready),
             size=len(self._packed) + (sizes[-1] if sizes else 0),

@@ -321,7 +321,9 @@ def with_habits(messages: Iterable[Message], habits: ToolHabits) -> list[Message
             turn.answer = {
                 key: value for key, value in turn.answer.items() if key not in REASONING_FIELDS
             }
-        ready += _in_one(turn) if habits.parallel or len(turn.calls) == 1 else _in_pairs(turn)
+        ready += (
+            _in_one(turn) if habits.parallel or len(turn.calls) == 1 else _with_one_call_each(turn)
+        )
     if habits.written is not None:
         for message in ready:
             if "tool_calls" in message:
@@ -485,14 +487,18 @@ def _in_one(turn: _CallingTurn) -> list[Message]:
     return [turn.answer, *(result for result in turn.results if result is not None)]
 
 
-def _in_pairs(turn: _CallingTurn) -> list[Message]:
+def _with_one_call_each(turn: _CallingTurn) -> list[Message]:
+    """One message per call, followed by its result; the text is in the first message only."""
     messages: list[Message] = []
     answer = turn.answer
     for call, result in zip(turn.calls, turn.results, strict=True):
         messages.append({**answer, "tool_calls": [call]})
         if result is not None:
             messages.append(result)
-        answer = {"role": "assistant", "content": answer["content"][:0]}
+        answer = {
+            "role": "assistant",
+            "content": answer["content"][:0],
+        }  # no text, in the same form
     return messages
 
 

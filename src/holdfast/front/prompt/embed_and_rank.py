@@ -94,7 +94,7 @@ class PromptReader:
         self._logprobs: tuple[TokenLogprob, ...] = ()
         self.is_accepted = False
 
-    def take(self, event: RequestEvent) -> ReadPrompt | None:
+    def read_event(self, event: RequestEvent) -> ReadPrompt | None:
         """Take the next event. Returns the result after the last event, None before."""
         if isinstance(event, Rejected):
             raise refusal(event)
@@ -138,7 +138,7 @@ async def read_prompts(
         reader = PromptReader()
         async with aclosing(client.submit(sequence)) as events:
             async for event in events:
-                result = reader.take(event)
+                result = reader.read_event(event)
                 accepted += reader.is_accepted
                 if result is not None:
                     return result
@@ -169,7 +169,7 @@ async def read_prompts(
     return [found[place] for place in range(len(sequences))]
 
 
-def _prefill(
+def _prefill_request(
     request: EmbeddingRequest | RankRequest, name: int | str, token_ids: TokenIds
 ) -> SequenceRequest:
     return SequenceRequest(
@@ -203,7 +203,7 @@ def embedding_sequences(
     bundle = replace(bundle, token_memory=TokenMemory(max_bytes=0))
     return tuple(
         msgspec.structs.replace(
-            _prefill(request, place, _input_tokens(request, place, bundle, info=info)),
+            _prefill_request(request, place, _input_tokens(request, place, bundle, info=info)),
             pooling=pooling,
             is_kept=False,  # nothing continues from it
         )
@@ -384,7 +384,7 @@ def _yes_no(
     assert answers.no is not None
     token_ids = TokenIds.of(bundle.tokenizer.encode(text, add_special_tokens=False))
     return msgspec.structs.replace(
-        _prefill(request, place, token_ids),
+        _prefill_request(request, place, token_ids),
         max_tokens=1,
         sampling=msgspec.structs.replace(
             READ_ONLY, logit_bias={answers.yes: _BIAS, answers.no: _BIAS}
@@ -416,7 +416,7 @@ def _likelihood(
         raise InvalidRequest("`query` must have at least one token", field="query")
     has_branch = info.fixed_bytes_per_sequence and scored_from > 1
     return msgspec.structs.replace(
-        _prefill(request, place, token_ids),
+        _prefill_request(request, place, token_ids),
         want_prompt_logprobs=True,
         scored_from=scored_from,
         branch_points=(scored_from - 1,) if has_branch else (),
@@ -429,7 +429,7 @@ def _first(request: RankRequest, sequences: Sequence[SequenceRequest]) -> Sequen
     shared = sum(1 for _ in itertools.takewhile(lambda place: len(set(place)) == 1, places))
     if len(sequences) < 2 or shared < MIN_SHARED_TOKENS:
         return None
-    return _prefill(request, "shared", sequences[0].prompt_token_ids[:shared])
+    return _prefill_request(request, "shared", sequences[0].prompt_token_ids[:shared])
 
 
 def _repeated(found: Relevance) -> Relevance:

@@ -173,7 +173,7 @@ class Gateway:
                 repeated_tokens=self._limits.repeated_tokens,
             )
             await stream.accepted()
-            stream.hold(held.pop_all())
+            stream.close_at_end(held.pop_all())
         return stream
 
     async def encode(self, request: GenerationRequest) -> EncodedPrompt:
@@ -415,7 +415,7 @@ class GenerationStream:
         self._closed = False
         self._resources = AsyncExitStack()  # released when the stream ends
 
-    def hold(self, resources: AsyncExitStack) -> None:
+    def close_at_end(self, resources: AsyncExitStack) -> None:
         """Hold resources, such as the lease on the model, until the answer has ended."""
         self._resources = resources
 

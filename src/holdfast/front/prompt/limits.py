@@ -137,6 +137,7 @@ def with_model_defaults(
 def tenant_of(*, api_key: str, name: str, cache_salt: str) -> str:
     """An opaque name for the combination of key, tenant and salt; empty if all are empty.
 
+    name: the tenant that the client names.
     api_key: the server's single, unnamed key. If the key changes, another cache is used.
     """
     parts = (api_key, name, cache_salt)

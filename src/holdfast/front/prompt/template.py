@@ -99,8 +99,8 @@ class ChatTemplate:
         # Call arguments may be passed as an object or as JSON text. A template that does not expect
         # an object prints it as Python does; one that does not expect text turns it into JSON
         # within JSON.
-        takes_object = self._shows_call({"key": _PROBE}, spoiled=f"'{_PROBE}'")
-        takes_text = self._shows_call(json.dumps({"key": _PROBE}), spoiled=f'\\"{_PROBE}')
+        takes_object = self._shows_call({"key": _PROBE}, wrong_form=f"'{_PROBE}'")
+        takes_text = self._shows_call(json.dumps({"key": _PROBE}), wrong_form=f'\\"{_PROBE}')
         self._arguments_as_text = takes_text and not takes_object
 
     def with_tool_habits(self, habits: ToolHabits) -> ChatTemplate:
@@ -380,8 +380,8 @@ class ChatTemplate:
         """Whether the rendered text contains this content of a user message."""
         return _PROBE in self._try([{"role": "user", "content": content}])
 
-    def _shows_call(self, arguments: Any, *, spoiled: str) -> bool:
-        """Whether the rendered text contains a call's arguments, and not in the spoiled form."""
+    def _shows_call(self, arguments: Any, *, wrong_form: str) -> bool:
+        """Whether the rendered text contains a call's arguments, and not in `wrong_form`."""
         function = {"name": "name", "arguments": arguments}
         call = {"type": "function", "id": "call00001", "function": function}
         messages = [
@@ -389,7 +389,7 @@ class ChatTemplate:
             {**self._message("assistant", "text"), "tool_calls": [call]},
         ]
         text = self._try(messages, "tool_use" if "tool_use" in self._templates else "default")
-        return _PROBE in text and spoiled not in text
+        return _PROBE in text and wrong_form not in text
 
     def _message(self, role: str, text: str) -> Message:
         content = [{"type": "text", "text": text}] if self._keep_parts else text

@@ -64,7 +64,7 @@ class SandboxedTemplate:
         """
         self._name = name
         self._source = source
-        self._ask(None)
+        self._run_in_process(None)
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """Render the template.
@@ -72,9 +72,9 @@ class SandboxedTemplate:
         Raises TemplateError if the template refuses or fails, TemplateOverrun if it takes too much
         time or memory, and RenderingUnavailable if no process can render it now.
         """
-        return self._ask(variables)
+        return self._run_in_process(variables)
 
-    def _ask(self, variables: Mapping[str, Any] | None) -> str:
+    def _run_in_process(self, variables: Mapping[str, Any] | None) -> str:
         try:
             task = self._packed(variables)
         except (pickle.PicklingError, *RENDER_ERRORS) as error:
@@ -193,7 +193,7 @@ class RenderProcesses:
     def _run_in(self, process: _RenderProcess, task: bytes) -> tuple[Outcome, bytes]:
         is_reusable = False
         try:
-            answer = process.ask(task, seconds=self._seconds)
+            answer = process.run_task(task, seconds=self._seconds)
             is_reusable = answer[0] != "memory"
         finally:
             if is_reusable:
@@ -250,7 +250,7 @@ class _RenderProcess:
         self._has_started = False  # `STARTED` was read
         self.last_used = time.monotonic()  # to end the processes that are idle
 
-    def ask(self, task: bytes, *, seconds: float) -> tuple[Outcome, bytes]:
+    def run_task(self, task: bytes, *, seconds: float) -> tuple[Outcome, bytes]:
         """Run a task.
 
         Raises _ProcessGone, _Unavailable, and _Overrun when it takes too much time or memory.

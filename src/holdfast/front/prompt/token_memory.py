@@ -149,7 +149,7 @@ class TokenMemory:
             opened = _cut(text, tokenizer, frame=frame, tools=tools)
         else:
             opened = _continued(earlier.value, shared, text, tokenizer, frame=frame, tools=tools)
-        self._prompts.keep(
+        self._prompts.remember(
             text, opened, size=_prompt_size(opened), tenant=tenant, after=earlier, shared=shared
         )
         return opened
@@ -167,7 +167,7 @@ class TokenMemory:
         found = self._tokenized(opened, tokenizer, frozenset(places), tenant)
         if before is not None and found is not opened:
             size = _prompt_size(found)
-            self._prompts.keep(
+            self._prompts.remember(
                 text, found, size=size, tenant=tenant, after=before, shared=len(text)
             )
         return found

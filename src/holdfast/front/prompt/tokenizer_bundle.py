@@ -290,7 +290,7 @@ class Bundles:
             self._tasks.popitem(last=False)  # requests waiting for this bundle still get it
         task = asyncio.create_task(self._reader(model), name=f"tokenizer of {model}")
         self._tasks[model] = task
-        task.add_done_callback(lambda task: self._note(model, task))
+        task.add_done_callback(lambda task: self._record_load(model, task))
 
     def forget(self, model: str) -> None:
         """Forget a bundle, so that it is read again when it is next needed.
@@ -318,7 +318,7 @@ class Bundles:
         task = self._tasks[self._model_of(model)]
         return task.result() if task.done() else await asyncio.shield(task)
 
-    def _note(self, model: str, task: asyncio.Task[TokenizerBundle]) -> None:
+    def _record_load(self, model: str, task: asyncio.Task[TokenizerBundle]) -> None:
         is_current = self._tasks.get(model) is task
         if not task.cancelled() and task.exception() is None:
             if is_current or model not in self._tasks:

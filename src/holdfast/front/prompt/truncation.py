@@ -80,6 +80,7 @@ def without_middle(
     middle = [unit for unit in _units(messages) if kept.isdisjoint(unit)]
     may_go = frozenset(place for unit in middle for place in unit)
     stay = [place for place in range(len(messages)) if place not in may_go]
+    # tokens of each message: its text, and everything around the text
     sizes = [ruler.tokens(_text(message)) for message in messages]
     around = [_MESSAGE_TOKENS + ruler.tokens(_arguments(message)) for message in messages]
 

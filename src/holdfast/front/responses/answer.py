@@ -717,7 +717,7 @@ class CustomInput:
         if not piece:
             return ""
         self._waiting = self._waiting[len(piece) :]
-        return self._give(json.loads(f'"{piece}"', strict=False))
+        return self._add_piece(json.loads(f'"{piece}"', strict=False))
 
     def finish(self) -> str:
         """Return the rest of the text after the call has ended.
@@ -731,12 +731,12 @@ class CustomInput:
             decoded = None
         text = decoded.get("input") if isinstance(decoded, dict) else None
         if not isinstance(text, str):
-            return "" if self._is_open else self._give(arguments)
+            return "" if self._is_open else self._add_piece(arguments)
         given = "".join(self._given)
         text = _mended(text)
-        return self._give(text[len(given) :]) if text.startswith(given) else ""
+        return self._add_piece(text[len(given) :]) if text.startswith(given) else ""
 
-    def _give(self, text: str) -> str:
+    def _add_piece(self, text: str) -> str:
         text = _mended(text)
         self._given.append(text)
         return text

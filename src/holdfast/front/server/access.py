@@ -445,11 +445,11 @@ class Seal:
             return self
         seal = Seal()
 
-        def key() -> bytes:
+        def tenant_key() -> bytes:
             name = tenant.encode()
             return hashlib.blake2b(name, key=self._key(), digest_size=_SEAL_KEY_BYTES).digest()
 
-        seal._key = functools.cache(key)
+        seal._key = functools.cache(tenant_key)
         return seal
 
     def sign(self, text: str) -> str:

@@ -153,17 +153,18 @@ def thinking_of(*, values: Mapping[str, Any]) -> Thinking:
 
     values: the value of each field by name; None if the field is absent.
     """
-    reasoning, switch = values.get("reasoning"), values.get("thinking")
-    words = [values.get(name) for name in _SWITCHES]
-    words += [getattr(reasoning, name, None) for name in ("effort", "enabled")]
-    efforts = [effort for word in words if (effort := _effort(word)) is not None]
+    reasoning, thinking = values.get("reasoning"), values.get("thinking")
+    switches = [values.get(name) for name in _SWITCHES]
+    switches += [getattr(reasoning, name, None) for name in ("effort", "enabled")]
+    efforts = [level for value in switches if (level := _effort(value)) is not None]
     budgets = [values.get(name) for name in _BUDGETS]
-    budgets += [getattr(switch, "budget_tokens", None), getattr(reasoning, "max_tokens", None)]
-    budget = next((value for value in budgets if type(value) is int), -1)
+    budgets += [getattr(thinking, "budget_tokens", None), getattr(reasoning, "max_tokens", None)]
+    budget = next((value for value in budgets if type(value) is int), None)
     if budget == 0:
         efforts.append("off")
-    asked = min(efforts, key=_precedence, default=None)
-    return Thinking(effort=asked, budget_tokens=budget if budget > 0 and asked != "off" else None)
+    effort = min(efforts, key=_precedence, default=None)
+    has_budget = budget is not None and budget > 0 and effort != "off"
+    return Thinking(effort=effort, budget_tokens=budget if has_budget else None)
 
 
 def _effort(value: Any) -> ThinkingEffort | None:

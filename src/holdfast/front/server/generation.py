@@ -178,7 +178,9 @@ class GenerationResponse(Response):
                         client_left(services, self._resumable, has_all=True)
         record.end()  # the client has its answer
         for request, explanation in self._explanations:
-            await asyncio.to_thread(services.telemetry.misses.note, request, explanation, record)
+            await asyncio.to_thread(
+                services.telemetry.misses.add_answer, request, explanation, record
+            )
 
     async def _wait_until_unwanted(
         self, receive: Receive, watched: _WatchedSend, record: RequestRecord, quota: ExitStack

@@ -148,7 +148,7 @@ class RecentMisses:
             )
             assert self._bytes == sum(self._sizes.values()), "the size is wrong"
 
-    def note(
+    def add_answer(
         self, request: GenerationRequest, explanation: Explanation, record: RequestRecord
     ) -> None:
         """Remember the prompt of an answer, and the answer if its prompt missed the cache.
@@ -157,9 +157,9 @@ class RecentMisses:
         """
         prompt = _prompt_of(request)
         with self._lock:
-            self._note(request, prompt, explanation, record)
+            self._add_answer(request, prompt, explanation, record)
 
-    def _note(
+    def _add_answer(
         self,
         request: GenerationRequest,
         prompt: _Prompt,
@@ -188,9 +188,9 @@ class RecentMisses:
                         change=change_between(earlier, parts),
                     )
                 )
-        self._keep(prompts, prompt, closest)
+        self._remember_prompt(prompts, prompt, closest)
 
-    def _keep(self, prompts: deque[_Prompt], prompt: _Prompt, closest: _Prompt) -> None:
+    def _remember_prompt(self, prompts: deque[_Prompt], prompt: _Prompt, closest: _Prompt) -> None:
         """closest: the remembered prompt of which the first items are taken, so that they are not
         stored twice.
         """

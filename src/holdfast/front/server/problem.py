@@ -118,6 +118,7 @@ class RequestRefused(InvalidRequest):
         shown: str = "",
         retry_after_seconds: float = 1,
     ) -> None:
+        """field, shown: as in `HoldfastError`."""
         super().__init__(message, field=field, shown=shown)
         self.status = status
         self.code = code

@@ -188,7 +188,7 @@ class Lag:
 
 
 class LoopLag:
-    """Measures the event loop's lag since the last `take`, every `tick_seconds`.
+    """Measures the event loop's lag since the last `take_lag`, every `tick_seconds`.
 
     Event loop's thread only.
     """
@@ -209,7 +209,7 @@ class LoopLag:
         finally:
             self._served -= 1
 
-    def take(self) -> Lag:
+    def take_lag(self) -> Lag:
         """Return the lag since the last call, and start measuring again."""
         lag, self._lag = self._lag, Lag()
         return lag
@@ -291,7 +291,7 @@ class Metrics(Collector):
         restarts: number of worker restarts by cause.
         resumed: number of streams that another worker continued.
         """
-        lag = self.loop_lag.take()
+        lag = self.loop_lag.take_lag()
         self._families = [
             GaugeMetricFamily(
                 "holdfast_event_loop_lag_seconds",

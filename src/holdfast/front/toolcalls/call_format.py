@@ -398,7 +398,7 @@ class AnswerDeltas:
         if text:
             self.ready.append(TextDelta(text=text, kind=kind, start=start))
 
-    def take(self) -> Sequence[OutputDelta]:
+    def take_ready(self) -> Sequence[OutputDelta]:
         """Return the deltas collected since this method was last called, and forget them."""
         done, self.ready = self.ready, []
         return done

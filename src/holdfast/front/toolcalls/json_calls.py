@@ -106,11 +106,9 @@ class JsonCalls(CallFormat):
 
     def read(self, source: Incoming, deltas: AnswerDeltas) -> Parser[bool]:
         """Read the calls at the current position. Returns False if there are none."""
-        opening = distinct(*(pair[0] for pair in self._pairs))
-        endless = {
-            pair[0] for pair in self._pairs if not pair[1]
-        }  # opening markers without a closing one
-        closing = distinct(*(pair[1] for pair in self._pairs))
+        opening = distinct(*(start for start, _ in self._pairs))
+        without_end = {start for start, end in self._pairs if not end}
+        closing = distinct(*(end for _, end in self._pairs))
         call_start, has_calls, repeated = "", False, 0
         while True:
             yield from source.skip_space()
@@ -132,7 +130,7 @@ class JsonCalls(CallFormat):
                     break
                 has_calls, repeated = True, 0
                 closed = yield from _read_closing(source, deltas, closing)
-                is_closed = closed or not call_start or call_start in endless
+                is_closed = closed or not call_start or call_start in without_end
                 deltas.end_call(closed=is_closed, complete=True)
                 source.drop_read()
         if has_calls:

@@ -249,7 +249,7 @@ class JsonStream:
     def read(self) -> Parser[None]:
         """Read the object whose opening bracket is next. The text that was read is dropped."""
         source = self._source
-        self._push(source.text[source.place])
+        self._open_bracket(source.text[source.place])
         source.place += 1
         while self._open:
             start = source.place
@@ -296,24 +296,25 @@ class JsonStream:
                 self._pending += ","
                 self._expects = self._next_in_container
             self._emit_pending()
-            yield from self._item(character)
+            yield from self._read_value_or_key(character)
 
-    def _item(self, character: str) -> Parser[None]:
+    def _read_value_or_key(self, character: str) -> Parser[None]:
+        """Read the key or value that begins with this character, as `_expects` says."""
         if self._expects == "value" and character in _JSON_CLOSERS:
             self._source.place += 1
-            self._push(character)
+            self._open_bracket(character)
             return
         if character in "\"'":
-            yield from self._string(character)
+            yield from self._read_string(character)
         else:
-            yield from self._bare()
+            yield from self._read_unquoted()
         if self._expects == "key":
-            yield from self._colon()
+            yield from self._read_colon()
         else:
             self._expects = "next"
             self._awaits_value = False
 
-    def _colon(self) -> Parser[None]:
+    def _read_colon(self) -> Parser[None]:
         source = self._source
         start = source.place
         yield from source.skip_space()
@@ -325,7 +326,7 @@ class JsonStream:
         self._expects = "value"
         self._awaits_value = True
 
-    def _string(self, quote: str) -> Parser[None]:
+    def _read_string(self, quote: str) -> Parser[None]:
         """Read a string. A quote that cannot be the closing one is part of the string."""
         source = self._source
         if quote == "'":
@@ -346,8 +347,8 @@ class JsonStream:
                 continue
             marker = yield from source.match_at(markers)
             if marker == "\\":
-                yield from self._escape()
-            elif marker and (yield from self._ends(marker, quote)):
+                yield from self._read_escape()
+            elif marker and (yield from self._string_ends_at(marker, quote)):
                 source.place += len(marker) if marker == quote else 0
                 self._emit('"')
                 return
@@ -359,14 +360,14 @@ class JsonStream:
         self._emit('"')
         self._repair("unclosed_value")
 
-    def _ends(self, marker: str, quote: str) -> Parser[bool]:
+    def _string_ends_at(self, marker: str, quote: str) -> Parser[bool]:
         """Whether the string ends at the marker at the current position."""
         place = self._source.place + len(marker)
         if marker == quote:
             return (yield from _is_closing_quote(self._source, place, self._stops, _AFTER_STRING))
         return (yield from _is_closing_quote(self._source, place, self._follows, ""))
 
-    def _escape(self) -> Parser[None]:
+    def _read_escape(self) -> Parser[None]:
         """Read a backslash and the characters it escapes."""
         source = self._source
         yield from self._wait_for(2)
@@ -389,7 +390,7 @@ class JsonStream:
         while len(source.text) - source.place < length and not source.has_ended:
             yield
 
-    def _bare(self) -> Parser[None]:
+    def _read_unquoted(self) -> Parser[None]:
         """Read an unquoted word: a number, a literal of JSON or Python, or text."""
         word, _ = yield from self._source.read_to((*self._stops, *_AFTER_BARE))
         if self._expects == "key":
@@ -419,7 +420,7 @@ class JsonStream:
     def _next_in_container(self) -> Literal["key", "value"]:
         return "key" if self._open[-1] == "{" else "value"
 
-    def _push(self, bracket: str) -> None:
+    def _open_bracket(self, bracket: str) -> None:
         self._emit(bracket)
         self._open.append(bracket)
         self._expects = self._next_in_container
@@ -435,16 +436,16 @@ class JsonStream:
             return
         while _JSON_CLOSERS[self._open[-1]] != character:
             self._repair("missing_bracket")
-            self._pop()
-        self._pop()
+            self._close_innermost()
+        self._close_innermost()
 
     def _close_all(self) -> None:
         if self._open:
             self._repair("unclosed_value")
         while self._open:
-            self._pop()
+            self._close_innermost()
 
-    def _pop(self) -> None:
+    def _close_innermost(self) -> None:
         if self._awaits_value:
             self._repair("missing_value")
             self._pending += "null"

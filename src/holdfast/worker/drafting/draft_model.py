@@ -357,7 +357,7 @@ class DraftModel:
         draft.tokens = tokens
         if known + MOST_DRAFTED > draft.capacity_tokens:
             draft.capacity_tokens = _capacity_for(known)
-            self._engine.grow(draft.name, draft.capacity_tokens)
+            self._engine.reserve_tokens(draft.name, draft.capacity_tokens)
         return known
 
     def _reopen(self, draft: DraftState, generated: Sequence[int], shared: int) -> None:

@@ -51,7 +51,14 @@ from holdfast.worker.engine.sequence import (
 )
 from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.bits import BITS, KVBits
-from holdfast.worker.kv.live import Conversion, LiveState, ModelForm, Snapshot, shared_beginning
+from holdfast.worker.kv.live import (
+    Conversion,
+    LiveState,
+    ModelForm,
+    Snapshot,
+    StateBytes,
+    shared_beginning,
+)
 from holdfast.worker.vision.images import WorkerImages
 
 _NO_IMAGES = "this model cannot be given images"
@@ -275,7 +282,7 @@ class Engine:
         given images; otherwise, `poll_images` returns it later.
         """
         if self.images is not None:
-            self.images.ask(command)
+            self.images.request_layouts(command)
             return None
         failures = dict.fromkeys(command.images, _NO_IMAGES)
         return ImageAnswer(call_id=command.call_id, failures=failures)
@@ -310,7 +317,8 @@ class Engine:
         if self.images is not None:
             self.images.close()
 
-    def grow(self, request_id: RequestId, capacity_tokens: int) -> None:
+    def reserve_tokens(self, request_id: RequestId, capacity_tokens: int) -> None:
+        """Make room in an open sequence's state for `capacity_tokens` tokens in total."""
         self._sequences[request_id].live.reserve(capacity_tokens)
 
     def replace_answer(
@@ -364,19 +372,20 @@ class Engine:
             ]
             yield from sorted(counted, key=lambda each: each[1].tokens, reverse=True)
 
-    def quantize(self, request_id: RequestId, kv_bits: KVBits) -> tuple[int, int]:
+    def quantize(self, request_id: RequestId, kv_bits: KVBits) -> StateBytes:
         """Quantize the keys and values of an open sequence. From then on, none of its state is
         copied for the prefix cache, because later keys and values depend on when it was quantized.
         Waits for the device. No pending step may contain the sequence.
 
-        Returns the bytes of its state before and after. If the device fails, see `is_state_valid`.
+        If the device fails, see `is_state_valid`.
         """
         sequence = self._sequences[request_id]
         sequence.trim()
         before = sum(array.nbytes for array in sequence.live.arrays())
         sequence.live.quantize(self._runner.fresh_layers(kv_bits))
         sequence.copy_policy = None
-        return before, sum(array.nbytes for array in sequence.live.arrays())
+        after = sum(array.nbytes for array in sequence.live.arrays())
+        return StateBytes(before=before, after=after)
 
     def is_state_valid(self, request_id: RequestId) -> bool:
         """Whether an open sequence can continue; False if a failed `quantize` has destroyed its state."""
@@ -559,7 +568,7 @@ class Engine:
         pending.sampled = sampled
         for each, rows in pending.rows():
             if not each.span.drafted:  # for the others, see `_apply_verified_drafts`
-                each.sequence.take(sampled.tokens, rows.start)
+                each.sequence.add_sampled(sampled.tokens, rows.start)
         pending.outputs.extend(sampled.arrays())
 
     def _pool_embeddings(self, pending: PendingStep, hidden: Mapping[RequestId, mx.array]) -> None:
@@ -713,7 +722,9 @@ def _apply_verified_drafts(pending: PendingStep, results: list[SpanResult]) -> N
         sequence.saved = None
         if count:
             assert pending.sampled is not None, "nothing was sampled"
-            sequence.take(pending.sampled.tokens, first_rows[each.span.request_id], count=count)
+            sequence.add_sampled(
+                pending.sampled.tokens, first_rows[each.span.request_id], count=count
+            )
 
 
 def _constraints_of_rows(

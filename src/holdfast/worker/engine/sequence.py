@@ -109,7 +109,7 @@ class EngineSequence:
         self.is_trimmed = True
         self.live.trim()
 
-    def take(self, tokens: mx.array, row: int, *, count: int = 1) -> None:
+    def add_sampled(self, tokens: mx.array, row: int, *, count: int = 1) -> None:
         """Add `count` sampled tokens to the sequence: the rows of `tokens` from `row` on. Lazy.
 
         tokens: uint32 [rows], as in `sampled`.

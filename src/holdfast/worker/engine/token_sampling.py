@@ -77,13 +77,16 @@ def sample_tokens(
     if kind.greedy:
         return mx.argmax(logits, axis=-1)
     key_words = mx.array(list(keys), dtype=mx.uint32)
-    coldness = _column([1.0 / min(p.temperature, HOTTEST) for p in params])
+    inverse_temperature = _column([1.0 / min(p.temperature, HOTTEST) for p in params])
     if kind.candidates:
         values, ids = largest(logits, count=kind.candidates)
         return _sample_candidate(
-            _scaled(values, peaks[:, None], coldness), ids=ids, params=params, keys=key_words
+            _scaled(values, peaks[:, None], inverse_temperature),
+            ids=ids,
+            params=params,
+            keys=key_words,
         )
-    weights = _weights(logits, peaks[:, None], coldness)
+    weights = _weights(logits, peaks[:, None], inverse_temperature)
     threshold = _threshold(weights, nucleus=kind.nucleus, params=params)
     if threshold is not None:
         weights = _at_least(weights, threshold)
@@ -188,13 +191,13 @@ def _where_enough(
 
 
 @fused_on_gpus
-def _scaled(logits: mx.array, peaks: mx.array, coldness: mx.array) -> mx.array:
-    return (logits - peaks) * coldness
+def _scaled(logits: mx.array, peaks: mx.array, inverse_temperature: mx.array) -> mx.array:
+    return (logits - peaks) * inverse_temperature
 
 
 @fused_on_gpus
-def _weights(logits: mx.array, peaks: mx.array, coldness: mx.array) -> mx.array:
-    return mx.exp((logits - peaks) * coldness)
+def _weights(logits: mx.array, peaks: mx.array, inverse_temperature: mx.array) -> mx.array:
+    return mx.exp((logits - peaks) * inverse_temperature)
 
 
 @fused_on_gpus

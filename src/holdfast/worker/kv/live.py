@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import mlx.core as mx
 
@@ -100,6 +100,13 @@ class Snapshot:
             tokens=begin.tokens + following.tokens,
             arrays=joined((begin.arrays, following.arrays)),
         )
+
+
+class StateBytes(NamedTuple):
+    """The size in bytes of a sequence's state before and after it was quantized."""
+
+    before: int
+    after: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ from holdfast.worker.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run time
     from holdfast.worker.engine.engine import Engine, PendingStep
-    from holdfast.worker.kv.live import LiveState, Snapshot
+    from holdfast.worker.kv.live import LiveState, Snapshot, StateBytes
     from holdfast.worker.prefix.cache import PrefixCache
 
 LEAST_SHARED_TOKENS = 64  # with fewer, prefilling is faster than waiting for another prefill
@@ -204,7 +204,7 @@ class CacheClient:
         self.flush()
         began_at = self._clock()
         chain = bytes(sequence.chain)
-        reusable = _reusable(sequence, chain)
+        reusable = _lookup_chain(sequence, chain)
         start.lookup = lookup = cache.lookup(
             reusable,
             root=_root(cache, sequence),
@@ -316,7 +316,7 @@ class CacheClient:
             for sequence in self._waiting(WaitReason.DISK):
                 self._take_fetched(sequence)
         if self._cache is not None:
-            self._cache.tend()
+            self._cache.maintain()
 
     def _restart_cold(self, sequence: LiveSequence) -> None:
         """Let a waiting sequence start from its first token, without the cache."""
@@ -443,7 +443,7 @@ class CacheClient:
             restore_seconds=lookup.fetch_seconds + restore_seconds,
         )
         if sequence.start.report is None and not request.is_idle_work:
-            used = self._read_ahead.take(
+            used = self._read_ahead.count_used_tokens(
                 sequence.chain, tenant=request.tenant, cached_tokens=report.cached_tokens
             )
             report = msgspec.structs.replace(report, read_ahead_tokens=used)
@@ -474,7 +474,7 @@ class CacheClient:
         # if the sequence already has a live chain, that chain is freed with the sequence
         if sequence.live is None and base is not None and base.use == "moved":
             assert self._cache is not None
-            self._cache.live.leave(base.chain)
+            self._cache.live.end_chain(base.chain)
 
     # -- memory and trust
 
@@ -498,7 +498,9 @@ class CacheClient:
             if sequence is not None and sequence.live is chain and sequence.is_open:
                 sequence.scheduled.held_tokens = chain.held_tokens
         held = cache.live.held
-        return self._scheduler.hold(total_bytes=held.total_bytes, parked_bytes=held.parked_bytes)
+        return self._scheduler.record_live_states(
+            total_bytes=held.total_bytes, parked_bytes=held.parked_bytes
+        )
 
     @_guarded("the blocks of request %s could not be forgotten")
     def distrust(self, sequence: LiveSequence) -> None:
@@ -522,13 +524,11 @@ class CacheClient:
 
     def note_read_ahead(self, run: ReadAheadRun) -> None:
         """Remember a prompt that an earlier worker prefilled as idle work."""
-        self._read_ahead.note(run)
+        self._read_ahead.add_run(run)
 
-    def quantize(self, sequence: LiveSequence, kv_bits: KVBits) -> tuple[int, int]:
+    def quantize(self, sequence: LiveSequence, kv_bits: KVBits) -> StateBytes:
         """Quantize the state of an open sequence. No pending step may contain the sequence. Its
         later results are not cached. Raises what the device raises.
-
-        Returns the bytes of its state before and after.
         """
         self.withdraw(sequence)
         live = sequence.live
@@ -543,7 +543,9 @@ class CacheClient:
 
     # -- commit
 
-    def leave(self, sequence: LiveSequence, *, is_healthy: bool, has_ended: bool) -> None:
+    def release_sequence(
+        self, sequence: LiveSequence, *, is_healthy: bool, has_ended: bool
+    ) -> None:
         """Record that a sequence ends or is preempted, before it is closed in the engine. The part
         of its state that is not cached yet is copied out and cached later.
 
@@ -590,7 +592,7 @@ class CacheClient:
         sequence.live = None
         if live is not None:
             assert self._cache is not None
-            self._cache.live.leave(live)
+            self._cache.live.end_chain(live)
 
     @_guarded("the states of a failed step could not be freed")
     def _discard(self, sequences: Container[LiveSequence]) -> None:
@@ -672,7 +674,7 @@ class CacheClient:
         """Commit copies of a sequence's state. Returns False if not all their values are finite."""
         assert self._cache is not None
         assert sequence.start.cursor is not None, "committed before it was opened"
-        sequence.inserted += self._cache.keep(
+        sequence.inserted += self._cache.store_snapshots(
             sequence.start.cursor, sequence.chain, copies, live=sequence.live
         )
         if blocks := [each for each in copies if each.tokens]:
@@ -716,13 +718,15 @@ class ReadAheadRuns:
         if sequence.prefilled_tokens > start:
             request = sequence.request
             token_ids = request.prompt_token_ids[: sequence.prefilled_tokens]
-            self.note(ReadAheadRun(tenant=request.tenant, token_ids=token_ids, start=start))
+            self.add_run(ReadAheadRun(tenant=request.tenant, token_ids=token_ids, start=start))
 
-    def note(self, run: ReadAheadRun) -> None:
+    def add_run(self, run: ReadAheadRun) -> None:
         """Remember a prompt that this worker or an earlier one prefilled as idle work."""
         self._runs.append(run)
 
-    def take(self, chain: bytes | bytearray, *, tenant: str, cached_tokens: int) -> int:
+    def count_used_tokens(
+        self, chain: bytes | bytearray, *, tenant: str, cached_tokens: int
+    ) -> int:
         """Return how many of the first `cached_tokens` tokens of a chain were prefilled as idle
         work. Each token is counted once, for the first request that uses it.
 
@@ -748,8 +752,10 @@ def _in_flight_tenant(sequence: LiveSequence) -> str:
     return f"{sequence.kv_bits} {sequence.request.tenant}"
 
 
-def _reusable(sequence: LiveSequence, chain: bytes) -> bytes:
-    """The part of a chain that may come from the cache, plus one token that is always prefilled."""
+def _lookup_chain(sequence: LiveSequence, chain: bytes) -> bytes:
+    """The part of a chain that may come from the cache, plus one token that is always prefilled,
+    because the first new token is sampled from its logits.
+    """
     request = sequence.request
-    is_all_reusable = request.reusable_tokens == sequence.prompt_tokens - 1
+    is_all_reusable = request.reusable_tokens + 1 == sequence.prompt_tokens
     return chain if is_all_reusable else chain[: (request.reusable_tokens + 1) * TOKEN_BYTES]

@@ -59,14 +59,14 @@ class Lifetimes:
             return
         try:
             with device_call():
-                self._engine.grow(request_id, sequence.scheduled.capacity_tokens)
+                self._engine.reserve_tokens(request_id, sequence.scheduled.capacity_tokens)
         except DeviceFailed as failure:
             logger.exception("request %s could not be given more memory", sequence.id)
             self.drop(sequence, FinishReason.FAILED, error=f"no memory for the request: {failure}")
 
     def quantize(self, sequence: LiveSequence, kv_bits: KVBits, costs: SequenceCosts) -> None:
         """Quantize the state of an open sequence, and reserve less memory for it. No pending step
-        may contain the sequence. If the device fails, the sequence stays unquantized.
+        may contain the sequence. costs: its new costs in the scheduler. If the device fails, the sequence stays unquantized.
         """
         sizes = None
         try:
@@ -77,7 +77,6 @@ class Lifetimes:
         if sizes is None:  # not in the except block, where the traceback keeps arrays alive
             self._keep_native(sequence)
             return
-        before, after = sizes
         held_tokens = 0 if sequence.live is None else sequence.live.held_tokens
         sequence.scheduled.quantize(costs, held_tokens=held_tokens)
         self._ledger.counters.quantized += 1
@@ -87,8 +86,8 @@ class Lifetimes:
             sequence.id,
             sequence.known_tokens,
             kv_bits,
-            after / (1 << 20),
-            before / (1 << 20),
+            sizes.after / (1 << 20),
+            sizes.before / (1 << 20),
         )
 
     def _keep_native(self, sequence: LiveSequence) -> None:
@@ -219,7 +218,7 @@ class Lifetimes:
 
         is_healthy: False if the state must not be cached. has_ended: False if it continues later.
         """
-        self._cache.leave(sequence, is_healthy=is_healthy, has_ended=has_ended)
+        self._cache.release_sequence(sequence, is_healthy=is_healthy, has_ended=has_ended)
         if sequence.is_open:
             sequence.is_open = False
             self._engine.close(sequence.id)

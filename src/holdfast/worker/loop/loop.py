@@ -186,7 +186,7 @@ class WorkerLoop:
                 self._handle(commands)
                 self._answer_image_commands()
                 if self._memory is not None:
-                    self._memory.tend(now=self._clock())
+                    self._memory.maintain(now=self._clock())
                     self._quantize_running(self._memory)
                 self._send()  # the front continues while the step is laid out
                 is_busy = self._advance()
@@ -512,7 +512,7 @@ class WorkerLoop:
     def _tend_sessions(self) -> None:
         if self._sessions is not None:
             with log_failure("the upkeep of sessions failed"):
-                for answer in self._sessions.tend():
+                for answer in self._sessions.maintain():
                     self._ledger.emit(answer)
 
     def _record_use(self, sequence: LiveSequence) -> None:

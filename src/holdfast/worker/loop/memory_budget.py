@@ -90,7 +90,7 @@ class MemoryBudget:
             context_tokens_by_bits=self._contexts_of(self._plan.kv_bytes),
         )
 
-    def tend(self, *, now: float) -> None:
+    def maintain(self, *, now: float) -> None:
         """Read the system's memory pressure, at most once a second, and release free buffers
         every `CLEAR_SECONDS` while there is pressure. Call this often.
 

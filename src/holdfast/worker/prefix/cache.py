@@ -152,7 +152,7 @@ class PrefixCache:
         takes only a few blocks, so that decoding streams are hardly delayed.
         """
         done = [key for key, future in lookup.awaited.items() if future.done()]
-        if not all(self._take(lookup, key) for key in done[:BLOCKS_AT_A_TIME]):
+        if not all(self._accept_block(lookup, key) for key in done[:BLOCKS_AT_A_TIME]):
             self._plan_again(lookup)
             return False
         if lookup.awaited:
@@ -164,7 +164,7 @@ class PrefixCache:
             lookup.fetched_at = time.perf_counter()
         return True
 
-    def _take(self, lookup: Lookup, key: BlockKey) -> bool:
+    def _accept_block(self, lookup: Lookup, key: BlockKey) -> bool:
         """Take a block that was read; returns False if it cannot be used."""
         try:
             payload = self.decoded(lookup.awaited.pop(key).result(), root=lookup.root)
@@ -211,7 +211,7 @@ class PrefixCache:
         plan = lookup.plan
         if lookup.cached_tokens == 0:
             return None
-        self.live.join(lookup)
+        self.live.share_buffers(lookup)
         blocks: list[Snapshot] = []
         begin = lookup.base_tokens
         for block in lookup.missing_blocks:
@@ -264,7 +264,7 @@ class PrefixCache:
 
     # -- store new blocks
 
-    def keep(
+    def store_snapshots(
         self,
         cursor: Cursor,
         chain: bytes | bytearray,
@@ -390,7 +390,7 @@ class PrefixCache:
         self.live.limit_parked(most_parked_bytes)
         self.index.set_ram_budget(nbytes)
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Drop stale live states, and blocks in RAM that exceed a lowered limit. Periodically, ask
         the store which blocks it has saved or lost, and offer it unsaved blocks again. Call this
         often.

@@ -163,7 +163,7 @@ class PrefixIndex:
         self._suspects.discard(key)
         if not self._tree.has_node(key) or key in self._ram or key in self._holders:
             return key in self._ram
-        return self._keep(key, payload)
+        return self._store_in_ram(key, payload)
 
     def is_missing(self, key: BlockKey) -> bool:
         """Whether a key is lost, but still in the tree because the disk has keys after it."""
@@ -173,14 +173,14 @@ class PrefixIndex:
         """Whether the payload of a key is available without reading from disk."""
         return key in self._ram or (key in self._holders and key not in self._disk)
 
-    def hold(self, keys: Iterable[BlockKey]) -> ExitStack:
+    def hold_blocks(self, keys: Iterable[BlockKey]) -> ExitStack:
         """Hold keys and all keys before them in RAM and in the tree until the returned stack is
         closed.
         """
         return self._ram.pinned(self._tree.with_ancestors(keys))
 
     def pinned(self, plan: ReusePlan) -> ExitStack:
-        """As `hold`, for all keys of a plan, which include their ancestors."""
+        """As `hold_blocks`, for all keys of a plan, which include their ancestors."""
         return self._ram.pinned(plan.keys)
 
     # -- add
@@ -273,7 +273,7 @@ class PrefixIndex:
         self._suspects.discard(key)
         self._tree.node(key).nbytes = payload.nbytes
         if key not in self._ram:
-            self._keep(key, payload)
+            self._store_in_ram(key, payload)
         if self._store is not None and not self._disk.is_saving(key):
             self.begin_saving(block)
         if holder is not None:
@@ -287,7 +287,7 @@ class PrefixIndex:
         if key in self._disk and self._tree.has_node(key):
             self._suspects.add(key)
 
-    def _keep(self, key: BlockKey, payload: Payload) -> bool:
+    def _store_in_ram(self, key: BlockKey, payload: Payload) -> bool:
         """Put a payload into RAM if there is room."""
         has_room = self._make_room(payload.nbytes, before=self._tree.parent_of(key) or key)
         if has_room:
@@ -358,7 +358,7 @@ class PrefixIndex:
         """
         for key, payload in copies.items():
             if payload is not None and self._tree.has_node(key):
-                self._keep(key, payload)
+                self._store_in_ram(key, payload)
         gone: list[BlockKey] = []
         for key in tuple(keys):
             chain.keys.discard(key)
@@ -458,7 +458,7 @@ class PrefixIndex:
     def begin_saving(self, block: Block) -> None:
         """Record that a block is given to the store."""
         # Evicting the block would free no memory: the store's queue has the same buffers.
-        self._ram.hold((block.key,))
+        self._ram.hold_keys((block.key,))
         self._disk.begin_saving(block.key)
 
     def disk_changed(
@@ -473,7 +473,7 @@ class PrefixIndex:
         for key in stored:
             if self._disk.saved(key):
                 self._suspects.discard(key)
-                self._ram.release((key,))
+                self._ram.release_keys((key,))
                 if key in self._holders and key in self._ram:
                     self._ram.drop(key)
         gone: list[BlockKey] = []
@@ -483,7 +483,7 @@ class PrefixIndex:
             if key not in self._disk:
                 self._suspects.discard(key)
             if was_saving:
-                self._ram.release((key,))
+                self._ram.release_keys((key,))
             if is_lost and key not in self._ram and key not in self._holders:
                 gone += self._vanish(key, CacheOutcome.EVICTED)
         for key in (*stored, *lost):
@@ -502,7 +502,7 @@ class PrefixIndex:
             self._suspects.discard(key)
             if key not in self._ram and key not in self._holders:
                 if self._disk.is_saving(key):
-                    self._ram.release((key,))
+                    self._ram.release_keys((key,))
                 self._disk.forget(key)
                 gone += self._vanish(key, CacheOutcome.UNREADABLE)
             elif not self._disk.is_saving(key):
@@ -517,7 +517,7 @@ class PrefixIndex:
         gone: list[BlockKey] = []
         for key in keys:
             if self._tree.has_node(key):
-                gone += self._lose(key, cause)
+                gone += self._remove_subtree(key, cause)
         self._forgotten.update(gone)
         return tuple(gone)
 
@@ -561,7 +561,7 @@ class PrefixIndex:
         keys after it; otherwise it is removed, with all keys after it. Returns the lost keys.
         """
         if not any(each in self._disk for each in self._tree.subtree(key) if each != key):
-            return self._lose(key, cause)
+            return self._remove_subtree(key, cause)
         self._record_loss(key, cause)
         self._disk.forget(key)
         self._suspects.discard(key)
@@ -579,7 +579,7 @@ class PrefixIndex:
             self._missing.discard(key)
             key = before
 
-    def _lose(self, key: BlockKey, cause: CacheOutcome) -> tuple[BlockKey, ...]:
+    def _remove_subtree(self, key: BlockKey, cause: CacheOutcome) -> tuple[BlockKey, ...]:
         """Remove a key from all tiers, with all keys after it."""
         before = self._tree.parent_of(key)
         gone = self._tree.subtree(key)
@@ -596,7 +596,7 @@ class PrefixIndex:
                 chain.keys.discard(each)
                 chain.is_stale |= cause is not CacheOutcome.EVICTED
             if self._disk.is_saving(each):
-                self._ram.release((each,))
+                self._ram.release_keys((each,))
             if self._disk.forget(each):
                 to_remove.append(each)
             self._pins.sync(each)

@@ -197,7 +197,7 @@ class LiveTier:
         """All live chains, running and parked."""
         return self._chains
 
-    def join(self, lookup: Lookup) -> None:
+    def share_buffers(self, lookup: Lookup) -> None:
         """If a lookup found only blocks, and another sequence with the same tokens has become live
         since, let the lookup share that sequence's buffers.
         """
@@ -305,7 +305,7 @@ class LiveTier:
         excess = live.state.tokens - len(chain) // TOKEN_BYTES
         may_stay = not live.is_stale and self._most_parked_bytes != 0
         if not may_stay or (excess > 0 and not live.state.can_rewind(live.state.tokens - excess)):
-            self.leave(live)
+            self.end_chain(live)
             return
         live.state.rewind(max(0, excess))
         live.state.park()
@@ -349,7 +349,7 @@ class LiveTier:
         live.is_stale = True
         self._let_go(live, tuple(live.keys))
 
-    def leave(self, live: LiveChain) -> None:
+    def end_chain(self, live: LiveChain) -> None:
         """End a live chain. Tokens that only this chain has are copied into blocks; claims on the
         chain are lost.
         """
@@ -369,7 +369,7 @@ class LiveTier:
     def drop_stale(self) -> None:
         """End the parked chains that no sequence may start from."""
         for live in [live for live in self._chains if live.is_parked and live.is_stale]:
-            self.leave(live)
+            self.end_chain(live)
 
     def reclaim(self, nbytes: int) -> None:
         """End parked chains until this many bytes are free."""
@@ -377,7 +377,7 @@ class LiveTier:
         for live in self._chains.parked:
             if self.held.total_bytes <= wanted:
                 break
-            self.leave(live)
+            self.end_chain(live)
 
     def limit_parked(self, nbytes: int | None) -> None:
         """Limit the bytes of parked states from now on; None: as many as fit."""

@@ -161,20 +161,21 @@ class Planner:
         continue within such a block.
         """
         limit = max(0, min(limit, len(packed) // TOKEN_BYTES))
-        whole = self._tree.match(packed, root=root)
-        match = self._before_missing(whole)
+        known = self._tree.match(packed, root=root)
+        match = self._before_missing(known)
         stored = min(match.tokens, limit)
         state: ChainState | None = None
 
-        def resumable(position: int) -> int:
+        def last_resumable(position: int) -> int:
+            """The last position at which a sequence can continue, at most `position`."""
             return position if root.form == "native" else self._before_quantized(match, position)
 
-        tokens = resumable(stored)
+        tokens = last_resumable(stored)
         if not resumable_anywhere:
             possible = (
-                each
-                for each in reversed(match.states)
-                if each.position <= stored and resumable(each.position) == each.position
+                saved
+                for saved in reversed(match.states)
+                if saved.position <= stored and last_resumable(saved.position) == saved.position
             )
             state = next(possible, None)
             tokens = state.position if state else 0
@@ -190,7 +191,7 @@ class Planner:
                 tokens=tokens,
                 stored=stored,
                 limit=limit,
-                cut_off=min(whole.tokens, limit) - stored,
+                cut_off=min(known.tokens, limit) - stored,
             ),
             to_read=tuple([key for key in keys if not self._is_in_memory(key)]),
         )

@@ -76,7 +76,7 @@ class EvictionOrder:
         self._parents[key] = parent
         if parent is not None:
             self._children[parent] = self._children.get(parent, 0) + 1
-        self._offer(key)
+        self._offer_for_eviction(key)
 
     def remove(self, key: BlockKey) -> None:
         """Remove a key, for any reason."""
@@ -86,7 +86,7 @@ class EvictionOrder:
             self._children[parent] -= 1
             if not self._children[parent]:
                 del self._children[parent]
-                self._offer(parent)
+                self._offer_for_eviction(parent)
         self._shrink()
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
@@ -96,27 +96,27 @@ class EvictionOrder:
             if key in self._last_used:
                 self._last_used[key] = self._uses
 
-    def hold(self, keys: Iterable[BlockKey]) -> None:
+    def hold_keys(self, keys: Iterable[BlockKey]) -> None:
         """Hold keys, which may become members later, until they are released once for each
         hold.
         """
         for key in keys:
             self._holds[key] = self._holds.get(key, 0) + 1
 
-    def release(self, keys: Iterable[BlockKey]) -> None:
+    def release_keys(self, keys: Iterable[BlockKey]) -> None:
         """Undo one hold of each key."""
         for key in keys:
             self._holds[key] -= 1
             if not self._holds[key]:
                 del self._holds[key]
-                self._offer(key)
+                self._offer_for_eviction(key)
 
     def pinned(self, keys: Iterable[BlockKey]) -> ExitStack:
         """Hold keys until the returned stack is closed; closing it again does nothing."""
         held = tuple(keys)
-        self.hold(held)
+        self.hold_keys(held)
         hold = ExitStack()
-        hold.callback(self.release, held)
+        hold.callback(self.release_keys, held)
         return hold
 
     def next_to_leave(self) -> BlockKey | None:
@@ -134,7 +134,7 @@ class EvictionOrder:
                 return key
         return None
 
-    def _offer(self, key: BlockKey) -> None:
+    def _offer_for_eviction(self, key: BlockKey) -> None:
         used = self._last_used.get(key)
         if used is None or not self._may_leave(key):
             return
@@ -359,10 +359,10 @@ class Pins:
             if payload is not None and self._held_bytes + payload.nbytes <= self.most_held_bytes:
                 self._held_sizes[key] = payload.nbytes
                 self._held_bytes += payload.nbytes
-                self._ram.hold((key,))
+                self._ram.hold_keys((key,))
         elif not wanted and key in self._held_sizes:
             self._held_bytes -= self._held_sizes.pop(key)
-            self._ram.release((key,))
+            self._ram.release_keys((key,))
 
     def check_invariants(self) -> None:
         """Assert that held keys are pinned, not on disk, and within `most_held_bytes`."""

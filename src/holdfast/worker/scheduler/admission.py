@@ -25,7 +25,9 @@ class KvReservations:
         self.budget_bytes = budget_bytes
         self.wanted_budget_bytes = budget_bytes
         self.ending_bytes = 0  # of sequences that no longer run, but are in dispatched steps
-        self.live_state_bytes = 0  # of live states that no reservation covers (`Scheduler.hold`)
+        self.live_state_bytes = (
+            0  # of live states that no reservation covers (`Scheduler.record_live_states`)
+        )
         self.parked_bytes = 0  # the part of live_state_bytes that can be freed
         self._running: set[ScheduledSequence] = set()
         self._ending: deque[tuple[int, int]] = deque()  # (last step, bytes), not sorted by step

@@ -142,7 +142,7 @@ class Allowance:
         self._reserved_tokens = 0
         self._reserved_seconds = 0.0
 
-    def take(
+    def take_tokens(
         self,
         costs: CostModel,
         sequence: ScheduledSequence,
@@ -388,7 +388,7 @@ class ChunkSharing:
             before = taken.get(sequence, 0)
             if before == sequence.longest_span:
                 continue
-            more = allowance.take(
+            more = allowance.take_tokens(
                 self._costs, sequence, taken=before, at_least_quantum=must_progress
             )
             must_progress = False

@@ -299,7 +299,7 @@ class FairShare:
         own = sum(sequence.service.flow == flow for sequence in queue)
         return own < limit // (len(self._sequences_of_flow) + (flow not in self._sequences_of_flow))
 
-    def join(self, sequence: ScheduledSequence) -> None:
+    def add_sequence(self, sequence: ScheduledSequence) -> None:
         flow = sequence.service.flow
         self._sequences_of_flow[flow] += 1
         self._batch_known += sequence.is_batch

@@ -219,7 +219,7 @@ class Scheduler:
         sequence.submitted_after_step = self._issued_steps
         self._sequences[sequence.request_id] = sequence
         self._enqueue_last(sequence)
-        self._fairness.join(sequence)
+        self._fairness.add_sequence(sequence)
 
     def _check(self, sequence: ScheduledSequence) -> None:
         if sequence.request_id in self._sequences:
@@ -281,7 +281,7 @@ class Scheduler:
         """Limit prompt chunks, because the device has failed on larger ones."""
         self._costs.limit_chunks(tokens)
 
-    def hold(self, *, total_bytes: int, parked_bytes: int) -> int:
+    def record_live_states(self, *, total_bytes: int, parked_bytes: int) -> int:
         """Record the memory of live states that no reservation covers: states that sequences share,
         and parked ones. Returns how many bytes of parked states must be freed for the next step.
 

@@ -105,7 +105,7 @@ class SessionService:
         return self._transfers.is_busy
 
     def carry_out(self, command: SessionCommand) -> SessionAnswer | None:
-        """Carry out a command; returns its answer, or None if `tend` returns it later."""
+        """Carry out a command; returns its answer, or None if `maintain` returns it later."""
         self._expire()
         try:
             _check(command)
@@ -177,7 +177,7 @@ class SessionService:
         sessions = sorted(self._registry, key=lambda each: each.last_used_at, reverse=True)
         return [CacheUser(each.session_id, each.tenant, each.branches) for each in sessions]
 
-    def tend(self) -> list[SessionAnswer]:
+    def maintain(self) -> list[SessionAnswer]:
         """Continue transfers, close expired sessions and write records. Returns the answers to
         commands whose transfers have ended.
         """

@@ -131,11 +131,11 @@ class Transfers:
             requests=session.requests,
             branches=tuple(branches),
         )
-        transfer = Transfer(command, session, hold=index.hold(blocks))
+        transfer = Transfer(command, session, hold=index.hold_blocks(blocks))
         contents = queue.Queue[StoredBlock | BlockKey](QUEUED_BLOCKS)
         self._start(
             transfer,
-            self._give(transfer, blocks.values(), contents),
+            self._export_blocks(transfer, blocks.values(), contents),
             partial(self._write, transfer, manifest, len(blocks), contents),
         )
 
@@ -149,7 +149,7 @@ class Transfers:
         blocks = queue.Queue[StoredBlock](QUEUED_BLOCKS)
         self._start(
             transfer,
-            self._take(transfer, checked, blocks),
+            self._import_blocks(transfer, checked, blocks),
             partial(self._read, transfer, checked, blocks),
         )
 
@@ -200,7 +200,7 @@ class Transfers:
 
     # -- export
 
-    def _give(
+    def _export_blocks(
         self,
         transfer: Transfer,
         blocks: Iterable[Block],
@@ -288,7 +288,7 @@ class Transfers:
                 f"block {stored.key.hex()[:12]} of the file does not fit this model: {mismatch}"
             ) from None
 
-    def _take(
+    def _import_blocks(
         self,
         transfer: Transfer,
         checked: queue.Queue[tuple[SessionFile, list[bytes]]],
@@ -296,7 +296,7 @@ class Transfers:
     ) -> Steps:
         """Import the blocks from the queue; register the session when all are there."""
         command = transfer.command
-        file, chains = yield from self._next(transfer, checked)
+        file, chains = yield from self._next_item(transfer, checked)
         self._check_room(command, file)
         taken: list[bytes] = []
         for branch, chain in zip(file.manifest.branches, chains, strict=True):
@@ -305,9 +305,9 @@ class Transfers:
             tokens = yield from self._take_blocks(transfer, blocks, branch, chain, cursor)
             taken.append(chain[: tokens * TOKEN_BYTES])
             for _ in branch.states:
-                stored = yield from self._next(transfer, blocks)
+                stored = yield from self._next_item(transfer, blocks)
                 state = self._cache.decoded(stored, root=root)
-                self._cache.keep(cursor, taken[-1], (state,))
+                self._cache.store_snapshots(cursor, taken[-1], (state,))
         transfer.session = self._register(command, file.manifest, taken)
 
     def _take_blocks(
@@ -328,7 +328,7 @@ class Transfers:
         begun: Snapshot | None = None  # the first tokens of a quantized block
         is_cut = False
         for part in branch.blocks:
-            stored = yield from self._next(transfer, blocks)
+            stored = yield from self._next_item(transfer, blocks)
             run = self._cache.decoded(stored, root=cursor.root).cut(part.tokens)
             if begun is not None and begun.start < run.start:
                 is_one_block = part.end - begun.start <= BLOCK_TOKENS
@@ -340,13 +340,13 @@ class Transfers:
             if run.is_quantized and part.end % BLOCK_TOKENS:
                 begun = run
             else:
-                self._cache.keep(cursor, chain, (run,))
+                self._cache.store_snapshots(cursor, chain, (run,))
                 tokens = part.end
         return tokens
 
-    def _next(self, transfer: Transfer, items: queue.Queue[T]) -> Generator[bool, None, T]:
+    def _next_item(self, transfer: Transfer, items: queue.Queue[T]) -> Generator[bool, None, T]:
         """Wait for the next item of a queue and return it. Also waits until the store's queue has
-        room for it.
+        room for it. Yields as `Steps` do.
         """
         yield False
         while True:

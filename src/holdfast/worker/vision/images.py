@@ -111,7 +111,7 @@ class WorkerImages:
         """The logits, [vocabulary], that mlx-vlm computes for a prompt with these pictures."""
         return self._model.reference(token_ids, self._processor.process_together(pictures))
 
-    def ask(self, command: ImageCommand) -> None:
+    def request_layouts(self, command: ImageCommand) -> None:
         """Request the layouts of the images in a command. Once all of them are processed, `answers`
         yields the result.
         """

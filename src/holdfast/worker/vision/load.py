@@ -142,14 +142,15 @@ def _let_chunks_attend_both_ways(language_model: Any) -> None:
     prompts, and otherwise leaves the mask causal.
     """
 
-    def overlay(mask: mx.array, types: mx.array) -> mx.array:
+    def with_image_blocks(mask: mx.array, types: mx.array) -> mx.array:
+        """Let the tokens of an image see each other. types: of the new tokens, text or image."""
         blocks = language_model._block_sequence_ids_for_mask(types)
         query_blocks, key_blocks = blocks[:, :, None], blocks[:, None]
         same = (query_blocks != -1) & (query_blocks == key_blocks)
         earlier_tokens = mask.shape[-1] - types.shape[1]
         return mask | mx.pad(same, [(0, 0), (0, 0), (earlier_tokens, 0)])[:, None]
 
-    language_model._apply_blockwise_bidirectional_overlay = overlay
+    language_model._apply_blockwise_bidirectional_overlay = with_image_blocks
 
 
 def _utils() -> Any:

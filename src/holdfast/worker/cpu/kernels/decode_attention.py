@@ -375,12 +375,12 @@ def _weighted(weights: Floats, values: Quantized, start: int, end: int) -> Float
             scaled = weights[:, :, low:high] * scales[:, None, group, low:high]
             out[:, :, group] += scaled @ codes[:, :, group]
     if values.bits == 4:
-        out = _in_order(out)
+        out = _in_dimension_order(out)
     out += biases[..., None]
     return out.reshape(*weights.shape[:2], -1)
 
 
-def _in_order(halves: Floats) -> Floats:
+def _in_dimension_order(halves: Floats) -> Floats:
     """The last axis in order, where it had the even dimensions first, then the odd ones."""
     pairs = halves.reshape(*halves.shape[:-1], 2, -1)
     return pairs.swapaxes(-1, -2).reshape(halves.shape)
@@ -460,7 +460,7 @@ def _agrees(queries: Floats, rows: Sequence[Sequence[Run]]) -> bool:
 def _dequantizes(stored: Stored) -> bool:
     assert isinstance(stored, Quantized)
     ((start, end, codes),) = _tiles(stored, 0, stored.codes.shape[1])
-    codes = _in_order(codes) if stored.bits == 4 else codes
+    codes = _in_dimension_order(codes) if stored.bits == 4 else codes
     wanted = codes * stored.scales[..., None] + stored.biases[..., None]
     wanted = wanted.reshape(*wanted.shape[:2], -1)
     got = np.empty_like(wanted)
