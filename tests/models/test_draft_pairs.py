@@ -38,7 +38,7 @@ def copied(folder: Path, change: Callable[[dict[str, Any]], None] = lambda token
 
 def allow_small_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_pairs, "_LEAST_MODEL_BYTES", 1 << 20)
-    monkeypatch.setattr(draft_pairs, "_MOST_SHARE", 0.25)
+    monkeypatch.setattr(draft_pairs, "_LARGEST_DRAFT_SHARE", 0.25)
 
 
 def swap_two(tokenizer: dict[str, Any]) -> None:
