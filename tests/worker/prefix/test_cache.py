@@ -23,6 +23,7 @@ from holdfast.worker.kv.codec import check_values, to_bytes
 from holdfast.worker.kv.layer import ArrayForm, SnapshotMismatch
 from holdfast.worker.kv.live import Snapshot
 from holdfast.worker.kv.quantized import quantized
+from holdfast.worker.prefix import cache
 from holdfast.worker.prefix.chain import Cursor, pack_tokens
 from holdfast.worker.prefix.lookup import CachedStart
 from tests.fakes.architectures import KEEPABLE, each_of, probed
@@ -201,3 +202,20 @@ def test_a_quantized_block_longer_than_its_chain_is_not_stored(known: int) -> No
     inbox = made.serve([[greedy("b", (*chain[:known], 1, 2, 3))]])
     fresh = wide_worker("llama", kv_bits="8").serve([[greedy("b", (*chain[:known], 1, 2, 3))]])
     assert inbox.tokens("b") == fresh.tokens("b")
+
+
+def test_a_block_that_could_not_be_copied_for_the_store_is_offered_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [RuntimeError("[malloc] Unable to allocate 4096 bytes.")]
+
+    def copied(payload: Snapshot) -> tuple[Any, ...]:
+        if failures:
+            raise failures.pop()
+        return to_bytes(payload)
+
+    monkeypatch.setattr(cache, "to_bytes", copied)
+    worker("llama", tmp_path).serve([[greedy("a", prompt(600))]])
+    assert not failures
+    inbox = worker("llama", tmp_path).serve([[greedy("b", prompt(600))]])
+    assert inbox.finished("b").cached_tokens == 599

@@ -333,9 +333,14 @@ class PrefixCache:
                 self._save(self.index.fill(key, payload, holder=None), payload)
 
     def _save(self, block: Block | None, payload: Snapshot) -> Block | None:
-        """Give a new block to the store."""
+        """Give a new block to the store. If copying it fails, it is offered again later."""
         if block is not None and self.store is not None:
-            self.store.put(encoded(block, payload))
+            try:
+                stored = encoded(block, payload)
+            except Exception:
+                self.index.disk_changed(lost=(block.key,))
+                raise
+            self.store.put(stored)
         return block
 
     # -- forget
