@@ -159,7 +159,11 @@ def test_a_failed_read_of_a_removed_block_does_not_lose_its_next_copy(store: Blo
     store.remove([key])
     store.flush()
     is_free = threading.Event()
-    store._mailbox.send(lambda: None if is_free.wait(60) else None)
+
+    def stand_still() -> None:
+        is_free.wait()
+
+    store._mailbox.send(stand_still)
     with pytest.raises(BlockMissing):
         store.read(key).result()
     store.changes()
