@@ -29,8 +29,8 @@ from holdfast.wire.requests import SAMPLING_RANGES
 TAG_MARK = "|"  # first character of union tags, so that error locations can omit them
 INT64_MAX = 2**63 - 1
 INT32_MAX = 2**31 - 1
-# deferred until the first request with a model: building all of them takes a third of the time in
-# which the front starts, and most servers see one protocol
+# deferred until the first request with a model: building all of them is a sixth of what importing the
+# front costs, and most servers see one protocol
 STRICT = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, defer_build=True)
 ONE, MANY = TAG_MARK + "one", TAG_MARK + "many"
 # 0: the prompt is only prefilled and cached

@@ -165,7 +165,7 @@ def _code(package: str) -> dict[str, Path]:
     return {
         f"{package}/{os.path.relpath(path, place)}": path
         for place in places
-        for folder, _, names in os.walk(place)  # ten times as fast as Path.glob
+        for folder, _, names in os.walk(place)  # 2 to 3 times as fast as Path.glob
         for path in (Path(folder, name) for name in names if name.endswith(".py"))
     }
 
