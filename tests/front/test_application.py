@@ -35,6 +35,7 @@ from tests.fakes.scripted_gateway import (
     answer,
     scripted_services,
 )
+from tests.fakes.server_process import python_output
 
 # fields of the requests of all protocols, and keys within them
 FIELDS = (
@@ -234,3 +235,12 @@ async def test_a_refused_large_upload_still_gets_its_answer() -> None:
             CHAT, content=b"x" * 10, headers={"content-length": "99999999999"}
         )
     assert response.status_code == 413
+
+
+def test_models_of_requests_are_built_when_first_used() -> None:
+    code = (
+        "import holdfast.front.run.web; from holdfast.front.responses.create import ResponseRequest"
+        " as R; before = R.__pydantic_complete__; R.model_validate({'model': 'm', 'input': 'x'});"
+        " print(before, R.__pydantic_complete__)"
+    )
+    assert python_output(code) == "False True"

@@ -15,6 +15,7 @@ from holdfast.store.block import (
     BadBlock,
     BlockMissing,
     BlockUnreadable,
+    StoreChanges,
     StoredBlock,
     StoreRefused,
     fingerprint_id,
@@ -135,6 +136,41 @@ def test_a_removed_block_is_missing_even_if_it_was_queued(store: BlockStore) -> 
         store.read(CHAIN[0].key).result()
     assert store.entries() == ()
     assert store.statistics().blocks == 0
+
+
+def test_a_removed_block_is_reported_lost_once_however_often_it_is_read(store: BlockStore) -> None:
+    key = CHAIN[0].key
+    store.put(CHAIN[0])
+    store.flush()
+    store.changes()
+    store.remove([key])
+    store.flush()
+    for _ in range(2):
+        with pytest.raises(BlockMissing):
+            store.read(key).result()
+    store.flush()
+    assert store.changes().lost == (key,)
+
+
+def test_a_failed_read_of_a_removed_block_does_not_lose_its_next_copy(store: BlockStore) -> None:
+    key = CHAIN[0].key
+    store.put(CHAIN[0])
+    store.flush()
+    store.remove([key])
+    store.flush()
+    is_free = threading.Event()
+
+    def stand_still() -> None:
+        is_free.wait()
+
+    store._mailbox.send(stand_still)
+    with pytest.raises(BlockMissing):
+        store.read(key).result()
+    store.changes()
+    store.put(CHAIN[0])
+    is_free.set()
+    store.flush()
+    assert store.changes() == StoreChanges(stored=(key,), lost=())
 
 
 def test_a_block_is_not_listed_before_its_parent_arrives(store: BlockStore) -> None:

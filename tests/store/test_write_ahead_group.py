@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.store import folder as store_folder
 from holdfast.store import write_ahead as publishing
 from holdfast.store.block import StoredBlock, encode_block, fingerprint_id, read_block
 from holdfast.store.folder import (
@@ -163,3 +164,17 @@ def test_a_salvaged_file_is_synced_before_it_gets_its_name(
         assert publishing.salvage(folder) == 2
     assert calls == ["plain", "full", "named", "named", "folder"]
     assert not incoming.exists()
+
+
+def test_names_that_a_dead_process_has_given_are_made_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have died after the rename, before it synced the folder."""
+    folder = StoreFolder(tmp_path)
+    folder.prepare()
+    model_folder = folder.make_model_folder(FINGERPRINT)
+    synced: list[Path] = []
+    monkeypatch.setattr(store_folder, "sync_folder", synced.append)
+    with folder.exclusive():
+        assert publishing.salvage(folder) == 0
+    assert synced == [model_folder]

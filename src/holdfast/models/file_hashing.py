@@ -87,7 +87,8 @@ class FileHashing:
         for name, (path, stamp) in unsettled.items():
             if self._hash(path, stamp) != self._hashes[name]:
                 raise _changed(path)
-        self._look_again()
+        if unsettled:
+            self._look_again()
         for name, (_, stamp) in self._before.items():
             if stamp.is_settled(again_ns if name in unsettled else self._began_ns):
                 self._cache.add(stamp, self._hashes[name])

@@ -329,6 +329,11 @@ class StoreFolder:
                             bytes.fromhex(name), model_name, root, found.st_size, found.st_mtime
                         )
 
+    def sync_names(self) -> None:
+        """Make the names of all files of blocks durable. Raises OSError."""
+        for model_folder in _plain_folders(self.path / "blocks"):
+            sync_folder(model_folder)
+
     def make_model_folder(self, fingerprint: str) -> Path:
         """Return the folder of a model's blocks.
 

@@ -11,7 +11,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from holdfast.machine.retention_clock import RetentionClock
 from holdfast.store.block import (
     BadBlock,
     BlockKey,
+    BlockMissing,
     BlockUnreadable,
     Entry,
     ReadFailed,
@@ -45,6 +47,7 @@ GROUP_BYTES = 64 << 20  # … or has this many bytes, …
 GROUP_BLOCKS = 64  # … or has this many blocks
 TOUCH_SECONDS = 1.0
 RETRY_SECONDS = 60.0
+MOST_REPORTED_LOST = 1 << 14  # more than reads that can be under way
 _LEAST_EVICTED_BYTES = 256 << 10  # beyond the size of the new blocks, for the index
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
@@ -87,6 +90,9 @@ class IoThread:
         # blocks whose files could not be used when last read: a new copy is accepted unless the
         # file turns out to be intact
         self._suspects: set[BlockKey] = set()
+        # blocks whose loss was reported since they were last written, oldest first: a read that was
+        # under way then must not report it again, because the block may be on its way to the disk
+        self._reported_lost: OrderedDict[BlockKey, None] = OrderedDict()
         # failed changes to retry; only the latest of each kind and name counts
         self._undone: dict[tuple[str, str], Callable[[], None]] = {}
         self._undone_at = 0.0  # time of the last failure or retry
@@ -203,10 +209,24 @@ class IoThread:
     def _drop(self, keys: list[BlockKey], reason: DropReason) -> None:
         """Drop blocks instead of writing them, and count them under `reason`."""
         self._figures.dropped_blocks[reason] += len(keys)
+        self._note_lost(keys)
         self._mailbox.finish(keys, stored=False)
+
+    def _report_lost(self, keys: Sequence[BlockKey]) -> None:
+        """Report that the store does not have these blocks any more."""
+        self._note_lost(keys)
+        self._mailbox.report_lost(keys)
+
+    def _note_lost(self, keys: Sequence[BlockKey]) -> None:
+        for key in keys:
+            self._reported_lost[key] = None
+            self._reported_lost.move_to_end(key)
+        while len(self._reported_lost) > MOST_REPORTED_LOST:
+            self._reported_lost.popitem(last=False)
 
     def _write_into_group(self, block: StoredBlock) -> None:
         self._to_remove.pop(block.key, None)  # the block is wanted again
+        self._reported_lost.pop(block.key, None)
         if self._has_file(block.key):
             self._mailbox.finish([block.key], stored=True)
             self.touch([block.key])
@@ -300,7 +320,7 @@ class IoThread:
 
     def _count_evicted(self, evicted: list[Entry]) -> None:
         self._figures.evicted_blocks += len(evicted)
-        self._mailbox.report_lost([entry.block.key for entry in evicted])
+        self._report_lost([entry.block.key for entry in evicted])
 
     def _publish(self) -> list[Entry]:
         """Make the oldest files durable, and add them to the index.
@@ -355,7 +375,7 @@ class IoThread:
         damaged, gone = self._maintenance.set_aside_damaged()
         self._figures.bad_blocks += damaged
         self._suspects.update(gone)
-        self._mailbox.report_lost(gone)
+        self._report_lost(gone)
         day = self._day()
         self._figures.blocks = self._supervisor.use(BlockIndex.block_count)
         self._figures.stored_bytes = self._supervisor.use(BlockIndex.stored_bytes)
@@ -429,7 +449,7 @@ class IoThread:
         self.flush()
         self._to_remove.update(dict.fromkeys(keys))
         self._attempt("remove blocks", self._remove_files)
-        self._mailbox.report_lost(keys)
+        self._report_lost(keys)
         self._recount()
 
     def _remove_files(self) -> None:
@@ -446,7 +466,10 @@ class IoThread:
         if isinstance(failure, BlockUnreadable):
             return
         self._figures.bad_blocks += isinstance(failure, BadBlock)
-        self._mailbox.report_lost([failure.key])
+        if isinstance(failure, BlockMissing) and self._is_here(failure.key, path):
+            return  # written again since it was read
+        if failure.key not in self._reported_lost:
+            self._report_lost([failure.key])
 
         def look() -> None:
             if self._folder.exists:  # the next write notices if it is gone
@@ -454,6 +477,9 @@ class IoThread:
                 self._refresh_counts()
 
         self._attempt("look at a block again", look)
+
+    def _is_here(self, key: BlockKey, path: Path) -> bool:
+        return self._mailbox.held(key) is not None or is_plain_file(path)
 
     def entries(self) -> tuple[Entry, ...]:
         """Return the blocks of this model whose parents are all known, parents before children."""

@@ -335,6 +335,5 @@ def salvage(folder: StoreFolder) -> int:
         _sync_files(list(targets))  # which the dead process may not have done
         for path, target in targets.items():
             os.replace(path, target)
-        for model_folder in {target.parent for target in targets.values()}:
-            sync_folder(model_folder)
+        folder.sync_names()  # a dead process may have named files, and not made the names durable
     return len(targets)

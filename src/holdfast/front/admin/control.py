@@ -56,7 +56,7 @@ _STATUS_WORDS = {  # llama.cpp's words, where they differ from our states
     "stopping": "unloading",
     "failed": "unloaded",
 }
-_STRICT = ConfigDict(extra="forbid", strict=True)
+_STRICT = ConfigDict(extra="forbid", strict=True, defer_build=True)
 REQUESTS_PATH = "/admin/requests"
 EventName: TypeAlias = Literal[
     "model_status", "model_remove", "download_progress", "download_end", "memory_pressure"

@@ -54,7 +54,7 @@ from holdfast.wire.sessions import (
     is_session_id,
 )
 
-_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 MEDIA_TYPE = "application/octet-stream"
 _FILE = {MEDIA_TYPE: {"type": "string", "format": "binary"}}  # media type → schema
 _ID_LIMITS = {"minLength": 1, "maxLength": LONGEST_SESSION_ID, "pattern": "^[^/]+$"}

@@ -247,7 +247,7 @@ async def create_chat_completion(request: Request, services: Services) -> Respon
 class ControlRequest(BaseModel):
     """An action on an answer that is still being generated."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, defer_build=True)
 
     id: str = Field(description="Id of the answer, as in its stream. Works for all protocols.")
     action: Literal["reasoning_end"] = Field(

@@ -29,7 +29,9 @@ from holdfast.wire.requests import SAMPLING_RANGES
 TAG_MARK = "|"  # first character of union tags, so that error locations can omit them
 INT64_MAX = 2**63 - 1
 INT32_MAX = 2**31 - 1
-STRICT = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+# deferred until the first request with a model: building all of them is a sixth of what importing the
+# front costs, and most servers see one protocol
+STRICT = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, defer_build=True)
 ONE, MANY = TAG_MARK + "one", TAG_MARK + "many"
 # 0: the prompt is only prefilled and cached
 MaxTokens = Annotated[int, Field(ge=0, le=INT32_MAX)]
@@ -185,7 +187,7 @@ def _precedence(effort: ThinkingEffort) -> int:
 class HoldfastOptions(BaseModel):
     """Options that only Holdfast has."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
     explain: bool | None = optional(
         "Report in the answer how much of the prompt was cached, and why not more."

@@ -163,9 +163,10 @@ def _code(package: str) -> dict[str, Path]:
     spec = importlib.util.find_spec(package)
     places = [] if spec is None else list(spec.submodule_search_locations or ())
     return {
-        f"{package}/{name}": path
+        f"{package}/{os.path.relpath(path, place)}": path
         for place in places
-        for name, path in _matching(Path(place), ("**/*.py",)).items()
+        for folder, _, names in os.walk(place)  # 2 to 3 times as fast as Path.glob
+        for path in (Path(folder, name) for name in names if name.endswith(".py"))
     }
 
 
