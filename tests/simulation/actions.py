@@ -99,6 +99,7 @@ DEFAULT_OPTIONS: Mapping[str, Any] = {
     "store_bytes": None,
     "has_key": False,
     "reconnect_seconds": 60.0,
+    "unread_bytes": 256 << 10,  # of an answer, before it pauses
     "step_seconds": 0.004,  # of the device
 }
 
@@ -132,6 +133,7 @@ TROUBLES: Mapping[str, int] = {
     "step is slow": 2,
     "step kills": 2,
     "load fails": 2,
+    "no process starts": 1,
     "server dies": 2,
     "server restarts": 2,
     "power cut": 2,
@@ -169,6 +171,7 @@ def options_of(dice: random.Random) -> dict[str, Any]:
         "store_bytes": dice.choice((None, None, 2 << 20)),
         "has_key": dice.random() < 0.3,
         "reconnect_seconds": dice.choice((0.0, 60.0)),
+        "unread_bytes": dice.choice((256 << 10, 1024)),
         "step_seconds": dice.choice((0.004, 0.004, 0.03)),
     }
 
@@ -204,7 +207,14 @@ def scenario_of(seed: int) -> Scenario:
             agents.append(agent)
             found.append(Branch(at=at, agent=agent, source=source, keep=dice.randrange(1, 8)))
         elif what < trouble_share + 0.08:
-            found.append(_call(dice, at, options))
+            session = None
+            if dice.random() < 0.5:  # about the session of an answer that is being generated
+                session = dice.choice(("s-common", f"s-{agents[0]}"))
+                turn = _turn(dice, at, dice.choice(agents), options)
+                tokens = max(turn.max_tokens, 20)
+                found.append(_with(turn, session=session, tenant="", max_tokens=tokens))
+                at += dice.choice((0.002, 0.03, 0.3))
+            found.append(_call(dice, at, options, session=session))
         elif what < trouble_share + 0.10:
             turn = _turn(dice, at, dice.choice(agents), options)
             for number in range(dice.randrange(2, 6)):  # a crowd behind one prefix
@@ -246,7 +256,7 @@ def _turn(dice: random.Random, at: float, agent: str, options: Mapping[str, Any]
         forget=dice.choice((0, 0, 0, 0, 0, 1, 2, 4)),
         seed=dice.choice((None, 7)),
         is_batch=dice.random() < 0.1,
-        timeout_seconds=dice.choice((None, None, None, 0.05, 2.0)),
+        timeout_seconds=dice.choice((None, None, None, 0.05, 2.0, 60.0)),
     )
 
 
@@ -263,9 +273,12 @@ def _trouble(dice: random.Random, at: float, options: Mapping[str, Any]) -> Trou
     )
 
 
-def _call(dice: random.Random, at: float, options: Mapping[str, Any]) -> Call:
+def _call(
+    dice: random.Random, at: float, options: Mapping[str, Any], *, session: str | None
+) -> Call:
     model = dice.choice(options["models"])
-    session = dice.choice(("s-common", "s-a0", "s-a1"))
+    others = session is None
+    session = session or dice.choice(("s-common", "s-a0", "s-a1"))
     calls: Sequence[tuple[str, str, Mapping[str, Any] | None]] = (
         ("GET", "/health", None),
         ("GET", "/v1/models", None),
@@ -279,5 +292,5 @@ def _call(dice: random.Random, at: float, options: Mapping[str, Any]) -> Call:
         ("GET", "/admin/cache", None),
         ("GET", "/admin/requests", None),
     )
-    method, path, body = dice.choice(calls)
+    method, path, body = dice.choice(calls if others else calls[3:7])
     return Call(at=at, method=method, path=path, body=body)

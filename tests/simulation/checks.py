@@ -21,16 +21,18 @@ import numpy as np
 
 from holdfast.errors import HoldfastError
 from holdfast.front.link.worker_link import WorkerLink
-from holdfast.store.block import BlockKey, Entry, ReadFailed, read_block
+from holdfast.store.block import BlockKey, Entry, ReadFailed, StoredBlock, read_block
+from holdfast.store.folder import Records
 from holdfast.store.io_thread import IoThread
 from holdfast.store.maintenance import StoreMaintenance
 from holdfast.store.write_ahead import Mailbox
-from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.commands import SequenceRequest, SessionCommand
 from holdfast.wire.events import Accepted, Finished, Rejected, Started, TokensGenerated, WaitReason
 from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.worker.loop import device_steps
 from holdfast.worker.loop.loop import IDLE_SECONDS, WorkerLoop
 from holdfast.worker.prefix.index import PrefixIndex
+from holdfast.worker.sessions.registry import SessionRegistry
 from tests.simulation.actions import Call, Trouble, Turn
 from tests.simulation.agents import Heard, expected
 from tests.simulation.device import Oracle, SimulatedFailure, rows_of, tokenizer
@@ -45,15 +47,21 @@ if TYPE_CHECKING:
 CUT_OFF_SECONDS = 1000.0
 MOST_FILES = 24  # open in one process while nothing happens
 CHECKED_SHARE = 0.2  # of the loop's rounds
+LONGEST_SILENCE = 120.0  # of a worker that serves, until it is killed
+LONGEST_TICK = 5.0  # of a sleep, so many seconds may count
 EXCUSE_SECONDS = 900.0  # for how long after it a trouble explains that a request fails
 # troubles that may make requests fail; errors of the disk never may
 _EXCUSING = {
     "worker dies", "worker is suspended", "worker hangs", "step fails", "step computes NaN",
     "step kills", "step is slow", "load fails", "server dies", "server restarts", "power cut",
-    "machine sleeps", "weights change", "model is unloaded",
+    "machine sleeps", "weights change", "model is unloaded", "no process starts",
 }  # fmt: skip
 
-
+# troubles after which the server may kill a worker
+_EXCUSING_KILLS = {
+    "worker is suspended", "worker hangs", "step is slow", "load fails", "server dies",
+    "server restarts", "power cut", "weights change",
+}  # fmt: skip
 # troubles after which a stored block may be missing or damaged
 _OF_DISK = {"disk error", "disk is full", "block is damaged", "block vanishes", "power cut"}
 
@@ -120,6 +128,11 @@ class Checks:
         # blocks that their store calls durable, by the name of their file; not those it gave up
         self._durable: set[str] = set()
         self._given_up: set[str] = set()  # files that the store may delete: evicted, or not wanted
+        self.slept: list[tuple[float, float]] = []  # when the machine slept, and for how long
+        self.jumped_at = -math.inf  # when the wall clock jumped ahead
+        self._records: dict[Path, set[bytes | None]] = {}  # what each may hold after a power cut
+        self._unwanted: dict[str, float] = {}  # files that the store was told to delete, and when
+        self._closed: dict[tuple[str, str, str], float] = {}  # sessions, and when they were closed
         self._recovered: dict[str, int] = {}  # the status of each model's last request
         self._tenants: dict[str, tuple[bool, str]] = {}  # a worker's tenant → the agents'
         kind, *_ = simulation.options.get("failing", ("",))
@@ -189,6 +202,8 @@ class Checks:
                 self._violation(
                     "usage", f"{request_id} counts {heard.prompt_tokens} of {prompt_tokens} tokens"
                 )
+            if (heard.cached_tokens or 0) >= prompt_tokens:
+                self._violation("usage", f"{request_id} counts {heard.cached_tokens} as cached")
         if is_whole and heard.completion_tokens is not None:
             answers = [self.asked.get(f"{heard.request_id}/{i}") for i in heard.ends]
             if all(answers):
@@ -214,6 +229,7 @@ class Checks:
             if is_alone and tokens < room // 2:
                 self._violation("true refusals", f"the prompt is short, but {said}")
             return
+        self._check_limit(heard, said, began=began)
         if "longer than its limit" in heard.message:
             if turn.timeout_seconds is None:
                 self._violation("true refusals", f"no time limit is set, but {said}")
@@ -229,6 +245,13 @@ class Checks:
             return  # there may be no place for a model
         if not self._has_excuse(began):
             self._violation("true refusals", f"nothing has gone wrong, but {said}")
+
+    def _check_limit(self, heard: Heard, said: str, *, began: float) -> None:
+        """A time limit counts only the time in which the machine was awake."""
+        limit = re.search(r"(?:after|within|its limit of) (\d+) s\b", heard.message)
+        slept = sum(seconds - LONGEST_TICK for at, seconds in self.slept if at >= began)
+        if limit and self.world.now - began - slept < float(limit.group(1)) - 1.0:
+            self._violation("true refusals", f"the machine slept {slept:.0f} s, and {said}")
 
     def _has_excuse(self, began: float) -> bool:
         """Whether something has gone wrong that may make requests fail which began then."""
@@ -303,6 +326,7 @@ class Checks:
                 case Rejected():
                     if on.is_accepted:
                         self._violation("ends exactly once", f"{request_id} is refused late")
+                    self._check_queue_full(life, event)
                     del life.open[request_id]
                 case Started():
                     self._check_cached(life, on, event.memory.cached_tokens)
@@ -311,6 +335,17 @@ class Checks:
                 case Finished():
                     self._check_end(life, on, event)
                     del life.open[request_id]
+
+    def _check_queue_full(self, life: _Life, event: Rejected) -> None:
+        """A worker refuses a request because its queue is full: only if it is."""
+        options = self.simulation.options
+        places = options["max_queued"] + options["max_running"]
+        if event.kind == "queue_full" and len(life.open) - 1 < places:
+            self._violation(
+                "true refusals",
+                f"{event.request_id} finds the queue full, with {len(life.open) - 1} requests on "
+                f"{places} places",
+            )
 
     def _check_tokens(self, life: _Life, on: _OnLink, event: TokensGenerated) -> None:
         if life.worker is None or life.worker.weights != on.asked.weights:
@@ -467,6 +502,7 @@ class Checks:
                 self._violation("ends exactly once", f"these never end: {', '.join(life.open)}")
         for worker in self.simulation.machine.workers.values():
             self._check_worker_at_rest(worker)
+        self._check_unwanted()
         for process in self.world.processes:
             files = self.simulation.disk.open_files(process)
             if len(files) > (0 if process.is_dead else MOST_FILES):
@@ -474,6 +510,14 @@ class Checks:
                     "nothing outlives its owner", f"{process.name} has these open: {files}"
                 )
         self.check_store()
+
+    def _check_unwanted(self) -> None:
+        """Files that the store was told to delete are gone, unless its process died before."""
+        there = {Path(path).stem for path in self.simulation.disk.files(".block")}
+        last_death = max((at for at, kind in self.excuses if kind in _EXCUSING), default=-math.inf)
+        for name, at in self._unwanted.items():
+            if name in there and at > last_death:
+                self._violation("nothing outlives its owner", f"{name} was deleted, but is there")
 
     def _check_worker_at_rest(self, worker: SimulatedWorker) -> None:
         if worker.loop is None or worker.engine is None:
@@ -488,10 +532,41 @@ class Checks:
                 f"queued, {open_sequences} open sequences, and {live}",
             )
         index = worker.index
+        if index is not None and not index._pins._held_sizes:
+            nbytes = index._ram.resident_bytes
+            if nbytes > index.ram_budget_bytes:
+                self._violation("bytes", f"{nbytes} of {index.ram_budget_bytes} bytes in RAM")
         if index is not None and index._ram._holds and not index._pins._held_sizes:
             self._violation(
                 "nothing outlives its owner", f"{len(index._ram._holds)} blocks are held"
             )
+
+        sessions = worker.loop._sessions
+        for (model, tenant, name), at in self._closed.items():
+            if model != worker.name or any(when >= at - 1.0 for when, _ in self.excuses):
+                continue
+            if sessions is not None and sessions.is_open(name, tenant=tenant):
+                self._violation("nothing outlives its owner", f"session {name} was closed")
+
+    def commanded(self, link: WorkerLink, command: Any) -> None:
+        """The front sends something about a session to a worker."""
+        worker = self._worker_of(link)
+        if worker is None:
+            return
+        model, tenant = worker.name, command.tenant
+        if isinstance(command, SessionCommand) and command.operation == "close":
+            self._closed[model, tenant, command.session_id] = self.world.now
+            return
+        self._closed.pop((model, tenant, command.session_id), None)
+        if isinstance(command, SessionCommand):
+            self._closed.pop((model, tenant, command.new_session_id), None)
+
+    def expired(self, sessions: list[Any]) -> None:
+        """Sessions are closed by age: none gets that old here. A clock that has jumped is believed
+        an hour later.
+        """
+        if sessions and self.world.now - self.jumped_at < 3500.0:
+            self._violation("nothing expires early", f"{len(sessions)} sessions are closed by age")
 
     def check_store(self) -> None:
         """Every block that can be found in the store is complete and right."""
@@ -540,11 +615,31 @@ class Checks:
         """The store says that these blocks are durable."""
         self._durable.update(key.hex() for key in keys)
 
+    def recording(self, path: Path, content: bytes | None, *, is_durable: bool) -> None:
+        """The store writes the record of a session; None: deletes it."""
+        may_hold = self._records.setdefault(path, {None})
+        if is_durable:
+            may_hold.clear()
+        may_hold.add(content)
+
     def gave_up(self, keys: Iterable[BlockKey]) -> None:
         """The store evicts these blocks, or was told to remove them."""
         names = [key.hex() for key in keys]
         self._given_up.update(names)
         self._durable.difference_update(names)
+
+    def unwanted(self, keys: Iterable[BlockKey]) -> None:
+        """The store was told to delete these blocks."""
+        self._unwanted.update((key.hex(), self.world.now) for key in keys)
+
+    def wanted(self, key: BlockKey) -> None:
+        """A block is given to the store, perhaps again."""
+        self._unwanted.pop(key.hex(), None)
+
+    def evicted(self, entries: list[Entry]) -> None:
+        """The store evicts these blocks."""
+        if pinned := [entry.block.key.hex() for entry in entries if entry.pinned]:
+            self._violation("good blocks stay", f"{pinned[0]} is pinned, but is evicted")
 
     def deleted(self, path: Path) -> None:
         """A file of a block is about to be deleted or moved away: only if it may be."""
@@ -559,6 +654,10 @@ class Checks:
         there = {path.stem for path in blocks.glob("*/*.block")}
         # a file in the incoming folder is found when the store is opened again
         there |= {path.stem for path in blocks.parent.glob("incoming/*/*.part")}
+        for record, may_hold in self._records.items():
+            content = record.read_bytes() if record.is_file() else None
+            if content not in may_hold:
+                self._violation("durable records survive", f"{record.name} is gone or old")
         lost = self._durable - there - self.damaged
         if lost:
             self._violation("durable blocks survive", f"{len(lost)} blocks are gone: {min(lost)}")
@@ -571,7 +670,13 @@ class Checks:
         return True
 
     def refused(self, keys: Iterable[BlockKey]) -> None:
-        """A worker cannot use these stored blocks: only if the disk has failed."""
+        """A worker cannot use these stored blocks: only if they are damaged or gone, for which the
+        disk must have failed.
+        """
+        for key in keys:
+            for path in self.simulation.disk.files(f"{key.hex()}.block"):
+                if key.hex() not in self.damaged and self._can_be_read(Path(path)):
+                    self._violation("good blocks stay", f"{key.hex()} is whole, but is given up")
         has_failed = self.damaged or any(kind in _OF_DISK for _, kind in self.excuses)
         # a small store may evict a block between its choice and its use
         has_failed = has_failed or self.simulation.options["store_bytes"] is not None
@@ -608,9 +713,23 @@ class Checks:
         """
         worker = self.simulation.machine.workers.get(process.pid)
         is_loading = worker is None or worker.loop is None
-        if not is_loading and not self._has_excuse(self.world.now):
+        since = self.world.now - EXCUSE_SECONDS
+        has_excuse = any(at >= since and kind in _EXCUSING_KILLS for at, kind in self.excuses)
+        if not is_loading and not has_excuse:
             self._violation(
                 "no needless kill", f"{process.name} is killed, but nothing has gone wrong"
+            )
+
+    def suspended(self, process: Process, *, seconds: float) -> None:
+        """A worker was suspended for this time: if it serves, it has been replaced."""
+        worker = self.simulation.machine.workers.get(process.pid)
+        began = self.world.now - seconds
+        front = self.simulation.front
+        is_served = front.is_running and front.began_at < began
+        has_slept = any(at >= began for at, _ in self.slept)
+        if worker and worker.loop and is_served and not has_slept and seconds > LONGEST_SILENCE:
+            self._violation(
+                "bounded time", f"{process.name} was suspended for {seconds:.0f} s and still lives"
             )
 
     def recovered(self, model: str, status: int) -> None:
@@ -667,6 +786,8 @@ def install() -> None:
     def watched_send(link: WorkerLink, command: Any) -> bool:
         if isinstance(command, SequenceRequest) and link.is_open:
             _running[-1].sent(link, command)
+        if isinstance(command, SequenceRequest | SessionCommand) and command.session_id:
+            _running[-1].commanded(link, command)
         return send(link, command)
 
     def watched_deliver(link: WorkerLink, events: list[Any]) -> None:
@@ -688,6 +809,33 @@ def install() -> None:
             loop._inbox = inbox
 
     finish, removed = Mailbox.finish, IoThread.remove
+    offer = Mailbox.offer
+
+    def watched_offer(mailbox: Mailbox, block: StoredBlock) -> Any:
+        _running[-1].wanted(block.key)
+        return offer(mailbox, block)
+
+    Mailbox.offer = watched_offer  # type: ignore[method-assign]
+    put_record, remove_record, expired = Records.put, Records.remove, SessionRegistry.expired
+
+    def watched_put(records: Records, name: str, data: bytes) -> None:
+        path, content = records._path(name), data + records._sum(name, data)
+        _running[-1].recording(path, content, is_durable=False)
+        put_record(records, name, data)
+        _running[-1].recording(path, content, is_durable=True)
+
+    def watched_remove_record(records: Records, name: str) -> None:
+        _running[-1].recording(records._path(name), None, is_durable=False)
+        remove_record(records, name)
+
+    def watched_expired(registry: SessionRegistry, now: float) -> Any:
+        found = expired(registry, now)
+        _running[-1].expired(found)
+        return found
+
+    Records.put = watched_put  # type: ignore[method-assign]
+    Records.remove = watched_remove_record  # type: ignore[method-assign]
+    SessionRegistry.expired = watched_expired  # type: ignore[method-assign]
 
     def watched_finish(mailbox: Mailbox, keys: Iterable[BlockKey], *, stored: bool) -> None:
         keys = list(keys)
@@ -697,11 +845,13 @@ def install() -> None:
 
     def watched_unlink(maintenance: StoreMaintenance, entries: Iterable[Entry]) -> list[Entry]:
         entries = list(entries)
+        _running[-1].evicted(entries)
         _running[-1].gave_up(entry.block.key for entry in entries)
         return unlink(maintenance, entries)
 
     def watched_remove(io: IoThread, keys: tuple[BlockKey, ...]) -> None:
         _running[-1].gave_up(keys)
+        _running[-1].unwanted(keys)
         removed(io, keys)
 
     def watched_unreadable(index: PrefixIndex, keys: Iterable[BlockKey]) -> Any:

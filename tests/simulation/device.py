@@ -115,6 +115,7 @@ class ToyRunner(Runner):
         self._weights = weights
         self._vocab_size = vocab_size
         self.is_poisoned = False  # the next step computes NaN
+        self.is_failing = False  # the next step leaves other numbers than it should
 
     def fresh_layers(
         self, kv_bits: KVBits = "native", *, block_tokens: int = BLOCK_TOKENS
@@ -146,6 +147,8 @@ class ToyRunner(Runner):
         fresh = rows_of(self._tokens(each), each.span.start, self._weights)
         if self.is_poisoned:
             fresh = np.full_like(fresh, np.nan)
+        if self.is_failing:
+            fresh = LEVELS - 1 - fresh
         layer.append(mx.array(fresh[:1, None]), mx.array(fresh[1:, None]))
         return fresh
 
@@ -240,9 +243,9 @@ class SimulatedEngine(Engine):
             seconds = 1e9
         runner = self._runner
         assert isinstance(runner, ToyRunner)
-        runner.is_poisoned = fault is Fault.NAN
+        runner.is_poisoned, runner.is_failing = fault is Fault.NAN, fault is Fault.ERROR
         pending = super().dispatch(plan)
-        runner.is_poisoned = False
+        runner.is_poisoned = runner.is_failing = False
         self._later[id(pending)] = (seconds, fault)
         return pending
 

@@ -120,7 +120,9 @@ class Simulation:
                 min_chunk_tokens=32,
             ),
             residency=ResidencySettings(
-                max_loaded=options["max_loaded"], idle_seconds=options["idle_seconds"]
+                max_loaded=options["max_loaded"],
+                idle_seconds=options["idle_seconds"],
+                unread_bytes=options["unread_bytes"],
             ),
             store=StoreSettings(
                 folder=str(self.folder / "store") if options["has_store"] else "",

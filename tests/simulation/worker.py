@@ -67,6 +67,7 @@ class Machine:
     load_seconds: float = 0.5
     weight_bytes: int = 1 << 20
     loads: list[Fault] = field(default_factory=list)
+    failing_starts: int = 0  # so many of the next processes cannot be started
     workers: dict[int, SimulatedWorker] = field(default_factory=dict)  # by pid, living ones
     excess_bytes: int = 0  # that each process takes beyond its weights
     versions: Counter[str] = field(default_factory=Counter)  # of each model's weights
