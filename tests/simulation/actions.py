@@ -126,6 +126,7 @@ class Scenario:
 # how often each kind of trouble is chosen
 TROUBLES: Mapping[str, int] = {
     "worker dies": 4,
+    "workers keep dying": 1,
     "worker is suspended": 2,
     "worker hangs": 1,
     "step fails": 4,
@@ -172,7 +173,7 @@ def options_of(dice: random.Random) -> dict[str, Any]:
         "has_key": dice.random() < 0.3,
         "reconnect_seconds": dice.choice((0.0, 60.0)),
         "unread_bytes": dice.choice((256 << 10, 1024)),
-        "step_seconds": dice.choice((0.004, 0.004, 0.03)),
+        "step_seconds": dice.choice((0.004, 0.004, 0.03, 0.3)),
     }
 
 
@@ -181,7 +182,7 @@ def scenario_of(seed: int) -> Scenario:
     dice = random.Random(f"scenario {seed}")
     actions = dice.choice((10, 20, 20, 40))
     options = options_of(dice)
-    trouble_share = dice.choice((0.0, 0.1, 0.2, 0.3))
+    trouble_share = dice.choice((0.0, 0.15, 0.3, 0.4))
     agents = [f"a{number}" for number in range(dice.choice((1, 2, 3, 6, 12)))]
     tenants = dice.choice(([""], ["", "t1"], ["t1", "t2", "t3"]))
     tenant_of = {agent: dice.choice(tenants) for agent in agents}

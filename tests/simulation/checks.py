@@ -48,11 +48,12 @@ CUT_OFF_SECONDS = 1000.0
 MOST_FILES = 24  # open in one process while nothing happens
 CHECKED_SHARE = 0.2  # of the loop's rounds
 LONGEST_SILENCE = 120.0  # of a worker that serves, until it is killed
+LEAST_DEATHS = 5  # of workers: three, and two while it ran alone
 LONGEST_TICK = 5.0  # of a sleep, so many seconds may count
 EXCUSE_SECONDS = 900.0  # for how long after it a trouble explains that a request fails
 # troubles that may make requests fail; errors of the disk never may
 _EXCUSING = {
-    "worker dies", "worker is suspended", "worker hangs", "step fails", "step computes NaN",
+    "worker dies", "workers keep dying", "worker is suspended", "worker hangs", "step fails", "step computes NaN",
     "step kills", "step is slow", "load fails", "server dies", "server restarts", "power cut",
     "machine sleeps", "weights change", "model is unloaded", "no process starts",
 }  # fmt: skip
@@ -82,6 +83,7 @@ class _Asked:
     weights: str
     turn: Turn | None
     answer: list[int] | None = None  # of the oracle, computed when it is needed
+    sendings: int = 0
 
     def right(self) -> list[int]:
         """All tokens of the answer."""
@@ -230,6 +232,7 @@ class Checks:
                 self._violation("true refusals", f"the prompt is short, but {said}")
             return
         self._check_limit(heard, said, began=began)
+        self._check_deadly(heard, said)
         if "longer than its limit" in heard.message:
             if turn.timeout_seconds is None:
                 self._violation("true refusals", f"no time limit is set, but {said}")
@@ -245,6 +248,13 @@ class Checks:
             return  # there may be no place for a model
         if not self._has_excuse(began):
             self._violation("true refusals", f"nothing has gone wrong, but {said}")
+
+    def _check_deadly(self, heard: Heard, said: str) -> None:
+        """A request is refused for the deaths of workers: at least five."""
+        choices = [each for name, each in self.asked.items() if heard.request_id in name]
+        sendings = max((each.sendings for each in choices), default=0)
+        if heard.request_id and "ran alone" in heard.message and sendings < LEAST_DEATHS:
+            self._violation("true refusals", f"it was sent {sendings} times, and {said}")
 
     def _check_limit(self, heard: Heard, said: str, *, began: float) -> None:
         """A time limit counts only the time in which the machine was awake."""
@@ -283,6 +293,7 @@ class Checks:
             turn = self._turn_of(command)
             asked = self.asked[request_id] = _Asked(command, weights, turn)
             self._check_tenant(command, turn)
+        asked.sendings += 1
         given = list(command.generated_token_ids)
         if given != asked.right()[: len(given)] and asked.weights == weights:
             self._violation("the oracle's tokens", f"{request_id} goes on after wrong tokens")

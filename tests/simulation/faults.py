@@ -33,6 +33,10 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
         case "worker dies":
             if worker is not None:
                 worker.process.kill()
+        case "workers keep dying":
+            machine.short_lives = trouble.number
+            if worker is not None:
+                worker.process.kill()
         case "worker is suspended":
             if worker is not None:
                 process = worker.process
@@ -80,7 +84,7 @@ def _resume(simulation: Simulation, process: Process, trouble: Trouble) -> None:
 def end_all(simulation: Simulation) -> None:
     """Let nothing more go wrong."""
     simulation.machine.loads.clear()
-    simulation.machine.failing_starts = 0
+    simulation.machine.failing_starts = simulation.machine.short_lives = 0
     for worker in simulation.machine.workers.values():
         if worker.engine is not None:
             worker.engine.faults.clear()

@@ -68,6 +68,7 @@ class Machine:
     weight_bytes: int = 1 << 20
     loads: list[Fault] = field(default_factory=list)
     failing_starts: int = 0  # so many of the next processes cannot be started
+    short_lives: int = 0  # so many of the next workers die soon after they are loaded
     workers: dict[int, SimulatedWorker] = field(default_factory=dict)  # by pid, living ones
     excess_bytes: int = 0  # that each process takes beyond its weights
     versions: Counter[str] = field(default_factory=Counter)  # of each model's weights
@@ -234,6 +235,11 @@ def _build(
     )
     worker.engine, worker.loop, worker.cache, worker.index = engine, loop, cache, index
     worker.store = store
+    if machine.short_lives:
+        machine.short_lives -= 1
+        world.after(
+            world.random.uniform(0.0, 8.0) * machine.costs.step_seconds, worker.process.kill
+        )
     info = ModelInfo(
         model_type="toy",
         layout="rows",
