@@ -32,11 +32,13 @@ from tests.simulation.device import Costs
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.front import SimulatedFront, begin_front, entry
 from tests.simulation.network import Broken, ask
+from tests.simulation.outcomes import BEGAN
 from tests.simulation.worker import Machine
 from tests.simulation.world import Stuck, World, a_world
 
 TOKEN_BYTES = 256  # of keys and values, unquantized
 RESTART_SECONDS = 2.0  # until the service manager starts a dead server again
+STARTING_SECONDS = 60.0  # the longest wait for a server before the first action
 SETTLING_SECONDS = 9000.0  # after the last action
 KEY = "a-key-of-the-simulation"
 
@@ -136,6 +138,9 @@ class Simulation:
     # -- the scenario
 
     def _play(self) -> None:
+        if self.options["begins_ready"]:
+            while not self.front.is_ready and self.world.now < BEGAN + STARTING_SECONDS:
+                self._wait(0.1)
         began = self.world.now
         for action in self.scenario.actions:
             wait = began + action.at - self.world.now
@@ -306,7 +311,7 @@ def run(scenario: Scenario, *, most_events: int = 3_000_000) -> Outcome:
             outcome.states = simulation.checks.states
             outcome.counts = world.counts + Counter(simulation.disk.counts)
             simulation.disk.close()
-        outcome.seconds = world.now - 1000.0
+        outcome.seconds = world.now - BEGAN
         outcome.events, outcome.story = world.events, world.story
         outcome.trace_hash = world.trace_hash
     gc.enable()
