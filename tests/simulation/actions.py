@@ -101,6 +101,7 @@ DEFAULT_OPTIONS: Mapping[str, Any] = {
     "reconnect_seconds": 60.0,
     "unread_bytes": 256 << 10,  # of an answer, before it pauses
     "step_seconds": 0.004,  # of the device
+    "runs_ahead": False,  # a step begins before the last one is collected, as on a GPU
     "begins_ready": True,  # the first action waits until the server takes requests
 }
 
@@ -175,6 +176,7 @@ def options_of(dice: random.Random) -> dict[str, Any]:
         "reconnect_seconds": dice.choice((0.0, 60.0)),
         "unread_bytes": dice.choice((256 << 10, 1024)),
         "step_seconds": dice.choice((0.004, 0.004, 0.03, 0.3)),
+        "runs_ahead": dice.random() < 0.5,
         "begins_ready": dice.random() < 0.9,
     }
 

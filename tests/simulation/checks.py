@@ -7,6 +7,7 @@ when nobody waits for anything any more.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import re
 import sys
@@ -130,6 +131,7 @@ class Checks:
         # blocks that their store calls durable, by the name of their file; not those it gave up
         self._durable: set[str] = set()
         self._given_up: set[str] = set()  # files that the store may delete: evicted, or not wanted
+        self._has_lied = False  # the disk may have said that a file is not there
         self.slept: list[tuple[float, float]] = []  # when the machine slept, and for how long
         self.jumped_at = -math.inf  # when the wall clock jumped ahead
         self._records: dict[Path, set[bytes | None]] = {}  # what each may hold after a power cut
@@ -233,6 +235,7 @@ class Checks:
             return
         self._check_limit(heard, said, began=began)
         self._check_deadly(heard, said)
+        self._check_loading(turn, heard, said)
         if "longer than its limit" in heard.message:
             if turn.timeout_seconds is None:
                 self._violation("true refusals", f"no time limit is set, but {said}")
@@ -248,6 +251,14 @@ class Checks:
             return  # there may be no place for a model
         if not self._has_excuse(began):
             self._violation("true refusals", f"nothing has gone wrong, but {said}")
+
+    def _check_loading(self, turn: Turn, heard: Heard, said: str) -> None:
+        """A request fails because a worker is still not there."""
+        if "is still loading" in heard.message or "is still restarting" in heard.message:
+            for worker in self.simulation.machine.workers.values():
+                seconds = self.world.now - worker.ready_at
+                if worker.name == turn.model and seconds > LONGEST_SILENCE:
+                    self._violation("true refusals", f"it is ready for {seconds:.0f} s, but {said}")
 
     def _check_deadly(self, heard: Heard, said: str) -> None:
         """A request is refused for the deaths of workers: at least five."""
@@ -277,6 +288,7 @@ class Checks:
     def excuse(self, trouble: Trouble) -> None:
         """Something goes wrong, so that requests may fail."""
         self.excuses.append((self.world.now, trouble.kind))
+        self._has_lied |= trouble.kind == "disk error" and trouble.error == errno.ENOENT
         self._saw(self.simulation.front, trouble.kind)
 
     # -- what links carry
@@ -684,7 +696,7 @@ class Checks:
         """A worker cannot use these stored blocks: only if they are damaged or gone, for which the
         disk must have failed.
         """
-        for key in keys:
+        for key in keys if not self._has_lied else ():
             for path in self.simulation.disk.files(f"{key.hex()}.block"):
                 if key.hex() not in self.damaged and self._can_be_read(Path(path)):
                     self._violation("good blocks stay", f"{key.hex()} is whole, but is given up")

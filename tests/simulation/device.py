@@ -229,6 +229,11 @@ class SimulatedEngine(Engine):
     costs: Costs
     faults: list[Fault | None]  # of the next steps
     is_broken = False
+    is_ahead = False
+
+    @property
+    def runs_ahead(self) -> bool:
+        return self.is_ahead
 
     def dispatch(self, plan: StepPlan) -> PendingStep:
         fault = self.faults.pop(0) if self.faults else None
@@ -267,8 +272,11 @@ class SimulatedEngine(Engine):
             raise SimulatedFailure("the simulated device is broken")
 
 
-def make_engine(world: World, *, weights: str, vocab_size: int, costs: Costs) -> SimulatedEngine:
-    """An engine on the toy model."""
+def make_engine(
+    world: World, *, weights: str, vocab_size: int, costs: Costs, runs_ahead: bool
+) -> SimulatedEngine:
+    """An engine on the toy model. runs_ahead: a step is dispatched before the last is collected."""
     engine = SimulatedEngine(ToyRunner(weights, vocab_size=vocab_size), vocab_size=vocab_size)
     engine.world, engine.costs, engine.faults, engine._later = world, costs, [], {}
+    engine.is_ahead = runs_ahead
     return engine

@@ -67,12 +67,6 @@ FAULTS: Sequence[Fault] = (
          "opened.is_paused_for_trial = False"),
     ),
     _fault(
-        "a paused request is not cancelled in the worker",
-        ("front/link/model_client.py",
-         "opened.is_sent and not is_ours:",
-         "opened.is_sent and not is_ours and not opened.stream.is_paused:"),
-    ),
-    _fault(
         "one death alone refuses a request",
         ("front/link/model_client.py", "DEATHS_ALONE = 2 ", "DEATHS_ALONE = 1 "),
         undoes="A request that runs alone because workers died is refused only when a second",
@@ -82,12 +76,6 @@ FAULTS: Sequence[Fault] = (
         ("front/server/resumable_answers.py",
          "        answer.cancel_timers()\n        answer.clients += 1\n",
          "        answer.clients += 1\n"),
-    ),
-    _fault(
-        "a retry misses the end of the answer",
-        ("front/server/resumable_answers.py",
-         "        self.error = error\n        self._wake()\n",
-         "        self.error = error\n"),
     ),
     _fault(
         "a retry misses the last event",
@@ -195,14 +183,6 @@ FAULTS: Sequence[Fault] = (
          "        if results is None:\n            self._discard(step.sequences)\n            return\n",
          "        if results is None:\n"
          "            self._commit_step(step.pending, step.sequences)\n            return\n"),
-    ),
-    _fault(
-        "NaN is cached",
-        ("worker/prefix/cache.py",
-         "        if not all(snapshot.is_finite for snapshot in snapshots):\n            return ()\n", ""),
-        ("worker/loop/cache_client.py",
-         "self._commit_step(step.pending, step.healthy(results))",
-         "self._commit_step(step.pending, step.sequences)"),
     ),
     _fault(
         "the loop sleeps while blocks are read from disk",

@@ -67,6 +67,7 @@ class Simulation:
         self.machine = Machine(
             memory=DeviceMemory(total_bytes=1 << 30, available_bytes=1 << 29, unified=False),
             costs=Costs(step_seconds=self.options["step_seconds"]),
+            runs_ahead=self.options["runs_ahead"],
         )
         if failing := self.options.get("failing"):  # of a sweep: what fails, and which one
             self._plan(*failing)
@@ -91,7 +92,8 @@ class Simulation:
         models = [
             entry(
                 name,
-                is_pinned=name == "m" and self.options["max_loaded"] is None,
+                is_pinned=name == "m"
+                and self.options["max_loaded"] is self.options["idle_seconds"] is None,
                 kv_bits=self.options["kv_bits"],
                 memory_bytes=self.options["kv_tokens"] * TOKEN_BYTES,
             )

@@ -5,6 +5,7 @@ sessions and store, over the simulated device.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -65,6 +66,7 @@ class Machine:
     )
     costs: Costs = field(default_factory=Costs)
     load_seconds: float = 0.5
+    runs_ahead: bool = False
     weight_bytes: int = 1 << 20
     loads: list[Fault] = field(default_factory=list)
     failing_starts: int = 0  # so many of the next processes cannot be started
@@ -92,6 +94,7 @@ class SimulatedWorker:
     wake: Wake = field(default_factory=Wake)
     weights: str = ""
     endpoint: str = ""
+    ready_at: float = math.inf
 
     @property
     def name(self) -> str:
@@ -163,7 +166,13 @@ def _build(
     progress("reading", 1.0)
     weights = worker.weights
     by_bits = kv_costs()
-    engine = make_engine(world, weights=weights, vocab_size=VOCAB_SIZE, costs=machine.costs)
+    engine = make_engine(
+        world,
+        weights=weights,
+        vocab_size=VOCAB_SIZE,
+        costs=machine.costs,
+        runs_ahead=machine.runs_ahead,
+    )
     native = by_bits["native"]
     assert native.form is not None
     engine._runner.set_form(native.form)
@@ -234,7 +243,7 @@ def _build(
         pulse=pulse,
     )
     worker.engine, worker.loop, worker.cache, worker.index = engine, loop, cache, index
-    worker.store = store
+    worker.store, worker.ready_at = store, world.now
     if machine.short_lives:
         machine.short_lives -= 1
         world.after(
