@@ -101,12 +101,15 @@ DEFAULT_OPTIONS: Mapping[str, Any] = {
     "store_bytes": None,
     "has_key": False,
     "reconnect_seconds": 60.0,
+    "unread_bytes": 256 << 10,  # of an answer, before it pauses
     "step_seconds": 0.004,  # of the device
     "cut_loses_all": False,  # a power cut loses everything that was not synced
     "second_layer": "none",  # of the model: `device.SecondLayer`
     "adapters": [],  # of each model, by name
     "has_draft_model": False,
     "repeats": False,  # whether the model repeats itself, so that drafts can be right
+    "runs_ahead": False,  # a step begins before the last one is collected, as on a GPU
+    "begins_ready": True,  # the first action waits until the server takes requests
 }
 
 
@@ -133,6 +136,7 @@ class Scenario:
 TROUBLES: Mapping[str, int] = {
     "worker dies": 3,
     "worker dies after writes": 3,
+    "workers keep dying": 1,
     "worker is suspended": 2,
     "worker hangs": 1,
     "step fails": 4,
@@ -140,6 +144,7 @@ TROUBLES: Mapping[str, int] = {
     "step is slow": 2,
     "step kills": 2,
     "load fails": 2,
+    "no process starts": 1,
     "server dies": 2,
     "server restarts": 2,
     "power cut": 2,
@@ -178,7 +183,10 @@ def options_of(dice: random.Random) -> dict[str, Any]:
         "store_bytes": dice.choice((None, None, 2 << 20)),
         "has_key": dice.random() < 0.3,
         "reconnect_seconds": dice.choice((0.0, 60.0)),
-        "step_seconds": dice.choice((0.004, 0.004, 0.03)),
+        "unread_bytes": dice.choice((256 << 10, 1024)),
+        "step_seconds": dice.choice((0.004, 0.004, 0.03, 0.3)),
+        "runs_ahead": dice.random() < 0.5,
+        "begins_ready": dice.random() < 0.9,
         "cut_loses_all": dice.random() < 0.5,
         "second_layer": dice.choice(("none", "none", "none", "window", "chunk", "recurrent")),
         "adapters": dice.choice(([], [], [], ["x", "y"])),
@@ -192,7 +200,7 @@ def scenario_of(seed: int) -> Scenario:
     dice = random.Random(f"scenario {seed}")
     actions = dice.choice((10, 20, 20, 40))
     options = options_of(dice)
-    trouble_share = dice.choice((0.0, 0.1, 0.2, 0.3))
+    trouble_share = dice.choice((0.0, 0.15, 0.3, 0.4))
     agents = [f"a{number}" for number in range(dice.choice((1, 2, 3, 6, 12)))]
     tenants = dice.choice(([""], ["", "t1"], ["t1", "t2", "t3"]))
     tenant_of = {agent: dice.choice(tenants) for agent in agents}
@@ -225,7 +233,18 @@ def scenario_of(seed: int) -> Scenario:
             agents.append(agent)
             found.append(Branch(at=at, agent=agent, source=source, keep=dice.randrange(1, 8)))
         elif what < trouble_share + 0.08:
-            found.append(_call(dice, at, options))
+            about = None
+            if dice.random() < 0.5:  # about the session of an answer that is being generated
+                turn = _turn(dice, at, dice.choice(agents), options)
+                about = replace(
+                    turn,
+                    tenant=tenant_of[turn.agent],
+                    session=dice.choice(("s-common", f"s-{agents[0]}")),
+                    max_tokens=max(turn.max_tokens, 20),
+                )
+                found.append(about)
+                at += dice.choice((0.002, 0.03, 0.3))
+            found.append(_call(dice, at, options, about=about))
         elif what < trouble_share + 0.10:
             turn = _turn(dice, at, dice.choice(agents), options)
             for number in range(dice.randrange(2, 6)):  # a crowd behind one prefix
@@ -262,7 +281,7 @@ def _turn(dice: random.Random, at: float, agent: str, options: Mapping[str, Any]
         forget=dice.choice((0, 0, 0, 0, 0, 1, 2, 4)),
         seed=dice.choice((None, 7)),
         is_batch=dice.random() < 0.1,
-        timeout_seconds=dice.choice((None, None, None, 0.05, 2.0)),
+        timeout_seconds=dice.choice((None, None, None, 0.05, 2.0, 60.0)),
     )
 
 
@@ -287,31 +306,37 @@ def _trouble(dice: random.Random, at: float, options: Mapping[str, Any]) -> Trou
     )
 
 
-def _call(dice: random.Random, at: float, options: Mapping[str, Any]) -> Call:
-    model = dice.choice(options["models"])
-    session = dice.choice(("s-common", "s-common", "s-a0", "s-a1", "f0"))
-    adapter = _adapter(dice, options) if dice.random() < 0.5 else ""
+def _call(
+    dice: random.Random, at: float, options: Mapping[str, Any], *, about: Turn | None = None
+) -> Call:
+    """about: the request whose session the call is about; None: any call."""
+    if about is None:
+        model = dice.choice(options["models"])
+        session = dice.choice(("s-common", "s-common", "s-a0", "s-a1", "f0"))
+        adapter = _adapter(dice, options) if dice.random() < 0.5 else ""
+        salt = dice.choice(("", "", "t1"))
+    else:
+        model, session, adapter, salt = about.model, about.session, about.adapter, about.tenant
     whose = f"?model={model}:{adapter}" if adapter else f"?model={model}"
-    if salt := dice.choice(("", "", "t1")):
+    if salt:
         whose += f"&cache_salt={salt}"
     pins = {"pinned": dice.random() < 0.5}
-    calls: Sequence[tuple[str, str, Mapping[str, Any] | None]] = (
-        ("GET", "/health", None),
-        ("GET", "/v1/models", None),
-        ("GET", f"/v1/sessions{whose}", None),
+    fork = {"id": f"f{dice.randrange(FORKS)}", **pins}
+    of_session: Sequence[tuple[str, str, Mapping[str, Any] | None]] = (
         ("POST", "/v1/sessions", {"id": session, "model": model, **pins}),
-        (
-            "POST",
-            f"/v1/sessions/{session}/fork{whose}",
-            {"id": f"f{dice.randrange(FORKS)}", **pins},
-        ),
+        ("POST", f"/v1/sessions/{session}/fork{whose}", fork),
         ("PATCH", f"/v1/sessions/{session}{whose}", pins),
         ("DELETE", f"/v1/sessions/{session}{whose}", None),
         ("DELETE", f"/v1/sessions/{session}{whose}&forget=true", None),
+    )
+    others: Sequence[tuple[str, str, Mapping[str, Any] | None]] = (
+        ("GET", "/health", None),
+        ("GET", "/v1/models", None),
+        ("GET", f"/v1/sessions{whose}", None),
         ("POST", f"/admin/models/{model}/unload", None),
         ("POST", f"/admin/models/{model}/load", None),
         ("GET", "/admin/cache", None),
         ("GET", "/admin/requests", None),
     )
-    method, path, body = dice.choice(calls)
+    method, path, body = dice.choice(of_session if about else [*of_session, *others])
     return Call(at=at, method=method, path=path, body=body)

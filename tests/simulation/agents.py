@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 FILLER = " fast"  # one token, wherever it stands
 PATIENCE_SECONDS = 7200.0  # no request takes longer, whatever happens
 MOST_ATTEMPTS = 4
+_LENGTHS = ("max_tokens", "model_context_window_exceeded")  # how Messages call it
 
 
 @dataclass
@@ -92,6 +93,8 @@ class Agent:
         for attempt in range(MOST_ATTEMPTS):
             heard = self._ask(turn, marker, attempt)
             self.is_asking = False
+            if heard is None and turn.reader == "cancels":
+                break
             if heard is None:  # the connection broke
                 self.world.block(turn.wait_seconds)
                 continue
@@ -261,7 +264,7 @@ def _hear_event(protocol: str, event: dict[str, Any], heard: Heard) -> None:
             heard.add(0, event["delta"].get("text"))
         elif kind == "message_delta":
             reason = event["delta"]["stop_reason"]
-            heard.ends[0] = "length" if reason == "max_tokens" else "stop"
+            heard.ends[0] = "length" if reason in _LENGTHS else "stop"
     elif kind == "response.output_text.delta":
         heard.add(0, event["delta"])
     elif kind in ("response.completed", "response.incomplete", "response.failed"):
@@ -314,7 +317,7 @@ def _hear_whole(protocol: str, answer: dict[str, Any], heard: Heard) -> None:
     elif protocol == "messages":
         for part in answer["content"]:
             heard.add(0, part.get("text"))
-        heard.ends[0] = "length" if answer["stop_reason"] == "max_tokens" else "stop"
+        heard.ends[0] = "length" if answer["stop_reason"] in _LENGTHS else "stop"
     else:
         _hear_response(answer, heard, is_whole=True)
 

@@ -12,7 +12,7 @@ import re
 import sys
 import traceback
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,6 +26,7 @@ from holdfast.store.block import (
     BlockKey,
     Entry,
     ReadFailed,
+    StoredBlock,
     fingerprint_id,
     read_block,
     read_header,
@@ -37,11 +38,13 @@ from holdfast.store.write_ahead import Mailbox
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import Accepted, Finished, Rejected, Started, TokensGenerated, WaitReason
 from holdfast.wire.requests import TOKEN_BYTES
+from holdfast.wire.sessions import SessionCommand
 from holdfast.worker.engine.plan import Draft
 from holdfast.worker.loop import device_steps
 from holdfast.worker.loop.drafts import Drafts
 from holdfast.worker.loop.loop import IDLE_SECONDS, WorkerLoop
 from holdfast.worker.prefix.index import PrefixIndex
+from holdfast.worker.sessions.registry import SessionRegistry
 from tests.simulation.actions import BLOCK, Call, Turn
 from tests.simulation.agents import Heard, expected
 from tests.simulation.device import (
@@ -65,6 +68,9 @@ CUT_OFF_SECONDS = 1000.0
 MOST_FILES = 24  # open in one process while nothing happens
 DURABLE_SECONDS = 5.0  # after which what a request has computed is stored, even on a slow disk
 CHECKED_SHARE = 0.2  # of the loop's rounds
+LONGEST_SILENCE = 120.0  # of a worker that serves, until it is killed
+LEAST_DEATHS = 5  # of workers: three, and two while it ran alone
+LONGEST_TICK = 5.0  # of a sleep, so many seconds may count
 # For how many seconds after a trouble requests may fail that begin then; those that run when it comes
 # may fail, too. Errors of the disk never make a request fail.
 _RECOVERY_SECONDS = {
@@ -78,6 +84,8 @@ _RECOVERY_SECONDS = {
     "a step hangs": 90.0,  # until its worker is killed, and another one is loaded
     "a step kills its process": 90.0,  # with the waits after several deaths
     "worker dies": 90.0,
+    "workers keep dying": 90.0,
+    "no process starts": 90.0,
     "worker is suspended": 30.0,
     "a load raises an error": 90.0,
     "a load kills its process": 90.0,
@@ -89,13 +97,26 @@ _RECOVERY_SECONDS = {
     "machine sleeps": 30.0,
     "model is unloaded": 20.0,
 }
-
+# For how many seconds after a trouble the server may kill a worker that serves.
+_KILL_SECONDS = {
+    "a step is slow": 30.0,
+    "a step hangs": LONGEST_SILENCE,
+    "worker is suspended": LONGEST_SILENCE,
+    "the planned message": LONGEST_SILENCE,
+    "server dies": 90.0,
+    "server restarts": 90.0,
+    "power cut": 90.0,
+    "weights change": 90.0,
+}
 
 # troubles after which everything that was stored is still there
 _HARMLESS_TO_STORE = {
-    "worker dies", "worker is suspended", "worker hangs", "step kills", "step is slow", "load fails",
-    "server dies", "server restarts", "power cut", "machine sleeps", "clock jumps",
-    "model is unloaded",
+    "worker dies", "worker dies after writes", "workers keep dying", "no process starts",
+    "worker is suspended", "worker hangs", "a step hangs", "step kills", "a step kills its process",
+    "step is slow", "a step is slow", "load fails", "a load raises an error",
+    "a load kills its process", "a load hangs",
+    "server dies", "server restarts", "power cut", "power cut after syncs", "machine sleeps",
+    "clock jumps", "model is unloaded",
 }  # fmt: skip
 # troubles after which a stored block may be missing or damaged
 _OF_DISK = {"disk error", "disk is full", "file is damaged", "file vanishes", "power cut"}
@@ -125,6 +146,7 @@ class _Asked:
     weights: Weights
     turn: Turn | None
     answer: list[int] | None = None  # of the oracle, computed when it is needed
+    sendings: int = 0
 
     def right(self) -> list[int]:
         """All tokens of the answer."""
@@ -229,6 +251,10 @@ class Checks:
         self._read_tokens = 0  # of all requests
         # sessions that requests have named, by model, name and tenant: when the first of these ended
         self._sessions: dict[tuple[str, str, str], float] = {}
+        self._sleeps: list[tuple[float, float]] = []  # when the machine slept, and for how long
+        self.jumped_at = -math.inf  # when the wall clock jumped ahead
+        self._unwanted: dict[str, float] = {}  # files that the store was told to delete, and when
+        self._closed: dict[tuple[str, str, str], float] = {}  # sessions, and when they were closed
         self._recovered: dict[str, int] = {}  # the status of each model's last request
         self._tenants: dict[str, tuple[bool, str]] = {}  # a worker's tenant → the agents'
         _running[:] = [self]
@@ -299,6 +325,8 @@ class Checks:
                 self._violation(
                     "usage", f"{request_id} counts {heard.prompt_tokens} of {prompt_tokens} tokens"
                 )
+            if (heard.cached_tokens or 0) >= prompt_tokens:
+                self._violation("usage", f"{request_id} counts {heard.cached_tokens} as cached")
         if is_whole and heard.completion_tokens is not None:
             answers = [self.asked.get(f"{heard.request_id}/{i}") for i in heard.ends]
             if all(answers):
@@ -324,6 +352,9 @@ class Checks:
             if is_alone and tokens < room // 2:
                 self._violation("true refusals", f"the prompt is short, but {said}")
             return
+        self._check_limit(heard, said, began=began)
+        self._check_deadly(heard, said)
+        self._check_loading(turn, heard, said)
         if "longer than its limit" in heard.message:
             if turn.timeout_seconds is None:
                 self._violation("true refusals", f"no time limit is set, but {said}")
@@ -342,18 +373,41 @@ class Checks:
         if not self._has_excuse(turn.model, began):
             self._violation("true refusals", f"nothing has gone wrong, but {said}")
 
+    def _check_loading(self, turn: Turn, heard: Heard, said: str) -> None:
+        """A request fails because a worker is still not there."""
+        if "is still loading" in heard.message or "is still restarting" in heard.message:
+            for worker in self.simulation.machine.workers.values():
+                seconds = self.world.now - worker.ready_at
+                if worker.name == turn.model and seconds > LONGEST_SILENCE:
+                    self._violation("true refusals", f"it is ready for {seconds:.0f} s, but {said}")
+
+    def _check_deadly(self, heard: Heard, said: str) -> None:
+        """A request is refused for the deaths of workers: at least five."""
+        choices = [each for name, each in self.asked.items() if heard.request_id in name]
+        sendings = max((each.sendings for each in choices), default=0)
+        if heard.request_id and "ran alone" in heard.message and sendings < LEAST_DEATHS:
+            self._violation("true refusals", f"it was sent {sendings} times, and {said}")
+
+    def _check_limit(self, heard: Heard, said: str, *, began: float) -> None:
+        """A time limit counts only the time in which the machine was awake."""
+        limit = re.search(r"(?:after|within|its limit of) (\d+) s\b", heard.message)
+        slept = sum(seconds - LONGEST_TICK for at, seconds in self._sleeps if at >= began)
+        if limit and self.world.now - began - slept < float(limit.group(1)) - 1.0:
+            self._violation("true refusals", f"the machine slept {slept:.0f} s, and {said}")
+
     def _has_model(self, turn: Turn) -> bool:
         """Whether the server has the model and the adapter that a turn names."""
         options = self.simulation.options
         return turn.model in options["models"] and turn.adapter in ("", *options["adapters"])
 
-    def _has_excuse(self, model: str, began: float) -> bool:
+    def _has_excuse(
+        self, model: str, began: float, seconds: Mapping[str, float] = _RECOVERY_SECONDS
+    ) -> bool:
         """Whether something has gone wrong that may make a model's requests fail which began then
-        and have not ended yet.
+        and have not ended yet. seconds: for how long after each kind of trouble.
         """
         return any(
-            began <= each.at + _RECOVERY_SECONDS.get(each.kind, -math.inf)
-            and each.model in ("", model)
+            began <= each.at + seconds.get(each.kind, -math.inf) and each.model in ("", model)
             for each in self.excuses
         )
 
@@ -371,6 +425,7 @@ class Checks:
 
     def slept(self, seconds: float) -> None:
         """The machine has slept, which no time limit of the server counts."""
+        self._sleeps.append((self.world.now - seconds, seconds))
         self.excuses = [each._replace(at=each.at + seconds) for each in self.excuses]
 
     def fault(self, process: Process, what: str) -> None:
@@ -392,6 +447,7 @@ class Checks:
             turn = self._turn_of(command)
             asked = self.asked[request_id] = _Asked(command, weights, turn)
             self._check_tenant(command, turn)
+        asked.sendings += 1
         given = list(command.generated_token_ids)
         if given != asked.right()[: len(given)] and asked.weights == weights:
             self._violation("the oracle's tokens", f"{request_id} goes on after wrong tokens")
@@ -437,6 +493,7 @@ class Checks:
                 case Rejected():
                     if on.is_accepted:
                         self._violation("ends exactly once", f"{request_id} is refused late")
+                    self._check_queue_full(life, event)
                     life.end(request_id)
                 case Started():
                     self._check_cached(life, on, event.memory.cached_tokens)
@@ -447,6 +504,18 @@ class Checks:
                 case Finished():
                     self._check_end(life, on, event)
                     life.end(request_id)
+
+    def _check_queue_full(self, life: _Life, event: Rejected) -> None:
+        """A worker refuses a request because its queue is full: only if it is."""
+        options = self.simulation.options
+        places = options["max_queued"] + options["max_running"]
+        others = len(life.open) + sum(map(len, life.cancelled.values())) - 1
+        if event.kind == "queue_full" and others < places:
+            self._violation(
+                "true refusals",
+                f"{event.request_id} finds the queue full, with {others} requests on {places} "
+                "places",
+            )
 
     def _check_tokens(self, life: _Life, on: _OnLink, event: TokensGenerated) -> None:
         if life.weights(on.asked.request) != on.asked.weights:
@@ -514,7 +583,7 @@ class Checks:
             isinstance(each, Call) and "forget" in each.path
             for each in self.simulation.scenario.actions
         )
-        is_calm = all(kind in _HARMLESS_TO_STORE for _, kind in self.excuses)
+        is_calm = all(kind in _HARMLESS_TO_STORE for kind, _, _ in self.excuses)
         return is_roomy and not forgets and is_calm and "failing" not in options
 
     def _is_durable(self, read: _Read, at: float) -> bool:
@@ -669,6 +738,8 @@ class Checks:
         for worker in self.simulation.machine.workers.values():
             self._check_worker_at_rest(worker)
             self._check_sessions(worker)
+            self._check_closed(worker)
+        self._check_unwanted()
         for process in self.world.processes:
             files = self.simulation.disk.open_files(process)
             if len(files) > (0 if process.is_dead else MOST_FILES):
@@ -681,6 +752,18 @@ class Checks:
             )
         self.check_store()
         self.check_durable()
+
+    def _check_unwanted(self) -> None:
+        """Files that the store was told to delete are gone, unless its process died before."""
+        blocks = self.simulation.folder / "store" / "blocks"
+        with self.simulation.disk.bypassed():
+            there = {path.stem for path in blocks.glob("*/*.block")}
+        last_death = max(
+            (each.at for each in self.excuses if each.kind in _RECOVERY_SECONDS), default=-math.inf
+        )
+        for name, at in self._unwanted.items():
+            if name in there and at > last_death:
+                self._violation("nothing outlives its owner", f"{name} was deleted, but is there")
 
     def _check_worker_at_rest(self, worker: SimulatedWorker) -> None:
         if worker.loop is None or worker.engine is None:
@@ -695,10 +778,24 @@ class Checks:
                 f"queued, {open_sequences} open sequences, and {live}",
             )
         index = worker.index
+        if index is not None and not index._pins._held_sizes:
+            nbytes = index._ram.resident_bytes
+            if nbytes > index.ram_budget_bytes:
+                self._violation("bytes", f"{nbytes} of {index.ram_budget_bytes} bytes in RAM")
         if index is not None and index._ram._holds and not index._pins._held_sizes:
             self._violation(
                 "nothing outlives its owner", f"{len(index._ram._holds)} blocks are held"
             )
+
+    def _check_closed(self, worker: SimulatedWorker) -> None:
+        """Sessions that were closed are gone."""
+        if worker.loop is None or worker.loop._sessions is None:
+            return
+        for (model, tenant, name), at in self._closed.items():
+            if model != worker.name or any(each.at >= at - 1.0 for each in self.excuses):
+                continue
+            if worker.loop._sessions.is_open(name, tenant=tenant):
+                self._violation("nothing outlives its owner", f"session {name} was closed")
 
     def _check_sessions(self, worker: SimulatedWorker) -> None:
         """Sessions are still there."""
@@ -708,7 +805,7 @@ class Checks:
         requests = [each.request for each in self.asked.values()]
         named = {(each.session_id, each.tenant, each.adapter) for each in requests}
         are_kept = (
-            all(kind in _HARMLESS_TO_STORE for _, kind in self.excuses)
+            all(kind in _HARMLESS_TO_STORE for kind, _, _ in self.excuses)
             and "failing" not in options
             and not any(each.method == "DELETE" for each in calls)
             and len(named) + len(opens) <= options["max_sessions"]
@@ -724,6 +821,27 @@ class Checks:
                 continue
             if not worker.loop._sessions.is_open(name, tenant=tenant):
                 self._violation("sessions stay", f"{name} of {model} is gone")
+
+    def commanded(self, link: WorkerLink, command: Any) -> None:
+        """The front sends something about a session to a worker."""
+        worker = self._worker_of(link)
+        if worker is None or worker.cache is None:
+            return
+        model = worker.name
+        tenant = worker.cache.tenant_of(command.tenant, adapter=command.adapter)
+        if isinstance(command, SessionCommand) and command.operation == "close":
+            self._closed[model, tenant, command.session_id] = self.world.now
+            return
+        self._closed.pop((model, tenant, command.session_id), None)
+        if isinstance(command, SessionCommand):
+            self._closed.pop((model, tenant, command.new_session_id), None)
+
+    def expired(self, sessions: list[Any]) -> None:
+        """Sessions are closed by age: none gets that old here. A clock that has jumped is believed
+        an hour later.
+        """
+        if sessions and self.world.now - self.jumped_at < 3500.0:
+            self._violation("nothing expires early", f"{len(sessions)} sessions are closed by age")
 
     def check_store(self) -> None:
         """Every block that can be found in the store is complete and right."""
@@ -775,6 +893,19 @@ class Checks:
         names = [key.hex() for key in keys]
         self._given_up.update(names)
         self._durable.difference_update(names)
+
+    def unwanted(self, keys: Iterable[BlockKey]) -> None:
+        """The store was told to delete these blocks."""
+        self._unwanted.update((key.hex(), self.world.now) for key in keys)
+
+    def wanted(self, key: BlockKey) -> None:
+        """A block is given to the store, perhaps again."""
+        self._unwanted.pop(key.hex(), None)
+
+    def evicted(self, entries: list[Entry]) -> None:
+        """The store evicts these blocks."""
+        if pinned := [entry.block.key.hex() for entry in entries if entry.pinned]:
+            self._violation("good blocks stay", f"{pinned[0]} is pinned, but is evicted")
 
     def deleted(self, path: Path) -> None:
         """A file of a block is about to be deleted or moved away: only if it may be."""
@@ -846,7 +977,15 @@ class Checks:
         self._durable |= named - self._given_up
 
     def refused(self, keys: Iterable[BlockKey]) -> None:
-        """A worker cannot use these stored blocks: only if the disk has failed."""
+        """A worker cannot use these stored blocks: only if they are damaged or gone, for which the
+        disk must have failed.
+        """
+        blocks = self.simulation.folder / "store" / "blocks"
+        good = {key.hex() for key in keys} - self._damaged_blocks()
+        with self.simulation.disk.bypassed():
+            whole = [each for each in good if any(map(_is_whole, blocks.glob(f"*/{each}.block")))]
+        if whole and not self.simulation.disk.may_lie:
+            self._violation("good blocks stay", f"{min(whole)} is whole, but is given up")
         has_failed = self.damaged or any(each.kind in _OF_DISK for each in self.excuses)
         # a small store may evict a block between its choice and its use
         has_failed = has_failed or self.simulation.options["store_bytes"] is not None
@@ -884,9 +1023,21 @@ class Checks:
         worker = self.simulation.machine.workers.get(process.pid)
         is_loading = worker is None or worker.loop is None
         model = worker.name if worker is not None else ""
-        if not is_loading and not self._has_excuse(model, self.world.now):
+        if not is_loading and not self._has_excuse(model, self.world.now, _KILL_SECONDS):
             self._violation(
                 "no needless kill", f"{process.name} is killed, but nothing has gone wrong"
+            )
+
+    def suspended(self, process: Process, *, seconds: float) -> None:
+        """A worker was suspended for this time: if it serves, it has been replaced."""
+        worker = self.simulation.machine.workers.get(process.pid)
+        began = self.world.now - seconds
+        front = self.simulation.front
+        is_served = front.is_running and front.began_at < began
+        has_slept = any(at >= began for at, _ in self._sleeps)
+        if worker and worker.loop and is_served and not has_slept and seconds > LONGEST_SILENCE:
+            self._violation(
+                "bounded time", f"{process.name} was suspended for {seconds:.0f} s and still lives"
             )
 
     def recovered(self, model: str, status: int) -> None:
@@ -971,6 +1122,8 @@ def install() -> None:
     def watched_send(link: WorkerLink, command: Any) -> bool:
         if isinstance(command, SequenceRequest) and link.is_open:
             _running[-1].sent(link, command)
+        if isinstance(command, SequenceRequest | SessionCommand) and command.session_id:
+            _running[-1].commanded(link, command)
         return send(link, command)
 
     def watched_deliver(link: WorkerLink, events: list[Any]) -> None:
@@ -1001,6 +1154,21 @@ def install() -> None:
 
     io_thread.salvage = watched_salvage
     finish, removed = Mailbox.finish, IoThread.remove
+    offer = Mailbox.offer_block
+
+    def watched_offer(mailbox: Mailbox, block: StoredBlock) -> Any:
+        _running[-1].wanted(block.key)
+        return offer(mailbox, block)
+
+    Mailbox.offer_block = watched_offer  # type: ignore[method-assign]
+    expired = SessionRegistry.expired
+
+    def watched_expired(registry: SessionRegistry, now: float) -> Any:
+        found = expired(registry, now)
+        _running[-1].expired(found)
+        return found
+
+    SessionRegistry.expired = watched_expired  # type: ignore[method-assign]
 
     def watched_finish(mailbox: Mailbox, keys: Iterable[BlockKey], *, stored: bool) -> None:
         keys = list(keys)
@@ -1010,11 +1178,13 @@ def install() -> None:
 
     def watched_unlink(maintenance: StoreMaintenance, entries: Iterable[Entry]) -> list[Entry]:
         entries = list(entries)
+        _running[-1].evicted(entries)
         _running[-1].gave_up(entry.block.key for entry in entries)
         return unlink(maintenance, entries)
 
     def watched_remove(io: IoThread, keys: tuple[BlockKey, ...]) -> None:
         _running[-1].gave_up(keys)
+        _running[-1].unwanted(keys)
         removed(io, keys)
 
     def watched_unreadable(index: PrefixIndex, keys: Iterable[BlockKey]) -> Any:

@@ -210,6 +210,7 @@ class ToyRunner(Runner):
         self._weights = weights
         self._vocab_size = vocab_size
         self.is_poisoned = False  # the next step computes NaN
+        self.is_failing = False  # the next step leaves other numbers than it should
 
     def fresh_layers(
         self, kv_bits: KVBits = "native", *, block_tokens: int = BLOCK_TOKENS
@@ -249,6 +250,8 @@ class ToyRunner(Runner):
         rows = rows_of(tokens, each.span.start, weights)
         if self.is_poisoned:
             rows = np.full_like(rows, np.nan)
+        if self.is_failing:
+            rows = LEVELS - 1 - rows
         found = _Pass(each, weights, tokens, rows)
         first, *second = each.sequence.live.layers
         assert isinstance(first, FullKV | QuantizedKV)
@@ -397,6 +400,11 @@ class SimulatedEngine(Engine):
     costs: Costs
     faults: list[Fault | None]  # of the next steps
     is_broken = False
+    is_ahead = False
+
+    @property
+    def runs_ahead(self) -> bool:
+        return self.is_ahead
 
     def dispatch(self, plan: StepPlan) -> PendingStep:
         fault = self.faults.pop(0) if self.faults else None
@@ -412,9 +420,9 @@ class SimulatedEngine(Engine):
             seconds = 1e9
         runner = self._runner
         assert isinstance(runner, ToyRunner)
-        runner.is_poisoned = fault is Fault.NAN
+        runner.is_poisoned, runner.is_failing = fault is Fault.NAN, fault is Fault.ERROR
         pending = super().dispatch(plan)
-        runner.is_poisoned = False
+        runner.is_poisoned = runner.is_failing = False
         self._later[id(pending)] = (seconds, fault)
         return pending
 
@@ -437,9 +445,10 @@ class SimulatedEngine(Engine):
 
 
 def make_engine(
-    world: World, *, weights: Weights, vocab_size: int, costs: Costs
+    world: World, *, weights: Weights, vocab_size: int, costs: Costs, runs_ahead: bool
 ) -> SimulatedEngine:
-    """An engine on the toy model."""
+    """An engine on the toy model. runs_ahead: a step is dispatched before the last is collected."""
     engine = SimulatedEngine(ToyRunner(weights, vocab_size=vocab_size), vocab_size=vocab_size)
     engine.world, engine.costs, engine.faults, engine._later = world, costs, [], {}
+    engine.is_ahead = runs_ahead
     return engine

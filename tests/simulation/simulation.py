@@ -32,11 +32,13 @@ from tests.simulation.device import Costs
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.front import SimulatedFront, begin_front, entry
 from tests.simulation.network import Broken, ask
+from tests.simulation.outcomes import BEGAN
 from tests.simulation.worker import Machine
 from tests.simulation.world import Stuck, World, a_world
 
 TOKEN_BYTES = 256  # of keys and values, unquantized
 RESTART_SECONDS = 2.0  # until the service manager starts a dead server again
+STARTING_SECONDS = 60.0  # the longest wait for a server before the first action
 SETTLING_SECONDS = 9000.0  # after the last action
 KEY = "a-key-of-the-simulation"
 
@@ -69,6 +71,7 @@ class Simulation:
             repeats=self.options["repeats"],
             has_draft_model=self.options["has_draft_model"],
             adapters=tuple(self.options["adapters"]),
+            runs_ahead=self.options["runs_ahead"],
         )
         if failing := self.options.get("failing"):  # of a sweep: what fails, and which one
             self._plan(*failing)
@@ -94,7 +97,8 @@ class Simulation:
         models = [
             entry(
                 name,
-                is_pinned=name == "m" and self.options["max_loaded"] is None,
+                is_pinned=name == "m"
+                and self.options["max_loaded"] is self.options["idle_seconds"] is None,
                 adapters=tuple(f"{each}=/adapters/{each}" for each in self.options["adapters"]),
                 kv_bits=self.options["kv_bits"],
                 memory_bytes=self.options["kv_tokens"] * TOKEN_BYTES,
@@ -126,7 +130,9 @@ class Simulation:
                 min_chunk_tokens=32,
             ),
             residency=ResidencySettings(
-                max_loaded=options["max_loaded"], idle_seconds=options["idle_seconds"]
+                max_loaded=options["max_loaded"],
+                idle_seconds=options["idle_seconds"],
+                unread_bytes=options["unread_bytes"],
             ),
             store=StoreSettings(
                 folder=str(self.folder / "store") if options["has_store"] else "",
@@ -140,6 +146,9 @@ class Simulation:
     # -- the scenario
 
     def _play(self) -> None:
+        if self.options["begins_ready"]:
+            while not self.front.is_ready and self.world.now < BEGAN + STARTING_SECONDS:
+                self._wait(0.1)
         began = self.world.now
         for action in self.scenario.actions:
             wait = began + action.at - self.world.now
@@ -305,7 +314,7 @@ def run(scenario: Scenario, *, most_events: int = 3_000_000) -> Outcome:
             outcome.states = simulation.checks.states
             outcome.counts = world.counts + Counter(simulation.disk.counts)
             simulation.disk.close()
-        outcome.seconds = world.now - 1000.0
+        outcome.seconds = world.now - BEGAN
         outcome.events, outcome.story = world.events, world.story
         outcome.trace_hash = world.trace_hash
     gc.enable()
