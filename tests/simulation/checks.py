@@ -636,7 +636,13 @@ class Checks:
 
     def stored(self, keys: Iterable[BlockKey]) -> None:
         """The store says that these blocks are durable."""
-        self._durable.update(key.hex() for key in keys)
+        names = [key.hex() for key in keys]
+        self._durable.update(names)
+        folder = self.simulation.folder / "store"
+        for name in names:
+            for path in (*folder.glob(f"*/*/{name}.block"), *folder.glob(f"*/*/{name}.part")):
+                if not self.simulation.disk.is_synced(path):
+                    self._violation("durable blocks survive", f"{path.name} is not synced yet")
 
     def recording(self, path: Path, content: bytes | None, *, is_durable: bool) -> None:
         """The store writes the record of a session; None: deletes it."""

@@ -281,6 +281,12 @@ class SimulatedDisk:
 
     # -- what is open
 
+    def is_synced(self, path: str | Path) -> bool:
+        """Whether the bytes of a file survive a power cut."""
+        inode = self._inodes.get(_Real.lstat(path).st_ino)
+        settles_at = self.world.now - SETTLED_SECONDS
+        return inode not in self._dirty or inode is None or inode.dirty_since < settles_at
+
     def open_files(self, process: Process) -> list[str]:
         """The paths of the files and databases that a process has open."""
         found = [each.path for each in self._owned.get(process, {}).values()]
