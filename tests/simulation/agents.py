@@ -210,7 +210,7 @@ class Agent:
         )
         simulation.checks.ended(request_id, turn, heard, began=began, front=front)
         if self.name.startswith("last "):
-            simulation.checks.recovered(turn.model, heard.status)
+            simulation.checks.recovered(turn.model, 0 if heard.error else heard.status)
         return heard
 
     def _read(self, exchange: Exchange, turn: Turn, attempt: int) -> Iterator[bytes]:

@@ -886,7 +886,20 @@ class Checks:
 
     def stored(self, keys: Iterable[BlockKey]) -> None:
         """The store says that these blocks are durable."""
-        self._durable.update(key.hex() for key in keys)
+        names = [key.hex() for key in keys]
+        self._durable.update(names)
+        disk, store = self.simulation.disk, self.simulation.folder / "store"
+        with disk.bypassed():
+            files = [
+                path
+                for name in names
+                for path in (
+                    *store.glob(f"blocks/*/{name}.block"), *store.glob(f"incoming/*/{name}.part")
+                )
+            ]  # fmt: skip
+            unsynced = [path.name for path in files if not disk.durability.is_synced(path)]
+        if unsynced:
+            self._violation("durable blocks survive", f"{min(unsynced)} is not synced yet")
 
     def gave_up(self, keys: Iterable[BlockKey]) -> None:
         """The store evicts these blocks, or was told to remove them."""
