@@ -38,6 +38,7 @@ DIMENSION = 32  # numbers in a key, as many as one group of quantized ones
 LEVELS = 16
 END_TOKEN = 2  # <|im_end|>
 ONE_IN = 60  # so many answers end after a token
+ONE_WIDE_IN = 6  # so many groups of four tokens begin with a character of several bytes
 PEAK = 1e4  # the logit of the only token that is possible
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
@@ -55,6 +56,23 @@ def plain_tokens() -> list[int]:
     size = found.get_vocab_size()
     texts = [found.decode([token], skip_special_tokens=False) for token in range(size)]
     return [token for token, text in enumerate(texts) if re.fullmatch(" ?[A-Za-z]+", text)]
+
+
+@cache
+def wide_characters() -> list[list[int]]:
+    """Characters of several bytes, each as its tokens: of four at most, one for each byte."""
+    return [tokenizer().encode(each).ids for each in "éßñ→日語🎉🦊"]
+
+
+@lru_cache(maxsize=1 << 12)
+def _wide_token(position: int, weights: str) -> int | None:
+    """A token of a character of several bytes, which begin at some positions divisible by four."""
+    group, place = divmod(position, 4)
+    digest = hashlib.blake2b(f"{group} {weights} wide".encode(), digest_size=8).digest()
+    number = int.from_bytes(digest, "little")
+    characters = wide_characters()
+    tokens = characters[number // ONE_WIDE_IN % len(characters)]
+    return tokens[place] if number % ONE_WIDE_IN == 0 and place < len(tokens) else None
 
 
 @lru_cache(maxsize=1 << 16)
@@ -83,6 +101,9 @@ def next_token(sums: np.ndarray[Any, Any], position: int, weights: str) -> int:
     number = int.from_bytes(digest, "little")
     if number % ONE_IN == 0:
         return END_TOKEN
+    wide = _wide_token(position, weights)
+    if wide is not None:
+        return wide
     plain = plain_tokens()
     return plain[number // ONE_IN % len(plain)]
 
