@@ -17,7 +17,7 @@ from tests.simulation.actions import BLOCK, Turn
 from tests.simulation.conversations import Message, runs_in_background
 from tests.simulation.device import END_TOKEN, plain_tokens, tokenizer
 from tests.simulation.network import Broken, Exchange
-from tests.simulation.stored_responses import Found, StoredResponse, get, look, text_of
+from tests.simulation.stored_responses import Found, Lost, StoredResponse, get, look, text_of
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -233,16 +233,16 @@ class Agent:
         try:
             try:
                 self._hear(exchange, turn, heard, leaves=leaves)
+            except Lost:
+                raise
             except Broken:
                 if not (heard.request_id and runs_in_background(turn)):
                     raise
                 simulation.checks.broke(request_id, turn, heard, exchange, leaves=leaves)
                 self._rejoin(turn, heard)
-        except Broken:
-            is_cancelled = runs_in_background(turn) and turn.reader == "cancels"
-            simulation.checks.broke(
-                request_id, turn, heard, exchange, leaves=leaves or is_cancelled
-            )
+        except Broken as broken:
+            leaves = leaves or isinstance(broken, Lost)
+            simulation.checks.broke(request_id, turn, heard, exchange, leaves=leaves)
             return None
         except TimeoutError:
             simulation.violation("bounded time", f"request {request_id} never ends")
@@ -276,7 +276,7 @@ class Agent:
             _hear_whole(turn.protocol, answer, heard)
 
     def _poll(self, turn: Turn, heard: Heard) -> None:
-        """Wait for the end of a response in the background. Raises Broken if it is lost."""
+        """Wait for the end of a response in the background. Raises Lost."""
         ends_at = self.world.now + PATIENCE_SECONDS
         answer: dict[str, Any] = {"status": "queued"}
         if turn.reader == "cancels":
@@ -289,7 +289,7 @@ class Agent:
             answer = found.json if found is not None else answer
         if answer["status"] == "cancelled":
             heard.add(0, text_of(answer))
-            raise Broken
+            raise Lost
         _hear_response(answer, heard, is_whole=True)
 
     def _rejoin(self, turn: Turn, heard: Heard) -> None:
@@ -306,9 +306,7 @@ class Agent:
                 _hear_event("responses", event, heard)
 
     def _about_response(self, turn: Turn, heard: Heard, **more: str) -> Found | None:
-        """Ask about a response in the background; None if the server is down. Raises Broken if the
-        response is lost.
-        """
+        """Ask about a response in the background; None if the server is down. Raises Lost."""
         simulation = self._simulation
         try:
             found = get(simulation, heard.request_id, key=turn.key, tenant=turn.tenant, **more)
@@ -322,7 +320,7 @@ class Agent:
             simulation.violation(
                 "stored responses stay", f"{heard.request_id} runs, but {found.content!r}"
             )
-        raise Broken
+        raise Lost
 
     def _read(self, exchange: Exchange, turn: Turn, *, leaves: bool) -> Iterator[bytes]:
         pieces = 0

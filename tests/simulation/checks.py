@@ -649,6 +649,7 @@ class Checks:
             active = list(front.app.state.services.answers.active)
             if active:
                 self._violation("nothing outlives its owner", f"{len(active)} requests are active")
+            self._check_front_at_rest(front)
         for link, life in self._lives.items():
             worker = life.worker
             if worker is not None and not worker.process.is_dead and link.is_open and life.open:
@@ -662,6 +663,31 @@ class Checks:
                     "nothing outlives its owner", f"{process.name} has these open: {files}"
                 )
         self.check_store()
+
+    def _check_front_at_rest(self, front: SimulatedFront) -> None:
+        """No answer waits for a client that may come back, and all memories are in order."""
+        assert front.app is not None and front.residency is not None
+        services = front.app.state.services
+        resumable = services.answers.resumable
+        left = {
+            "answers": len(resumable) + len(resumable._by_head) + resumable.buffered_bytes,
+            "running responses": len(resumable.named.keys() - set(resumable._unwritten)),
+            "background tasks": len(resumable.tasks),
+            "leases": sum(
+                slot.leases.held + slot.leases.waiting for slot in front.residency._slots.values()
+            ),
+        }
+        if any(left.values()):
+            self._violation("nothing outlives its owner", f"at rest, the server has {left}")
+        resumable.check_invariants()
+        services.telemetry.misses.check_invariants()
+        for slot in front.residency._slots.values():
+            slot.check_invariants()
+        for task in front.app.state.bundles._tasks.values():
+            if task.done() and not task.cancelled() and task.exception() is None:
+                bundle = task.result()
+                for memory in (bundle.token_memory, bundle.first_forms, bundle.known_answers):
+                    memory.check_invariants()
 
     def _check_worker_at_rest(self, worker: SimulatedWorker) -> None:
         if worker.loop is None or worker.engine is None:

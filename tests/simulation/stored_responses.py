@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 
+class Lost(Broken):
+    """A response in the background has been cancelled or is lost."""
+
+
 @dataclass
 class StoredResponse:
     """A response that its agent has heard to its end. messages: of the agent's conversation, the
