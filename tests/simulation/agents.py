@@ -20,6 +20,7 @@ from tests.simulation.network import Broken, Exchange
 from tests.simulation.stored_responses import Found, Lost, StoredResponse, get, look, text_of
 
 if TYPE_CHECKING:
+    from tests.simulation.front import SimulatedFront
     from tests.simulation.simulation import Simulation
 
 FILLER = " fast"  # one token, wherever it stands
@@ -54,6 +55,8 @@ class Heard:
     stop: str | None = None  # the stop sequence that ended it, if the protocol says it
     logprobs: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # of each choice
     events: list[dict[str, Any]] = field(default_factory=list)  # of a response
+    front: SimulatedFront | None = None  # which was asked
+    ended_at: float = 0.0
 
     def add(self, choice: int, text: str | None) -> None:
         self.texts[choice] = self.texts.get(choice, "") + (text or "")
@@ -161,9 +164,8 @@ class Agent:
                 continue
             if heard.status == 200 and not heard.error:
                 return heard
-            if heard.status not in (429, 500, 503) and not heard.error:
-                return None
-            if heard.status in (401, 404):
+            is_refused = heard.status not in (429, 500, 503) and not heard.error
+            if is_refused or heard.status in (401, 404):
                 return None
             self.world.block(turn.wait_seconds)
         return None
@@ -188,8 +190,8 @@ class Agent:
                 text=heard.texts.get(0, ""),
                 status="incomplete" if heard.ends.get(0) == "length" else "completed",
                 events=heard.events,
-                ended_at=self.world.now,
-                front=self._simulation.front,
+                ended_at=heard.ended_at,
+                front=heard.front or self._simulation.front,
             )
 
     def _text(self, turn: Turn) -> str:
@@ -247,6 +249,7 @@ class Agent:
         except TimeoutError:
             simulation.violation("bounded time", f"request {request_id} never ends")
         heard.status = heard.status or exchange.status
+        heard.front, heard.ended_at = front, self.world.now
         self.world.tell(
             f"{self.name} has {heard.status} {heard.error or heard.ends} of request {request_id}"
         )
