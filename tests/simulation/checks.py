@@ -7,6 +7,7 @@ when nobody waits for anything any more.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import re
 import sys
@@ -15,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -46,7 +47,8 @@ from holdfast.worker.loop.loop import IDLE_SECONDS, WorkerLoop
 from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.sessions.registry import SessionRegistry
 from tests.simulation.actions import BLOCK, Call, Turn
-from tests.simulation.agents import Heard, expected
+from tests.simulation.agents import Expected, Heard, Request, expected
+from tests.simulation.conversations import comparable
 from tests.simulation.device import (
     Oracle,
     SecondLayer,
@@ -55,6 +57,7 @@ from tests.simulation.device import (
     rows_of,
     tokenizer,
 )
+from tests.simulation.stored_responses import StoredResponse, may_be_lost, may_return
 from tests.simulation.world import Killed, Process
 
 if TYPE_CHECKING:
@@ -64,6 +67,8 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
     from tests.simulation.worker import SimulatedWorker
 
+KEPT_SLACK_SECONDS = 1.0  # a delivered answer is kept a little less long than its client thinks
+EXCUSE_OF_WRITES_SECONDS = 10.0  # until an end is written, at the latest
 CUT_OFF_SECONDS = 1000.0
 MOST_FILES = 24  # open in one process while nothing happens
 DURABLE_SECONDS = 5.0  # after which what a request has computed is stored, even on a slow disk
@@ -138,13 +143,28 @@ class _Excuse(NamedTuple):
     model: str
 
 
+# whom the server takes a client for, and its `cache_salt`
+Caller: TypeAlias = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """A whole answer that a client has. identity: that of its request."""
+
+    answer_id: str
+    identity: tuple[object, ...]
+    has_key: bool
+    began: float
+    ended: float
+
+
 @dataclass
 class _Asked:
     """A request, from its first command to its end, over all lives of workers."""
 
     request: SequenceRequest
     weights: Weights
-    turn: Turn | None
+    prompt: str  # its text, comparable
     answer: list[int] | None = None  # of the oracle, computed when it is needed
     sendings: int = 0
 
@@ -236,7 +256,12 @@ class Checks:
         self.excuses: list[_Excuse] = []
         self.damaged: set[Path] = set()  # files that the scenario has damaged
         self.asked: dict[str, _Asked] = {}
-        self._turns: dict[str, Turn] = {}
+        self._turns: dict[str, list[Turn]] = defaultdict(list)  # by the text of their prompt
+        self._prompts: dict[str, str] = {}  # by the id that the agent gives its request
+        # the sessions that each caller has named
+        self._session_names: dict[Caller, set[str]] = defaultdict(set)
+        self._hearers: dict[str, set[Caller]] = defaultdict(set)  # of each answer
+        self._shared: list[_Shared] = []
         self._lives: dict[WorkerLink, _Life] = defaultdict(_Life)
         # for each cache that may be shared: the hashes of all prefixes that were computed in it
         self._computed: dict[tuple[Weights, str], set[int]] = defaultdict(set)
@@ -256,7 +281,7 @@ class Checks:
         self._unwanted: dict[str, float] = {}  # files that the store was told to delete, and when
         self._closed: dict[tuple[str, str, str], float] = {}  # sessions, and when they were closed
         self._recovered: dict[str, int] = {}  # the status of each model's last request
-        self._tenants: dict[str, tuple[bool, str]] = {}  # a worker's tenant → the agents'
+        self._tenants: dict[str, set[Caller]] = {}  # who may have each tenant of the workers
         _running[:] = [self]
 
     def _violation(self, invariant: str, what: str) -> None:
@@ -264,23 +289,43 @@ class Checks:
 
     # -- what agents report
 
-    def began(self, request_id: str, turn: Turn) -> None:
-        """An agent has sent a request."""
-        agent = self.simulation.agent(turn.agent)
-        self._turns[f"{agent.name} {agent.asked}"] = turn
+    def began(self, request_id: str, turn: Turn, prompt: str) -> None:
+        """An agent has sent a request. prompt: the text that the model has to read."""
+        self._prompts[request_id] = comparable(prompt)
+        self._turns[comparable(prompt)].append(turn)
+        self._session_names[self._caller(turn)].add(turn.session)
 
     def ended(
-        self, request_id: str, turn: Turn, heard: Heard, *, began: float, front: SimulatedFront
+        self,
+        request_id: str,
+        turn: Turn,
+        heard: Heard,
+        *,
+        began: float,
+        front: SimulatedFront,
+        before: StoredResponse | None,
     ) -> None:
-        """An agent has the whole answer: it must be right, or refused for a true reason."""
+        """An agent has the whole answer: it must be right, or refused for a true reason. before: the
+        stored response that the request continues.
+        """
         self.answers += 1
         self._saw(front, f"answer {heard.status} {heard.error}")
+        if self.simulation.sender(turn.key) == "wrong":
+            if heard.status != 401:
+                self._violation(
+                    "tenants are apart", f"{request_id} with a wrong key: {heard.status}"
+                )
+            return
         is_whole = heard.status == 200 and not heard.error
+        if before is not None and self._is_refused_rightly(request_id, turn, before, heard):
+            return
+        if heard.events and is_whole:
+            self._check_events(request_id, heard.events)
         if is_whole and not self._has_model(turn):
             self._violation(
                 "true refusals", f"{request_id} is answered by a model that is not there"
             )
-        self._check_texts(request_id, heard, is_whole=is_whole)
+        self._check_texts(request_id, turn, heard, is_whole=is_whole)
         if not is_whole:
             self._check_refusal(request_id, turn, heard, began=began)
             return
@@ -290,36 +335,137 @@ class Checks:
                 "ends exactly once", f"{request_id} has {len(heard.ends)} of {choices} ends"
             )
 
-    def broke(self, request_id: str, turn: Turn, heard: Heard, exchange: Exchange) -> None:
-        """An agent has a part of the answer."""
+    def _check_events(self, request_id: str, events: list[dict[str, Any]]) -> None:
+        """The events of a response, once each and in order. Its status may be repeated: these events
+        are numbered, too, but other clients do not get them.
+        """
+        numbers = [event["sequence_number"] for event in events]
+        kinds = [event["type"].removeprefix("response.") for event in events]
+        kinds = [kind for kind, _ in itertools.groupby(kinds) if kind != "output_text.delta"]
+        text = ["content_part.added", "output_text.done", "content_part.done"]
+        item = ["output_item.added", *text, "output_item.done"]
+        kinds = [kind for kind in kinds if kind != "queued"]
+        right = ["created", "in_progress", *item, kinds[-1]]
+        if numbers != sorted(set(numbers)) or kinds not in (right, [*right[:2], right[-1]]):
+            self._violation("ends exactly once", f"{request_id} has the events {numbers} {kinds}")
+
+    def _is_refused_rightly(
+        self, request_id: str, turn: Turn, before: StoredResponse, heard: Heard
+    ) -> bool:
+        """Whether a request is refused because it cannot continue a stored response."""
+        is_foreign = self._caller(turn) != self._caller(before.turn)
+        if heard.status == 200:
+            if is_foreign or (before.is_deleted and not may_return(self.simulation, before)):
+                self._violation("tenants are apart", f"{request_id} continues {before.id}")
+            return False
+        if heard.error == "previous_response_not_found":
+            return is_foreign or may_be_lost(self.simulation, before)
+        return False
+
+    def shared(
+        self,
+        request: Request,
+        turn: Turn,
+        idempotency: str,
+        heard: Heard,
+        *,
+        began: float,
+        front: SimulatedFront,
+    ) -> None:
+        """An agent has a whole answer. With an `Idempotency-Key`, the same requests of one caller
+        get the same answer; without one, an answer has one reader.
+        """
+        identity = (
+            front,
+            self._caller(turn),
+            request.path,
+            request.body,
+            idempotency,
+            turn.session,
+        )
+        own = _Shared(heard.request_id, identity, bool(idempotency), began, self.world.now)
+        kept = self.simulation.options["reconnect_seconds"] - KEPT_SLACK_SECONDS
+        for other in self._shared:
+            if other.answer_id == own.answer_id and not (own.has_key and other.has_key):
+                self._violation(
+                    "ends exactly once", f"two clients have the whole answer {own.answer_id}"
+                )
+            if other.identity != own.identity or not own.has_key or turn.reader == "slow":
+                continue
+            first, later = sorted((own, other), key=lambda each: each.began)
+            if later.began < first.ended + kept and own.answer_id != other.answer_id:
+                self._violation(
+                    "the same key, the same answer",
+                    f"{own.answer_id} and {other.answer_id} answer one request of {request.marker}",
+                )
+        self._shared.append(own)
+
+    def _caller(self, turn: Turn | Call) -> Caller:
+        return self.simulation.sender(turn.key), turn.tenant
+
+    def broke(
+        self, request_id: str, turn: Turn, heard: Heard, exchange: Exchange, *, leaves: bool
+    ) -> None:
+        """An agent has a part of the answer. leaves: it has closed the connection."""
         front = exchange.front
         self._saw(front, "broken connection")
-        self._check_texts(request_id, heard, is_whole=False)
-        leaves = turn.reader in ("cancels", "breaks", "retries") and request_id.endswith(".0")
+        self._check_texts(request_id, turn, heard, is_whole=False)
         if not leaves and exchange.has_begun and front.is_running:
             self._violation("ends exactly once", f"the server broke the connection of {request_id}")
 
-    def _check_texts(self, request_id: str, heard: Heard, *, is_whole: bool) -> None:
+    def _check_texts(self, request_id: str, turn: Turn, heard: Heard, *, is_whole: bool) -> None:
+        stops = () if turn.protocol == "responses" else turn.stop
+        right: dict[int, Expected] = {}
+        hearers = self._hearers[heard.request_id]
+        hearers.add(self._caller(turn))
+        if heard.request_id and len(hearers) > 1:
+            self._violation("tenants are apart", f"{heard.request_id} is read by {hearers}")
         for choice, text in heard.texts.items():
             asked = self.asked.get(f"{heard.request_id}/{choice}")
             if asked is None:
                 if text:
                     self._violation("the oracle's tokens", f"{request_id} gets text from nowhere")
                 continue
-            right, end = expected(asked.right())
-            if is_whole and (text, heard.ends.get(choice)) != (right, end):
+            if asked.prompt != self._prompts[request_id]:
+                self._violation(
+                    "the prompt", f"{request_id} gets the answer to another request: {text!r}"
+                )
+            answer = right[choice] = expected(asked.right(), stops)
+            if is_whole and (text, heard.ends.get(choice)) != (answer.text, answer.end):
                 self._violation(
                     "the oracle's tokens",
                     f"choice {choice} of {request_id} is {text!r} ({heard.ends.get(choice)}) "
-                    f"instead of {right!r} ({end})",
+                    f"instead of {answer.text!r} ({answer.end})",
                 )
-            if not right.startswith(text):
+            if not answer.text.startswith(text):
                 self._violation(
                     "the oracle's tokens",
-                    f"choice {choice} of {request_id} begins with {text!r} instead of {right!r}",
+                    f"choice {choice} of {request_id} begins with {text!r} instead of "
+                    f"{answer.text!r}",
                 )
+            if is_whole and heard.stop not in (None, answer.stop):
+                self._violation(
+                    "the oracle's tokens",
+                    f"{request_id} was ended by {heard.stop!r} instead of {answer.stop!r}",
+                )
+            if is_whole and turn.logprobs and turn.protocol == "chat":
+                self._check_logprobs(request_id, heard.logprobs.get(choice, []), answer.text)
+        if is_whole:
+            self._check_usage(request_id, heard, right)
+
+    def _check_logprobs(self, request_id: str, logprobs: list[dict[str, Any]], text: str) -> None:
+        """Only one token is possible each time, and all of them are the text."""
+        if any(abs(each["logprob"]) > 0.01 for each in logprobs):
+            self._violation("the oracle's tokens", f"{request_id} has wrong log-probabilities")
+        found = bytes(byte for each in logprobs for byte in each["bytes"] or ())
+        if found.decode(errors="replace") != text:
+            self._violation(
+                "the oracle's tokens", f"the tokens of {request_id} are {found!r} for {text!r}"
+            )
+
+    def _check_usage(self, request_id: str, heard: Heard, right: Mapping[int, Expected]) -> None:
         asked = self.asked.get(f"{heard.request_id}/0")
-        if is_whole and asked is not None and heard.prompt_tokens is not None:
+        if asked is not None and heard.prompt_tokens is not None:
             prompt_tokens = len(asked.request.prompt_token_ids)
             if heard.prompt_tokens != prompt_tokens:
                 self._violation(
@@ -327,22 +473,22 @@ class Checks:
                 )
             if (heard.cached_tokens or 0) >= prompt_tokens:
                 self._violation("usage", f"{request_id} counts {heard.cached_tokens} as cached")
-        if is_whole and heard.completion_tokens is not None:
-            answers = [self.asked.get(f"{heard.request_id}/{i}") for i in heard.ends]
-            if all(answers):
-                right_tokens = sum(len(each.right()) for each in answers if each is not None)
-                if heard.completion_tokens != right_tokens:
-                    self._violation(
-                        "usage",
-                        f"{request_id} counts {heard.completion_tokens} tokens of an answer of "
-                        f"{right_tokens}",
-                    )
+        if heard.completion_tokens is not None and heard.ends.keys() == right.keys():
+            right_tokens = sum(each.tokens for each in right.values())
+            if heard.completion_tokens != right_tokens:
+                self._violation(
+                    "usage",
+                    f"{request_id} counts {heard.completion_tokens} tokens of an answer of "
+                    f"{right_tokens}",
+                )
 
     def _check_refusal(self, request_id: str, turn: Turn, heard: Heard, *, began: float) -> None:
         """A request was refused or failed: for a reason that is true."""
         said = f"{request_id} got {heard.status} {heard.error}: {heard.message}"
         if "internal" in heard.error or (heard.status == 500 and "unexpected" in heard.message):
             self._violation("no 500", said)
+        if "stored responses cannot be used" in heard.message and self.disk_has_failed():
+            return
         if heard.status == 429:
             self._violation("true refusals", f"no limit is set, but {said}")
         if "context" in heard.error or "too long" in heard.message:
@@ -360,7 +506,7 @@ class Checks:
                 self._violation("true refusals", f"no time limit is set, but {said}")
             return
         if any(word in f"{heard.error} {heard.message}" for word in ("queue", "already waiting")):
-            asked = sum(asked_for.choices for asked_for in self._turns.values())
+            asked = sum(each.choices for turns in self._turns.values() for each in turns)
             if self.simulation.options["max_queued"] >= asked:
                 self._violation("true refusals", f"the queue cannot be full, but {said}")
             return
@@ -407,9 +553,16 @@ class Checks:
         and have not ended yet. seconds: for how long after each kind of trouble.
         """
         return any(
-            began <= each.at + seconds.get(each.kind, -math.inf) and each.model in ("", model)
+            began <= each.at + seconds.get(each.kind, -math.inf) + self._slept_since(each.at)
+            and each.model in ("", model)
             for each in self.excuses
         )
+
+    def calls(self, call: Call) -> None:
+        """A short request is sent."""
+        named = (call.body or {}).get("id")
+        if named is not None:
+            self._session_names[self._caller(call)].add(named)
 
     def called(self, call: Call, status: int, answer: Any) -> None:
         """A short request was answered."""
@@ -417,6 +570,38 @@ class Checks:
             self._violation("no 500", f"{call.method} {call.path}: {answer}")
         if call.path.endswith("/unload"):
             self.excuse("model is unloaded", model=call.path.split("/")[3])
+        if status < 300:
+            self._check_allowed(call, answer)
+
+    def _check_allowed(self, call: Call, answer: Any) -> None:
+        """A short request succeeded. It may."""
+        said = f"{call.method} {call.path} of {self._caller(call)}: {answer}"
+        sender, path = self.simulation.sender(call.key), call.path.partition("?")[0]
+        if sender == "wrong" and path != "/health":
+            self._violation("tenants are apart", f"the key is wrong, but {said}")
+        if path.startswith("/admin") and sender not in ("", "server", "ops"):
+            self._violation("tenants are apart", f"not an administrator, but {said}")
+        if path.startswith("/v1/sessions") and call.body is None:
+            found = [each["id"] for each in answer.get("data", [answer])]
+        elif path.endswith("/fork") or call.method == "PATCH":
+            found = [path.split("/")[3]]
+        else:
+            return
+        foreign = set(found) - self._session_names[self._caller(call)]
+        if foreign:
+            self._violation("tenants are apart", f"these are no sessions of the caller: {said}")
+
+    def disk_has_failed(self) -> bool:
+        """Whether the disk has failed, or has lost what was not durable."""
+        return any(kind in _OF_DISK for kind, _, _ in self.excuses)
+
+    def server_died_near(self, at: float) -> bool:
+        """Whether the server died at about this time."""
+        return any(
+            abs(each.at - at) < EXCUSE_OF_WRITES_SECONDS
+            and each.kind in ("server dies", "weights change")
+            for each in self.excuses
+        )
 
     def excuse(self, kind: str, *, model: str = "") -> None:
         """Something goes wrong, so that requests may fail. model: whose; "": of all."""
@@ -424,9 +609,12 @@ class Checks:
         self._saw(self.simulation.front, kind)
 
     def slept(self, seconds: float) -> None:
-        """The machine has slept, which no time limit of the server counts."""
+        """The machine has slept."""
         self._sleeps.append((self.world.now - seconds, seconds))
-        self.excuses = [each._replace(at=each.at + seconds) for each in self.excuses]
+
+    def _slept_since(self, at: float) -> float:
+        """For how many seconds, which no time limit of the server counts."""
+        return sum(seconds for began, seconds in self._sleeps if began >= at)
 
     def fault(self, process: Process, what: str) -> None:
         """A step or a load of a worker does not work."""
@@ -444,9 +632,10 @@ class Checks:
         weights = life.weights(command)
         asked = self.asked.get(request_id)
         if asked is None or asked.request.prompt_token_ids != command.prompt_token_ids:
-            turn = self._turn_of(command)
-            asked = self.asked[request_id] = _Asked(command, weights, turn)
-            self._check_tenant(command, turn)
+            text = tokenizer().decode(list(command.prompt_token_ids), skip_special_tokens=False)
+            asked = self.asked[request_id] = _Asked(command, weights, comparable(text))
+            if not command.is_idle_work:
+                self._check_prompt(asked)
         asked.sendings += 1
         given = list(command.generated_token_ids)
         if given != asked.right()[: len(given)] and asked.weights == weights:
@@ -455,17 +644,22 @@ class Checks:
             life.cancelled[request_id].append(life.open[request_id])
         life.open[request_id] = _OnLink(asked, len(given), self.world.now)
 
-    def _turn_of(self, command: SequenceRequest) -> Turn | None:
-        """The turn for which a request is sent: that of the last message in its prompt."""
-        text = tokenizer().decode(list(command.prompt_token_ids))
-        messages = re.findall(r"(\S+) (\d+): ", text)
-        return self._turns.get(" ".join(messages[-1])) if messages else None
-
-    def _check_tenant(self, command: SequenceRequest, turn: Turn | None) -> None:
-        if turn is None:
+    def _check_prompt(self, asked: _Asked) -> None:
+        """The model reads what an agent has sent, and for the agent's tenant."""
+        command, text = asked.request, asked.prompt
+        turns = self._turns.get(text)
+        if turns is None:
+            same, likest = max((_common_length(each, text), each) for each in self._turns)
+            self._violation(
+                "the prompt",
+                f"{command.request_id} goes on with {text[same : same + 60]!r} after {same} "
+                f"characters, not with {likest[same : same + 60]!r}",
+            )
             return
-        tenant = (self.simulation.options["has_key"], turn.tenant)
-        if self._tenants.setdefault(command.tenant, tenant) != tenant:
+        tenants = {self._caller(turn) for turn in turns}
+        known = self._tenants.setdefault(command.tenant, tenants)
+        known &= tenants
+        if not known:
             self._violation(
                 "tenants are apart", f"{command.request_id} has the tenant of another agent"
             )
@@ -731,6 +925,7 @@ class Checks:
             active = list(front.app.state.services.answers.active)
             if active:
                 self._violation("nothing outlives its owner", f"{len(active)} requests are active")
+            self._check_front_at_rest(front)
         for link, life in self._lives.items():
             worker = life.worker
             if worker is not None and not worker.process.is_dead and link.is_open and life.open:
@@ -764,6 +959,31 @@ class Checks:
         for name, at in self._unwanted.items():
             if name in there and at > last_death:
                 self._violation("nothing outlives its owner", f"{name} was deleted, but is there")
+
+    def _check_front_at_rest(self, front: SimulatedFront) -> None:
+        """No answer waits for a client that may come back, and all memories are in order."""
+        assert front.app is not None and front.residency is not None
+        services = front.app.state.services
+        resumable = services.answers.resumable
+        left = {
+            "answers": len(resumable) + len(resumable._by_head) + resumable.buffered_bytes,
+            "running responses": len(resumable.named.keys() - set(resumable._unwritten)),
+            "background tasks": len(resumable.tasks),
+            "leases": sum(
+                slot.leases.held + slot.leases.waiting for slot in front.residency._slots.values()
+            ),
+        }
+        if any(left.values()):
+            self._violation("nothing outlives its owner", f"at rest, the server has {left}")
+        resumable.check_invariants()
+        services.telemetry.misses.check_invariants()
+        for slot in front.residency._slots.values():
+            slot.check_invariants()
+        for task in front.app.state.bundles._tasks.values():
+            if task.done() and not task.cancelled() and task.exception() is None:
+                bundle = task.result()
+                for memory in (bundle.token_memory, bundle.first_forms, bundle.known_answers):
+                    memory.check_invariants()
 
     def _check_worker_at_rest(self, worker: SimulatedWorker) -> None:
         if worker.loop is None or worker.engine is None:
@@ -999,7 +1219,7 @@ class Checks:
             whole = [each for each in good if any(map(_is_whole, blocks.glob(f"*/{each}.block")))]
         if whole and not self.simulation.disk.may_lie:
             self._violation("good blocks stay", f"{min(whole)} is whole, but is given up")
-        has_failed = self.damaged or any(each.kind in _OF_DISK for each in self.excuses)
+        has_failed = self.damaged or self.disk_has_failed()
         # a small store may evict a block between its choice and its use
         has_failed = has_failed or self.simulation.options["store_bytes"] is not None
         if not has_failed and "failing" not in self.simulation.options:
@@ -1106,6 +1326,11 @@ def _is_whole(path: Path) -> bool:
 
 def _content(path: Path) -> bytes | None:
     return path.read_bytes() if path.exists() else None
+
+
+def _common_length(one: str, other: str) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _prefix_hash(tokens: list[int]) -> int:

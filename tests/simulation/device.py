@@ -43,6 +43,7 @@ DIMENSION = 32  # numbers in a key, as many as one group of quantized ones
 LEVELS = 16
 END_TOKEN = 2  # <|im_end|>
 ONE_IN = 60  # so many answers end after a token
+ONE_WIDE_IN = 6  # so many groups of four tokens begin with a character of several bytes
 PEAK = 1e4  # the logit of the only token that is possible
 SEEN_TOKENS = 100  # of a window, or the length of a chunk
 _MODULUS = 251  # of the numbers in a recurrent state
@@ -105,6 +106,23 @@ def fingerprint_of(weights: Weights) -> str:
     return f"the toy model with the weights {weights.name}"
 
 
+@cache
+def wide_characters() -> list[list[int]]:
+    """Characters of several bytes, each as its tokens: of four at most, one for each byte."""
+    return [tokenizer().encode(each).ids for each in "éßñ→日語🎉🦊"]
+
+
+@lru_cache(maxsize=1 << 12)
+def _wide_token(position: int, weights: Weights) -> int | None:
+    """A token of a character of several bytes, which begin at some positions divisible by four."""
+    group, place = divmod(position, 4)
+    digest = hashlib.blake2b(f"{group} {weights.name} wide".encode(), digest_size=8).digest()
+    number = int.from_bytes(digest, "little")
+    characters = wide_characters()
+    tokens = characters[number // ONE_WIDE_IN % len(characters)]
+    return tokens[place] if number % ONE_WIDE_IN == 0 and place < len(tokens) else None
+
+
 @lru_cache(maxsize=1 << 16)
 def _digest(token: int, position: int, weights: str) -> bytes:
     """From what the key and the value of a token are made."""
@@ -160,7 +178,8 @@ def next_token(sums: np.ndarray[Any, Any], position: int, last: int, weights: We
         return END_TOKEN
     number //= ONE_IN
     if not weights.repeats:
-        return plain[number % len(plain)]
+        wide = _wide_token(position, weights)
+        return plain[number % len(plain)] if wide is None else wide
     if number % _NEW_PHRASE_ONE_IN and last in _followers():
         return _followers()[last]
     return plain[number // _NEW_PHRASE_ONE_IN % (_PHRASES * _PHRASE_TOKENS)]

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from holdfast.config import (
     LogSettings,
     ResidencySettings,
@@ -23,6 +25,7 @@ from holdfast.config import (
     Settings,
     StoreSettings,
 )
+from holdfast.front.server.access import KeyFile, named_key
 from holdfast.machine.device_memory import DeviceMemory
 from tests.simulation import faults
 from tests.simulation.actions import DISK_OPERATIONS, Action, Branch, Call, Scenario, Trouble, Turn
@@ -41,6 +44,7 @@ RESTART_SECONDS = 2.0  # until the service manager starts a dead server again
 STARTING_SECONDS = 60.0  # the longest wait for a server before the first action
 SETTLING_SECONDS = 9000.0  # after the last action
 KEY = "a-key-of-the-simulation"
+SECRETS = {name: f"sk-holdfast-{name}" for name in ("alice", "bob", "ops")}  # of named keys
 
 
 @dataclass
@@ -75,7 +79,9 @@ class Simulation:
         )
         if failing := self.options.get("failing"):  # of a sweep: what fails, and which one
             self._plan(*failing)
-        self.key_headers = {"authorization": f"Bearer {KEY}"} if self.options["has_key"] else {}
+        self.keys_file = folder.with_suffix(".keys")  # on no simulated disk
+        if self.options["keys"]:
+            self._write_keys()
         self.checks = Checks(self)
         self.agents: dict[str, Agent] = {}
         self.fronts: list[SimulatedFront] = []
@@ -89,6 +95,34 @@ class Simulation:
         world.on_fault = self.checks.fault
         world.on_delete = self.checks.deleted
         world.on_error = self.checks.swallowed
+
+    # -- API keys
+
+    def _write_keys(self) -> None:
+        keys = tuple(
+            named_key(
+                name, secret, is_admin=name == "ops", priority="interactive", max_requests=None
+            )
+            for name, secret in SECRETS.items()
+        )
+        self.keys_file.write_bytes(msgspec.json.encode(KeyFile(keys=keys)))
+        self.keys_file.chmod(0o600)
+
+    def sender(self, key: str) -> str:
+        """Whom the server takes a client for, by the name of the client's key: the name of a key that
+        it knows, "server" for its own, "wrong", or "" if it knows no keys.
+        """
+        if not (self.options["keys"] or self.options["has_key"]):
+            return ""
+        if key == "wrong" or (key and self.options["keys"]):
+            return key
+        return "ops" if self.options["keys"] else "server"
+
+    def key_headers(self, key: str) -> dict[str, str]:
+        """The headers with a client's API key."""
+        sender = self.sender(key)
+        secret = {"server": KEY, "wrong": "a-wrong-key"}.get(sender) or SECRETS.get(sender)
+        return {"authorization": f"Bearer {secret}"} if secret else {}
 
     # -- the server
 
@@ -122,6 +156,7 @@ class Simulation:
                 port=0,
                 api_key=KEY if options["has_key"] else "",
                 reconnect_seconds=options["reconnect_seconds"],
+                keys_file=str(self.keys_file) if options["keys"] else "off",
             ),
             scheduler=SchedulerSettings(
                 max_running=options["max_running"],
@@ -208,8 +243,10 @@ class Simulation:
 
     def _call(self, call: Call) -> None:
         front = self.front
+        self.checks.calls(call)
         try:
-            status, answer = ask(front, call.method, call.path, call.body, headers=self.key_headers)
+            headers = self.key_headers(call.key)
+            status, answer = ask(front, call.method, call.path, call.body, headers=headers)
         except (Broken, TimeoutError):
             return
         self.world.tell(f"{call.method} {call.path}: {status}")
@@ -275,6 +312,7 @@ def _a_folder() -> Iterator[Path]:
         yield folder
     finally:
         tempfile.tempdir = None
+        folder.with_suffix(".keys").unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
 
 
