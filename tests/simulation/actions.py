@@ -380,14 +380,15 @@ def _call(
         caller = {"tenant": about.tenant, "key": about.key}
     if dice.random() < 0.05:
         caller = {**caller, "key": "wrong"}
-    whose = f"?model={model}:{adapter}" if adapter else f"?model={model}"
+    model_id = f"{model}:{adapter}" if adapter else model
+    whose = f"?model={model_id}"
     if caller["tenant"]:
         whose += f"&cache_salt={caller['tenant']}"
     pins = {"pinned": dice.random() < 0.5}
     fork = {"id": f"f{dice.randrange(FORKS)}", **pins}
     of_session: Sequence[tuple[str, str, Mapping[str, Any] | None]] = (
         ("GET", f"/v1/sessions/{session}{whose}", None),
-        ("POST", f"/v1/sessions{whose}", {"id": session, "model": model, **pins}),
+        ("POST", f"/v1/sessions{whose}", {"id": session, "model": model_id, **pins}),
         ("POST", f"/v1/sessions/{session}/fork{whose}", fork),
         ("PATCH", f"/v1/sessions/{session}{whose}", pins),
         ("DELETE", f"/v1/sessions/{session}{whose}", None),

@@ -17,7 +17,16 @@ from tests.simulation.actions import BLOCK, Turn
 from tests.simulation.conversations import Message, runs_in_background
 from tests.simulation.device import END_TOKEN, plain_tokens, tokenizer
 from tests.simulation.network import Broken, Exchange
-from tests.simulation.stored_responses import Found, Lost, StoredResponse, get, look, text_of
+from tests.simulation.stored_responses import (
+    Found,
+    Lost,
+    StoredResponse,
+    get,
+    is_lost,
+    look,
+    may_be_lost,
+    text_of,
+)
 
 if TYPE_CHECKING:
     from tests.simulation.front import SimulatedFront
@@ -148,11 +157,22 @@ class Agent:
         before = self.response if turn.chains and turn.protocol == "responses" else None
         if before is not None and self.messages[: len(before.messages)] != before.messages:
             before = None
+        if before is not None and is_lost(self._simulation, before):
+            before = self.response = None
         new = self.messages if before is None else self.messages[len(before.messages) :]
         path, body = conversations.body(turn, new, previous=before.id if before else "")
         read = [*(before.read if before else ()), *conversations.as_read(turn, new)]
         prompt = conversations.prompt(turn, read)
         return Request(turn, path, json.dumps(body).encode(), prompt, marker, read, before)
+
+    def _prompts(self, request: Request) -> list[str]:
+        """What the model may read: the prompt, perhaps without an answer that has been lost."""
+        before = request.before
+        if before is None or before.is_deleted or not may_be_lost(self._simulation, before):
+            return [request.prompt]
+        last = len(before.read) - 1
+        read = [*request.read[:last], *request.read[last + 1 :]]
+        return [request.prompt, conversations.prompt(request.turn, read)]
 
     def _ask_often(self, request: Request) -> Heard | None:
         """Ask until the answer is whole; None if it is not to be had."""
@@ -184,7 +204,9 @@ class Agent:
         begun = conversations.PREFILL if conversations.begins_answer(turn) else ""
         reply = {"role": "assistant", "content": begun + heard.texts.get(0, "")}
         self.messages.append(reply)
-        if conversations.is_stored(turn):
+        if request.before is not None and is_lost(self._simulation, request.before):
+            self.response = None
+        elif conversations.is_stored(turn):
             self.response = StoredResponse(
                 heard.request_id,
                 turn,
@@ -206,10 +228,6 @@ class Agent:
             used = len(tokenizer().encode(str([*self.messages, text])).ids) + filler
             filler += (-used) % BLOCK + turn.edge
         return text + FILLER * max(0, filler)
-
-    def about_tokens(self) -> int:
-        """The length of its conversation, about."""
-        return len(tokenizer().encode(str(self.messages)).ids)
 
     def _ask(self, request: Request, attempt: str, *, leaves: bool = False) -> Heard | None:
         """Ask and read; returns what came, or None if the connection broke. leaves: whether the
@@ -233,7 +251,7 @@ class Agent:
         self.is_asking = True
         self.world.tell(f"{self.name} asks {turn.model_id} ({request.path}, request {request_id})")
         exchange = Exchange(front, "POST", request.path, request.body, headers=headers)
-        simulation.checks.began(request_id, turn, request.prompt)
+        simulation.checks.began(request_id, turn, self._prompts(request))
         heard = Heard()
         try:
             try:

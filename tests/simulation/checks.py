@@ -257,7 +257,7 @@ class Checks:
         self.damaged: set[Path] = set()  # files that the scenario has damaged
         self.asked: dict[str, _Asked] = {}
         self._turns: dict[str, list[Turn]] = defaultdict(list)  # by the text of their prompt
-        self._prompts: dict[str, str] = {}  # by the id that the agent gives its request
+        self._prompts: dict[str, set[str]] = {}  # by the id that the agent gives its request
         # the sessions that each caller has named
         self._session_names: dict[Caller, set[str]] = defaultdict(set)
         self._hearers: dict[str, set[Caller]] = defaultdict(set)  # of each answer
@@ -289,10 +289,11 @@ class Checks:
 
     # -- what agents report
 
-    def began(self, request_id: str, turn: Turn, prompt: str) -> None:
-        """An agent has sent a request. prompt: the text that the model has to read."""
-        self._prompts[request_id] = comparable(prompt)
-        self._turns[comparable(prompt)].append(turn)
+    def began(self, request_id: str, turn: Turn, prompts: Iterable[str]) -> None:
+        """An agent has sent a request. prompts: the texts of which the model has to read one."""
+        self._prompts[request_id] = {comparable(each) for each in prompts}
+        for each in self._prompts[request_id]:
+            self._turns[each].append(turn)
         self._session_names[self._caller(turn)].add(turn.session)
 
     def ended(
@@ -426,7 +427,7 @@ class Checks:
                 if text:
                     self._violation("the oracle's tokens", f"{request_id} gets text from nowhere")
                 continue
-            if asked.prompt != self._prompts[request_id]:
+            if asked.prompt not in self._prompts[request_id]:
                 self._violation(
                     "the prompt", f"{request_id} gets the answer to another request: {text!r}"
                 )
@@ -494,7 +495,8 @@ class Checks:
         if "context" in heard.error or "too long" in heard.message:
             room = min(8192, self.simulation.options["kv_tokens"])
             is_alone = len(self.simulation.options["models"]) == 1  # it has all the memory
-            tokens = self.simulation.agent(turn.agent).about_tokens() + turn.max_tokens
+            prompt = max(self._prompts[request_id], key=len)
+            tokens = len(tokenizer().encode(prompt).ids) + turn.max_tokens
             if is_alone and tokens < room // 2:
                 self._violation("true refusals", f"the prompt is short, but {said}")
             return

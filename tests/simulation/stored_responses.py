@@ -196,6 +196,17 @@ def _delete(simulation: Simulation, stored: StoredResponse) -> None:
         _own(simulation, stored)
 
 
+def is_lost(simulation: Simulation, stored: StoredResponse) -> bool:
+    """Whether the store has lost a response or its end, for a reason. Asks the server."""
+    if stored.is_deleted or not may_be_lost(simulation, stored):
+        return False
+    try:
+        found = get(simulation, stored.id, key=stored.turn.key, tenant=stored.turn.tenant)
+    except Broken:
+        return True
+    return found.status != 200 or found.json["status"] != stored.status
+
+
 def may_be_lost(simulation: Simulation, stored: StoredResponse) -> bool:
     """Whether a stored response may be gone, failed or out of reach."""
     checks = simulation.checks
