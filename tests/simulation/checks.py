@@ -497,7 +497,8 @@ class Checks:
             is_alone = len(self.simulation.options["models"]) == 1  # it has all the memory
             prompt = max(self._prompts[request_id], key=len)
             tokens = len(tokenizer().encode(prompt).ids) + turn.max_tokens
-            if is_alone and tokens < room // 2:
+            share = 2 if self.simulation.options["second_layer"] == "none" else 4  # it needs as much
+            if is_alone and tokens < room // share:
                 self._violation("true refusals", f"the prompt is short, but {said}")
             return
         self._check_limit(heard, said, began=began)
