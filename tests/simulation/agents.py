@@ -251,7 +251,7 @@ class Agent:
         self.is_asking = True
         self.world.tell(f"{self.name} asks {turn.model_id} ({request.path}, request {request_id})")
         exchange = Exchange(front, "POST", request.path, request.body, headers=headers)
-        simulation.checks.began(request_id, turn, self._prompts(request))
+        simulation.checks.answers.began(request_id, turn, self._prompts(request))
         heard = Heard()
         try:
             try:
@@ -261,11 +261,11 @@ class Agent:
             except Broken:
                 if not (heard.request_id and runs_in_background(turn)):
                     raise
-                simulation.checks.broke(request_id, turn, heard, exchange, leaves=leaves)
+                simulation.checks.answers.broke(request_id, turn, heard, exchange, leaves=leaves)
                 self._rejoin(turn, heard)
         except Broken as broken:
             leaves = leaves or isinstance(broken, Lost)
-            simulation.checks.broke(request_id, turn, heard, exchange, leaves=leaves)
+            simulation.checks.answers.broke(request_id, turn, heard, exchange, leaves=leaves)
             return None
         except TimeoutError:
             simulation.violation("bounded time", f"request {request_id} never ends")
@@ -275,13 +275,15 @@ class Agent:
             f"{self.name} has {heard.status} {heard.error or heard.ends} of request {request_id}"
         )
         idempotency = headers.get("idempotency-key", "")
-        simulation.checks.ended(
+        simulation.checks.answers.ended(
             request_id, turn, heard, began=began, front=front, before=request.before
         )
         if heard.status == 200 and not heard.error and not runs_in_background(turn):
-            simulation.checks.shared(request, turn, idempotency, heard, began=began, front=front)
+            simulation.checks.answers.shared(
+                request, turn, idempotency, heard, began=began, front=front
+            )
         if self.name.startswith("last "):
-            simulation.checks.recovered(turn.model, 0 if heard.error else heard.status)
+            simulation.checks.answers.recovered(turn.model, 0 if heard.error else heard.status)
         return heard
 
     def _hear(self, exchange: Exchange, turn: Turn, heard: Heard, *, leaves: bool) -> None:
@@ -340,7 +342,7 @@ class Agent:
             return found
         if found.status == 503:
             return None
-        if not simulation.checks.disk_has_failed() and simulation.options["has_store"]:
+        if not simulation.checks.excuses.disk_has_failed() and simulation.options["has_store"]:
             simulation.violation(
                 "stored responses stay", f"{heard.request_id} runs, but {found.content!r}"
             )

@@ -28,7 +28,7 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
     """Make it happen."""
     world, machine = simulation.world, simulation.machine
     worker = _worker_of(simulation, trouble.model)
-    simulation.checks.excuse(
+    simulation.checks.excuses.add(
         trouble.kind, model=trouble.model if trouble.kind in _OF_A_MODEL else ""
     )
     match trouble.kind:
@@ -82,10 +82,10 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
             jump = trouble.seconds * days * (1 if trouble.number % 2 else -1)
             world.wall_shift += jump
             if jump > 0:
-                simulation.checks.jumped_at = world.now
+                simulation.checks.excuses.jumped_at = world.now
         case "machine sleeps":
             world.now += trouble.seconds
-            simulation.checks.slept(trouble.seconds)
+            simulation.checks.excuses.slept(trouble.seconds)
         case "no process starts":
             machine.failing_starts = trouble.number
         case "memory is short" | "memory is enough":
@@ -97,7 +97,7 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
 
 
 def _kill(simulation: Simulation, worker: SimulatedWorker) -> None:
-    simulation.checks.excuse("worker dies", model=worker.name)
+    simulation.checks.excuses.add("worker dies", model=worker.name)
     worker.process.kill()
 
 
@@ -108,15 +108,15 @@ def _kill_all(simulation: Simulation) -> None:
 
 
 def _cut_power(simulation: Simulation) -> None:
-    simulation.checks.excuse("power cut")
+    simulation.checks.excuses.add("power cut")
     _kill_all(simulation)
     simulation.disk.power_cut(loses_all=simulation.options["cut_loses_all"])
-    simulation.checks.after_power_cut()
+    simulation.checks.store.after_power_cut()
 
 
 def _resume(simulation: Simulation, process: Process, trouble: Trouble) -> None:
     if not process.is_dead:
-        simulation.checks.suspended(process, seconds=trouble.seconds)
+        simulation.checks.workers.suspended(process, seconds=trouble.seconds)
     process.resume()
 
 

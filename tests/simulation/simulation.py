@@ -90,10 +90,9 @@ class Simulation:
         self.front = self.begin_front()
         self._done = False
         world.outside.spawn(self._play, "scenario")
-        world.on_event = self.checks.after_event
-        world.on_kill = self.checks.killed
-        world.on_fault = self.checks.fault
-        world.on_delete = self.checks.deleted
+        world.on_kill = self.checks.workers.killed
+        world.on_fault = self.checks.excuses.fault
+        world.on_delete = self.checks.store.deleted
         world.on_error = self.checks.swallowed
 
     # -- API keys
@@ -202,7 +201,7 @@ class Simulation:
             if self.world.now > deadline + SETTLING_SECONDS:
                 self.violation("it recovers", f"these never end: {self._busy()}")
             self._wait(5.0)
-        self.checks.check_recovery()
+        self.checks.answers.check_recovery()
         self._wait(120.0)  # for answers that nobody fetches, and for what is written later
         self.checks.at_rest()
         self.is_stopping = True
@@ -243,14 +242,14 @@ class Simulation:
 
     def _call(self, call: Call) -> None:
         front = self.front
-        self.checks.calls(call)
+        self.checks.answers.calls(call)
         try:
             headers = self.key_headers(call.key)
             status, answer = ask(front, call.method, call.path, call.body, headers=headers)
         except (Broken, TimeoutError):
             return
         self.world.tell(f"{call.method} {call.path}: {status}")
-        self.checks.called(call, status, answer)
+        self.checks.answers.called(call, status, answer)
 
     # -- what goes wrong
 
@@ -274,7 +273,7 @@ class Simulation:
                 files = [path for path in files if "quarantine" not in path]
                 if files:
                     path = files[trouble.number % len(files)]
-                    self.checks.damaged.add(Path(path))
+                    self.checks.store.damaged.add(Path(path))
                     (disk.vanish if kind == "file vanishes" else disk.damage)(path)
 
     def heal(self) -> None:
@@ -336,8 +335,8 @@ def run(scenario: Scenario, *, most_events: int = 3_000_000) -> Outcome:
             simulation = Simulation(world, scenario, folder)
             world.run(lambda: simulation.is_over or world.events > most_events)
             if not simulation.is_over:
-                simulation.checks.cut_off()
-            outcome.answers = simulation.checks.answers
+                simulation.checks.answers.cut_off()
+            outcome.answers = simulation.checks.answers.count
         except Violation as violation:
             outcome.violations.append(violation)
         except Stuck as stuck:

@@ -209,15 +209,15 @@ def is_lost(simulation: Simulation, stored: StoredResponse) -> bool:
 
 def may_be_lost(simulation: Simulation, stored: StoredResponse) -> bool:
     """Whether a stored response may be gone, failed or out of reach."""
-    checks = simulation.checks
-    if stored.is_deleted or "failing" in simulation.options or checks.disk_has_failed():
+    excuses = simulation.checks.excuses
+    if stored.is_deleted or "failing" in simulation.options or excuses.disk_has_failed():
         return True
     if not simulation.options["has_store"] and simulation.front is not stored.front:
         return True
     # the server must not die before it has written the end
-    return not simulation.front.is_running or checks.server_died_near(stored.ended_at)
+    return not simulation.front.is_running or excuses.server_died_near(stored.ended_at)
 
 
 def may_return(simulation: Simulation, stored: StoredResponse) -> bool:
     """Whether a deleted response may be there again: a power cut may undo the deletion."""
-    return simulation.checks.disk_has_failed()
+    return simulation.checks.excuses.disk_has_failed()
