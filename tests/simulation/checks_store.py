@@ -43,6 +43,8 @@ class StoreChecks(Part):
         """The store says that these blocks are durable."""
         names = [key.hex() for key in keys]
         self._durable.update(names)
+        for name in names:  # perhaps given to the store again
+            self._unwanted.pop(name, None)
         disk, store = self.simulation.disk, self.simulation.folder / "store"
         with disk.bypassed():
             files = [
@@ -63,12 +65,10 @@ class StoreChecks(Part):
         self._durable.difference_update(names)
 
     def unwanted(self, keys: Iterable[BlockKey]) -> None:
-        """The store was told to delete these blocks."""
-        self._unwanted.update((key.hex(), self.world.now) for key in keys)
-
-    def wanted(self, key: BlockKey) -> None:
-        """A block is given to the store, perhaps again."""
-        self._unwanted.pop(key.hex(), None)
+        """The store has deleted these blocks, or will when it can."""
+        names = [key.hex() for key in keys]
+        self._unwanted.update(dict.fromkeys(names, self.world.now))
+        self._durable.difference_update(names)  # those that were stored just before, too
 
     def evicted(self, entries: list[Entry]) -> None:
         """The store evicts these blocks."""

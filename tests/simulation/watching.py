@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.front.link.worker_link import WorkerLink
 from holdfast.store import io_thread
-from holdfast.store.block import BlockKey, Entry, StoredBlock
+from holdfast.store.block import BlockKey, Entry
 from holdfast.store.folder import Records, StoreFolder
 from holdfast.store.io_thread import IoThread
 from holdfast.store.maintenance import StoreMaintenance
@@ -65,13 +65,6 @@ def install() -> None:
 
     io_thread.salvage = watched_salvage
     finish, removed = Mailbox.finish, IoThread.remove
-    offer = Mailbox.offer_block
-
-    def watched_offer(mailbox: Mailbox, block: StoredBlock) -> Any:
-        running[-1].store.wanted(block.key)
-        return offer(mailbox, block)
-
-    Mailbox.offer_block = watched_offer  # type: ignore[method-assign]
     expired = SessionRegistry.expired
 
     def watched_expired(registry: SessionRegistry, now: float) -> Any:
@@ -95,8 +88,8 @@ def install() -> None:
 
     def watched_remove(io: IoThread, keys: tuple[BlockKey, ...]) -> None:
         running[-1].store.gave_up(keys)
-        running[-1].store.unwanted(keys)
         removed(io, keys)
+        running[-1].store.unwanted(keys)
 
     def watched_unreadable(index: PrefixIndex, keys: Iterable[BlockKey]) -> Any:
         keys = tuple(keys)
