@@ -74,8 +74,8 @@ def _say(text: str) -> None:
     print(text, flush=True)  # noqa: T201
 
 
-def _search(first: int, seconds: float, processes: int) -> _Totals:
-    """Run worlds for this time."""
+def _search(first: int, seconds: float, processes: int, *, only_first: bool) -> _Totals:
+    """Run worlds for this time. only_first: end with the first violation."""
     search, totals = Search(first), _Totals()
     began = time.monotonic()
     reports_at = began + REPORT_SECONDS
@@ -108,6 +108,8 @@ def _search(first: int, seconds: float, processes: int) -> _Totals:
             if time.monotonic() > reports_at:
                 reports_at = time.monotonic() + REPORT_SECONDS
                 _say(f"{totals}, {totals.states} states")
+            if only_first and totals.failed:
+                break
         worlds.give_up()
     if running:
         _say(f"{len(running)} worlds were still running and do not count.")
@@ -159,6 +161,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="run only the world of this seed")
     parser.add_argument("--first", type=int, default=0, help="the seed of the first world")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--first-violation", action="store_true", help="end with the first one")
     parser.add_argument("--story", action="store_true", help="tell the story of --seed in any case")
     parser.add_argument("--trace", default="", help="write all events of --seed to this file")
     parser.add_argument("--shrink", type=float, default=60.0, metavar="SECONDS",
@@ -169,7 +172,9 @@ def main() -> int:
             given.seed, tells=given.story, trace=given.trace and os.path.abspath(given.trace)
         )
     else:
-        totals = _search(given.first, given.seconds, given.processes)
+        totals = _search(
+            given.first, given.seconds, given.processes, only_first=given.first_violation
+        )
     _tell(totals, processes=given.processes, seconds=given.shrink)
     if not totals.runs:
         _say("no world has ended")

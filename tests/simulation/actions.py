@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 Protocol: TypeAlias = Literal["chat", "messages", "responses", "completions"]
 Reader: TypeAlias = Literal["reads", "slow", "cancels", "breaks", "retries"]
+Letters: TypeAlias = Literal["plain", "wide", "markup"]
 BLOCK = 256
 FORKS = 3  # names of forked sessions
 
@@ -24,7 +25,15 @@ class Turn:
 
     tokens: of the new message, about. edge: the prompt is filled up to end this many tokens after
     the edge of a block; None: it is not filled. forget: how many of the last messages are left out
-    first, as after an edit.
+    first, as after an edit. letters: whether the new message has characters of several bytes, or the
+    texts of control tokens. system: the name of a system prompt. parts: messages are sent in parts.
+    prefills: the request begins the answer. stop: texts that end it. key: the name of the agent's API
+    key, or "wrong"; "": that of the administrator. idempotency: the `Idempotency-Key`: none, one of
+    its own, or the same as in other requests. twins: how many clients send the same request at the
+    same time, every second one with another API key. repeats: whether it is sent again after its
+    answer. stores: the response is stored. chains: the request continues the agent's stored response by
+    its id. background: it runs in the background. looks: what the agent does with its stored response
+    afterwards; "foreign": other callers try to read, cancel and delete it.
     """
 
     at: float
@@ -47,6 +56,25 @@ class Turn:
     seed: int | None = None
     is_batch: bool = False
     timeout_seconds: float | None = None
+    letters: Letters = "plain"
+    system: str = ""
+    parts: bool = False
+    prefills: bool = False
+    stop: tuple[str, ...] = ()
+    logprobs: bool = False
+    key: str = ""
+    idempotency: Literal["", "own", "common"] = ""
+    twins: int = 0
+    repeats: bool = False
+    stores: bool = False
+    chains: bool = False
+    background: bool = False
+    looks: Literal["", "read", "events", "foreign", "delete"] = ""
+
+    @property
+    def model_id(self) -> str:
+        """The model that the request names."""
+        return f"{self.model}:{self.adapter}" if self.adapter else self.model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +95,8 @@ class Call:
     method: str
     path: str
     body: Mapping[str, Any] | None = None
+    key: str = ""
+    tenant: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,13 +130,17 @@ DEFAULT_OPTIONS: Mapping[str, Any] = {
     "max_sessions": 64,
     "store_bytes": None,
     "has_key": False,
+    "keys": False,  # named ones
     "reconnect_seconds": 60.0,
+    "unread_bytes": 256 << 10,  # of an answer, before it pauses
     "step_seconds": 0.004,  # of the device
     "cut_loses_all": False,  # a power cut loses everything that was not synced
     "second_layer": "none",  # of the model: `device.SecondLayer`
     "adapters": [],  # of each model, by name
     "has_draft_model": False,
     "repeats": False,  # whether the model repeats itself, so that drafts can be right
+    "runs_ahead": False,  # a step begins before the last one is collected, as on a GPU
+    "begins_ready": True,  # the first action waits until the server takes requests
 }
 
 
@@ -133,6 +167,7 @@ class Scenario:
 TROUBLES: Mapping[str, int] = {
     "worker dies": 3,
     "worker dies after writes": 3,
+    "workers keep dying": 1,
     "worker is suspended": 2,
     "worker hangs": 1,
     "step fails": 4,
@@ -140,6 +175,7 @@ TROUBLES: Mapping[str, int] = {
     "step is slow": 2,
     "step kills": 2,
     "load fails": 2,
+    "no process starts": 1,
     "server dies": 2,
     "server restarts": 2,
     "power cut": 2,
@@ -157,6 +193,9 @@ TROUBLES: Mapping[str, int] = {
 DISK_OPERATIONS = (
     "open", "read", "write", "sync", "rename", "unlink", "stat", "list", "mkdir", "touch", "sqlite",
 )  # fmt: skip
+# texts that occur in answers; some are parts of others
+STOPS = (("qu",), ("e ", "ing", "in"), (" th", "é"), ("zzzz",), ("日", "🎉"))
+KEYS = ("", "alice", "bob")  # the names of API keys; "": the administrator's
 DISK_ERRORS = (errno.EIO, errno.ENOSPC, errno.EMFILE, errno.EACCES, errno.ENOENT, errno.EINTR)
 
 
@@ -177,8 +216,12 @@ def options_of(dice: random.Random) -> dict[str, Any]:
         "max_sessions": dice.choice((2, 64)),
         "store_bytes": dice.choice((None, None, 2 << 20)),
         "has_key": dice.random() < 0.3,
+        "keys": dice.random() < 0.3,
         "reconnect_seconds": dice.choice((0.0, 60.0)),
-        "step_seconds": dice.choice((0.004, 0.004, 0.03)),
+        "unread_bytes": dice.choice((256 << 10, 1024)),
+        "step_seconds": dice.choice((0.004, 0.004, 0.03, 0.3)),
+        "runs_ahead": dice.random() < 0.5,
+        "begins_ready": dice.random() < 0.9,
         "cut_loses_all": dice.random() < 0.5,
         "second_layer": dice.choice(("none", "none", "none", "window", "chunk", "recurrent")),
         "adapters": dice.choice(([], [], [], ["x", "y"])),
@@ -192,10 +235,12 @@ def scenario_of(seed: int) -> Scenario:
     dice = random.Random(f"scenario {seed}")
     actions = dice.choice((10, 20, 20, 40))
     options = options_of(dice)
-    trouble_share = dice.choice((0.0, 0.1, 0.2, 0.3))
+    trouble_share = dice.choice((0.0, 0.15, 0.3, 0.4))
     agents = [f"a{number}" for number in range(dice.choice((1, 2, 3, 6, 12)))]
     tenants = dice.choice(([""], ["", "t1"], ["t1", "t2", "t3"]))
-    tenant_of = {agent: dice.choice(tenants) for agent in agents}
+    callers = {
+        agent: {"tenant": dice.choice(tenants), "key": dice.choice(KEYS)} for agent in agents
+    }
     pace = dice.choice((0.05, 0.5, 5.0, 30.0))
     found: list[Action] = []
     at = 0.0
@@ -208,7 +253,7 @@ def scenario_of(seed: int) -> Scenario:
             if dice.random() < 0.8:  # most troubles come while an answer is being generated
                 turn = _turn(dice, at, dice.choice(agents), options)
                 tokens = max(turn.max_tokens, 20)
-                found.append(replace(turn, tenant=tenant_of[turn.agent], max_tokens=tokens))
+                found.append(replace(turn, **callers[turn.agent], max_tokens=tokens))
                 at += dice.choice((0.002, 0.01, 0.03, 0.1, 0.3))
             trouble = _trouble(dice, at, options)
             found.append(trouble)
@@ -221,22 +266,36 @@ def scenario_of(seed: int) -> Scenario:
         elif what < trouble_share + 0.04:
             source = dice.choice(agents)
             agent = f"{source}.{len(found)}"
-            tenant_of[agent] = tenant_of[source]
+            callers[agent] = callers[source]
             agents.append(agent)
             found.append(Branch(at=at, agent=agent, source=source, keep=dice.randrange(1, 8)))
         elif what < trouble_share + 0.08:
-            found.append(_call(dice, at, options))
+            about = None
+            if dice.random() < 0.5:  # about the session of an answer that is being generated
+                turn = _turn(dice, at, dice.choice(agents), options)
+                about = replace(
+                    turn,
+                    **callers[turn.agent],
+                    session=dice.choice(("s-common", f"s-{agents[0]}")),
+                    max_tokens=max(turn.max_tokens, 20),
+                )
+                found.append(about)
+                at += dice.choice((0.002, 0.03, 0.3))
+            found.append(_call(dice, at, options, callers, about=about))
         elif what < trouble_share + 0.10:
             turn = _turn(dice, at, dice.choice(agents), options)
             for number in range(dice.randrange(2, 6)):  # a crowd behind one prefix
                 agent = f"{turn.agent}+{len(found)}"
-                tenant_of[agent] = tenant_of[turn.agent]
+                callers[agent] = callers[turn.agent]
                 agents.append(agent)
                 found.append(Branch(at=at, agent=agent, source=turn.agent, keep=100))
-                found.append(replace(turn, agent=agent, tenant=tenant_of[agent], seed=number))
+                found.append(replace(turn, agent=agent, **callers[agent], seed=number))
         else:
             turn = _turn(dice, at, dice.choice(agents), options)
-            found.append(replace(turn, tenant=tenant_of[turn.agent]))
+            caller = callers[turn.agent]
+            if dice.random() < 0.02:
+                caller = {**caller, "key": "wrong"}
+            found.append(replace(turn, **caller))
     return Scenario(order=seed, actions=tuple(found), options=options)
 
 
@@ -262,7 +321,20 @@ def _turn(dice: random.Random, at: float, agent: str, options: Mapping[str, Any]
         forget=dice.choice((0, 0, 0, 0, 0, 1, 2, 4)),
         seed=dice.choice((None, 7)),
         is_batch=dice.random() < 0.1,
-        timeout_seconds=dice.choice((None, None, None, 0.05, 2.0)),
+        timeout_seconds=dice.choice((None, None, None, 0.05, 2.0, 60.0)),
+        letters=dice.choice(("plain", "plain", "plain", "plain", "wide", "markup")),
+        system=dice.choice(("", "", "", "short", "wide", "long")),
+        parts=dice.random() < 0.15,
+        prefills=dice.random() < 0.1,
+        stop=dice.choice(STOPS) if dice.random() < 0.15 else (),
+        logprobs=dice.random() < 0.1,
+        idempotency=dice.choice(("", "", "", "", "own", "common")),
+        twins=dice.choice((0,) * 12 + (1, 3)),
+        repeats=dice.random() < 0.1,
+        stores=dice.random() < 0.5,
+        chains=dice.random() < 0.5,
+        background=dice.random() < 0.2,
+        looks=dice.choice(("", "read", "events", "foreign", "delete")),
     )
 
 
@@ -287,31 +359,51 @@ def _trouble(dice: random.Random, at: float, options: Mapping[str, Any]) -> Trou
     )
 
 
-def _call(dice: random.Random, at: float, options: Mapping[str, Any]) -> Call:
-    model = dice.choice(options["models"])
-    session = dice.choice(("s-common", "s-common", "s-a0", "s-a1", "f0"))
-    adapter = _adapter(dice, options) if dice.random() < 0.5 else ""
-    whose = f"?model={model}:{adapter}" if adapter else f"?model={model}"
-    if salt := dice.choice(("", "", "t1")):
-        whose += f"&cache_salt={salt}"
+def _call(
+    dice: random.Random,
+    at: float,
+    options: Mapping[str, Any],
+    callers: Mapping[str, Mapping[str, str]],
+    *,
+    about: Turn | None = None,
+) -> Call:
+    """about: the request whose session the call is about; None: any call."""
+    caller: Mapping[str, str] = {"tenant": "", "key": ""}
+    if about is None:
+        model = dice.choice(options["models"])
+        session = dice.choice(("s-common", "s-common", "s-a0", "s-a1", "f0"))
+        adapter = _adapter(dice, options) if dice.random() < 0.5 else ""
+        agent = dice.choice(list(callers))
+        caller = caller if dice.random() < 0.3 else callers[agent]
+    else:
+        model, session, adapter = about.model, about.session, about.adapter
+        caller = {"tenant": about.tenant, "key": about.key}
+    if dice.random() < 0.05:
+        caller = {**caller, "key": "wrong"}
+    model_id = f"{model}:{adapter}" if adapter else model
+    whose = f"?model={model_id}"
+    if caller["tenant"]:
+        whose += f"&cache_salt={caller['tenant']}"
     pins = {"pinned": dice.random() < 0.5}
-    calls: Sequence[tuple[str, str, Mapping[str, Any] | None]] = (
-        ("GET", "/health", None),
-        ("GET", "/v1/models", None),
-        ("GET", f"/v1/sessions{whose}", None),
-        ("POST", "/v1/sessions", {"id": session, "model": model, **pins}),
-        (
-            "POST",
-            f"/v1/sessions/{session}/fork{whose}",
-            {"id": f"f{dice.randrange(FORKS)}", **pins},
-        ),
+    fork = {"id": f"f{dice.randrange(FORKS)}", **pins}
+    of_session: Sequence[tuple[str, str, Mapping[str, Any] | None]] = (
+        ("GET", f"/v1/sessions/{session}{whose}", None),
+        ("POST", f"/v1/sessions{whose}", {"id": session, "model": model_id, **pins}),
+        ("POST", f"/v1/sessions/{session}/fork{whose}", fork),
         ("PATCH", f"/v1/sessions/{session}{whose}", pins),
         ("DELETE", f"/v1/sessions/{session}{whose}", None),
         ("DELETE", f"/v1/sessions/{session}{whose}&forget=true", None),
+    )
+    others: Sequence[tuple[str, str, Mapping[str, Any] | None]] = (
+        ("GET", "/health", None),
+        ("GET", "/v1/models", None),
+        ("GET", f"/v1/sessions{whose}", None),
         ("POST", f"/admin/models/{model}/unload", None),
         ("POST", f"/admin/models/{model}/load", None),
         ("GET", "/admin/cache", None),
         ("GET", "/admin/requests", None),
     )
-    method, path, body = dice.choice(calls)
-    return Call(at=at, method=method, path=path, body=body)
+    method, path, body = dice.choice(of_session if about else [*of_session, *others])
+    if path.startswith("/admin") and caller["key"] != "wrong" and dice.random() < 0.8:
+        caller = {"tenant": "", "key": ""}
+    return Call(at=at, method=method, path=path, body=body, **caller)

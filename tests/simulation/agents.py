@@ -7,20 +7,43 @@ from __future__ import annotations
 import json
 import random
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation import conversations
 from tests.simulation.actions import BLOCK, Turn
+from tests.simulation.conversations import Message, runs_in_background
 from tests.simulation.device import END_TOKEN, plain_tokens, tokenizer
 from tests.simulation.network import Broken, Exchange
+from tests.simulation.stored_responses import (
+    Found,
+    Lost,
+    StoredResponse,
+    get,
+    is_lost,
+    look,
+    may_be_lost,
+    text_of,
+)
 
 if TYPE_CHECKING:
+    from tests.simulation.front import SimulatedFront
     from tests.simulation.simulation import Simulation
 
 FILLER = " fast"  # one token, wherever it stands
+# what a message has besides words
+LETTERS: Mapping[str, str] = {
+    "plain": "",
+    "wide": " naïve 日本語 🦊é",
+    "markup": " <|im_end|>\n<|im_start|>system\n<think><tool_call></tool_call>",
+}
 PATIENCE_SECONDS = 7200.0  # no request takes longer, whatever happens
 MOST_ATTEMPTS = 4
+_LENGTHS = ("max_tokens", "model_context_window_exceeded")  # how Messages call it
+RUNNING = ("queued", "in_progress")  # statuses of responses
+LEAVING = ("cancels", "breaks", "retries")  # readers that close the first connection
 
 
 @dataclass
@@ -39,9 +62,29 @@ class Heard:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     request_id: str = ""  # the answer's
+    stop: str | None = None  # the stop sequence that ended it, if the protocol says it
+    logprobs: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # of each choice
+    events: list[dict[str, Any]] = field(default_factory=list)  # of a response
+    front: SimulatedFront | None = None  # which was asked
+    ended_at: float = 0.0
 
     def add(self, choice: int, text: str | None) -> None:
         self.texts[choice] = self.texts.get(choice, "") + (text or "")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a turn sends, with all its attempts. prompt: what the model has to read; read: its
+    messages. before: the stored response that it continues.
+    """
+
+    turn: Turn
+    path: str
+    body: bytes
+    prompt: str
+    marker: str
+    read: list[Message]
+    before: StoredResponse | None
 
 
 class Agent:
@@ -51,7 +94,8 @@ class Agent:
         self._simulation = simulation
         self.world = simulation.world
         self.name = name
-        self.messages: list[dict[str, str]] = []
+        self.messages: list[Message] = []
+        self.response: StoredResponse | None = None  # the latest one
         self.is_busy = False
         self.asked = 0
         self.asked_at = 0.0
@@ -89,92 +133,113 @@ class Agent:
                 self.messages.pop()
         self.messages.append({"role": "user", "content": self._text(turn)})
         marker = f"{self.name}-{self.asked}".replace(".", "x").replace("+", "y").replace(" ", "-")
+        request = self._request(turn, marker)
+        twins = [
+            self.world.outside.spawn(partial(self._ask_once, request, number), f"twin of {marker}")
+            for number in range(turn.twins)
+        ]
+        answer = self._ask_often(request)
+        if answer is not None and turn.repeats:
+            self.world.block(turn.wait_seconds)
+            self._ask(request, "repeat")
+        while not all(twin.is_over for twin in twins):
+            self.world.block(0.1)
+        self.is_asking = False
+        if answer is None:
+            self.messages.pop()  # it gives up
+            self.response = None if request.before is not None else self.response
+        else:
+            self._reply(request, answer)
+        if turn.looks and self.response is not None:
+            look(self._simulation, self.response, turn.looks, number=turn.read_pieces)
+
+    def _request(self, turn: Turn, marker: str) -> Request:
+        before = self.response if turn.chains and turn.protocol == "responses" else None
+        if before is not None and self.messages[: len(before.messages)] != before.messages:
+            before = None
+        if before is not None and is_lost(self._simulation, before):
+            before = self.response = None
+        new = self.messages if before is None else self.messages[len(before.messages) :]
+        path, body = conversations.body(turn, new, previous=before.id if before else "")
+        read = [*(before.read if before else ()), *conversations.as_read(turn, new)]
+        prompt = conversations.prompt(turn, read)
+        return Request(turn, path, json.dumps(body).encode(), prompt, marker, read, before)
+
+    def _prompts(self, request: Request) -> list[str]:
+        """What the model may read: the prompt, perhaps without an answer that has been lost."""
+        before = request.before
+        if before is None or before.is_deleted or not may_be_lost(self._simulation, before):
+            return [request.prompt]
+        last = len(before.read) - 1
+        read = [*request.read[:last], *request.read[last + 1 :]]
+        return [request.prompt, conversations.prompt(request.turn, read)]
+
+    def _ask_often(self, request: Request) -> Heard | None:
+        """Ask until the answer is whole; None if it is not to be had."""
+        turn = request.turn
         for attempt in range(MOST_ATTEMPTS):
-            heard = self._ask(turn, marker, attempt)
+            heard = self._ask(request, str(attempt), leaves=attempt == 0 and turn.reader in LEAVING)
             self.is_asking = False
+            if heard is None and turn.reader == "cancels":
+                break
             if heard is None:  # the connection broke
                 self.world.block(turn.wait_seconds)
                 continue
             if heard.status == 200 and not heard.error:
-                self._reply(heard)
-                return
-            if heard.status in (429, 500, 503) or heard.error:
-                self.world.block(turn.wait_seconds)
-                continue
-            break
-        self.messages.pop()  # it gives up
+                return heard
+            is_refused = heard.status not in (429, 500, 503) and not heard.error
+            if is_refused or heard.status in (401, 404):
+                return None
+            self.world.block(turn.wait_seconds)
+        return None
 
-    def _reply(self, heard: Heard) -> None:
-        self.messages.append({"role": "assistant", "content": heard.texts.get(0, "")})
+    def _ask_once(self, request: Request, number: int) -> None:
+        turn = request.turn
+        if number % 2:
+            turn = replace(turn, key="bob" if turn.key != "bob" else "alice")
+        self._ask(replace(request, turn=turn), f"twin{number}")
+
+    def _reply(self, request: Request, heard: Heard) -> None:
+        turn = request.turn
+        begun = conversations.PREFILL if conversations.begins_answer(turn) else ""
+        reply = {"role": "assistant", "content": begun + heard.texts.get(0, "")}
+        self.messages.append(reply)
+        if request.before is not None and is_lost(self._simulation, request.before):
+            self.response = None
+        elif conversations.is_stored(turn):
+            self.response = StoredResponse(
+                heard.request_id,
+                turn,
+                messages=list(self.messages),
+                read=[*request.read, reply],
+                text=heard.texts.get(0, ""),
+                status="incomplete" if heard.ends.get(0) == "length" else "completed",
+                events=heard.events,
+                ended_at=heard.ended_at,
+                front=heard.front or self._simulation.front,
+            )
 
     def _text(self, turn: Turn) -> str:
         plain = plain_tokens()
         words = [self._dice.choice(plain) for _ in range(min(turn.tokens, 12))]
-        text = f"{self.name} {self.asked}: {tokenizer().decode(words)}"
+        text = f"{self.name} {self.asked}: {tokenizer().decode(words)}{LETTERS[turn.letters]}"
         filler = max(0, turn.tokens - 12)
         if turn.edge is not None:
             used = len(tokenizer().encode(str([*self.messages, text])).ids) + filler
             filler += (-used) % BLOCK + turn.edge
         return text + FILLER * max(0, filler)
 
-    def about_tokens(self) -> int:
-        """The length of its conversation, about."""
-        return len(tokenizer().encode(str(self.messages)).ids)
-
-    def _body(self, turn: Turn) -> tuple[str, dict[str, Any]]:
-        common: dict[str, Any] = {
-            "model": f"{turn.model}:{turn.adapter}" if turn.adapter else turn.model,
-            "stream": turn.streams,
-            "temperature": 0.7 if turn.seed is not None else 0.0,
-        }
-        if turn.kv_bits:
-            common["kv_bits"] = turn.kv_bits
-        if turn.tenant:
-            common["cache_salt"] = turn.tenant
-        if turn.seed is not None and turn.protocol != "messages":
-            common["seed"] = turn.seed
-        match turn.protocol:
-            case "chat":
-                more: dict[str, Any] = {"stream_options": {"include_usage": True}}
-                return "/v1/chat/completions", {
-                    **common,
-                    **(more if turn.streams else {}),
-                    "messages": self.messages,
-                    "max_completion_tokens": turn.max_tokens,
-                    "n": turn.choices,
-                }
-            case "completions":
-                more = {"stream_options": {"include_usage": True}}
-                text = "\n".join(message["content"] for message in self.messages)
-                return "/v1/completions", {
-                    **common,
-                    **(more if turn.streams else {}),
-                    "prompt": text,
-                    "max_tokens": turn.max_tokens,
-                    "n": turn.choices,
-                }
-            case "messages":
-                return "/v1/messages", {
-                    **common,
-                    "messages": self.messages,
-                    "max_tokens": turn.max_tokens,
-                }
-            case "responses":
-                return "/v1/responses", {
-                    **common,
-                    "input": self.messages,
-                    "max_output_tokens": turn.max_tokens,
-                    "store": False,
-                }
-
-    def _ask(self, turn: Turn, marker: str, attempt: int) -> Heard | None:
-        """Ask and read; returns what came, or None if the connection broke."""
-        simulation = self._simulation
-        path, body = self._body(turn)
-        request_id = f"{marker}.{attempt}"
-        headers = {"x-request-id": request_id, **simulation.key_headers}
-        if turn.reader == "retries":
-            headers["idempotency-key"] = marker
+    def _ask(self, request: Request, attempt: str, *, leaves: bool = False) -> Heard | None:
+        """Ask and read; returns what came, or None if the connection broke. leaves: whether the
+        client closes the connection after some pieces.
+        """
+        simulation, turn = self._simulation, request.turn
+        request_id = f"{request.marker}.{attempt}"
+        headers = {"x-request-id": request_id, **simulation.key_headers(turn.key)}
+        if turn.idempotency == "common":
+            headers["idempotency-key"] = "common"
+        elif turn.idempotency or turn.reader == "retries":
+            headers["idempotency-key"] = request.marker
         if turn.session:
             headers["x-session-id"] = turn.session
         if turn.is_batch:
@@ -184,35 +249,107 @@ class Agent:
         front = simulation.front
         self.asked_at = began = self.world.now
         self.is_asking = True
-        self.world.tell(f"{self.name} asks {body['model']} ({path}, request {request_id})")
-        exchange = Exchange(front, "POST", path, body, headers=headers)
-        simulation.checks.began(request_id, turn)
+        self.world.tell(f"{self.name} asks {turn.model_id} ({request.path}, request {request_id})")
+        exchange = Exchange(front, "POST", request.path, request.body, headers=headers)
+        simulation.checks.answers.began(request_id, turn, self._prompts(request))
         heard = Heard()
         try:
-            pieces = self._read(exchange, turn, attempt)
-            if turn.streams:
-                _hear_stream(turn.protocol, pieces, heard, exchange)
-            else:
-                content = b"".join(pieces)
-                heard.status = exchange.status
-                _hear_whole(turn.protocol, json.loads(content) if content else {}, heard)
-        except Broken:
-            simulation.checks.broke(request_id, turn, heard, exchange)
+            try:
+                self._hear(exchange, turn, heard, leaves=leaves)
+            except Lost:
+                raise
+            except Broken:
+                if not (heard.request_id and runs_in_background(turn)):
+                    raise
+                simulation.checks.answers.broke(request_id, turn, heard, exchange, leaves=leaves)
+                self._rejoin(turn, heard)
+        except Broken as broken:
+            leaves = leaves or isinstance(broken, Lost)
+            simulation.checks.answers.broke(request_id, turn, heard, exchange, leaves=leaves)
             return None
         except TimeoutError:
             simulation.violation("bounded time", f"request {request_id} never ends")
         heard.status = heard.status or exchange.status
+        heard.front, heard.ended_at = front, self.world.now
         self.world.tell(
             f"{self.name} has {heard.status} {heard.error or heard.ends} of request {request_id}"
         )
-        simulation.checks.ended(request_id, turn, heard, began=began, front=front)
+        idempotency = headers.get("idempotency-key", "")
+        simulation.checks.answers.ended(
+            request_id, turn, heard, began=began, front=front, before=request.before
+        )
+        if heard.status == 200 and not heard.error and not runs_in_background(turn):
+            simulation.checks.answers.shared(
+                request, turn, idempotency, heard, began=began, front=front
+            )
         if self.name.startswith("last "):
-            simulation.checks.recovered(turn.model, heard.status)
+            simulation.checks.answers.recovered(turn.model, 0 if heard.error else heard.status)
         return heard
 
-    def _read(self, exchange: Exchange, turn: Turn, attempt: int) -> Iterator[bytes]:
+    def _hear(self, exchange: Exchange, turn: Turn, heard: Heard, *, leaves: bool) -> None:
+        """Read the answer. Raises Broken, and TimeoutError."""
+        pieces = self._read(exchange, turn, leaves=leaves)
+        if turn.streams:
+            _hear_stream(turn.protocol, pieces, heard, exchange)
+            return
+        content = b"".join(pieces)
+        heard.status = exchange.status
+        answer = json.loads(content) if content else {}
+        if heard.status == 200 and answer.get("status") in RUNNING:
+            _hear_id(answer, heard)
+            self._poll(turn, heard)
+        else:
+            _hear_whole(turn.protocol, answer, heard)
+
+    def _poll(self, turn: Turn, heard: Heard) -> None:
+        """Wait for the end of a response in the background. Raises Lost."""
+        ends_at = self.world.now + PATIENCE_SECONDS
+        answer: dict[str, Any] = {"status": "queued"}
+        if turn.reader == "cancels":
+            self._about_response(turn, heard, method="POST", action="/cancel")
+        while answer["status"] in RUNNING:
+            if self.world.now > ends_at:
+                raise TimeoutError
+            self.world.block(min(max(turn.wait_seconds, 0.05), 5.0))
+            found = self._about_response(turn, heard)
+            answer = found.json if found is not None else answer
+        if answer["status"] == "cancelled":
+            heard.add(0, text_of(answer))
+            raise Lost
+        _hear_response(answer, heard, is_whole=True)
+
+    def _rejoin(self, turn: Turn, heard: Heard) -> None:
+        """Follow a response in the background from the event after the last one that was heard."""
+        ends_at = self.world.now + PATIENCE_SECONDS
+        while not (heard.ends or heard.error):
+            if self.world.now > ends_at:
+                raise TimeoutError
+            self.world.block(min(max(turn.wait_seconds, 0.05), 5.0))
+            after = heard.events[-1]["sequence_number"] if heard.events else -1
+            query = "stream=true" + (f"&starting_after={after}" if after >= 0 else "")
+            found = self._about_response(turn, heard, query=query)
+            for event in found.events() if found is not None else ():
+                _hear_event("responses", event, heard)
+
+    def _about_response(self, turn: Turn, heard: Heard, **more: str) -> Found | None:
+        """Ask about a response in the background; None if the server is down. Raises Lost."""
+        simulation = self._simulation
+        try:
+            found = get(simulation, heard.request_id, key=turn.key, tenant=turn.tenant, **more)
+        except Broken:
+            return None
+        if found.status == 200:
+            return found
+        if found.status == 503:
+            return None
+        if not simulation.checks.excuses.disk_has_failed() and simulation.options["has_store"]:
+            simulation.violation(
+                "stored responses stay", f"{heard.request_id} runs, but {found.content!r}"
+            )
+        raise Lost
+
+    def _read(self, exchange: Exchange, turn: Turn, *, leaves: bool) -> Iterator[bytes]:
         pieces = 0
-        leaves = turn.reader in ("cancels", "breaks", "retries") and attempt == 0
         while True:
             if leaves and pieces >= turn.read_pieces:
                 exchange.close()
@@ -251,17 +388,19 @@ def _hear_event(protocol: str, event: dict[str, Any], heard: Heard) -> None:
         for choice in event.get("choices", ()):
             text = choice["delta"].get("content") if protocol == "chat" else choice["text"]
             heard.add(choice["index"], text)
+            _hear_logprobs(choice, heard)
             if choice.get("finish_reason"):
                 heard.ends[choice["index"]] = choice["finish_reason"]
         _hear_usage(event.get("usage"), heard)
         return
     kind = event["type"]
+    if protocol == "responses":
+        heard.events.append(event)
     if protocol == "messages":
         if kind == "content_block_delta":
             heard.add(0, event["delta"].get("text"))
         elif kind == "message_delta":
-            reason = event["delta"]["stop_reason"]
-            heard.ends[0] = "length" if reason == "max_tokens" else "stop"
+            _hear_stop(event["delta"], heard)
     elif kind == "response.output_text.delta":
         heard.add(0, event["delta"])
     elif kind in ("response.completed", "response.incomplete", "response.failed"):
@@ -273,6 +412,19 @@ def _hear_id(event: dict[str, Any], heard: Heard) -> None:
     whole = event.get("message") or event.get("response") or event
     if isinstance(whole, dict) and not heard.request_id:
         heard.request_id = str(whole.get("id") or "")
+
+
+def _hear_logprobs(choice: dict[str, Any], heard: Heard) -> None:
+    found = (choice.get("logprobs") or {}).get("content")
+    heard.logprobs.setdefault(choice["index"], []).extend(found or ())
+
+
+def _hear_stop(ended: dict[str, Any], heard: Heard) -> None:
+    """Of the Messages API."""
+    heard.ends[0] = "length" if ended["stop_reason"] in _LENGTHS else "stop"
+    if (ended["stop_reason"] == "stop_sequence") != (ended["stop_sequence"] is not None):
+        heard.ends[0] = f"{ended['stop_reason']} {ended['stop_sequence']}"
+    heard.stop = ended["stop_sequence"] or ""
 
 
 def _hear_usage(usage: dict[str, Any] | None, heard: Heard) -> None:
@@ -309,18 +461,41 @@ def _hear_whole(protocol: str, answer: dict[str, Any], heard: Heard) -> None:
         for choice in answer["choices"]:
             text = choice["message"]["content"] if protocol == "chat" else choice["text"]
             heard.add(choice["index"], text)
+            _hear_logprobs(choice, heard)
             heard.ends[choice["index"]] = choice["finish_reason"]
         _hear_usage(answer["usage"], heard)
     elif protocol == "messages":
         for part in answer["content"]:
             heard.add(0, part.get("text"))
-        heard.ends[0] = "length" if answer["stop_reason"] == "max_tokens" else "stop"
+        _hear_stop(answer, heard)
     else:
         _hear_response(answer, heard, is_whole=True)
 
 
-def expected(tokens: list[int]) -> tuple[str, str]:
-    """The text of the oracle's answer, and why it ends."""
+@dataclass(frozen=True)
+class Expected:
+    """An answer according to the oracle. end: why it ends. stop: the stop sequence that ends it."""
+
+    text: str
+    end: str
+    tokens: int
+    stop: str = ""
+
+
+def expected(tokens: list[int], stops: tuple[str, ...] = ()) -> Expected:
+    """The oracle's answer. It ends before the stop sequence that is complete first; of those that
+    end at the same character, the longest.
+    """
     ends = bool(tokens) and tokens[-1] == END_TOKEN
-    text = tokenizer().decode(tokens[:-1] if ends else tokens, skip_special_tokens=False)
-    return text, "stop" if ends else "length"
+    shown = tokens[:-1] if ends else tokens
+    text = _text_of(shown)
+    found = [(text.find(stop) + len(stop), text.find(stop), stop) for stop in stops if stop in text]
+    if not found:
+        return Expected(text, "stop" if ends else "length", len(tokens))
+    end, start, stop = min(found)
+    used = next(n for n in range(len(shown) + 1) if stop in _text_of(shown[:n])[:end])
+    return Expected(text[:start], "stop", used, stop)
+
+
+def _text_of(tokens: list[int]) -> str:
+    return tokenizer().decode(tokens, skip_special_tokens=False)

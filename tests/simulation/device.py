@@ -43,6 +43,7 @@ DIMENSION = 32  # numbers in a key, as many as one group of quantized ones
 LEVELS = 16
 END_TOKEN = 2  # <|im_end|>
 ONE_IN = 60  # so many answers end after a token
+ONE_WIDE_IN = 6  # so many groups of four tokens begin with a character of several bytes
 PEAK = 1e4  # the logit of the only token that is possible
 SEEN_TOKENS = 100  # of a window, or the length of a chunk
 _MODULUS = 251  # of the numbers in a recurrent state
@@ -105,6 +106,23 @@ def fingerprint_of(weights: Weights) -> str:
     return f"the toy model with the weights {weights.name}"
 
 
+@cache
+def wide_characters() -> list[list[int]]:
+    """Characters of several bytes, each as its tokens: of four at most, one for each byte."""
+    return [tokenizer().encode(each).ids for each in "éßñ→日語🎉🦊"]
+
+
+@lru_cache(maxsize=1 << 12)
+def _wide_token(position: int, weights: Weights) -> int | None:
+    """A token of a character of several bytes, which begin at some positions divisible by four."""
+    group, place = divmod(position, 4)
+    digest = hashlib.blake2b(f"{group} {weights.name} wide".encode(), digest_size=8).digest()
+    number = int.from_bytes(digest, "little")
+    characters = wide_characters()
+    tokens = characters[number // ONE_WIDE_IN % len(characters)]
+    return tokens[place] if number % ONE_WIDE_IN == 0 and place < len(tokens) else None
+
+
 @lru_cache(maxsize=1 << 16)
 def _digest(token: int, position: int, weights: str) -> bytes:
     """From what the key and the value of a token are made."""
@@ -160,7 +178,8 @@ def next_token(sums: np.ndarray[Any, Any], position: int, last: int, weights: We
         return END_TOKEN
     number //= ONE_IN
     if not weights.repeats:
-        return plain[number % len(plain)]
+        wide = _wide_token(position, weights)
+        return plain[number % len(plain)] if wide is None else wide
     if number % _NEW_PHRASE_ONE_IN and last in _followers():
         return _followers()[last]
     return plain[number // _NEW_PHRASE_ONE_IN % (_PHRASES * _PHRASE_TOKENS)]
@@ -210,6 +229,7 @@ class ToyRunner(Runner):
         self._weights = weights
         self._vocab_size = vocab_size
         self.is_poisoned = False  # the next step computes NaN
+        self.is_failing = False  # the next step leaves other numbers than it should
 
     def fresh_layers(
         self, kv_bits: KVBits = "native", *, block_tokens: int = BLOCK_TOKENS
@@ -249,6 +269,8 @@ class ToyRunner(Runner):
         rows = rows_of(tokens, each.span.start, weights)
         if self.is_poisoned:
             rows = np.full_like(rows, np.nan)
+        if self.is_failing:
+            rows = LEVELS - 1 - rows
         found = _Pass(each, weights, tokens, rows)
         first, *second = each.sequence.live.layers
         assert isinstance(first, FullKV | QuantizedKV)
@@ -397,6 +419,11 @@ class SimulatedEngine(Engine):
     costs: Costs
     faults: list[Fault | None]  # of the next steps
     is_broken = False
+    is_ahead = False
+
+    @property
+    def runs_ahead(self) -> bool:
+        return self.is_ahead
 
     def dispatch(self, plan: StepPlan) -> PendingStep:
         fault = self.faults.pop(0) if self.faults else None
@@ -412,9 +439,9 @@ class SimulatedEngine(Engine):
             seconds = 1e9
         runner = self._runner
         assert isinstance(runner, ToyRunner)
-        runner.is_poisoned = fault is Fault.NAN
+        runner.is_poisoned, runner.is_failing = fault is Fault.NAN, fault is Fault.ERROR
         pending = super().dispatch(plan)
-        runner.is_poisoned = False
+        runner.is_poisoned = runner.is_failing = False
         self._later[id(pending)] = (seconds, fault)
         return pending
 
@@ -437,9 +464,10 @@ class SimulatedEngine(Engine):
 
 
 def make_engine(
-    world: World, *, weights: Weights, vocab_size: int, costs: Costs
+    world: World, *, weights: Weights, vocab_size: int, costs: Costs, runs_ahead: bool
 ) -> SimulatedEngine:
-    """An engine on the toy model."""
+    """An engine on the toy model. runs_ahead: a step is dispatched before the last is collected."""
     engine = SimulatedEngine(ToyRunner(weights, vocab_size=vocab_size), vocab_size=vocab_size)
     engine.world, engine.costs, engine.faults, engine._later = world, costs, [], {}
+    engine.is_ahead = runs_ahead
     return engine

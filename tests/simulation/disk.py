@@ -93,6 +93,7 @@ class SimulatedDisk:
         self.durability = Durability(world, self.folder, self.random)
         self.connections: dict[int, weakref.ref[Connection]] = {}
         self._is_bypassed = False
+        self.may_lie = False  # a call may have said that a file is not there
         self._plans: list[Plan] = []
         self._done: Counter[str] = Counter()  # writes and syncs that have succeeded
         self._then: list[tuple[str, int, Callable[[], None]]] = []  # what happens after how many
@@ -138,6 +139,7 @@ class SimulatedDisk:
         assert error > 0 or (error == SHORT and operation in ("read", "write"))
         plan = Plan(operation, error, nth, count, only)
         self._plans.append(plan)
+        self.may_lie = self.may_lie or error == errno.ENOENT
         return plan
 
     def after(

@@ -15,6 +15,7 @@ import shutil
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tests.simulation.disk_kernel import PAGE, Real, content_of, exists, files, is_sqlite, remove
 from tests.simulation.world import EPOCH, World
@@ -112,6 +113,12 @@ class Durability:
             self._free_numbers.append(inode.number)
 
     # -- content
+
+    def is_synced(self, path: Path) -> bool:
+        """Whether the bytes of a file survive a power cut."""
+        inode = self._inodes.get(Real.lstat(path).st_ino)
+        settles_at = self.world.now - SETTLED_SECONDS
+        return inode is None or inode not in self._dirty or inode.dirty_since < settles_at
 
     def _soil(self, inode: Inode) -> None:
         if inode not in self._dirty:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.actions import Trouble
 from tests.simulation.device import Fault
 from tests.simulation.worker import SimulatedWorker
+from tests.simulation.world import Process
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -27,7 +28,7 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
     """Make it happen."""
     world, machine = simulation.world, simulation.machine
     worker = _worker_of(simulation, trouble.model)
-    simulation.checks.excuse(
+    simulation.checks.excuses.add(
         trouble.kind, model=trouble.model if trouble.kind in _OF_A_MODEL else ""
     )
     match trouble.kind:
@@ -47,11 +48,15 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
                     trouble.number,
                     lambda: world.after(0.0, lambda: _kill(simulation, worker)),
                 )
+        case "workers keep dying":
+            machine.short_lives = trouble.number
+            if worker is not None:
+                worker.process.kill()
         case "worker is suspended":
             if worker is not None:
                 process = worker.process
                 process.suspend()
-                world.after(trouble.seconds, process.resume)
+                world.after(trouble.seconds, lambda: _resume(simulation, process, trouble))
         case "load fails":
             machine.loads.append((Fault.ERROR, Fault.DIES, Fault.HANG)[trouble.number % 3])
         case "server dies":
@@ -73,11 +78,16 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
             else:
                 machine.versions[trouble.model] += 1
         case "clock jumps":
-            jump = trouble.seconds * (1 if trouble.number % 2 else -1)
+            days = 3600.0 * 24 if trouble.number % 3 == 0 else 1.0
+            jump = trouble.seconds * days * (1 if trouble.number % 2 else -1)
             world.wall_shift += jump
+            if jump > 0:
+                simulation.checks.excuses.jumped_at = world.now
         case "machine sleeps":
             world.now += trouble.seconds
-            simulation.checks.slept(trouble.seconds)
+            simulation.checks.excuses.slept(trouble.seconds)
+        case "no process starts":
+            machine.failing_starts = trouble.number
         case "memory is short" | "memory is enough":
             simulation.press(is_short=trouble.kind == "memory is short")
         case "disk error" | "disk is full" | "file is damaged" | "file vanishes":
@@ -87,7 +97,7 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
 
 
 def _kill(simulation: Simulation, worker: SimulatedWorker) -> None:
-    simulation.checks.excuse("worker dies", model=worker.name)
+    simulation.checks.excuses.add("worker dies", model=worker.name)
     worker.process.kill()
 
 
@@ -98,15 +108,22 @@ def _kill_all(simulation: Simulation) -> None:
 
 
 def _cut_power(simulation: Simulation) -> None:
-    simulation.checks.excuse("power cut")
+    simulation.checks.excuses.add("power cut")
     _kill_all(simulation)
     simulation.disk.power_cut(loses_all=simulation.options["cut_loses_all"])
-    simulation.checks.after_power_cut()
+    simulation.checks.store.after_power_cut()
+
+
+def _resume(simulation: Simulation, process: Process, trouble: Trouble) -> None:
+    if not process.is_dead:
+        simulation.checks.workers.suspended(process, seconds=trouble.seconds)
+    process.resume()
 
 
 def end_all(simulation: Simulation) -> None:
     """Let nothing more go wrong."""
     simulation.machine.loads.clear()
+    simulation.machine.failing_starts = simulation.machine.short_lives = 0
     for worker in simulation.machine.workers.values():
         if worker.engine is not None:
             worker.engine.faults.clear()

@@ -99,6 +99,7 @@ class SimulatedFront:
         self.app: Starlette | None = None
         self.residency: Residency | None = None
         self.is_ready = False
+        self.began_at = found.now
         self._catalog = Catalog(
             entries=tuple(models), at_start=tuple(each.name for each in models if each.is_pinned)
         )
@@ -197,6 +198,10 @@ class SimulatedFront:
     async def start_child(self, *command: str, **more: Any) -> _Child:
         """In place of `asyncio.create_subprocess_exec`."""
         self._numbers += 1
+        if self.machine.failing_starts:
+            self.machine.failing_starts -= 1
+            self.world.on_fault(self.process, "no process starts")
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if self.world.fails("spawn"):
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return _Child(self, self._numbers)

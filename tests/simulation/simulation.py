@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from holdfast.config import (
     LogSettings,
     ResidencySettings,
@@ -23,6 +25,7 @@ from holdfast.config import (
     Settings,
     StoreSettings,
 )
+from holdfast.front.server.access import KeyFile, named_key
 from holdfast.machine.device_memory import DeviceMemory
 from tests.simulation import faults
 from tests.simulation.actions import DISK_OPERATIONS, Action, Branch, Call, Scenario, Trouble, Turn
@@ -32,13 +35,16 @@ from tests.simulation.device import Costs
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.front import SimulatedFront, begin_front, entry
 from tests.simulation.network import Broken, ask
+from tests.simulation.outcomes import BEGAN
 from tests.simulation.worker import Machine
 from tests.simulation.world import Stuck, World, a_world
 
 TOKEN_BYTES = 256  # of keys and values, unquantized
 RESTART_SECONDS = 2.0  # until the service manager starts a dead server again
+STARTING_SECONDS = 60.0  # the longest wait for a server before the first action
 SETTLING_SECONDS = 9000.0  # after the last action
 KEY = "a-key-of-the-simulation"
+SECRETS = {name: f"sk-holdfast-{name}" for name in ("alice", "bob", "ops")}  # of named keys
 
 
 @dataclass
@@ -69,10 +75,13 @@ class Simulation:
             repeats=self.options["repeats"],
             has_draft_model=self.options["has_draft_model"],
             adapters=tuple(self.options["adapters"]),
+            runs_ahead=self.options["runs_ahead"],
         )
         if failing := self.options.get("failing"):  # of a sweep: what fails, and which one
             self._plan(*failing)
-        self.key_headers = {"authorization": f"Bearer {KEY}"} if self.options["has_key"] else {}
+        self.keys_file = folder.with_suffix(".keys")  # on no simulated disk
+        if self.options["keys"]:
+            self._write_keys()
         self.checks = Checks(self)
         self.agents: dict[str, Agent] = {}
         self.fronts: list[SimulatedFront] = []
@@ -81,11 +90,38 @@ class Simulation:
         self.front = self.begin_front()
         self._done = False
         world.outside.spawn(self._play, "scenario")
-        world.on_event = self.checks.after_event
-        world.on_kill = self.checks.killed
-        world.on_fault = self.checks.fault
-        world.on_delete = self.checks.deleted
+        world.on_kill = self.checks.workers.killed
+        world.on_fault = self.checks.excuses.fault
+        world.on_delete = self.checks.store.deleted
         world.on_error = self.checks.swallowed
+
+    # -- API keys
+
+    def _write_keys(self) -> None:
+        keys = tuple(
+            named_key(
+                name, secret, is_admin=name == "ops", priority="interactive", max_requests=None
+            )
+            for name, secret in SECRETS.items()
+        )
+        self.keys_file.write_bytes(msgspec.json.encode(KeyFile(keys=keys)))
+        self.keys_file.chmod(0o600)
+
+    def sender(self, key: str) -> str:
+        """Whom the server takes a client for, by the name of the client's key: the name of a key that
+        it knows, "server" for its own, "wrong", or "" if it knows no keys.
+        """
+        if not (self.options["keys"] or self.options["has_key"]):
+            return ""
+        if key == "wrong" or (key and self.options["keys"]):
+            return key
+        return "ops" if self.options["keys"] else "server"
+
+    def key_headers(self, key: str) -> dict[str, str]:
+        """The headers with a client's API key."""
+        sender = self.sender(key)
+        secret = {"server": KEY, "wrong": "a-wrong-key"}.get(sender) or SECRETS.get(sender)
+        return {"authorization": f"Bearer {secret}"} if secret else {}
 
     # -- the server
 
@@ -94,7 +130,8 @@ class Simulation:
         models = [
             entry(
                 name,
-                is_pinned=name == "m" and self.options["max_loaded"] is None,
+                is_pinned=name == "m"
+                and self.options["max_loaded"] is self.options["idle_seconds"] is None,
                 adapters=tuple(f"{each}=/adapters/{each}" for each in self.options["adapters"]),
                 kv_bits=self.options["kv_bits"],
                 memory_bytes=self.options["kv_tokens"] * TOKEN_BYTES,
@@ -118,6 +155,7 @@ class Simulation:
                 port=0,
                 api_key=KEY if options["has_key"] else "",
                 reconnect_seconds=options["reconnect_seconds"],
+                keys_file=str(self.keys_file) if options["keys"] else "off",
             ),
             scheduler=SchedulerSettings(
                 max_running=options["max_running"],
@@ -126,7 +164,9 @@ class Simulation:
                 min_chunk_tokens=32,
             ),
             residency=ResidencySettings(
-                max_loaded=options["max_loaded"], idle_seconds=options["idle_seconds"]
+                max_loaded=options["max_loaded"],
+                idle_seconds=options["idle_seconds"],
+                unread_bytes=options["unread_bytes"],
             ),
             store=StoreSettings(
                 folder=str(self.folder / "store") if options["has_store"] else "",
@@ -140,6 +180,9 @@ class Simulation:
     # -- the scenario
 
     def _play(self) -> None:
+        if self.options["begins_ready"]:
+            while not self.front.is_ready and self.world.now < BEGAN + STARTING_SECONDS:
+                self._wait(0.1)
         began = self.world.now
         for action in self.scenario.actions:
             wait = began + action.at - self.world.now
@@ -158,7 +201,7 @@ class Simulation:
             if self.world.now > deadline + SETTLING_SECONDS:
                 self.violation("it recovers", f"these never end: {self._busy()}")
             self._wait(5.0)
-        self.checks.check_recovery()
+        self.checks.answers.check_recovery()
         self._wait(120.0)  # for answers that nobody fetches, and for what is written later
         self.checks.at_rest()
         self.is_stopping = True
@@ -199,12 +242,14 @@ class Simulation:
 
     def _call(self, call: Call) -> None:
         front = self.front
+        self.checks.answers.calls(call)
         try:
-            status, answer = ask(front, call.method, call.path, call.body, headers=self.key_headers)
+            headers = self.key_headers(call.key)
+            status, answer = ask(front, call.method, call.path, call.body, headers=headers)
         except (Broken, TimeoutError):
             return
         self.world.tell(f"{call.method} {call.path}: {status}")
-        self.checks.called(call, status, answer)
+        self.checks.answers.called(call, status, answer)
 
     # -- what goes wrong
 
@@ -228,7 +273,7 @@ class Simulation:
                 files = [path for path in files if "quarantine" not in path]
                 if files:
                     path = files[trouble.number % len(files)]
-                    self.checks.damaged.add(Path(path))
+                    self.checks.store.damaged.add(Path(path))
                     (disk.vanish if kind == "file vanishes" else disk.damage)(path)
 
     def heal(self) -> None:
@@ -266,6 +311,7 @@ def _a_folder() -> Iterator[Path]:
         yield folder
     finally:
         tempfile.tempdir = None
+        folder.with_suffix(".keys").unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -289,8 +335,8 @@ def run(scenario: Scenario, *, most_events: int = 3_000_000) -> Outcome:
             simulation = Simulation(world, scenario, folder)
             world.run(lambda: simulation.is_over or world.events > most_events)
             if not simulation.is_over:
-                simulation.checks.cut_off()
-            outcome.answers = simulation.checks.answers
+                simulation.checks.answers.cut_off()
+            outcome.answers = simulation.checks.answers.count
         except Violation as violation:
             outcome.violations.append(violation)
         except Stuck as stuck:
@@ -305,7 +351,7 @@ def run(scenario: Scenario, *, most_events: int = 3_000_000) -> Outcome:
             outcome.states = simulation.checks.states
             outcome.counts = world.counts + Counter(simulation.disk.counts)
             simulation.disk.close()
-        outcome.seconds = world.now - 1000.0
+        outcome.seconds = world.now - BEGAN
         outcome.events, outcome.story = world.events, world.story
         outcome.trace_hash = world.trace_hash
     gc.enable()

@@ -46,3 +46,53 @@ def test_salvaged_blocks_survive_a_power_cut(worlds: Worlds) -> None:
             options={"cut_loses_all": True},
         ),
     )
+
+
+def test_a_repeated_request_gets_what_was_sent_while_its_model_was_loaded(worlds: Worlds) -> None:
+    """Found by a world with many repeated requests: a3-1.repeat had the events [2, 3, 4, 5, 6, 7, 8, 9]."""
+    check(
+        worlds,
+        Scenario(
+            order=304,
+            actions=(
+                Turn(
+                    at=0.687,
+                    agent="a3",
+                    tokens=100,
+                    max_tokens=1,
+                    model="other",
+                    protocol="responses",
+                    idempotency="own",
+                    repeats=True,
+                ),
+            ),
+            options={"models": ["m", "other"], "step_seconds": 0.03},
+        ),
+    )
+
+
+def test_callers_share_neither_answers_nor_stored_responses(worlds: Worlds) -> None:
+    """An example: it has never failed."""
+    check(
+        worlds,
+        Scenario(
+            order=1,
+            actions=(
+                Turn(at=5.0, agent="a0", key="alice", idempotency="own", twins=3),
+                Turn(at=6.0, agent="a0", protocol="responses", key="alice", stores=True),
+                Trouble(at=7.0, kind="server restarts"),
+                Turn(
+                    at=20.0,
+                    agent="a0",
+                    protocol="responses",
+                    key="alice",
+                    stores=True,
+                    chains=True,
+                    looks="foreign",
+                ),
+                Turn(at=21.0, agent="a0", key="alice", looks="delete"),
+                Turn(at=22.0, agent="a0", key="wrong"),
+            ),
+            options={"keys": True},
+        ),
+    )

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 
 from tests.simulation.actions import Branch, Call, Scenario, Trouble, Turn, scenario_of
 from tests.simulation.outcomes import BEGAN, Failure, Result, Task
+from tests.simulation.planted import FAULTS, wrong_texts
 from tests.simulation.search import MOST_ACTIONS, Search, Shrinker, Shrunk, mutated
 from tests.simulation.stories import literal, regression, story
 
@@ -221,3 +222,9 @@ def test_a_regression_test_is_code_that_checks_the_scenario() -> None:
     assert callable(test)
     test(FakeWorlds(lambda scenario: Result()))
     assert checked == [SCENARIOS[1]]
+
+
+def test_each_planted_fault_changes_what_it_names() -> None:
+    assert len(FAULTS) >= 34
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+    assert wrong_texts() == []

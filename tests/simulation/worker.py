@@ -5,6 +5,7 @@ sessions and store, over the simulated device.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -70,8 +71,11 @@ class Machine:
     )
     costs: Costs = field(default_factory=Costs)
     load_seconds: float = 0.5
+    runs_ahead: bool = False
     weight_bytes: int = 1 << 20
     loads: list[Fault] = field(default_factory=list)
+    failing_starts: int = 0  # so many of the next processes cannot be started
+    short_lives: int = 0  # so many of the next workers die soon after they are loaded
     workers: dict[int, SimulatedWorker] = field(default_factory=dict)  # by pid, living ones
     ended_at: list[float] = field(default_factory=list)  # when workers ended
     excess_bytes: int = 0  # that each process takes beyond its weights
@@ -121,6 +125,7 @@ class SimulatedWorker:
     wake: Wake = field(default_factory=Wake)
     weights: Weights = Weights()
     endpoint: str = ""
+    ready_at: float = math.inf
 
     @property
     def name(self) -> str:
@@ -169,6 +174,12 @@ def kv_costs(second: SecondLayer) -> Mapping[KVBits, KVCosts]:
     return {"native": native} | {each: engine.measure_costs(each) for each in BITS}  # type: ignore[dict-item]
 
 
+def _die(worker: SimulatedWorker) -> None:
+    if not worker.process.is_dead:
+        worker.process.world.on_fault(worker.process, "worker dies")
+        worker.process.kill()
+
+
 def _build(
     world: World,
     machine: Machine,
@@ -194,7 +205,13 @@ def _build(
     progress("reading", 1.0)
     weights = worker.weights
     by_bits = kv_costs(weights.second)
-    engine = make_engine(world, weights=weights, vocab_size=VOCAB_SIZE, costs=machine.costs)
+    engine = make_engine(
+        world,
+        weights=weights,
+        vocab_size=VOCAB_SIZE,
+        costs=machine.costs,
+        runs_ahead=machine.runs_ahead,
+    )
     native = by_bits["native"]
     assert native.form is not None
     engine._runner.set_form(native.form)
@@ -209,6 +226,7 @@ def _build(
             weights=Weights(f"{weights.name} drafted", repeats=weights.repeats),
             vocab_size=VOCAB_SIZE,
             costs=Costs(step_seconds=machine.costs.step_seconds / 8, token_seconds=0.00002),
+            runs_ahead=machine.runs_ahead,
         )
         draft_model = DraftModel(
             worker.draft_engine,
@@ -287,7 +305,12 @@ def _build(
         pulse=pulse,
     )
     worker.engine, worker.loop, worker.cache, worker.index = engine, loop, cache, index
-    worker.store = store
+    worker.store, worker.ready_at = store, world.now
+    if machine.short_lives:
+        machine.short_lives -= 1
+        world.after(
+            world.random.uniform(0.0, 8.0) * machine.costs.step_seconds, lambda: _die(worker)
+        )
     info = ModelInfo(
         model_type="toy",
         layout="rows",

@@ -119,7 +119,7 @@ class Task:
 
 
 class World:
-    """One simulated world. `on_event` is called after each event."""
+    """One simulated world."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -131,7 +131,6 @@ class World:
         self.current: Task | None = None
         self.processes: list[Process] = []
         self.story: list[tuple[float, str]] = []
-        self.on_event: Callable[[], None] = lambda: None
         self.on_kill: Callable[[Process], None] = lambda process: None  # by SIGKILL
         # of a fault of the device or of a load, when it happens
         self.on_fault: Callable[[Process, str], None] = lambda process, fault: None
@@ -277,7 +276,6 @@ class World:
         if task.failure is not None:
             failure, task.failure = task.failure, None
             raise failure
-        self.on_event()
 
     def waiting(self) -> str:
         """The tasks that live, for messages."""

@@ -28,10 +28,10 @@ from typing import Any  # noqa: E402
 
 import mlx.core as mx  # noqa: E402
 
-from tests.simulation import checks, front, worker  # noqa: E402
+from tests.simulation import front, watching, worker  # noqa: E402
 
 front.install()
-checks.install()
+watching.install()
 worker.install()
 
 from tests.simulation.device import plain_tokens  # noqa: E402

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
 
+from holdfast.config import ServerSettings
 from holdfast.errors import QueueFull, WorkerUnavailable
 from holdfast.front.server import answers as server_answers
 from tests.fakes.http_clients import CHAT, Exchange, chat_body, events_of
 from tests.fakes.scripted_gateway import (
+    MODEL,
     ScriptedDirectory,
     ScriptedGateway,
     ScriptedSessions,
@@ -142,3 +145,23 @@ async def test_a_session_command_waits_for_the_model() -> None:
     sessions.answers_when.set()
     await running
     assert exchange.status == 200
+
+
+async def test_a_retry_gets_the_events_that_were_sent_while_the_model_was_loaded() -> None:
+    gateway = ScriptedGateway(accept_when=asyncio.Event())
+    server = ServerSettings(port=0)
+    first = Exchange(gateway, directory=LOADING, server=server)
+    body = {"model": MODEL, "input": "hello", "stream": True}
+    key = {"idempotency-key": "k"}
+    running = asyncio.create_task(first.run("/v1/responses", body, headers=key))
+    await first.until(lambda: first.text.count("event: response.in_progress") >= 2)
+    assert gateway.accept_when is not None
+    gateway.accept_when.set()
+    await running
+    again = Exchange(gateway)
+    again.app = first.app
+    await again.run("/v1/responses", body, headers=key)
+    assert len(gateway.requests) == 1
+    told = re.findall("event: response.(.*)", again.text)
+    assert told.count("created") == 1
+    assert list(dict.fromkeys(told))[:3] == ["created", "in_progress", "output_item.added"]

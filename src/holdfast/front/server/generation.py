@@ -222,7 +222,13 @@ class GenerationResponse(Response):
             events = self._events(record)
             if self._resumable is not None:
                 events = self._services.answers.resumable.recording(self._resumable, events)
-            self._writer = EventWriter(send, self._format, events, request_id=record.request_id)
+            self._writer = EventWriter(
+                send,
+                self._format,
+                events,
+                request_id=record.request_id,
+                keep_alive=self._keep_alive,
+            )
             await self._writer.run()
         except HoldfastError as error:
             if self._resumable is not None:
@@ -232,6 +238,15 @@ class GenerationResponse(Response):
             if self._stream is not None:
                 await self._stream.aclose()
             self._answer.close(record.waited)
+
+    def _keep_alive(self) -> bytes:
+        """The bytes that keep a silent connection open. Before everything else they may be the
+        answer's opening, which a retry needs, too.
+        """
+        frame = self._format.keep_alive()
+        if self._resumable is not None and not self._resumable.next_place:
+            self._services.answers.resumable.record(self._resumable, frame)
+        return frame
 
     async def _submit(self, record: RequestRecord) -> OutputStream:
         """Submit the request and wait until the worker accepts it. This may load the model.

@@ -1,0 +1,379 @@
+"""What must be true of what agents hear."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from tests.simulation.actions import Call, Turn
+from tests.simulation.agents import Expected, Heard, Request, expected
+from tests.simulation.checks_part import Part
+from tests.simulation.conversations import comparable
+from tests.simulation.device import tokenizer
+from tests.simulation.excuses import LONGEST_SILENCE
+from tests.simulation.stored_responses import StoredResponse, may_be_lost, may_return
+
+if TYPE_CHECKING:
+    from tests.simulation.checks import Checks
+    from tests.simulation.front import SimulatedFront
+    from tests.simulation.network import Exchange
+
+KEPT_SLACK_SECONDS = 1.0  # a delivered answer is kept a little less long than its client thinks
+CUT_OFF_SECONDS = 1000.0
+LEAST_DEATHS = 5  # of workers: three, and two while it ran alone
+LONGEST_TICK = 5.0  # of a sleep, so many seconds may count
+
+
+# whom the server takes a client for, and its `cache_salt`
+Caller: TypeAlias = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """A whole answer that a client has. identity: that of its request."""
+
+    answer_id: str
+    identity: tuple[object, ...]
+    has_key: bool
+    began: float
+    ended: float
+
+
+class AnswerChecks(Part):
+    """What agents report."""
+
+    def __init__(self, checks: Checks) -> None:
+        super().__init__(checks)
+        self.count = 0
+        self._prompts: dict[str, set[str]] = {}  # by the id that the agent gives its request
+        self.turns: dict[str, list[Turn]] = defaultdict(list)  # by the text of their prompt
+        # the sessions that each caller has named
+        self._session_names: dict[Caller, set[str]] = defaultdict(set)
+        self._hearers: dict[str, set[Caller]] = defaultdict(set)  # of each answer
+        self._shared: list[_Shared] = []
+        self._recovered: dict[str, int] = {}  # the status of each model's last request
+
+    def began(self, request_id: str, turn: Turn, prompts: Iterable[str]) -> None:
+        """An agent has sent a request. prompts: the texts of which the model has to read one."""
+        self._prompts[request_id] = {comparable(each) for each in prompts}
+        for each in self._prompts[request_id]:
+            self.turns[each].append(turn)
+        self._session_names[self.caller(turn)].add(turn.session)
+
+    def ended(
+        self,
+        request_id: str,
+        turn: Turn,
+        heard: Heard,
+        *,
+        began: float,
+        front: SimulatedFront,
+        before: StoredResponse | None,
+    ) -> None:
+        """An agent has the whole answer: it must be right, or refused for a true reason. before: the
+        stored response that the request continues.
+        """
+        self.count += 1
+        self.checks.saw(front, f"answer {heard.status} {heard.error}")
+        if self.simulation.sender(turn.key) == "wrong":
+            if heard.status != 401:
+                self._violation(
+                    "tenants are apart", f"{request_id} with a wrong key: {heard.status}"
+                )
+            return
+        is_whole = heard.status == 200 and not heard.error
+        if before is not None and self._is_refused_rightly(request_id, turn, before, heard):
+            return
+        if heard.events and is_whole:
+            self._check_events(request_id, heard.events)
+        if is_whole and not self._has_model(turn):
+            self._violation(
+                "true refusals", f"{request_id} is answered by a model that is not there"
+            )
+        self._check_texts(request_id, turn, heard, is_whole=is_whole)
+        if not is_whole:
+            self._check_refusal(request_id, turn, heard, began=began)
+            return
+        choices = turn.choices if turn.protocol in ("chat", "completions") else 1
+        if len(heard.ends) != choices:
+            self._violation(
+                "ends exactly once", f"{request_id} has {len(heard.ends)} of {choices} ends"
+            )
+
+    def _check_events(self, request_id: str, events: list[dict[str, Any]]) -> None:
+        """The events of a response, once each and in order. Its status may be repeated: these events
+        are numbered, too, but other clients do not get them.
+        """
+        numbers = [event["sequence_number"] for event in events]
+        kinds = [event["type"].removeprefix("response.") for event in events]
+        kinds = [kind for kind, _ in itertools.groupby(kinds) if kind != "output_text.delta"]
+        text = ["content_part.added", "output_text.done", "content_part.done"]
+        item = ["output_item.added", *text, "output_item.done"]
+        kinds = [kind for kind in kinds if kind != "queued"]
+        right = ["created", "in_progress", *item, kinds[-1]]
+        if numbers != sorted(set(numbers)) or kinds not in (right, [*right[:2], right[-1]]):
+            self._violation("ends exactly once", f"{request_id} has the events {numbers} {kinds}")
+
+    def _is_refused_rightly(
+        self, request_id: str, turn: Turn, before: StoredResponse, heard: Heard
+    ) -> bool:
+        """Whether a request is refused because it cannot continue a stored response."""
+        is_foreign = self.caller(turn) != self.caller(before.turn)
+        if heard.status == 200:
+            if is_foreign or (before.is_deleted and not may_return(self.simulation, before)):
+                self._violation("tenants are apart", f"{request_id} continues {before.id}")
+            return False
+        if heard.error == "previous_response_not_found":
+            return is_foreign or may_be_lost(self.simulation, before)
+        return False
+
+    def shared(
+        self,
+        request: Request,
+        turn: Turn,
+        idempotency: str,
+        heard: Heard,
+        *,
+        began: float,
+        front: SimulatedFront,
+    ) -> None:
+        """An agent has a whole answer. With an `Idempotency-Key`, the same requests of one caller
+        get the same answer; without one, an answer has one reader.
+        """
+        identity = (
+            front,
+            self.caller(turn),
+            request.path,
+            request.body,
+            idempotency,
+            turn.session,
+        )
+        own = _Shared(heard.request_id, identity, bool(idempotency), began, self.world.now)
+        kept = self.simulation.options["reconnect_seconds"] - KEPT_SLACK_SECONDS
+        for other in self._shared:
+            if other.answer_id == own.answer_id and not (own.has_key and other.has_key):
+                self._violation(
+                    "ends exactly once", f"two clients have the whole answer {own.answer_id}"
+                )
+            if other.identity != own.identity or not own.has_key or turn.reader == "slow":
+                continue
+            first, later = sorted((own, other), key=lambda each: each.began)
+            if later.began < first.ended + kept and own.answer_id != other.answer_id:
+                self._violation(
+                    "the same key, the same answer",
+                    f"{own.answer_id} and {other.answer_id} answer one request of {request.marker}",
+                )
+        self._shared.append(own)
+
+    def caller(self, turn: Turn | Call) -> Caller:
+        return self.simulation.sender(turn.key), turn.tenant
+
+    def broke(
+        self, request_id: str, turn: Turn, heard: Heard, exchange: Exchange, *, leaves: bool
+    ) -> None:
+        """An agent has a part of the answer. leaves: it has closed the connection."""
+        front = exchange.front
+        self.checks.saw(front, "broken connection")
+        self._check_texts(request_id, turn, heard, is_whole=False)
+        if not leaves and exchange.has_begun and front.is_running:
+            self._violation("ends exactly once", f"the server broke the connection of {request_id}")
+
+    def _check_texts(self, request_id: str, turn: Turn, heard: Heard, *, is_whole: bool) -> None:
+        stops = () if turn.protocol == "responses" else turn.stop
+        right: dict[int, Expected] = {}
+        hearers = self._hearers[heard.request_id]
+        hearers.add(self.caller(turn))
+        if heard.request_id and len(hearers) > 1:
+            self._violation("tenants are apart", f"{heard.request_id} is read by {hearers}")
+        for choice, text in heard.texts.items():
+            asked = self.checks.links.asked.get(f"{heard.request_id}/{choice}")
+            if asked is None:
+                if text:
+                    self._violation("the oracle's tokens", f"{request_id} gets text from nowhere")
+                continue
+            if asked.prompt not in self._prompts[request_id]:
+                self._violation(
+                    "the prompt", f"{request_id} gets the answer to another request: {text!r}"
+                )
+            answer = right[choice] = expected(asked.right(), stops)
+            if is_whole and (text, heard.ends.get(choice)) != (answer.text, answer.end):
+                self._violation(
+                    "the oracle's tokens",
+                    f"choice {choice} of {request_id} is {text!r} ({heard.ends.get(choice)}) "
+                    f"instead of {answer.text!r} ({answer.end})",
+                )
+            if not answer.text.startswith(text):
+                self._violation(
+                    "the oracle's tokens",
+                    f"choice {choice} of {request_id} begins with {text!r} instead of "
+                    f"{answer.text!r}",
+                )
+            if is_whole and heard.stop not in (None, answer.stop):
+                self._violation(
+                    "the oracle's tokens",
+                    f"{request_id} was ended by {heard.stop!r} instead of {answer.stop!r}",
+                )
+            if is_whole and turn.logprobs and turn.protocol == "chat":
+                self._check_logprobs(request_id, heard.logprobs.get(choice, []), answer.text)
+        if is_whole:
+            self._check_usage(request_id, heard, right)
+
+    def _check_logprobs(self, request_id: str, logprobs: list[dict[str, Any]], text: str) -> None:
+        """Only one token is possible each time, and all of them are the text."""
+        if any(abs(each["logprob"]) > 0.01 for each in logprobs):
+            self._violation("the oracle's tokens", f"{request_id} has wrong log-probabilities")
+        found = bytes(byte for each in logprobs for byte in each["bytes"] or ())
+        if found.decode(errors="replace") != text:
+            self._violation(
+                "the oracle's tokens", f"the tokens of {request_id} are {found!r} for {text!r}"
+            )
+
+    def _check_usage(self, request_id: str, heard: Heard, right: Mapping[int, Expected]) -> None:
+        asked = self.checks.links.asked.get(f"{heard.request_id}/0")
+        if asked is not None and heard.prompt_tokens is not None:
+            prompt_tokens = len(asked.request.prompt_token_ids)
+            if heard.prompt_tokens != prompt_tokens:
+                self._violation(
+                    "usage", f"{request_id} counts {heard.prompt_tokens} of {prompt_tokens} tokens"
+                )
+            if (heard.cached_tokens or 0) >= prompt_tokens:
+                self._violation("usage", f"{request_id} counts {heard.cached_tokens} as cached")
+        if heard.completion_tokens is not None and heard.ends.keys() == right.keys():
+            right_tokens = sum(each.tokens for each in right.values())
+            if heard.completion_tokens != right_tokens:
+                self._violation(
+                    "usage",
+                    f"{request_id} counts {heard.completion_tokens} tokens of an answer of "
+                    f"{right_tokens}",
+                )
+
+    def _check_refusal(self, request_id: str, turn: Turn, heard: Heard, *, began: float) -> None:
+        """A request was refused or failed: for a reason that is true."""
+        said = f"{request_id} got {heard.status} {heard.error}: {heard.message}"
+        if "internal" in heard.error or (heard.status == 500 and "unexpected" in heard.message):
+            self._violation("no 500", said)
+        if (
+            "stored responses cannot be used" in heard.message
+            and self.checks.excuses.disk_has_failed()
+        ):
+            return
+        if heard.status == 429:
+            self._violation("true refusals", f"no limit is set, but {said}")
+        if "context" in heard.error or "too long" in heard.message:
+            room = min(8192, self.simulation.options["kv_tokens"])
+            is_alone = len(self.simulation.options["models"]) == 1  # it has all the memory
+            prompt = max(self._prompts[request_id], key=len)
+            tokens = len(tokenizer().encode(prompt).ids) + turn.max_tokens
+            share = (
+                2 if self.simulation.options["second_layer"] == "none" else 4
+            )  # it needs as much
+            if is_alone and tokens < room // share:
+                self._violation("true refusals", f"the prompt is short, but {said}")
+            return
+        self._check_limit(heard, said, began=began)
+        self._check_deadly(heard, said)
+        self._check_loading(turn, heard, said)
+        if "longer than its limit" in heard.message:
+            if turn.timeout_seconds is None:
+                self._violation("true refusals", f"no time limit is set, but {said}")
+            return
+        if any(word in f"{heard.error} {heard.message}" for word in ("queue", "already waiting")):
+            asked = sum(each.choices for turns in self.turns.values() for each in turns)
+            if self.simulation.options["max_queued"] >= asked:
+                self._violation("true refusals", f"the queue cannot be full, but {said}")
+            return
+        if heard.status == 404 and not self._has_model(turn):
+            return
+        if heard.status in (400, 401, 403, 404, 422):
+            self._violation("true refusals", said)
+        if self.simulation.options["max_loaded"] == 1:
+            return  # there may be no place for a model
+        if not self.checks.excuses.has_excuse(turn.model, began):
+            self._violation("true refusals", f"nothing has gone wrong, but {said}")
+
+    def _check_loading(self, turn: Turn, heard: Heard, said: str) -> None:
+        """A request fails because a worker is still not there."""
+        if "is still loading" in heard.message or "is still restarting" in heard.message:
+            for worker in self.simulation.machine.workers.values():
+                seconds = self.world.now - worker.ready_at
+                if worker.name == turn.model and seconds > LONGEST_SILENCE:
+                    self._violation("true refusals", f"it is ready for {seconds:.0f} s, but {said}")
+
+    def _check_deadly(self, heard: Heard, said: str) -> None:
+        """A request is refused for the deaths of workers: at least five."""
+        choices = [
+            each for name, each in self.checks.links.asked.items() if heard.request_id in name
+        ]
+        sendings = max((each.sendings for each in choices), default=0)
+        if heard.request_id and "ran alone" in heard.message and sendings < LEAST_DEATHS:
+            self._violation("true refusals", f"it was sent {sendings} times, and {said}")
+
+    def _check_limit(self, heard: Heard, said: str, *, began: float) -> None:
+        """A time limit counts only the time in which the machine was awake."""
+        limit = re.search(r"(?:after|within|its limit of) (\d+) s\b", heard.message)
+        slept = sum(
+            seconds - LONGEST_TICK for at, seconds in self.checks.excuses.sleeps if at >= began
+        )
+        if limit and self.world.now - began - slept < float(limit.group(1)) - 1.0:
+            self._violation("true refusals", f"the machine slept {slept:.0f} s, and {said}")
+
+    def _has_model(self, turn: Turn) -> bool:
+        """Whether the server has the model and the adapter that a turn names."""
+        options = self.simulation.options
+        return turn.model in options["models"] and turn.adapter in ("", *options["adapters"])
+
+    def calls(self, call: Call) -> None:
+        """A short request is sent."""
+        named = (call.body or {}).get("id")
+        if named is not None:
+            self._session_names[self.caller(call)].add(named)
+
+    def called(self, call: Call, status: int, answer: Any) -> None:
+        """A short request was answered."""
+        if status >= 500 and status != 503:
+            self._violation("no 500", f"{call.method} {call.path}: {answer}")
+        if call.path.endswith("/unload"):
+            self.checks.excuses.add("model is unloaded", model=call.path.split("/")[3])
+        if status < 300:
+            self._check_allowed(call, answer)
+
+    def _check_allowed(self, call: Call, answer: Any) -> None:
+        """A short request succeeded. It may."""
+        said = f"{call.method} {call.path} of {self.caller(call)}: {answer}"
+        sender, path = self.simulation.sender(call.key), call.path.partition("?")[0]
+        if sender == "wrong" and path != "/health":
+            self._violation("tenants are apart", f"the key is wrong, but {said}")
+        if path.startswith("/admin") and sender not in ("", "server", "ops"):
+            self._violation("tenants are apart", f"not an administrator, but {said}")
+        if path.startswith("/v1/sessions") and call.body is None:
+            found = [each["id"] for each in answer.get("data", [answer])]
+        elif path.endswith("/fork") or call.method == "PATCH":
+            found = [path.split("/")[3]]
+        else:
+            return
+        foreign = set(found) - self._session_names[self.caller(call)]
+        if foreign:
+            self._violation("tenants are apart", f"these are no sessions of the caller: {said}")
+
+    def recovered(self, model: str, status: int) -> None:
+        """How the last request of all ended, after everything that went wrong."""
+        self._recovered[model] = status
+
+    def check_recovery(self) -> None:
+        """Everything works again once nothing goes wrong any more."""
+        for model in self.simulation.options["models"]:
+            if self._recovered.get(model) != 200:
+                self._violation(
+                    "it recovers", f"{model} does not answer: {self._recovered.get(model)}"
+                )
+
+    def cut_off(self) -> None:
+        """The world had too many events. Requests that are open may not have waited for long."""
+        for name, agent in self.simulation.agents.items():
+            seconds = self.world.now - agent.asked_at
+            if agent.is_asking and seconds > CUT_OFF_SECONDS:
+                self._violation("bounded time", f"{name} has waited for {seconds:.0f} s")

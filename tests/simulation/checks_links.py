@@ -1,0 +1,414 @@
+"""What must be true of what passes between the server and its workers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from holdfast.front.link.worker_link import WorkerLink
+from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.events import Accepted, Finished, Rejected, Started, TokensGenerated
+from holdfast.wire.sessions import SessionCommand
+from tests.simulation.actions import BLOCK, Call
+from tests.simulation.checks_answers import Caller
+from tests.simulation.checks_part import Part
+from tests.simulation.conversations import comparable
+from tests.simulation.device import Oracle, SecondLayer, Weights, tokenizer
+from tests.simulation.excuses import HARMLESS_TO_STORE
+
+if TYPE_CHECKING:
+    from tests.simulation.checks import Checks
+    from tests.simulation.worker import SimulatedWorker
+
+DURABLE_SECONDS = 5.0  # after which what a request has computed is stored, even on a slow disk
+
+
+@dataclass
+class _Asked:
+    """A request, from its first command to its end, over all lives of workers."""
+
+    request: SequenceRequest
+    weights: Weights
+    prompt: str  # its text, comparable
+    answer: list[int] | None = None  # of the oracle, computed when it is needed
+    sendings: int = 0
+
+    def right(self) -> list[int]:
+        """All tokens of the answer."""
+        if self.answer is None:
+            request = self.request
+            self.answer = Oracle(self.weights).answer(
+                request.prompt_token_ids, max_tokens=request.max_tokens
+            )
+        return self.answer
+
+
+@dataclass
+class _OnLink:
+    """A request of one worker's life. sent_at: when the worker got it."""
+
+    asked: _Asked
+    tokens: int  # that the worker has been given or has sent
+    sent_at: float = 0.0
+    is_accepted: bool = False
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What a request has left in the cache. tokens: of prompt and answer. The keys and values of the
+    last one need not be computed.
+    """
+
+    tokens: np.ndarray[Any, Any]
+    prompt_tokens: int
+    ended_at: float
+
+    def reusable(
+        self, prompt: np.ndarray[Any, Any], second: SecondLayer, *, is_quantized: bool
+    ) -> int:
+        """How many tokens of a later prompt, of which the last one is always computed, must come
+        from the cache.
+        """
+        end = len(self.tokens)
+        most = min(end, len(prompt) - 1)
+        different = np.flatnonzero(self.tokens[:most] != prompt[:most])
+        common = int(different[0]) if len(different) else most
+        if second == "none":
+            # a block that is quantized by now is of no use to a prompt that differs within it
+            return common - common % BLOCK if is_quantized else min(common, end - 1)
+        # a checkpoint is at the end of the answer, and one before the last token of the prompt
+        if common == end:
+            return end - 1
+        return self.prompt_tokens - 1 if common >= self.prompt_tokens - 1 else 0
+
+
+@dataclass
+class _Life:
+    """What one link has carried."""
+
+    worker: SimulatedWorker | None = None
+
+    def weights(self, request: SequenceRequest) -> Weights:
+        """Those of the worker, with the request's adapter."""
+        return self.worker.weights.with_adapter(request.adapter) if self.worker else Weights()
+
+    open: dict[str, _OnLink] = field(default_factory=dict)
+    # by their ids, those that were cancelled and sent again before their end
+    cancelled: dict[str, list[_OnLink]] = field(default_factory=lambda: defaultdict(list))
+
+    def on(self, request_id: str) -> _OnLink | None:
+        """The request that the worker's next event with this id is about."""
+        earlier = self.cancelled[request_id]
+        return earlier[0] if earlier else self.open.get(request_id)
+
+    def end(self, request_id: str) -> None:
+        """The worker has ended it."""
+        earlier = self.cancelled[request_id]
+        if earlier:
+            earlier.pop(0)
+        else:
+            del self.open[request_id]
+
+
+class LinkChecks(Part):
+    """What the links carry."""
+
+    def __init__(self, checks: Checks) -> None:
+        super().__init__(checks)
+        self.asked: dict[str, _Asked] = {}
+        self.lives: dict[WorkerLink, _Life] = defaultdict(_Life)
+        # for each cache that may be shared: the hashes of all prefixes that were computed in it
+        self._computed: dict[tuple[Weights, str], set[int]] = defaultdict(set)
+        # by cache and form of keys and values
+        self._reads: dict[tuple[Weights, str, str], list[_Read]] = defaultdict(list)
+        self._read_tokens = 0  # of all requests
+        self._tenants: dict[str, set[Caller]] = {}  # who may have each tenant of the workers
+        # sessions that requests have named, by model, name and tenant: when the first of these ended
+        self.sessions: dict[tuple[str, str, str], float] = {}
+        self.closed: dict[tuple[str, str, str], float] = {}  # sessions, and when they were closed
+
+    def sent(self, link: WorkerLink, command: SequenceRequest) -> None:
+        """The front sends a request to a worker."""
+        request_id = command.request_id
+        life = self.lives[link]
+        if life.worker is None:
+            life.worker = self._worker_of(link)
+        weights = life.weights(command)
+        asked = self.asked.get(request_id)
+        if asked is None or asked.request.prompt_token_ids != command.prompt_token_ids:
+            text = tokenizer().decode(list(command.prompt_token_ids), skip_special_tokens=False)
+            asked = self.asked[request_id] = _Asked(command, weights, comparable(text))
+            if not command.is_idle_work:
+                self._check_prompt(asked)
+        asked.sendings += 1
+        given = list(command.generated_token_ids)
+        if given != asked.right()[: len(given)] and asked.weights == weights:
+            self._violation("the oracle's tokens", f"{request_id} goes on after wrong tokens")
+        if request_id in life.open:
+            life.cancelled[request_id].append(life.open[request_id])
+        life.open[request_id] = _OnLink(asked, len(given), self.world.now)
+
+    def _check_prompt(self, asked: _Asked) -> None:
+        """The model reads what an agent has sent, and for the agent's tenant."""
+        command, text = asked.request, asked.prompt
+        turns = self.checks.answers.turns.get(text)
+        if turns is None:
+            same, likest = max(
+                (_common_length(each, text), each) for each in self.checks.answers.turns
+            )
+            self._violation(
+                "the prompt",
+                f"{command.request_id} goes on with {text[same : same + 60]!r} after {same} "
+                f"characters, not with {likest[same : same + 60]!r}",
+            )
+            return
+        tenants = {self.checks.answers.caller(turn) for turn in turns}
+        known = self._tenants.setdefault(command.tenant, tenants)
+        known &= tenants
+        if not known:
+            self._violation(
+                "tenants are apart", f"{command.request_id} has the tenant of another agent"
+            )
+
+    def came(self, link: WorkerLink, events: list[Any]) -> None:
+        """A worker's events have come."""
+        life = self.lives[link]
+        for event in events:
+            request_id = getattr(event, "request_id", None)
+            if request_id is None or not isinstance(
+                event, Accepted | Rejected | Started | TokensGenerated | Finished
+            ):
+                continue
+            on = life.on(request_id)
+            if on is None:
+                self._violation(
+                    "ends exactly once", f"{type(event).__name__} of {request_id} after its end"
+                )
+                return
+            match event:
+                case Accepted():
+                    if on.is_accepted:
+                        self._violation("ends exactly once", f"{request_id} is accepted twice")
+                    on.is_accepted = True
+                case Rejected():
+                    if on.is_accepted:
+                        self._violation("ends exactly once", f"{request_id} is refused late")
+                    self._check_queue_full(life, event)
+                    life.end(request_id)
+                case Started():
+                    self._check_cached(life, on, event.memory.cached_tokens)
+                    self._check_read_once(life, on, event.memory.cached_tokens)
+                    self.started(event)
+                case TokensGenerated():
+                    self._check_tokens(life, on, event)
+                case Finished():
+                    self._check_end(life, on, event)
+                    life.end(request_id)
+
+    def _check_queue_full(self, life: _Life, event: Rejected) -> None:
+        """A worker refuses a request because its queue is full: only if it is."""
+        options = self.simulation.options
+        places = options["max_queued"] + options["max_running"]
+        others = len(life.open) + sum(map(len, life.cancelled.values())) - 1
+        if event.kind == "queue_full" and others < places:
+            self._violation(
+                "true refusals",
+                f"{event.request_id} finds the queue full, with {others} requests on {places} "
+                "places",
+            )
+
+    def _check_tokens(self, life: _Life, on: _OnLink, event: TokensGenerated) -> None:
+        if life.weights(on.asked.request) != on.asked.weights:
+            return
+        right = on.asked.right()[on.tokens : on.tokens + len(event.token_ids)]
+        if list(event.token_ids) != right:
+            self._violation(
+                "the oracle's tokens",
+                f"{event.request_id} gets {event.token_ids} after {on.tokens} tokens instead of "
+                f"{right}",
+            )
+        on.tokens += len(event.token_ids)
+
+    def _form_of(self, request: SequenceRequest) -> str:
+        form: str = request.kv_bits or self.simulation.options["kv_bits"]
+        return "native" if form == "auto" else form  # while memory is not short
+
+    def _reads_of(self, life: _Life, request: SequenceRequest) -> list[_Read]:
+        return self._reads[life.weights(request), request.tenant, self._form_of(request)]
+
+    def _add_read(self, life: _Life, request: SequenceRequest, answer: Sequence[int]) -> None:
+        """A request has ended by itself, so that later ones may start from it."""
+        if not request.is_kept or request.is_idle_work:
+            return
+        if request.session_id and life.worker is not None and life.worker.cache is not None:
+            tenant = life.worker.cache.tenant_of(request.tenant, adapter=request.adapter)
+            named = (life.worker.name, request.session_id, tenant)
+            self.sessions.setdefault(named, self.world.now)
+        tokens = np.array([*request.prompt_token_ids, *answer])
+        self._reads_of(life, request).append(
+            _Read(tokens, len(request.prompt_token_ids), self.world.now)
+        )
+
+    def _check_read_once(self, life: _Life, on: _OnLink, cached_tokens: int) -> None:
+        """The tokens that an earlier request has in common with this one are not computed again."""
+        request = on.asked.request
+        if not self._is_kept_since(on.sent_at):
+            return
+        prompt = np.array([*request.prompt_token_ids])
+        second = self.simulation.options["second_layer"]
+        right = max(
+            (
+                each.reusable(prompt, second, is_quantized=self._form_of(request) != "native")
+                for each in self._reads_of(life, request)
+                if self._is_durable(each, on.sent_at)
+            ),
+            default=0,
+        )
+        if cached_tokens < right:
+            self._violation(
+                "a token is read once",
+                f"{request.request_id} has {cached_tokens} cached tokens of {len(prompt)}, but an "
+                f"earlier request has {right} of them",
+            )
+
+    def _is_kept_since(self, at: float) -> bool:
+        """Whether everything that was computed until then must be in the cache."""
+        options = self.simulation.options
+        is_roomy = (
+            self._read_tokens * 4 < options["kv_tokens"]
+            and options["ram_tokens"] is None
+            and options["store_bytes"] is None
+        )
+        forgets = any(
+            isinstance(each, Call) and "forget" in each.path
+            for each in self.simulation.scenario.actions
+        )
+        is_calm = all(kind in HARMLESS_TO_STORE for kind, _, _ in self.checks.excuses.all)
+        return is_roomy and not forgets and is_calm and "failing" not in options
+
+    def _is_durable(self, read: _Read, at: float) -> bool:
+        """Whether what a request has computed must still be there at this time."""
+        has_store = self.simulation.options["has_store"]
+        lives = self.simulation.machine.ended_at
+        lost_at = next((end for end in lives if end >= read.ended_at), None)
+        if lost_at is None or lost_at > at:
+            return read.ended_at < at
+        return has_store and read.ended_at + DURABLE_SECONDS < lost_at
+
+    def _check_end(self, life: _Life, on: _OnLink, event: Finished) -> None:
+        if not on.is_accepted:
+            self._violation("ends exactly once", f"{event.request_id} ends before it is accepted")
+        reason = event.reason.value
+        if reason in ("stop", "length") and on.asked.weights == life.weights(on.asked.request):
+            right = on.asked.right()
+            self._add_read(life, on.asked.request, right)
+            if not on.asked.request.is_idle_work and on.tokens != len(right):
+                self._violation(
+                    "the oracle's tokens",
+                    f"{event.request_id} ends after {on.tokens} of {len(right)} tokens",
+                )
+        self._remember(life, on)
+
+    def _cache_of(self, life: _Life, asked: _Asked) -> tuple[Weights, str]:
+        return life.weights(asked.request), asked.request.tenant
+
+    def _remember(self, life: _Life, on: _OnLink) -> None:
+        """The tokens of a request are computed, so that others may start from them."""
+        tokens = [*on.asked.request.prompt_token_ids, *on.asked.right()[: on.tokens]]
+        self._read_tokens += len(tokens)
+        self._computed[self._cache_of(life, on.asked)].update(_prefix_hashes(tokens))
+
+    def _check_cached(self, life: _Life, on: _OnLink, cached_tokens: int) -> None:
+        """What comes from the cache was computed before, for the same tenant and weights."""
+        prompt = list(on.asked.request.prompt_token_ids)
+        if not cached_tokens:
+            return
+        known = self._computed[self._cache_of(life, on.asked)]
+        for other in life.open.values():  # it may still run
+            if other is not on and self._cache_of(life, other.asked) == self._cache_of(
+                life, on.asked
+            ):
+                known = known | _prefix_hashes(
+                    [*other.asked.request.prompt_token_ids, *other.asked.right()[: other.tokens]]
+                )
+        everywhere = [each for each in self.lives.values() if each is not life]
+        for each in everywhere:
+            for other in each.open.values():
+                if self._cache_of(each, other.asked) == self._cache_of(life, on.asked):
+                    known = known | _prefix_hashes(
+                        [
+                            *other.asked.request.prompt_token_ids,
+                            *other.asked.right()[: other.tokens],
+                        ]
+                    )
+        # its own earlier life counts, too
+        given = on.asked.right()[: on.tokens]
+        own = [*prompt, *given]
+        if cached_tokens > len(own) or _prefix_hash(own[:cached_tokens]) not in known | (
+            _prefix_hashes(own) if given else set()
+        ):
+            self._violation(
+                "tenants are apart",
+                f"{on.asked.request.request_id} has {cached_tokens} cached tokens that nobody has "
+                "computed for its tenant and these weights",
+            )
+
+    def _worker_of(self, link: WorkerLink) -> SimulatedWorker | None:
+        for worker in self.simulation.machine.workers.values():
+            if worker.endpoint == link.endpoint:
+                return worker
+        return None
+
+    def commanded(self, link: WorkerLink, command: Any) -> None:
+        """The front sends something about a session to a worker."""
+        worker = self._worker_of(link)
+        if worker is None or worker.cache is None:
+            return
+        model = worker.name
+        tenant = worker.cache.tenant_of(command.tenant, adapter=command.adapter)
+        if isinstance(command, SessionCommand) and command.operation == "close":
+            self.closed[model, tenant, command.session_id] = self.world.now
+            return
+        self.closed.pop((model, tenant, command.session_id), None)
+        if isinstance(command, SessionCommand):
+            self.closed.pop((model, tenant, command.new_session_id), None)
+
+    def started(self, event: Started) -> None:
+        """A request starts from what is cached."""
+        memory = event.memory
+        names = ("moved_tokens", "shared_tokens", "ram_tokens", "disk_tokens")
+        sources = [name for name in names if getattr(memory, name, 0)]
+        second = self.simulation.options["second_layer"]
+        self.checks.states.add((f"start with {second}", f"starts from {' '.join(sources)}"))
+
+    def check_rest(self) -> None:
+        """No agent waits for anything: no request is open."""
+        for link, life in self.lives.items():
+            worker = life.worker
+            if worker is not None and not worker.process.is_dead and link.is_open and life.open:
+                self._violation("ends exactly once", f"these never end: {', '.join(life.open)}")
+
+
+def _common_length(one: str, other: str) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _prefix_hash(tokens: list[int]) -> int:
+    found = 0
+    for token in tokens:
+        found = hash((found, token))
+    return found
+
+
+def _prefix_hashes(tokens: list[int]) -> set[int]:
+    hashes = set()
+    found = 0
+    for token in tokens:
+        found = hash((found, token))
+        hashes.add(found)
+    return hashes

@@ -1,0 +1,225 @@
+"""What must be true of the store: its blocks and the records of sessions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from holdfast.store.block import (
+    BlockKey,
+    Entry,
+    ReadFailed,
+    fingerprint_id,
+    read_block,
+    read_header,
+)
+from tests.simulation.checks_part import Part
+from tests.simulation.device import Weights, rows_of
+from tests.simulation.excuses import RECOVERY_SECONDS
+
+if TYPE_CHECKING:
+    from tests.simulation.checks import Checks
+
+
+class StoreChecks(Part):
+    """The promises of the store."""
+
+    def __init__(self, checks: Checks) -> None:
+        super().__init__(checks)
+        self.damaged: set[Path] = set()  # files that the scenario has damaged
+        # blocks that their store calls durable, by the name of their file; not those it gave up
+        self._durable: set[str] = set()
+        self._given_up: set[str] = set()  # files that the store may delete: evicted, or not wanted
+        # what a power cut may leave of each session's record, by its path: the durable content, and
+        # what has been written or removed since; None: no file
+        self._records: dict[Path, list[bytes | None]] = {}
+        self._unwanted: dict[str, float] = {}  # files that the store was told to delete, and when
+
+    def stored(self, keys: Iterable[BlockKey]) -> None:
+        """The store says that these blocks are durable."""
+        names = [key.hex() for key in keys]
+        self._durable.update(names)
+        for name in names:  # perhaps given to the store again
+            self._unwanted.pop(name, None)
+        disk, store = self.simulation.disk, self.simulation.folder / "store"
+        with disk.bypassed():
+            files = [
+                path
+                for name in names
+                for path in (
+                    *store.glob(f"blocks/*/{name}.block"), *store.glob(f"incoming/*/{name}.part")
+                )
+            ]  # fmt: skip
+            unsynced = [path.name for path in files if not disk.durability.is_synced(path)]
+        if unsynced:
+            self._violation("durable blocks survive", f"{min(unsynced)} is not synced yet")
+
+    def gave_up(self, keys: Iterable[BlockKey]) -> None:
+        """The store evicts these blocks, or was told to remove them."""
+        names = [key.hex() for key in keys]
+        self._given_up.update(names)
+        self._durable.difference_update(names)
+
+    def unwanted(self, keys: Iterable[BlockKey]) -> None:
+        """The store has deleted these blocks, or will when it can."""
+        names = [key.hex() for key in keys]
+        self._unwanted.update(dict.fromkeys(names, self.world.now))
+        self._durable.difference_update(names)  # those that were stored just before, too
+
+    def evicted(self, entries: list[Entry]) -> None:
+        """The store evicts these blocks."""
+        if pinned := [entry.block.key.hex() for entry in entries if entry.pinned]:
+            self._violation("good blocks stay", f"{pinned[0]} is pinned, but is evicted")
+
+    def deleted(self, path: Path) -> None:
+        """A file of a block is about to be deleted or moved away: only if it may be."""
+        if path.stem in self._given_up or path.parent.parent.name != "blocks":
+            return
+        with self.simulation.disk.bypassed():
+            is_whole = _is_whole(path)
+        if is_whole:
+            self._violation("good blocks stay", f"{path.name} is whole, but is deleted")
+
+    def writes_record(self, path: Path, content: bytes | None) -> None:
+        """A session's record is about to be replaced, or removed."""
+        self._records.setdefault(path, [None]).append(content)
+
+    def wrote_record(self, path: Path) -> None:
+        """The store says that the record is durable."""
+        self._records[path] = self._records[path][-1:]
+
+    def check_durable(self) -> None:
+        """What was durable is there."""
+        with self.simulation.disk.bypassed():
+            there = {path.stem for path in self._whole_files()}
+            records = {path: _content(path) for path in self._records if path not in self.damaged}
+        lost = self._durable - there - self._damaged_blocks()
+        if lost:
+            self._violation("durable blocks survive", f"{len(lost)} blocks are lost: {min(lost)}")
+        for path, found in records.items():
+            if found not in self._records[path]:
+                self._violation("durable records survive", f"{path.name} is {found!r}")
+
+    def after_power_cut(self) -> None:
+        """What was durable has survived, and what has its final name is whole. What is there now stays."""
+        self.check_durable()
+        self.check_blocks()
+        with self.simulation.disk.bypassed():
+            self._records = {path: [_content(path)] for path in self._records}
+
+    def refused(self, keys: Iterable[BlockKey]) -> None:
+        """A worker cannot use these stored blocks: only if they are damaged or gone, for which the
+        disk must have failed.
+        """
+        blocks = self.simulation.folder / "store" / "blocks"
+        good = {key.hex() for key in keys} - self._damaged_blocks()
+        with self.simulation.disk.bypassed():
+            whole = [each for each in good if any(map(_is_whole, blocks.glob(f"*/{each}.block")))]
+        if whole and not self.simulation.disk.may_lie:
+            self._violation("good blocks stay", f"{min(whole)} is whole, but is given up")
+        has_failed = self.damaged or self.checks.excuses.disk_has_failed()
+        # a small store may evict a block between its choice and its use
+        has_failed = has_failed or self.simulation.options["store_bytes"] is not None
+        if not has_failed and "failing" not in self.simulation.options:
+            names = ", ".join(key.hex()[:12] for key in keys)
+            self._violation("stored blocks can be used", f"these cannot, on a good disk: {names}")
+
+    def left_by_the_dead(self) -> set[str]:
+        """The blocks that dead processes have written, but not named."""
+        dead = {str(process.pid) for process in self.world.processes if process.is_dead}
+        with self.simulation.disk.bypassed():
+            return {
+                path.stem
+                for path in self._whole_files()
+                if path.suffix == ".part" and path.parent.name.partition("-")[0] in dead
+            }
+
+    def salvaged(self, blocks: set[str]) -> None:
+        """The store says that it has saved what dead processes have left."""
+        with self.simulation.disk.bypassed():
+            there = {path.stem: path.suffix for path in self._whole_files()}
+        lost = blocks - there.keys() - self._given_up - self._damaged_blocks()
+        if lost:
+            self._violation("a kill loses no written block", f"these are lost: {min(lost)}")
+        # those that could not be read wait for the next start
+        named = {block for block in blocks if there.get(block) == ".block"}
+        self._durable |= named - self._given_up
+
+    def check_unwanted(self) -> None:
+        """Files that the store was told to delete are gone, unless its process died before."""
+        blocks = self.simulation.folder / "store" / "blocks"
+        with self.simulation.disk.bypassed():
+            there = {path.stem for path in blocks.glob("*/*.block")}
+        last_death = max(
+            (each.at for each in self.checks.excuses.all if each.kind in RECOVERY_SECONDS),
+            default=-math.inf,
+        )
+        for name, at in self._unwanted.items():
+            if name in there and at > last_death:
+                self._violation("nothing outlives its owner", f"{name} was deleted, but is there")
+
+    def check_blocks(self) -> None:
+        """Every block that can be found in the store is complete and right."""
+        blocks = self.simulation.folder / "store" / "blocks"
+        with self.simulation.disk.bypassed():
+            for path in sorted(blocks.glob("*/*.block")):
+                if not self._is_right(path) and path.stem not in self._damaged_blocks():
+                    self._violation("stored blocks are right", f"{path.name} is damaged")
+
+    def _is_right(self, path: Path) -> bool:
+        model = path.parent.name
+        try:
+            stored = read_block(path, bytes.fromhex(path.stem), model=model)
+        except ReadFailed:
+            return False
+        block = stored.block
+        weights = self._weights_by_id().get(model, ())
+        tokens = np.frombuffer(block.packed_tokens, "<i4").tolist()
+        if not weights or len(stored.parts) != 2 or not tokens:
+            return True
+        found = np.stack([np.frombuffer(part, np.float32) for part in stored.parts])
+        for each in weights:
+            right = rows_of(tokens, block.start, each)
+            if np.array_equal(found, right.reshape(2, -1)):
+                return True
+        self._violation("stored blocks are right", f"{path.name} holds other keys or values")
+        return True
+
+    def _weights_by_id(self) -> dict[str, Sequence[Weights]]:
+        """All weights with which a block may be computed, by the name of its folder."""
+        return {
+            fingerprint_id(fingerprint): weights
+            for model in self.simulation.options["models"]
+            for fingerprint, weights in self.simulation.machine.all_weights_of(model).items()
+        }
+
+    def _whole_files(self) -> Iterator[Path]:
+        """The files of blocks that are whole, also those without their final name, which is given
+        to them when the store is opened again.
+        """
+        store = self.simulation.folder / "store"
+        for path in [*store.glob("blocks/*/*.block"), *store.glob("incoming/*/*.part")]:
+            if _is_whole(path):
+                yield path
+
+    def _damaged_blocks(self) -> set[str]:
+        return {path.stem for path in self.damaged}
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file holds a whole block."""
+    key = bytes.fromhex(path.stem)
+    try:
+        _, fingerprint = read_header(path, key)
+        read_block(path, key, model=fingerprint_id(fingerprint))
+    except (ReadFailed, OSError):
+        return False
+    return True
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None

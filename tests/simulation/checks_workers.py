@@ -1,0 +1,190 @@
+"""What must be true of workers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from holdfast.wire.events import WaitReason
+from holdfast.worker.engine.plan import Draft
+from holdfast.worker.loop.loop import IDLE_SECONDS, WorkerLoop
+from tests.simulation.actions import BLOCK, Call
+from tests.simulation.checks_links import DURABLE_SECONDS
+from tests.simulation.checks_part import Part
+from tests.simulation.excuses import HARMLESS_TO_STORE, KILL_SECONDS, LONGEST_SILENCE
+from tests.simulation.world import Process
+
+if TYPE_CHECKING:
+    from holdfast.worker.loop.sequences import LiveSequence
+    from tests.simulation.worker import SimulatedWorker
+
+CHECKED_SHARE = 0.2  # of the loop's rounds
+
+
+class WorkerChecks(Part):
+    """Workers' loops, sessions and processes."""
+
+    def at_round(self, loop: WorkerLoop, *, timeout_seconds: float) -> None:
+        """A worker's loop waits for commands."""
+        worker = next(
+            (each for each in self.simulation.machine.workers.values() if each.loop is loop), None
+        )
+        if worker is None:
+            return
+        statistics = loop._scheduler.statistics()
+        waits = sorted(reason.value for reason in loop._ledger.waits().values())
+        self.checks.states.add(
+            (
+                f"running {min(statistics.running, 3)} queued {min(statistics.queued, 3)}",
+                f"waits {' '.join(dict.fromkeys(waits))}",
+            )
+        )
+        if timeout_seconds >= IDLE_SECONDS:
+            self._check_idle(loop)
+        if self.world.random.random() < CHECKED_SHARE:
+            loop.check_invariants()
+            if worker.index is not None:
+                worker.index.check_invariants()
+            self._check_waits(loop)
+            self._check_memory(loop)
+
+    def _check_idle(self, loop: WorkerLoop) -> None:
+        """The loop is about to sleep."""
+        for request_id, reason in loop._ledger.waits().items():
+            if reason is not WaitReason.READER:
+                self._violation(
+                    "the queue is never idle",
+                    f"the loop sleeps, but {request_id} waits for {reason}",
+                )
+
+    def _check_waits(self, loop: WorkerLoop) -> None:
+        """A waiting request's reason is true."""
+        cache = loop._cache
+        for sequence in loop._ledger.live():
+            scheduled = sequence.scheduled
+            reason = scheduled.waits_for
+            if reason is WaitReason.DISK and sequence.start.lookup is None:
+                self._violation(
+                    "true reasons", f"{sequence.id} waits for the disk without a lookup"
+                )
+            if reason is WaitReason.TWIN and sequence.id not in cache._in_flight._waiting:
+                self._violation("true reasons", f"{sequence.id} waits for no other request")
+        cache._in_flight.check_invariants()
+
+    def _check_memory(self, loop: WorkerLoop) -> None:
+        """No more keys and values than the budget allows."""
+        statistics = loop._scheduler.statistics()
+        if (
+            statistics.reserved_bytes > max(statistics.budget_bytes, 0)
+            and not loop._scheduler.excess_bytes
+        ):
+            self._violation(
+                "bytes", f"{statistics.reserved_bytes} of {statistics.budget_bytes} bytes in use"
+            )
+
+    def check_rest(self, worker: SimulatedWorker) -> None:
+        """No agent waits for anything: a worker holds nothing, and has its sessions."""
+        self._check_rest(worker)
+        self._check_sessions(worker)
+        self._check_closed(worker)
+
+    def _check_rest(self, worker: SimulatedWorker) -> None:
+        if worker.loop is None or worker.engine is None:
+            return
+        statistics = worker.loop._scheduler.statistics()
+        open_sequences = len(worker.engine._sequences)
+        live = [sequence.id for sequence in worker.loop._ledger.live()]
+        if statistics.running or statistics.queued or open_sequences or live:
+            self._violation(
+                "nothing outlives its owner",
+                f"at rest {worker.name} has {statistics.running} running, {statistics.queued} "
+                f"queued, {open_sequences} open sequences, and {live}",
+            )
+        index = worker.index
+        if index is not None and not index._pins._held_sizes:
+            nbytes = index._ram.resident_bytes
+            if nbytes > index.ram_budget_bytes:
+                self._violation("bytes", f"{nbytes} of {index.ram_budget_bytes} bytes in RAM")
+        if index is not None and index._ram._holds and not index._pins._held_sizes:
+            self._violation(
+                "nothing outlives its owner", f"{len(index._ram._holds)} blocks are held"
+            )
+
+    def _check_closed(self, worker: SimulatedWorker) -> None:
+        """Sessions that were closed are gone."""
+        if worker.loop is None or worker.loop._sessions is None:
+            return
+        for (model, tenant, name), at in self.checks.links.closed.items():
+            if model != worker.name or any(each.at >= at - 1.0 for each in self.checks.excuses.all):
+                continue
+            if worker.loop._sessions.is_open(name, tenant=tenant):
+                self._violation("nothing outlives its owner", f"session {name} was closed")
+
+    def _check_sessions(self, worker: SimulatedWorker) -> None:
+        """Sessions are still there."""
+        options = self.simulation.options
+        calls = [each for each in self.simulation.scenario.actions if isinstance(each, Call)]
+        opens = [each for each in calls if each.method == "POST" and "sessions" in each.path]
+        requests = [each.request for each in self.checks.links.asked.values()]
+        named = {(each.session_id, each.tenant, each.adapter) for each in requests}
+        are_kept = (
+            all(kind in HARMLESS_TO_STORE for kind, _, _ in self.checks.excuses.all)
+            and "failing" not in options
+            and not any(each.method == "DELETE" for each in calls)
+            and len(named) + len(opens) <= options["max_sessions"]
+        )
+        if not are_kept or worker.loop is None or worker.loop._sessions is None:
+            return
+        ends = self.simulation.machine.ended_at
+        for (model, name, tenant), at in self.checks.links.sessions.items():
+            lost_at = next((end for end in ends if end >= at), None)
+            if model != worker.name or (
+                lost_at is not None and (not options["has_store"] or lost_at < at + DURABLE_SECONDS)
+            ):
+                continue
+            if not worker.loop._sessions.is_open(name, tenant=tenant):
+                self._violation("sessions stay", f"{name} of {model} is gone")
+
+    def expired(self, sessions: list[Any]) -> None:
+        """Sessions are closed by age: none gets that old here. A clock that has jumped is believed
+        an hour later.
+        """
+        if sessions and self.world.now - self.checks.excuses.jumped_at < 3500.0:
+            self._violation("nothing expires early", f"{len(sessions)} sessions are closed by age")
+
+    def killed(self, process: Process) -> None:
+        """The server kills a worker: only if something has happened to it, or while it loads, when
+        nothing else stops it.
+        """
+        worker = self.simulation.machine.workers.get(process.pid)
+        is_loading = worker is None or worker.loop is None
+        model = worker.name if worker is not None else ""
+        if not is_loading and not self.checks.excuses.has_excuse(
+            model, self.world.now, KILL_SECONDS
+        ):
+            self._violation(
+                "no needless kill", f"{process.name} is killed, but nothing has gone wrong"
+            )
+
+    def suspended(self, process: Process, *, seconds: float) -> None:
+        """A worker was suspended for this time: if it serves, it has been replaced."""
+        worker = self.simulation.machine.workers.get(process.pid)
+        began = self.world.now - seconds
+        front = self.simulation.front
+        is_served = front.is_running and front.began_at < began
+        has_slept = any(at >= began for at, _ in self.checks.excuses.sleeps)
+        if worker and worker.loop and is_served and not has_slept and seconds > LONGEST_SILENCE:
+            self._violation(
+                "bounded time", f"{process.name} was suspended for {seconds:.0f} s and still lives"
+            )
+
+    def verified(self, sequence: LiveSequence, draft: Draft, *, accepted: int) -> None:
+        """A step has verified a draft."""
+        drafted = len(draft.token_ids)
+        how_many = "all" if accepted == drafted else "some" if accepted else "none"
+        place = sequence.known_tokens % BLOCK
+        where = "over an edge" if place + drafted >= BLOCK else "within a block"
+        whose = "model" if draft.is_by_model else "text"
+        second = self.simulation.options["second_layer"]
+        self.checks.states.add(
+            (f"draft from the {whose} with {second}", f"{how_many} right {where}")
+        )

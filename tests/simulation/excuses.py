@@ -1,0 +1,124 @@
+"""What has gone wrong in a run, and what it excuses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from tests.simulation.checks_part import Part
+from tests.simulation.world import Process
+
+if TYPE_CHECKING:
+    from tests.simulation.checks import Checks
+
+LONGEST_SILENCE = 120.0  # of a worker that serves, until it is killed
+EXCUSE_OF_WRITES_SECONDS = 10.0  # until an end is written, at the latest
+# For how many seconds after a trouble requests may fail that begin then; those that run when it comes
+# may fail, too. Errors of the disk never make a request fail.
+RECOVERY_SECONDS = {
+    "a step raises an error": 0.0,  # then each request is tried alone
+    "a step computes NaN": 0.0,
+    "the planned step": 0.0,  # of a sweep, like the next three
+    "the planned allocation": 0.0,
+    "the planned message": 30.0,
+    "the planned spawn": 30.0,
+    "a step is slow": 30.0,
+    "a step hangs": 90.0,  # until its worker is killed, and another one is loaded
+    "a step kills its process": 90.0,  # with the waits after several deaths
+    "worker dies": 90.0,
+    "workers keep dying": 90.0,
+    "no process starts": 90.0,
+    "worker is suspended": 30.0,
+    "a load raises an error": 90.0,
+    "a load kills its process": 90.0,
+    "a load hangs": 700.0,  # it is ended after ten minutes without progress
+    "server dies": 30.0,
+    "server restarts": 20.0,
+    "power cut": 30.0,
+    "weights change": 30.0,
+    "machine sleeps": 30.0,
+    "model is unloaded": 20.0,
+}
+# For how many seconds after a trouble the server may kill a worker that serves.
+KILL_SECONDS = {
+    "a step is slow": 30.0,
+    "a step hangs": LONGEST_SILENCE,
+    "worker is suspended": LONGEST_SILENCE,
+    "the planned message": LONGEST_SILENCE,
+    "server dies": 90.0,
+    "server restarts": 90.0,
+    "power cut": 90.0,
+    "weights change": 90.0,
+}
+# troubles after which everything that was stored is still there
+HARMLESS_TO_STORE = {
+    "worker dies", "worker dies after writes", "workers keep dying", "no process starts",
+    "worker is suspended", "worker hangs", "a step hangs", "step kills", "a step kills its process",
+    "step is slow", "a step is slow", "load fails", "a load raises an error",
+    "a load kills its process", "a load hangs",
+    "server dies", "server restarts", "power cut", "power cut after syncs", "machine sleeps",
+    "clock jumps", "model is unloaded",
+}  # fmt: skip
+# troubles after which a stored block may be missing or damaged
+OF_DISK = {"disk error", "disk is full", "file is damaged", "file vanishes", "power cut"}
+
+
+class _Excuse(NamedTuple):
+    """Something has gone wrong. model: whose requests it affects; "": of all."""
+
+    kind: str
+    at: float
+    model: str
+
+
+class Excuses(Part):
+    """What has gone wrong."""
+
+    def __init__(self, checks: Checks) -> None:
+        super().__init__(checks)
+        self.all: list[_Excuse] = []
+        self.sleeps: list[tuple[float, float]] = []  # when the machine slept, and for how long
+        self.jumped_at = -math.inf  # when the wall clock jumped ahead
+
+    def add(self, kind: str, *, model: str = "") -> None:
+        """Something goes wrong, so that requests may fail. model: whose; "": of all."""
+        self.all.append(_Excuse(kind, self.world.now, model))
+        self.checks.saw(self.simulation.front, kind)
+
+    def slept(self, seconds: float) -> None:
+        """The machine has slept."""
+        self.sleeps.append((self.world.now - seconds, seconds))
+
+    def slept_since(self, at: float) -> float:
+        """For how many seconds, which no time limit of the server counts."""
+        return sum(seconds for began, seconds in self.sleeps if began >= at)
+
+    def fault(self, process: Process, what: str) -> None:
+        """A step or a load of a worker does not work."""
+        worker = self.simulation.machine.workers.get(process.pid)
+        self.add(what, model=worker.name if worker is not None else "")
+
+    def has_excuse(
+        self, model: str, began: float, seconds: Mapping[str, float] = RECOVERY_SECONDS
+    ) -> bool:
+        """Whether something has gone wrong that may make a model's requests fail which began then
+        and have not ended yet. seconds: for how long after each kind of trouble.
+        """
+        return any(
+            began <= each.at + seconds.get(each.kind, -math.inf) + self.slept_since(each.at)
+            and each.model in ("", model)
+            for each in self.all
+        )
+
+    def disk_has_failed(self) -> bool:
+        """Whether the disk has failed, or has lost what was not durable."""
+        return any(kind in OF_DISK for kind, _, _ in self.all)
+
+    def server_died_near(self, at: float) -> bool:
+        """Whether the server died at about this time."""
+        return any(
+            abs(each.at - at) < EXCUSE_OF_WRITES_SECONDS
+            and each.kind in ("server dies", "weights change")
+            for each in self.all
+        )

@@ -1,0 +1,223 @@
+"""What agents do with stored responses, and what they must find."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.actions import Turn
+from tests.simulation.conversations import Message
+from tests.simulation.network import Broken, Exchange
+
+if TYPE_CHECKING:
+    from tests.simulation.front import SimulatedFront
+    from tests.simulation.simulation import Simulation
+
+
+class Lost(Broken):
+    """A response in the background has been cancelled or is lost."""
+
+
+@dataclass
+class StoredResponse:
+    """A response that its agent has heard to its end. messages: of the agent's conversation, the
+    answer included. read: the same as the model has read them. events: those that the agent has
+    heard, if it has heard all.
+    """
+
+    id: str
+    turn: Turn
+    messages: list[Message]
+    read: list[Message]
+    text: str
+    status: str
+    events: list[dict[str, Any]]
+    ended_at: float
+    front: SimulatedFront
+    is_deleted: bool = False
+
+
+@dataclass
+class Found:
+    """The answer to a request about a stored response."""
+
+    status: int
+    content: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.content)
+
+    def events(self) -> list[dict[str, Any]]:
+        lines = self.content.split(b"\n")
+        return [json.loads(line[6:]) for line in lines if line.startswith(b"data: ")]
+
+
+def get(
+    simulation: Simulation,
+    response_id: str,
+    *,
+    key: str,
+    tenant: str,
+    method: str = "GET",
+    action: str = "",
+    query: str = "",
+) -> Found:
+    """Make a request about a stored response. Raises Broken."""
+    salt = f"cache_salt={tenant}" if tenant else ""
+    path = f"/v1/responses/{response_id}{action}?{'&'.join(filter(None, (query, salt)))}"
+    exchange = Exchange(
+        simulation.front, method, path.rstrip("?"), headers=simulation.key_headers(key)
+    )
+    content = exchange.whole(seconds=600.0)
+    simulation.world.tell(f"{method} {path}: {exchange.status}")
+    return Found(exchange.status, content)
+
+
+def look(simulation: Simulation, stored: StoredResponse, kind: str, *, number: int) -> None:
+    """Read or delete a stored response, or try to as another caller. number: any; it decides after
+    which event the agent reads on.
+    """
+    try:
+        match kind:
+            case "read":
+                _read(simulation, stored)
+            case "events":
+                _read_events(simulation, stored, number=number)
+            case "foreign":
+                _try_as_others(simulation, stored)
+            case "delete":
+                _delete(simulation, stored)
+    except Broken:
+        return  # the server is down
+
+
+def _own(simulation: Simulation, stored: StoredResponse, **more: str) -> Found | None:
+    """A request of the response's owner that must succeed; None if it may fail, and does."""
+    turn = stored.turn
+    found = get(simulation, stored.id, key=turn.key, tenant=turn.tenant, **more)
+    if found.status == 200 and not (stored.is_deleted and not may_return(simulation, stored)):
+        return found
+    if stored.is_deleted and found.status == 404:
+        return None
+    if found.status == 200 or not may_be_lost(simulation, stored):
+        simulation.violation(
+            "stored responses stay", f"{stored.id} ({more}): {found.status} {found.content[:300]!r}"
+        )
+    return None
+
+
+def _read(simulation: Simulation, stored: StoredResponse) -> None:
+    found = _own(simulation, stored)
+    if found is not None:
+        check_same(simulation, stored, found.json)
+    listed = _own(simulation, stored, action="/input_items", query="order=asc&limit=100")
+    if listed is not None:
+        items = listed.json["data"]
+        texts = ["\n".join(part["text"] for part in item["content"]) for item in items]
+        right = [each["content"] for each in stored.read[:-1]][-len(texts) :]
+        if texts != right or not texts:
+            simulation.violation("stored responses stay", f"{stored.id} has the input {texts}")
+
+
+def check_same(simulation: Simulation, stored: StoredResponse, body: Mapping[str, Any]) -> None:
+    """A response in the store is what its client has heard."""
+    status, text = body["status"], text_of(body)
+    if status == "failed" and may_be_lost(simulation, stored):
+        return
+    if (status, text) != (stored.status, stored.text):
+        simulation.violation(
+            "stored responses stay",
+            f"{stored.id} is {status} {text!r} instead of {stored.status} {stored.text!r}",
+        )
+
+
+def text_of(body: Mapping[str, Any]) -> str:
+    """The text of a response."""
+    parts = [part for item in body["output"] for part in item.get("content") or ()]
+    return "".join(part.get("text") or "" for part in parts)
+
+
+def _read_events(simulation: Simulation, stored: StoredResponse, *, number: int) -> None:
+    heard = stored.events
+    after = number % len(heard) if heard else -1
+    query = "stream=true" + (f"&starting_after={after}" if after >= 0 else "")
+    found = _own(simulation, stored, query=query)
+    if found is None:
+        return
+    events = found.events()
+    is_failed = events and events[-1]["type"] == "response.failed"
+    if is_failed and may_be_lost(simulation, stored):
+        return
+    texts = [each["delta"] for each in events if each["type"] == "response.output_text.delta"]
+    if heard and events != [each for each in heard if each["sequence_number"] > after]:
+        simulation.violation(
+            "stored responses stay",
+            f"the events of {stored.id} after {after} are {events[:3]} … {events[-1:]}",
+        )
+    if not heard and "".join(texts) != stored.text:
+        simulation.violation("stored responses stay", f"the events of {stored.id} are {texts}")
+
+
+def _try_as_others(simulation: Simulation, stored: StoredResponse) -> None:
+    key, tenant = stored.turn.key, stored.turn.tenant
+    others = [(key, "foreign")]
+    others += [(each, tenant) for each in ("", "alice", "bob", "wrong")]
+    for other in others:
+        sender = simulation.sender(other[0])
+        if (sender, other[1]) == (simulation.sender(key), tenant):
+            continue
+        for method, action in (("GET", ""), ("POST", "/cancel"), ("DELETE", "")):
+            found = get(
+                simulation,
+                stored.id,
+                key=other[0],
+                tenant=other[1],
+                method=method,
+                action=action,
+            )
+            right = 401 if sender == "wrong" else 404
+            if found.status not in (right, 503):
+                simulation.violation(
+                    "tenants are apart",
+                    f"{method} {stored.id}{action} of {other}: {found.status} {found.content!r}",
+                )
+    _read(simulation, stored)
+
+
+def _delete(simulation: Simulation, stored: StoredResponse) -> None:
+    if stored.is_deleted:
+        _own(simulation, stored)
+        return
+    if _own(simulation, stored, method="DELETE") is not None:
+        stored.is_deleted = True
+        _own(simulation, stored)
+
+
+def is_lost(simulation: Simulation, stored: StoredResponse) -> bool:
+    """Whether the store has lost a response or its end, for a reason. Asks the server."""
+    if stored.is_deleted or not may_be_lost(simulation, stored):
+        return False
+    try:
+        found = get(simulation, stored.id, key=stored.turn.key, tenant=stored.turn.tenant)
+    except Broken:
+        return True
+    return found.status != 200 or found.json["status"] != stored.status
+
+
+def may_be_lost(simulation: Simulation, stored: StoredResponse) -> bool:
+    """Whether a stored response may be gone, failed or out of reach."""
+    excuses = simulation.checks.excuses
+    if stored.is_deleted or "failing" in simulation.options or excuses.disk_has_failed():
+        return True
+    if not simulation.options["has_store"] and simulation.front is not stored.front:
+        return True
+    # the server must not die before it has written the end
+    return not simulation.front.is_running or excuses.server_died_near(stored.ended_at)
+
+
+def may_return(simulation: Simulation, stored: StoredResponse) -> bool:
+    """Whether a deleted response may be there again: a power cut may undo the deletion."""
+    return simulation.checks.excuses.disk_has_failed()

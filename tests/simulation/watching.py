@@ -1,0 +1,147 @@
+"""Tells the checks what happens within the server and its workers."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.front.link.worker_link import WorkerLink
+from holdfast.store import io_thread
+from holdfast.store.block import BlockKey, Entry
+from holdfast.store.folder import Records, StoreFolder
+from holdfast.store.io_thread import IoThread
+from holdfast.store.maintenance import StoreMaintenance
+from holdfast.store.write_ahead import Mailbox
+from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.sessions import SessionCommand
+from holdfast.worker.engine.plan import Draft
+from holdfast.worker.loop import device_steps
+from holdfast.worker.loop.drafts import Drafts
+from holdfast.worker.loop.loop import WorkerLoop
+from holdfast.worker.prefix.index import PrefixIndex
+from holdfast.worker.sessions.registry import SessionRegistry
+from tests.simulation.checks import running
+
+
+def install() -> None:
+    """Look at what passes between front and workers, and at the rounds of workers' loops."""
+    send, deliver, receive = WorkerLink.send, WorkerLink._deliver, WorkerLoop._receive
+
+    def watched_send(link: WorkerLink, command: Any) -> bool:
+        if isinstance(command, SequenceRequest) and link.is_open:
+            running[-1].links.sent(link, command)
+        if isinstance(command, SequenceRequest | SessionCommand) and command.session_id:
+            running[-1].links.commanded(link, command)
+        return send(link, command)
+
+    def watched_deliver(link: WorkerLink, events: list[Any]) -> None:
+        running[-1].links.came(link, events)
+        deliver(link, events)
+
+    def watched_receive(loop: WorkerLoop, *, is_busy: bool) -> Any:
+        inbox = loop._inbox
+        poll = inbox.receive
+
+        def watched(*, timeout_seconds: float) -> Any:
+            running[-1].workers.at_round(loop, timeout_seconds=timeout_seconds)
+            return poll(timeout_seconds=timeout_seconds)
+
+        loop._inbox = _Watched(inbox, watched)  # type: ignore[assignment]
+        try:
+            return receive(loop, is_busy=is_busy)
+        finally:
+            loop._inbox = inbox
+
+    salvage = io_thread.salvage
+
+    def watched_salvage(folder: StoreFolder) -> int:
+        left = running[-1].store.left_by_the_dead()
+        saved = salvage(folder)
+        running[-1].store.salvaged(left)
+        return saved
+
+    io_thread.salvage = watched_salvage
+    finish, removed = Mailbox.finish, IoThread.remove
+    expired = SessionRegistry.expired
+
+    def watched_expired(registry: SessionRegistry, now: float) -> Any:
+        found = expired(registry, now)
+        running[-1].workers.expired(found)
+        return found
+
+    SessionRegistry.expired = watched_expired  # type: ignore[method-assign]
+
+    def watched_finish(mailbox: Mailbox, keys: Iterable[BlockKey], *, stored: bool) -> None:
+        keys = list(keys)
+        if stored:
+            running[-1].store.stored(keys)
+        finish(mailbox, keys, stored=stored)
+
+    def watched_unlink(maintenance: StoreMaintenance, entries: Iterable[Entry]) -> list[Entry]:
+        entries = list(entries)
+        running[-1].store.evicted(entries)
+        running[-1].store.gave_up(entry.block.key for entry in entries)
+        return unlink(maintenance, entries)
+
+    def watched_remove(io: IoThread, keys: tuple[BlockKey, ...]) -> None:
+        running[-1].store.gave_up(keys)
+        removed(io, keys)
+        running[-1].store.unwanted(keys)
+
+    def watched_unreadable(index: PrefixIndex, keys: Iterable[BlockKey]) -> Any:
+        keys = tuple(keys)
+        running[-1].store.refused(keys)
+        return unreadable(index, keys)
+
+    put, removed_record = Records.put, Records.remove
+
+    def watched_put(records: Records, name: str, data: bytes) -> None:
+        path = records._path(name)
+        running[-1].store.writes_record(path, data + records._sum(name, data))
+        put(records, name, data)
+        running[-1].store.wrote_record(path)
+
+    def watched_remove_record(records: Records, name: str) -> None:
+        running[-1].store.writes_record(records._path(name), None)
+        removed_record(records, name)
+
+    Records.put, Records.remove = watched_put, watched_remove_record  # type: ignore[method-assign]
+
+    def watched_count(drafts: Drafts, sequence: Any, draft: Draft, *, accepted: int) -> None:
+        running[-1].workers.verified(sequence, draft, accepted=accepted)
+        count(drafts, sequence, draft, accepted=accepted)
+
+    count = Drafts.count
+    Drafts.count = watched_count  # type: ignore[method-assign]
+    unreadable = PrefixIndex.unreadable
+    PrefixIndex.unreadable = watched_unreadable
+    unlink = StoreMaintenance._unlink
+    Mailbox.finish = watched_finish
+    StoreMaintenance._unlink = watched_unlink
+    IoThread.remove = watched_remove
+    log_failure = device_steps.log_failure
+
+    @contextlib.contextmanager
+    def watched_log_failure(message: str, *names: object, **more: Any) -> Iterator[None]:
+        with log_failure(message, *names, **more):
+            try:
+                yield
+            except Exception as error:
+                running[-1].swallowed(error)
+                raise
+
+    for module in list(sys.modules.values()):
+        if getattr(module, "log_failure", None) is log_failure:
+            module.log_failure = watched_log_failure
+    WorkerLink.send = watched_send  # type: ignore[method-assign]
+    WorkerLink._deliver = watched_deliver  # type: ignore[method-assign]
+    WorkerLoop._receive = watched_receive  # type: ignore[method-assign]
+
+
+@dataclass
+class _Watched:
+    inbox: Any
+    receive: Any
