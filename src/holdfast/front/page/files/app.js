@@ -30,7 +30,6 @@ async function show() {
   for (const link of document.querySelectorAll('header nav a')) {
     if (link.getAttribute('href') === location.pathname) {
       link.setAttribute('aria-current', 'page');
-      link.scrollIntoView({ block: 'nearest', inline: 'nearest' });
     } else {
       link.removeAttribute('aria-current');
     }
@@ -48,7 +47,7 @@ async function show() {
 /** Load the module of a view; while the server does not answer, say so and try again. */
 async function loaded(title, tag, module) {
   const address = new URL(module, import.meta.url);
-  while (wanted === tag) {
+  while (wanted === tag && !customElements.get(tag)) {
     try {
       await import(module);
       return;
@@ -59,8 +58,10 @@ async function loaded(title, tag, module) {
       const line = Object.assign(document.createElement('p'), { className: 'empty', textContent: text });
       place.replaceChildren(line);
       await serverAnswers(address, () => wanted === tag);
-      // some browsers never retry a module that failed to load
-      if (wanted === tag && !(await import(module).catch(() => null))) location.reload();
+      // Browsers may remember that an address failed, or that a module which this one imports did;
+      // only loading the page anew helps then, but it closes the open conversation.
+      const again = `${module}?again=${Date.now()}`;
+      if (wanted === tag) await import(again).catch(() => location.reload());
     }
   }
 }
