@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import Result
@@ -147,6 +148,22 @@ def test_signals_to_the_launcher_are_forwarded_except_the_terminals(
         launcher.send_signal(signal.SIGINT)  # a terminal would have sent it to the agent too
         launcher.send_signal(signal.SIGTERM)
         assert launcher.wait(60) == 7
+
+
+@pytest.mark.timeout(60)
+def test_a_signal_that_comes_while_the_agent_starts_is_forwarded(
+    machine: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent_of(machine, "claude")
+    start = subprocess.Popen
+
+    def start_and_signal(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        process = start(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", start_and_signal)
+    assert launched(url, "claude", "wait").exit_code in (7, 128 + signal.SIGTERM)
 
 
 def test_print_shows_a_keyless_shell_command_and_runs_nothing(machine: Path, url: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 _PROGRAM = """#!{python}
-import json, os, pathlib, signal, sys
+import json, os, pathlib, signal, sys, time
 variables = ("NODE_EXTRA_CA_CERTS", "QWEN_CODE_SYSTEM_DEFAULTS_PATH", "CLINE_PROVIDER_SETTINGS_PATH")
 named = [*sys.argv[1:], *(os.environ.get(name, "") for name in variables)]
 files = [pathlib.Path(part) for part in named if os.path.isabs(part) and os.path.isfile(part)]
@@ -34,7 +34,7 @@ if how == "wait":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
     print("waiting", os.getpid(), flush=True)
     while True:
-        signal.pause()
+        time.sleep(0.05)  # a signal just before `signal.pause` would be handled after the next one
 """
 
 

@@ -335,8 +335,11 @@ def _run(
     for name, text in setup.files.items():
         (target.folder / name).write_text(text)
     started: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []  # signals that arrived before the agent's process was known
 
     def forward(number: int, _frame: object) -> None:
+        if not started:
+            early.append(number)
         for process in started:
             process.send_signal(number)
 
@@ -345,6 +348,8 @@ def _run(
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         started.append(subprocess.Popen(command, env={**os.environ, **environment}))
+        for number in early:
+            started[0].send_signal(number)
         code = started[0].wait()
     finally:
         for number, handler in before.items():
