@@ -42,7 +42,7 @@ class InlineImages:
         self.begun.append(image)
         task = ImageTask(
             path=str(self._images / image),
-            image=image,
+            image_name=image,
             info=self._processor.info,
             max_pixels=max_pixels,
         )

@@ -99,7 +99,7 @@ def test_the_result_equals_that_of_the_models_processor(family: str, tmp_path: P
     path.write_bytes(png(3, size=(90, 50)))
     expected = processor.process("ab", open_image(path))
     with tempfile.TemporaryFile() as file:
-        task = ImageTask(path=str(path), image="ab", info=processor.info, max_pixels=None)
+        task = ImageTask(path=str(path), image_name="ab", info=processor.info, max_pixels=None)
         done = carry_out(task, processor._processor, file)
         assert isinstance(done, ImageDone), done
         found = ImageFile(done, file)

@@ -334,6 +334,10 @@ class ChatTemplate:
         }
 
     def _probed_roles(self) -> RoleHabits:
+        """Try which roles the template accepts.
+
+        If it cannot render even one message of a user, it is assumed to accept all.
+        """
         user = self._message("user", _PROBE)
         if not self._try([user]):
             return RoleHabits()

@@ -89,8 +89,9 @@ _PLACES_OF_GAPS: Final = re.compile(
 _JSON_OPTIONS: Final = {"coerce_one_of": True, "lenient": False}
 # Allows `\u` and four digits for any character of a string without `pattern`, `format` or listed
 # values; a surrogate pair counts as one character.
-_ESCAPES: Final = {"json_allow_general_unicode_escapes": True}
-_NO_ESCAPES: Final = {"json_allowed_escapes": 'nrbtf\\"'}
+_UNICODE_ESCAPES: Final = {"json_allow_general_unicode_escapes": True}
+# for schemas in which an escaped name could pass as one that they do not name
+_NO_UNICODE_ESCAPES: Final = {"json_allowed_escapes": 'nrbtf\\"'}
 
 
 def members(
@@ -277,7 +278,7 @@ def json_value(schema: Any, *, levels_around: int = _LEVELS_AROUND) -> str:
     definitions = schema.get("$defs", {})
     levels = _levels_of(schema, _MOST_LEVELS, definitions=definitions, known={}) + levels_around
     schema = _with_exact_formats(_with_plain_names(schema))
-    escapes = _NO_ESCAPES if _may_disguise_a_name(schema) else _ESCAPES
+    escapes = _NO_UNICODE_ESCAPES if _may_disguise_a_name(schema) else _UNICODE_ESCAPES
     options = {"whitespace_pattern": white_space(levels), **_JSON_OPTIONS, **escapes}
     return "%json " + json.dumps({**schema, "x-guidance": options})
 

@@ -402,6 +402,7 @@ class NamedJson(CallFormat):
         stops = self._ends
         tool = deltas.tools.resolve(name) or _first_word(deltas, name)
         if tool is not None and name.isdigit() and not tool.declared:
+            # a number in place of the name: the arguments tell which tool is meant
             return (yield from self._read_unnamed(source, deltas, call_id))
         has_arguments = source.starts_with("{")
         if tool is None or not (has_arguments or (yield from source.match_at(stops))):

@@ -165,7 +165,7 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
     images, images_refused = _image_processor(folder, stored_config, model)
     backend = in_use()
     kept_layers = sum(map(backend.is_kept, cast("Any", model).modules()))
-    if adapters is None:
+    if adapters is None:  # whole steps on the CPU read the weights of the layers alone
         backend.prepare(model, dtype)
     adapter_bytes = 0 if adapters is None else adapters.nbytes
     return LoadedModel(

@@ -269,7 +269,7 @@ def copy_due_state(
 
     certain_tokens: how many tokens the sequence certainly has; the others are drafted.
     """
-    blocks = list(_full_blocks(sequence, policy.block_tokens, end=certain_tokens))
+    blocks = list(_copy_full_blocks(sequence, policy.block_tokens, end=certain_tokens))
     if certain_tokens == sequence.live.tokens and certain_tokens in policy.boundaries:
         return _copy_up_to_now(sequence, blocks)
     return tuple(blocks)
@@ -279,20 +279,23 @@ def copy_everything(sequence: EngineSequence) -> tuple[Snapshot, ...]:
     """Copy all tokens that are not copied yet, and then the current state. Lazy."""
     # without a policy, nothing has been copied yet
     block_tokens = (sequence.copy_policy or CopyPolicy()).block_tokens
-    blocks = list(_full_blocks(sequence, block_tokens, end=sequence.live.tokens))
+    blocks = list(_copy_full_blocks(sequence, block_tokens, end=sequence.live.tokens))
     return _copy_up_to_now(sequence, blocks)
 
 
 def _copy_up_to_now(sequence: EngineSequence, blocks: list[Snapshot]) -> tuple[Snapshot, ...]:
     if sequence.live.tokens > sequence.copied_tokens:
-        blocks.append(_next_block(sequence, sequence.live.tokens - sequence.copied_tokens))
+        blocks.append(_copy_next_block(sequence, sequence.live.tokens - sequence.copied_tokens))
     state = sequence.live.copy_checkpoint()
     return (*blocks, state.checked()) if state.layers else tuple(blocks)
 
 
-def _full_blocks(sequence: EngineSequence, block_tokens: int, *, end: int) -> Iterator[Snapshot]:
+def _copy_full_blocks(
+    sequence: EngineSequence, block_tokens: int, *, end: int
+) -> Iterator[Snapshot]:
+    """Copy the blocks that end at or before token `end`; advances `copied_tokens`."""
     while end >= (end_of_block := _end_of_next_block(sequence, block_tokens)):
-        yield _next_block(sequence, end_of_block - sequence.copied_tokens)
+        yield _copy_next_block(sequence, end_of_block - sequence.copied_tokens)
 
 
 def _end_of_next_block(sequence: EngineSequence, block_tokens: int) -> int:
@@ -302,7 +305,7 @@ def _end_of_next_block(sequence: EngineSequence, block_tokens: int) -> int:
     return start + block_tokens
 
 
-def _next_block(sequence: EngineSequence, tokens: int) -> Snapshot:
+def _copy_next_block(sequence: EngineSequence, tokens: int) -> Snapshot:
     block = sequence.live.copy_block(start=sequence.copied_tokens, tokens=tokens)
     sequence.copied_tokens += tokens
     return block.checked()

@@ -139,7 +139,7 @@ MayPrefill: TypeAlias = Callable[[RequestId, int, int], bool]
 # the step itself, less than 0.1 s between tokens). They may lengthen it more if decoding would
 # otherwise take more than a tenth of the step, which would slow prefill down.
 _FLUENT_SECONDS = 0.08
-_DECODE_STEPS_PER_CHUNK = 9
+_CHUNK_TIME_PER_DECODE_TIME = 9  # then decoding takes a tenth of the step
 # for enlarging and restoring KV buffers; even a slow memory bus copies several times faster
 _COPIED_BYTES_PER_SECOND = 1e9
 
@@ -868,7 +868,7 @@ class Scheduler:
 
     def _stall_seconds(self, rows: int) -> float:
         """By how much chunks may lengthen a step with this many decoding rows."""
-        worth_it = _DECODE_STEPS_PER_CHUNK * self._costs.decode_seconds(rows)
+        worth_it = _CHUNK_TIME_PER_DECODE_TIME * self._costs.decode_seconds(rows)
         return min(self._settings.stall_seconds, max(_FLUENT_SECONDS, worth_it))
 
     def _idle_work_tokens(self, position: int) -> int:

@@ -179,7 +179,7 @@ class ImageProcess:
         self._current = queued
         task = ImageTask(
             path=str(self._images / queued.image),
-            image=queued.image,
+            image_name=queued.image,
             info=self._info(),
             max_pixels=queued.max_pixels,
         )

@@ -44,8 +44,8 @@ _BFLOAT16: Final = "bfloat16"  # numpy does not have it
 class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
     """An image to process."""
 
-    path: str
-    image: str  # its name
+    path: str  # of the file with the encoded image
+    image_name: str  # in hexadecimal digits; also the name of the file
     info: VisionInfo
     max_pixels: int | None
 
@@ -125,7 +125,7 @@ def carry_out(task: ImageTask, processor: Any, file: BinaryIO) -> ImageOutcome:
     """Decode and process an image, and write its arrays to a file. processor: mlx-vlm's."""
     try:
         picture = open_image(Path(task.path), max_pixels=task.max_pixels)
-        processed = Processor(processor, task.info).process(task.image, picture)
+        processed = Processor(processor, task.info).process(task.image_name, picture)
     except ImageUnusable as refusal:
         return ImageRefused(reason=str(refusal))
     except OSError:
