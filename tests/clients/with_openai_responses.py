@@ -148,7 +148,7 @@ def thinking_streamed(server: Server) -> None:
         for event in stream:
             text += event.delta if event.type == "response.output_text.delta" else ""
             kinds = ("response.reasoning_text.delta", "response.reasoning_summary_text.delta")
-            reasoning += event.delta_event if event.type in kinds else ""
+            reasoning += event.delta if event.type in kinds else ""
     summed(text)
     thought(reasoning)
 

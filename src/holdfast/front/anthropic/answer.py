@@ -47,12 +47,20 @@ _NO_INPUT = msgspec.Raw(b"{}")
 OpenBlock: TypeAlias = Literal["text", "reasoning"] | int
 
 
+class UnsupportedThread(Struct, frozen=True, kw_only=True):
+    """Tells Anthropic's SDKs to send the whole conversation each time, instead of only what is new."""
+
+    error_code: Literal["thread_unsupported_request"] = "thread_unsupported_request"
+    unsupported: tuple[str, ...] = ("thread",)
+
+
 class MessagesErrorDetail(Struct, frozen=True, kw_only=True):
     """Details of an error."""
 
     type: str
     message: str
     advice: Advice
+    details: UnsupportedThread | UnsetType = UNSET
 
 
 class MessagesError(Struct, frozen=True, kw_only=True):
@@ -70,8 +78,11 @@ def anthropic_error(problem: Problem) -> MessagesError:
     """
     default = "invalid_request_error" if problem.status < 500 else "api_error"
     kind = _KINDS.get(problem.status, default)
+    details = UnsupportedThread() if problem.field == "thread" else UNSET
     return MessagesError(
-        error=MessagesErrorDetail(type=kind, message=_message(problem), advice=problem.advice),
+        error=MessagesErrorDetail(
+            type=kind, message=_message(problem), advice=problem.advice, details=details
+        ),
         request_id=problem.request_id or UNSET,
     )
 
