@@ -205,6 +205,8 @@ def run(agent: TaskAgent, *, folder: Path) -> str:
     Raises AssertionError if the agent fails.
     """
     with trial_of(agent, folder) as trial:
+        for name, text in agent.files.items():
+            (trial.workspace / name).write_text(text)
         command = [trial.filled(part) for part in agent.version]
         version = trial.shown(trial.ended(trial.start(command)))
         found = re.search(r"\d+\.\d+\.\d+", version)
