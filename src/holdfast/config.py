@@ -361,8 +361,8 @@ class ResidencySettings:
     )
     hang_seconds: float = _setting(
         7.0,
-        "A worker is replaced if it is silent for this long without progress, or if a step takes "
-        "this long and 20 times as long as usual.",
+        "A worker is replaced if it has been silent, without progress, for this long. One whose "
+        "step takes this long is replaced if that is also 20 times as long as usual.",
         limits=POSITIVE,
     )
 

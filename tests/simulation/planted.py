@@ -199,7 +199,7 @@ FAULTS: Sequence[Fault] = (
     _fault(
         "a request that was paused in the queue is not looked up again",
         ("worker/loop/loop.py",
-         "        if not sequence.is_open:\n            self._complete_if_uncommitted()\n"
+         "        if not sequence.is_open:\n            self._complete_for_closed_sequences()\n"
          "            self._cache.look_up(sequence)\n\n    def _set",
          "\n    def _set"),
     ),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from holdfast.config import KVBitsChoice
 from holdfast.errors import InvalidRequest
-from holdfast.worker.kv.bits import SAVING, KVBits
+from holdfast.worker.kv.bits import AUTO_WHEN_SHORT, KVBits
 
 if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run time
     from holdfast.worker.engine.engine import KVCosts
@@ -69,7 +69,7 @@ class KVForms:
         save nothing.
         """
         native = self.costs["native"]
-        saving = self.costs[SAVING]
+        saving = self.costs[AUTO_WHEN_SHORT]
         new_tokens = conversion.tokens - conversion.converted_tokens
         before = native.bytes_per_token * conversion.tokens
         after = native.bytes_per_token * conversion.shared_tokens
@@ -109,16 +109,16 @@ class KVForms:
                 f"possible: {', '.join(('auto', *possible))}",
                 field="kv_bits",
             )
-        if self.refusal(SAVING):
+        if self.refusal(AUTO_WHEN_SHORT):
             return "native"
         if not fits("native"):
             # even if this does not fit either: the error message then names the smallest size
-            return SAVING
+            return AUTO_WHEN_SHORT
         if not is_short:
             return "native"
         native = cached_tokens("native")
-        is_mostly_native = native > max(cached_tokens(SAVING), prompt_tokens // 2)
-        return "native" if is_mostly_native else SAVING
+        is_mostly_native = native > max(cached_tokens(AUTO_WHEN_SHORT), prompt_tokens // 2)
+        return "native" if is_mostly_native else AUTO_WHEN_SHORT
 
 
 ONLY_NATIVE = KVForms(default="native", costs={}, refused={})

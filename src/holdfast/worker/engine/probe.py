@@ -63,7 +63,7 @@ from holdfast.worker.engine.mlx_lm_hooks import AttentionShape, ProjectionHook, 
 from holdfast.worker.engine.plan import Span
 from holdfast.worker.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.worker.engine.views import StepContext
-from holdfast.worker.kv.bits import BITS, SAVING, KVBits
+from holdfast.worker.kv.bits import AUTO_WHEN_SHORT, BITS, KVBits
 from holdfast.worker.kv.layer import Layer
 from holdfast.worker.kv.live import LiveState
 from holdfast.worker.kv.quantized import wrong_over_slices
@@ -255,7 +255,7 @@ def probe_kv_forms(
         refused=dict.fromkeys(BITS, reason) if reason else {},
         test_form=partial(why_form_is_unusable, runner=runner, vocab_size=vocab_size),
     )
-    used = SAVING if default == "auto" else default
+    used = AUTO_WHEN_SHORT if default == "auto" else default
     if used != "native" and forms.refusal(used) and default != "auto":
         forms.default = "native"
         forms.warnings = (

@@ -10,7 +10,7 @@ Bits: TypeAlias = Literal[8, 5, 4]
 # Bits of keys and of values. Keys are the more sensitive ones: with 4 bits, the predictions of the
 # bundled model diverge from native ones 3.6 times as much as with 5 (KL 2.5e-3 and 7.0e-4).
 BITS: dict[KVBits, tuple[Bits, Bits]] = {"8": (8, 8), "8/4": (8, 4), "4": (5, 4)}
-SAVING: KVBits = "8"  # what "auto" means when memory runs short
+AUTO_WHEN_SHORT: KVBits = "8"  # what "auto" means when memory runs short
 
 
 def form_of(bits: tuple[Bits, Bits] | None) -> KVBits:

@@ -37,7 +37,7 @@ from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import SessionAnswer, SessionCommand
 from holdfast.worker.engine.kv_forms import ONLY_NATIVE, KVForms
 from holdfast.worker.engine.plan import NO_DRAFT, Span, SpanResult, StepPlan
-from holdfast.worker.kv.bits import SAVING, KVBits
+from holdfast.worker.kv.bits import AUTO_WHEN_SHORT, KVBits
 from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.device_steps import (
@@ -330,7 +330,7 @@ class WorkerLoop:
             return
         self._complete_idle_work()
         self._idle.give_way(request)
-        self._complete_if_uncommitted()
+        self._complete_for_closed_sequences()
         sequence = self._new_sequence(request, kv_bits)
         try:
             self._scheduler.submit(sequence.scheduled)
@@ -365,7 +365,7 @@ class WorkerLoop:
         """Drop a prompt to prefill ahead if its session was closed during the last answer."""
         if self._sessions is None or not request.session_id:
             return
-        self._complete_if_uncommitted()
+        self._complete_for_closed_sequences()
         self._cache.flush()  # this opens the session of an answer that has just ended
         if not self._sessions.is_open(request.session_id, tenant=request.tenant):
             self._idle.forget_session(request.session_id, tenant=request.tenant)
@@ -432,7 +432,7 @@ class WorkerLoop:
         self._scheduler.resume(request_id)
         sequence.wait(None, now=self._clock())
         if not sequence.is_open:
-            self._complete_if_uncommitted()
+            self._complete_for_closed_sequences()
             self._cache.look_up(sequence)
 
     def _set_limits(self, limits: SchedulerLimits) -> None:
@@ -463,7 +463,7 @@ class WorkerLoop:
         if command.operation == "close":
             self._complete_idle_work()
             self._idle.forget_session(command.session_id, tenant=command.tenant)
-        self._complete_if_uncommitted()
+        self._complete_for_closed_sequences()
         self._cache.flush()
         if command.operation == "close":
             self._detach_running(command, sessions)
@@ -573,7 +573,7 @@ class WorkerLoop:
         """Collect the step under way before the next one is planned, if that is necessary."""
         # during idle work, no step is dispatched ahead: a new request waits for one step only
         if self._engine.runs_ahead and not self._is_idle_work_under_way:
-            self._complete_if_uncommitted()
+            self._complete_for_closed_sequences()
             return
         is_under_way = self._dispatched is not None
         self._complete_dispatched()
@@ -611,8 +611,8 @@ class WorkerLoop:
         server may choose (`auto`). Sequences that share tokens are quantized together if quantizing
         one of them would not save enough memory.
         """
-        costs = self._model.costs.get(SAVING)
-        if costs is None or not memory.is_critical or self._model.forms.refusal(SAVING):
+        costs = self._model.costs.get(AUTO_WHEN_SHORT)
+        if costs is None or not memory.is_critical or self._model.forms.refusal(AUTO_WHEN_SHORT):
             return
         possible = [
             sequence.id
@@ -622,7 +622,7 @@ class WorkerLoop:
             and not sequence.stays_native
             and self._model.forms.is_automatic(sequence.request.kv_bits)
         ]
-        conversions = self._engine.conversions(possible, SAVING)
+        conversions = self._engine.conversions(possible, AUTO_WHEN_SHORT)
         chosen = next(
             (names for names, each in conversions if self._model.forms.is_worth_it(each)), ()
         )
@@ -633,7 +633,7 @@ class WorkerLoop:
             sequence = self._ledger.find(request_id)
             if sequence is not None and sequence.is_open:
                 self._pulse.work()
-                self._lifetimes.quantize(sequence, SAVING, costs)
+                self._lifetimes.quantize(sequence, AUTO_WHEN_SHORT, costs)
                 if sequence.stays_native:
                     break  # the tokens that it shares with the others would stay native, too
         memory.note_quantized(now=self._clock())
@@ -642,7 +642,7 @@ class WorkerLoop:
         """Switch waiting requests to 8-bit KV, oldest first, until all fit into memory. Only requests
         that have not started and leave `kv_bits` to the server are switched. Returns whether any was.
         """
-        costs = self._model.costs.get(SAVING)
+        costs = self._model.costs.get(AUTO_WHEN_SHORT)
         if costs is None:
             return False
 
@@ -738,7 +738,7 @@ class WorkerLoop:
         if self._is_idle_work_under_way:
             self._complete_dispatched()
 
-    def _complete_if_uncommitted(self) -> None:
+    def _complete_for_closed_sequences(self) -> None:
         """Collect the step under way if a sequence in it has been closed while the rest of the
         sequence's state is still being computed.
         """

@@ -53,7 +53,7 @@ from holdfast.worker.engine.probe import (
     warnings_about_kernels,
 )
 from holdfast.worker.engine.weight_format import give_back_freed_memory
-from holdfast.worker.kv.bits import SAVING, KVBits
+from holdfast.worker.kv.bits import AUTO_WHEN_SHORT, KVBits
 from holdfast.worker.kv.codec import PayloadFormat
 from holdfast.worker.kv.layer import HeadsForm
 from holdfast.worker.loop.counters import Counters
@@ -225,8 +225,8 @@ def contexts_that_fit(
         costs = _sequence_costs(own, draft)
         fitting[kv_bits] = costs.longest_sequence(kv_bytes, most_tokens=most_tokens)
     auto = fitting["native"]
-    if auto < most_tokens and not forms.refusal(SAVING):
-        auto = max(auto, fitting[SAVING])
+    if auto < most_tokens and not forms.refusal(AUTO_WHEN_SHORT):
+        auto = max(auto, fitting[AUTO_WHEN_SHORT])
     return {**fitting, "auto": auto}
 
 
