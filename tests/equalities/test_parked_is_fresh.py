@@ -75,9 +75,12 @@ def test_requests_over_parked_states_answer_as_alone(
     turn = ask("turn", first + random_prompt(9, "b"))
     moved = subject.inbox.finished("turn").memory.moved_tokens
     assert moved == len(first) - 1 or not ends_where_it_is_known
-    rewound = ask("rewound", turn[:-4] + random_prompt(5, "c"))
+    other_end = turn[:-4] + random_prompt(5, "c")
+    # the other end may begin like the answer that it replaces
+    common = next(at for at, pair in enumerate(zip(turn, other_end)) if pair[0] != pair[1])
+    rewound = ask("rewound", other_end)
     moved = subject.inbox.finished("rewound").memory.moved_tokens
-    assert moved == len(turn) - 4 or not resumes_anywhere
+    assert moved == common or not resumes_anywhere
     subject.send(greedy("runs", rewound + random_prompt(3, "d"), max_tokens=20))
     while len(subject.inbox.tokens("runs")) < 5:
         subject.step()

@@ -14,7 +14,7 @@ from tests.simulation.agents import Expected, Heard, Request, expected
 from tests.simulation.checks_part import Part
 from tests.simulation.conversations import comparable
 from tests.simulation.device import tokenizer
-from tests.simulation.excuses import LONGEST_SILENCE
+from tests.simulation.excuses import LONGEST_SILENCE, REFUSED_SECONDS
 from tests.simulation.stored_responses import StoredResponse, may_be_lost, may_return
 
 if TYPE_CHECKING:
@@ -114,6 +114,11 @@ class AnswerChecks(Part):
         text = ["content_part.added", "output_text.done", "content_part.done"]
         item = ["output_item.added", *text, "output_item.done"]
         kinds = [kind for kind in kinds if kind != "queued"]
+        kinds = [
+            kind
+            for place, kind in enumerate(kinds)
+            if kind != "in_progress" or kind not in kinds[:place]
+        ]
         right = ["created", "in_progress", *item, kinds[-1]]
         if numbers != sorted(set(numbers)) or kinds not in (right, [*right[:2], right[-1]]):
             self._violation("ends exactly once", f"{request_id} has the events {numbers} {kinds}")
@@ -261,6 +266,12 @@ class AnswerChecks(Part):
             and self.checks.excuses.disk_has_failed()
         ):
             return
+        if "cannot be started: [Errno" in heard.message and self.checks.excuses.disk_has_failed():
+            return
+        if "killed the worker process" in heard.message and self.checks.excuses.has_excuse(
+            turn.model, began, REFUSED_SECONDS
+        ):
+            return
         if heard.status == 429:
             self._violation("true refusals", f"no limit is set, but {said}")
         if "context" in heard.error or "too long" in heard.message:
@@ -268,9 +279,9 @@ class AnswerChecks(Part):
             is_alone = len(self.simulation.options["models"]) == 1  # it has all the memory
             prompt = max(self._prompts[request_id], key=len)
             tokens = len(tokenizer().encode(prompt).ids) + turn.max_tokens
-            share = (
-                2 if self.simulation.options["second_layer"] == "none" else 4
-            )  # it needs as much
+            # a second layer, and a draft model, need as much memory again
+            options = self.simulation.options
+            share = 2 * (1 + (options["second_layer"] != "none")) * (1 + options["has_draft_model"])
             if is_alone and tokens < room // share:
                 self._violation("true refusals", f"the prompt is short, but {said}")
             return

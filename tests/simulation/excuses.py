@@ -51,6 +51,14 @@ KILL_SECONDS = {
     "power cut": 90.0,
     "weights change": 90.0,
 }
+# For how many seconds after a trouble a request that may have killed workers is refused.
+REFUSED_SECONDS = dict.fromkeys(
+    (
+        "a step hangs", "a step is slow", "a step kills its process", "worker dies",
+        "worker dies after writes", "workers keep dying", "worker is suspended", "machine sleeps",
+    ),
+    3600.0,
+)  # fmt: skip
 # troubles after which everything that was stored is still there
 HARMLESS_TO_STORE = {
     "worker dies", "worker dies after writes", "workers keep dying", "no process starts",
@@ -109,6 +117,13 @@ class Excuses(Part):
             began <= each.at + seconds.get(each.kind, -math.inf) + self.slept_since(each.at)
             and each.model in ("", model)
             for each in self.all
+        )
+
+    @property
+    def recovered_at(self) -> float:
+        """When the server has recovered from everything, at the latest."""
+        return max(
+            (each.at + RECOVERY_SECONDS.get(each.kind, 0.0) for each in self.all), default=0.0
         )
 
     def disk_has_failed(self) -> bool:

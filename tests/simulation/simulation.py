@@ -195,6 +195,7 @@ class Simulation:
             if self.world.now > deadline:
                 self.violation("bounded time", f"these agents never end: {self._busy()}")
             self._wait(5.0)
+        self._wait(max(0.0, self.checks.excuses.recovered_at - self.world.now))
         for model in self.options["models"]:  # everything has to work again
             self.agent(f"last {model}").give(Turn(at=0.0, agent=f"last {model}", model=model))
         while any(agent.is_busy for agent in self.agents.values()):
