@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from holdfast.store.block import BlockKey
 from holdfast.wire.events import CacheOutcome, Divergence
 from holdfast.worker.prefix.chain import ChainBlock, ChainState, Cursor, pack_tokens
 from holdfast.worker.prefix.index import PrefixIndex
@@ -333,6 +334,39 @@ def test_a_missing_block_is_removed_with_its_last_descendant() -> None:
     assert disk.kept.keys() == {keys[0]}
     assert len(memory) == 1
     memory.check_invariants()
+
+
+def missing_before_one_only_in_ram() -> tuple[PrefixIndex, FakeDisk, BlockKey]:
+    """An index whose second block of CHAIN is only in RAM, and whose first one is missing."""
+    disk = FakeDisk()
+    memory = library(budget=0, disk=disk)
+    first, second = read_chain(memory, CHAIN, disk=disk)
+    memory.disk_changed(stored=disk.write().stored)
+    memory.set_ram_budget(8)
+    memory.restored(second.key, Weight(4))
+    memory.disk_changed(lost=disk.drop([first.key]).lost)
+    memory.disk_changed(lost=disk.drop([second.key]).lost)
+    assert memory.is_missing(first.key)
+    assert memory.residence(second.key) is Residence.RAM
+    return memory, disk, first.key
+
+
+def test_a_block_follows_a_missing_one_although_its_room_is_that_of_all_others_after_it() -> None:
+    memory, _, first = missing_before_one_only_in_ram()
+    block = memory.insert(stored(memory, CHAIN[:4]), pack_tokens([7] * 5), Weight(5))
+    assert block is not None
+    assert block.parent_key == first
+    memory.check_invariants()
+    assert fill_gaps(memory, CHAIN[:4]) == [first]
+    assert plan_of(memory, [*CHAIN[:4], *[7] * 5]).tokens == 9
+
+
+def test_a_missing_block_is_filled_although_its_room_is_that_of_all_after_it() -> None:
+    memory, _, first = missing_before_one_only_in_ram()
+    memory.set_ram_budget(4)
+    assert fill_gaps(memory, CHAIN[:4]) == [first]
+    memory.check_invariants()
+    assert plan_of(memory, CHAIN[:4]).tokens == 4
 
 
 def test_an_unreadable_disk_copy_is_planned_and_offered_again() -> None:

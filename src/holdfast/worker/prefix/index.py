@@ -53,6 +53,8 @@ class PrefixIndex:
         self._holders: dict[BlockKey, set[LiveChain]] = {}
         # keys whose payload is gone, although blocks after them are stored
         self._missing: set[BlockKey] = set()
+        # a key that stays in the tree although it is missing, because something is about to follow it
+        self._needed: BlockKey | None = None
         self._suspects: set[BlockKey] = set()  # blocks that may have made a sequence fail
         self._forgotten: set[BlockKey] = set()  # since the last call of `take_forgotten`
         self._planner = Planner(
@@ -227,7 +229,9 @@ class PrefixIndex:
         parent_key = cursor.parent_key
         parent_tokens = cursor.parent_tokens
         is_wanted = holder is None or self._store is not None
-        has_room = is_wanted and self._make_room(payload.nbytes, before=parent_key)
+        has_room = is_wanted and self._make_room(
+            payload.nbytes, before=parent_key, needed=parent_key
+        )
         if not has_room and self._store is None and holder is None:
             return None
         key = child_key(parent_key, parent_tokens, packed, kind)
@@ -289,7 +293,8 @@ class PrefixIndex:
 
     def _store_in_ram(self, key: BlockKey, payload: Payload) -> bool:
         """Put a payload into RAM if there is room."""
-        has_room = self._make_room(payload.nbytes, before=self._tree.parent_of(key) or key)
+        before = self._tree.parent_of(key) or key
+        has_room = self._make_room(payload.nbytes, before=before, needed=key)
         if has_room:
             self._put(key, payload)
         return has_room
@@ -527,12 +532,20 @@ class PrefixIndex:
         self._forgotten = set()
         return forgotten
 
-    def _make_room(self, nbytes: int, *, before: BlockKey) -> bool:
+    def _make_room(self, nbytes: int, *, before: BlockKey, needed: BlockKey) -> bool:
         """Evict until this many bytes fit for a key that follows block `before`; returns whether
         they fit.
 
-        A block that only RAM has is not evicted for a key that depends on it.
+        A block that only RAM has is not evicted for a key that depends on it. needed: stays in the
+        tree, even if it is missing and all that follows it is evicted.
         """
+        self._needed = needed
+        try:
+            return self._evict_for(nbytes, before=before)
+        finally:
+            self._needed = None
+
+    def _evict_for(self, nbytes: int, *, before: BlockKey) -> bool:
         if self._ram.fits(nbytes):
             return True
         if nbytes > self._ram.budget_bytes:
@@ -570,7 +583,7 @@ class PrefixIndex:
 
     def _drop_needless(self, key: BlockKey | None) -> None:
         """Remove a missing key that no key follows, then any such key before it."""
-        while key is not None and key in self._missing:
+        while key is not None and key in self._missing and key != self._needed:
             node = self._tree.node(key)
             if node.branches or node.states:
                 return
