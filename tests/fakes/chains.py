@@ -119,8 +119,9 @@ def fill_gaps(
     """Fill the gaps of a chain, as a sequence that has computed it. Returns the keys that it stores
     again.
     """
-    keys = index.to_fill(stored(index, chain))
-    for key in keys:
+    keys: list[BlockKey] = []
+    for key in index.to_fill(stored(index, chain)):
+        keys.append(key)
         block = index.fill(key, Weight(index.run_of(key)[1]), holder=None)
         if disk is not None:
             disk.put(block)

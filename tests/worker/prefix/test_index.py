@@ -336,37 +336,74 @@ def test_a_missing_block_is_removed_with_its_last_descendant() -> None:
     memory.check_invariants()
 
 
-def missing_before_one_only_in_ram() -> tuple[PrefixIndex, FakeDisk, BlockKey]:
-    """An index whose second block of CHAIN is only in RAM, and whose first one is missing."""
+def before_a_block_in_ram(
+    *, budget: int, chain: list[int] = CHAIN[:7]
+) -> tuple[PrefixIndex, FakeDisk, BlockKey]:
+    """An index of one chain, its disk, and the key of the first block. The last block, of three
+    tokens, is only in RAM; all before it are missing.
+    """
     disk = FakeDisk()
     memory = library(budget=0, disk=disk)
-    first, second = read_chain(memory, CHAIN, disk=disk)
+    *missing, last = [block.key for block in read_chain(memory, chain, disk=disk)]
     memory.disk_changed(stored=disk.write().stored)
-    memory.set_ram_budget(8)
-    memory.restored(second.key, Weight(4))
-    memory.disk_changed(lost=disk.drop([first.key]).lost)
-    memory.disk_changed(lost=disk.drop([second.key]).lost)
-    assert memory.is_missing(first.key)
-    assert memory.residence(second.key) is Residence.RAM
-    return memory, disk, first.key
-
-
-def test_a_block_follows_a_missing_one_although_its_room_is_that_of_all_others_after_it() -> None:
-    memory, _, first = missing_before_one_only_in_ram()
-    block = memory.insert(stored(memory, CHAIN[:4]), pack_tokens([7] * 5), Weight(5))
-    assert block is not None
-    assert block.parent_key == first
+    memory.disk_changed(lost=disk.drop(missing).lost)
+    memory.set_ram_budget(budget)
+    assert memory.restored(last, Weight(3))
+    memory.disk_changed(lost=disk.drop([last]).lost)
     memory.check_invariants()
-    assert fill_gaps(memory, CHAIN[:4]) == [first]
-    assert plan_of(memory, [*CHAIN[:4], *[7] * 5]).tokens == 9
+    assert all(map(memory.is_missing, missing))
+    assert memory.residence(last) is Residence.RAM
+    return memory, disk, missing[0]
 
 
-def test_a_missing_block_is_filled_although_its_room_is_that_of_all_after_it() -> None:
-    memory, _, first = missing_before_one_only_in_ram()
-    memory.set_ram_budget(4)
-    assert fill_gaps(memory, CHAIN[:4]) == [first]
+def test_a_state_is_stored_at_a_missing_block_whose_last_descendant_makes_room() -> None:
+    memory, disk, missing = before_a_block_in_ram(budget=3)
+    state = keep_checkpoint(memory, CHAIN[:4], nbytes=2)
+    assert state is not None
+    assert state.parent_key == missing
+    disk.put(state)
     memory.check_invariants()
-    assert plan_of(memory, CHAIN[:4]).tokens == 4
+    assert fill_gaps(memory, CHAIN[:4], disk=disk) == [missing]
+    plan = plan_of(memory, CHAIN[:4], anywhere=False)
+    assert (plan.tokens, plan.state) == (4, ChainState(state.key, 4))
+
+
+def test_a_block_is_stored_at_a_missing_block_whose_last_descendant_makes_room() -> None:
+    memory, disk, missing = before_a_block_in_ram(budget=3)
+    (block,) = read_chain(memory, [1, 2, 3, 9], disk=disk)
+    assert block.parent_key == missing
+    assert fill_gaps(memory, CHAIN[:4], disk=disk) == [missing]
+    assert plan_of(memory, [1, 2, 3, 9]).tokens == 4
+
+
+def test_a_missing_block_is_filled_though_its_last_descendant_makes_room() -> None:
+    memory, disk, missing = before_a_block_in_ram(budget=4)
+    assert fill_gaps(memory, CHAIN[:4], disk=disk) == [missing]
+    assert plan_of(memory, CHAIN).keys == (missing,)
+
+
+def test_a_missing_block_that_another_one_has_replaced_in_ram_is_not_filled() -> None:
+    chain = [*range(11)]
+    memory, disk, first = before_a_block_in_ram(budget=4, chain=chain)
+    assert len(list(memory.to_fill(stored(memory, chain[:8])))) == 2
+    assert fill_gaps(memory, chain[:8], disk=disk) == [first]
+    assert plan_of(memory, chain).keys == (first,)
+
+
+def test_a_late_read_restores_a_missing_block_though_its_last_descendant_makes_room() -> None:
+    memory, _, missing = before_a_block_in_ram(budget=4)
+    assert memory.restored(missing, Weight(4))
+    memory.check_invariants()
+    assert plan_of(memory, CHAIN).keys == (missing,)
+
+
+def test_a_late_read_without_room_leaves_no_missing_block_without_descendants() -> None:
+    memory, disk, missing = before_a_block_in_ram(budget=7)
+    (other,) = read_chain(memory, [5, 6, 7, 8], disk=disk)
+    with memory.hold_blocks([other.key]):
+        assert not memory.restored(missing, Weight(4))
+        memory.check_invariants()
+    assert not memory.is_missing(missing)
 
 
 def test_an_unreadable_disk_copy_is_planned_and_offered_again() -> None:

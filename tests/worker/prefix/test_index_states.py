@@ -118,7 +118,8 @@ class IndexStates(RuleBasedStateMachine):
             assert block.packed_tokens == pack_tokens(own)
             assert self.disk is not None
             self.disk.put(block)
-        assert self.index.to_fill(cursor) == []
+        self.index.advance(cursor, pack_tokens(chain), end=len(chain))
+        assert list(self.index.to_fill(cursor)) == []
 
     def go_on(self, cursor: Cursor, chain: list[int], tenant: str, block_tokens: int) -> None:
         """Insert the missing part of a chain at its cursor."""
@@ -336,6 +337,16 @@ class IndexStates(RuleBasedStateMachine):
         self.index.mark_suspect(key)
         assert self.index.residence(key) is was
         assert key in self.disk.kept
+
+    @precondition(lambda self: self.disk is not None and self.given)
+    @rule(pick=picks)
+    def a_read_ends_late(self, pick: int) -> None:
+        """Its key may be missing by then, or gone."""
+        key = self.pick_given(pick)
+        given = self.given[key]
+        own = given.chain[given.start :]
+        is_in_ram = self.index.restored(key, Weight(max(1, len(own)), (given.tenant, own)))
+        assert is_in_ram <= (self.index.payload(key) is not None)
 
     @precondition(lambda self: self.disk is not None)
     @rule()

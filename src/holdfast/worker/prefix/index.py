@@ -53,8 +53,6 @@ class PrefixIndex:
         self._holders: dict[BlockKey, set[LiveChain]] = {}
         # keys whose payload is gone, although blocks after them are stored
         self._missing: set[BlockKey] = set()
-        # a key that stays in the tree although it is missing, because something is about to follow it
-        self._needed: BlockKey | None = None
         self._suspects: set[BlockKey] = set()  # blocks that may have made a sequence fail
         self._forgotten: set[BlockKey] = set()  # since the last call of `take_forgotten`
         self._planner = Planner(
@@ -165,7 +163,9 @@ class PrefixIndex:
         self._suspects.discard(key)
         if not self._tree.has_node(key) or key in self._ram or key in self._holders:
             return key in self._ram
-        return self._store_in_ram(key, payload)
+        is_in_ram = self._store_in_ram(key, payload)
+        self._drop_needless(key)
+        return is_in_ram
 
     def is_missing(self, key: BlockKey) -> bool:
         """Whether a key is lost, but still in the tree because the disk has keys after it."""
@@ -229,9 +229,7 @@ class PrefixIndex:
         parent_key = cursor.parent_key
         parent_tokens = cursor.parent_tokens
         is_wanted = holder is None or self._store is not None
-        has_room = is_wanted and self._make_room(
-            payload.nbytes, before=parent_key, needed=parent_key
-        )
+        has_room = is_wanted and self._make_room(payload.nbytes, before=parent_key, keep=parent_key)
         if not has_room and self._store is None and holder is None:
             return None
         key = child_key(parent_key, parent_tokens, packed, kind)
@@ -252,9 +250,12 @@ class PrefixIndex:
             self.begin_holding(holder, (key,))
         return block
 
-    def to_fill(self, cursor: Cursor) -> list[BlockKey]:
-        """The blocks that are missing or suspect and whose tokens are all before a valid cursor, in
-        its chain; parents first.
+    def to_fill(self, cursor: Cursor) -> Iterator[BlockKey]:
+        """Yield the blocks that are missing or suspect and whose tokens are all before a valid
+        cursor, in its chain; parents first.
+
+        The caller may fill each one before it takes the next: a missing block is not yielded if
+        that has removed it, because everything after it was evicted.
         """
         found: list[BlockKey] = []
         if self._missing or self._suspects:
@@ -267,7 +268,9 @@ class PrefixIndex:
                     found.append(node.key)
                 cut = node.parent_cut
                 node = node.parent
-        return found[::-1]
+        for key in reversed(found):
+            if key in self._missing or key in self._suspects:
+                yield key
 
     def fill(self, key: BlockKey, payload: Payload, *, holder: LiveChain | None) -> Block:
         """Add a payload for a missing or suspect block. Returns the same as `insert`: with a disk,
@@ -294,7 +297,7 @@ class PrefixIndex:
     def _store_in_ram(self, key: BlockKey, payload: Payload) -> bool:
         """Put a payload into RAM if there is room."""
         before = self._tree.parent_of(key) or key
-        has_room = self._make_room(payload.nbytes, before=before, needed=key)
+        has_room = self._make_room(payload.nbytes, before=before, keep=key)
         if has_room:
             self._put(key, payload)
         return has_room
@@ -532,20 +535,14 @@ class PrefixIndex:
         self._forgotten = set()
         return forgotten
 
-    def _make_room(self, nbytes: int, *, before: BlockKey, needed: BlockKey) -> bool:
+    def _make_room(self, nbytes: int, *, before: BlockKey, keep: BlockKey) -> bool:
         """Evict until this many bytes fit for a key that follows block `before`; returns whether
         they fit.
 
-        A block that only RAM has is not evicted for a key that depends on it. needed: stays in the
-        tree, even if it is missing and all that follows it is evicted.
+        A block that only RAM has is not evicted for a key that depends on it. keep: stays in the
+        tree even if it is missing and all keys after it are evicted; the caller gives it a payload
+        or a key that follows it, or calls `_drop_needless`.
         """
-        self._needed = needed
-        try:
-            return self._evict_for(nbytes, before=before)
-        finally:
-            self._needed = None
-
-    def _evict_for(self, nbytes: int, *, before: BlockKey) -> bool:
         if self._ram.fits(nbytes):
             return True
         if nbytes > self._ram.budget_bytes:
@@ -555,7 +552,7 @@ class PrefixIndex:
                 if self._is_only_in_ram(victim) and self._tree.precedes(victim, before):
                     hold.enter_context(self._ram.pinned((victim,)))
                     continue
-                self._evict(victim)
+                self._evict(victim, keep=keep)
                 if self._ram.fits(nbytes):
                     return True
         return False
@@ -563,27 +560,30 @@ class PrefixIndex:
     def _is_only_in_ram(self, key: BlockKey) -> bool:
         return key not in self._disk and key not in self._holders
 
-    def _evict(self, key: BlockKey) -> None:
+    def _evict(self, key: BlockKey, *, keep: BlockKey | None = None) -> None:
         is_lost = self._is_only_in_ram(key)
         self._ram.evict(key)
         if is_lost:
-            self._vanish(key, CacheOutcome.EVICTED)
+            self._vanish(key, CacheOutcome.EVICTED, keep=keep)
 
-    def _vanish(self, key: BlockKey, cause: CacheOutcome) -> tuple[BlockKey, ...]:
+    def _vanish(
+        self, key: BlockKey, cause: CacheOutcome, *, keep: BlockKey | None = None
+    ) -> tuple[BlockKey, ...]:
         """Record that no tier has a key any longer. The key is marked as missing if the disk has
         keys after it; otherwise it is removed, with all keys after it. Returns the lost keys.
+        keep: as in `_drop_needless`.
         """
         if not any(each in self._disk for each in self._tree.subtree(key) if each != key):
-            return self._remove_subtree(key, cause)
+            return self._remove_subtree(key, cause, keep=keep)
         self._record_loss(key, cause)
         self._disk.forget(key)
         self._suspects.discard(key)
         self._missing.add(key)
         return (key,)
 
-    def _drop_needless(self, key: BlockKey | None) -> None:
-        """Remove a missing key that no key follows, then any such key before it."""
-        while key is not None and key in self._missing and key != self._needed:
+    def _drop_needless(self, key: BlockKey | None, *, keep: BlockKey | None = None) -> None:
+        """Remove a missing key that no key follows, then any such key before it, back to `keep`."""
+        while key is not None and key != keep and key in self._missing:
             node = self._tree.node(key)
             if node.branches or node.states:
                 return
@@ -592,8 +592,10 @@ class PrefixIndex:
             self._missing.discard(key)
             key = before
 
-    def _remove_subtree(self, key: BlockKey, cause: CacheOutcome) -> tuple[BlockKey, ...]:
-        """Remove a key from all tiers, with all keys after it."""
+    def _remove_subtree(
+        self, key: BlockKey, cause: CacheOutcome, *, keep: BlockKey | None = None
+    ) -> tuple[BlockKey, ...]:
+        """Remove a key from all tiers, with all keys after it. keep: as in `_drop_needless`."""
         before = self._tree.parent_of(key)
         gone = self._tree.subtree(key)
         to_remove: list[BlockKey] = []
@@ -615,7 +617,7 @@ class PrefixIndex:
             self._pins.sync(each)
         if self._store is not None and to_remove:
             self._store.remove(to_remove)
-        self._drop_needless(before)
+        self._drop_needless(before, keep=keep)
         return gone
 
     def _record_loss(self, key: BlockKey, cause: CacheOutcome) -> None:
