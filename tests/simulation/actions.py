@@ -247,7 +247,7 @@ def scenario_of(seed: int) -> Scenario:
     while len(found) < actions:
         at += dice.expovariate(1 / pace)
         if dice.random() < 0.02:
-            at += dice.choice((100.0, 600.0, 600.0, 2000.0))  # nobody is there
+            at += dice.choice((100.0, 600.0, 600.0, 2000.0, 30_000.0))  # nobody is there; a night
         what = dice.random()
         if what < trouble_share:
             if dice.random() < 0.8:  # most troubles come while an answer is being generated

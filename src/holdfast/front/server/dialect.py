@@ -40,11 +40,8 @@ ENDLESS_MARK = "x-endless"
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 _VERSION = "v1"
 _LONGEST_PATH = 100
-_STREAMS = {
-    "text/event-stream": "Server-sent events. The data of each matches `contentSchema`, except for "
-    "the last one of some streams, [DONE].",
-    "application/x-ndjson": "Lines of JSON. Each matches `contentSchema`.",
-}
+_EVENT_STREAM = "text/event-stream"
+_JSON_LINES = "application/x-ndjson"
 _COMPONENTS = "#/components/schemas/{name}"
 _VARIABLE = re.compile(r"{(\w+)(?::\w+)?}")
 
@@ -292,27 +289,40 @@ def response_shape(schemas: Shape, *, statuses: Sequence[str] = ("200",)) -> Sha
     stream, the schema of its events.
     """
     content = {
-        media_type: {"schema": _stream_of(schema, media_type) if media_type in _STREAMS else schema}
+        media_type: {"schema": _schema_of(media_type, schema)}
         for media_type, schema in schemas.items()
     }
     response = {"description": "The answer", "content": content}
     return {"responses": dict.fromkeys(statuses, response)}
 
 
-def _stream_of(event: Any, media_type: str) -> Shape:
-    """The schema of a stream, which is text and not JSON as a whole."""
-    return {
-        "type": "string",
-        "description": _STREAMS[media_type],
-        "contentMediaType": media_type,
-        "contentSchema": event,
-    }
+def _schema_of(media_type: str, schema: Any) -> Any:
+    """The schema of a body. That of server-sent events describes each event, as validators and
+    generators of clients expect before OpenAPI 3.2; that of lines of JSON describes the whole text.
+    """
+    if media_type == _EVENT_STREAM:
+        data = {
+            "type": "string",
+            "description": "JSON that matches `contentSchema`; [DONE] at the end of some streams",
+            "contentMediaType": "application/json",
+            "contentSchema": schema,
+        }
+        properties = {"event": {"type": "string"}, "data": data}
+        return {"type": "object", "required": ["data"], "properties": properties}
+    if media_type == _JSON_LINES:
+        return {
+            "type": "string",
+            "description": "Lines of JSON. Each matches `contentSchema`.",
+            "contentMediaType": media_type,
+            "contentSchema": schema,
+        }
+    return schema
 
 
 def returns(
     *wholes: type[Struct],
     chunk: type[Struct] | None = None,
-    chunk_type: str = "text/event-stream",
+    chunk_type: str = _EVENT_STREAM,
     statuses: Sequence[str] = ("200",),
 ) -> Shape:
     """Describe the answers of an operation.
